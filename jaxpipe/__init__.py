@@ -1,0 +1,4 @@
+"""Pipeline-parallel training of large language models: schedules as data, one compiled SPMD program.
+
+`jaxpipe.schedules` and `jaxpipe.lowering` need no JAX; names that do are imported when first used.
+"""

@@ -1,0 +1,28 @@
+"""The errors that users see, and their five-part form: where, what, rule, picture, repair.
+
+Every error that jaxpipe can foresee is one of these, raised before anything is compiled.
+"""
+
+
+class JaxpipeError(ValueError):
+    """Base of all errors that jaxpipe raises for something the user can mend."""
+
+
+class ScheduleError(JaxpipeError):
+    """A schedule breaks a rule, has an unknown name or an option outside its domain."""
+
+
+class CompileError(JaxpipeError):
+    """A schedule, mesh and stage functions do not fit together into one program."""
+
+
+class ConfigError(JaxpipeError):
+    """A config field is unknown, has a wrong value, or contradicts another."""
+
+
+def closest(name: str, known: list[str]) -> str:
+    """The known name that is most like `name`, as ` Did you mean 'x'?`, or an empty text."""
+    import difflib
+
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f" Did you mean {found[0]!r}?" if found else ""

@@ -1,0 +1,60 @@
+"""Which device holds which stage of which replica.
+
+Every device holds the same number of chunks of each replica; a chunk is the index of a stage among
+those of one device (first by replica, then in forward order).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Holders of stages.
+
+    Attributes:
+        num_devices: devices on the `pipe` axis.
+        devices: [replica][stage] -> device.
+    """
+
+    num_devices: int
+    devices: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of one replica of the model."""
+        return len(self.devices[0])
+
+    @property
+    def num_replicas(self) -> int:
+        """Full copies of the model's stages: 1, or 2 in a bidirectional schedule."""
+        return len(self.devices)
+
+    @property
+    def num_chunks(self) -> int:
+        """Stages of one replica on each device."""
+        return self.num_stages // self.num_devices
+
+    def device_of(self, stage: int, replica: int = 0) -> int:
+        """The device that holds `stage` of `replica`."""
+        return self.devices[replica][stage]
+
+    @cached_property
+    def stages_of(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """[device][chunk] -> (replica, stage)."""
+        held: list[list[tuple[int, int]]] = [[] for _ in range(self.num_devices)]
+        for replica, devices in enumerate(self.devices):
+            for stage, device in enumerate(devices):
+                held[device].append((replica, stage))
+        return tuple(map(tuple, held))
+
+    def chunk_of(self, stage: int, replica: int = 0) -> int:
+        """Index of (replica, stage) among those of the device that holds it."""
+        return self.stages_of[self.device_of(stage, replica)].index((replica, stage))
+
+
+def linear(num_devices: int) -> Placement:
+    """Stage s on device s, one replica."""
+    return Placement(num_devices, (tuple(range(num_devices)),))
