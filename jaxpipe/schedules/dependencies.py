@@ -18,7 +18,7 @@ from jaxpipe.schedules.schedule import Schedule
 class Dependencies:
     """Indices into the schedule's columns; -1 where there is none."""
 
-    message: np.ndarray  # [A] the F of the stage before (for F), the B or I of the stage after (for B, I)
+    message: np.ndarray  # [A] for F the F of the stage before; for B, I the B or I of the stage after, at the last stage its F
     local: np.ndarray  # [A] the F of the same stage (for B, I), the I of the same stage (for W)
     forward: np.ndarray  # [S, N] the F of (stage, microbatch)
     backward: np.ndarray  # [S, N] the B or I of (stage, microbatch)
@@ -39,7 +39,9 @@ def dependencies(schedule: Schedule) -> Dependencies:
     local = message.copy()
     later = is_f & (stage > 0)
     message[later] = forward[stage[later] - 1, microbatch[later]]
-    earlier = is_b & (stage < num_stages - 1)
+    turn = is_b & (stage == num_stages - 1)
+    message[turn] = forward[stage[turn], microbatch[turn]]
+    earlier = is_b & ~turn
     message[earlier] = backward[stage[earlier] + 1, microbatch[earlier]]
     local[is_b] = forward[stage[is_b], microbatch[is_b]]
     local[is_w] = backward[stage[is_w], microbatch[is_w]]

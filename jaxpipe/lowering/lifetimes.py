@@ -1,0 +1,38 @@
+"""Which unit of storage does each interval get, so that no two that live at once share one?"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+
+def allocate(start: np.ndarray, end: np.ndarray, sizes: np.ndarray) -> tuple[list[list[int]], int]:
+    """Storage units for intervals, lowest free unit first.
+
+    Given out in order of start, this needs just as many units as live at the worst moment (interval
+    graphs are perfect).
+
+    Args:
+        start, end: [intervals] first and last moment of each, both inclusive.
+        sizes: [intervals] units that each needs.
+
+    Returns:
+        The units of each interval, and how many units there are in all.
+    """
+    units: list[list[int]] = [[]] * len(start)
+    free: list[int] = []
+    living: list[tuple[int, int]] = []
+    num_units = 0
+    starts, ends, counts = start.tolist(), end.tolist(), sizes.tolist()
+    for i in np.lexsort((end, start)).tolist():
+        while living and living[0][0] < starts[i]:
+            for unit in units[heapq.heappop(living)[1]]:
+                heapq.heappush(free, unit)
+        taken = [heapq.heappop(free) for _ in range(min(counts[i], len(free)))]
+        num_new = counts[i] - len(taken)
+        taken += range(num_units, num_units + num_new)
+        num_units += num_new
+        units[i] = taken
+        heapq.heappush(living, (ends[i], i))
+    return units, num_units

@@ -1,0 +1,77 @@
+"""The SPMD clock: how long does the round table take, as the program executes it?
+
+Every device runs the rounds in order. The permutes of a round start with it and end before the next; a
+permute couples exactly its pairs, of which each member waits for the other to start the round
+(rendezvous); the permutes of a device run one after the other. Pairs couple in every repetition of their
+body position, whether a message travels or not, just as in the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpipe.lowering.messages import Pair
+from jaxpipe.lowering.table import IDLE, RoundTable
+from jaxpipe.schedules.simulate import Costs
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Times of a table under some costs."""
+
+    start: np.ndarray  # [R, D]
+    end: np.ndarray  # [R, D] when the device goes on to the next round
+
+    @property
+    def makespan(self) -> float:
+        """When the last device has done its last round."""
+        return float(self.end[-1].max())
+
+
+def replay(table: RoundTable, costs: Costs | None = None) -> Replay:
+    """The times of every round of `table` on every device."""
+    starts, ends = _replay(table, [costs or Costs()])
+    return Replay(starts[:, 0], ends[:, 0])
+
+
+def replay_makespans(table: RoundTable, costs: Sequence[Costs]) -> np.ndarray:
+    """[costs] the makespan of `table` under each of `costs`, in one pass."""
+    return _replay(table, costs)[1][-1].max(axis=-1)
+
+
+def _replay(table: RoundTable, costs: Sequence[Costs]) -> tuple[np.ndarray, np.ndarray]:
+    """[R, costs, D] start and end of every round."""
+    schedule = table.schedule
+    durations = np.stack([c.of_kind(schedule.num_stages)[table.kind, table.stage] for c in costs], axis=1)
+    durations *= (table.kind != IDLE)[:, None, :]
+    links = np.stack([c.of_link(schedule.num_devices) for c in costs])
+    body = [[_couplings(pairs, links) for pairs in permutes] for permutes in table.permutes]
+
+    starts, ends = np.empty_like(durations), np.empty_like(durations)
+    now = np.zeros(durations.shape[1:])
+    for r, position in enumerate(table.position.tolist()):
+        starts[r] = transferred = now
+        now = now + durations[r]
+        for partner, travel in body[position]:
+            transferred = (transferred[:, partner] + travel).max(axis=1)
+            now = np.maximum(now, transferred)
+        ends[r] = now
+    return starts, ends
+
+
+def _couplings(pairs: tuple[Pair, ...], links: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[3, D] whom a device meets in a permute: itself, its target, its source; [costs, 3, D] for how long.
+
+    A device that meets nobody meets itself, for no time. It goes on when its transfers both ways are done.
+    """
+    num_costs, num_devices = links.shape[:2]
+    partner = np.tile(np.arange(num_devices), (3, 1))
+    travel = np.zeros((num_costs, 3, num_devices))
+    for source, target in pairs:
+        partner[1, source], travel[:, 1, source] = target, links[:, source, target]
+        partner[2, target], travel[:, 2, target] = source, links[:, source, target]
+    travel[:, 0] = travel.max(axis=1)
+    return partner, travel

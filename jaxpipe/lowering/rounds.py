@@ -1,0 +1,83 @@
+"""In which round of the SPMD program does each action stand?
+
+A round holds at most one compute action per device. What an action of round r produces travels during
+round r+1 and is usable from round r+2 (split-phase: the transfer hides behind the compute of round r+1);
+what stays on the device is usable from round r+1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpipe.schedules.dependencies import dependencies
+from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.simulate import Costs, simulate
+
+LOCAL_ROUNDS = 1  # from an action to the next one of its device
+REMOTE_ROUNDS = 2  # from an action to the one on another device that reads its message
+
+
+def earliest_rounds(schedule: Schedule) -> np.ndarray:
+    """[A] each action in the earliest round that its row and its inputs allow.
+
+    That is the asynchronous clock with every action and every transfer one round long.
+    """
+    one = float(REMOTE_ROUNDS - LOCAL_ROUNDS)
+    costs = Costs(forward=1.0, backward=1.0, input_gradient=1.0, weight_gradient=1.0, transfer=one)
+    return simulate(schedule, costs).start.astype(int)
+
+
+def periodic_rounds(schedule: Schedule, period: int) -> np.ndarray | None:
+    """[A] rounds in which every (kind, stage) repeats every `period` rounds, microbatch by microbatch.
+
+    The round of an action is offset[kind, replica, stage] + period * turn, where turn counts the
+    microbatches of its replica. Row order and messages bound differences of offsets from below; their
+    least solution is the longest path (modulo scheduling: Rau, Iterative Modulo Scheduling, MICRO 1994,
+    here with the rows given). For 1F1B and period 4 this is F in 4m + 2s and B in
+    4m + 2(D-1) + 1 + 2(D-1-s).
+
+    Returns:
+        None where no such rounds exist.
+    """
+    columns = schedule.columns
+    turn = _turns(schedule)
+    message = dependencies(schedule).message
+    remote = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
+    following = np.flatnonzero(columns.position > 0)
+    before = np.concatenate([following - 1, message[remote]])
+    after = np.concatenate([following, remote])
+    rounds = np.concatenate([np.full(len(following), LOCAL_ROUNDS), np.full(len(remote), REMOTE_ROUNDS)])
+
+    variable = (columns.kind * schedule.num_replicas + columns.replica) * schedule.num_stages + columns.stage
+    least = rounds + period * (turn[before] - turn[after])
+    offset = _least_offsets(variable[before], variable[after], least)
+    return None if offset is None else offset[variable] + period * turn
+
+
+def _turns(schedule: Schedule) -> np.ndarray:
+    """[A] how many microbatches of the same replica come before the action's own."""
+    columns = schedule.columns
+    replica_of = np.zeros(schedule.num_microbatches, dtype=int)
+    replica_of[columns.microbatch] = columns.replica
+    turn_of = np.zeros(schedule.num_microbatches, dtype=int)
+    for replica in range(schedule.num_replicas):
+        own = np.flatnonzero(replica_of == replica)
+        turn_of[own] = np.arange(len(own))
+    return turn_of[columns.microbatch]
+
+
+def _least_offsets(before: np.ndarray, after: np.ndarray, least: np.ndarray) -> np.ndarray | None:
+    """The least offsets >= 0 with offset[after] >= offset[before] + least; None where there are none."""
+    num_variables = int(max(before.max(initial=0), after.max(initial=0))) + 1
+    edge = before * num_variables + after
+    order = np.lexsort((least, edge))
+    last = np.append(np.diff(edge[order]) != 0, True)[: len(order)]
+    before, after, least = before[order][last], after[order][last], least[order][last]
+    offset = np.zeros(num_variables, dtype=int)
+    for _ in range(len(np.unique(np.concatenate([before, after]))) + 1):
+        longer = offset.copy()
+        np.maximum.at(longer, after, offset[before] + least)
+        if (longer == offset).all():
+            return offset
+        offset = longer
+    return None

@@ -1,0 +1,153 @@
+"""The round table: everything that the SPMD program executes, as integers known before tracing.
+
+R rounds, D devices. Rounds are rolled into segments, each a number of repetitions of one loop body;
+permutes belong to body positions, what a device does in a round stands in the grids. Both ends of a
+message read the same table, so no tags travel. Where things are stored is `table.storage`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from jaxpipe.lowering.messages import Pair, permutes_of
+from jaxpipe.lowering.storage import Storage, allocate_storage
+from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.dependencies import Dependencies, dependencies
+from jaxpipe.schedules.schedule import Schedule
+
+IDLE = -1
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rounds `start` to `stop`, executed as repetitions of a body of `body_rounds` positions."""
+
+    start: int
+    stop: int
+    body_rounds: int
+
+    @property
+    def num_repetitions(self) -> int:
+        """How often the body runs."""
+        return (self.stop - self.start) // self.body_rounds
+
+
+@dataclass(frozen=True, eq=False)
+class RoundTable:
+    """A schedule whose actions stand in rounds, rolled into segments."""
+
+    schedule: Schedule
+    layers_per_stage: tuple[int, ...]  # [S] residual pages of one microbatch
+    rounds: np.ndarray  # [A] the round of each action, in the order of schedule.columns
+    segments: tuple[Segment, ...]  # one after the other, from round 0 to round R
+
+    @property
+    def num_rounds(self) -> int:
+        """R."""
+        return self.segments[-1].stop
+
+    @cached_property
+    def body_rounds(self) -> int:
+        """P: body positions of all segments together; program size and compile time go with it."""
+        return sum(segment.body_rounds for segment in self.segments)
+
+    @cached_property
+    def position(self) -> np.ndarray:
+        """[R] the body position of each round, counted through all segments."""
+        positions, first = [], 0
+        for segment in self.segments:
+            positions.append(first + np.arange(segment.stop - segment.start) % segment.body_rounds)
+            first += segment.body_rounds
+        return np.concatenate(positions)
+
+    @cached_property
+    def dependencies(self) -> Dependencies:
+        """Which action reads which action's message."""
+        return dependencies(self.schedule)
+
+    def grid(self, values: np.ndarray | int, *, otherwise: int) -> np.ndarray:
+        """[R, D] `values` of the actions at their round and device, `otherwise` where a device idles."""
+        cells = np.full((self.num_rounds, self.schedule.num_devices), otherwise, np.int32)
+        cells[self.rounds, self.schedule.columns.device] = values
+        return cells
+
+    @cached_property
+    def kind(self) -> np.ndarray:
+        """[R, D] Kind, or IDLE."""
+        return self.grid(self.schedule.columns.kind, otherwise=IDLE)
+
+    @cached_property
+    def stage(self) -> np.ndarray:
+        """[R, D] stage of the action; 0 where idle."""
+        return self.grid(self.schedule.columns.stage, otherwise=0)
+
+    @cached_property
+    def microbatch(self) -> np.ndarray:
+        """[R, D] microbatch of the action; 0 where idle."""
+        return self.grid(self.schedule.columns.microbatch, otherwise=0)
+
+    @cached_property
+    def chunk(self) -> np.ndarray:
+        """[R, D] chunk of the action; 0 where idle."""
+        placement, columns = self.schedule.placement, self.schedule.columns
+        chunks = np.array(
+            [
+                [placement.chunk_of(stage, replica) for stage in range(placement.num_stages)]
+                for replica in range(placement.num_replicas)
+            ]
+        )
+        return self.grid(chunks[columns.replica, columns.stage], otherwise=0)
+
+    @cached_property
+    def messages(self) -> tuple[np.ndarray, np.ndarray]:
+        """[M], [M] the action that sends and the one that reads, of each message between two devices."""
+        columns, message = self.schedule.columns, self.dependencies.message
+        reader = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
+        return message[reader], reader
+
+    @cached_property
+    def permutes(self) -> tuple[tuple[tuple[Pair, ...], ...], ...]:
+        """[position][permute] -> (source, target) pairs.
+
+        The permutes of a position carry the outputs of the round before; their pairs are the union over
+        all repetitions of the body.
+        """
+        device = self.schedule.columns.device
+        sender, reader = self.messages
+        position = self.position[self.rounds[sender] + 1]
+        pairs = np.unique(np.stack([position, device[sender], device[reader]], axis=1), axis=0).tolist()
+        return tuple(
+            permutes_of({(source, target) for p, source, target in pairs if p == position})
+            for position in range(self.body_rounds)
+        )
+
+    @cached_property
+    def permutes_per_step(self) -> int:
+        """Permutes that the program executes in one step."""
+        return sum(len(self.permutes[position]) for position in self.position.tolist())
+
+    @cached_property
+    def kinds(self) -> tuple[frozenset[Kind], ...]:
+        """[position] the kinds of action that any device does in any repetition."""
+        return tuple(
+            frozenset(Kind(kind) for kind in np.unique(self.kind[self.position == position]).tolist() if kind != IDLE)
+            for position in range(self.body_rounds)
+        )
+
+    @cached_property
+    def has_backward(self) -> bool:
+        """Whether any gradient is taken: a forward-only table keeps no residuals."""
+        return bool((self.schedule.columns.kind > Kind.F).any())
+
+    @cached_property
+    def storage(self) -> Storage:
+        """Where messages and residuals are kept, by lifetime."""
+        return allocate_storage(self)
+
+    @property
+    def num_slots(self) -> int:
+        """(stage, microbatch) whose residuals live at once, the most of any device."""
+        return self.storage.num_slots

@@ -1,0 +1,145 @@
+"""What a device does in one action: the forward and the backward of one stage for one microbatch.
+
+Both walk the layers of the stage. Forward writes each layer's residuals straight into pages of the pool;
+backward reads them in reverse and adds each layer's weight gradient to the running float32 sum in place.
+The first stage's actions begin and end with the embedding, the last stage's forward ends with head, loss
+and their backward: what it sends on is the gradient of its output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpipe.program import residuals
+from jaxpipe.program.contract import StageFunctions
+from jaxpipe.program.guard import when
+from jaxpipe.schedules.action import Kind
+
+PyTree = Any
+
+
+class Carry(NamedTuple):
+    """The loop's state on one device."""
+
+    pool: list[jax.Array]  # [num_pages, ...] for each residual of a layer
+    inbox: jax.Array  # [num_inbox + 1, *x.shape] messages that wait for their reader
+    out: jax.Array  # x.shape: what the last action produced
+    grads: PyTree  # float32 running sums: {"shared", "layers": [chunk, layer, ...]}
+    loss: jax.Array  # float32 running sum
+
+
+class Row(NamedTuple):
+    """One device's line of the round table; integers."""
+
+    kind: jax.Array
+    stage: jax.Array
+    chunk: jax.Array
+    microbatch: jax.Array
+    source: jax.Array
+    keep: jax.Array
+    arrival: jax.Array  # [permute]
+    pages: jax.Array  # [layer]
+
+
+@dataclass(frozen=True)
+class Actions:
+    """The actions of one device, over its own parameters and batch."""
+
+    functions: StageFunctions
+    params: PyTree  # {"shared", "layers": [chunk, layer, ...]}
+    batch: PyTree  # leaves [num_microbatches, ...]
+    scale: jax.Array  # float32; multiplies every loss
+    num_held: jax.Array  # [chunk] layers
+    static_layers: int | None  # layers of every stage, where they are equal
+    num_stages: int
+    x_like: jax.ShapeDtypeStruct
+    keeps_residuals: bool  # False: forwards alone, no gradients
+
+    def run(self, kind: Kind, row: Row, carry: Carry) -> Carry:
+        """`carry` after the action of `kind`, on devices whose row asks for it."""
+        action = {Kind.F: self._forward, Kind.B: self._backward}[kind]
+        return when(row.kind == kind, lambda carry: action(row, carry), carry)
+
+    def _microbatch(self, row: Row) -> PyTree:
+        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row.microbatch, 0, False), self.batch)
+
+    def _layer_params(self, row: Row, layer: jax.Array) -> PyTree:
+        return jax.tree.map(lambda leaf: _at(leaf, row.chunk, layer), self.params["layers"])
+
+    def _num_layers(self, row: Row) -> int | jax.Array:
+        return self.num_held[row.chunk] if self.static_layers is None else self.static_layers
+
+    def _forward(self, row: Row, carry: Carry) -> Carry:
+        functions, shared, microbatch = self.functions, self.params["shared"], self._microbatch(row)
+        x = lax.dynamic_index_in_dim(carry.inbox, row.source, 0, False)
+        x = when(row.stage == 0, lambda _: functions.embed(shared, microbatch), x)
+
+        def layer(i: jax.Array, state: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, list[jax.Array]]:
+            x, pool = state
+            if not self.keeps_residuals:
+                return functions.layer(self._layer_params(row, i), x), pool
+            y, kept = residuals.forward(functions.layer, self._layer_params(row, i), x)
+            page = row.pages[i]
+            return y, [lax.dynamic_update_index_in_dim(p, k, page, 0) for p, k in zip(pool, kept, strict=True)]
+
+        y, pool = lax.fori_loop(0, self._num_layers(row), layer, (x, carry.pool))
+
+        def turn_around(state: tuple[jax.Array, jax.Array, PyTree]) -> tuple[jax.Array, jax.Array, PyTree]:
+            y, loss, sums = state
+            if not self.keeps_residuals:
+                return y, loss + self.scale * functions.head(shared, y, microbatch), sums
+            value, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
+            d_shared, dy = vjp(self.scale.astype(value.dtype))
+            return dy, loss + self.scale * value, _add(sums, d_shared)
+
+        state = (y, carry.loss, carry.grads["shared"])
+        out, loss, sums = when(row.stage == self.num_stages - 1, turn_around, state)
+        inbox = lax.dynamic_update_index_in_dim(carry.inbox, out, row.keep, 0)
+        return Carry(pool, inbox, out, {**carry.grads, "shared": sums}, loss)
+
+    def _backward(self, row: Row, carry: Carry) -> Carry:
+        functions, shared = self.functions, self.params["shared"]
+        dy = lax.dynamic_index_in_dim(carry.inbox, row.source, 0, False)
+        num_layers = self._num_layers(row)
+
+        def layer(turn: jax.Array, state: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
+            dy, sums = state
+            i = num_layers - 1 - turn
+            kept = [lax.dynamic_index_in_dim(p, row.pages[i], 0, False) for p in carry.pool]
+            d_params, dx = residuals.backward(functions.layer, self._layer_params(row, i), kept, self.x_like, dy)
+            sums = jax.tree.map(lambda total, d: _add_at(total, row.chunk, i, d), sums, d_params)
+            return dx, sums
+
+        dx, layers = lax.fori_loop(0, num_layers, layer, (dy, carry.grads["layers"]))
+
+        def embed(sums: PyTree) -> PyTree:
+            microbatch = self._microbatch(row)
+            _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch), shared)
+            return _add(sums, vjp(dx)[0])
+
+        sums = when(row.stage == 0, embed, carry.grads["shared"])
+        inbox = lax.dynamic_update_index_in_dim(carry.inbox, dx, row.keep, 0)
+        return carry._replace(inbox=inbox, out=dx, grads={"shared": sums, "layers": layers})
+
+
+def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:
+    """`leaf[chunk, layer]` as a slice."""
+    start = (chunk, layer) + (0,) * (leaf.ndim - 2)
+    return lax.dynamic_slice(leaf, start, (1, 1, *leaf.shape[2:])).reshape(leaf.shape[2:])
+
+
+def _add_at(total: jax.Array, chunk: jax.Array, layer: jax.Array, value: jax.Array) -> jax.Array:
+    """`total` with `value` added to `total[chunk, layer]`, in place."""
+    start = (chunk, layer) + (0,) * (total.ndim - 2)
+    updated = _at(total, chunk, layer) + value.astype(total.dtype)
+    return lax.dynamic_update_slice(total, updated[None, None], start)
+
+
+def _add(totals: PyTree, values: PyTree) -> PyTree:
+    """Running sums with `values` added."""
+    return jax.tree.map(lambda total, value: total + value.astype(jnp.float32), totals, values)

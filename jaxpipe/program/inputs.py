@@ -1,0 +1,98 @@
+"""Do schedule, mesh, model and arrays fit together? Asked before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxpipe.errors import CompileError
+from jaxpipe.program.contract import StageFunctions
+from jaxpipe.program.layout import Layout
+from jaxpipe.schedules.schedule import Schedule
+
+PyTree = Any
+AXES = ("data", "pipe", "tensor")
+
+
+def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh) -> None:
+    """Raises CompileError unless `mesh` has our axes and as many `pipe` devices as `schedule`."""
+    if tuple(mesh.axis_names) != AXES:
+        raise CompileError(
+            f"the mesh has axes {tuple(mesh.axis_names)}.\n"
+            f"  rule mesh-axes: a mesh has the axes {AXES}, in this order\n"
+            "  repair: make it with jaxpipe.mesh.make_mesh(data=..., pipe=..., tensor=...)"
+        )
+    if mesh.shape["pipe"] != schedule.num_devices:
+        raise CompileError(
+            f"schedule {schedule.name!r} has num_devices={schedule.num_devices}, the mesh pipe={mesh.shape['pipe']}.\n"
+            "  rule pipe-devices: the schedule's devices are the mesh's `pipe` axis\n"
+            f"  repair: build the schedule with num_devices={mesh.shape['pipe']}, or a mesh with "
+            f"pipe={schedule.num_devices}"
+        )
+    if mesh.shape["tensor"] != 1:
+        raise CompileError(
+            f"the mesh has tensor={mesh.shape['tensor']}.\n"
+            "  rule tensor-axis: layers are not split over `tensor` yet; devices would repeat each other's work\n"
+            "  repair: use tensor=1 and a larger pipe or data axis"
+        )
+
+
+def check_inputs(schedule: Schedule, mesh: jax.sharding.Mesh, layout: Layout, params: PyTree, batch: PyTree) -> None:
+    """Raises CompileError unless staged `params` and `batch` have the shapes that the program takes."""
+    if not isinstance(params, dict) or set(params) != {"shared", "layers"}:
+        raise CompileError(
+            f"params is {type(params).__name__} {sorted(params) if isinstance(params, dict) else ''}.\n"
+            "  rule params: a dictionary with 'shared' and 'layers'\n"
+            "  repair: put embedding and head under 'shared', the stacked layers under 'layers'"
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params["layers"]):
+        if leaf.shape[:3] != layout.canonical.shape:
+            raise CompileError(
+                f"params['layers']{jax.tree_util.keystr(path)} has shape {leaf.shape}.\n"
+                f"  rule staged-layers: it begins with [device, chunk, layer] = {layout.canonical.shape}\n"
+                "  repair: pass the parameters through pipeline.to_stages first"
+            )
+    num_data = mesh.shape["data"]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        if leaf.ndim < 2 or leaf.shape[0] != schedule.num_microbatches or leaf.shape[1] % num_data:
+            raise CompileError(
+                f"batch{jax.tree_util.keystr(path)} has shape {leaf.shape}.\n"
+                f"  rule batch: leaves are [num_microbatches={schedule.num_microbatches}, microbatch size, ...], "
+                f"the size a multiple of data={num_data}\n"
+                "  repair: reshape the global batch to [num_microbatches, -1, ...]"
+            )
+
+
+def check_functions(
+    functions: StageFunctions, params: PyTree, microbatch: PyTree
+) -> tuple[jax.ShapeDtypeStruct, PyTree]:
+    """Shapes of a message and of one layer's parameters; CompileError unless the functions keep the contract.
+
+    Args:
+        params: shapes {"shared", "layer"} on one device.
+        microbatch: shapes of one microbatch on one device.
+    """
+    x = jax.eval_shape(functions.embed, params["shared"], microbatch)
+    y = jax.eval_shape(functions.layer, params["layer"], x)
+    for name, value in (("embed", x), ("layer", y)):
+        if not hasattr(value, "shape"):
+            raise CompileError(
+                f"{name} returns {type(value).__name__}.\n"
+                "  rule one-array: what travels from stage to stage is one array\n"
+                "  repair: return one array; put what all layers need into the batch or the shared parameters"
+            )
+    if (x.shape, x.dtype) != (y.shape, y.dtype):
+        raise CompileError(
+            f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.\n"
+            "  rule same-shape: every layer returns the shape and dtype that embed returns\n"
+            "  repair: cast or reshape inside embed or layer"
+        )
+    loss = jax.eval_shape(functions.head, params["shared"], y, microbatch)
+    if getattr(loss, "shape", None) != () or loss.dtype != "float32":
+        raise CompileError(
+            f"head returns {loss}.\n"
+            "  rule loss-sum: head returns the sum of the microbatch's losses, a float32 scalar\n"
+            "  repair: sum, do not average, and cast to float32"
+        )
+    return x, params["layer"]

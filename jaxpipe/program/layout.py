@@ -1,0 +1,102 @@
+"""Where in the pipeline's parameter arrays does each layer stand?
+
+Canonical parameters are {"shared": ..., "layers": [num_layers, ...]}: layers in the order of the model,
+whatever the schedule. Staged ones have layers as [device, chunk, layer of the chunk, ...], sharded over
+`pipe`. An array has as many rows on every device; the rows that a shorter stage does not use are zeros
+that nothing reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpipe.errors import CompileError
+from jaxpipe.schedules.placement import Placement
+
+PyTree = Any
+
+
+def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage, as equal as possible, the longer stages in the middle of the model.
+
+    First and last stage carry embedding and head besides, so they are the first to stay short.
+
+    Raises:
+        CompileError: fewer layers than stages.
+
+    Example:
+        >>> even_split(31, 8)
+        (3, 4, 4, 4, 4, 4, 4, 4)
+    """
+    if num_layers < num_stages:
+        raise CompileError(
+            f"num_layers={num_layers} on num_stages={num_stages}.\n"
+            "  rule layer-per-stage: every stage holds at least one layer\n"
+            f"  repair: use at most {num_layers} stages, or at least {num_stages} layers"
+        )
+    least, num_longer = divmod(num_layers, num_stages)
+    from_the_ends = sorted(range(num_stages), key=lambda stage: (min(stage + 0.5, num_stages - 1 - stage), stage))
+    longer = set(from_the_ends[num_stages - num_longer :])
+    return tuple(least + (stage in longer) for stage in range(num_stages))
+
+
+class Layout:
+    """The way between canonical and staged parameters for one placement and one split into stages."""
+
+    def __init__(self, placement: Placement, layers_per_stage: Sequence[int], *, num_layers: int):
+        """Lays `layers_per_stage[s]` consecutive layers on the holders of stage s.
+
+        Raises:
+            CompileError: they are not `num_layers` together, at least one on each stage.
+        """
+        if len(layers_per_stage) != placement.num_stages or sum(layers_per_stage) != num_layers or min(layers_per_stage) < 1:
+            raise CompileError(
+                f"layers_per_stage={tuple(layers_per_stage)} for num_layers={num_layers}, "
+                f"num_stages={placement.num_stages}.\n"
+                "  rule layers-of-stages: one count >= 1 for each stage, together num_layers\n"
+                f"  repair: for example {even_split(num_layers, placement.num_stages)}"
+            )
+        first = np.cumsum([0, *layers_per_stage])
+        self.num_layers = num_layers
+        held = placement.stages_of
+        # [device, chunk] layers, and [device, chunk, layer] the canonical index, -1 for unused rows.
+        self.num_held = np.array([[layers_per_stage[stage] for _, stage in chunks] for chunks in held], np.int32)
+        self.canonical = np.full((*self.num_held.shape, max(layers_per_stage)), -1)
+        for device, chunks in enumerate(held):
+            for chunk, (_, stage) in enumerate(chunks):
+                n = layers_per_stage[stage]
+                self.canonical[device, chunk, :n] = first[stage] + np.arange(n)
+        used = np.flatnonzero(self.canonical.ravel() >= 0)
+        _, where = np.unique(self.canonical.ravel()[used], return_index=True)
+        self._row = used[where]  # [num_layers] a row that holds the layer
+
+    def to_stages(self, params: PyTree) -> PyTree:
+        """Staged parameters from canonical ones; traceable."""
+
+        def stage(leaf: jax.Array) -> jax.Array:
+            if leaf.shape[0] != self.num_layers:
+                raise CompileError(
+                    f"a leaf of params['layers'] has shape {leaf.shape}.\n"
+                    f"  rule stacked-layers: its first axis counts the layers, num_layers={self.num_layers}\n"
+                    "  repair: stack the layers' parameters, or set num_layers to what they are"
+                )
+            rows = jnp.take(leaf, np.maximum(self.canonical, 0), axis=0)
+            unused = (self.canonical < 0).reshape(self.canonical.shape + (1,) * (leaf.ndim - 1))
+            return jnp.where(unused, jnp.zeros_like(rows), rows) if unused.any() else rows
+
+        return {**params, "layers": jax.tree.map(stage, params["layers"])}
+
+    def from_stages(self, params: PyTree) -> PyTree:
+        """Canonical parameters (or their gradients) from staged ones; traceable."""
+        num_rows = self.canonical.size
+        return {
+            **params,
+            "layers": jax.tree.map(
+                lambda leaf: jnp.take(leaf.reshape(num_rows, *leaf.shape[3:]), self._row, axis=0), params["layers"]
+            ),
+        }
