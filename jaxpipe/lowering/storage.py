@@ -1,7 +1,8 @@
 """Where does the program keep messages and residuals, and how much room does that take?
 
-Lifetimes are counted in half rounds: an action of round r reads at 2r, and what it or a permute of round
-r stores is there from 2r + 1. A page is free for the next tenant once its last reader has run.
+At the end of a round, what has arrived and what the action produced is either passed straight to the
+action of the next round or stored in an inbox page until the round before its reader's. Residual pages are
+taken by an F and free again after its B. All pages are given out by lifetime.
 """
 
 from __future__ import annotations
@@ -17,56 +18,68 @@ from jaxpipe.schedules.action import Kind
 if TYPE_CHECKING:
     from jaxpipe.lowering.table import RoundTable
 
+# Where the next action's message comes from, if not from an inbox page (>= 0).
+NOTHING = -1  # the F of stage 0, and idle rounds
+OWN = -2  # what the action of this round produced
+FIRST_PERMUTE = -3  # what this round's permute k brought is FIRST_PERMUTE - k
+
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """Pages of one table; every device has the same number of them (one program, one set of buffers).
+    """Pages of one table; every device has the same number of them (one program, one set of buffers)."""
 
-    The inbox has one page more than `num_inbox`: it takes what arrives unasked.
-    """
-
-    source: np.ndarray  # [R, D] inbox page that the action reads; num_inbox for the F of stage 0
-    keep: np.ndarray  # [R, D] inbox page for an output that stays on its device; num_inbox for others
-    arrival: np.ndarray  # [R, D, permute] inbox page for what each permute of the round brings
+    next_source: np.ndarray  # [R, D] where the message of the next round's action comes from
+    keep: np.ndarray  # [R, D] inbox page for the action's own output; num_inbox where it is not stored
+    arrival: np.ndarray  # [R, D, permute] inbox page for what each permute brings; num_inbox where not stored
     pages: np.ndarray  # [R, D, layer] residual pages that the action writes (F) or reads (B)
-    num_inbox: int
+    num_inbox: int  # one page more takes what nobody stores
     num_pages: int  # residual pages, the most that any device needs at once
     num_slots: int  # (stage, microbatch) whose residuals live at once, the most of any device
 
 
 def allocate_storage(table: RoundTable) -> Storage:
     """Pages for every message and every (stage, microbatch, layer) of `table`."""
-    source, keep, arrival, num_inbox = _inbox(table)
+    next_source, keep, arrival, num_inbox = _messages(table)
     pages, num_pages, num_slots = _residuals(table)
-    return Storage(source, keep, arrival, pages, num_inbox, num_pages, num_slots)
+    return Storage(next_source, keep, arrival, pages, num_inbox, num_pages, num_slots)
 
 
-def _inbox(table: RoundTable) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    device, rounds = table.schedule.columns.device, table.rounds
-    message = table.dependencies.message
+def _messages(table: RoundTable) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    device, rounds, message = table.schedule.columns.device, table.rounds, table.dependencies.message
     reader = np.flatnonzero(message >= 0)
     sender = message[reader]
-    travels = device[sender] != device[reader]
-    stored = rounds[sender] + travels
-    page, num_inbox = _per_device(device[reader], 2 * stored + 1, 2 * rounds[reader], np.ones_like(reader))
-    page = np.array([units[0] for units in page], dtype=int)
+    permute = _permute_index(table, sender, reader)  # -1 for a message that stays on its device
+    there = rounds[sender] + (permute >= 0)  # the round at whose end the message is there
+    passed_on = rounds[reader] - 1  # the round at whose end it goes to its reader
+    source = np.where(permute >= 0, FIRST_PERMUTE - permute, OWN)
 
-    trash = num_inbox
-    read, kept = np.full(len(rounds), trash), np.full(len(rounds), trash)
-    read[reader] = page
-    kept[sender[~travels]] = page[~travels]
+    waits = np.flatnonzero(there < passed_on)
+    units, num_inbox = _per_device(device[reader[waits]], there[waits], passed_on[waits], np.ones_like(waits))
+    page = np.full(len(reader), num_inbox)
+    page[waits] = [taken[0] for taken in units]
+    source[waits] = page[waits]
 
-    num_devices = table.schedule.num_devices
-    arrival = np.full((table.num_rounds, num_devices, max(map(len, table.permutes))), trash, np.int32)
+    shape = (table.num_rounds, table.schedule.num_devices)
+    next_source = np.full(shape, NOTHING, np.int32)
+    next_source[passed_on, device[reader]] = source
+    keep = np.full(shape, num_inbox, np.int32)
+    stays = permute < 0
+    keep[there[stays], device[reader[stays]]] = page[stays]
+    arrival = np.full((*shape, max(map(len, table.permutes))), num_inbox, np.int32)
+    arrival[there[~stays], device[reader[~stays]], permute[~stays]] = page[~stays]
+    return next_source, keep, arrival, num_inbox
+
+
+def _permute_index(table: RoundTable, sender: np.ndarray, reader: np.ndarray) -> np.ndarray:
+    """[M] which permute of its round carries each message; -1 where sender and reader are one device."""
+    device, num_devices = table.schedule.columns.device, table.schedule.num_devices
     index = np.full((table.body_rounds, num_devices, num_devices), -1)
     for position, permutes in enumerate(table.permutes):
         for k, pairs in enumerate(permutes):
-            for s, t in pairs:
-                index[position, s, t] = k
-    sender, reader, page, arrived = sender[travels], reader[travels], page[travels], stored[travels]
-    k = index[table.position[arrived], device[sender], device[reader]]
-    arrival[arrived, device[reader], k] = page
-    return table.grid(read, otherwise=trash), table.grid(kept, otherwise=trash), arrival, num_inbox
+            index[position, *np.array(pairs).T] = k
+    source, target = device[sender], device[reader]
+    travels = np.where(source == target, table.rounds[sender], table.rounds[sender] + 1)
+    return np.where(source == target, -1, index[table.position[travels], source, target])
 
 
 def _residuals(table: RoundTable) -> tuple[np.ndarray, int, int]:
@@ -77,7 +90,7 @@ def _residuals(table: RoundTable) -> tuple[np.ndarray, int, int]:
         return pages, 0, 0
     last = np.flatnonzero(columns.is_kind(Kind.B, Kind.I))
     first = table.dependencies.local[last]
-    device, start, end = columns.device[last], 2 * rounds[first], 2 * rounds[last]
+    device, start, end = columns.device[last], rounds[first], rounds[last]
     units, num_pages = _per_device(device, start, end, num_layers[columns.stage[last]])
     for layer in range(pages.shape[-1]):
         has = np.flatnonzero(num_layers[columns.stage[last]] > layer)

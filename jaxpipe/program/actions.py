@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.program import residuals
@@ -23,12 +22,11 @@ from jaxpipe.schedules.action import Kind
 PyTree = Any
 
 
-class Carry(NamedTuple):
-    """The loop's state on one device."""
+class State(NamedTuple):
+    """What an action changes, in place."""
 
+    message: jax.Array  # x.shape: before the action what it reads, after it what it produced
     pool: list[jax.Array]  # [num_pages, ...] for each residual of a layer
-    inbox: jax.Array  # [num_inbox + 1, *x.shape] messages that wait for their reader
-    out: jax.Array  # x.shape: what the last action produced
     grads: PyTree  # float32 running sums: {"shared", "layers": [chunk, layer, ...]}
     loss: jax.Array  # float32 running sum
 
@@ -40,7 +38,7 @@ class Row(NamedTuple):
     stage: jax.Array
     chunk: jax.Array
     microbatch: jax.Array
-    source: jax.Array
+    next_source: jax.Array
     keep: jax.Array
     arrival: jax.Array  # [permute]
     pages: jax.Array  # [layer]
@@ -60,10 +58,10 @@ class Actions:
     x_like: jax.ShapeDtypeStruct
     keeps_residuals: bool  # False: forwards alone, no gradients
 
-    def run(self, kind: Kind, row: Row, carry: Carry) -> Carry:
-        """`carry` after the action of `kind`, on devices whose row asks for it."""
+    def run(self, kind: Kind, row: Row, state: State) -> State:
+        """`state` after the action of `kind`, on devices whose row asks for it."""
         action = {Kind.F: self._forward, Kind.B: self._backward}[kind]
-        return when(row.kind == kind, lambda carry: action(row, carry), carry)
+        return when(row.kind == kind, lambda state: action(row, state), state)
 
     def _microbatch(self, row: Row) -> PyTree:
         return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row.microbatch, 0, False), self.batch)
@@ -74,72 +72,75 @@ class Actions:
     def _num_layers(self, row: Row) -> int | jax.Array:
         return self.num_held[row.chunk] if self.static_layers is None else self.static_layers
 
-    def _forward(self, row: Row, carry: Carry) -> Carry:
+    def _forward(self, row: Row, state: State) -> State:
         functions, shared, microbatch = self.functions, self.params["shared"], self._microbatch(row)
-        x = lax.dynamic_index_in_dim(carry.inbox, row.source, 0, False)
-        x = when(row.stage == 0, lambda _: functions.embed(shared, microbatch), x)
+        x = when(row.stage == 0, lambda _: functions.embed(shared, microbatch), state.message)
 
-        def layer(i: jax.Array, state: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, list[jax.Array]]:
-            x, pool = state
+        def layer(i: jax.Array, walk: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, list[jax.Array]]:
+            x, pool = walk
             if not self.keeps_residuals:
                 return functions.layer(self._layer_params(row, i), x), pool
             y, kept = residuals.forward(functions.layer, self._layer_params(row, i), x)
             page = row.pages[i]
             return y, [lax.dynamic_update_index_in_dim(p, k, page, 0) for p, k in zip(pool, kept, strict=True)]
 
-        y, pool = lax.fori_loop(0, self._num_layers(row), layer, (x, carry.pool))
+        y, pool = lax.fori_loop(0, self._num_layers(row), layer, (x, state.pool))
 
-        def turn_around(state: tuple[jax.Array, jax.Array, PyTree]) -> tuple[jax.Array, jax.Array, PyTree]:
-            y, loss, sums = state
+        def turn_around(ends: tuple[jax.Array, jax.Array, PyTree]) -> tuple[jax.Array, jax.Array, PyTree]:
+            y, loss, sums = ends
             if not self.keeps_residuals:
                 return y, loss + self.scale * functions.head(shared, y, microbatch), sums
             value, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
             d_shared, dy = vjp(self.scale.astype(value.dtype))
             return dy, loss + self.scale * value, _add(sums, d_shared)
 
-        state = (y, carry.loss, carry.grads["shared"])
-        out, loss, sums = when(row.stage == self.num_stages - 1, turn_around, state)
-        inbox = lax.dynamic_update_index_in_dim(carry.inbox, out, row.keep, 0)
-        return Carry(pool, inbox, out, {**carry.grads, "shared": sums}, loss)
+        ends = (y, state.loss, state.grads["shared"])
+        message, loss, sums = when(row.stage == self.num_stages - 1, turn_around, ends)
+        return State(message, pool, {**state.grads, "shared": sums}, loss)
 
-    def _backward(self, row: Row, carry: Carry) -> Carry:
+    def _backward(self, row: Row, state: State) -> State:
         functions, shared = self.functions, self.params["shared"]
-        dy = lax.dynamic_index_in_dim(carry.inbox, row.source, 0, False)
         num_layers = self._num_layers(row)
 
-        def layer(turn: jax.Array, state: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
-            dy, sums = state
+        def layer(turn: jax.Array, walk: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
+            dy, sums = walk
             i = num_layers - 1 - turn
-            kept = [lax.dynamic_index_in_dim(p, row.pages[i], 0, False) for p in carry.pool]
+            kept = [lax.dynamic_index_in_dim(p, row.pages[i], 0, False) for p in state.pool]
             d_params, dx = residuals.backward(functions.layer, self._layer_params(row, i), kept, self.x_like, dy)
             sums = jax.tree.map(lambda total, d: _add_at(total, row.chunk, i, d), sums, d_params)
             return dx, sums
 
-        dx, layers = lax.fori_loop(0, num_layers, layer, (dy, carry.grads["layers"]))
+        dx, layers = lax.fori_loop(0, num_layers, layer, (state.message, state.grads["layers"]))
 
         def embed(sums: PyTree) -> PyTree:
             microbatch = self._microbatch(row)
             _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch), shared)
             return _add(sums, vjp(dx)[0])
 
-        sums = when(row.stage == 0, embed, carry.grads["shared"])
-        inbox = lax.dynamic_update_index_in_dim(carry.inbox, dx, row.keep, 0)
-        return carry._replace(inbox=inbox, out=dx, grads={"shared": sums, "layers": layers})
+        sums = when(row.stage == 0, embed, state.grads["shared"])
+        return state._replace(message=dx, grads={"shared": sums, "layers": layers})
 
 
 def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:
     """`leaf[chunk, layer]` as a slice."""
-    start = (chunk, layer) + (0,) * (leaf.ndim - 2)
-    return lax.dynamic_slice(leaf, start, (1, 1, *leaf.shape[2:])).reshape(leaf.shape[2:])
+    return _slice(leaf, chunk, layer).reshape(leaf.shape[2:])
 
 
 def _add_at(total: jax.Array, chunk: jax.Array, layer: jax.Array, value: jax.Array) -> jax.Array:
-    """`total` with `value` added to `total[chunk, layer]`, in place."""
-    start = (chunk, layer) + (0,) * (total.ndim - 2)
-    updated = _at(total, chunk, layer) + value.astype(total.dtype)
-    return lax.dynamic_update_slice(total, updated[None, None], start)
+    """`total` with `value` added to `total[chunk, layer]`, in place.
+
+    The sum has the shape of `total`: with one layer the slice is all of `total`, and XLA adds in place only
+    where no reshape stands between.
+    """
+    updated = _slice(total, chunk, layer) + value.astype(total.dtype)[None, None]
+    return lax.dynamic_update_slice(total, updated, (chunk, layer) + (0,) * value.ndim)
+
+
+def _slice(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:
+    """`leaf[chunk, layer]` with its first two axes kept, of size one."""
+    return lax.dynamic_slice(leaf, (chunk, layer) + (0,) * (leaf.ndim - 2), (1, 1, *leaf.shape[2:]))
 
 
 def _add(totals: PyTree, values: PyTree) -> PyTree:
     """Running sums with `values` added."""
-    return jax.tree.map(lambda total, value: total + value.astype(jnp.float32), totals, values)
+    return jax.tree.map(lambda total, value: total + value.astype(total.dtype), totals, values)

@@ -54,7 +54,11 @@ class Layout:
         Raises:
             CompileError: they are not `num_layers` together, at least one on each stage.
         """
-        if len(layers_per_stage) != placement.num_stages or sum(layers_per_stage) != num_layers or min(layers_per_stage) < 1:
+        if (
+            len(layers_per_stage) != placement.num_stages
+            or sum(layers_per_stage) != num_layers
+            or min(layers_per_stage) < 1
+        ):
             raise CompileError(
                 f"layers_per_stage={tuple(layers_per_stage)} for num_layers={num_layers}, "
                 f"num_stages={placement.num_stages}.\n"

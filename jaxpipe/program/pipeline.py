@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.program import residuals
-from jaxpipe.program.actions import Actions, Carry, Row
+from jaxpipe.program.actions import Actions, Row, State
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.inputs import check_functions, check_inputs, check_mesh
 from jaxpipe.program.layout import Layout, even_split
-from jaxpipe.program.rounds import run_rounds
+from jaxpipe.program.rounds import Carry, run_rounds
 from jaxpipe.schedules.forwards import forwards
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
@@ -105,7 +105,9 @@ class Pipeline:
         """Shape and dtype of one message between stages."""
         return check_functions(self.functions, *self._local(params, batch))[0]
 
-    def _loss_and_grads(self, params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0) -> tuple[jax.Array, PyTree]:
+    def _loss_and_grads(
+        self, params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0
+    ) -> tuple[jax.Array, PyTree]:
         """Loss and gradients of one step.
 
         Args:
@@ -122,7 +124,9 @@ class Pipeline:
         """The loss alone, by the same program with a table of forwards: no residuals, no gradients."""
         return self._run(self.forward_table, params, batch, scale)[0]
 
-    def _run(self, table: RoundTable, params: PyTree, batch: PyTree, scale: jax.Array | float) -> tuple[jax.Array, PyTree]:
+    def _run(
+        self, table: RoundTable, params: PyTree, batch: PyTree, scale: jax.Array | float
+    ) -> tuple[jax.Array, PyTree]:
         check_inputs(self.schedule, self.mesh, self.layout, params, batch)
         check_functions(self.functions, *self._local(params, batch))
 
@@ -164,20 +168,21 @@ class Pipeline:
         )
         storage = table.storage
         sums = params if table.has_backward else {"shared": (), "layers": ()}
-        carry = Carry(
+        message = empty(x_like.shape, x_like.dtype)
+        state = State(
+            message=message,
             pool=[empty((storage.num_pages, *leaf.shape), leaf.dtype) for leaf in page_like if table.has_backward],
-            inbox=empty((storage.num_inbox + 1, *x_like.shape), x_like.dtype),
-            out=empty(x_like.shape, x_like.dtype),
             grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
             loss=jnp.zeros((), jnp.float32),
         )
-        carry = run_rounds(table, actions, rows, carry)
-        loss = lax.psum(carry.loss, ("data", "pipe"))
+        carry = Carry(state, out=message, inbox=empty((storage.num_inbox + 1, *x_like.shape), x_like.dtype))
+        state = run_rounds(table, actions, rows, carry).state
+        loss = lax.psum(state.loss, ("data", "pipe"))
         if not table.has_backward:
             return loss, {}
         return loss, {
-            "shared": lax.psum(carry.grads["shared"], ("data", "pipe")),
-            "layers": jax.tree.map(lambda leaf: leaf[None], lax.psum(carry.grads["layers"], "data")),
+            "shared": lax.psum(state.grads["shared"], ("data", "pipe")),
+            "layers": jax.tree.map(lambda leaf: leaf[None], lax.psum(state.grads["layers"], "data")),
         }
 
     def _local(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
@@ -220,7 +225,7 @@ def _rows(table: RoundTable) -> Row:
         stage=table.stage,
         chunk=table.chunk,
         microbatch=table.microbatch,
-        source=storage.source,
+        next_source=storage.next_source,
         keep=storage.keep,
         arrival=storage.arrival,
         pages=storage.pages,

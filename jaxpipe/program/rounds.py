@@ -1,18 +1,33 @@
 """The rounds of a step: permutes first, on what the round before produced; then the action; then what arrived.
 
 The action does not depend on the permutes of its round, so they run while it computes. The barrier keeps
-the compiler from finishing a permute before the action has begun, or starting it after.
+the compiler from finishing a permute before the action has begun, or starting it after. What the next action
+reads is chosen at the end of the round; only messages that wait longer go through the inbox. The action
+turns its message into its output in place, while the permutes still read the output of the round before.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.program.actions import Actions, Carry, Row
+from jaxpipe.lowering.storage import FIRST_PERMUTE, OWN
+from jaxpipe.program.actions import Actions, Row, State
 from jaxpipe.schedules.action import Kind
+
+
+class Carry(NamedTuple):
+    """The loop's state on one device, between two rounds."""
+
+    state: State  # with the message that the next action reads
+    out: jax.Array  # x.shape: what the last action produced
+    inbox: jax.Array  # [num_inbox + 1, *x.shape] messages that wait for their reader
 
 
 def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> Carry:
@@ -25,7 +40,8 @@ def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> 
     for segment in table.segments:
         body_rounds, repetitions = segment.body_rounds, segment.num_repetitions
         repeated = jax.tree.map(
-            lambda leaf, s=segment, n=repetitions: leaf[s.start : s.stop].reshape(n, s.body_rounds, *leaf.shape[1:]), rows
+            lambda leaf, s=segment, n=repetitions: leaf[s.start : s.stop].reshape(n, s.body_rounds, *leaf.shape[1:]),
+            rows,
         )
         positions = range(first_position, first_position + body_rounds)
 
@@ -46,13 +62,43 @@ def _round(table: RoundTable, position: int, actions: Actions, row: Row, carry: 
         # The scope's name stands in the compiled program, where a test compares the pairs with the table's.
         with jax.named_scope(permute_scope(position, k)), set_xla_metadata(_xla_gpu_collective_stream="p2p"):
             arrived.append(lax.ppermute(carry.out, "pipe", pairs))
+    state = carry.state
     for kind in sorted(table.kinds[position], reverse=True):
-        carry = actions.run(Kind(kind), row, carry)
-    arrived, out, grads = lax.optimization_barrier((arrived, carry.out, carry.grads))
-    inbox = carry.inbox
+        state = actions.run(Kind(kind), row, state)
+    arrived, out, grads = lax.optimization_barrier((arrived, state.message, state.grads))
+
+    inbox = _store(table, position, row, arrived, out, carry.inbox)
+    message = _next_message(table, position, row, arrived, out, inbox)
+    return Carry(state._replace(message=message, grads=grads), out, inbox)
+
+
+def _store(
+    table: RoundTable, position: int, row: Row, arrived: list[jax.Array], out: jax.Array, inbox: jax.Array
+) -> jax.Array:
+    """`inbox` with the messages of this round that wait, where any device has one at this position."""
+    storage, here = table.storage, table.position == position
     for k, message in enumerate(arrived):
-        inbox = lax.dynamic_update_index_in_dim(inbox, message, row.arrival[k], 0)
-    return carry._replace(inbox=inbox, out=out, grads=grads)
+        if (storage.arrival[here, :, k] != storage.num_inbox).any():
+            inbox = lax.dynamic_update_index_in_dim(inbox, message, row.arrival[k], 0)
+    if (storage.keep[here] != storage.num_inbox).any():
+        inbox = lax.dynamic_update_index_in_dim(inbox, out, row.keep, 0)
+    return inbox
+
+
+def _next_message(
+    table: RoundTable, position: int, row: Row, arrived: list[jax.Array], out: jax.Array, inbox: jax.Array
+) -> jax.Array:
+    """What the next action reads, chosen among the sources that any device has at this position."""
+    sources = np.unique(table.storage.next_source[table.position == position])
+    choices = [(FIRST_PERMUTE - k, message) for k, message in enumerate(arrived)] + [(OWN, out)]
+    choices = [(source, message) for source, message in choices if source in sources]
+    if sources[-1] >= 0:
+        page = jnp.maximum(row.next_source, 0)
+        choices.append((None, lax.dynamic_index_in_dim(inbox, page, 0, False)))
+    message = choices[-1][1] if choices else out
+    for source, candidate in choices[-2::-1]:
+        message = jnp.where(row.next_source == source, candidate, message)
+    return message
 
 
 def permute_scope(position: int, permute: int) -> str:

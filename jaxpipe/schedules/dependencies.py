@@ -18,7 +18,8 @@ from jaxpipe.schedules.schedule import Schedule
 class Dependencies:
     """Indices into the schedule's columns; -1 where there is none."""
 
-    message: np.ndarray  # [A] for F the F of the stage before; for B, I the B or I of the stage after, at the last stage its F
+    # For F the F of the stage before; for B, I the B or I of the stage after, at the last stage its F.
+    message: np.ndarray  # [A]
     local: np.ndarray  # [A] the F of the same stage (for B, I), the I of the same stage (for W)
     forward: np.ndarray  # [S, N] the F of (stage, microbatch)
     backward: np.ndarray  # [S, N] the B or I of (stage, microbatch)

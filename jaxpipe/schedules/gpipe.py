@@ -21,8 +21,7 @@ def gpipe(*, num_devices: int, num_microbatches: int) -> Schedule:
     """
     microbatches = range(num_microbatches)
     rows = tuple(
-        tuple(Action(Kind.F, stage, m) for m in microbatches)
-        + tuple(Action(Kind.B, stage, m) for m in microbatches)
+        tuple(Action(Kind.F, stage, m) for m in microbatches) + tuple(Action(Kind.B, stage, m) for m in microbatches)
         for stage in range(num_devices)
     )
     return Schedule("gpipe", linear(num_devices), num_microbatches, rows)

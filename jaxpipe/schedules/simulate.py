@@ -85,9 +85,7 @@ class Timeline:
     @cached_property
     def bubble_ratio(self) -> float:
         """1 - (most work of any device) / makespan, as in BitPipe's Table 2."""
-        work = np.bincount(
-            self.schedule.columns.device, self.end - self.start, minlength=self.schedule.num_devices
-        )
+        work = np.bincount(self.schedule.columns.device, self.end - self.start, minlength=self.schedule.num_devices)
         return 1.0 - float(work.max()) / self.makespan if self.makespan else 0.0
 
 
@@ -130,7 +128,8 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
             num_left -= i - position[d]
             clock[d], position[d] = now, i
     if num_left:
-        stuck = [str(schedule.rows[d][position[d] - first[d]]) for d in range(schedule.num_devices) if position[d] < first[d + 1]]
+        unfinished = [d for d in range(schedule.num_devices) if position[d] < first[d + 1]]
+        stuck = [str(schedule.rows[d][position[d] - first[d]]) for d in unfinished]
         raise ScheduleError(
             f"{schedule.name!r} cannot run: its devices wait for each other at {', '.join(stuck[:8])}.\n"
             "  rule acyclic: rows and dependencies together have no circle\n"

@@ -1,0 +1,29 @@
+"""A small GPT on the source text of Python's standard library: the first thing to run.
+
+Command:  python -m jaxpipe.train --config=configs/quickstart.py --workdir=runs/quickstart
+Hardware: 2 CPU cores (8 virtual devices), or 8 GPUs where they are
+Time:     not yet measured
+Number:   held-out loss below 2.2 nats per byte
+"""
+
+from ml_collections import ConfigDict
+
+from jaxpipe.config import base_config
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The config; it takes no argument."""
+    del arg
+    config = base_config()
+    config.model.num_layers = 8
+    config.model.hidden = 128
+    config.model.num_heads = 2
+    config.data.batch_size = 32
+    config.data.seq_len = 128
+    config.pipeline.schedule = "1f1b"
+    config.pipeline.num_microbatches = 16
+    config.mesh.pipe = 8
+    config.optimizer.learning_rate = 3e-3
+    config.train.steps = 300
+    config.train.eval_every = 100
+    return config

@@ -1,0 +1,62 @@
+"""Every field that a config has, with its meaning and its default."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+
+def base_config() -> ConfigDict:
+    """All fields, locked: a config sets some of them and cannot add one."""
+    config = _section()
+
+    config.model = _section()
+    config.model.num_layers = 8  # transformer layers, spread over the stages as evenly as possible
+    config.model.hidden = 128  # size of the residual stream
+    config.model.num_heads = 2  # divides hidden
+    config.model.vocab_size = 256  # at least 256: a token is a byte
+    config.model.tie_embeddings = True  # the logits use the token table
+    config.model.attention = "xla"  # how a layer attends: a key of jaxpipe.models.attention.ATTENTION
+    config.model.recompute = "none"  # what backward computes again: "none", "attention", "full"
+    config.model.dtype = "float32"  # of compute and activations: "float32", "bfloat16"; the state is float32
+
+    config.data = _section()
+    config.data.files = "auto"  # a glob of text files, ** descends; "auto": Python's standard library
+    config.data.batch_size = 32  # sequences of one step, over all devices
+    config.data.seq_len = 128  # tokens of one sequence
+    config.data.heldout_fraction = 0.05  # about this part of the text is never trained on; in (0, 0.5]
+    config.data.seed = 0  # decides the order of the sequences
+
+    config.pipeline = _section()
+    config.pipeline.schedule = "1f1b"  # a key of jaxpipe.schedules.REGISTRY
+    config.pipeline.num_microbatches = 16  # of one step; times mesh.data divides data.batch_size
+    config.pipeline.num_chunks = 1  # stages on each device, for schedules that have several
+
+    config.mesh = _section()
+    config.mesh.data = 1  # copies of the pipeline
+    config.mesh.pipe = 8  # devices of one pipeline
+    config.mesh.tensor = 1  # devices that share each layer
+    config.mesh.platform = "auto"  # "gpu", "cpu" (virtual devices); "auto": GPUs where the mesh fits, else cpu
+
+    config.optimizer = _section()
+    config.optimizer.learning_rate = 1e-3  # the peak, after warm-up
+    config.optimizer.warmup_fraction = 0.05  # of the steps: linear to the peak; then a cosine to the last step
+    config.optimizer.final_learning_rate_fraction = 0.1  # of the peak, at the end of the cosine
+    config.optimizer.weight_decay = 0.1  # on kernels only
+    config.optimizer.beta1 = 0.9
+    config.optimizer.beta2 = 0.95
+    config.optimizer.epsilon = 1e-8
+    config.optimizer.max_grad_norm = 1.0  # gradients with a larger global norm are scaled to this
+
+    config.train = _section()
+    config.train.steps = 300
+    config.train.seed = 0  # of the initial parameters
+    config.train.eval_every = 100  # steps between held-out losses; there is always one at the end
+    config.train.eval_batches = 8  # held-out batches of one evaluation, at most
+
+    config.checkpoint = _section()
+    config.checkpoint.save_at_end = True  # the parameters, in DIR/checkpoints
+    return config.lock()
+
+
+def _section() -> ConfigDict:
+    return ConfigDict(sort_keys=False)  # pyright: ignore[reportCallIssue]  # its stub is behind

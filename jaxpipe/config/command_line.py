@@ -1,0 +1,131 @@
+"""From the command line to a config, and errors the user can mend without a traceback.
+
+`jaxpipe.train` reads `--config=FILE`; `jaxpipe.eval` starts from the `config.json` of a run. Both take
+`--config.FIELD=VALUE` on top.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from absl import app, flags, logging
+from ml_collections import config_dict
+
+from jaxpipe.config.base import base_config
+from jaxpipe.errors import ConfigError, JaxpipeError, closest
+
+EXIT_STATUS = 2
+
+_HELP = {"--help", "-h", "--helpfull", "--helpshort"}
+
+
+def run(main: Callable[[Sequence[str]], None], *, define_flags: Callable[[list[str]], None]) -> None:
+    """Parses the flags, runs `main` with what is left of the arguments, and exits.
+
+    A JaxpipeError is printed to stderr as it is, with exit status 2.
+
+    Args:
+        main: takes the arguments that are no flags.
+        define_flags: defines the absl flags, given all arguments.
+    """
+    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it touches
+
+    def parse(arguments: list[str]) -> list[str]:
+        define_flags(arguments)
+        return _parse(arguments)
+
+    def guarded(arguments: Sequence[str]) -> None:
+        with_errors(lambda: main(arguments))
+
+    with_errors(lambda: app.run(guarded, flags_parser=parse))
+
+
+def with_errors(call: Callable[[], None]) -> None:
+    """Calls `call`; prints a JaxpipeError without traceback and exits with status 2."""
+    try:
+        call()
+    except JaxpipeError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(EXIT_STATUS)
+
+
+def require(flag: str, arguments: Sequence[str], *, example: str) -> str:
+    """The value of `--flag=VALUE` or `--flag VALUE`, before absl parses it; empty where only help is asked for.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    value = _value_of(flag, arguments)
+    if not value and not _HELP.intersection(arguments):
+        raise ConfigError(
+            f"--{flag} is missing\n"
+            f"  rule flags: --{flag}=VALUE must be given\n"
+            f"  repair: add for example --{flag}={example}"
+        )
+    return value
+
+
+def _value_of(flag: str, arguments: Sequence[str]) -> str:
+    found = ""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, separator, value = argument.partition("=")
+        if name in (f"--{flag}", f"-{flag}"):
+            found = value if separator else following
+    return found  # the last one, as absl has it
+
+
+def _parse(arguments: list[str]) -> list[str]:
+    path = _value_of("config", arguments).partition(":")[0]
+    if path and not os.path.isfile(path):
+        raise ConfigError(
+            f"no config file {path!r}\n"
+            "  rule config-file: --config names a Python file with get_config()\n"
+            f"      looked from {os.getcwd()}\n"
+            "  repair: give the path of a file, for example --config=configs/quickstart.py"
+        )
+    _check_overrides(arguments)
+    try:
+        return flags.FLAGS(arguments)
+    except flags.Error as error:
+        raise ConfigError(
+            f"the command line cannot be read: {error}\n"
+            "  rule flags: --name=VALUE, with VALUE of the type of the field\n"
+            "  repair: mend this argument; --help lists the flags"
+        ) from error
+    except (AttributeError, TypeError, KeyError) as error:
+        if not _raised_by_config(error):
+            raise
+        lines = str(error.args[0] if error.args else error).strip("\"'").splitlines()
+        raise ConfigError(
+            f"a field is unknown or of the wrong type, in --config={path} or --config.FIELD=VALUE\n"
+            + "\n".join(f"  {line}" for line in lines)
+            + "\n  rule config-fields: the fields and their types are those of jaxpipe.config.base_config()\n"
+            "  repair: use one of them"
+        ) from error
+
+
+def _check_overrides(arguments: Sequence[str]) -> None:
+    known = [f"{section}.{field}" for section, fields in base_config().items() for field in fields]
+    for argument in arguments:
+        field = argument.lstrip("-").partition("=")[0].removeprefix("config.")
+        if argument.startswith(("--config.", "-config.")) and field not in known:
+            raise ConfigError(
+                f"no config field {field!r}, in {argument}.{closest(field, known)}\n"
+                "  rule config-fields: the fields are those of jaxpipe.config.base_config()\n"
+                f"      {field.partition('.')[0]}: {_fields_of(field.partition('.')[0])}\n"
+                "  repair: use one of them"
+            )
+
+
+def _fields_of(section: str) -> str:
+    config = base_config()
+    return ", ".join(config[section]) if section in config else f"no such section; there are {', '.join(config)}"
+
+
+def _raised_by_config(error: BaseException) -> bool:
+    """Whether ml_collections raised it, so it is a field's error, not one in the config file's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and os.path.dirname(frames[-1].filename) == os.path.dirname(config_dict.__file__)

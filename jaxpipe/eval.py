@@ -1,0 +1,50 @@
+"""Prints the held-out loss of a run's last checkpoint.
+
+    python -m jaxpipe.eval --workdir=DIR [--config.FIELD=VALUE ...]
+
+The checkpoint knows no mesh: `--config.mesh.pipe=2` or another schedule evaluates the same parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from jaxpipe.config import base_config, check
+from jaxpipe.config.command_line import require, run
+from jaxpipe.training import workdir
+from jaxpipe.training.checkpoint import restore_params
+from jaxpipe.training.evaluate import heldout_loss
+from jaxpipe.training.setup import set_up
+from jaxpipe.training.step import make_eval_step
+
+FLAGS = flags.FLAGS
+
+
+def define_flags(arguments: list[str]) -> None:
+    """Defines --workdir, and --config with the fields of that run's config.json."""
+    directory = require("workdir", arguments, example="runs/first")
+    flags.DEFINE_string("workdir", None, "Folder of a run.")
+    config = workdir.read_config(directory) if directory else base_config()
+    config_flags.DEFINE_config_dict("config", config, help_string="The run's config.")
+
+
+def main(_: Sequence[str]) -> None:
+    """One evaluation."""
+    config = FLAGS.config
+    check(config, name=f"{FLAGS.workdir}/{workdir.CONFIG}")
+    setup = set_up(config)
+    step, params = restore_params(
+        Path(FLAGS.workdir).expanduser().absolute(), model=setup.model, pipeline=setup.pipeline
+    )
+    eval_step = make_eval_step(setup.pipeline, dtype=config.model.dtype)
+    loss = heldout_loss(eval_step, setup.pipeline, params, setup.heldout_batches, num_batches=config.train.eval_batches)
+    print(f"devices    {setup.devices.reason}")
+    print(f"step {step}: held-out loss {loss:.4f} nats per byte")
+
+
+if __name__ == "__main__":
+    run(main, define_flags=define_flags)

@@ -1,0 +1,142 @@
+"""Schedules as CSV: PyTorch's compute-only format, for schedules of one replica.
+
+One line per device, cells as `2F0`; empty cells are idle steps and are dropped. PyTorch
+(`torch.distributed.pipelining`) writes this with `_dump_csv(file, format="compute_only")` and reads it with
+`_load_csv(file, format="compute_only")`. Its cells `(2F0;1B3)OVERLAP_F_B` are read as their parts in
+order. The format knows no replicas, EVICT, LOAD or SYNC: `json_form` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from jaxpipe.errors import ScheduleError
+from jaxpipe.schedules.action import COMPUTE_KINDS, Action, parse_action
+from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.schedule import Schedule
+
+_OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
+_RULE = "compute-only-csv: one line per device; a cell is stage, F B I or W, microbatch, as in 2F0, or empty"
+
+
+def to_csv(schedule: Schedule) -> str:
+    r"""The text of `schedule`, one line per device, without idle cells.
+
+    Raises:
+        ScheduleError: the schedule has more than one replica, or actions other than F, B, I, W.
+
+    Example:
+        >>> from jaxpipe.schedules.registry import build
+        >>> to_csv(build("gpipe", num_devices=2, num_microbatches=2))
+        '0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n'
+    """
+    if schedule.num_replicas != 1:
+        raise ScheduleError(
+            f"{schedule.name!r} has num_replicas={schedule.num_replicas} and cannot be written as CSV.\n"
+            f"  rule {_RULE}; it has no place for a replica\n"
+            "  repair: write it as JSON"
+        )
+    for device, row in enumerate(schedule.rows):
+        for position, action in enumerate(row):
+            if action.kind not in COMPUTE_KINDS:
+                raise ScheduleError(
+                    f"{schedule.name!r} cannot be written as CSV: device {device}, position {position}: {action}\n"
+                    f"  rule {_RULE}\n"
+                    "  repair: write it as JSON"
+                )
+    return "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
+
+
+def read_csv(path: str | Path) -> Schedule:
+    """The schedule in the file `path`, named after it.
+
+    Raises:
+        ScheduleError: the file cannot be read, or `from_csv` cannot read what is in it.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise ScheduleError(
+            f"cannot read {str(path)!r}: {reason}.\n  rule {_RULE}\n  repair: give the path of such a file"
+        ) from None
+    return from_csv(text, name=path.stem)
+
+
+def from_csv(text: str, *, name: str) -> Schedule:
+    r"""The schedule that `text` writes.
+
+    Stage s is on the device whose line has actions of stage s; there are as many microbatches as the
+    highest number says. Whether the schedule is legal is for `rules` to say.
+
+    Args:
+        text: lines of cells.
+        name: what to call the schedule in messages.
+
+    Raises:
+        ScheduleError: a cell is no compute action, a stage is on two devices, or numbers have gaps.
+
+    Example:
+        >>> from_csv("0F0,,0B0\n,1F0,1B0\n", name="mine").placement.devices
+        ((0, 1),)
+    """
+    lines = [line.split(",") for line in text.rstrip().splitlines()]
+    rows: list[tuple[Action, ...]] = []
+    found: dict[int, tuple[int, str]] = {}  # stage -> its device, and the cell that says so
+    for device, line in enumerate(lines):
+        row: list[Action] = []
+        for cell, content in enumerate(line):
+            where = f"line {device + 1}, cell {cell + 1}"
+            for action in _parse(content.strip(), name, where):
+                holder, first = found.setdefault(action.stage, (device, f"{where}: {action}"))
+                if holder != device:
+                    raise ScheduleError(
+                        f"{name!r}, {where}: {action} is of stage {action.stage}, but so is {first}\n"
+                        "  rule one-holder: in a schedule of one replica, a stage is on one device\n"
+                        f"  repair: move it to line {holder + 1}, or write a schedule of two replicas as JSON"
+                    )
+                row.append(action)
+        rows.append(tuple(row))
+    devices = {stage: device for stage, (device, _) in found.items()}
+    num_stages = _count(devices, "stage", name)
+    num_microbatches = _count({action.microbatch for row in rows for action in row}, "microbatch", name)
+    placement = Placement(len(rows), (tuple(devices[stage] for stage in range(num_stages)),))
+    return Schedule(name, placement, num_microbatches, tuple(rows))
+
+
+def _parse(content: str, name: str, where: str) -> tuple[Action, ...]:
+    """The actions of one cell: none if it is empty, several if they overlap."""
+    if not content:
+        return ()
+    overlap = _OVERLAP.fullmatch(content)
+    actions = []
+    for part in overlap[1].split(";") if overlap else [content]:
+        try:
+            action = parse_action(part)
+        except ScheduleError:
+            action = None
+        if action is None or action.kind not in COMPUTE_KINDS or action.replica:
+            raise ScheduleError(
+                f"{name!r}, {where}: {content!r} is not a compute action.\n"
+                f"  rule {_RULE}\n"
+                "  repair: correct the cell; PyTorch writes this format with format='compute_only'; "
+                "replicas, EVICT, LOAD and SYNC need JSON"
+            )
+        actions.append(action)
+    return tuple(actions)
+
+
+def _count(numbers: Collection[int], field: str, name: str) -> int:
+    """How many stages or microbatches there are, if they are numbered without gaps."""
+    missing = next(number for number in range(len(numbers) + 1) if number not in numbers)
+    if missing < len(numbers) or not numbers:
+        raise ScheduleError(
+            f"{name!r}: no line has an action of {field} {missing}"
+            + (f", but there is {field} {max(numbers)}.\n" if numbers else ".\n")
+            + "  rule no-gaps: stages and microbatches are numbered from 0 without gaps\n"
+            f"  repair: add the actions of {field} {missing}, or renumber"
+        )
+    return missing

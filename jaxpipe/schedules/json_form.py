@@ -1,0 +1,90 @@
+"""Schedules as JSON: every schedule, replicas and all kinds of actions included.
+
+The text is one object: `name`, `num_devices`, `num_microbatches`, `devices` ([replica][stage] -> device),
+`rows` ([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`).
+"""
+
+from __future__ import annotations
+
+import json
+
+from jaxpipe.errors import ScheduleError, closest
+from jaxpipe.schedules.action import Action, parse_action
+from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.schedule import Schedule
+
+_KEYS = ["name", "num_devices", "num_microbatches", "devices", "rows"]
+_RULE = f"schedule-json: one object with the keys {', '.join(_KEYS)}"
+
+
+def to_json(schedule: Schedule) -> str:
+    r"""The text of `schedule`, one line for each device's row.
+
+    Example:
+        >>> from jaxpipe.schedules.registry import build
+        >>> schedule = build("gpipe", num_devices=1, num_microbatches=1)
+        >>> print(to_json(schedule), end="")
+        {"name": "gpipe", "num_devices": 1, "num_microbatches": 1, "devices": [[0]], "rows": [
+          ["0F0", "0B0"]
+        ]}
+        >>> from_json(to_json(schedule)) == schedule
+        True
+    """
+    placement = schedule.placement
+    head = {
+        "name": schedule.name,
+        "num_devices": placement.num_devices,
+        "num_microbatches": schedule.num_microbatches,
+        "devices": placement.devices,
+    }
+    rows = ",\n".join("  " + json.dumps([str(action) for action in row]) for row in schedule.rows)
+    return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n'
+
+
+def from_json(text: str) -> Schedule:
+    """The schedule that `text` writes; whether it is legal is for `rules` to say.
+
+    Raises:
+        ScheduleError: `text` is not JSON, lacks a key, has an unknown one, or has a value of another form.
+    """
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _error(f"line {error.lineno}, column {error.colno}: {error.msg}", "correct the JSON") from None
+    if not isinstance(values, dict):
+        raise _error(f"it is a {type(values).__name__}, not an object", "write such an object")
+    for key in values:
+        if key not in _KEYS:
+            raise _error(f"unknown key {key!r}.{closest(key, _KEYS)}", "remove or rename it")
+    for key in _KEYS:
+        if key not in values:
+            raise _error(f"the key {key!r} is missing", f"add {key!r}")
+    for key, kind in (("name", str), ("num_devices", int), ("num_microbatches", int)):
+        if not isinstance(values[key], kind) or isinstance(values[key], bool):
+            raise _error(f"{key}={values[key]!r} is not of type {kind.__name__}", f"write {key!r} as {kind.__name__}")
+    for key, kind in (("devices", int), ("rows", str)):
+        lists = values[key]
+        if not isinstance(lists, list) or not all(
+            isinstance(entries, list) and all(type(entry) is kind for entry in entries) for entries in lists
+        ):
+            raise _error(f"{key!r} is not a list of lists of {kind.__name__}", f"write {key!r} as to_json does")
+    return Schedule(
+        values["name"],
+        Placement(values["num_devices"], tuple(map(tuple, values["devices"]))),
+        values["num_microbatches"],
+        tuple(_row(device, row) for device, row in enumerate(values["rows"])),
+    )
+
+
+def _row(device: int, texts: list[str]) -> tuple[Action, ...]:
+    actions = []
+    for position, text in enumerate(texts):
+        try:
+            actions.append(parse_action(text))
+        except ScheduleError as error:
+            raise ScheduleError(f"device {device}, position {position}: {error}") from None
+    return tuple(actions)
+
+
+def _error(what: str, repair: str) -> ScheduleError:
+    return ScheduleError(f"this is not a schedule in JSON: {what}\n  rule {_RULE}\n  repair: {repair}")

@@ -1,0 +1,53 @@
+"""A timeline as Chrome trace events, to open in Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+from jaxpipe.schedules.action import NO_MICROBATCH, Kind
+from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.simulate import Timeline
+
+TRACE_TIME_PER_UNIT = 1000.0  # the format counts microseconds: one unit of cost is shown as 1 ms
+
+
+def chrome_trace(schedule: Schedule, timeline: Timeline) -> list[dict[str, object]]:
+    """Trace events: one complete event per action, one named thread per device; `json.dumps` writes the file.
+
+    Args:
+        schedule: what runs.
+        timeline: when, from `simulate(schedule, costs)`.
+
+    Example:
+        >>> from jaxpipe.schedules import build, simulate
+        >>> schedule = build("gpipe", num_devices=1, num_microbatches=1)
+        >>> event = chrome_trace(schedule, simulate(schedule))[-1]
+        >>> event["name"], event["ts"], event["dur"]
+        ('0B0', 1000.0, 2000.0)
+    """
+    events: list[dict[str, object]] = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": schedule.name}}]
+    for device in range(schedule.num_devices):
+        thread = {"ph": "M", "pid": 0, "tid": device}
+        events.append({**thread, "name": "thread_name", "args": {"name": f"device {device}"}})
+        events.append({**thread, "name": "thread_sort_index", "args": {"sort_index": device}})
+    start = (timeline.start * TRACE_TIME_PER_UNIT).tolist()
+    duration = ((timeline.end - timeline.start) * TRACE_TIME_PER_UNIT).tolist()
+    kinds = [kind.name for kind in Kind]
+    index = 0
+    for device, row in enumerate(schedule.rows):
+        for action in row:
+            args = {"stage": action.stage, "replica": action.replica}
+            if action.microbatch != NO_MICROBATCH:
+                args["microbatch"] = action.microbatch
+            events.append(
+                {
+                    "name": str(action),
+                    "cat": kinds[action.kind],
+                    "ph": "X",
+                    "ts": start[index],
+                    "dur": duration[index],
+                    "pid": 0,
+                    "tid": device,
+                    "args": args,
+                }
+            )
+            index += 1
+    return events

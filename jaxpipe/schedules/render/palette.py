@@ -1,0 +1,90 @@
+"""Colours of actions, shared by the pictures: hue says the kind, shade says replica and chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.schedule import Schedule
+
+_HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 2008)
+    Kind.F: "#1b6ca8",
+    Kind.B: "#2a8f6a",
+    Kind.I: "#c77d11",
+    Kind.W: "#8e5a9e",
+    Kind.EVICT: "#b5352c",
+    Kind.LOAD: "#d9748e",
+    Kind.SYNC: "#555555",
+}
+_NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input gradient", Kind.W: "weight gradient"}
+_LIGHTEST = 0.62  # how far the last of several shades is mixed with white
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the actions of one kind, replica and chunk look.
+
+    Attributes:
+        label: for the legend.
+        fill: colour, as `#rrggbb`.
+        ink: colour of text on it.
+        actions: indices into `schedule.columns`.
+    """
+
+    label: str
+    fill: str
+    ink: str
+    actions: np.ndarray  # [number of actions]
+
+
+def styles(schedule: Schedule) -> list[Style]:
+    """The styles that `schedule` needs, in the order of kinds, replicas, chunks; every action is in one.
+
+    Example:
+        >>> from jaxpipe.schedules.registry import build
+        >>> [style.label for style in styles(build("gpipe", num_devices=2, num_microbatches=2))]
+        ['forward', 'backward']
+    """
+    columns, placement = schedule.columns, schedule.placement
+    num_chunks, num_replicas = placement.num_chunks, placement.num_replicas
+    num_shades = num_chunks * num_replicas
+    shade_of = np.zeros((num_replicas, schedule.num_stages), dtype=int)
+    for held in placement.stages_of:
+        for shade, (replica, stage) in enumerate(held):
+            shade_of[replica, stage] = shade
+    shade = shade_of[columns.replica, columns.stage]
+    found = []
+    for kind, hue in _HUES.items():
+        for index in range(num_shades):
+            actions = np.flatnonzero((columns.kind == kind) & (shade == index))
+            if len(actions):
+                replica, chunk = divmod(index, num_chunks)
+                label = _NAMES.get(kind, kind.name)
+                label += f", replica {replica}" if num_replicas > 1 else ""
+                label += f", chunk {chunk}" if num_chunks > 1 else ""
+                fill = _mix_with_white(hue, _LIGHTEST * index / max(num_shades - 1, 1))
+                found.append(Style(label, fill, _ink_on(fill), actions))
+    return found
+
+
+def title(schedule: Schedule, makespan: float, bubble_ratio: float) -> str:
+    """One line that says what the picture shows."""
+    return (
+        f"{schedule.name}, {schedule.num_devices} devices, {schedule.num_microbatches} microbatches: "
+        f"makespan {makespan:g}, bubble ratio {bubble_ratio:.2%}"
+    )
+
+
+def _rgb(colour: str) -> list[int]:
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def _mix_with_white(colour: str, fraction: float) -> str:
+    return "#" + "".join(f"{round(c + (255 - c) * fraction):02x}" for c in _rgb(colour))
+
+
+def _ink_on(colour: str) -> str:
+    red, green, blue = _rgb(colour)
+    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 150 else "#1a1a1a"

@@ -1,0 +1,80 @@
+"""Is a schedule legal? Every rule, and every place where a schedule breaks one.
+
+Goes in: any Schedule, also one that somebody typed. Comes out: violations, or a ScheduleError that
+tells them. A legal schedule runs to its end on both clocks: each message has its sender (F and backward
+of every stage exist once, in one replica), storage is used only between its F and its backward, and no
+device waits for itself. Costs and memory limits are no matter of legality.
+"""
+
+from __future__ import annotations
+
+from jaxpipe.errors import ScheduleError
+from jaxpipe.schedules.rules.completeness import backward_once, forward_once
+from jaxpipe.schedules.rules.deadlock import acyclic
+from jaxpipe.schedules.rules.layout import holder, one_replica, placement, range_, row_per_device
+from jaxpipe.schedules.rules.order import evict_load, forward_first, input_gradient_first, sync_last
+from jaxpipe.schedules.rules.view import View
+from jaxpipe.schedules.rules.violation import Violation, message
+from jaxpipe.schedules.schedule import Schedule
+
+__all__ = ["RULES", "Violation", "check", "violations"]
+
+RULES = {
+    "row-per-device": "a schedule has one row for each of its devices, and at least one device and microbatch",
+    "placement": "each replica has the same stages, and every device holds equally many of them",
+    "range": "stage, replica and microbatch of an action are among those that the schedule has",
+    "holder": "an action stands in the row of the device that holds its stage of its replica",
+    "one-replica": "all actions of a microbatch are of one replica",
+    "forward-once": "every (stage, microbatch) has exactly one F; the next stage's F waits for its message",
+    "backward-once": "every (stage, microbatch) has exactly one B, or one I and one W; "
+    "the backward of the stage before waits for its message",
+    "forward-first": "on a device, the F of a (stage, microbatch) precedes its B or I",
+    "input-gradient-first": "on a device, the I of a (stage, microbatch) precedes its W",
+    "evict-load": "of one (stage, microbatch), EVICT follows the F, LOAD follows its EVICT, and the backward "
+    "follows the LOAD",
+    "sync-last": "a stage has at most one SYNC, after its last backward",
+    "acyclic": "rows and messages together have no circle of actions that wait for each other",
+}
+
+
+def check(schedule: Schedule) -> Schedule:
+    """Returns `schedule` itself, if it is legal.
+
+    Raises:
+        ScheduleError: it breaks rules; the message shows the first five places and counts the rest.
+
+    Example:
+        >>> from jaxpipe.schedules.registry import build
+        >>> check(build("1f1b", num_devices=4, num_microbatches=2)).name
+        '1f1b'
+    """
+    found = violations(schedule)
+    if found:
+        raise ScheduleError(message(schedule, found, RULES))
+    return schedule
+
+
+def violations(schedule: Schedule) -> list[Violation]:
+    """Every place where `schedule` breaks a rule, in the order of `RULES`.
+
+    A rule looks only at what the rules before it left standing: without a sane placement nothing else
+    is looked at, actions out of range or on a wrong device count for no other rule, and circles are
+    looked for in schedules that are otherwise legal.
+    """
+    found = [*row_per_device(schedule), *placement(schedule)]
+    if found:
+        return found
+    view = View(schedule)
+    for rule in (
+        range_,
+        holder,
+        one_replica,
+        forward_once,
+        backward_once,
+        forward_first,
+        input_gradient_first,
+        evict_load,
+        sync_last,
+    ):
+        found += rule(view)
+    return found or list(acyclic(view))

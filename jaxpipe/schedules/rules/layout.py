@@ -1,0 +1,128 @@
+"""Rules on where things stand: rows, placement, range, holder, replica."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxpipe.schedules.action import NO_MICROBATCH, Kind
+from jaxpipe.schedules.rules.view import View
+from jaxpipe.schedules.rules.violation import Violation
+from jaxpipe.schedules.schedule import Schedule
+
+
+def row_per_device(schedule: Schedule) -> Iterator[Violation]:
+    """Counts that are below one or do not agree."""
+    num_devices, num_rows = schedule.placement.num_devices, len(schedule.rows)
+    if num_rows != num_devices or num_devices < 1:
+        yield Violation(
+            "row-per-device",
+            f"num_devices={num_devices}, but num_rows={num_rows}",
+            f"give {max(num_devices, 1)} rows, an empty one for a device that does nothing",
+        )
+    if schedule.num_microbatches < 1:
+        yield Violation(
+            "row-per-device", f"num_microbatches={schedule.num_microbatches}", "set num_microbatches=1 or more"
+        )
+
+
+def placement(schedule: Schedule) -> Iterator[Violation]:
+    """Replicas whose stages are outside the devices, unequal in number or unevenly spread."""
+    num_devices, replicas = schedule.placement.num_devices, schedule.placement.devices
+    if not replicas:
+        yield Violation("placement", "the placement has num_replicas=0", "give the device of every stage")
+    for replica, devices in enumerate(replicas):
+        where = f"replica {replica}"
+        outside = [stage for stage, device in enumerate(devices) if not 0 <= device < num_devices]
+        if outside:
+            stage, device = outside[0], devices[outside[0]]
+            nearest = min(max(device, 0), num_devices - 1)
+            yield Violation(
+                "placement",
+                f"{where}: stage {stage} is on device={device}, outside 0..{num_devices - 1}",
+                f"place it on a device that exists; the nearest is device={nearest}",
+            )
+            continue
+        if len(devices) != len(replicas[0]):
+            yield Violation(
+                "placement",
+                f"{where} has num_stages={len(devices)}, replica 0 has num_stages={len(replicas[0])}",
+                f"give replica {replica} num_stages={len(replicas[0])}",
+            )
+            continue
+        held = np.bincount(np.array(devices, dtype=int), minlength=num_devices)
+        if held.min() != held.max() or not len(devices):
+            yield Violation(
+                "placement",
+                f"{where}: device {held.argmin()} holds {held.min()} of {len(devices)} stages, "
+                f"device {held.argmax()} holds {held.max()}",
+                f"use a multiple of num_devices={num_devices} stages and spread them evenly",
+            )
+
+
+def range_(view: View) -> Iterator[Violation]:
+    """Actions of a stage, replica or microbatch that the schedule does not have."""
+    schedule = view.schedule
+    limits = {
+        "stage": schedule.num_stages,
+        "replica": schedule.num_replicas,
+        "microbatch": schedule.num_microbatches,
+    }
+    for index in np.flatnonzero(~view.in_range).tolist():
+        action = view.action(index)
+        for field, limit in limits.items():
+            value = getattr(action, field)
+            if field == "microbatch" and action.kind is Kind.SYNC:
+                if value != NO_MICROBATCH:
+                    what, repair = f"{field}={value}, but SYNC is of no microbatch", f"write {action.stage}SYNC"
+                    break
+            elif not 0 <= value < limit:
+                what = f"{field}={value}, outside 0..{limit - 1}"
+                repair = f"remove it, or use the nearest {field}={min(max(value, 0), limit - 1)}"
+                break
+        else:
+            raise AssertionError(f"{action} is in range")
+        yield Violation("range", f"{view.where(index)}: {action} has {what}", repair, (view.place(index),))
+
+
+def holder(view: View) -> Iterator[Violation]:
+    """Actions in the row of a device that does not hold their stage."""
+    placement = view.schedule.placement
+    for index in np.flatnonzero(view.in_range & ~view.held).tolist():
+        action, device = view.action(index), view.columns.device[index]
+        holder = placement.device_of(action.stage, action.replica)
+        repair = f"move it to device {holder}"
+        for replica in range(placement.num_replicas):
+            if placement.device_of(action.stage, replica) == device:
+                repair += f", or write {action._replace(replica=replica)}"
+        yield Violation(
+            "holder",
+            f"{view.where(index)}: {action} is of stage {action.stage}, replica {action.replica}, "
+            f"which device {holder} holds",
+            repair,
+            (view.place(index),),
+        )
+
+
+def one_replica(view: View) -> Iterator[Violation]:
+    """Microbatches with actions of several replicas."""
+    columns = view.columns
+    if view.schedule.num_replicas == 1:
+        return
+    actions = np.flatnonzero(view.held & (columns.kind != Kind.SYNC))
+    first: dict[int, int] = {}
+    told: set[int] = set()
+    for index in actions.tolist():
+        microbatch = int(columns.microbatch[index])
+        other = first.setdefault(microbatch, index)
+        if columns.replica[index] != columns.replica[other] and microbatch not in told:
+            told.add(microbatch)
+            yield Violation(
+                "one-replica",
+                f"{view.where(index)}: {view.action(index)} is of replica {columns.replica[index]}, "
+                f"but {view.action(other)} ({view.where(other)}) of replica {columns.replica[other]}",
+                f"run every stage of microbatch {microbatch} in replica {columns.replica[other]}, "
+                f"or every one in replica {columns.replica[index]}",
+                (view.place(index), view.place(other)),
+            )

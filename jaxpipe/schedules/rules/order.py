@@ -1,0 +1,114 @@
+"""Rules on the order within a row: storage is used after it is filled and before it is given back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.rules.view import View
+from jaxpipe.schedules.rules.violation import Violation
+
+
+def forward_first(view: View) -> Iterator[Violation]:
+    """Backwards that come before their forward."""
+    backward_count = view.count[Kind.B] + view.count[Kind.I]
+    backward = np.maximum(view.index[Kind.B], view.index[Kind.I])
+    once = (view.count[Kind.F] == 1) & (backward_count == 1)
+    yield from _in_order(view, "forward-first", view.index[Kind.F][once], backward[once])
+
+
+def input_gradient_first(view: View) -> Iterator[Violation]:
+    """Weight gradients that come before their input gradient."""
+    once = (view.count[Kind.I] == 1) & (view.count[Kind.W] == 1)
+    yield from _in_order(view, "input-gradient-first", view.index[Kind.I][once], view.index[Kind.W][once])
+
+
+def _in_order(view: View, rule: str, before: np.ndarray, after: np.ndarray) -> Iterator[Violation]:
+    """Violations where an action of `before` does not precede that of `after` on the same device."""
+    device = view.columns.device
+    wrong = (device[before] == device[after]) & (before > after)
+    for late, early in zip(before[wrong], after[wrong], strict=True):
+        row, positions = view.place(early)[0], (view.place(early)[1], view.place(late)[1])
+        if positions[1] == positions[0] + 1:
+            repair = f"swap positions {positions[0]} and {positions[1]} of device {row}"
+        else:
+            repair = f"move {view.action(late)} from position {positions[1]} to before position {positions[0]}"
+        yield Violation(
+            rule,
+            f"{view.where(early)}: {view.action(early)} comes before {view.action(late)}",
+            repair,
+            (view.place(early), view.place(late))[: 1 + (positions[1] - positions[0] > 2)],
+        )
+
+
+def evict_load(view: View) -> Iterator[Violation]:
+    """Evictions, loads and backwards that find the activations elsewhere."""
+    columns = view.columns
+    is_moved = view.held & columns.is_kind(Kind.EVICT, Kind.LOAD)
+    if not is_moved.any():
+        return
+    moved = set(zip(columns.stage[is_moved].tolist(), columns.microbatch[is_moved].tolist(), strict=True))
+    histories: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index in np.flatnonzero(view.held & (columns.kind != Kind.SYNC)).tolist():
+        key = (int(columns.stage[index]), int(columns.microbatch[index]))
+        if key in moved:
+            histories[key].append(index)
+    for history in histories.values():
+        yield from _evict_load_of_one(view, history)
+
+
+def _evict_load_of_one(view: View, history: list[int]) -> Iterator[Violation]:
+    """Violations in the actions of one (stage, microbatch), in row order."""
+    state = "absent"
+    for index in history:
+        action = view.action(index)
+        if action.kind is Kind.F:
+            state = "stored"
+        elif action.kind in (Kind.EVICT, Kind.LOAD):
+            needed = "stored" if action.kind is Kind.EVICT else "parked"
+            if state != needed:
+                other = "F or LOAD" if action.kind is Kind.EVICT else "EVICT"
+                yield Violation(
+                    "evict-load",
+                    f"{view.where(index)}: {action} finds the activations {state}, not {needed}",
+                    f"move it to after the {other} that it belongs to, or remove it",
+                    (view.place(index),),
+                )
+            state = "parked" if action.kind is Kind.EVICT else "stored"
+        elif state == "parked":
+            load = action._replace(kind=Kind.LOAD)
+            yield Violation(
+                "evict-load",
+                f"{view.where(index)}: {action} needs activations that are still parked",
+                f"put {load} before position {view.place(index)[1]}",
+                (view.place(index),),
+            )
+
+
+def sync_last(view: View) -> Iterator[Violation]:
+    """SYNCs that come twice or before a backward of their stage."""
+    columns = view.columns
+    synced: dict[tuple[int, int], int] = {}
+    for index in np.flatnonzero(view.held & (columns.kind == Kind.SYNC)).tolist():
+        action = view.action(index)
+        earlier = synced.setdefault((action.stage, action.replica), index)
+        if earlier != index:
+            yield Violation(
+                "sync-last",
+                f"{view.where(index)}: {action} stands here again, after {view.where(earlier)}",
+                f"remove it from {view.where(earlier)}",
+                (view.place(index), view.place(earlier)),
+            )
+            continue
+        same = (columns.stage == action.stage) & (columns.replica == action.replica)
+        backward = np.flatnonzero(view.held & same & columns.is_kind(Kind.B, Kind.I, Kind.W))
+        if len(backward) and (last := int(backward[-1])) > index:
+            yield Violation(
+                "sync-last",
+                f"{view.where(index)}: {action} comes before {view.action(last)} ({view.where(last)})",
+                f"move it to after position {view.place(last)[1]}",
+                (view.place(index),),
+            )

@@ -1,0 +1,94 @@
+"""Trains a GPT on text through one compiled pipeline.
+
+    python -m jaxpipe.train --config=configs/quickstart.py --workdir=DIR [--config.FIELD=VALUE ...]
+
+Writes to DIR: config.json, schedule.svg, metrics.jsonl (one object a step), tensorboard/, checkpoints/.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+
+from jaxpipe.config import check
+from jaxpipe.config.command_line import require, run
+from jaxpipe.schedules import simulate
+from jaxpipe.schedules.render import svg
+from jaxpipe.training import workdir
+from jaxpipe.training.checkpoint import save_params
+from jaxpipe.training.evaluate import heldout_loss
+from jaxpipe.training.metrics import MetricsWriter
+from jaxpipe.training.optimizer import learning_rate, make_optimizer
+from jaxpipe.training.report import report
+from jaxpipe.training.setup import put_batch, set_up
+from jaxpipe.training.step import init_state, make_eval_step, make_train_step
+
+FLAGS = flags.FLAGS
+
+
+def define_flags(arguments: list[str]) -> None:
+    """Defines --config and --workdir."""
+    require("config", arguments, example="configs/quickstart.py")
+    require("workdir", arguments, example="runs/first")
+    config_flags.DEFINE_config_file("config", help_string="Python file with get_config(); see jaxpipe.config.base.")
+    flags.DEFINE_string("workdir", None, "Folder for the files of this run.")
+
+
+def main(_: Sequence[str]) -> None:
+    """One training run, top to bottom."""
+    # ---- Config: everything that can be wrong is found here, before anything is compiled
+    config = FLAGS.config
+    check(config, name=config_flags.get_config_filename(FLAGS["config"]))
+
+    # ---- Text, devices, model, pipeline
+    setup = set_up(config)
+    pipeline = setup.pipeline
+    config.mesh.platform = setup.devices.platform
+
+    # ---- Files of the run
+    path = workdir.create(FLAGS.workdir)
+    workdir.write_config(path, config)
+    (path / workdir.SCHEDULE).write_text(svg(pipeline.schedule, simulate(pipeline.schedule)))
+
+    # ---- State and compiled steps
+    optimizer = make_optimizer(config)
+    state = init_state(setup.model, pipeline, optimizer, seed=config.train.seed)
+    first_batch = put_batch(pipeline, setup.train_batches.at(0))
+    print(report(setup, state, first_batch), flush=True)
+    start = time.perf_counter()
+    train_step = make_train_step(pipeline, optimizer, learning_rate(config), dtype=config.model.dtype)
+    train_step = train_step.lower(state, first_batch).compile()
+    print(f"compiled   in {time.perf_counter() - start:.1f} s", flush=True)
+    eval_step = make_eval_step(pipeline, dtype=config.model.dtype)
+
+    # ---- Training
+    num_tokens = config.data.batch_size * config.data.seq_len
+    with MetricsWriter(path, num_steps=config.train.steps) as metrics:
+        for step in range(1, config.train.steps + 1):
+            start = time.perf_counter()
+            state, numbers = train_step(state, put_batch(pipeline, setup.train_batches.at(step - 1)))
+            numbers = jax.tree.map(float, numbers)
+            step_time_s = time.perf_counter() - start
+            numbers = {"loss": numbers.pop("loss"), **numbers}
+            numbers |= {"tokens_per_s": num_tokens / step_time_s, "step_time_s": step_time_s}
+
+            # ---- Held-out loss, now and then and at the end
+            if step % config.train.eval_every == 0 or step == config.train.steps:
+                numbers["eval_loss"] = heldout_loss(
+                    eval_step, pipeline, state.params, setup.heldout_batches, num_batches=config.train.eval_batches
+                )
+                metrics.say(f"step {step}: held-out loss {numbers['eval_loss']:.4f} nats per byte")
+            metrics.write(step, numbers)
+
+    # ---- Checkpoint
+    if config.checkpoint.save_at_end:
+        saved = save_params(path, step=config.train.steps, params=state.params, pipeline=pipeline)
+        print(f"checkpoint {saved}")
+
+
+if __name__ == "__main__":
+    run(main, define_flags=define_flags)

@@ -1,0 +1,47 @@
+"""What a run says of itself before its first step: schedule, predicted bubble, storage, devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxpipe.schedules import peak_activations, simulate
+from jaxpipe.training.setup import Setup
+from jaxpipe.training.step import TrainState
+
+
+def report(setup: Setup, state: TrainState, batch: Any) -> str:
+    """The lines to print at the start of a run."""
+    pipeline, schedule = setup.pipeline, setup.pipeline.schedule
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(pipeline.from_stages, state.params)))
+    slot_bytes = pipeline.slot_bytes(state.params, batch)
+    num_slots = pipeline.table.num_slots
+    lines = [
+        f"devices    {setup.devices.reason}",
+        f"data       {setup.corpus.num_files} files, {len(setup.corpus.train):,} training tokens,"
+        f" {len(setup.corpus.heldout):,} held out",
+        f"model      {num_params:,} parameters, layers per stage {', '.join(map(str, pipeline.layers_per_stage))}",
+        f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
+        f" {schedule.num_microbatches} microbatches",
+        f"bubble     {simulate(schedule).bubble_ratio:.1%} predicted, backward = 2 forward",
+        f"rounds     {pipeline.table.num_rounds}",
+        f"slots      {num_slots} of {_mebibytes(slot_bytes)} per device; the schedule's peak is"
+        f" {peak_activations(schedule).max():g} Ma",
+        f"bytes      per device: slots {_mebibytes(num_slots * slot_bytes)}, train state"
+        f" {_mebibytes(_bytes_per_device(state))}, gradients {_mebibytes(_bytes_per_device(state.params))}",
+    ]
+    return "\n".join(lines)
+
+
+def _bytes_per_device(tree: Any) -> int:
+    return sum(_local_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def _local_bytes(leaf: jax.Array) -> int:
+    shape = leaf.sharding.shard_shape(leaf.shape)
+    return jax.ShapeDtypeStruct(shape, leaf.dtype).size * leaf.dtype.itemsize
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.2f} MiB"

@@ -1,0 +1,71 @@
+"""What a config asks for, built: devices and mesh, text, model and pipeline. Used by train and eval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxpipe.config.checks import build_schedule, gpt_config
+from jaxpipe.data import Batches, Corpus, load_corpus
+from jaxpipe.mesh import Devices, choose_devices, make_mesh
+from jaxpipe.models import GPT
+from jaxpipe.program import Pipeline, StageFunctions
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What train and eval both need.
+
+    Attributes:
+        corpus: training and held-out tokens.
+        train_batches: of the training tokens.
+        heldout_batches: of the held-out tokens.
+        devices: what the mesh is made of, and why.
+        model: the model's functions.
+        pipeline: the compiled program's maker.
+    """
+
+    corpus: Corpus
+    train_batches: Batches
+    heldout_batches: Batches
+    devices: Devices
+    model: GPT
+    pipeline: Pipeline
+
+
+def set_up(config: ConfigDict) -> Setup:
+    """Builds what a checked config asks for; reads the text first, since that can fail and is quick.
+
+    Raises:
+        ConfigError: files or devices that are not there.
+    """
+    data, mesh = config.data, config.mesh
+    corpus = load_corpus(
+        data.files, heldout_fraction=data.heldout_fraction, batch_size=data.batch_size, seq_len=data.seq_len
+    )
+
+    def batches_of(tokens):
+        return Batches(
+            tokens,
+            seq_len=data.seq_len,
+            batch_size=data.batch_size,
+            num_microbatches=config.pipeline.num_microbatches,
+            seed=data.seed,
+        )
+
+    devices = choose_devices(mesh.data * mesh.pipe * mesh.tensor, platform=mesh.platform)
+    model = GPT(gpt_config(config))
+    pipeline = Pipeline(
+        build_schedule(config),
+        make_mesh(data=mesh.data, pipe=mesh.pipe, tensor=mesh.tensor, devices=devices.devices),
+        StageFunctions(embed=model.embed, layer=model.layer, head=model.head),
+        num_layers=config.model.num_layers,
+    )
+    return Setup(corpus, batches_of(corpus.train), batches_of(corpus.heldout), devices, model, pipeline)
+
+
+def put_batch(pipeline: Pipeline, batch: dict) -> dict:
+    """`batch` on the devices, as the pipeline wants it."""
+    return jax.device_put(batch, pipeline.batch_sharding)

@@ -1,0 +1,93 @@
+"""The train state and the functions that make, change and evaluate it, each one jitted program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxpipe.models import GPT
+from jaxpipe.program import Pipeline
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["params", "optimizer", "step"], meta_fields=[])
+@dataclass(frozen=True)
+class TrainState:
+    """All that a step changes.
+
+    Attributes:
+        params: staged parameters, float32.
+        optimizer: the optimizer's state, sharded as the parameters.
+        step: steps done, int32.
+    """
+
+    params: Any
+    optimizer: Any
+    step: Any
+
+
+def init_state(model: GPT, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int) -> TrainState:
+    """The state before the first step, made where it will live; the same for every mesh and schedule."""
+
+    def init(key: jax.Array) -> TrainState:
+        params = pipeline.to_stages(model.init(key))
+        return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
+
+    key = jax.random.key(seed)
+    shapes = jax.eval_shape(init, key)
+    params = pipeline.shardings(shapes.params)
+    replicated = NamedSharding(pipeline.mesh, P())
+    moments = optax.tree.map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        shapes.optimizer,
+        params,
+        transform_non_params=lambda _: replicated,
+    )
+    return jax.jit(init, out_shardings=TrainState(params, moments, replicated))(key)
+
+
+def make_train_step(
+    pipeline: Pipeline,
+    optimizer: optax.GradientTransformation,
+    learning_rate: optax.Schedule,
+    *,
+    dtype: str,
+) -> Any:
+    """The jitted step (state, batch) -> (state, metrics); the state is donated.
+
+    The metrics are float32 scalars: loss, grad_norm, learning_rate.
+    """
+
+    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        num_valid = (batch["targets"] >= 0).sum()
+        loss, grads = pipeline.loss_and_grads(_cast(state.params, dtype), batch, 1.0 / num_valid)
+        updates, moments = optimizer.update(grads, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {
+            "loss": loss,
+            "grad_norm": optax.tree.norm(grads),
+            "learning_rate": learning_rate(state.step),
+        }
+        return TrainState(params, moments, state.step + 1), metrics
+
+    return jax.jit(train_step, donate_argnums=0)
+
+
+def make_eval_step(pipeline: Pipeline, *, dtype: str) -> Any:
+    """The jitted (params, batch) -> sum of the losses of the batch's valid tokens."""
+
+    def eval_step(params: Any, batch: Any) -> jax.Array:
+        return pipeline.loss(_cast(params, dtype), batch, 1.0)
+
+    return jax.jit(eval_step)
+
+
+def _cast(params: Any, dtype: str) -> Any:
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)

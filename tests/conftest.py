@@ -1,0 +1,19 @@
+"""Eight virtual CPU devices for the whole suite, set before anything starts a JAX backend.
+
+Only the environment is written here, so that tests of the pure parts run without importing JAX. No
+compilation cache: a test that compiles shall compile.
+"""
+
+import os
+
+XLA_FLAGS = (
+    "--xla_force_host_platform_device_count=8",
+    # Devices share few cores: one may be late to a collective for a long time without being stuck.
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300",
+    "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+)
+
+os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *XLA_FLAGS)).strip()  # the last one wins
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)

@@ -1,0 +1,40 @@
+"""Small schedules as text, compared whole.
+
+After a change that is meant, write them anew with `python tests/schedules/test_golden.py` and read the diff.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from jaxpipe.schedules import build, simulate
+from jaxpipe.schedules.render import text
+
+FOLDER = Path(__file__).parent.parent / "golden"
+CASES = [
+    ("gpipe", 2, 3),
+    ("gpipe", 4, 4),
+    ("1f1b", 1, 3),
+    ("1f1b", 2, 3),
+    ("1f1b", 4, 8),
+    ("1f1b", 5, 3),
+]
+
+
+def path_of(name: str, num_devices: int, num_microbatches: int) -> Path:
+    return FOLDER / f"{name}_D{num_devices}_N{num_microbatches}.txt"
+
+
+def grid_of(name: str, num_devices: int, num_microbatches: int) -> str:
+    schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
+    return text(schedule, simulate(schedule))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: path_of(*case).stem)
+def test_grid_is_as_it_was(case):
+    assert grid_of(*case) == path_of(*case).read_text()
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        path_of(*case).write_text(grid_of(*case))

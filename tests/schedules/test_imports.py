@@ -1,0 +1,15 @@
+"""Schedules, their lowering and their pictures load neither JAX nor matplotlib."""
+
+import subprocess
+import sys
+
+
+def test_no_jax_is_imported():
+    program = (
+        "import sys, jaxpipe.schedules, jaxpipe.lowering, jaxpipe.show\n"
+        "jaxpipe.show.main(['1f1b', '--num_devices=2', '--num_microbatches=2', '--format=svg'])\n"
+        "heavy = {'jax', 'jaxlib', 'flax', 'optax', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,140 @@
+"""CSV and JSON: what is written reads back equal, PyTorch's files are read, mistakes are named."""
+
+import pytest
+
+from jaxpipe.errors import ScheduleError
+from jaxpipe.schedules import (
+    REGISTRY,
+    Action,
+    Kind,
+    Placement,
+    Schedule,
+    build,
+    from_csv,
+    from_json,
+    linear,
+    parse_action,
+    read_csv,
+    to_csv,
+    to_json,
+)
+from jaxpipe.schedules.rules import check
+
+TWO_REPLICAS = Schedule(
+    "both ways",
+    Placement(2, ((0, 1), (1, 0))),
+    2,
+    (
+        tuple(map(parse_action, ["0F0", "0EVICT0", "1F1@1", "1B1@1", "1SYNC@1", "0LOAD0", "0I0", "0W0", "0SYNC"])),
+        tuple(map(parse_action, ["0F1@1", "1F0", "1I0", "1W0", "1SYNC", "0B1@1", "0SYNC@1"])),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize(("num_devices", "num_microbatches"), [(1, 1), (3, 2), (4, 9)])
+def test_csv_and_json_read_back_equal(name, num_devices, num_microbatches):
+    schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
+    assert from_json(to_json(schedule)) == schedule
+    if schedule.num_replicas == 1:
+        assert from_csv(to_csv(schedule), name=name) == schedule
+
+
+def test_json_holds_replicas_and_all_kinds():
+    check(TWO_REPLICAS)
+    assert from_json(to_json(TWO_REPLICAS)) == TWO_REPLICAS
+
+
+def test_csv_as_pytorch_writes_it():
+    # idle steps as empty cells, CRLF, a chunk's stages on one line, split and whole backward, overlapped pairs
+    text = "0F0,0F1,,3F0,3I0,(3F1;0B0)OVERLAP_F_B,3B1,,0B1,3W0\r\n,1F0,2F0,1F1,2F1,2B0,1I0,2I1,1B1,1W0,2W1\r\n"
+    schedule = check(from_csv(text, name="v"))
+    assert schedule.placement == Placement(2, ((0, 1, 1, 0),))
+    assert schedule.num_microbatches == 2
+    assert [str(action) for action in schedule.rows[0]] == [
+        "0F0",
+        "0F1",
+        "3F0",
+        "3I0",
+        "3F1",
+        "0B0",
+        "3B1",
+        "0B1",
+        "3W0",
+    ]
+    assert from_csv(to_csv(schedule), name="v") == schedule
+
+
+def test_csv_file_names_the_schedule(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + b" 0F0, 0B0\n\n")  # as a spreadsheet saves it
+    schedule = read_csv(path)
+    assert schedule == Schedule("mine", linear(1), 1, ((Action(Kind.F, 0, 0), Action(Kind.B, 0, 0)),))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0F0,0B0\n1F0,1X0\n", r"'mine', line 2, cell 2: '1X0' is not a compute action"),
+        ("0F0,,0SEND_F0\n", r"line 1, cell 3: '0SEND_F0' is not a compute action"),
+        ("0F0,0EVICT0,0LOAD0,0B0\n", r"line 1, cell 2: '0EVICT0' .* need JSON"),
+        ("0F0@1,0B0@1\n", r"line 1, cell 1: '0F0@1' .* need JSON"),
+        ("(0F0;0Q0)OVERLAP_F_B\n", r"line 1, cell 1: .* is not a compute action"),
+        ("0F0,0B0\n1F0,0F1\n", r"line 2, cell 2: 0F1 is of stage 0, but so is line 1, cell 1: 0F0"),
+        ("0F0,0B0\n2F0,2B0\n", r"no line has an action of stage 1, but there is stage 2"),
+        ("0F0,0B0,0F999999999\n", r"no line has an action of microbatch 1, but there is microbatch 999999999"),
+        ("", r"no line has an action of stage 0"),
+    ],
+)
+def test_csv_mistakes_are_named(text, message):
+    with pytest.raises(ScheduleError, match=f"(?s){message}") as error:
+        from_csv(text, name="mine")
+    assert "\n  rule " in str(error.value)
+    assert "\n  repair: " in str(error.value)
+
+
+def test_csv_cannot_hold_what_json_can():
+    with pytest.raises(ScheduleError, match=r"(?s)num_replicas=2 .*repair: write it as JSON"):
+        to_csv(TWO_REPLICAS)
+    synced = Schedule("synced", linear(1), 1, (tuple(map(parse_action, ["0F0", "0B0", "0SYNC"])),))
+    with pytest.raises(ScheduleError, match=r"(?s)device 0, position 2: 0SYNC.*repair: write it as JSON"):
+        to_csv(synced)
+
+
+def test_csv_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ScheduleError, match="No such file"):
+        read_csv(tmp_path / "none.csv")
+    (tmp_path / "picture.csv").write_bytes(b"\x89PNG\xff\x00")
+    with pytest.raises(ScheduleError, match="not a text file"):
+        read_csv(tmp_path / "picture.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "line 1, column 2"),
+        ("[]", "it is a list, not an object"),
+        ('{"nam": "x"}', "unknown key 'nam'. Did you mean 'name'"),
+        ('{"name": "x"}', "the key 'num_devices' is missing"),
+        (
+            '{"name": "x", "num_devices": true, "num_microbatches": 1, "devices": [[0]], "rows": [[]]}',
+            "num_devices=True",
+        ),
+        (
+            '{"name": "x", "num_devices": 1, "num_microbatches": 1, "devices": [0], "rows": [[]]}',
+            "'devices' is not a list",
+        ),
+        (
+            '{"name": "x", "num_devices": 1, "num_microbatches": 1, "devices": [[0]], "rows": [[0]]}',
+            "'rows' is not a list",
+        ),
+        (
+            '{"name": "x", "num_devices": 1, "num_microbatches": 1, "devices": [[0]], "rows": [["0F0", "B"]]}',
+            "device 0, position 1: 'B' is not an action",
+        ),
+    ],
+)
+def test_json_mistakes_are_named(text, message):
+    with pytest.raises(ScheduleError, match=message) as error:
+        from_json(text)
+    assert "repair: " in str(error.value)

@@ -1,0 +1,105 @@
+"""The README's python blocks run, its commands name what exists, and CI runs its test command."""
+
+import importlib.util
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def run_python(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs this Python in `folder`, on the 8 virtual devices of conftest.py, with this checkout's jaxpipe."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=280
+    )
+
+
+def bash_commands() -> list[str]:
+    return [line for block in code_blocks(README, "bash") for line in block.splitlines() if line.strip()]
+
+
+def module_calls() -> list[list[str]]:
+    """What follows `python -m` in each of the README's commands that has it and is no mere set-up."""
+    words = [shlex.split(command, comments=True) for command in bash_commands()]
+    calls = [command[len(command) - command[::-1].index("-m") :] for command in words if "-m" in command]
+    return [call for call in calls if call[0].startswith("jaxpipe")]
+
+
+def setup_commands() -> list[str]:
+    return [command for command in bash_commands() if command.startswith("python3.11 -m venv")]
+
+
+@pytest.mark.parametrize("code", code_blocks(README, "python"))
+def test_python_block_runs(code: str, tmp_path: Path):
+    result = run_python(["-c", code], tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_broken_block_would_be_seen(tmp_path: Path):
+    (code,) = code_blocks("text\n```python\nimport jax\nassert jax.device_count() == 9\n```\nmore\n", "python")
+    result = run_python(["-c", code], tmp_path)
+    assert result.returncode == 1
+    assert "AssertionError" in result.stderr
+
+
+def test_blocks_see_eight_devices(tmp_path: Path):
+    result = run_python(["-c", "import jax; assert jax.device_count() == 8"], tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_show_commands_run(tmp_path: Path):
+    """In the README's order and one folder, as one reads a file that another writes."""
+    shows = [call for call in module_calls() if call[0] == "jaxpipe.show"]
+    assert shows
+    for call in shows:
+        result = run_python(["-m", *call], tmp_path)
+        assert result.returncode == 0, f"{shlex.join(call)}\n{result.stderr}"
+        written = [argument.partition("=")[2] for argument in call if argument.startswith("--output=")]
+        assert all((tmp_path / name).stat().st_size for name in written)
+        assert bool(result.stdout) == (not written)
+
+
+@pytest.mark.parametrize("call", module_calls(), ids=shlex.join)
+def test_command_names_what_exists(call: list[str]):
+    module, *arguments = call
+    assert importlib.util.find_spec(module), f"no module {module}"
+    fields = [argument.split("=")[0] for argument in arguments if argument.startswith("--config.")]
+    files = [argument.partition("=")[2] for argument in arguments if argument.startswith("--config=")]
+    for file in files:
+        config = runpy.run_path(str(ROOT / file))["get_config"]()
+        for field in fields:
+            section, name = field.removeprefix("--config.").split(".")
+            assert name in config[section], f"{field} is no field of {file}"
+
+
+def test_two_commands_set_up_everything():
+    train, test = setup_commands()
+    assert "jaxpipe.train" in train
+    assert test.endswith("pytest")
+
+
+def test_ci_runs_the_test_command():
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    assert lines[-1] == setup_commands()[1]
+
+
+def test_folders_exist():
+    folders = re.findall(r"^\| `([a-z/]+/)` \|", README, re.MULTILINE)
+    assert "jaxpipe/schedules/" in folders
+    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
+    packages = {f"jaxpipe/{path.parent.name}/" for path in ROOT.glob("jaxpipe/*/__init__.py")}
+    assert packages - set(folders) == set(), "packages that the README's table leaves out"

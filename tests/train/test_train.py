@@ -1,0 +1,138 @@
+"""Training and evaluation as a user runs them: the files they leave, the numbers they print, their errors."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "--config.mesh.platform=cpu",
+    "--config.mesh.pipe=2",
+    "--config.mesh.data=2",
+    "--config.pipeline.num_microbatches=3",
+    "--config.model.num_layers=3",
+    "--config.model.hidden=16",
+    "--config.data.batch_size=12",
+    "--config.data.seq_len=16",
+    "--config.train.steps=6",
+    "--config.train.eval_every=3",
+    "--config.train.eval_batches=2",
+]
+
+
+def _run(module: str, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", f"jaxpipe.{module}", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _train(workdir: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return _run("train", "--config=configs/quickstart.py", f"--workdir={workdir}", *SMALL, *arguments)
+
+
+def _losses(workdir: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run") / "first"
+    return workdir, _train(workdir)
+
+
+def test_a_run_leaves_its_files(trained):
+    workdir, done = trained
+    assert done.returncode == 0, done.stderr
+    config = json.loads((workdir / "config.json").read_text())
+    assert config["pipeline"]["num_microbatches"] == 3
+    assert config["mesh"] == {"data": 2, "pipe": 2, "tensor": 1, "platform": "cpu"}
+    assert (workdir / "schedule.svg").read_text().startswith("<svg")
+    assert list((workdir / "tensorboard").glob("events.*"))
+    assert (workdir / "checkpoints" / "6").is_dir()
+
+
+def test_metrics_have_one_line_a_step(trained):
+    rows = [json.loads(line) for line in (trained[0] / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert all({"loss", "grad_norm", "learning_rate", "tokens_per_s", "step_time_s"} <= set(row) for row in rows)
+    assert [row["step"] for row in rows if "eval_loss" in row] == [3, 6]
+    assert rows[-1]["eval_loss"] < rows[0]["loss"]
+
+
+def test_the_start_says_what_will_run(trained):
+    text = trained[1].stdout
+    assert "4 virtual CPU devices" in text
+    assert "1f1b: 2 stages on 2 devices, 3 microbatches" in text
+    assert "25.0% predicted" in text  # (D-1)/(N+D-1) = 1/4
+    assert re.search(r"slots +2 of [\d.]+ MiB per device", text)
+
+
+def test_eval_prints_the_last_held_out_loss_on_any_mesh_and_schedule(trained):
+    workdir, _ = trained
+    expected = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])["eval_loss"]
+    for arguments in ([], ["--config.mesh.pipe=3", "--config.mesh.data=1", "--config.pipeline.schedule=gpipe"]):
+        done = _run("eval", f"--workdir={workdir}", *arguments)
+        found = re.search(r"step 6: held-out loss ([\d.]+)", done.stdout)
+        assert found, done.stderr
+        assert float(found[1]) == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_losses_do_not_depend_on_mesh_schedule_or_microbatches(trained, tmp_path):
+    other = tmp_path / "other"
+    done = _train(
+        other, "--config.mesh.pipe=1", "--config.pipeline.schedule=gpipe", "--config.pipeline.num_microbatches=2"
+    )
+    assert done.returncode == 0, done.stderr
+    # float32 sums in another order, six steps apart
+    assert _losses(other) == pytest.approx(_losses(trained[0]), rel=1e-4)
+
+
+def test_a_run_is_never_overwritten(trained):
+    workdir, _ = trained
+    before = (workdir / "metrics.jsonl").read_bytes()
+    done = _train(workdir)
+    assert done.returncode == 2
+    assert "holds a run" in done.stderr
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--config.model.hiden=3"], "Did you mean 'model.hidden'?"),
+        (["--config.model.hidden=wide"], "'wide'"),
+        (["--config.data.files=nowhere/*.txt"], "data.files='nowhere/*.txt' matches no file"),
+        (["--config.data.batch_size=13", "--config.mesh.pipe=5"], "2 rules broken"),
+        (["--config.mesh.platform=gpu"], "the mesh needs 4 devices and there are 0 GPUs"),
+    ],
+)
+def test_errors_are_one_message_without_a_traceback(arguments, words, tmp_path):
+    done = _train(tmp_path / "run", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ConfigError: ")
+    assert words in done.stderr
+    assert "repair:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_field_mistyped_in_a_config_file_names_the_closest(tmp_path):
+    config = tmp_path / "mine.py"
+    config.write_text(
+        "from jaxpipe.config import base_config\n\n\ndef get_config(arg=''):\n    config = base_config()\n"
+        "    config.pipeline.num_microbatch = 4\n    return config\n"
+    )
+    done = _run("train", f"--config={config}", f"--workdir={tmp_path}/run")
+    assert done.returncode == 2
+    assert 'Did you mean "num_microbatches"' in done.stderr
+    assert "Traceback" not in done.stderr
