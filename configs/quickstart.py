@@ -2,8 +2,8 @@
 
 Command:  python -m jaxpipe.train --config=configs/quickstart.py --workdir=runs/quickstart
 Hardware: 2 CPU cores (8 virtual devices), or 8 GPUs where they are
-Time:     not yet measured
-Number:   held-out loss below 2.2 nats per byte
+Time:     about 100 s, compilation included
+Number:   held-out loss 1.97 nats per byte
 """
 
 from ml_collections import ConfigDict
@@ -19,11 +19,11 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.hidden = 128
     config.model.num_heads = 2
     config.data.batch_size = 32
-    config.data.seq_len = 128
+    config.data.seq_len = 64
     config.pipeline.schedule = "1f1b"
     config.pipeline.num_microbatches = 16
     config.mesh.pipe = 8
-    config.optimizer.learning_rate = 3e-3
+    config.optimizer.learning_rate = 5e-3
     config.train.steps = 300
     config.train.eval_every = 100
     return config

@@ -19,7 +19,7 @@ class MetricsWriter:
         """Opens the files in `path` and the bar of `num_steps` steps."""
         self._lines = (path / METRICS).open("x", buffering=1)
         self._tensorboard = SummaryWriter(str(path / TENSORBOARD))
-        self._bar = tqdm(total=num_steps, unit="step", dynamic_ncols=True)
+        self._bar = tqdm(total=num_steps, unit="step", dynamic_ncols=True, mininterval=0.5)
 
     def write(self, step: int, numbers: dict[str, float]) -> None:
         """Writes the numbers of `step`, counted from 1, which has just ended."""

@@ -1,6 +1,7 @@
 """The model without a pipeline: its loss, its parts against plain forms, what its layer saves."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -16,6 +17,7 @@ from jaxpipe.models.ends import token_loss_sum
 CONFIG = GPTConfig(num_layers=3, hidden=16, num_heads=2, vocab_size=32, seq_len=8)
 
 
+@functools.cache
 def _init(model: GPT):
     return jax.jit(model.init)(jax.random.key(0))
 
@@ -72,9 +74,10 @@ def test_later_tokens_change_nothing_before_them():
     model = GPT(CONFIG)
     layer = _layer_params(model)
     x = jax.random.normal(jax.random.key(1), (1, 8, 16))
-    changed = model.layer(layer, x.at[:, 5:].add(1.0))
-    np.testing.assert_array_equal(changed[:, :5], model.layer(layer, x)[:, :5])
-    assert not np.allclose(changed[:, 5:], model.layer(layer, x)[:, 5:])
+    apply = jax.jit(model.layer)
+    before, changed = apply(layer, x), apply(layer, x.at[:, 5:].add(1.0))
+    np.testing.assert_array_equal(changed[:, :5], before[:, :5])
+    assert not np.allclose(changed[:, 5:], before[:, 5:])
 
 
 def test_attention_and_its_gradients_are_those_of_jax_nn():
@@ -103,9 +106,9 @@ def test_a_layer_saves_its_matrix_inputs_and_no_weights(dtype):
     _, backward = jax.vjp(model.layer, _layer_params(model, dtype), x)
     saved = jax.tree.leaves(backward.opaque_residuals)
     stream, heads, feed_forward, probabilities = (2, 8, 16), (2, 2, 8, 8), (2, 8, 64), (2, 2, 8, 8)
-    # Norms: two outputs and the middle of the stream; q, k, v and the attended values; probabilities;
+    # The two norms' outputs, the attended values and the middle of the stream; q, k, v; probabilities;
     # before and after GELU. `heads` and `probabilities` are of one shape here: seq = head_dim = 8.
-    expected = [stream] * 3 + [heads] * 4 + [probabilities] + [feed_forward] * 2
+    expected = [stream] * 4 + [heads] * 3 + [probabilities] + [feed_forward] * 2
     assert sorted(leaf.shape for leaf in saved) == sorted(expected)
     assert {str(leaf.dtype) for leaf in saved} == {dtype}
 
@@ -115,9 +118,12 @@ def test_recompute_saves_less_and_changes_no_gradient():
     num_saved, gradients = {}, {}
     for recompute in ("none", "attention", "full"):
         model = GPT(dataclasses.replace(CONFIG, recompute=recompute))
-        y, backward = jax.vjp(model.layer, _layer_params(model), x)
+        params = _layer_params(model)
+        _, backward = jax.vjp(jax.jit(model.layer), params, x)
         num_saved[recompute] = len(jax.tree.leaves(backward.opaque_residuals))
-        gradients[recompute] = backward(jnp.cos(y))
+        gradients[recompute] = jax.jit(jax.grad(lambda p, x, layer=model.layer: jnp.sin(layer(p, x)).sum(), (0, 1)))(
+            params, x
+        )
     assert num_saved == {"none": 10, "attention": 9, "full": 0}
     for recompute in ("attention", "full"):
         jax.tree.map(

@@ -1,0 +1,1 @@
+"""`python -m jaxpipe.bench`: what one pipelined step costs against one unpipelined step of the same model."""

@@ -1,0 +1,96 @@
+"""Measures one pipelined step against one unpipelined step of the same model, in one run.
+
+    python -m jaxpipe.bench --config=configs/bench_cpu.py [--format=json] [--num_processes=P] [--num_repeats=3]
+
+Times are of loss and gradients: the compiled pipeline on the config's mesh, and `jax.value_and_grad`
+scanned over layers and microbatches on one device, by turns; medians. Bytes, compile time and copies are
+those of the whole training step. With --num_processes=P the pipeline is P processes of one core and one
+thread (mesh.pipe becomes P), `efficiency` is unpipelined wall time / (P x pipelined wall time), and
+`efficiency_of_cores` what P unpipelined copies at once reach: the machine's own ceiling.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from jaxpipe.bench import processes
+from jaxpipe.bench.memory import measure_memory
+from jaxpipe.bench.problem import make_problem
+from jaxpipe.bench.timing import median, timed
+from jaxpipe.config import check
+from jaxpipe.config.command_line import require, run
+from jaxpipe.mesh import choose_devices
+
+FLAGS = flags.FLAGS
+
+
+def define_flags(arguments: list[str]) -> None:
+    """Defines the flags of the benchmark."""
+    require("config", arguments, example="configs/bench_cpu.py")
+    config_flags.DEFINE_config_file("config", help_string="Python file with get_config(); see jaxpipe.config.base.")
+    flags.DEFINE_enum("format", "text", ["text", "json"], "How the numbers are printed.")
+    flags.DEFINE_integer("num_repeats", 3, "Repeats of each measurement.", lower_bound=1)
+    flags.DEFINE_integer("num_processes", 1, "Processes of one core and one thread each.", lower_bound=1)
+    flags.DEFINE_integer("process", None, "Which of the processes this is; set by the first.")
+    flags.DEFINE_string("coordinator", None, "Where the processes meet; set by the first.")
+
+
+def main(_: Sequence[str]) -> None:
+    """One benchmark."""
+    config = FLAGS.config
+    if FLAGS.num_processes > 1:
+        config.mesh.data, config.mesh.pipe, config.mesh.tensor = 1, FLAGS.num_processes, 1
+    check(config, name=config_flags.get_config_filename(FLAGS["config"]))
+    if FLAGS.process is not None:
+        processes.work(
+            config,
+            process=FLAGS.process,
+            num_processes=FLAGS.num_processes,
+            coordinator=FLAGS.coordinator,
+            num_repeats=FLAGS.num_repeats,
+        )
+        return
+    numbers = {
+        "schedule": config.pipeline.schedule,
+        "num_devices": config.mesh.pipe,
+        "num_microbatches": config.pipeline.num_microbatches,
+    }
+    if FLAGS.num_processes > 1:
+        numbers |= processes.launch(sys.argv[1:], num_processes=FLAGS.num_processes)
+    else:
+        numbers |= _measure(config)
+    if FLAGS.format == "json":
+        print(json.dumps(numbers))
+        return
+    for name, number in numbers.items():
+        print(f"{name:26} {number:.4g}" if isinstance(number, float) else f"{name:26} {number}")
+
+
+def _measure(config: ConfigDict) -> dict[str, Any]:
+    """All in this process, the mesh on virtual devices (or GPUs)."""
+    mesh = config.mesh
+    devices = choose_devices(mesh.data * mesh.pipe * mesh.tensor, platform=mesh.platform).devices
+    problem = make_problem(config, devices)
+    memory = measure_memory(config, problem)
+    pipelined, unpipelined = problem.compile_pipelined(), problem.compile_unpipelined()
+    timed(pipelined), timed(unpipelined)
+    pairs = [(timed(pipelined), timed(unpipelined)) for _ in range(FLAGS.num_repeats)]
+    pipeline, one = (median(list(timings)) for timings in zip(*pairs, strict=True))
+    return {
+        "pipelined_cpu_s": pipeline.cpu_s,
+        "unpipelined_cpu_s": one.cpu_s,
+        "work_ratio": pipeline.cpu_s / one.cpu_s,
+        "pipelined_wall_s": pipeline.wall_s,
+        "unpipelined_wall_s": one.wall_s,
+        **memory,
+    }
+
+
+if __name__ == "__main__":
+    run(main, define_flags=define_flags)

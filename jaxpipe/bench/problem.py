@@ -1,0 +1,84 @@
+"""What is measured: the model, pipeline, parameters and tokens of a config. The tokens' values do not matter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxpipe.bench import unpipelined
+from jaxpipe.config.checks import build_schedule, gpt_config
+from jaxpipe.mesh import make_mesh
+from jaxpipe.models import GPT
+from jaxpipe.program import Pipeline, StageFunctions
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One pipelined and one unpipelined step of the same numbers, ready to compile.
+
+    Attributes:
+        pipeline: the pipelined step's maker.
+        params: staged, on the mesh.
+        batch: on the mesh.
+        canonical: parameters on this process's first device.
+        local_batch: the batch there.
+        scale: 1 / tokens of the batch.
+    """
+
+    model: GPT
+    pipeline: Pipeline
+    params: PyTree
+    batch: PyTree
+    canonical: PyTree
+    local_batch: PyTree
+    scale: np.float32
+
+    def compile_pipelined(self) -> Any:
+        """The compiled () -> (loss, staged gradients)."""
+        arguments = (self.params, self.batch, self.scale)
+        return partial(self.pipeline.loss_and_grads.lower(*arguments).compile(), *arguments)
+
+    def compile_unpipelined(self) -> Any:
+        """The compiled () -> (loss, canonical gradients), on one device."""
+        arguments = (self.canonical, self.local_batch, self.scale)
+        step = jax.jit(partial(unpipelined.loss_and_grads, self.model))
+        return partial(step.lower(*arguments).compile(), *arguments)
+
+
+def make_problem(config: ConfigDict, devices: tuple[Any, ...]) -> Problem:
+    """The problem of a checked config on `devices`."""
+    mesh, data, num_microbatches = config.mesh, config.data, config.pipeline.num_microbatches
+    model = GPT(gpt_config(config))
+    pipeline = Pipeline(
+        build_schedule(config),
+        make_mesh(data=mesh.data, pipe=mesh.pipe, tensor=mesh.tensor, devices=devices),
+        StageFunctions(embed=model.embed, layer=model.layer, head=model.head),
+        num_layers=config.model.num_layers,
+    )
+    shape = (num_microbatches, data.batch_size // num_microbatches, data.seq_len)
+    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (2, *shape), dtype=np.int32)
+    local_batch = {"tokens": tokens[0], "targets": tokens[1]}
+
+    def init() -> PyTree:
+        return jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), model.init(jax.random.key(0)))
+
+    staged = jax.eval_shape(lambda: pipeline.to_stages(init()))
+    return Problem(
+        model=model,
+        pipeline=pipeline,
+        params=jax.jit(lambda: pipeline.to_stages(init()), out_shardings=pipeline.shardings(staged))(),
+        batch=jax.tree.map(
+            lambda leaf: jax.make_array_from_callback(leaf.shape, pipeline.batch_sharding, leaf.__getitem__),
+            local_batch,
+        ),
+        canonical=jax.jit(init)(),
+        local_batch=local_batch,
+        scale=np.float32(1 / tokens[1].size),
+    )

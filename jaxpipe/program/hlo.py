@@ -1,0 +1,133 @@
+"""What the compiled program says of itself: permute pairs, and writes of whole buffers inside its loops.
+
+Reads the text of optimized HLO (`compiled.as_text()`); knows nothing of schedules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+?) ([a-z][\w\-]*)\((.*)$")
+_CALLED = re.compile(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_SCOPE = re.compile(r"(position\d+_permute\d+)")
+
+# These name a buffer or pass it on; what a while or a call writes is counted inside it.
+_PASSES = frozenset(
+    "parameter get-tuple-element tuple while call conditional bitcast opt-barrier dynamic-update-slice".split()
+)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of HLO."""
+
+    name: str
+    shape: str  # as written, without layout: f32[8,2,256]
+    opcode: str
+    rest: str  # operands and attributes
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it names."""
+        branches = _BRANCHES.search(self.rest)
+        listed = [name.strip().lstrip("%") for name in branches[1].split(",")] if branches else []
+        return _CALLED.findall(self.rest) + listed
+
+
+@dataclass
+class Computation:
+    """A list of instructions."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    root: Instruction | None = None
+
+
+def computations(text: str) -> tuple[dict[str, Computation], str]:
+    """All computations of an HLO module by name, and the name of its entry."""
+    found: dict[str, Computation] = {}
+    entry, current = "", Computation()
+    for line in text.splitlines():
+        if header := _COMPUTATION.match(line):
+            current = found[header[2]] = Computation()
+            entry = header[2] if header[1] else entry
+        elif match := _INSTRUCTION.match(line):
+            instruction = Instruction(match[2], re.sub(r"\{[^}]*\}", "", match[3]), match[4], match[5])
+            current.instructions.append(instruction)
+            if match[1]:
+                current.root = instruction
+    return found, entry
+
+
+def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
+    """Instructions inside loops that write all of a buffer of one of `shapes`.
+
+    Counted is every instruction, copy or fusion, whose result has such a shape, but for those that pass a
+    buffer on and those that write one slice of it in place.
+
+    Args:
+        text: optimized HLO.
+        shapes: as HLO writes them: `f32[8,2,256]`.
+    """
+    found, entry = computations(text)
+    shapes = set(shapes)
+    loops = _reachable(found, [c for i in found[entry].instructions if i.opcode == "while" for c in i.called])
+    return [
+        instruction
+        for name in sorted(loops)
+        for instruction in found[name].instructions
+        if shapes.intersection(re.findall(r"\w+\[[\d,]*\]", instruction.shape))
+        and instruction.opcode not in _PASSES
+        and not _updates_in_place(found, instruction)
+    ]
+
+
+def permute_pairs(text: str) -> dict[str, set[tuple[int, int]]]:
+    """(source, target) pairs of each permute, by the name of its scope (`jaxpipe.program.rounds.permute_scope`)."""
+    pairs: dict[str, set[tuple[int, int]]] = {}
+    for computation in computations(text)[0].values():
+        for instruction in computation.instructions:
+            scope = _SCOPE.search(instruction.rest)
+            if instruction.opcode in ("collective-permute", "collective-permute-start") and scope:
+                listed = re.search(r"source_target_pairs=\{(?:\{\d+,\d+\},?)*\}", instruction.rest)
+                numbers = re.findall(r"\{(\d+),(\d+)\}", listed[0] if listed else "")
+                pairs.setdefault(scope[1], set()).update((int(s), int(t)) for s, t in numbers)
+    return pairs
+
+
+def num_instructions(text: str) -> int:
+    """How large the program is."""
+    return sum(len(computation.instructions) for computation in computations(text)[0].values())
+
+
+def _reachable(found: dict[str, Computation], names: list[str]) -> set[str]:
+    """Computations that run when `names` run; not the insides of fusions, which write no buffers."""
+    seen: set[str] = set()
+    while names:
+        name = names.pop()
+        if name in found and name not in seen:
+            seen.add(name)
+            names += [c for i in found[name].instructions if i.opcode != "fusion" for c in i.called]
+    return seen
+
+
+def _updates_in_place(found: dict[str, Computation], instruction: Instruction) -> bool:
+    """Whether a fusion ends in updates of slices, one for each of its results."""
+    if instruction.opcode != "fusion":
+        return False
+    fused = found[instruction.called[0]]
+    by_name = {i.name: i for i in fused.instructions}
+    ends = [fused.root]
+    if fused.root and fused.root.opcode == "tuple":
+        ends = [by_name[name] for name in re.findall(r"%([\w.\-]+)", fused.root.rest) if name in by_name]
+    return all(_is_update(by_name, end) for end in ends)
+
+
+def _is_update(by_name: dict[str, Instruction], end: Instruction | None) -> bool:
+    while end is not None and end.opcode == "bitcast":
+        operand = re.search(r"%([\w.\-]+)", end.rest)
+        end = by_name.get(operand[1]) if operand else None
+    return end is not None and end.opcode == "dynamic-update-slice"
