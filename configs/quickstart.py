@@ -3,7 +3,7 @@
 Command:  python -m jaxpipe.train --config=configs/quickstart.py --workdir=runs/quickstart
 Hardware: 2 CPU cores (8 virtual devices), or 8 GPUs where they are
 Time:     about 100 s, compilation included
-Number:   held-out loss 1.97 nats per byte
+Number:   held-out loss 1.82 nats per byte
 """
 
 from ml_collections import ConfigDict

@@ -79,7 +79,8 @@ def _measure(config: ConfigDict) -> dict[str, Any]:
     problem = make_problem(config, devices)
     memory = measure_memory(config, problem)
     pipelined, unpipelined = problem.compile_pipelined(), problem.compile_unpipelined()
-    timed(pipelined), timed(unpipelined)
+    for warm_up in (pipelined, unpipelined):
+        timed(warm_up)
     pairs = [(timed(pipelined), timed(unpipelined)) for _ in range(FLAGS.num_repeats)]
     pipeline, one = (median(list(timings)) for timings in zip(*pairs, strict=True))
     return {

@@ -56,9 +56,7 @@ def measure_memory(config: ConfigDict, problem: Problem) -> dict[str, Any]:
 
 def pool_shapes(num_pages: int, pages: list[jax.ShapeDtypeStruct]) -> set[str]:
     """The shapes of the page pool's leaves, as HLO writes them."""
-    return {
-        f"{_HLO_DTYPES[str(page.dtype)]}[{','.join(map(str, (num_pages, *page.shape)))}]" for page in pages
-    }
+    return {f"{_HLO_DTYPES[str(page.dtype)]}[{','.join(map(str, (num_pages, *page.shape)))}]" for page in pages}
 
 
 def _layer_temp_bytes(problem: Problem) -> int:
@@ -71,4 +69,5 @@ def _layer_temp_bytes(problem: Problem) -> int:
         y, vjp = jax.vjp(problem.model.layer, layer, x)
         return y, vjp(dy)
 
-    return jax.jit(forward_and_backward).lower(layer, x, x).compile().memory_analysis().temp_size_in_bytes
+    memory: Any = jax.jit(forward_and_backward).lower(layer, x, x).compile().memory_analysis()
+    return memory.temp_size_in_bytes

@@ -107,5 +107,5 @@ class Block(nnx.Module):
         return x + self.down(gelu(self.up(self.feed_forward_norm(x))))
 
     def _to_heads(self, x: jax.Array) -> jax.Array:
-        """ "batch seq (head head_dim)" as "batch head seq head_dim"."""
+        """From "batch seq (head head_dim)" to "batch head seq head_dim"."""
         return x.reshape(*x.shape[:2], self.num_heads, -1).swapaxes(1, 2)

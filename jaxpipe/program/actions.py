@@ -20,6 +20,7 @@ from jaxpipe.program.guard import when
 from jaxpipe.schedules.action import Kind
 
 PyTree = Any
+Integers = Any  # numpy arrays in the table, jax arrays in the program
 
 
 class State(NamedTuple):
@@ -32,16 +33,16 @@ class State(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One device's line of the round table; integers."""
+    """One device's line of the round table; integers, named as in `jaxpipe.lowering`."""
 
-    kind: jax.Array
-    stage: jax.Array
-    chunk: jax.Array
-    microbatch: jax.Array
-    next_source: jax.Array
-    keep: jax.Array
-    arrival: jax.Array  # [permute]
-    pages: jax.Array  # [layer]
+    kind: Integers
+    stage: Integers
+    chunk: Integers
+    microbatch: Integers
+    next_source: Integers
+    keep: Integers
+    arrival: Integers  # [permute]
+    pages: Integers  # [layer]
 
 
 @dataclass(frozen=True)

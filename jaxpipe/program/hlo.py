@@ -16,9 +16,10 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _SCOPE = re.compile(r"(position\d+_permute\d+)")
 
 # These name a buffer or pass it on; what a while or a call writes is counted inside it.
-_PASSES = frozenset(
-    "parameter get-tuple-element tuple while call conditional bitcast opt-barrier dynamic-update-slice".split()
-)
+_PASSES = {
+    *("parameter", "get-tuple-element", "tuple", "bitcast", "opt-barrier"),
+    *("while", "call", "conditional", "dynamic-update-slice"),
+}
 
 
 @dataclass(frozen=True)

@@ -22,16 +22,14 @@ PyTree = Any
 
 
 def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers of each stage, as equal as possible, the longer stages in the middle of the model.
-
-    First and last stage carry embedding and head besides, so they are the first to stay short.
+    """Layers of each stage, as equal as possible; the ends, which carry head and embedding, stay short first.
 
     Raises:
         CompileError: fewer layers than stages.
 
     Example:
         >>> even_split(31, 8)
-        (3, 4, 4, 4, 4, 4, 4, 4)
+        (4, 4, 4, 4, 4, 4, 4, 3)
     """
     if num_layers < num_stages:
         raise CompileError(
@@ -40,8 +38,8 @@ def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
             f"  repair: use at most {num_layers} stages, or at least {num_stages} layers"
         )
     least, num_longer = divmod(num_layers, num_stages)
-    from_the_ends = sorted(range(num_stages), key=lambda stage: (min(stage + 0.5, num_stages - 1 - stage), stage))
-    longer = set(from_the_ends[num_stages - num_longer :])
+    from_the_ends = sorted(range(num_stages), key=lambda stage: min(stage + 0.5, num_stages - 1 - stage))
+    longer = from_the_ends[num_stages - num_longer :]
     return tuple(least + (stage in longer) for stage in range(num_stages))
 
 

@@ -90,15 +90,13 @@ def _next_message(
 ) -> jax.Array:
     """What the next action reads, chosen among the sources that any device has at this position."""
     sources = np.unique(table.storage.next_source[table.position == position])
-    choices = [(FIRST_PERMUTE - k, message) for k, message in enumerate(arrived)] + [(OWN, out)]
-    choices = [(source, message) for source, message in choices if source in sources]
+    message = None
     if sources[-1] >= 0:
-        page = jnp.maximum(row.next_source, 0)
-        choices.append((None, lax.dynamic_index_in_dim(inbox, page, 0, False)))
-    message = choices[-1][1] if choices else out
-    for source, candidate in choices[-2::-1]:
-        message = jnp.where(row.next_source == source, candidate, message)
-    return message
+        message = lax.dynamic_index_in_dim(inbox, jnp.maximum(row.next_source, 0), 0, False)
+    for source, candidate in [*((FIRST_PERMUTE - k, arrival) for k, arrival in enumerate(arrived)), (OWN, out)]:
+        if source in sources:
+            message = candidate if message is None else jnp.where(row.next_source == source, candidate, message)
+    return out if message is None else message
 
 
 def permute_scope(position: int, permute: int) -> str:

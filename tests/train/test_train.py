@@ -1,6 +1,7 @@
 """Training and evaluation as a user runs them: the files they leave, the numbers they print, their errors."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -66,6 +67,7 @@ def test_metrics_have_one_line_a_step(trained):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert all({"loss", "grad_norm", "learning_rate", "tokens_per_s", "step_time_s"} <= set(row) for row in rows)
     assert [row["step"] for row in rows if "eval_loss" in row] == [3, 6]
+    assert rows[0]["loss"] == pytest.approx(math.log(256), abs=0.7)  # a mean per token, before anything is learned
     assert rows[-1]["eval_loss"] < rows[0]["loss"]
 
 

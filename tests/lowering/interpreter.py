@@ -1,0 +1,114 @@
+"""The program in pure Python: it executes a round table with labels in place of arrays.
+
+A label says what a value is, so the interpreter can tell whether an action reads the value it should. It
+looks at what the program looks at (grids, permutes, storage), never at how the lowering came to it.
+"""
+
+from dataclasses import dataclass, field
+
+from jaxpipe.lowering import IDLE, RoundTable
+from jaxpipe.lowering.storage import FIRST_PERMUTE, NOTHING, OWN
+from jaxpipe.schedules import Action, Kind
+
+# Labels of messages: what leaves stage s for microbatch m is ("x", s, m); its gradient is ("dx", s, m).
+GARBAGE = ("garbage",)
+
+
+@dataclass
+class Device:
+    """What one device holds; a page that nothing needs is None."""
+
+    inbox: list
+    pool: list
+    message: tuple = GARBAGE
+    out: tuple = GARBAGE
+    done: list = field(default_factory=list)
+
+
+def interpret(table: RoundTable) -> None:
+    """Executes `table`.
+
+    Raises:
+        AssertionError: an action reads something else than it should, something live is overwritten, or
+            the devices have not done just what the rows of the schedule say.
+    """
+    schedule, storage = table.schedule, table.storage
+    devices = [
+        Device(inbox=[None] * (storage.num_inbox + 1), pool=[None] * storage.num_pages)
+        for _ in range(schedule.num_devices)
+    ]
+    for round_ in range(table.num_rounds):
+        arrived = [_permute(pairs, devices) for pairs in table.permutes[table.position[round_]]]
+        for d, device in enumerate(devices):
+            where = f"round {round_}, device {d}"
+            _act(table, round_, d, device, where)
+            device.out = device.message
+            for k, brought in enumerate(arrived):
+                _store(device, storage.arrival[round_, d, k], brought[d], storage.num_inbox, where)
+            _store(device, storage.keep[round_, d], device.out, storage.num_inbox, where)
+            _choose(device, storage.next_source[round_, d], [brought[d] for brought in arrived], where)
+    for d, device in enumerate(devices):
+        assert tuple(device.done) == schedule.rows[d], f"device {d} did {device.done}"
+        assert not any(device.pool), f"device {d} keeps residuals that no backward has read: {device.pool}"
+        assert not any(device.inbox[:-1]), f"device {d} keeps messages that nobody has read: {device.inbox}"
+
+
+def _permute(pairs, devices):
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    assert len(set(sources)) == len(sources), f"a device sends twice in {pairs}"
+    assert len(set(targets)) == len(targets), f"a device receives twice in {pairs}"
+    brought = [GARBAGE] * len(devices)
+    for source, target in pairs:
+        brought[target] = devices[source].out
+    return brought
+
+
+def _act(table, round_, d, device, where):
+    kind = table.kind[round_, d]
+    if kind == IDLE:
+        return
+    schedule = table.schedule
+    kind, stage, microbatch = Kind(kind), int(table.stage[round_, d]), int(table.microbatch[round_, d])
+    action = Action(kind, stage, microbatch)
+    where = f"{where}: {action}"
+    assert kind in table.kinds[table.position[round_]], f"{where} is not in the body"
+    assert schedule.placement.stages_of[d][table.chunk[round_, d]] == (0, stage), f"{where} runs another chunk"
+    reads = ("dx", stage, microbatch) if kind is Kind.B else ("x", stage - 1, microbatch)
+    if reads[1] >= 0:
+        assert device.message == reads, f"{where} reads {device.message}"
+    pages = table.storage.pages[round_, d, : table.layers_per_stage[stage]].tolist() if table.has_backward else []
+    for layer, page in enumerate(pages):
+        residuals = (stage, microbatch, layer)
+        if kind is Kind.F:
+            assert device.pool[page] is None, f"{where} overwrites residuals {device.pool[page]}"
+            device.pool[page] = residuals
+        else:
+            assert device.pool[page] == residuals, f"{where} reads residuals {device.pool[page]}"
+            device.pool[page] = None
+    if kind is Kind.B:
+        device.message = ("dx", stage - 1, microbatch)
+    elif stage == schedule.num_stages - 1:  # the turn-around: head, loss and their backward
+        device.message = ("dx", stage, microbatch)
+    else:
+        device.message = ("x", stage, microbatch)
+    device.done.append(action)
+
+
+def _store(device, page, message, num_inbox, where):
+    if page == num_inbox:  # the page for what nobody stores
+        return
+    assert device.inbox[page] is None, f"{where}: {message} overwrites the message {device.inbox[page]}"
+    device.inbox[page] = message
+
+
+def _choose(device, source, arrived, where):
+    if source == NOTHING:
+        device.message = GARBAGE
+    elif source == OWN:
+        device.message = device.out
+    elif source <= FIRST_PERMUTE:
+        assert FIRST_PERMUTE - source < len(arrived), f"{where} takes what permute {FIRST_PERMUTE - source} brings"
+        device.message = arrived[FIRST_PERMUTE - source]
+    else:
+        assert device.inbox[source] is not None, f"{where} takes an empty inbox page"
+        device.message, device.inbox[source] = device.inbox[source], None

@@ -1,0 +1,119 @@
+"""Does every action find its message and its residuals where the table says, and is nothing live overwritten?"""
+
+import numpy as np
+import pytest
+from interpreter import interpret
+from user_schedules import PLACEMENTS, handwritten_v, random_schedule
+
+from jaxpipe.lowering import IDLE, RoundTable, lower
+from jaxpipe.lowering.storage import NOTHING
+from jaxpipe.schedules import REGISTRY, Kind, Schedule, build
+from jaxpipe.schedules.forwards import forwards
+
+
+def uneven_layers(schedule: Schedule) -> tuple[int, ...]:
+    return tuple(1 + (2 * stage + 1) % 3 for stage in range(schedule.num_stages))
+
+
+def most_layers_at_once(schedule: Schedule, layers_per_stage: tuple[int, ...]) -> int:
+    """Layers with residuals on one device at the worst moment, read off the rows alone."""
+    peaks = []
+    for row in schedule.rows:
+        change = [layers_per_stage[a.stage] * (1 if a.kind is Kind.F else -1) for a in row]
+        peaks.append(np.cumsum(change).max())
+    return max(peaks)
+
+
+@pytest.mark.parametrize("rolled", [True, False])
+@pytest.mark.parametrize("num_microbatches", [1, 2, 3, 8, 17])
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_registered_schedules_are_stored_safely(name, num_devices, num_microbatches, rolled):
+    schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
+    for layers_per_stage in ((1,) * schedule.num_stages, uneven_layers(schedule)):
+        table = lower(schedule, layers_per_stage=layers_per_stage, rolled=rolled)
+        interpret(table)
+        assert table.storage.num_pages == most_layers_at_once(schedule, layers_per_stage)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
+@pytest.mark.parametrize("seed", range(8))
+def test_user_schedules_are_stored_safely(placement, seed):
+    schedule = random_schedule(placement, num_microbatches=1 + seed, seed=seed)
+    for rolled in (True, False):
+        table = lower(schedule, layers_per_stage=uneven_layers(schedule), rolled=rolled)
+        interpret(table)
+        assert table.storage.num_pages == most_layers_at_once(schedule, uneven_layers(schedule))
+
+
+def test_a_handwritten_v_is_stored_safely():
+    interpret(lower(handwritten_v(), layers_per_stage=(1, 3, 2, 1)))
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_forwards_alone_keep_no_residuals(name):
+    table = lower(forwards(build(name, num_devices=4, num_microbatches=6)))
+    interpret(table)
+    assert table.storage.num_pages == table.num_slots == 0
+
+
+def corruptions(table: RoundTable):
+    """Every way to spoil one used entry of the table: (what, a function that spoils it)."""
+    storage = table.storage
+    for round_, device in np.argwhere(table.kind != IDLE).tolist():
+        for layer in range(table.layers_per_stage[table.stage[round_, device]]):
+
+            def shift_page(where=(round_, device, layer)):
+                storage.pages[where] = (storage.pages[where] + 1) % storage.num_pages
+
+            yield f"residual page of round {round_}, device {device}, layer {layer}", shift_page
+    for where in map(tuple, np.argwhere(storage.next_source != NOTHING).tolist()):
+
+        def forget_message(where=where):
+            storage.next_source[where] = NOTHING
+
+        yield f"message of {where}", forget_message
+    for grid in (storage.keep, storage.arrival):
+        for where in map(tuple, np.argwhere(grid != storage.num_inbox).tolist()):
+
+            def drop_message(grid=grid, where=where):
+                grid[where] = storage.num_inbox
+
+            yield f"stored message of {where}", drop_message
+    for position, permutes in enumerate(table.permutes):
+        for k, pairs in enumerate(permutes):
+            for pair in pairs:
+
+                def drop_pair(position=position, k=k, pair=pair):
+                    spoiled = [list(permutes) for permutes in table.permutes]
+                    spoiled[position][k] = tuple(p for p in spoiled[position][k] if p != pair)
+                    vars(table)["permutes"] = spoiled
+
+                yield f"pair {pair} of position {position}", drop_pair
+
+
+TABLES = {
+    "1f1b": lambda: lower(build("1f1b", num_devices=3, num_microbatches=4), layers_per_stage=(1, 2, 1)),
+    "gpipe": lambda: lower(build("gpipe", num_devices=3, num_microbatches=3), layers_per_stage=(2, 1, 1)),
+    "handwritten V": lambda: lower(handwritten_v()),
+    "random": lambda: lower(random_schedule(PLACEMENTS["back and forth"], num_microbatches=4, seed=3)),
+}
+
+
+@pytest.mark.parametrize("make", TABLES.values(), ids=TABLES)
+def test_the_interpreter_sees_every_spoiled_entry(make):
+    num_corruptions = len(list(corruptions(make())))
+    assert num_corruptions > 10
+    for i in range(num_corruptions):
+        table = make()
+        what, spoil = list(corruptions(table))[i]
+        spoil()
+        try:
+            interpret(table)
+        except AssertionError:
+            continue
+        pytest.fail(f"nobody sees a spoiled {what}")
+
+
+def test_the_inbox_is_among_what_is_spoiled():
+    assert TABLES["random"]().storage.num_inbox > 0
