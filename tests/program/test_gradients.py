@@ -94,7 +94,7 @@ def test_the_bound_would_show_a_lost_microbatch():
 
 @pytest.mark.parametrize(
     ("name", "num_devices", "num_microbatches", "num_layers", "tied", "data"),
-    [("1f1b", 4, 8, 5, True, 2), ("gpipe", 2, 3, 8, False, 1), ("1f1b", 1, 3, 8, True, 1)],
+    [("1f1b", 4, 8, 8, True, 2), ("gpipe", 2, 3, 8, False, 1), ("1f1b", 1, 3, 8, True, 1)],
 )
 def test_the_loss_alone_is_the_same(name, num_devices, num_microbatches, num_layers, tied, data):
     schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)

@@ -48,7 +48,7 @@ def _all_params(tie_embeddings: bool):
 
 
 def make_batch(num_microbatches: int) -> dict[str, np.ndarray]:
-    """The first microbatches of always the same ones; a fifth of the targets, and all of one sequence, are not valid."""
+    """The first of always the same microbatches; a fifth of the targets and all of one sequence are not valid."""
     generator = np.random.default_rng(1)
     shape = (MOST_MICROBATCHES, MICROBATCH_SIZE, SEQ_LEN + 1)
     tokens = generator.integers(VOCAB_SIZE, size=shape, dtype=np.int32)

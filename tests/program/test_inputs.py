@@ -1,0 +1,127 @@
+"""What does not fit together is refused before anything is compiled, with a repair."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from tiny_mlp import FUNCTIONS, make_batch, make_params, make_pipeline
+
+from jaxpipe.errors import CompileError, ScheduleError
+from jaxpipe.mesh import make_mesh
+from jaxpipe.program import Pipeline
+from jaxpipe.schedules import Placement, Schedule, build, parse_action
+
+SCHEDULE = build("1f1b", num_devices=2, num_microbatches=3)
+
+
+def schedule_of(*rows: str, placement: Placement, num_microbatches: int = 1) -> Schedule:
+    actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
+    return Schedule("mine", placement, num_microbatches, actions)
+
+
+def make(*, schedule=SCHEDULE, mesh=None, num_layers=4, **options):
+    mesh = mesh or make_mesh(pipe=schedule.num_devices)
+    return Pipeline(schedule, mesh, FUNCTIONS, num_layers=num_layers, **options)
+
+
+def refuses(rule: str):
+    """Expects a CompileError in five parts that names `rule`."""
+    return pytest.raises(CompileError, match=rf"(?s)\n  rule {rule}: .*\n  repair: ")
+
+
+def other_axes() -> Mesh:
+    return Mesh(np.array(jax.devices()[:2]).reshape(1, 2, 1), ("data", "stages", "tensor"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "arguments"),
+    [
+        ("mesh-axes", lambda: {"mesh": other_axes()}),
+        ("mesh-axes", lambda: {"mesh": Mesh(np.array(jax.devices()[:2]), ("pipe",))}),
+        ("pipe-devices", lambda: {"mesh": make_mesh(pipe=4)}),
+        ("pipe-devices", lambda: {"mesh": make_mesh(pipe=1)}),
+        ("tensor-axis", lambda: {"mesh": make_mesh(pipe=2, tensor=2)}),
+        ("layer-per-stage", lambda: {"num_layers": 1}),
+        ("layers-of-stages", lambda: {"layers_per_stage": (1, 2)}),
+        ("layers-of-stages", lambda: {"layers_per_stage": (2, 1, 1)}),
+        ("layers-of-stages", lambda: {"layers_per_stage": (4, 0)}),
+        ("layers-of-stages", lambda: {"layers_per_stage": (5, -1)}),
+        ("layers-of-stages", lambda: {"layers_per_stage": ()}),
+    ],
+)
+def test_schedule_mesh_and_layers_that_do_not_fit_are_refused(rule, arguments):
+    with refuses(rule):
+        make(**arguments())
+
+
+ONE, BOTH_WAYS = Placement(1, ((0,),)), Placement(2, ((0, 1), (1, 0)))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        schedule_of("0F0 0I0 0W0", placement=ONE),
+        schedule_of("0F0 0EVICT0 0LOAD0 0B0", placement=ONE),
+        schedule_of("0F0 0B0 0SYNC", placement=ONE),
+        schedule_of("0F0 1F1@1 1B1@1 0B0", "1F0 1B0 0F1@1 0B1@1", placement=BOTH_WAYS, num_microbatches=2),
+    ],
+    ids=["I and W", "EVICT and LOAD", "SYNC", "two replicas"],
+)
+def test_legal_schedules_that_the_program_cannot_run_are_refused(schedule):
+    with pytest.raises(CompileError, match="repair: "):
+        make(schedule=schedule)
+
+
+def test_schedules_that_break_a_rule_are_refused():
+    rows = (SCHEDULE.rows[0][::-1], SCHEDULE.rows[1])
+    with pytest.raises(ScheduleError, match="forward-first"):
+        make(schedule=dataclasses.replace(SCHEDULE, rows=rows))
+
+
+@pytest.mark.parametrize("function", ["loss_and_grads", "loss"])
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("params", lambda params, batch: ({"layers": params["layers"]}, batch)),
+        ("params", lambda params, batch: (list(params.values()), batch)),
+        ("staged-layers", lambda params, batch: (make_params(4), batch)),
+        ("batch", lambda params, batch: (params, make_batch(4))),
+        ("batch", lambda params, batch: (params, jax.tree.map(lambda leaf: leaf.reshape(-1), batch))),
+        ("batch", lambda params, batch: (params, jax.tree.map(lambda leaf: leaf[:, :1], batch))),
+    ],
+    ids=["no shared", "no dictionary", "unstaged", "too many microbatches", "no microbatch axis", "odd microbatch"],
+)
+def test_arrays_that_do_not_fit_are_refused(rule, change, function):
+    pipeline = make_pipeline(SCHEDULE, num_layers=4, data=2)
+    params, batch = change(pipeline.to_stages(make_params(4)), make_batch(3))
+    with refuses(rule):
+        getattr(pipeline, function)(params, batch)
+
+
+def test_layers_of_another_number_are_not_staged():
+    with refuses("stacked-layers"):
+        make().to_stages(make_params(5))
+
+
+@pytest.mark.parametrize("function", ["loss_and_grads", "loss"])
+@pytest.mark.parametrize(
+    ("rule", "changed"),
+    [
+        ("same-shape", {"layer": lambda params, x: jnp.concatenate([x, x])}),
+        ("same-shape", {"layer": lambda params, x: x.astype(jnp.bfloat16)}),
+        ("one-array", {"layer": lambda params, x: (x, x)}),
+        ("one-array", {"embed": lambda shared, microbatch: (microbatch["x"], microbatch["x"])}),
+        ("loss-sum", {"head": lambda shared, x, microbatch: x}),
+        ("loss-sum", {"head": lambda shared, x, microbatch: x.sum().astype(jnp.bfloat16)}),
+        ("loss-sum", {"head": lambda shared, x, microbatch: (x.sum(), x)}),
+    ],
+    ids=["longer", "another dtype", "a pair", "embeds a pair", "no scalar", "bfloat16", "a pair of losses"],
+)
+def test_functions_that_break_the_contract_are_refused(rule, changed, function):
+    functions = dataclasses.replace(FUNCTIONS, **changed)
+    pipeline = Pipeline(SCHEDULE, make_mesh(pipe=2), functions, num_layers=4)
+    with refuses(rule):
+        getattr(pipeline, function)(pipeline.to_stages(make_params(4)), make_batch(3))

@@ -1,0 +1,96 @@
+"""What the compiled program takes: all state aliased, nothing but tables and batch sized by N."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import optax
+import tiny_gpt
+import tiny_mlp
+
+from jaxpipe.mesh import make_mesh
+from jaxpipe.program import Pipeline
+from jaxpipe.program.hlo import num_instructions
+from jaxpipe.program.pipeline import _rows
+from jaxpipe.schedules import build
+from jaxpipe.training.step import init_state, make_train_step
+
+
+def bytes_per_device(tree) -> int:
+    return sum(
+        leaf.dtype.itemsize * int(np.prod(leaf.sharding.shard_shape(leaf.shape))) for leaf in jax.tree.leaves(tree)
+    )
+
+
+def test_the_train_step_aliases_all_of_the_state():
+    pipeline = tiny_gpt.make_pipeline(build("1f1b", num_devices=2, num_microbatches=3), num_layers=15, data=2)
+    optimizer = optax.adamw(1e-3)
+    state = init_state(tiny_gpt.make_model(), pipeline, optimizer, seed=0)
+    state_bytes = bytes_per_device(state)
+    batch = jax.device_put(tiny_gpt.make_batch(3), pipeline.batch_sharding)
+    step = make_train_step(pipeline, optimizer, optax.constant_schedule(1e-3), dtype="float32").lower(state, batch)
+    compiled = step.compile()
+    # All leaves of the state come back, every one in the buffer that it came in.
+    assert compiled.memory_analysis().alias_size_in_bytes >= state_bytes
+    new_state, metrics = compiled(state, batch)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert int(new_state.step) == 1
+    assert np.isfinite(metrics["loss"])
+
+
+@functools.cache
+def compiled_1f1b(num_microbatches: int, *, num_devices: int = 4):
+    pipeline = tiny_gpt.make_pipeline(
+        build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches), num_layers=num_devices
+    )
+    shapes = jax.eval_shape(pipeline.to_stages, tiny_gpt.make_params(num_devices))
+    params = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        pipeline.shardings(shapes),
+    )
+    tokens = jax.ShapeDtypeStruct(
+        (num_microbatches, tiny_gpt.MICROBATCH_SIZE, tiny_gpt.SEQ_LEN), np.int32, sharding=pipeline.batch_sharding
+    )
+    compiled = pipeline.loss_and_grads.lower(params, {"tokens": tokens, "targets": tokens}).compile()
+    return pipeline, compiled
+
+
+def bytes_sized_by_n(num_microbatches: int) -> int:
+    """Of the tables, for all devices, and of token ids and targets."""
+    pipeline, _ = compiled_1f1b(num_microbatches)
+    tables = sum(leaf.nbytes for leaf in jax.tree.leaves(_rows(pipeline.table)))
+    return tables + 2 * 4 * num_microbatches * tiny_gpt.MICROBATCH_SIZE * tiny_gpt.SEQ_LEN
+
+
+def test_only_tables_and_tokens_grow_with_the_number_of_microbatches():
+    few, many = (compiled_1f1b(n)[1].memory_analysis().temp_size_in_bytes for n in (16, 64))
+    assert many - few <= bytes_sized_by_n(64) - bytes_sized_by_n(16)
+    # 48 microbatches of anything with a hidden dim would be more: one message of each is 48 x 2 x 8 x 16 floats.
+    assert bytes_sized_by_n(64) - bytes_sized_by_n(16) < 48 * 2 * 8 * 16 * 4
+
+
+def test_an_unrolled_program_grows():
+    """That a rolled one does not, `test_hlo` shows; the count can tell."""
+    nums = []
+    for num_microbatches in (2, 4):
+        schedule = build("1f1b", num_devices=2, num_microbatches=num_microbatches)
+        pipeline = tiny_mlp.make_pipeline(schedule, num_layers=2, rolled=False)
+        params = pipeline.to_stages(tiny_mlp.make_params(2))
+        compiled = pipeline.loss_and_grads.lower(params, tiny_mlp.make_batch(num_microbatches)).compile()
+        nums.append(num_instructions(compiled.as_text()))
+    assert nums[1] > 1.3 * nums[0]
+
+
+def test_pages_messages_and_slots_have_the_sizes_of_the_model():
+    functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x: x @ params["kernel"])
+    schedule = build("1f1b", num_devices=2, num_microbatches=3)
+    mesh = make_mesh(data=2, pipe=2)
+    pipeline = Pipeline(schedule, mesh, functions, num_layers=4, layers_per_stage=(1, 3))
+    params, batch = pipeline.to_stages(tiny_mlp.make_params(4)), tiny_mlp.make_batch(3)
+    local_x = jax.ShapeDtypeStruct((tiny_mlp.MICROBATCH_SIZE // 2, tiny_mlp.HIDDEN), np.float32)
+    assert pipeline.message_like(params, batch) == local_x
+    # The gradient of x @ kernel needs x; the kernel is no residual.
+    assert [(leaf.shape, leaf.dtype) for leaf in pipeline.page_like(params, batch)] == [(local_x.shape, local_x.dtype)]
+    assert pipeline.slot_bytes(params, batch) == 3 * local_x.size * 4

@@ -1,0 +1,80 @@
+"""The program knows no schedule and no model: users' own ones give the gradients of plain `jax.grad`."""
+
+import jax
+import numpy as np
+import pytest
+from csv_schedules import CSV, LAYERS_PER_STAGE
+from tiny_mlp import assert_equivalent, make_batch, make_params, make_pipeline
+
+from jaxpipe.lowering import lower
+from jaxpipe.lowering.storage import OWN
+from jaxpipe.schedules import build, from_csv, read_csv
+
+
+@pytest.mark.parametrize("what", CSV)
+def test_a_schedule_from_csv_has_the_gradients_of_plain_grad(what, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(CSV[what])
+    layers_per_stage = LAYERS_PER_STAGE[what]
+    pipeline = make_pipeline(read_csv(path), num_layers=sum(layers_per_stage), layers_per_stage=layers_per_stage)
+    assert_equivalent(pipeline)
+
+
+def test_local_hops_and_messages_that_wait_are_among_these():
+    storages = [lower(from_csv(text, name=what)).storage for what, text in CSV.items()]
+    assert any(storage.num_inbox for storage in storages)
+    assert any(OWN in storage.next_source for storage in storages)
+    assert any((storage.keep != storage.num_inbox).any() for storage in storages)
+    assert any((storage.arrival != storage.num_inbox).any() for storage in storages)
+
+
+@pytest.mark.parametrize(("name", "data"), [("1f1b", 1), ("gpipe", 2)])
+def test_a_model_of_one_layer_a_stage(name, data):
+    assert_equivalent(make_pipeline(build(name, num_devices=3, num_microbatches=5), num_layers=3, data=data))
+
+
+def test_unrolled_rounds_give_the_same():
+    schedule = build("1f1b", num_devices=3, num_microbatches=4)
+    assert_equivalent(make_pipeline(schedule, num_layers=4, rolled=False))
+
+
+def test_gradients_of_bfloat16_add_up_in_float32():
+    """All microbatches are the same one: the sum is a multiple of its gradient, exact in float32 only."""
+    grads = {}
+    for num_microbatches in (1, 17):
+        pipeline = make_pipeline(build("1f1b", num_devices=2, num_microbatches=num_microbatches), num_layers=3)
+        params = pipeline.to_stages(make_params(3, "bfloat16"))
+        batch = jax.tree.map(lambda leaf, n=num_microbatches: leaf.repeat(n, axis=0), make_batch(1, "bfloat16"))
+        grads[num_microbatches] = pipeline.from_stages(pipeline.loss_and_grads(params, batch)[1])
+    for one, sum_ in zip(jax.tree.leaves(grads[1]), jax.tree.leaves(grads[17]), strict=True):
+        assert sum_.dtype == np.float32
+        np.testing.assert_array_equal(sum_, 17 * np.asarray(one))
+        assert np.any(sum_ != sum_.astype("bfloat16").astype("float32"))
+
+
+def test_scale_multiplies_loss_and_gradients():
+    pipeline = make_pipeline(build("1f1b", num_devices=2, num_microbatches=3), num_layers=2)
+    params, batch = pipeline.to_stages(make_params(2)), make_batch(3)
+    # A power of two scales every float exactly.
+    for one, quarter in zip(
+        jax.tree.leaves(pipeline.loss_and_grads(params, batch)),
+        jax.tree.leaves(pipeline.loss_and_grads(params, batch, 0.25)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(quarter, one / 4)
+
+
+def test_rows_of_shorter_stages_have_no_gradient():
+    pipeline = make_pipeline(build("1f1b", num_devices=2, num_microbatches=3), num_layers=4, layers_per_stage=(1, 3))
+    _, grads = pipeline.loss_and_grads(pipeline.to_stages(make_params(4)), make_batch(3))
+    kernel = np.asarray(grads["layers"]["kernel"])  # [device, chunk, layer, ...]
+    assert kernel.shape[:3] == (2, 1, 3)
+    assert not kernel[0, 0, 1:].any()
+    assert kernel[0, 0, 0].any()
+    assert kernel[1].any(axis=(-2, -1)).all()
+
+
+def test_to_stages_and_from_stages_are_inverse():
+    pipeline = make_pipeline(from_csv(CSV["V"], name="V"), num_layers=7, layers_per_stage=(1, 3, 2, 1))
+    params = make_params(7)
+    jax.tree.map(np.testing.assert_array_equal, pipeline.from_stages(pipeline.to_stages(params)), params)
