@@ -21,6 +21,11 @@ _CPU_FLAGS = {
     "xla_cpu_collective_call_warn_stuck_timeout_seconds": 600,
     "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
 }
+# Permutes overlap compute: the scheduler must hide them, and this pass would move them behind the action.
+_GPU_FLAGS = {
+    "xla_gpu_enable_latency_hiding_scheduler": "true",
+    "xla_disable_hlo_passes": "collective-permute-motion",
+}
 _COUNT_FLAG = "xla_force_host_platform_device_count"
 
 
@@ -55,6 +60,8 @@ def choose_devices(num_devices: int, *, platform: str = "auto") -> Devices:
             f"  rule mesh-platform: one of {', '.join(PLATFORMS)}\n"
             "  repair: set mesh.platform='auto'"
         )
+    if platform != "cpu":
+        _add_flags(_GPU_FLAGS)
     if platform != "gpu":
         _ask_for_cpu_devices(num_devices)
     gpus = [] if platform == "cpu" else _devices("gpu")
@@ -69,15 +76,20 @@ def choose_devices(num_devices: int, *, platform: str = "auto") -> Devices:
 
 
 def _ask_for_cpu_devices(num_devices: int) -> None:
-    flags = os.environ.get("XLA_FLAGS", "")
-    added = [f"--{name}={value}" for name, value in _CPU_FLAGS.items() if name not in flags]
-    os.environ["XLA_FLAGS"] = " ".join([flags, *added]).strip()
-    if _COUNT_FLAG in flags:
+    _add_flags(_CPU_FLAGS)
+    if _COUNT_FLAG in os.environ["XLA_FLAGS"]:
         return
     try:
         jax.config.update("jax_num_cpu_devices", num_devices)
     except RuntimeError:
         pass  # The backends have started: _check_count says whether their devices are enough.
+
+
+def _add_flags(flags: dict[str, Any]) -> None:
+    """Adds to XLA_FLAGS what the user has not set there."""
+    given = os.environ.get("XLA_FLAGS", "")
+    added = [f"--{name}={value}" for name, value in flags.items() if name not in given]
+    os.environ["XLA_FLAGS"] = " ".join([given, *added]).strip()
 
 
 def _devices(platform: str) -> list[Any]:

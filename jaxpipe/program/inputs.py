@@ -9,10 +9,23 @@ import jax
 from jaxpipe.errors import CompileError
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.layout import Layout
+from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.schedule import Schedule
 
 PyTree = Any
 AXES = ("data", "pipe", "tensor")
+
+
+def check_actions(schedule: Schedule) -> None:
+    """Raises CompileError where `schedule` has actions or replicas that the program does not run."""
+    kinds = sorted({Kind(kind).name for kind in schedule.columns.kind.tolist()} - {"F", "B"})
+    if kinds or schedule.num_replicas > 1:
+        raise CompileError(
+            f"schedule {schedule.name!r} has num_replicas={schedule.num_replicas}"
+            f"{' and actions of kind ' + ', '.join(kinds) if kinds else ''}.\n"
+            "  rule program-actions: the program runs F and B of one replica so far\n"
+            "  repair: use a schedule of one replica with whole backwards, for example 1f1b"
+        )
 
 
 def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh) -> None:

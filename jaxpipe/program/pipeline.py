@@ -17,7 +17,7 @@ from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.program import residuals
 from jaxpipe.program.actions import Actions, Row, State
 from jaxpipe.program.contract import StageFunctions
-from jaxpipe.program.inputs import check_functions, check_inputs, check_mesh
+from jaxpipe.program.inputs import check_actions, check_functions, check_inputs, check_mesh
 from jaxpipe.program.layout import Layout, even_split
 from jaxpipe.program.rounds import Carry, run_rounds
 from jaxpipe.schedules.forwards import forwards
@@ -31,7 +31,13 @@ class Pipeline:
     """The compiled pipeline of one schedule.
 
     Attributes:
-        table: the round table that the program executes.
+        loss_and_grads: jitted (staged params, batch, scale=1.0) -> (loss, grads): the float32 loss summed over
+            all microbatches and float32 gradients, staged as the parameters. `scale` multiplies every
+            microbatch's loss: 1 / (tokens of the batch) makes a mean of it. Batch leaves are
+            [num_microbatches, microbatch size, ...].
+        loss: jitted, with the same arguments: the loss alone, by the same program with a table of forwards,
+            without residuals or gradients.
+        table: the round table that `loss_and_grads` executes.
         layers_per_stage: [stage].
     """
 
@@ -57,16 +63,23 @@ class Pipeline:
 
         Raises:
             ScheduleError: the schedule breaks a rule.
-            CompileError: schedule, mesh and layers do not fit together.
+            CompileError: schedule, mesh and layers do not fit together, or the program cannot run the schedule yet.
         """
         check(schedule)
+        check_actions(schedule)
         check_mesh(schedule, mesh)
         self.schedule, self.mesh, self.functions = schedule, mesh, functions
         self.layers_per_stage = tuple(layers_per_stage or even_split(num_layers, schedule.num_stages))
         self.layout = Layout(schedule.placement, self.layers_per_stage, num_layers=num_layers)
         self.table = lower(schedule, layers_per_stage=self.layers_per_stage, rolled=rolled)
-        self.loss_and_grads = jax.jit(self._loss_and_grads)
-        self.loss = jax.jit(self._loss)
+
+        def loss_and_grads(params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0) -> tuple[jax.Array, PyTree]:
+            return self._run(self.table, params, batch, scale)
+
+        def loss(params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0) -> jax.Array:
+            return self._run(self.forward_table, params, batch, scale)[0]
+
+        self.loss_and_grads, self.loss = jax.jit(loss_and_grads), jax.jit(loss)
 
     def to_stages(self, params: PyTree) -> PyTree:
         """Staged parameters, layers [device, chunk, layer, ...], from canonical ones; traceable."""
@@ -105,57 +118,32 @@ class Pipeline:
         """Shape and dtype of one message between stages."""
         return check_functions(self.functions, *self._local(params, batch))[0]
 
-    def _loss_and_grads(
-        self, params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0
-    ) -> tuple[jax.Array, PyTree]:
-        """Loss and gradients of one step.
-
-        Args:
-            params: staged parameters.
-            batch: pytree of [num_microbatches, microbatch size, ...].
-            scale: multiplies every microbatch's loss; 1 / (tokens of the batch) makes the loss a mean.
-
-        Returns:
-            The float32 loss, summed over all microbatches, and float32 gradients, staged as `params`.
-        """
-        return self._run(self.table, params, batch, scale)
-
-    def _loss(self, params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0) -> jax.Array:
-        """The loss alone, by the same program with a table of forwards: no residuals, no gradients."""
-        return self._run(self.forward_table, params, batch, scale)[0]
-
     def _run(
         self, table: RoundTable, params: PyTree, batch: PyTree, scale: jax.Array | float
     ) -> tuple[jax.Array, PyTree]:
         check_inputs(self.schedule, self.mesh, self.layout, params, batch)
-        check_functions(self.functions, *self._local(params, batch))
+        x_like, pages = self.message_like(params, batch), self.page_like(params, batch)
 
         def step(params: PyTree, batch: PyTree, scale: jax.Array, rows: Row) -> tuple[jax.Array, PyTree]:
-            return self._step(table, params, batch, scale, rows)
+            rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
+            actions = self._actions(table, {**params, "layers": layers}, batch, scale, x_like)
+            return _sum_over_devices(run_rounds(table, actions, rows, _empty_carry(table, actions, pages)).state)
 
         specs = _param_specs(params)
-        grad_specs = specs if table.has_backward else {}
         return jax.shard_map(
             step,
             mesh=self.mesh,
             in_specs=(specs, _BATCH, P(), P("pipe")),
-            out_specs=(P(), grad_specs),
+            out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
             check_vma=False,
         )(params, batch, jnp.asarray(scale, jnp.float32), _rows(table))
 
-    def _step(
-        self, table: RoundTable, params: PyTree, batch: PyTree, scale: jax.Array, rows: Row
-    ) -> tuple[jax.Array, PyTree]:
-        """One device's part of a step, inside shard_map."""
-        params = {**params, "layers": jax.tree.map(lambda leaf: leaf[0], params["layers"])}
-        rows = jax.tree.map(lambda leaf: leaf[0], rows)
-        microbatch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
-        layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), params["layers"])
-        x_like = jax.eval_shape(self.functions.embed, params["shared"], microbatch)
-        page_like = jax.eval_shape(lambda p, x: residuals.forward(self.functions.layer, p, x), layer, x_like)[1]
-
+    def _actions(
+        self, table: RoundTable, params: PyTree, batch: PyTree, scale: jax.Array, x_like: jax.ShapeDtypeStruct
+    ) -> Actions:
+        """The actions of one device, inside shard_map."""
         equal = len(set(self.layers_per_stage)) == 1
-        actions = Actions(
+        return Actions(
             functions=self.functions,
             params=params,
             batch=batch,
@@ -166,24 +154,6 @@ class Pipeline:
             x_like=x_like,
             keeps_residuals=table.has_backward,
         )
-        storage = table.storage
-        sums = params if table.has_backward else {"shared": (), "layers": ()}
-        message = empty(x_like.shape, x_like.dtype)
-        state = State(
-            message=message,
-            pool=[empty((storage.num_pages, *leaf.shape), leaf.dtype) for leaf in page_like if table.has_backward],
-            grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
-            loss=jnp.zeros((), jnp.float32),
-        )
-        carry = Carry(state, out=message, inbox=empty((storage.num_inbox + 1, *x_like.shape), x_like.dtype))
-        state = run_rounds(table, actions, rows, carry).state
-        loss = lax.psum(state.loss, ("data", "pipe"))
-        if not table.has_backward:
-            return loss, {}
-        return loss, {
-            "shared": lax.psum(state.grads["shared"], ("data", "pipe")),
-            "layers": jax.tree.map(lambda leaf: leaf[None], lax.psum(state.grads["layers"], "data")),
-        }
 
     def _local(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Shapes of one layer's and the shared parameters, and of one microbatch, on one device."""
@@ -208,6 +178,27 @@ _BATCH = P(None, "data")
 def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """Storage that nothing reads before it is written."""
     return jnp.zeros(shape, dtype)
+
+
+def _empty_carry(table: RoundTable, actions: Actions, pages: list[jax.ShapeDtypeStruct]) -> Carry:
+    """What a device holds before the first round."""
+    storage, x_like = table.storage, actions.x_like
+    sums = actions.params if table.has_backward else {"shared": (), "layers": ()}
+    message = empty(x_like.shape, x_like.dtype)
+    state = State(
+        message=message,
+        pool=[empty((storage.num_pages, *page.shape), page.dtype) for page in pages if table.has_backward],
+        grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
+        loss=jnp.zeros((), jnp.float32),
+    )
+    return Carry(state, out=message, inbox=empty((storage.num_inbox + 1, *x_like.shape), x_like.dtype))
+
+
+def _sum_over_devices(state: State) -> tuple[jax.Array, PyTree]:
+    """Loss and gradients of the step, from what each device has summed up; one reduction a step."""
+    everywhere = ("data", "pipe")
+    layers = jax.tree.map(lambda leaf: leaf[None], lax.psum(state.grads["layers"], "data"))
+    return lax.psum(state.loss, everywhere), {"shared": lax.psum(state.grads["shared"], everywhere), "layers": layers}
 
 
 def _param_specs(params: PyTree) -> PyTree:

@@ -46,15 +46,16 @@ FEW = [
 def splits(num_devices: int) -> list[tuple[int, ...]]:
     """Even, one layer more than stages, one layer fewer than two a stage; all in at most 15 layers."""
     even = (2,) * num_devices if num_devices < 8 else (1,) * 8
-    return [even] if num_devices == 1 else [even, (1,) * (num_devices - 1) + (2,), (1,) + (2,) * (num_devices - 1)]
+    uneven = ((1,) * (num_devices - 1) + (2,), (1,) + (2,) * (num_devices - 1))
+    return list(dict.fromkeys([even, *uneven])) if num_devices > 1 else [even]
 
 
 ALL = [
     (name, num_devices, num_microbatches, layers_per_stage, tied, data)
-    for name, num_devices, num_microbatches, tied, data in product(
-        ("1f1b", "gpipe"), (1, 2, 3, 4, 8), (1, 3, 8, 17), (True, False), (1, 2)
+    for name, num_devices, num_microbatches, (tied, data) in product(
+        ("1f1b", "gpipe"), (1, 2, 3, 4, 8), (1, 3, 8, 17), ((True, 1), (False, 1), (False, 2))
     )
-    for layers_per_stage in splits(num_devices)
+    for layers_per_stage in (splits(num_devices) if data == 1 else splits(num_devices)[-1:])
     if num_devices * data <= 8
 ]
 

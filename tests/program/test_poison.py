@@ -25,10 +25,7 @@ def make_gpt() -> Pipeline:
 
 
 def make_mlp(name: str = "1f1b") -> Pipeline:
-    if name in CSV:
-        schedule = from_csv(CSV[name], name=name)
-    else:
-        schedule = build(name, num_devices=4, num_microbatches=6)
+    schedule = from_csv(CSV[name], name=name) if name in CSV else build(name, num_devices=4, num_microbatches=6)
     return tiny_mlp.make_pipeline(schedule, num_layers=6)
 
 
