@@ -38,7 +38,7 @@ def backward(
     filled.opaque_residuals, of_x = jax.tree.unflatten(
         structure, [next(values) if _is_array(leaf) else leaf for leaf in leaves]
     )
-    filled.args_res = [jax.tree.unflatten(jax.tree.structure(vjp.args_res[0]), jax.tree.leaves(params)), of_x]
+    filled.args_res = [tuple(jax.tree.leaves(params)), of_x]  # also those that it does not need
     return filled(dy)
 
 
