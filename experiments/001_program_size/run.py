@@ -1,6 +1,6 @@
 """Compiles 1F1B steps for several D and N, runs none, and prints what each costs to compile and to hold.
 
-    python experiments/001_program_size/run.py
+python experiments/001_program_size/run.py
 """
 
 import statistics
