@@ -2,8 +2,8 @@
 
 Command:  python -m jaxpipe.bench --config=configs/bench_cpu.py
 Hardware: 2 CPU cores (8 virtual devices)
-Time:     not yet measured
-Number:   work_ratio at most 1.02
+Time:     about 2 minutes
+Number:   work_ratio 0.95 (2026-11-21; at most 1.02 is asked), hlo_slot_copies 0
 """
 
 from ml_collections import ConfigDict
