@@ -27,7 +27,7 @@ JUDGES = (
     Costs(backward=3.0),
     Costs(backward=1.0, transfer=0.1),
 )
-GOOD_ENOUGH_RATIOS = np.array([1.001, 1.001, 1.001, 1.015])
+GOOD_ENOUGH_RATIOS = np.array([1.001, 1.001, 1.001, 1.02])
 
 
 def lower(schedule: Schedule, *, layers_per_stage: tuple[int, ...] | None = None, rolled: bool = True) -> RoundTable:
@@ -38,7 +38,8 @@ def lower(schedule: Schedule, *, layers_per_stage: tuple[int, ...] | None = None
         layers_per_stage: [stage] layers, each with residual pages of its own; by default one each.
         rolled: False makes the body as long as the step, for debugging: the program grows with N.
     """
-    layers_per_stage = layers_per_stage or (1,) * schedule.num_stages
+    if layers_per_stage is None:
+        layers_per_stage = (1,) * schedule.num_stages
     if not rolled:
         rounds = earliest_rounds(schedule)
         return _fold(schedule, layers_per_stage, rounds, body_rounds=int(rounds.max()) + 1)

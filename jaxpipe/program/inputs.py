@@ -86,15 +86,8 @@ def check_functions(
         params: shapes {"shared", "layer"} on one device.
         microbatch: shapes of one microbatch on one device.
     """
-    x = jax.eval_shape(functions.embed, params["shared"], microbatch)
-    y = jax.eval_shape(functions.layer, params["layer"], x)
-    for name, value in (("embed", x), ("layer", y)):
-        if not hasattr(value, "shape"):
-            raise CompileError(
-                f"{name} returns {type(value).__name__}.\n"
-                "  rule one-array: what travels from stage to stage is one array\n"
-                "  repair: return one array; put what all layers need into the batch or the shared parameters"
-            )
+    x = _one_array("embed", jax.eval_shape(functions.embed, params["shared"], microbatch))
+    y = _one_array("layer", jax.eval_shape(functions.layer, params["layer"], x))
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         raise CompileError(
             f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.\n"
@@ -109,3 +102,13 @@ def check_functions(
             "  repair: sum, do not average, and cast to float32"
         )
     return x, params["layer"]
+
+
+def _one_array(name: str, value: Any) -> jax.ShapeDtypeStruct:
+    if not hasattr(value, "shape"):
+        raise CompileError(
+            f"{name} returns {type(value).__name__}.\n"
+            "  rule one-array: what travels from stage to stage is one array\n"
+            "  repair: return one array; put what all layers need into the batch or the shared parameters"
+        )
+    return value

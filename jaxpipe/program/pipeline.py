@@ -69,7 +69,9 @@ class Pipeline:
         check_actions(schedule)
         check_mesh(schedule, mesh)
         self.schedule, self.mesh, self.functions = schedule, mesh, functions
-        self.layers_per_stage = tuple(layers_per_stage or even_split(num_layers, schedule.num_stages))
+        if layers_per_stage is None:
+            layers_per_stage = even_split(num_layers, schedule.num_stages)
+        self.layers_per_stage = tuple(layers_per_stage)
         self.layout = Layout(schedule.placement, self.layers_per_stage, num_layers=num_layers)
         self.table = lower(schedule, layers_per_stage=self.layers_per_stage, rolled=rolled)
 
