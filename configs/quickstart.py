@@ -2,8 +2,8 @@
 
 Command:  python -m jaxpipe.train --config=configs/quickstart.py --workdir=runs/quickstart
 Hardware: 2 CPU cores (8 virtual devices), or 8 GPUs where they are
-Time:     about 100 s, compilation included
-Number:   held-out loss 1.82 nats per byte
+Time:     about 2 minutes, compilation included
+Number:   held-out loss 1.91 nats per byte (on the standard library of Debian's Python 3.11)
 """
 
 from ml_collections import ConfigDict
@@ -24,6 +24,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.pipeline.num_microbatches = 16
     config.mesh.pipe = 8
     config.optimizer.learning_rate = 5e-3
-    config.train.steps = 300
+    config.train.steps = 400
     config.train.eval_every = 100
     return config
