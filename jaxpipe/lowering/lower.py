@@ -79,10 +79,14 @@ def _candidates(schedule: Schedule, layers_per_stage: tuple[int, ...]) -> Iterat
 def _fold(
     schedule: Schedule, layers_per_stage: tuple[int, ...], rounds: np.ndarray, *, body_rounds: int, cut: int = 0
 ) -> RoundTable:
-    """The table with a body of `body_rounds` before and after round `cut`."""
-    end_of_first = -(-cut // body_rounds) * body_rounds
-    rounds = np.where(rounds >= cut, rounds + end_of_first - cut, rounds)
-    end = end_of_first - (end_of_first - int(rounds.max()) - 1) // body_rounds * body_rounds
-    bounds = [0, end_of_first, end] if cut else [0, end]
-    segments = tuple(Segment(start, stop, body_rounds) for start, stop in pairwise(bounds))
+    """The table with a body of `body_rounds`, or one before and one after round `cut`."""
+    start = _round_up(cut, body_rounds)
+    rounds = np.where(rounds >= cut, rounds + start - cut, rounds)
+    stop = start + _round_up(int(rounds.max()) + 1 - start, body_rounds)
+    bounds = [0, start, stop] if cut else [0, stop]
+    segments = tuple(Segment(*ends, body_rounds) for ends in pairwise(bounds))
     return RoundTable(schedule, layers_per_stage, rounds, segments)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
