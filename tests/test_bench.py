@@ -12,7 +12,7 @@ KEYS = {
     *("pipelined_wall_s", "unpipelined_wall_s", "compile_s", "argument_bytes", "temp_bytes", "alias_bytes"),
     *("slot_bytes", "num_slots", "hlo_slot_copies"),
 }
-SMALL = {"model.hidden": 32, "data.seq_len": 16, "model.num_layers": 4, "mesh.pipe": 4, "pipeline.num_microbatches": 8}
+SMALL = {"model.hidden": 128, "data.seq_len": 64, "model.num_layers": 4, "mesh.pipe": 4, "pipeline.num_microbatches": 8}
 
 
 def bench(*arguments):
@@ -36,6 +36,7 @@ def test_one_process():
     assert numbers.keys() >= KEYS
     assert numbers["num_devices"] == numbers["num_slots"] == 4
     assert numbers["hlo_slot_copies"] == 0
+    assert numbers["temp_bytes"] <= numbers["expected_temp_bytes"]
     assert numbers["alias_bytes"] > 0.9 * numbers["argument_bytes"]
 
 

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
@@ -84,14 +85,16 @@ def work(config: ConfigDict, *, process: int, num_processes: int, coordinator: s
             alone.append(timed(unpipelined))
         together("crowded")
         crowded.append(timed(unpipelined))
+    pipeline = median(pipelines)
+    pipelined_cpu_s = float(multihost_utils.process_allgather(np.float32(pipeline.cpu_s)).sum())
     if process:
         return
-    pipeline, one, many = median(pipelines), median(alone), median(crowded)
+    one, many = median(alone), median(crowded)
     num_microbatches = config.pipeline.num_microbatches
     numbers = {
-        "pipelined_cpu_s": pipeline.cpu_s,
+        "pipelined_cpu_s": pipelined_cpu_s,
         "unpipelined_cpu_s": one.cpu_s,
-        "work_ratio": pipeline.cpu_s * num_processes / one.cpu_s,
+        "work_ratio": pipelined_cpu_s / one.cpu_s,
         "pipelined_wall_s": pipeline.wall_s,
         "unpipelined_wall_s": one.wall_s,
         **memory,

@@ -72,10 +72,16 @@ def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
     Args:
         text: optimized HLO.
         shapes: as HLO writes them: `f32[8,2,256]`.
+
+    Raises:
+        ValueError: the program has no loop.
     """
     found, entry = computations(text)
     shapes = set(shapes)
-    loops = _reachable(found, [c for i in found[entry].instructions if i.opcode == "while" for c in i.called])
+    outside = [i for name in _reachable(found, [entry]) for i in found[name].instructions]
+    loops = _reachable(found, [c for i in outside if i.opcode == "while" for c in i.called])
+    if not loops:
+        raise ValueError("the program has no loop, so there is nothing to count in")
     return [
         instruction
         for name in sorted(loops)

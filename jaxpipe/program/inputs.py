@@ -7,13 +7,13 @@ from typing import Any
 import jax
 
 from jaxpipe.errors import CompileError
+from jaxpipe.mesh.mesh import AXES
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.layout import Layout
 from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.schedule import Schedule
 
 PyTree = Any
-AXES = ("data", "pipe", "tensor")
 
 
 def check_actions(schedule: Schedule) -> None:

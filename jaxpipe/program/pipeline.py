@@ -39,6 +39,7 @@ class Pipeline:
             without residuals or gradients.
         table: the round table that `loss_and_grads` executes.
         layers_per_stage: [stage].
+        rolled: whether rounds are rolled into loops.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Pipeline:
             layers_per_stage = even_split(num_layers, schedule.num_stages)
         self.layers_per_stage = tuple(layers_per_stage)
         self.layout = Layout(schedule.placement, self.layers_per_stage, num_layers=num_layers)
+        self.rolled = rolled
         self.table = lower(schedule, layers_per_stage=self.layers_per_stage, rolled=rolled)
 
         def loss_and_grads(params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0) -> tuple[jax.Array, PyTree]:
@@ -103,7 +105,7 @@ class Pipeline:
     @cached_property
     def forward_table(self) -> RoundTable:
         """The same placement and microbatches, forwards alone: what `loss` executes."""
-        return lower(forwards(self.schedule), layers_per_stage=self.layers_per_stage)
+        return lower(forwards(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
 
     def slot_bytes(self, params: PyTree, batch: PyTree) -> int:
         """Bytes per device of the residuals of one (stage, microbatch), on the longest stage."""

@@ -21,8 +21,6 @@ class Dependencies:
     # For F the F of the stage before; for B, I the B or I of the stage after, at the last stage its F.
     message: np.ndarray  # [A]
     local: np.ndarray  # [A] the F of the same stage (for B, I), the I of the same stage (for W)
-    forward: np.ndarray  # [S, N] the F of (stage, microbatch)
-    backward: np.ndarray  # [S, N] the B or I of (stage, microbatch)
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
@@ -46,4 +44,4 @@ def dependencies(schedule: Schedule) -> Dependencies:
     message[earlier] = backward[stage[earlier] + 1, microbatch[earlier]]
     local[is_b] = forward[stage[is_b], microbatch[is_b]]
     local[is_w] = backward[stage[is_w], microbatch[is_w]]
-    return Dependencies(message, local, forward, backward)
+    return Dependencies(message, local)

@@ -143,8 +143,17 @@ def peak_activations(schedule: Schedule) -> np.ndarray:
 
     A stage's activations of one microbatch are 1/num_chunks Ma, kept from the start of its F to the end
     of its B (or W). Rows alone decide it, not costs.
+
+    Raises:
+        ScheduleError: the schedule moves activations between devices, which is not counted yet.
     """
     columns = schedule.columns
+    if columns.is_kind(Kind.EVICT, Kind.LOAD).any():
+        raise ScheduleError(
+            f"{schedule.name!r} has EVICT or LOAD actions.\n"
+            "  rule stored-here: activations are counted on the device that computed them\n"
+            "  repair: ask for the peak of the schedule without EVICT and LOAD"
+        )
     change = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.W)
     peaks = [
         np.cumsum(change[first:last]).max(initial=0)
