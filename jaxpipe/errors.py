@@ -1,6 +1,7 @@
 """The errors that users see, and their five-part form: where, what, rule, picture, repair.
 
-Every error that jaxpipe can foresee is one of these, raised before anything is compiled.
+Every error that jaxpipe can foresee is one of these, raised before anything is compiled; only a
+TrainingError comes later, from the numbers of a run.
 """
 
 
@@ -18,6 +19,10 @@ class CompileError(JaxpipeError):
 
 class ConfigError(JaxpipeError):
     """A config field is unknown, has a wrong value, or contradicts another."""
+
+
+class TrainingError(JaxpipeError):
+    """A run has left the finite numbers, so that going on would be useless."""
 
 
 def closest(name: str, known: list[str]) -> str:

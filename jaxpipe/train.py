@@ -21,7 +21,7 @@ from jaxpipe.schedules.render import svg
 from jaxpipe.training import workdir
 from jaxpipe.training.checkpoint import save_params
 from jaxpipe.training.evaluate import heldout_loss
-from jaxpipe.training.metrics import MetricsWriter
+from jaxpipe.training.metrics import MetricsWriter, check_finite
 from jaxpipe.training.optimizer import learning_rate, make_optimizer
 from jaxpipe.training.report import report
 from jaxpipe.training.setup import put_batch, set_up
@@ -43,25 +43,29 @@ def main(_: Sequence[str]) -> None:
     # ---- Config: everything that can be wrong is found here, before anything is compiled
     config = FLAGS.config
     check(config, name=config_flags.get_config_filename(FLAGS["config"]))
+    workdir.check_new(FLAGS.workdir)
 
     # ---- Text, devices, model, pipeline
     setup = set_up(config)
     pipeline = setup.pipeline
     config.mesh.platform = setup.devices.platform
 
-    # ---- Files of the run
-    path = workdir.create(FLAGS.workdir)
-    workdir.write_config(path, config)
-    (path / workdir.SCHEDULE).write_text(svg(pipeline.schedule, simulate(pipeline.schedule)))
-
-    # ---- State and compiled steps
+    # ---- State and traced step
     optimizer = make_optimizer(config)
     state = init_state(setup.model, pipeline, optimizer, seed=config.train.seed)
     first_batch = put_batch(pipeline, setup.train_batches.at(0))
     print(report(setup, state, first_batch), flush=True)
     start = time.perf_counter()
     train_step = make_train_step(pipeline, optimizer, learning_rate(config), dtype=config.model.dtype)
-    train_step = train_step.lower(state, first_batch).compile()
+    train_step = train_step.lower(state, first_batch)
+
+    # ---- Files of the run: not before all that can be wrong has been found
+    path = workdir.create(FLAGS.workdir)
+    workdir.write_config(path, config)
+    (path / workdir.SCHEDULE).write_text(svg(pipeline.schedule, simulate(pipeline.schedule)))
+
+    # ---- Compiled steps
+    train_step = train_step.compile()
     print(f"compiled   in {time.perf_counter() - start:.1f} s", flush=True)
     eval_step = make_eval_step(pipeline, dtype=config.model.dtype)
 
@@ -74,6 +78,7 @@ def main(_: Sequence[str]) -> None:
             numbers = jax.tree.map(float, numbers)
             step_time_s = time.perf_counter() - start
             numbers = {"loss": numbers.pop("loss"), **numbers}
+            check_finite(step, numbers)
             numbers |= {"tokens_per_s": num_tokens / step_time_s, "step_time_s": step_time_s}
 
             # ---- Held-out loss, now and then and at the end
@@ -81,6 +86,7 @@ def main(_: Sequence[str]) -> None:
                 numbers["eval_loss"] = heldout_loss(
                     eval_step, pipeline, state.params, setup.heldout_batches, num_batches=config.train.eval_batches
                 )
+                check_finite(step, {"eval_loss": numbers["eval_loss"]})
                 metrics.say(f"step {step}: held-out loss {numbers['eval_loss']:.4f} nats per byte")
             metrics.write(step, numbers)
 

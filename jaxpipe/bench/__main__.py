@@ -25,6 +25,7 @@ from jaxpipe.bench.problem import make_problem
 from jaxpipe.bench.timing import median, timed
 from jaxpipe.config import check
 from jaxpipe.config.command_line import require, run
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import choose_devices
 
 FLAGS = flags.FLAGS
@@ -44,6 +45,7 @@ def define_flags(arguments: list[str]) -> None:
 def main(_: Sequence[str]) -> None:
     """One benchmark."""
     config = FLAGS.config
+    _check_process(FLAGS.process, FLAGS.coordinator, num_processes=FLAGS.num_processes)
     if FLAGS.num_processes > 1:
         config.mesh.data, config.mesh.pipe, config.mesh.tensor = 1, FLAGS.num_processes, 1
     check(config, name=config_flags.get_config_filename(FLAGS["config"]))
@@ -70,6 +72,17 @@ def main(_: Sequence[str]) -> None:
         return
     for name, number in numbers.items():
         print(f"{name:26} {number:.4g}" if isinstance(number, float) else f"{name:26} {number}")
+
+
+def _check_process(process: int | None, coordinator: str | None, *, num_processes: int) -> None:
+    if process is None and coordinator is None:
+        return
+    if process is None or coordinator is None or not 0 <= process < num_processes:
+        raise ConfigError(
+            f"--process={process} and --coordinator={coordinator} with --num_processes={num_processes}\n"
+            "  rule bench-process: one of several processes has both, and its number is 0 .. num_processes-1\n"
+            "  repair: leave both out; --num_processes alone starts the processes, which set them"
+        )
 
 
 def _measure(config: ConfigDict) -> dict[str, Any]:

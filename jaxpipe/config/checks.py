@@ -7,6 +7,7 @@ Every check is a function that raises ConfigError for its own rule. `check` runs
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 
 from ml_collections import ConfigDict
@@ -18,15 +19,23 @@ from jaxpipe.models import GPTConfig
 from jaxpipe.schedules import REGISTRY, Schedule, build
 
 DTYPES = ("float32", "bfloat16")
-AT_LEAST_ZERO = ("data.seed", "train.seed", "optimizer.warmup_fraction", "optimizer.weight_decay")
+AT_LEAST_ZERO = (
+    "data.seed",
+    "train.seed",
+    "optimizer.warmup_fraction",
+    "optimizer.final_learning_rate_fraction",
+    "optimizer.weight_decay",
+    "optimizer.beta1",
+)
 
 AT_MOST = {
+    "data.seed": 2**32 - 1,
+    "train.seed": 2**32 - 1,
     "data.heldout_fraction": 0.5,
     "optimizer.warmup_fraction": 0.5,
     "optimizer.final_learning_rate_fraction": 1.0,
-    "optimizer.beta1": 1.0,
-    "optimizer.beta2": 1.0,
 }
+LESS_THAN = {"optimizer.beta1": 1.0, "optimizer.beta2": 1.0}  # 1 divides by zero in Adam's bias correction
 
 
 def check(config: ConfigDict, *, name: str = "the config") -> None:
@@ -93,16 +102,20 @@ def _ranges(config: ConfigDict) -> Iterator[Callable[[], None]]:
                 yield lambda path=f"{section}.{field}", value=value: _check_range(path, value)
     yield lambda: _check_choice("model.dtype", config.model.dtype, DTYPES)
     yield lambda: _check_choice("pipeline.schedule", config.pipeline.schedule, tuple(REGISTRY))
-    for path, bound in AT_MOST.items():
-        section, field = path.split(".")
-        yield lambda path=path, value=config[section][field], bound=bound: _check_at_most(path, value, bound)
 
 
 def _check_range(path: str, value: float) -> None:
-    legal = value >= 0 if path in AT_LEAST_ZERO else value > 0
-    if not legal:
+    if not math.isfinite(value):
+        bound = "a finite number"
+    elif value < 0 or (value == 0 and path not in AT_LEAST_ZERO):
         bound = "0 or more" if path in AT_LEAST_ZERO else "1 or more" if isinstance(value, int) else "more than 0"
-        raise ConfigError(f"{path}={value}\n  rule field-range: {path} is {bound}\n  repair: set {path} to {bound}")
+    elif path in AT_MOST and value > AT_MOST[path]:
+        bound = f"at most {AT_MOST[path]}"
+    elif path in LESS_THAN and value >= LESS_THAN[path]:
+        bound = f"less than {LESS_THAN[path]}"
+    else:
+        return
+    raise ConfigError(f"{path}={value}\n  rule field-range: {path} is {bound}\n  repair: set {path} to {bound}")
 
 
 def _check_choice(path: str, value: str, known: tuple[str, ...]) -> None:
@@ -111,13 +124,6 @@ def _check_choice(path: str, value: str, known: tuple[str, ...]) -> None:
             f"{path}={value!r} is not known.{closest(value, list(known))}\n"
             f"  rule field-choice: {path} is one of {', '.join(sorted(known))}\n"
             f"  repair: set {path} to one of these"
-        )
-
-
-def _check_at_most(path: str, value: float, bound: float) -> None:
-    if value > bound:
-        raise ConfigError(
-            f"{path}={value}\n  rule field-range: {path} is at most {bound}\n  repair: set {path}={bound} or less"
         )
 
 

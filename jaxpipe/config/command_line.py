@@ -23,12 +23,12 @@ _HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 
 
 def run(main: Callable[[Sequence[str]], None], *, define_flags: Callable[[list[str]], None]) -> None:
-    """Parses the flags, runs `main` with what is left of the arguments, and exits.
+    """Parses the flags, runs `main`, and exits; an argument that is no flag is an error.
 
     A JaxpipeError is printed to stderr as it is, with exit status 2.
 
     Args:
-        main: takes the arguments that are no flags.
+        main: takes the program's name, which is all that absl leaves of the arguments.
         define_flags: defines the absl flags, given all arguments.
     """
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it touches
@@ -88,7 +88,7 @@ def _parse(arguments: list[str]) -> list[str]:
         )
     _check_overrides(arguments)
     try:
-        return flags.FLAGS(arguments)
+        left = flags.FLAGS(arguments)
     except flags.Error as error:
         raise ConfigError(
             f"the command line cannot be read: {error}\n"
@@ -96,6 +96,8 @@ def _parse(arguments: list[str]) -> list[str]:
             "  repair: mend this argument; --help lists the flags"
         ) from error
     except (AttributeError, TypeError, KeyError) as error:
+        if isinstance(error, AttributeError) and error.name == "get_config":
+            raise _no_get_config(path) from error
         if not _raised_by_config(error):
             raise
         lines = str(error.args[0] if error.args else error).strip("\"'").splitlines()
@@ -105,6 +107,31 @@ def _parse(arguments: list[str]) -> list[str]:
             + "\n  rule config-fields: the fields and their types are those of jaxpipe.config.base_config()\n"
             "  repair: use one of them"
         ) from error
+    _check_nothing_left(left)
+    return left
+
+
+def _no_get_config(path: str) -> ConfigError:
+    return ConfigError(
+        f"the config file {path!r} has no get_config\n"
+        "  rule config-file: --config names a Python file with get_config()\n"
+        "      def get_config(arg=''):\n"
+        "          config = jaxpipe.config.base_config()\n"
+        "          return config\n"
+        "  repair: add such a function, or name another file, for example --config=configs/quickstart.py"
+    )
+
+
+def _check_nothing_left(left: Sequence[str]) -> None:
+    if len(left) > 1:
+        argument = left[1]
+        repair = f"write --{argument.lstrip('-')}" if "=" in argument else "join it to its flag with =, or leave it out"
+        raise ConfigError(
+            f"the argument {argument!r} belongs to no flag\n"
+            "  rule flags: every argument is --name=VALUE\n"
+            f"      left over: {' '.join(left[1:])}\n"
+            f"  repair: {repair}"
+        )
 
 
 def _check_overrides(arguments: Sequence[str]) -> None:

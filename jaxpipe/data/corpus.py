@@ -46,10 +46,10 @@ def load_corpus(files: str, *, heldout_fraction: float, batch_size: int, seq_len
         seq_len: tokens of one sequence.
 
     Raises:
-        ConfigError: no file matches, or the files hold too few tokens.
+        ConfigError: no file matches, one cannot be read, or the files hold too few tokens.
     """
     paths = _standard_library() if files == "auto" else _matching(files)
-    tokens = np.frombuffer(b"".join(path.read_bytes() + SEPARATOR for path in paths), np.uint8)
+    tokens = np.frombuffer(b"".join(_read(path, files) + SEPARATOR for path in paths), np.uint8)
     every = round(1 / heldout_fraction)
     needed = every * max(seq_len + 1, -(-(batch_size * seq_len + 1) // (every - 1)))
     if len(tokens) < needed:
@@ -73,6 +73,18 @@ def split(tokens: np.ndarray, *, every: int) -> tuple[np.ndarray, np.ndarray]:
     block = np.arange(len(tokens)) // min(BLOCK_TOKENS, len(tokens) // every)
     is_heldout = block % every == every - 1
     return tokens[~is_heldout], tokens[is_heldout]
+
+
+def _read(path: Path, files: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"data.files={files!r} names a file that cannot be read\n"
+            "  rule files-readable: every file that the glob names is read whole\n"
+            f"      {path}: {error.strerror}\n"
+            "  repair: make it readable, or name other files"
+        ) from error
 
 
 def _standard_library() -> list[Path]:

@@ -35,15 +35,34 @@ def restore_params(workdir: Path, *, model: GPT, pipeline: Pipeline) -> tuple[in
     if not folder.is_dir():
         raise _no_checkpoint(folder)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    with ocp.CheckpointManager(folder) as manager:
+    with ocp.CheckpointManager(folder, item_handlers=ocp.StandardCheckpointHandler()) as manager:
         step = manager.latest_step()
         if step is None:
             raise _no_checkpoint(folder)
+        _check_same_model(manager.item_metadata(step).tree["params"], shapes, folder=folder / str(step))
         replicated = NamedSharding(pipeline.mesh, P())
         target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), shapes)
         canonical = manager.restore(step, args=ocp.args.StandardRestore({"params": target}))["params"]
     staged = jax.eval_shape(pipeline.to_stages, shapes)
     return step, jax.jit(pipeline.to_stages, out_shardings=pipeline.shardings(staged))(canonical)
+
+
+def _check_same_model(saved: Any, wanted: Any, *, folder: Path) -> None:
+    saved, wanted = _shapes(saved), _shapes(wanted)
+    different = sorted(name for name in saved.keys() | wanted.keys() if saved.get(name) != wanted.get(name))
+    if different:
+        name = different[0]
+        raise ConfigError(
+            f"the checkpoint {folder} is of another model: {len(different)} parameters differ\n"
+            "  rule checkpoint-model: the parameters have the shapes that model.* and data.seq_len give\n"
+            f"      {name}: {saved.get(name, 'none')} in the checkpoint, {wanted.get(name, 'none')} in the config\n"
+            "  repair: leave out the --config.model.* and --config.data.seq_len that the run did not have"
+        )
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in leaves}
 
 
 def _no_checkpoint(folder: Path) -> ConfigError:

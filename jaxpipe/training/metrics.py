@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import TracebackType
 
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from jaxpipe.errors import TrainingError
 from jaxpipe.training.workdir import METRICS, TENSORBOARD
 
 
@@ -23,7 +25,7 @@ class MetricsWriter:
 
     def write(self, step: int, numbers: dict[str, float]) -> None:
         """Writes the numbers of `step`, counted from 1, which has just ended."""
-        self._lines.write(json.dumps({"step": step, **numbers}) + "\n")
+        self._lines.write(json.dumps({"step": step, **numbers}, allow_nan=False) + "\n")
         for name, number in numbers.items():
             self._tensorboard.add_scalar(name, number, step)
         self._bar.set_postfix(
@@ -46,3 +48,21 @@ class MetricsWriter:
         self._bar.close()
         self._tensorboard.close()
         self._lines.close()
+
+
+def check_finite(step: int, numbers: dict[str, float]) -> None:
+    """Stops a run whose `numbers` of `step` are not all finite.
+
+    Raises:
+        TrainingError: one is infinite or not a number.
+    """
+    broken = [name for name, number in numbers.items() if not math.isfinite(number)]
+    if broken:
+        raise TrainingError(
+            f"step {step}: {broken[0]}={numbers[broken[0]]}\n"
+            "  rule finite-numbers: a run goes on while its losses and gradients are finite\n"
+            f"      {', '.join(f'{name}={number:.4g}' for name, number in numbers.items())}\n"
+            f"      metrics and parameters of step {step} are not written\n"
+            "  repair: set a smaller optimizer.learning_rate or optimizer.max_grad_norm,"
+            " a larger optimizer.warmup_fraction, or model.dtype='float32'"
+        )

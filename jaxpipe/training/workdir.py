@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -19,19 +20,22 @@ CONFIG, METRICS, SCHEDULE, TENSORBOARD, CHECKPOINTS = (
 )
 
 
-def create(workdir: str) -> Path:
-    """The folder for a new run.
+def check_new(workdir: str) -> Path:
+    """Where the folder of a new run will be; makes nothing.
 
     Raises:
-        ConfigError: a file stands there, or a run that would be overwritten.
+        ConfigError: a file stands there, a run that would be overwritten, or nothing can be written there.
     """
     path = Path(workdir).expanduser().absolute()
-    if path.exists() and not path.is_dir():
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not there.is_dir():
         raise ConfigError(
-            f"--workdir={workdir} is a file\n"
+            f"--workdir={workdir}: {there} is a file\n"
             "  rule workdir-folder: the files of a run go into a folder\n"
             "  repair: name another --workdir"
         )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _not_writable(workdir, f"{there}: no permission to write")
     found = [name for name in (CONFIG, METRICS, SCHEDULE, TENSORBOARD, CHECKPOINTS) if (path / name).exists()]
     if found:
         raise ConfigError(
@@ -40,7 +44,20 @@ def create(workdir: str) -> Path:
             f"      there: {', '.join(found)}\n"
             "  repair: name another --workdir, or move these away"
         )
-    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def create(workdir: str) -> Path:
+    """Makes the folder for a new run.
+
+    Raises:
+        ConfigError: as `check_new`, or the folder cannot be made.
+    """
+    path = check_new(workdir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_writable(workdir, f"{error.filename}: {error.strerror}") from error
     return path
 
 
@@ -66,10 +83,19 @@ def read_config(workdir: str) -> ConfigDict:
     config = base_config()
     try:
         config.update(json.loads(path.read_text()))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read: {error}\n"
             "  rule config-fields: its fields are those of jaxpipe.config.base_config()\n"
             "  repair: use the version of jaxpipe that wrote it, or mend the file"
         ) from error
     return config
+
+
+def _not_writable(workdir: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"--workdir={workdir} cannot be written\n"
+        "  rule workdir-writable: a run makes its folder, and its files there\n"
+        f"      {why}\n"
+        "  repair: name another --workdir, or give yourself the right to write there"
+    )

@@ -1,5 +1,7 @@
 """Files to tokens: determinism, the held-out part, clear errors."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,17 @@ def test_split_holds_out_whole_blocks_and_loses_nothing():
 def test_missing_files_name_the_glob(tmp_path):
     with pytest.raises(ConfigError, match=r"data.files='.*nothing/\*.txt' matches no file"):
         load_corpus(f"{tmp_path}/nothing/*.txt", **SIZES)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "secret.txt").write_text("x" * 100)
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ConfigError, match=r"rule files-readable[^\n]*\n *[^\n]*secret.txt: Permission denied"):
+        load_corpus(f"{tmp_path}/*.txt", **SIZES)
 
 
 def test_text_one_token_too_short_says_how_many_are_needed_and_found(tmp_path):

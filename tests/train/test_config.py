@@ -41,6 +41,14 @@ def test_a_mistyped_field_names_the_closest():
         ({"train__steps": 0}, ["train.steps=0", "1 or more"]),
         ({"optimizer__learning_rate": 0.0}, ["more than 0"]),
         ({"data__heldout_fraction": 0.6}, ["at most 0.5"]),
+        ({"optimizer__beta1": 1.0}, ["optimizer.beta1=1.0", "less than 1.0"]),
+        ({"optimizer__beta2": 1.0}, ["optimizer.beta2=1.0", "less than 1.0"]),
+        ({"optimizer__beta2": float("inf")}, ["optimizer.beta2=inf", "a finite number"]),
+        ({"optimizer__max_grad_norm": float("inf")}, ["optimizer.max_grad_norm=inf", "a finite number"]),
+        ({"optimizer__weight_decay": float("nan")}, ["optimizer.weight_decay=nan", "a finite number"]),
+        ({"data__seed": 2**32}, ["data.seed=4294967296", "at most 4294967295"]),
+        ({"train__seed": 2**32}, ["train.seed=4294967296", "at most 4294967295"]),
+        ({"train__seed": -1}, ["0 or more"]),
     ],
 )
 def test_one_broken_rule_is_reported_alone_with_its_repair(values, words):
@@ -48,6 +56,18 @@ def test_one_broken_rule_is_reported_alone_with_its_repair(values, words):
         check(_with(**values), name="here")
     for word in [*words, "  rule ", "  repair: "]:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"optimizer__beta1": 0.0},
+        {"optimizer__final_learning_rate_fraction": 0.0},
+        {"data__seed": 2**32 - 1, "train__seed": 2**32 - 1},
+    ],
+)
+def test_the_ends_of_a_range_are_legal(values):
+    check(_with(**values))
 
 
 def test_all_broken_rules_of_a_round_are_reported():

@@ -115,6 +115,7 @@ def test_a_run_is_never_overwritten(trained):
         (["--config.model.hidden=wide"], "'wide'"),
         (["--config.data.files=nowhere/*.txt"], "data.files='nowhere/*.txt' matches no file"),
         (["--config.data.batch_size=13", "--config.mesh.pipe=5"], "2 rules broken"),
+        (["config.train.steps=50"], "repair: write --config.train.steps=50"),
         (["--config.mesh.platform=gpu"], "the mesh needs 4 devices and there are 0 GPUs"),
     ],
 )
@@ -126,6 +127,35 @@ def test_errors_are_one_message_without_a_traceback(arguments, words, tmp_path):
     assert "repair:" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_written(tmp_path):
+    workdir = tmp_path / "run"
+    done = _train(workdir, "--config.optimizer.learning_rate=1e37")
+    assert done.returncode == 2
+    found = re.search(r"^TrainingError: step (\d): \w+=(nan|inf)\n +rule finite-numbers", done.stderr, re.MULTILINE)
+    assert found, done.stderr
+    rows = (workdir / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == int(found[1]) - 1
+    assert all(math.isfinite(number) for row in rows for number in json.loads(row).values())
+    assert not (workdir / "checkpoints").exists()
+
+
+def test_eval_of_another_model_names_the_first_parameter_that_differs(trained):
+    done = _run("eval", f"--workdir={trained[0]}", "--config.model.hidden=32")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ConfigError: the checkpoint")
+    assert "rule checkpoint-model" in done.stderr
+    assert re.search(r"\(.*16.*\) in the checkpoint, \(.*32.*\) in the config", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_config_file_without_get_config_is_named(tmp_path):
+    config = tmp_path / "mine.py"
+    config.write_text("STEPS = 3\n")
+    done = _run("train", f"--config={config}", f"--workdir={tmp_path}/run")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ConfigError: the config file '{config}' has no get_config\n")
 
 
 def test_a_field_mistyped_in_a_config_file_names_the_closest(tmp_path):

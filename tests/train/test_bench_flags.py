@@ -1,0 +1,19 @@
+"""The flags that tell a process of the benchmark which it is come together or not at all."""
+
+import pytest
+
+from jaxpipe.bench.__main__ import _check_process
+from jaxpipe.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("process", "coordinator"), [(0, None), (None, "localhost:1"), (2, "localhost:1"), (-1, "localhost:1")]
+)
+def test_half_of_them_or_a_number_outside_is_refused(process, coordinator):
+    with pytest.raises(ConfigError, match=r"rule bench-process"):
+        _check_process(process, coordinator, num_processes=2)
+
+
+def test_both_or_none_is_legal():
+    _check_process(None, None, num_processes=1)
+    _check_process(1, "localhost:1", num_processes=2)
