@@ -11,10 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.bench import unpipelined
-from jaxpipe.config.checks import build_schedule, gpt_config
-from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPT
-from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.program import Pipeline
+from jaxpipe.training.setup import build_pipeline
 
 PyTree = Any
 
@@ -54,14 +53,8 @@ class Problem:
 
 def make_problem(config: ConfigDict, devices: tuple[Any, ...]) -> Problem:
     """The problem of a checked config on `devices`."""
-    mesh, data, num_microbatches = config.mesh, config.data, config.pipeline.num_microbatches
-    model = GPT(gpt_config(config))
-    pipeline = Pipeline(
-        build_schedule(config),
-        make_mesh(data=mesh.data, pipe=mesh.pipe, tensor=mesh.tensor, devices=devices),
-        StageFunctions(embed=model.embed, layer=model.layer, head=model.head),
-        num_layers=config.model.num_layers,
-    )
+    data, num_microbatches = config.data, config.pipeline.num_microbatches
+    model, pipeline = build_pipeline(config, devices)
     shape = (num_microbatches, data.batch_size // num_microbatches, data.seq_len)
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (2, *shape), dtype=np.int32)
     local_batch = {"tokens": tokens[0], "targets": tokens[1]}

@@ -1,8 +1,10 @@
-"""What a config asks for, built: devices and mesh, text, model and pipeline. Used by train and eval."""
+"""What a config asks for, built: devices and mesh, text, model and pipeline."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -56,14 +58,21 @@ def set_up(config: ConfigDict) -> Setup:
         )
 
     devices = choose_devices(mesh.data * mesh.pipe * mesh.tensor, platform=mesh.platform)
+    model, pipeline = build_pipeline(config, devices.devices)
+    return Setup(corpus, batches_of(corpus.train), batches_of(corpus.heldout), devices, model, pipeline)
+
+
+def build_pipeline(config: ConfigDict, devices: Sequence[Any]) -> tuple[GPT, Pipeline]:
+    """The model of a checked config and its pipeline on `devices`, data x pipe x tensor of them."""
+    mesh = config.mesh
     model = GPT(gpt_config(config))
     pipeline = Pipeline(
         build_schedule(config),
-        make_mesh(data=mesh.data, pipe=mesh.pipe, tensor=mesh.tensor, devices=devices.devices),
+        make_mesh(data=mesh.data, pipe=mesh.pipe, tensor=mesh.tensor, devices=devices),
         StageFunctions(embed=model.embed, layer=model.layer, head=model.head),
         num_layers=config.model.num_layers,
     )
-    return Setup(corpus, batches_of(corpus.train), batches_of(corpus.heldout), devices, model, pipeline)
+    return model, pipeline
 
 
 def put_batch(pipeline: Pipeline, batch: dict) -> dict:
