@@ -40,7 +40,7 @@ def main(_: Sequence[str]) -> None:
     step, params = restore_params(
         Path(FLAGS.workdir).expanduser().absolute(), model=setup.model, pipeline=setup.pipeline
     )
-    eval_step = make_eval_step(setup.pipeline, dtype=config.model.dtype)
+    eval_step = make_eval_step(setup.pipeline)
     loss = heldout_loss(eval_step, setup.pipeline, params, setup.heldout_batches, num_batches=config.train.eval_batches)
     print(f"devices    {setup.devices.reason}")
     print(f"step {step}: held-out loss {loss:.4f} nats per byte")

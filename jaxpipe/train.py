@@ -1,4 +1,4 @@
-"""Trains a GPT on text through one compiled pipeline.
+"""Trains a language model on text through one compiled pipeline.
 
     python -m jaxpipe.train --config=configs/quickstart.py --workdir=DIR [--config.FIELD=VALUE ...]
 
@@ -56,7 +56,13 @@ def main(_: Sequence[str]) -> None:
     first_batch = put_batch(pipeline, setup.train_batches.at(0))
     print(report(setup, state, first_batch), flush=True)
     start = time.perf_counter()
-    train_step = make_train_step(pipeline, optimizer, learning_rate(config), dtype=config.model.dtype)
+    train_step = make_train_step(
+        pipeline,
+        optimizer,
+        learning_rate(config),
+        max_grad_norm=config.optimizer.max_grad_norm,
+        dropout_seed=config.train.seed if setup.model.config.has_dropout else None,
+    )
     train_step = train_step.lower(state, first_batch)
 
     # ---- Files of the run: not before all that can be wrong has been found
@@ -67,7 +73,7 @@ def main(_: Sequence[str]) -> None:
     # ---- Compiled steps
     train_step = train_step.compile()
     print(f"compiled   in {time.perf_counter() - start:.1f} s", flush=True)
-    eval_step = make_eval_step(pipeline, dtype=config.model.dtype)
+    eval_step = make_eval_step(pipeline)
 
     # ---- Training
     num_tokens = config.data.batch_size * config.data.seq_len

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.mesh import choose_devices, make_mesh
-from jaxpipe.models import GPT, GPTConfig
+from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.hlo import num_instructions
 from jaxpipe.schedules import build
@@ -23,9 +23,11 @@ NUM_REPEATS = 3
 def compile_step(num_devices: int, num_microbatches: int):
     """Compiles one step; returns (seconds to trace, lower and compile, compiled)."""
     mesh = make_mesh(data=1, pipe=num_devices, tensor=1, devices=jax.devices("cpu")[:num_devices])
-    model = GPT(GPTConfig(num_layers=num_devices, hidden=HIDDEN, num_heads=2, vocab_size=256, seq_len=SEQ_LEN))
+    model = LanguageModel(
+        GPTConfig(num_layers=num_devices, hidden=HIDDEN, num_heads=2, vocab_size=256, seq_len=SEQ_LEN)
+    )
     schedule = build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches)
-    functions = StageFunctions(embed=model.embed, layer=model.layer, head=model.head)
+    functions = StageFunctions.of(model)
     start = time.perf_counter()
     pipeline = Pipeline(schedule, mesh, functions, num_layers=num_devices)
     params = jax.eval_shape(lambda: pipeline.to_stages(model.init(jax.random.key(0))))

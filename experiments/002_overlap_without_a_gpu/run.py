@@ -24,7 +24,7 @@ from jax.experimental import topologies
 
 from jaxpipe.bench.memory import pool_shapes
 from jaxpipe.mesh import make_mesh
-from jaxpipe.models import GPT, GPTConfig
+from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.hlo import computations, whole_writes
 from jaxpipe.schedules import build
@@ -53,7 +53,7 @@ def count_permutes(text: str) -> tuple[int, int]:
 def main() -> None:
     """Prints what the compiled program holds and hides."""
     topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{D}", target_config=TARGET.read_text())
-    model = GPT(
+    model = LanguageModel(
         GPTConfig(
             num_layers=D * LAYERS_PER_STAGE,
             hidden=HIDDEN,
@@ -64,7 +64,7 @@ def main() -> None:
         )
     )
     mesh = make_mesh(data=1, pipe=D, tensor=1, devices=topology.devices)
-    functions = StageFunctions(embed=model.embed, layer=model.layer, head=model.head)
+    functions = StageFunctions.of(model)
     schedule = build("1f1b", num_devices=D, num_microbatches=N)
     pipeline = Pipeline(schedule, mesh, functions, num_layers=D * LAYERS_PER_STAGE)
 

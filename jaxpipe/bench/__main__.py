@@ -90,7 +90,7 @@ def _measure(config: ConfigDict) -> dict[str, Any]:
     mesh = config.mesh
     devices = choose_devices(mesh.data * mesh.pipe * mesh.tensor, platform=mesh.platform).devices
     problem = make_problem(config, devices)
-    memory = measure_memory(config, problem)
+    memory = measure_memory(problem)
     pipelined, unpipelined = problem.compile_pipelined(), problem.compile_unpipelined()
     for warm_up in (pipelined, unpipelined):
         timed(warm_up)

@@ -6,9 +6,12 @@ import time
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
+from jax.sharding import PartitionSpec as P
 
+from jaxpipe.bench.formula import layer_bytes
 from jaxpipe.bench.problem import Problem
+from jaxpipe.program import Pipeline
+from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.hlo import whole_writes
 from jaxpipe.training.optimizer import learning_rate, make_optimizer
 from jaxpipe.training.step import init_state, make_train_step
@@ -16,42 +19,54 @@ from jaxpipe.training.step import init_state, make_train_step
 _HLO_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "bool": "pred", "int32": "s32", "uint8": "u8"}
 
 
-def measure_memory(config: ConfigDict, problem: Problem) -> dict[str, Any]:
-    """Bytes per device of the config's whole training step, its compile time and copies of the page pool.
+def measure_memory(problem: Problem) -> dict[str, Any]:
+    """Bytes per device of the config's whole training step, its compile time and copies of big buffers.
 
     Returns:
         compile_s (tracing, lowering and compiling); argument_bytes, temp_bytes, alias_bytes as XLA says;
-        slot_bytes, num_slots; expected_temp_bytes: slots, float32 gradients, compute weights (where they
-        are a copy) and inbox, and the temporaries of one layer's forward and backward compiled alone;
-        hlo_slot_copies.
+        slot_bytes and the same as the literature counts it, formula_slot_bytes; num_slots; expected_temp_bytes:
+        what `held_bytes` counts, and the temporaries of one layer's forward and backward compiled alone;
+        hlo_slot_copies and hlo_gradient_copies: writes of a whole leaf of the page pool or of the running
+        gradient sums in the program's loops.
     """
-    pipeline, table = problem.pipeline, problem.pipeline.table
+    config, pipeline, table = problem.config, problem.pipeline, problem.pipeline.table
     optimizer = make_optimizer(config)
     state = init_state(problem.model, pipeline, optimizer, seed=0)
-    step = make_train_step(pipeline, optimizer, learning_rate(config), dtype=config.model.dtype)
+    step = make_train_step(pipeline, optimizer, learning_rate(config), max_grad_norm=config.optimizer.max_grad_norm)
     start = time.perf_counter()
     compiled = step.lower(state, problem.batch).compile()
     compile_s = time.perf_counter() - start
-    memory = compiled.memory_analysis()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
 
     pages = pipeline.page_like(problem.params, problem.batch)
-    slot_bytes = pipeline.slot_bytes(problem.params, problem.batch)
+    held = held_bytes(pipeline, problem.params, problem.batch)
     message = pipeline.message_like(problem.params, problem.batch)
-    num_params = sum(leaf.size // leaf.sharding.num_devices for leaf in jax.tree.leaves(problem.params["layers"]))
-    num_params += sum(leaf.size for leaf in jax.tree.leaves(problem.params["shared"]))
-    weight_bytes = 0 if config.model.dtype == "float32" else num_params * message.dtype.itemsize
-    inbox_bytes = (table.storage.num_inbox + 1) * message.size * message.dtype.itemsize
-    held_bytes = table.num_slots * slot_bytes + 4 * num_params + weight_bytes + inbox_bytes
+    formula = layer_bytes(
+        problem.model.config,
+        batch=message.shape[0],
+        seq_len=config.data.seq_len,
+        tensor=config.mesh.tensor,
+        itemsize=message.dtype.itemsize,
+    )
     return {
         "compile_s": compile_s,
         "argument_bytes": memory.argument_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
-        "slot_bytes": slot_bytes,
+        "slot_bytes": pipeline.slot_bytes(problem.params, problem.batch),
+        "formula_slot_bytes": formula * max(pipeline.layers_per_stage),
         "num_slots": table.num_slots,
-        "expected_temp_bytes": held_bytes + _layer_temp_bytes(problem),
-        "hlo_slot_copies": len(whole_writes(compiled.as_text(), pool_shapes(table.storage.num_pages, pages))),
+        "expected_temp_bytes": sum(held.values()) + _layer_temp_bytes(problem),
+        "hlo_slot_copies": len(whole_writes(text, pool_shapes(table.storage.num_pages, pages))),
+        "hlo_gradient_copies": len(whole_writes(text, gradient_shapes(pipeline, problem.params))),
     }
+
+
+def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
+    """The shapes of the layers' running gradient sums, as HLO writes them; only matrices, the big ones."""
+    pairs = zip(jax.tree.leaves(params["layers"]), jax.tree.leaves(pipeline.parts(params)["layers"]), strict=True)
+    shapes = [(*leaf.shape[1:3], *part.compute_shape) for leaf, part in pairs if len(part.compute_shape) > 1]
+    return {f"f32[{','.join(map(str, shape))}]" for shape in shapes}
 
 
 def pool_shapes(num_pages: int, pages: list[jax.ShapeDtypeStruct]) -> set[str]:
@@ -60,14 +75,17 @@ def pool_shapes(num_pages: int, pages: list[jax.ShapeDtypeStruct]) -> set[str]:
 
 
 def _layer_temp_bytes(problem: Problem) -> int:
-    """Temporaries of one layer's forward and backward, compiled alone."""
+    """Temporaries of one layer's forward and backward, compiled alone on the devices that share a layer."""
     pipeline = problem.pipeline
     x = pipeline.message_like(problem.params, problem.batch)
-    layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), problem.canonical["layers"])
+    layer = jax.tree.map(
+        lambda part: jax.ShapeDtypeStruct(part.compute_shape, x.dtype), pipeline.parts(problem.params)["layers"]
+    )
 
     def forward_and_backward(layer: Any, x: jax.Array, dy: jax.Array) -> Any:
-        y, vjp = jax.vjp(problem.model.layer, layer, x)
+        y, vjp = jax.vjp(lambda layer, x: pipeline.functions.layer(layer, x, None), layer, x)
         return y, vjp(dy)
 
-    memory: Any = jax.jit(forward_and_backward).lower(layer, x, x).compile().memory_analysis()
+    on_devices = jax.shard_map(forward_and_backward, mesh=pipeline.mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    memory: Any = jax.jit(on_devices).lower(layer, x, x).compile().memory_analysis()
     return memory.temp_size_in_bytes

@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.bench import unpipelined
-from jaxpipe.models import GPT
+from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.training.setup import build_pipeline
 
@@ -23,15 +23,18 @@ class Problem:
     """One pipelined and one unpipelined step of the same numbers, ready to compile.
 
     Attributes:
+        config: checked.
         pipeline: the pipelined step's maker.
-        params: staged, on the mesh.
+        model: as one device computes it.
+        params: staged masters, float32, on the mesh.
         batch: on the mesh.
-        canonical: parameters on this process's first device.
+        canonical: parameters in compute dtype, on this process's first device.
         local_batch: the batch there.
         scale: 1 / tokens of the batch.
     """
 
-    model: GPT
+    config: ConfigDict
+    model: LanguageModel
     pipeline: Pipeline
     params: PyTree
     batch: PyTree
@@ -54,16 +57,21 @@ class Problem:
 def make_problem(config: ConfigDict, devices: tuple[Any, ...]) -> Problem:
     """The problem of a checked config on `devices`."""
     data, num_microbatches = config.data, config.pipeline.num_microbatches
-    model, pipeline = build_pipeline(config, devices)
+    split_model, pipeline = build_pipeline(config, devices)
+    model = LanguageModel(split_model.config)
     shape = (num_microbatches, data.batch_size // num_microbatches, data.seq_len)
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (2, *shape), dtype=np.int32)
     local_batch = {"tokens": tokens[0], "targets": tokens[1]}
 
     def init() -> PyTree:
-        return jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), model.init(jax.random.key(0)))
+        return model.init(jax.random.key(0))
+
+    def computed_with() -> PyTree:
+        return jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), init())
 
     staged = jax.eval_shape(lambda: pipeline.to_stages(init()))
     return Problem(
+        config=config,
         model=model,
         pipeline=pipeline,
         params=jax.jit(lambda: pipeline.to_stages(init()), out_shardings=pipeline.shardings(staged))(),
@@ -71,7 +79,7 @@ def make_problem(config: ConfigDict, devices: tuple[Any, ...]) -> Problem:
             lambda leaf: jax.make_array_from_callback(leaf.shape, pipeline.batch_sharding, leaf.__getitem__),
             local_batch,
         ),
-        canonical=jax.jit(init)(),
+        canonical=jax.jit(computed_with)(),
         local_batch=local_batch,
         scale=np.float32(1 / tokens[1].size),
     )

@@ -69,7 +69,7 @@ def work(config: ConfigDict, *, process: int, num_processes: int, coordinator: s
     jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize(coordinator, num_processes, process)
     problem = make_problem(config, tuple(jax.devices()))
-    memory = measure_memory(config, problem)
+    memory = measure_memory(problem)
     pipelined, unpipelined = problem.compile_pipelined(), problem.compile_unpipelined()
 
     def together(name: str) -> None:

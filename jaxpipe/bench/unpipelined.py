@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpipe.models import GPT
+from jaxpipe.models import LanguageModel
 
 PyTree = Any
 
 
-def loss_and_grads(model: GPT, params: PyTree, batch: PyTree, scale: float) -> tuple[jax.Array, PyTree]:
+def loss_and_grads(model: LanguageModel, params: PyTree, batch: PyTree, scale: float) -> tuple[jax.Array, PyTree]:
     """Loss and gradients by `jax.value_and_grad`, scanned over layers and microbatches.
 
     Args:

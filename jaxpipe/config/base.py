@@ -1,23 +1,28 @@
-"""Every field that a config has, with its meaning and its default."""
+"""Every field that a config has, with its meaning and its default; those of `model` are in `model_section`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
+from jaxpipe.config.choice import check_choice
+from jaxpipe.config.model_section import FIELDS
 
-def base_config() -> ConfigDict:
-    """All fields, locked: a config sets some of them and cannot add one."""
+
+def base_config(family: str = "gpt") -> ConfigDict:
+    """All fields, locked: a config sets some of them and cannot add one.
+
+    Args:
+        family: of the model, "gpt" or "llama"; decides the fields of `model`.
+
+    Raises:
+        ConfigError: no such family.
+    """
+    check_choice("model.family", family, tuple(FIELDS))
     config = _section()
 
-    config.model = _section()
-    config.model.num_layers = 8  # transformer layers, spread over the stages as evenly as possible
-    config.model.hidden = 128  # size of the residual stream
-    config.model.num_heads = 2  # divides hidden
-    config.model.vocab_size = 256  # at least 256: a token is a byte
-    config.model.tie_embeddings = True  # the logits use the token table
-    config.model.attention = "xla"  # how a layer attends: a key of jaxpipe.models.attention.ATTENTION
-    config.model.recompute = "none"  # what backward computes again: "none", "attention", "full"
-    config.model.dtype = "float32"  # of compute and activations: "float32", "bfloat16"; the state is float32
+    config.model = _section(FIELDS[family])
 
     config.data = _section()
     config.data.files = "auto"  # a glob of text files, ** descends; "auto": Python's standard library
@@ -30,12 +35,16 @@ def base_config() -> ConfigDict:
     config.pipeline.schedule = "1f1b"  # a key of jaxpipe.schedules.REGISTRY
     config.pipeline.num_microbatches = 16  # of one step; times mesh.data divides data.batch_size
     config.pipeline.num_chunks = 1  # stages on each device, for schedules that have several
+    config.pipeline.layers_per_stage = "auto"  # one count a stage, as "4,4,3,5"; "auto": as balanced as possible
+    config.pipeline.embedding_layers = 0.0  # what the embedding costs the first stage, in layers, for "auto"
+    config.pipeline.head_layers = 0.0  # what head and loss cost the last stage, in layers, for "auto"
 
     config.mesh = _section()
     config.mesh.data = 1  # copies of the pipeline
     config.mesh.pipe = 8  # devices of one pipeline
     config.mesh.tensor = 1  # devices that share each layer
     config.mesh.platform = "auto"  # "gpu", "cpu" (virtual devices); "auto": GPUs where the mesh fits, else cpu
+    config.mesh.deterministic = False  # True: sums over devices are added in mesh order, the same digits always
 
     config.optimizer = _section()
     config.optimizer.learning_rate = 1e-3  # the peak, after warm-up
@@ -46,10 +55,13 @@ def base_config() -> ConfigDict:
     config.optimizer.beta2 = 0.95
     config.optimizer.epsilon = 1e-8
     config.optimizer.max_grad_norm = 1.0  # gradients with a larger global norm are scaled to this
+    # Parameters and optimizer state: True splits them over mesh.data, those of embedding and head over
+    # mesh.data x mesh.pipe; False keeps them whole on each.
+    config.optimizer.zero1 = True
 
     config.train = _section()
     config.train.steps = 300
-    config.train.seed = 0  # of the initial parameters
+    config.train.seed = 0  # of the initial parameters and of dropout
     config.train.eval_every = 100  # steps between held-out losses; there is always one at the end
     config.train.eval_batches = 8  # held-out batches of one evaluation, at most
 
@@ -58,5 +70,5 @@ def base_config() -> ConfigDict:
     return config.lock()
 
 
-def _section() -> ConfigDict:
-    return ConfigDict(sort_keys=False)  # pyright: ignore[reportCallIssue]  # its stub is behind
+def _section(fields: dict[str, Any] | None = None) -> ConfigDict:
+    return ConfigDict(fields, sort_keys=False)  # pyright: ignore[reportCallIssue]  # its stub is behind

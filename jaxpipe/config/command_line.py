@@ -15,6 +15,8 @@ from absl import app, flags, logging
 from ml_collections import config_dict
 
 from jaxpipe.config.base import base_config
+from jaxpipe.config.model_section import FIELDS
+from jaxpipe.config.unknown_field import unknown_field
 from jaxpipe.errors import ConfigError, JaxpipeError, closest
 
 EXIT_STATUS = 2
@@ -34,8 +36,8 @@ def run(main: Callable[[Sequence[str]], None], *, define_flags: Callable[[list[s
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it touches
 
     def parse(arguments: list[str]) -> list[str]:
-        define_flags(arguments)
-        return _parse(arguments)
+        _check_overrides(arguments)
+        return _parse(arguments, define_flags)
 
     def guarded(arguments: Sequence[str]) -> None:
         with_errors(lambda: main(arguments))
@@ -77,7 +79,7 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str:
     return found  # the last one, as absl has it
 
 
-def _parse(arguments: list[str]) -> list[str]:
+def _parse(arguments: list[str], define_flags: Callable[[list[str]], None]) -> list[str]:
     path = _value_of("config", arguments).partition(":")[0]
     if path and not os.path.isfile(path):
         raise ConfigError(
@@ -86,10 +88,12 @@ def _parse(arguments: list[str]) -> list[str]:
             f"      looked from {os.getcwd()}\n"
             "  repair: give the path of a file, for example --config=configs/quickstart.py"
         )
-    _check_overrides(arguments)
     try:
+        define_flags(arguments)
         left = flags.FLAGS(arguments)
     except flags.Error as error:
+        if own := _own_error(error):
+            raise own from None
         raise ConfigError(
             f"the command line cannot be read: {error}\n"
             "  rule flags: --name=VALUE, with VALUE of the type of the field\n"
@@ -100,13 +104,8 @@ def _parse(arguments: list[str]) -> list[str]:
             raise _no_get_config(path) from error
         if not _raised_by_config(error):
             raise
-        lines = str(error.args[0] if error.args else error).strip("\"'").splitlines()
-        raise ConfigError(
-            f"a field is unknown or of the wrong type, in --config={path} or --config.FIELD=VALUE\n"
-            + "\n".join(f"  {line}" for line in lines)
-            + "\n  rule config-fields: the fields and their types are those of jaxpipe.config.base_config()\n"
-            "  repair: use one of them"
-        ) from error
+        where = f"--config={path} or --config.FIELD=VALUE" if path else "--config.FIELD=VALUE"
+        raise unknown_field(error, where=where, repair="use one of them") from error
     _check_nothing_left(left)
     return left
 
@@ -135,7 +134,9 @@ def _check_nothing_left(left: Sequence[str]) -> None:
 
 
 def _check_overrides(arguments: Sequence[str]) -> None:
-    known = [f"{section}.{field}" for section, fields in base_config().items() for field in fields]
+    """Raises ConfigError for a field that no family has; which one it is, only the config knows."""
+    configs = [base_config(family) for family in FIELDS]
+    known = [f"{section}.{field}" for config in configs for section, fields in config.items() for field in fields]
     for argument in arguments:
         field = argument.lstrip("-").partition("=")[0].removeprefix("config.")
         if argument.startswith(("--config.", "-config.")) and field not in known:
@@ -148,8 +149,19 @@ def _check_overrides(arguments: Sequence[str]) -> None:
 
 
 def _fields_of(section: str) -> str:
+    if section == "model":
+        return "; ".join(f"{family}: {', '.join(fields)}" for family, fields in FIELDS.items())
     config = base_config()
     return ", ".join(config[section]) if section in config else f"no such section; there are {', '.join(config)}"
+
+
+def _own_error(error: BaseException | None) -> JaxpipeError | None:
+    """The error of ours that absl and ml_collections wrapped, where a config file raised one."""
+    found = None
+    while error is not None:
+        found = error if isinstance(error, JaxpipeError) else found
+        error = error.__context__
+    return found
 
 
 def _raised_by_config(error: BaseException) -> bool:

@@ -102,6 +102,18 @@ class RoundTable:
         return self.grid(chunks[columns.replica, columns.stage], otherwise=0)
 
     @cached_property
+    def completes(self) -> np.ndarray:
+        """[R, D] 1 where the action is the last to add to the gradients of its chunk."""
+        columns = self.schedule.columns
+        adds = np.flatnonzero(columns.is_kind(Kind.B, Kind.W))
+        order = adds[np.argsort(self.rounds[adds], kind="stable")]
+        owner = np.stack([columns.replica[order], columns.stage[order]], axis=1)
+        _, first_from_the_end = np.unique(owner[::-1], axis=0, return_index=True)
+        last = np.zeros(len(self.rounds), np.int32)
+        last[order[::-1][first_from_the_end]] = 1
+        return self.grid(last, otherwise=0)
+
+    @cached_property
     def messages(self) -> tuple[np.ndarray, np.ndarray]:
         """[M], [M] the action that sends and the one that reads, of each message between two devices."""
         columns, message = self.schedule.columns, self.dependencies.message

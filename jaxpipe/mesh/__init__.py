@@ -1,6 +1,8 @@
-"""Devices and the mesh over them, with axes `data`, `pipe`, `tensor`."""
+"""The mesh with axes `data`, `pipe`, `tensor`: its devices, sums over them, and random numbers that it leaves alone."""
 
+from jaxpipe.mesh.collectives import TensorAxis
 from jaxpipe.mesh.devices import Devices, choose_devices
 from jaxpipe.mesh.mesh import AXES, make_mesh
+from jaxpipe.mesh.randomness import Randomness
 
-__all__ = ["AXES", "Devices", "choose_devices", "make_mesh"]
+__all__ = ["AXES", "Devices", "Randomness", "TensorAxis", "choose_devices", "make_mesh"]

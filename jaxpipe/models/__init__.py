@@ -1,8 +1,11 @@
 """Models as three pure functions (embed, layer, head) over plain parameter trees.
 
-A model knows nothing of schedules or meshes: it says what one layer computes, and how the ends do.
+A model knows nothing of schedules: it says what one layer computes on a device, alone or together with
+those that share the layer, and how the ends do.
 """
 
-from jaxpipe.models.gpt import GPT, GPTConfig
+from jaxpipe.models.gpt import GPTConfig
+from jaxpipe.models.language_model import LanguageModel
+from jaxpipe.models.llama import LlamaConfig
 
-__all__ = ["GPT", "GPTConfig"]
+__all__ = ["GPTConfig", "LanguageModel", "LlamaConfig"]

@@ -1,59 +1,149 @@
 """How a layer attends: one function for each value of `model.attention`, all with the same signature.
 
-Goes in: queries, keys, values of one layer. Comes out: the attended values. Left to others: projections
-(`block`), and recomputing the probabilities in backward (`model.recompute`).
+    (query: "batch seq head head_dim", key, value: "batch seq kv_head head_dim", *, dropout)
+        -> "batch seq head head_dim"
+
+All are causal, scale by head_dim**-0.5 and take the softmax in float32. Heads come in groups, one for each
+key-value head: head = kv_head * group_size + index in the group. They differ in what they save for backward
+and in where they run. Left to others: projections (`block`), recomputation (`model.recompute`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxpipe.errors import ConfigError
+from jaxpipe.models.attention_chunked import chunked
+from jaxpipe.models.attention_parts import (
+    AttentionDropout,
+    block_gradients,
+    causal_scores,
+    drop,
+    from_matrices,
+    to_matrices,
+)
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def causal_softmax(scores: jax.Array, scale: float) -> jax.Array:
-    """The causal softmax of `scale * scores` in float32, in the dtype of `scores`.
+__all__ = ["ATTENTION", "AttentionDropout", "check_cudnn", "chunked", "cudnn", "xla"]
 
-    Its own vjp, because the automatic one saves four arrays of the size of the scores and this one
-    saves only the probabilities: where the mask cuts, they are zero, and so is the gradient.
-
-    Args:
-        scores: "... query key", as many queries as keys.
-        scale: multiplies the scores before the exponential.
-    """
-    seq = jnp.arange(scores.shape[-1])
-    visible = seq[:, None] >= seq[None, :]
-    return jax.nn.softmax(scores.astype(jnp.float32) * scale, axis=-1, where=visible).astype(scores.dtype)
-
-
-def _causal_softmax_forward(scores: jax.Array, scale: float) -> tuple[jax.Array, jax.Array]:
-    probabilities: jax.Array = causal_softmax(scores, scale)
-    return probabilities, probabilities
+_MAX_CUDNN_HEAD_DIM = 256  # on Hopper and later; jax itself refuses more than 128 on older GPUs
 
 
-def _causal_softmax_backward(scale: float, probabilities: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
-    p, g = probabilities.astype(jnp.float32), gradient.astype(jnp.float32)
-    return ((scale * p * (g - (g * p).sum(axis=-1, keepdims=True))).astype(probabilities.dtype),)
-
-
-causal_softmax.defvjp(_causal_softmax_forward, _causal_softmax_backward)
-
-
-def xla(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Causal attention as two batched matrix products; the probabilities are materialized.
+def xla(query: jax.Array, key: jax.Array, value: jax.Array, *, dropout: AttentionDropout | None) -> jax.Array:
+    """Causal attention as two batched matrix products, for every platform; saves the probabilities.
 
     Args:
-        query, key, value: "batch head seq head_dim".
+        query: "batch seq head head_dim".
+        key: "batch seq kv_head head_dim"; `value` likewise.
+        dropout: of the probabilities.
 
     Returns:
-        "batch head seq head_dim".
+        "batch seq head head_dim".
     """
-    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key)
-    probabilities = causal_softmax(scores, query.shape[-1] ** -0.5)
-    return jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
+    return _xla(query, key, value, dropout)
 
 
-ATTENTION: dict[str, Callable[[jax.Array, jax.Array, jax.Array], jax.Array]] = {"xla": xla}
+# Its own vjp, because the automatic one saves several arrays of the size of the probabilities and this one saves
+# them once, in the dtype of the queries: masks and dropped probabilities are made again.
+@jax.custom_vjp
+def _xla(query: jax.Array, key: jax.Array, value: jax.Array, dropout: AttentionDropout | None) -> jax.Array:
+    return _xla_forward(query, key, value, dropout)[0]
+
+
+def _xla_forward(
+    query: jax.Array, key: jax.Array, value: jax.Array, dropout: AttentionDropout | None
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    num_kv_heads, seq = key.shape[2], query.shape[1]
+    scores = causal_scores(
+        to_matrices(query, num_kv_heads), to_matrices(key, num_kv_heads), first_query=0, product_dtype=query.dtype
+    )
+    probabilities = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+    dropped = drop(probabilities, dropout, first_query=0, seq=seq)
+    output = jnp.einsum("bhqk,bhkd->bhqd", dropped, to_matrices(value, num_kv_heads))
+    return from_matrices(output, seq), (query, key, value, probabilities, dropout)
+
+
+def _xla_backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    query, key, value, probabilities, dropout = residuals
+    num_kv_heads, seq = key.shape[2], query.shape[1]
+    gradients = block_gradients(
+        to_matrices(query, num_kv_heads),
+        to_matrices(key, num_kv_heads),
+        to_matrices(value, num_kv_heads),
+        probabilities,
+        to_matrices(d_output, num_kv_heads),
+        output_dot=None,
+        dropout=dropout,
+        first_query=0,
+        seq=seq,
+        product_dtype=query.dtype,
+    )
+    d_query, d_key, d_value = (from_matrices(gradient, seq) for gradient in gradients)
+    return d_query, d_key, d_value, None
+
+
+_xla.defvjp(_xla_forward, _xla_backward)
+
+
+def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, *, dropout: AttentionDropout | None) -> jax.Array:
+    """Causal attention by the fused kernels of cuDNN, without dropout; saves what `chunked` saves.
+
+    Args:
+        query: "batch seq head head_dim", of what `check_cudnn` accepts.
+        key: "batch seq kv_head head_dim"; `value` likewise.
+        dropout: None, or of rate 0.
+
+    Returns:
+        "batch seq head head_dim".
+
+    Raises:
+        ConfigError: there is dropout.
+    """
+    if dropout is not None and dropout.rate:
+        raise _refusal([_no_dropout(dropout.rate)])
+    return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
+
+
+def check_cudnn(*, platform: str, dtype: str, head_dim: int, attention_dropout: float) -> None:
+    """Raises ConfigError, with all reasons, where `cudnn` cannot compute a model's attention.
+
+    Args:
+        platform: "gpu" or "cpu".
+        dtype: that the layers compute in.
+        head_dim: size of a head.
+        attention_dropout: the probability to drop.
+
+    Raises:
+        ConfigError: something is not as cuDNN needs it.
+    """
+    reasons = []
+    if platform != "gpu":
+        reasons.append(f"platform={platform!r}: it runs on NVIDIA GPUs alone")
+    if dtype not in ("bfloat16", "float16"):
+        reasons.append(f"dtype={dtype!r}: it computes in bfloat16 or float16 alone")
+    if head_dim % 8 or head_dim > _MAX_CUDNN_HEAD_DIM:
+        reasons.append(f"head_dim={head_dim}: not a multiple of 8 up to {_MAX_CUDNN_HEAD_DIM}")
+    if attention_dropout:
+        reasons.append(_no_dropout(attention_dropout))
+    if reasons:
+        raise _refusal(reasons)
+
+
+def _no_dropout(rate: float) -> str:
+    return f"attention_dropout={rate}: its masks would depend on how the heads are split over devices"
+
+
+def _refusal(reasons: list[str]) -> ConfigError:
+    lines = [
+        "model.attention='cudnn' cannot compute this model's attention",
+        "  rule attention-cudnn: an NVIDIA GPU, bfloat16 or float16, head_dim a multiple of 8, no attention dropout",
+        *(f"      {reason}" for reason in reasons),
+        "  repair: set model.attention='chunked', which saves the same for backward",
+    ]
+    return ConfigError("\n".join(lines))
+
+
+ATTENTION: dict[str, Callable[..., jax.Array]] = {"xla": xla, "cudnn": cudnn, "chunked": chunked}

@@ -1,111 +1,160 @@
-"""One pre-LN transformer layer as a Flax NNX module.
+"""One pre-norm transformer layer as Flax NNX modules; GPT and LLaMA choose its parts.
 
-Written so that its vjp saves what the backward pass cannot do without and nothing else: the inputs of
-the four matrix products, the queries, keys, values and probabilities. Layer norms and GELU save their
-input and recompute the rest, which is cheaper than to store it. Kernels are matrices, used as they
-are: a reshaped kernel would be saved with the activations once for each microbatch, a transposed one
-would be made anew in every action.
+Between the layer's input and output backward keeps the queries, keys and values, what attention itself
+needs, the attended values, the stream between attention and feed forward, and the feed forward's inputs of
+its activation. Kernels are matrices, used as they are: a reshaped kernel would be kept with the activations
+once for each microbatch, a transposed one would be made anew in every action.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
-EPSILON = 1e-5
+from jaxpipe.mesh import Randomness, TensorAxis
+from jaxpipe.models.attention import AttentionDropout
+from jaxpipe.models.dropout import Site, drop
+from jaxpipe.models.linear import Linear, from_stream, to_stream
 
 
-def initial_deviation(hidden: int) -> float:
-    """The standard deviation of initial kernels and embeddings: 0.02 for GPT-2's 768, more for smaller models.
+@dataclass(frozen=True)
+class Heads:
+    """Attention heads of the whole model.
 
-    Source: Nguyen and Salazar, Transformers without Tears, IWSLT 2019, section 2.2 (SmallNorm).
+    Attributes:
+        num_query: query heads.
+        num_key_value: key and value heads; divides `num_query`.
+        size: dim of each.
     """
-    return (2 / (5 * hidden)) ** 0.5
+
+    num_query: int
+    num_key_value: int
+    size: int
 
 
-@partial(jax.checkpoint, prevent_cse=False)
-def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
-    """`x` with mean 0 and variance 1 over the last dim, then scaled and shifted; statistics in float32."""
-    x32 = x.astype(jnp.float32)
-    centered = x32 - x32.mean(axis=-1, keepdims=True)
-    variance = (centered * centered).mean(axis=-1, keepdims=True)
-    return (centered * jax.lax.rsqrt(variance + EPSILON) * scale + bias).astype(x.dtype)
+class SelfAttention(nnx.Module):
+    """Norm, queries, keys and values, attention, and the product back to the stream.
 
-
-@partial(jax.checkpoint, prevent_cse=False)
-def gelu(x: jax.Array) -> jax.Array:
-    """GELU in its tanh form, as GPT-2."""
-    return jax.nn.gelu(x, approximate=True)
-
-
-class Norm(nnx.Module):
-    """Layer norm over `hidden`."""
-
-    def __init__(self, hidden: int):
-        self.scale = nnx.Param(jnp.ones(hidden))
-        self.bias = nnx.Param(jnp.zeros(hidden))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """`x` normalized over its last dim."""
-        return layer_norm(x, self.scale[...], self.bias[...])
-
-
-class Affine(nnx.Module):
-    """A kernel "in out" and a bias "out"."""
-
-    def __init__(self, num_inputs: int, num_outputs: int, *, deviation: float, rngs: nnx.Rngs):
-        self.kernel = nnx.Param(deviation * jax.random.normal(rngs.params(), (num_inputs, num_outputs)))
-        self.bias = nnx.Param(jnp.zeros(num_outputs))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """`x` times the kernel, plus the bias."""
-        return x @ self.kernel[...] + self.bias[...]
-
-
-class Block(nnx.Module):
-    """`x + attention(norm(x))`, then `x + feed_forward(norm(x))`.
+    The columns of `query_key_value` stand by key-value head: its queries, its key, its value; so any number
+    of devices that divides the key-value heads takes whole heads. Source: Megatron-LM's layout.
 
     Args:
-        hidden: size of the residual stream.
-        num_heads: attention heads; divides `hidden`.
-        num_layers: layers of the whole model: the two products that write to the residual stream start
-            smaller by sqrt(2 * num_layers), as GPT-2.
-        attention: from queries, keys, values "batch head seq head_dim" to values of the same shape.
-        rngs: for the initial kernels.
+        norm: of the stream.
+        heads: see `Heads`.
+        bias: whether the products have biases.
+        attend: an attention of `jaxpipe.models.attention`.
+        rotate: queries or keys "batch seq head head_dim" with their positions worked in; None: left as they are.
+        dropout_rate: of the attention probabilities.
+        deviation: of the initial kernels; of the output's, `output_deviation`.
+        tensor: the devices that share the heads.
     """
 
     def __init__(
         self,
+        norm: nnx.Module,
         *,
         hidden: int,
-        num_heads: int,
-        num_layers: int,
-        attention: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+        heads: Heads,
+        bias: bool,
+        attend: Callable,
+        rotate: Callable[[jax.Array], jax.Array] | None,
+        dropout_rate: float,
+        deviation: float,
+        output_deviation: float,
+        tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
-        deviation = initial_deviation(hidden)
-        to_residual = deviation / (2 * num_layers) ** 0.5
-        self.num_heads = num_heads
-        self.attention = attention
-        self.attention_norm = Norm(hidden)
-        self.query_key_value = Affine(hidden, 3 * hidden, deviation=deviation, rngs=rngs)
-        self.attention_output = Affine(hidden, hidden, deviation=to_residual, rngs=rngs)
-        self.feed_forward_norm = Norm(hidden)
-        self.up = Affine(hidden, 4 * hidden, deviation=deviation, rngs=rngs)
-        self.down = Affine(4 * hidden, hidden, deviation=to_residual, rngs=rngs)
+        num_columns = (heads.num_query + 2 * heads.num_key_value) * heads.size
+        self.norm = norm
+        self.query_key_value = Linear(hidden, num_columns, split=1, bias=bias, deviation=deviation, rngs=rngs)
+        self.output = Linear(
+            heads.num_query * heads.size, hidden, split=0, bias=bias, deviation=output_deviation, rngs=rngs
+        )
+        self.heads, self.attend, self.rotate = heads, attend, rotate
+        self.dropout_rate, self.tensor = dropout_rate, tensor
+
+    def __call__(self, x: jax.Array, random: Randomness | None) -> jax.Array:
+        """What attention adds to the stream `x` "batch local_seq hidden"."""
+        (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
+        query, key, value = self._to_heads(columns)
+        if self.rotate is not None:
+            query, key = self.rotate(query), self.rotate(key)
+        attended = self.attend(query, key, value, dropout=self._dropout(random))
+        return to_stream(_merge_heads, (attended,), self.output, self.tensor)
+
+    def _to_heads(self, columns: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values, each "batch seq local_head head_dim"."""
+        num_groups = self.heads.num_key_value // self.tensor.size
+        by_group = columns.reshape(*columns.shape[:2], num_groups, -1, self.heads.size)
+        query = by_group[..., :-2, :].reshape(*columns.shape[:2], -1, self.heads.size)
+        return query, by_group[..., -2, :], by_group[..., -1, :]
+
+    def _dropout(self, random: Randomness | None) -> AttentionDropout | None:
+        if random is None or not self.dropout_rate:
+            return None
+        num_local = self.heads.num_query // self.tensor.size
+        return AttentionDropout(
+            random, self.dropout_rate, lambda: self.tensor.index() * num_local, self.heads.num_query
+        )
+
+
+class FeedForward(nnx.Module):
+    """Norm, products to `width`, an activation, and the product back to the stream.
+
+    Args:
+        norm: of the stream.
+        width: size between the products.
+        names: of the products before the activation.
+        activation: of as many arrays as `names`.
+        bias: whether the products have biases.
+    """
+
+    def __init__(
+        self,
+        norm: nnx.Module,
+        *,
+        hidden: int,
+        width: int,
+        names: tuple[str, ...],
+        activation: Callable,
+        bias: bool,
+        deviation: float,
+        output_deviation: float,
+        tensor: TensorAxis,
+        rngs: nnx.Rngs,
+    ):
+        self.norm = norm
+        for name in names:
+            setattr(self, name, Linear(hidden, width, split=1, bias=bias, deviation=deviation, rngs=rngs))
+        self.down = Linear(width, hidden, split=0, bias=bias, deviation=output_deviation, rngs=rngs)
+        self.names, self.activation, self.tensor = names, activation, tensor
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The residual stream "batch seq hidden" after this layer."""
-        query_key_value = self.query_key_value(self.attention_norm(x))
-        query, key, value = (self._to_heads(part) for part in jnp.split(query_key_value, 3, axis=-1))
-        attended = self.attention(query, key, value).swapaxes(1, 2).reshape(x.shape)
-        x = x + self.attention_output(attended)
-        return x + self.down(gelu(self.up(self.feed_forward_norm(x))))
+        """What the feed forward adds to the stream `x` "batch local_seq hidden"."""
+        inputs = from_stream(x, self.norm, tuple(getattr(self, name) for name in self.names), self.tensor)
+        return to_stream(self.activation, inputs, self.down, self.tensor)
 
-    def _to_heads(self, x: jax.Array) -> jax.Array:
-        """From "batch seq (head head_dim)" to "batch head seq head_dim"."""
-        return x.reshape(*x.shape[:2], self.num_heads, -1).swapaxes(1, 2)
+
+class Block(nnx.Module):
+    """`x + attention(x)`, then `x + feed_forward(x)`; what is added is dropped at `dropout_rate` in training."""
+
+    def __init__(self, attention: SelfAttention, feed_forward: FeedForward, *, dropout_rate: float, tensor: TensorAxis):
+        self.attention, self.feed_forward = attention, feed_forward
+        self.dropout_rate, self.tensor = dropout_rate, tensor
+
+    def __call__(self, x: jax.Array, random: Randomness | None) -> jax.Array:
+        """The residual stream "batch local_seq hidden" after this layer."""
+        x = x + self._drop(self.attention(x, random), random, Site.ATTENTION_OUTPUT)
+        return x + self._drop(self.feed_forward(x), random, Site.FEED_FORWARD_OUTPUT)
+
+    def _drop(self, y: jax.Array, random: Randomness | None, site: Site) -> jax.Array:
+        return drop(
+            y, random, rate=self.dropout_rate, site=site, first_position=lambda: self.tensor.index() * y.shape[1]
+        )
+
+
+def _merge_heads(attended: jax.Array) -> jax.Array:
+    return attended.reshape(*attended.shape[:2], -1)

@@ -1,48 +1,85 @@
-"""The two ends of a language model as Flax NNX modules: tokens to residual stream, residual stream to loss."""
+"""The two ends of a language model: tokens to residual stream, residual stream to the sum of the losses.
+
+Over a `tensor` axis each device holds some rows of the token table and of the head's kernel: some words of
+the vocabulary. Left to others: the loss of the products (`cross_entropy`).
+"""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
-from jaxpipe.models.block import Norm, initial_deviation
+from jaxpipe.mesh import Randomness, TensorAxis
+from jaxpipe.models.cross_entropy import cross_entropy_sum
+from jaxpipe.models.dropout import Site, drop
+from jaxpipe.models.linear import initial_deviation
 
 
 class Embedding(nnx.Module):
-    """Learned tables of tokens and positions."""
+    """A learned table of tokens and, where `num_positions` is not 0, of positions."""
 
-    def __init__(self, *, vocab_size: int, seq_len: int, hidden: int, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        num_positions: int,
+        hidden: int,
+        dropout_rate: float,
+        tensor: TensorAxis,
+        rngs: nnx.Rngs,
+    ):
         deviation = initial_deviation(hidden)
-        self.token = nnx.Param(deviation * jax.random.normal(rngs.params(), (vocab_size, hidden)))
-        self.position = nnx.Param(deviation * jax.random.normal(rngs.params(), (seq_len, hidden)))
+        self.token = nnx.Param(deviation * jax.random.normal(rngs.params(), (vocab_size, hidden)), split=0)
+        if num_positions:
+            self.position = nnx.Param(deviation * jax.random.normal(rngs.params(), (num_positions, hidden)))
+        self.dropout_rate, self.tensor = dropout_rate, tensor
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """The residual stream "batch seq hidden" of tokens "batch seq"."""
-        return self.token[...][tokens] + self.position[...][: tokens.shape[-1]]
+    def __call__(self, tokens: jax.Array, random: Randomness | None) -> jax.Array:
+        """The residual stream "batch local_seq hidden" of tokens "batch seq"."""
+        x = self.tensor.scatter_sum(_rows(self.token[...], tokens, self.tensor), 1)
+        first_position = self.tensor.index() * x.shape[1]
+        if hasattr(self, "position"):
+            x = x + lax.dynamic_slice_in_dim(self.position[...], first_position, x.shape[1])
+        return drop(x, random, rate=self.dropout_rate, site=Site.EMBEDDING, first_position=first_position)
 
 
 class Head(nnx.Module):
-    """Final norm and logits; with tied embeddings it holds no kernel and is given the token table."""
+    """Final norm and loss; with tied embeddings it holds no kernel and is given the token table."""
 
-    def __init__(self, *, vocab_size: int, hidden: int, tie_embeddings: bool, rngs: nnx.Rngs):
-        self.norm = Norm(hidden)
+    def __init__(
+        self,
+        norm: nnx.Module,
+        *,
+        vocab_size: int,
+        hidden: int,
+        tie_embeddings: bool,
+        tensor: TensorAxis,
+        rngs: nnx.Rngs,
+    ):
+        self.norm, self.tensor = norm, tensor
         if not tie_embeddings:
-            self.kernel = nnx.Param(initial_deviation(hidden) * jax.random.normal(rngs.params(), (vocab_size, hidden)))
+            kernel = initial_deviation(hidden) * jax.random.normal(rngs.params(), (vocab_size, hidden))
+            self.kernel = nnx.Param(kernel, split=0)
 
-    def __call__(self, x: jax.Array, token_table: jax.Array | None = None) -> jax.Array:
-        """Logits "batch seq vocab", in float32."""
+    def __call__(self, x: jax.Array, targets: jax.Array, token_table: jax.Array | None) -> jax.Array:
+        """The sum of the losses of the valid targets, float32.
+
+        Args:
+            x: "batch local_seq hidden".
+            targets: "batch seq"; a target below 0 is not valid and counts nothing.
+            token_table: "local_vocab hidden" where embeddings are tied.
+        """
         kernel = self.kernel[...] if token_table is None else token_table
-        return jnp.einsum("bse,ve->bsv", self.norm(x), kernel, preferred_element_type=jnp.float32)
+        whole = self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1)
+        return cross_entropy_sum(whole, kernel, targets, self.tensor)
 
 
-def token_loss_sum(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """The sum of the cross entropies of the valid tokens, in nats.
-
-    Args:
-        logits: "batch seq vocab", float32.
-        targets: "batch seq"; a target below 0 is not valid and counts nothing.
-    """
-    valid = targets >= 0
-    chosen = jnp.take_along_axis(logits, jnp.where(valid, targets, 0)[..., None], axis=-1)[..., 0]
-    return jnp.where(valid, jax.nn.logsumexp(logits, axis=-1) - chosen, 0.0).sum()
+def _rows(table: jax.Array, tokens: jax.Array, tensor: TensorAxis) -> jax.Array:
+    """The rows of `tokens` in this device's part of the table, zeros for tokens of others: "batch seq hidden"."""
+    if tensor.size == 1:
+        return table[tokens]
+    own = tokens - tensor.index() * table.shape[0]
+    is_own = (own >= 0) & (own < table.shape[0])
+    return jnp.where(is_own[..., None], table[jnp.where(is_own, own, 0)], 0)

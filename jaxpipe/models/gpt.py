@@ -1,27 +1,18 @@
-"""GPT: what `embed`, `layer` and `head` compute, and its initial parameters in canonical layer order.
-
-Parameters are plain nested dicts: `{"shared": ..., "layers": ...}`, every leaf of `layers` with a leading
-dim of `num_layers`. Their numbers depend on the key alone, never on a mesh or a schedule. The functions
-compute in the dtype of the parameters they are given; cast the parameters to choose it.
-"""
+"""GPT: learned positions, layer norms, biases, GELU, dropout; source: Brown et al. 2020 (GPT-3), Megatron-LM."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import jax
 from flax import nnx
 
-from jaxpipe.errors import ConfigError, closest
-from jaxpipe.models.attention import ATTENTION
-from jaxpipe.models.block import Block
-from jaxpipe.models.ends import Embedding, Head, token_loss_sum
-
-RECOMPUTE = ("none", "attention", "full")
-
-Params = dict[str, Any]
+from jaxpipe.mesh import TensorAxis
+from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
+from jaxpipe.models.choices import attend_of, check_choices, check_heads
+from jaxpipe.models.ends import Embedding, Head
+from jaxpipe.models.linear import initial_deviation
+from jaxpipe.models.norms import LayerNorm
 
 
 @dataclass(frozen=True)
@@ -36,8 +27,13 @@ class GPTConfig:
         seq_len: learned positions; the longest sequence.
         tie_embeddings: whether the logits use the token table in place of a kernel of their own.
         attention: a key of `jaxpipe.models.attention.ATTENTION`.
-        recompute: what backward computes again in place of saving it: nothing; the attention scores and
+        recompute: what backward computes again in place of keeping it: nothing; the attention scores and
             probabilities; or the whole layer.
+        embedding_dropout, attention_dropout, hidden_dropout: the part, in [0, 1), that training drops of the
+            embeddings, of the attention probabilities, and of what a layer adds to the stream.
+
+    Raises:
+        ConfigError: the sizes and choices do not fit together.
     """
 
     num_layers: int
@@ -48,99 +44,74 @@ class GPTConfig:
     tie_embeddings: bool = True
     attention: str = "xla"
     recompute: str = "none"
+    embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where the sizes and choices do not fit together."""
-        if self.hidden % self.num_heads:
-            lower = self.hidden - self.hidden % self.num_heads
-            nearest = lower or self.num_heads
-            raise ConfigError(
-                f"model.hidden={self.hidden} does not divide into model.num_heads={self.num_heads} heads\n"
-                "  rule hidden-per-head: hidden is a multiple of num_heads\n"
-                f"      {self.hidden} = {self.num_heads} x {self.hidden // self.num_heads}"
-                f" + {self.hidden % self.num_heads}\n"
-                f"  repair: set model.hidden={nearest} (the nearest below) or {lower + self.num_heads}"
-            )
-        for field, known in (("attention", tuple(ATTENTION)), ("recompute", RECOMPUTE)):
-            value = getattr(self, field)
-            if value not in known:
-                raise ConfigError(
-                    f"model.{field}={value!r} is not known.{closest(value, list(known))}\n"
-                    f"  rule model-{field}: one of {', '.join(known)}\n"
-                    f"  repair: set model.{field}={known[0]!r}"
-                )
+        """Checks."""
+        check_heads(hidden=self.hidden, num_heads=self.num_heads)
+        check_choices(attention=self.attention, recompute=self.recompute)
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether training drops anything."""
+        return max(self.embedding_dropout, self.attention_dropout, self.hidden_dropout) > 0
+
+    def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
+        """Token and position tables."""
+        return Embedding(
+            vocab_size=self.vocab_size,
+            num_positions=self.seq_len,
+            hidden=self.hidden,
+            dropout_rate=self.embedding_dropout,
+            tensor=tensor,
+            rngs=rngs,
+        )
+
+    def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
+        """One layer; the products back to the stream start smaller by sqrt(2 * num_layers), as GPT-2's."""
+        deviation = initial_deviation(self.hidden)
+        to_stream = deviation / (2 * self.num_layers) ** 0.5
+        attention = SelfAttention(
+            LayerNorm(self.hidden),
+            hidden=self.hidden,
+            heads=Heads(self.num_heads, self.num_heads, self.hidden // self.num_heads),
+            bias=True,
+            attend=attend_of(self.attention, self.recompute),
+            rotate=None,
+            dropout_rate=self.attention_dropout,
+            deviation=deviation,
+            output_deviation=to_stream,
+            tensor=tensor,
+            rngs=rngs,
+        )
+        feed_forward = FeedForward(
+            LayerNorm(self.hidden),
+            hidden=self.hidden,
+            width=4 * self.hidden,
+            names=("up",),
+            activation=gelu,
+            bias=True,
+            deviation=deviation,
+            output_deviation=to_stream,
+            tensor=tensor,
+            rngs=rngs,
+        )
+        return Block(attention, feed_forward, dropout_rate=self.hidden_dropout, tensor=tensor)
+
+    def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
+        """Final norm and loss."""
+        return Head(
+            LayerNorm(self.hidden),
+            vocab_size=self.vocab_size,
+            hidden=self.hidden,
+            tie_embeddings=self.tie_embeddings,
+            tensor=tensor,
+            rngs=rngs,
+        )
 
 
-@dataclass(frozen=True)
-class GPT:
-    """The pure functions of a GPT.
-
-    Example:
-        >>> import jax
-        >>> model = GPT(GPTConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=256, seq_len=4))
-        >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
-        >>> shapes["layers"]["up"]["kernel"].shape
-        (2, 8, 32)
-    """
-
-    config: GPTConfig
-
-    def init(self, key: jax.Array) -> Params:
-        """Initial parameters, float32: `{"shared": ..., "layers": ...}` with layers in canonical order."""
-        ends_key, layers_key = jax.random.split(key)
-        rngs = nnx.Rngs(params=ends_key)
-        return {
-            "shared": {"embedding": _params(self._new_embedding(rngs)), "head": _params(self._new_head(rngs))},
-            "layers": jax.vmap(lambda layer_key: _params(self._new_block(nnx.Rngs(params=layer_key))))(
-                jax.random.split(layers_key, self.config.num_layers)
-            ),
-        }
-
-    def embed(self, shared: Params, microbatch: dict[str, jax.Array]) -> jax.Array:
-        """The residual stream "batch seq hidden" of `microbatch["tokens"]`."""
-        return nnx.merge(self._graphs["embedding"], shared["embedding"])(microbatch["tokens"])
-
-    def layer(self, layer: Params, x: jax.Array) -> jax.Array:
-        """The residual stream "batch seq hidden" after one layer."""
-
-        def apply(layer: Params, x: jax.Array) -> jax.Array:
-            return nnx.merge(self._graphs["block"], layer)(x)
-
-        # prevent_cse=False: a layer's forward and backward never stand in one loop body, so nothing can be merged.
-        return (jax.checkpoint(apply, prevent_cse=False) if self.config.recompute == "full" else apply)(layer, x)
-
-    def head(self, shared: Params, x: jax.Array, microbatch: dict[str, jax.Array]) -> jax.Array:
-        """The sum of the losses of the valid `microbatch["targets"]`, float32, in nats."""
-        token_table = shared["embedding"]["token"] if self.config.tie_embeddings else None
-        logits = nnx.merge(self._graphs["head"], shared["head"])(x, token_table)
-        return token_loss_sum(logits, microbatch["targets"])
-
-    def loss_sum(self, params: Params, microbatch: dict[str, jax.Array]) -> jax.Array:
-        """The sum of the losses of the valid tokens, the layers scanned: the model without a pipeline."""
-        x = self.embed(params["shared"], microbatch)
-        x, _ = jax.lax.scan(lambda x, layer: (self.layer(layer, x), None), x, params["layers"])
-        return self.head(params["shared"], x, microbatch)
-
-    @cached_property
-    def _graphs(self) -> dict[str, Any]:
-        new = {"embedding": self._new_embedding, "block": self._new_block, "head": self._new_head}
-        return {name: nnx.graphdef(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0)))) for name, make in new.items()}
-
-    def _new_embedding(self, rngs: nnx.Rngs) -> Embedding:
-        c = self.config
-        return Embedding(vocab_size=c.vocab_size, seq_len=c.seq_len, hidden=c.hidden, rngs=rngs)
-
-    def _new_block(self, rngs: nnx.Rngs) -> Block:
-        c = self.config
-        attention = ATTENTION[c.attention]
-        if c.recompute == "attention":
-            attention = jax.checkpoint(attention, prevent_cse=False)
-        return Block(hidden=c.hidden, num_heads=c.num_heads, num_layers=c.num_layers, attention=attention, rngs=rngs)
-
-    def _new_head(self, rngs: nnx.Rngs) -> Head:
-        c = self.config
-        return Head(vocab_size=c.vocab_size, hidden=c.hidden, tie_embeddings=c.tie_embeddings, rngs=rngs)
-
-
-def _params(module: nnx.Module) -> Params:
-    return nnx.to_pure_dict(nnx.state(module, nnx.Param))
+def gelu(x: jax.Array) -> jax.Array:
+    """GELU in its tanh form, as GPT-2's."""
+    return jax.nn.gelu(x, approximate=True)

@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
+from jaxpipe.mesh import Randomness
 from jaxpipe.program import residuals
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.guard import when
+from jaxpipe.program.partition import reduce_chunk
 from jaxpipe.schedules.action import Kind
 
 PyTree = Any
 Integers = Any  # numpy arrays in the table, jax arrays in the program
+EMBEDDING = -1  # its place among the layers
 
 
 class State(NamedTuple):
@@ -30,6 +33,7 @@ class State(NamedTuple):
     pool: list[jax.Array]  # [num_pages, ...] for each residual of a layer
     grads: PyTree  # float32 running sums: {"shared", "layers": [chunk, layer, ...]}
     loss: jax.Array  # float32 running sum
+    num_done: jax.Array  # int32: actions so far
 
 
 class Row(NamedTuple):
@@ -39,6 +43,7 @@ class Row(NamedTuple):
     stage: Integers
     chunk: Integers
     microbatch: Integers
+    completes: Integers  # whether the action is the last to add to its chunk's gradients
     next_source: Integers
     keep: Integers
     arrival: Integers  # [permute]
@@ -53,16 +58,44 @@ class Actions:
     params: PyTree  # {"shared", "layers": [chunk, layer, ...]}
     batch: PyTree  # leaves [num_microbatches, ...]
     scale: jax.Array  # float32; multiplies every loss
+    random: Randomness | None  # of this step, on this device
+    first_layer: jax.Array  # [chunk] index in the model of its first layer
     num_held: jax.Array  # [chunk] layers
     static_layers: int | None  # layers of every stage, where they are equal
     num_stages: int
     x_like: jax.ShapeDtypeStruct
     keeps_residuals: bool  # False: forwards alone, no gradients
+    parts: PyTree  # how devices hold the layers' parameters
+    deterministic: bool  # whether sums over devices are added in mesh order
+
+    @property
+    def has_reductions(self) -> bool:
+        """Whether several devices have terms of the gradient of any layer's parameter."""
+        return any(part.is_summed for part in jax.tree.leaves(self.parts))
 
     def run(self, kind: Kind, row: Row, state: State) -> State:
         """`state` after the action of `kind`, on devices whose row asks for it."""
         action = {Kind.F: self._forward, Kind.B: self._backward}[kind]
-        return when(row.kind == kind, lambda state: action(row, state), state)
+
+        def act(state: State) -> State:
+            return action(row, state)._replace(num_done=state.num_done + 1)
+
+        # Always true, but not for the compiler: an action that writes the pool waits for the one that reads it, so
+        # that no copy of the pool is made for the reader.
+        is_next = state.num_done >= 0
+        return when((row.kind == kind) & is_next, act, state)
+
+    def reduce(self, row: Row, state: State) -> State:
+        """`state` with the gradients of a chunk summed over the devices that have terms of them, once complete."""
+
+        def reduce(grads: PyTree) -> PyTree:
+            return reduce_chunk(grads, self.parts, row.chunk, deterministic=self.deterministic)
+
+        layers = when(row.completes == 1, reduce, state.grads["layers"])
+        return state._replace(grads={**state.grads, "layers": layers})
+
+    def _random(self, row: Row, layer: jax.Array | int) -> Randomness | None:
+        return None if self.random is None else self.random.at(row.microbatch, layer)
 
     def _microbatch(self, row: Row) -> PyTree:
         return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row.microbatch, 0, False), self.batch)
@@ -75,13 +108,16 @@ class Actions:
 
     def _forward(self, row: Row, state: State) -> State:
         functions, shared, microbatch = self.functions, self.params["shared"], self._microbatch(row)
-        x = when(row.stage == 0, lambda _: functions.embed(shared, microbatch), state.message)
+        x = when(
+            row.stage == 0, lambda _: functions.embed(shared, microbatch, self._random(row, EMBEDDING)), state.message
+        )
 
         def layer(i: jax.Array, walk: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, list[jax.Array]]:
             x, pool = walk
+            random = self._random(row, self.first_layer[row.chunk] + i)
             if not self.keeps_residuals:
-                return functions.layer(self._layer_params(row, i), x), pool
-            y, kept = residuals.forward(functions.layer, self._layer_params(row, i), x)
+                return functions.layer(self._layer_params(row, i), x, random), pool
+            y, kept = residuals.forward(functions.layer, self._layer_params(row, i), x, random)
             page = row.pages[i]
             return y, [lax.dynamic_update_index_in_dim(p, k, page, 0) for p, k in zip(pool, kept, strict=True)]
 
@@ -97,7 +133,7 @@ class Actions:
 
         ends = (y, state.loss, state.grads["shared"])
         message, loss, sums = when(row.stage == self.num_stages - 1, turn_around, ends)
-        return State(message, pool, {**state.grads, "shared": sums}, loss)
+        return state._replace(message=message, pool=pool, grads={**state.grads, "shared": sums}, loss=loss)
 
     def _backward(self, row: Row, state: State) -> State:
         functions, shared = self.functions, self.params["shared"]
@@ -107,7 +143,9 @@ class Actions:
             dy, sums = walk
             i = num_layers - 1 - turn
             kept = [lax.dynamic_index_in_dim(p, row.pages[i], 0, False) for p in state.pool]
-            d_params, dx = residuals.backward(functions.layer, self._layer_params(row, i), kept, self.x_like, dy)
+            random = self._random(row, self.first_layer[row.chunk] + i)
+            layer_params = self._layer_params(row, i)
+            d_params, dx = residuals.backward(functions.layer, layer_params, kept, self.x_like, random, dy)
             sums = jax.tree.map(lambda total, d: _add_at(total, row.chunk, i, d), sums, d_params)
             return dx, sums
 
@@ -115,7 +153,8 @@ class Actions:
 
         def embed(sums: PyTree) -> PyTree:
             microbatch = self._microbatch(row)
-            _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch), shared)
+            random = self._random(row, EMBEDDING)
+            _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
             return _add(sums, vjp(dx)[0])
 
         sums = when(row.stage == 0, embed, state.grads["shared"])

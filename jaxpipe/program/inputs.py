@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh.mesh import AXES
@@ -28,8 +30,8 @@ def check_actions(schedule: Schedule) -> None:
         )
 
 
-def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh) -> None:
-    """Raises CompileError unless `mesh` has our axes and as many `pipe` devices as `schedule`."""
+def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunctions) -> None:
+    """Raises CompileError unless `mesh` has our axes, as many `pipe` devices as `schedule`, and `tensor` a use."""
     if tuple(mesh.axis_names) != AXES:
         raise CompileError(
             f"the mesh has axes {tuple(mesh.axis_names)}.\n"
@@ -43,11 +45,13 @@ def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh) -> None:
             f"  repair: build the schedule with num_devices={mesh.shape['pipe']}, or a mesh with "
             f"pipe={schedule.num_devices}"
         )
-    if mesh.shape["tensor"] != 1:
+    if mesh.shape["tensor"] > 1 and functions.specs is None:
         raise CompileError(
-            f"the mesh has tensor={mesh.shape['tensor']}.\n"
-            "  rule tensor-axis: layers are not split over `tensor` yet; devices would repeat each other's work\n"
-            "  repair: use tensor=1 and a larger pipe or data axis"
+            f"the mesh has tensor={mesh.shape['tensor']}, and no parameter is split over it.\n"
+            "  rule tensor-axis: functions that know of `tensor` say in `specs` what it splits; others would do the "
+            "same work on all its devices\n"
+            "  repair: make the functions for this tensor axis, for example LanguageModel(config, "
+            f"tensor=TensorAxis({mesh.shape['tensor']})).functions, or use tensor=1"
         )
 
 
@@ -77,31 +81,40 @@ def check_inputs(schedule: Schedule, mesh: jax.sharding.Mesh, layout: Layout, pa
             )
 
 
+def shapes_on_a_device(mesh: jax.sharding.Mesh, function: Callable, *arguments: PyTree) -> Any:
+    """Shapes that `function` returns on one device, from those of its arguments there; it may use the mesh's axes."""
+    return jax.eval_shape(jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False), *arguments)
+
+
 def check_functions(
-    functions: StageFunctions, params: PyTree, microbatch: PyTree
-) -> tuple[jax.ShapeDtypeStruct, PyTree]:
-    """Shapes of a message and of one layer's parameters; CompileError unless the functions keep the contract.
+    functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree
+) -> jax.ShapeDtypeStruct:
+    """The shape of a message on one device; CompileError unless the functions keep the contract.
 
     Args:
         params: shapes {"shared", "layer"} on one device.
         microbatch: shapes of one microbatch on one device.
     """
-    x = _one_array("embed", jax.eval_shape(functions.embed, params["shared"], microbatch))
-    y = _one_array("layer", jax.eval_shape(functions.layer, params["layer"], x))
+
+    def shapes(function: Callable, *arguments: PyTree) -> Any:
+        return shapes_on_a_device(mesh, function, *arguments)
+
+    x = _one_array("embed", shapes(lambda *a: functions.embed(*a, None), params["shared"], microbatch))
+    y = _one_array("layer", shapes(lambda *a: functions.layer(*a, None), params["layer"], x))
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         raise CompileError(
             f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.\n"
             "  rule same-shape: every layer returns the shape and dtype that embed returns\n"
             "  repair: cast or reshape inside embed or layer"
         )
-    loss = jax.eval_shape(functions.head, params["shared"], y, microbatch)
+    loss = shapes(functions.head, params["shared"], y, microbatch)
     if getattr(loss, "shape", None) != () or loss.dtype != "float32":
         raise CompileError(
             f"head returns {loss}.\n"
             "  rule loss-sum: head returns the sum of the microbatch's losses, a float32 scalar\n"
             "  repair: sum, do not average, and cast to float32"
         )
-    return x, params["layer"]
+    return x
 
 
 def _one_array(name: str, value: Any) -> jax.ShapeDtypeStruct:

@@ -21,15 +21,27 @@ from jaxpipe.schedules.placement import Placement
 PyTree = Any
 
 
-def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers of each stage, as equal as possible; the ends, which carry head and embedding, stay short first.
+def balanced_split(
+    num_layers: int, num_stages: int, *, embedding_layers: float = 0.0, head_layers: float = 0.0
+) -> tuple[int, ...]:
+    """Layers of each stage, so that the stage that costs most costs as little as possible.
+
+    A stage costs its layers, the first also `embedding_layers`, the last also `head_layers`, and every stage
+    has a layer. The others are dealt out one by one, each to the stage that then costs least, of equals to
+    the one farthest from the ends.
+
+    Args:
+        embedding_layers: cost of the embedding, in layers.
+        head_layers: cost of head and loss, in layers.
 
     Raises:
         CompileError: fewer layers than stages.
 
     Example:
-        >>> even_split(31, 8)
+        >>> balanced_split(31, 8)
         (4, 4, 4, 4, 4, 4, 4, 3)
+        >>> balanced_split(31, 8, head_layers=3.0)
+        (4, 4, 4, 5, 5, 4, 4, 1)
     """
     if num_layers < num_stages:
         raise CompileError(
@@ -37,10 +49,13 @@ def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
             "  rule layer-per-stage: every stage holds at least one layer\n"
             f"  repair: use at most {num_layers} stages, or at least {num_stages} layers"
         )
-    least, num_longer = divmod(num_layers, num_stages)
-    from_the_ends = sorted(range(num_stages), key=lambda stage: min(stage + 0.5, num_stages - 1 - stage))
-    longer = from_the_ends[num_stages - num_longer :]
-    return tuple(least + (stage in longer) for stage in range(num_stages))
+    counts, ends = [1] * num_stages, [0.0] * num_stages
+    ends[0] += embedding_layers
+    ends[-1] += head_layers
+    stages = sorted(range(num_stages), key=lambda stage: -min(stage + 0.5, num_stages - 1 - stage))
+    for _ in range(num_layers - num_stages):
+        counts[min(stages, key=lambda stage: counts[stage] + ends[stage])] += 1
+    return tuple(counts)
 
 
 class Layout:
@@ -61,7 +76,7 @@ class Layout:
                 f"layers_per_stage={tuple(layers_per_stage)} for num_layers={num_layers}, "
                 f"num_stages={placement.num_stages}.\n"
                 "  rule layers-of-stages: one count >= 1 for each stage, together num_layers\n"
-                f"  repair: for example {even_split(num_layers, placement.num_stages)}"
+                f"  repair: for example {balanced_split(num_layers, placement.num_stages)}"
             )
         first = np.cumsum([0, *layers_per_stage])
         self.num_layers = num_layers

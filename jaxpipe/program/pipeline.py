@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -14,11 +14,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.lowering import RoundTable, lower
+from jaxpipe.mesh import Randomness
+from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program import residuals
 from jaxpipe.program.actions import Actions, Row, State
 from jaxpipe.program.contract import StageFunctions
-from jaxpipe.program.inputs import check_actions, check_functions, check_inputs, check_mesh
-from jaxpipe.program.layout import Layout, even_split
+from jaxpipe.program.inputs import check_actions, check_functions, check_inputs, check_mesh, shapes_on_a_device
+from jaxpipe.program.layout import Layout, balanced_split
+from jaxpipe.program.partition import Part, compute_copies, partition, reduced_parts
 from jaxpipe.program.rounds import Carry, run_rounds
 from jaxpipe.schedules.forwards import forwards
 from jaxpipe.schedules.rules import check
@@ -31,12 +34,12 @@ class Pipeline:
     """The compiled pipeline of one schedule.
 
     Attributes:
-        loss_and_grads: jitted (staged params, batch, scale=1.0) -> (loss, grads): the float32 loss summed over
-            all microbatches and float32 gradients, staged as the parameters. `scale` multiplies every
-            microbatch's loss: 1 / (tokens of the batch) makes a mean of it. Batch leaves are
-            [num_microbatches, microbatch size, ...].
-        loss: jitted, with the same arguments: the loss alone, by the same program with a table of forwards,
-            without residuals or gradients.
+        loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss
+            summed over all microbatches and float32 gradients, staged and sharded as the parameters. `scale`
+            multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. Batch leaves are
+            [num_microbatches, microbatch size, ...]. `key` is the step's key; without one nothing is random.
+        loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
+            forwards, without residuals or gradients, and with nothing random.
         table: the round table that `loss_and_grads` executes.
         layers_per_stage: [stage].
         rolled: whether rounds are rolled into loops.
@@ -50,6 +53,9 @@ class Pipeline:
         *,
         num_layers: int,
         layers_per_stage: Sequence[int] | None = None,
+        dtype: Any = None,
+        split_masters: bool = True,
+        deterministic: bool = False,
         rolled: bool = True,
     ):
         """Lowers `schedule` for `mesh`; compiles nothing yet.
@@ -60,6 +66,11 @@ class Pipeline:
             functions: the model.
             num_layers: layers of the model.
             layers_per_stage: [stage] how many each stage holds; by default as equal as possible.
+            dtype: of the compute copies of the parameters, made once a step; by default the parameters' own.
+            split_masters: whether parameters, gradients and so the optimizer's state are split over devices that
+                compute with equal copies of a parameter: those of `data`, and for shared ones also of `pipe`.
+            deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
+                on how devices and processes are wired.
             rolled: False unrolls the rounds, for debugging.
 
         Raises:
@@ -68,20 +79,22 @@ class Pipeline:
         """
         check(schedule)
         check_actions(schedule)
-        check_mesh(schedule, mesh)
+        check_mesh(schedule, mesh, functions)
         self.schedule, self.mesh, self.functions = schedule, mesh, functions
         if layers_per_stage is None:
-            layers_per_stage = even_split(num_layers, schedule.num_stages)
+            layers_per_stage = balanced_split(num_layers, schedule.num_stages)
         self.layers_per_stage = tuple(layers_per_stage)
         self.layout = Layout(schedule.placement, self.layers_per_stage, num_layers=num_layers)
-        self.rolled = rolled
+        self.dtype, self.split_masters, self.deterministic, self.rolled = dtype, split_masters, deterministic, rolled
         self.table = lower(schedule, layers_per_stage=self.layers_per_stage, rolled=rolled)
 
-        def loss_and_grads(params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0) -> tuple[jax.Array, PyTree]:
-            return self._run(self.table, params, batch, scale)
+        def loss_and_grads(
+            params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0, key: jax.Array | None = None
+        ) -> tuple[jax.Array, PyTree]:
+            return self._run(self.table, params, batch, scale, key)
 
         def loss(params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0) -> jax.Array:
-            return self._run(self.forward_table, params, batch, scale)[0]
+            return self._run(self.forward_table, params, batch, scale, None)[0]
 
         self.loss_and_grads, self.loss = jax.jit(loss_and_grads), jax.jit(loss)
 
@@ -94,8 +107,12 @@ class Pipeline:
         return self.layout.from_stages(params)
 
     def shardings(self, params: PyTree) -> PyTree:
-        """Shardings of staged parameters: layers over `pipe`, shared ones on every device."""
-        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), _param_specs(params))
+        """Shardings of staged parameters and of their gradients; see `jaxpipe.program.partition`."""
+        return jax.tree.map(lambda part: NamedSharding(self.mesh, part.spec()), self.parts(params))
+
+    def parts(self, params: PyTree) -> PyTree:
+        """How devices hold each of the staged parameters."""
+        return partition(params, self.functions.specs, self.mesh, split_masters=self.split_masters)
 
     @property
     def batch_sharding(self) -> NamedSharding:
@@ -107,6 +124,21 @@ class Pipeline:
         """The same placement and microbatches, forwards alone: what `loss` executes."""
         return lower(forwards(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
 
+    def global_norm(self, grads: PyTree) -> jax.Array:
+        """The root of the sum of squares of all gradients, as `loss_and_grads` returns them; traceable."""
+        parts = self.parts(grads)
+
+        def norm(grads: PyTree) -> jax.Array:
+            squares: dict[tuple[str, ...], jax.Array] = {}
+            for leaf, part in zip(jax.tree.leaves(grads), jax.tree.leaves(parts), strict=True):
+                axes = part.split_axes
+                squares[axes] = squares.get(axes, jnp.zeros(())) + jnp.square(leaf).sum()
+            sums = [sum_over(square, axes, deterministic=self.deterministic) for axes, square in squares.items()]
+            return jnp.sqrt(sum(sums))
+
+        specs = jax.tree.map(lambda part: part.spec(), parts)
+        return jax.shard_map(norm, mesh=self.mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(grads)
+
     def slot_bytes(self, params: PyTree, batch: PyTree) -> int:
         """Bytes per device of the residuals of one (stage, microbatch), on the longest stage."""
         page = sum(leaf.size * leaf.dtype.itemsize for leaf in self.page_like(params, batch))
@@ -114,66 +146,89 @@ class Pipeline:
 
     def page_like(self, params: PyTree, batch: PyTree) -> list[jax.ShapeDtypeStruct]:
         """Shapes and dtypes of one page: what one layer keeps of one microbatch on one device."""
-        params, batch = self._local(params, batch)
-        x, layer = check_functions(self.functions, params, batch)
-        return jax.eval_shape(lambda p, x: residuals.forward(self.functions.layer, p, x), layer, x)[1]
+        params, microbatch = self._local(params, batch)
+        x = check_functions(self.functions, self.mesh, params, microbatch)
+        keep = partial(residuals.forward, self.functions.layer)
+        return shapes_on_a_device(self.mesh, keep, params["layer"], x, _random_like())[1]
 
     def message_like(self, params: PyTree, batch: PyTree) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one message between stages."""
-        return check_functions(self.functions, *self._local(params, batch))[0]
+        """Shape and dtype of one message between stages, on one device."""
+        return check_functions(self.functions, self.mesh, *self._local(params, batch))
 
     def _run(
-        self, table: RoundTable, params: PyTree, batch: PyTree, scale: jax.Array | float
+        self, table: RoundTable, params: PyTree, batch: PyTree, scale: jax.Array | float, key: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
         check_inputs(self.schedule, self.mesh, self.layout, params, batch)
-        x_like, pages = self.message_like(params, batch), self.page_like(params, batch)
+        parts, x_like, pages = self.parts(params), self.message_like(params, batch), self.page_like(params, batch)
 
-        def step(params: PyTree, batch: PyTree, scale: jax.Array, rows: Row) -> tuple[jax.Array, PyTree]:
+        def step(params: PyTree, batch: PyTree, scale: jax.Array, key: Any, rows: Row) -> tuple[jax.Array, PyTree]:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
-            actions = self._actions(table, {**params, "layers": layers}, batch, scale, x_like)
-            return _sum_over_devices(run_rounds(table, actions, rows, _empty_carry(table, actions, pages)).state)
+            params = compute_copies({**params, "layers": layers}, parts, self.dtype)
+            actions = self._actions(table, params, parts, batch, scale, key, x_like)
+            return self._totals(run_rounds(table, actions, rows, _empty_carry(table, actions, pages)).state, parts)
 
-        specs = _param_specs(params)
+        specs = jax.tree.map(lambda part: part.spec(), parts)
         return jax.shard_map(
             step,
             mesh=self.mesh,
-            in_specs=(specs, _BATCH, P(), P("pipe")),
+            in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
             check_vma=False,
-        )(params, batch, jnp.asarray(scale, jnp.float32), _rows(table))
+        )(params, batch, jnp.asarray(scale, jnp.float32), _key_data(key), _rows(table))
 
     def _actions(
-        self, table: RoundTable, params: PyTree, batch: PyTree, scale: jax.Array, x_like: jax.ShapeDtypeStruct
+        self,
+        table: RoundTable,
+        params: PyTree,
+        parts: PyTree,
+        batch: PyTree,
+        scale: jax.Array,
+        key: jax.Array | None,
+        x_like: jax.ShapeDtypeStruct,
     ) -> Actions:
         """The actions of one device, inside shard_map."""
         equal = len(set(self.layers_per_stage)) == 1
+        device, microbatch_size = lax.axis_index("pipe"), jax.tree.leaves(batch)[0].shape[1]
         return Actions(
             functions=self.functions,
             params=params,
             batch=batch,
             scale=scale,
-            num_held=jnp.asarray(self.layout.num_held)[lax.axis_index("pipe")],
+            random=None if key is None else Randomness(key, lax.axis_index("data") * microbatch_size),
+            first_layer=jnp.asarray(self.layout.canonical[..., 0])[device],
+            num_held=jnp.asarray(self.layout.num_held)[device],
             static_layers=self.layers_per_stage[0] if equal else None,
             num_stages=self.schedule.num_stages,
             x_like=x_like,
             keeps_residuals=table.has_backward,
+            parts=parts["layers"],
+            deterministic=self.deterministic,
         )
+
+    def _totals(self, state: State, parts: PyTree) -> tuple[jax.Array, PyTree]:
+        """Loss and gradients of the step, from what each device has summed up; empty ones of forwards alone."""
+        loss = sum_over(state.loss, ("data", "pipe"), deterministic=self.deterministic)
+        if not jax.tree.leaves(state.grads):
+            return loss, state.grads
+        shared = jax.tree.map(
+            lambda leaf, part: part.reduce(leaf, deterministic=self.deterministic),
+            state.grads["shared"],
+            parts["shared"],
+        )
+        layers = jax.tree.map(lambda leaf: leaf[None], reduced_parts(state.grads["layers"], parts["layers"]))
+        return loss, {"shared": shared, "layers": layers}
 
     def _local(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Shapes of one layer's and the shared parameters, and of one microbatch, on one device."""
-        num_data = self.mesh.shape["data"]
+        """Shapes on one device: compute copies of one layer's and the shared parameters, and one microbatch."""
 
-        def cut(leaf: Any, num_axes: int, divisor: int = 1) -> jax.ShapeDtypeStruct:
-            rest = leaf.shape[num_axes:]
-            return jax.ShapeDtypeStruct((rest[0] // divisor, *rest[1:]) if divisor > 1 else rest, leaf.dtype)
+        def copy(leaf: Any, part: Part) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(part.compute_shape, leaf.dtype if self.dtype is None else self.dtype)
 
-        return (
-            {
-                "shared": jax.tree.map(lambda leaf: cut(leaf, 0), params["shared"]),
-                "layer": jax.tree.map(lambda leaf: cut(leaf, 3), params["layers"]),
-            },
-            jax.tree.map(lambda leaf: cut(leaf, 1, num_data), batch),
-        )
+        def cut(leaf: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((leaf.shape[1] // self.mesh.shape["data"], *leaf.shape[2:]), leaf.dtype)
+
+        copies = jax.tree.map(copy, params, self.parts(params))
+        return {"shared": copies["shared"], "layer": copies["layers"]}, jax.tree.map(cut, batch)
 
 
 _BATCH = P(None, "data")
@@ -194,22 +249,18 @@ def _empty_carry(table: RoundTable, actions: Actions, pages: list[jax.ShapeDtype
         pool=[empty((storage.num_pages, *page.shape), page.dtype) for page in pages if table.has_backward],
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
         loss=jnp.zeros((), jnp.float32),
+        num_done=jnp.zeros((), jnp.int32),
     )
     return Carry(state, out=message, inbox=empty((storage.num_inbox + 1, *x_like.shape), x_like.dtype))
 
 
-def _sum_over_devices(state: State) -> tuple[jax.Array, PyTree]:
-    """Loss and gradients of the step, from what each device has summed up; one reduction a step."""
-    everywhere = ("data", "pipe")
-    layers = jax.tree.map(lambda leaf: leaf[None], lax.psum(state.grads["layers"], "data"))
-    return lax.psum(state.loss, everywhere), {"shared": lax.psum(state.grads["shared"], everywhere), "layers": layers}
+def _key_data(key: jax.Array | None) -> jax.Array | None:
+    return None if key is None else jax.random.key_data(key)
 
 
-def _param_specs(params: PyTree) -> PyTree:
-    return {
-        "shared": jax.tree.map(lambda _: P(), params["shared"]),
-        "layers": jax.tree.map(lambda _: P("pipe"), params["layers"]),
-    }
+def _random_like() -> Randomness:
+    """The shapes of what random numbers come from: residuals are the same with and without."""
+    return Randomness(jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.int32))
 
 
 def _rows(table: RoundTable) -> Row:
@@ -220,6 +271,7 @@ def _rows(table: RoundTable) -> Row:
         stage=table.stage,
         chunk=table.chunk,
         microbatch=table.microbatch,
+        completes=table.completes,
         next_source=storage.next_source,
         keep=storage.keep,
         arrival=storage.arrival,

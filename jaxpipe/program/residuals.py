@@ -1,7 +1,7 @@
 """A layer's vjp, cut in two: what forward must keep, and backward from what was kept.
 
-Parameters are no residuals: backward gets them anew. This is the one place that touches the vjp object of
-`jax.vjp`, whose fields differ between jax versions.
+Parameters and what random numbers come from are no residuals: backward gets them anew. This is the one
+place that touches the vjp object of `jax.vjp`, whose fields differ between jax versions.
 """
 
 from __future__ import annotations
@@ -15,31 +15,39 @@ import jax
 PyTree = Any
 
 
-def forward(layer: Callable, params: PyTree, x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-    """`layer(params, x)` and the arrays that its backward needs besides `params`."""
-    y, vjp = jax.vjp(layer, params, x)
+def forward(layer: Callable, params: PyTree, x: jax.Array, random: PyTree) -> tuple[jax.Array, list[jax.Array]]:
+    """`layer(params, x, random)` and the arrays that its backward needs besides `params` and `random`."""
+    y, vjp = jax.vjp(layer, params, x, random)
     leaves, _ = _kept(vjp)
     return y, [leaf for leaf in leaves if _is_array(leaf)]
 
 
 def backward(
-    layer: Callable, params: PyTree, residuals: list[jax.Array], x_like: jax.ShapeDtypeStruct, dy: jax.Array
+    layer: Callable,
+    params: PyTree,
+    residuals: list[jax.Array],
+    x_like: jax.ShapeDtypeStruct,
+    random: PyTree,
+    dy: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
     """Gradients for `params` and `x`, given what `forward` kept and the gradient of its output.
 
     Args:
         x_like: shape and dtype of the layer's input.
+        random: what `forward` was given.
     """
     # eval_shape traces the vjp object without computing anything; it is filled with what was kept.
-    _, vjp = jax.eval_shape(lambda params, x: jax.vjp(layer, params, x), params, x_like)
+    _, vjp = jax.eval_shape(lambda *arguments: jax.vjp(layer, *arguments), params, x_like, random)
     leaves, structure = _kept(vjp)
     values = iter(residuals)
     filled = copy.copy(vjp)
     filled.opaque_residuals, of_x = jax.tree.unflatten(
         structure, [next(values) if _is_array(leaf) else leaf for leaf in leaves]
     )
-    filled.args_res = [tuple(jax.tree.leaves(params)), of_x]  # also those that it does not need
-    return filled(dy)
+    # Also those that it does not need.
+    filled.args_res = [tuple(jax.tree.leaves(params)), of_x, tuple(jax.tree.leaves(random))]
+    d_params, dx, _ = filled(dy)
+    return d_params, dx
 
 
 def _kept(vjp: Any) -> tuple[list[Any], Any]:

@@ -65,6 +65,8 @@ def _round(table: RoundTable, position: int, actions: Actions, row: Row, carry: 
     state = carry.state
     for kind in sorted(table.kinds[position], reverse=True):
         state = actions.run(Kind(kind), row, state)
+    if actions.has_reductions and table.completes[table.position == position].any():
+        state = actions.reduce(row, state)
     arrived, out, grads = lax.optimization_barrier((arrived, state.message, state.grads))
 
     inbox = _store(table, position, row, arrived, out, carry.inbox)

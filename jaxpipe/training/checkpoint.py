@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.models import GPT
+from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.training.workdir import CHECKPOINTS
 
@@ -25,7 +25,7 @@ def save_params(workdir: Path, *, step: int, params: Any, pipeline: Pipeline) ->
     return workdir / CHECKPOINTS / str(step)
 
 
-def restore_params(workdir: Path, *, model: GPT, pipeline: Pipeline) -> tuple[int, Any]:
+def restore_params(workdir: Path, *, model: LanguageModel, pipeline: Pipeline) -> tuple[int, Any]:
     """The step and the staged parameters of the last checkpoint in `workdir`.
 
     Raises:

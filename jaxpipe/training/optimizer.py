@@ -1,4 +1,4 @@
-"""AdamW with warm-up, cosine and global-norm clipping, from optax."""
+"""AdamW with warm-up and cosine, from optax; gradients are clipped before, in `step`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,15 @@ def learning_rate(config: ConfigDict) -> optax.Schedule:
 
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """The optimizer of `config`: clip by global norm, then AdamW with weight decay on kernels only."""
+    """The optimizer of `config`: AdamW with weight decay on kernels only."""
     optimizer = config.optimizer
-    return optax.chain(
-        optax.clip_by_global_norm(optimizer.max_grad_norm),
-        optax.adamw(
-            learning_rate(config),
-            b1=optimizer.beta1,
-            b2=optimizer.beta2,
-            eps=optimizer.epsilon,
-            weight_decay=optimizer.weight_decay,
-            mask=is_kernel,
-        ),
+    return optax.adamw(
+        learning_rate(config),
+        b1=optimizer.beta1,
+        b2=optimizer.beta2,
+        eps=optimizer.epsilon,
+        weight_decay=optimizer.weight_decay,
+        mask=is_kernel,
     )
 
 

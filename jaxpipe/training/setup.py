@@ -9,10 +9,10 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from jaxpipe.config.checks import build_schedule, gpt_config
+from jaxpipe.config.checks import build_schedule, layers_per_stage, model_config
 from jaxpipe.data import Batches, Corpus, load_corpus
-from jaxpipe.mesh import Devices, choose_devices, make_mesh
-from jaxpipe.models import GPT
+from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh
+from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 
 
@@ -25,7 +25,7 @@ class Setup:
         train_batches: of the training tokens.
         heldout_batches: of the held-out tokens.
         devices: what the mesh is made of, and why.
-        model: the model's functions.
+        model: the model's functions, for the mesh's `tensor` axis.
         pipeline: the compiled program's maker.
     """
 
@@ -33,7 +33,7 @@ class Setup:
     train_batches: Batches
     heldout_batches: Batches
     devices: Devices
-    model: GPT
+    model: LanguageModel
     pipeline: Pipeline
 
 
@@ -62,15 +62,19 @@ def set_up(config: ConfigDict) -> Setup:
     return Setup(corpus, batches_of(corpus.train), batches_of(corpus.heldout), devices, model, pipeline)
 
 
-def build_pipeline(config: ConfigDict, devices: Sequence[Any]) -> tuple[GPT, Pipeline]:
+def build_pipeline(config: ConfigDict, devices: Sequence[Any]) -> tuple[LanguageModel, Pipeline]:
     """The model of a checked config and its pipeline on `devices`, data x pipe x tensor of them."""
     mesh = config.mesh
-    model = GPT(gpt_config(config))
+    model = LanguageModel(model_config(config), TensorAxis(mesh.tensor, mesh.deterministic))
     pipeline = Pipeline(
         build_schedule(config),
         make_mesh(data=mesh.data, pipe=mesh.pipe, tensor=mesh.tensor, devices=devices),
-        StageFunctions(embed=model.embed, layer=model.layer, head=model.head),
+        StageFunctions.of(model),
         num_layers=config.model.num_layers,
+        layers_per_stage=layers_per_stage(config),
+        dtype=config.model.dtype,
+        split_masters=config.optimizer.zero1,
+        deterministic=mesh.deterministic,
     )
     return model, pipeline
 

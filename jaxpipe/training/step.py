@@ -12,7 +12,7 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.models import GPT
+from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
 
 
@@ -32,7 +32,9 @@ class TrainState:
     step: Any
 
 
-def init_state(model: GPT, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int) -> TrainState:
+def init_state(
+    model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int
+) -> TrainState:
     """The state before the first step, made where it will live; the same for every mesh and schedule."""
 
     def init(key: jax.Array) -> TrainState:
@@ -58,21 +60,33 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     learning_rate: optax.Schedule,
     *,
-    dtype: str,
+    max_grad_norm: float,
+    dropout_seed: int | None = None,
 ) -> Any:
     """The jitted step (state, batch) -> (state, metrics); the state is donated.
 
-    The metrics are float32 scalars: loss, grad_norm, learning_rate.
+    Args:
+        pipeline: finds loss and gradients.
+        optimizer: elementwise, so that each device updates what it holds.
+        learning_rate: for the metrics.
+        max_grad_norm: gradients with a larger global norm are scaled to this.
+        dropout_seed: decides, with the step, what is dropped; None for models that drop nothing.
+
+    The metrics are float32 scalars: loss, grad_norm (before scaling), learning_rate.
     """
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         num_valid = (batch["targets"] >= 0).sum()
-        loss, grads = pipeline.loss_and_grads(_cast(state.params, dtype), batch, 1.0 / num_valid)
+        key = None if dropout_seed is None else jax.random.fold_in(jax.random.key(dropout_seed), state.step)
+        loss, grads = pipeline.loss_and_grads(state.params, batch, 1.0 / num_valid, key)
+        norm = pipeline.global_norm(grads)
+        shrink = jnp.where(norm > max_grad_norm, max_grad_norm / norm, 1.0)
+        grads = jax.tree.map(lambda leaf: shrink * leaf, grads)
         updates, moments = optimizer.update(grads, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {
             "loss": loss,
-            "grad_norm": optax.tree.norm(grads),
+            "grad_norm": norm,
             "learning_rate": learning_rate(state.step),
         }
         return TrainState(params, moments, state.step + 1), metrics
@@ -80,14 +94,10 @@ def make_train_step(
     return jax.jit(train_step, donate_argnums=0)
 
 
-def make_eval_step(pipeline: Pipeline, *, dtype: str) -> Any:
+def make_eval_step(pipeline: Pipeline) -> Any:
     """The jitted (params, batch) -> sum of the losses of the batch's valid tokens."""
 
     def eval_step(params: Any, batch: Any) -> jax.Array:
-        return pipeline.loss(_cast(params, dtype), batch, 1.0)
+        return pipeline.loss(params, batch, 1.0)
 
     return jax.jit(eval_step)
-
-
-def _cast(params: Any, dtype: str) -> Any:
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)

@@ -9,6 +9,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxpipe.config import base_config
+from jaxpipe.config.unknown_field import unknown_field
 from jaxpipe.errors import ConfigError
 
 CONFIG, METRICS, SCHEDULE, TENSORBOARD, CHECKPOINTS = (
@@ -80,15 +81,20 @@ def read_config(workdir: str) -> ConfigDict:
             f"      no file {path}\n"
             "  repair: name the --workdir that was given to jaxpipe.train"
         )
-    config = base_config()
+    repair = "use the version of jaxpipe that wrote it, or mend the file"
     try:
-        config.update(json.loads(path.read_text()))
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        saved = json.loads(path.read_text())
+        config = base_config(saved["model"]["family"])
+    except (KeyError, OSError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}\n"
-            "  rule config-fields: its fields are those of jaxpipe.config.base_config()\n"
-            "  repair: use the version of jaxpipe that wrote it, or mend the file"
+            f"{path} cannot be read: {str(error).splitlines()[0]}\n"
+            "  rule config-file: JSON with the fields of a config, a known model.family among them\n"
+            f"  repair: {repair}"
         ) from error
+    try:
+        config.update(saved)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise unknown_field(error, where=str(path), repair=repair) from error
     return config
 
 

@@ -7,7 +7,7 @@ from jax import lax
 
 from jaxpipe.bench.memory import pool_shapes
 from jaxpipe.mesh import make_mesh
-from jaxpipe.models import GPT, GPTConfig
+from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.hlo import num_instructions, permute_pairs, whole_writes
 from jaxpipe.program.rounds import permute_scope
@@ -15,10 +15,10 @@ from jaxpipe.schedules import build
 
 
 def compile_step(schedule, *, num_layers, hidden=16):
-    model = GPT(GPTConfig(num_layers=num_layers, hidden=hidden, num_heads=2, vocab_size=32, seq_len=8))
+    model = LanguageModel(GPTConfig(num_layers=num_layers, hidden=hidden, num_heads=2, vocab_size=32, seq_len=8))
     num_devices = schedule.num_devices
     mesh = make_mesh(data=1, pipe=num_devices, tensor=1, devices=jax.devices()[:num_devices])
-    pipeline = Pipeline(schedule, mesh, StageFunctions(model.embed, model.layer, model.head), num_layers=num_layers)
+    pipeline = Pipeline(schedule, mesh, StageFunctions.of(model), num_layers=num_layers)
     params = jax.eval_shape(lambda: pipeline.to_stages(model.init(jax.random.key(0))))
     tokens = jax.ShapeDtypeStruct((schedule.num_microbatches, 2, 8), jnp.int32)
     batch = {"tokens": tokens, "targets": tokens}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.mesh import make_mesh
-from jaxpipe.models import GPT, GPTConfig
+from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Schedule
 
@@ -16,9 +16,9 @@ MOST_LAYERS, MOST_MICROBATCHES = 15, 17
 
 
 @functools.cache
-def make_model(tie_embeddings: bool = True) -> GPT:
+def make_model(tie_embeddings: bool = True) -> LanguageModel:
     """One model for all numbers of layers: its functions do not depend on them."""
-    return GPT(
+    return LanguageModel(
         GPTConfig(
             num_layers=MOST_LAYERS,
             hidden=16,
@@ -69,7 +69,7 @@ def make_pipeline(
     return Pipeline(
         schedule,
         make_mesh(data=data, pipe=schedule.num_devices),
-        StageFunctions(embed=model.embed, layer=model.layer, head=model.head),
+        StageFunctions.of(model),
         num_layers=num_layers,
         layers_per_stage=layers_per_stage,
     )

@@ -11,11 +11,11 @@ from jaxpipe.schedules import Schedule
 MICROBATCH_SIZE, NUM_INPUTS, HIDDEN = 2, 3, 8
 
 
-def embed(shared, microbatch):
+def embed(shared, microbatch, random):
     return microbatch["x"] @ shared["in"]
 
 
-def layer(params, x):
+def layer(params, x, random):
     return x + jnp.tanh(x @ params["kernel"] + params["bias"])
 
 
@@ -60,9 +60,9 @@ def expected_loss_and_grads(num_layers: int, num_microbatches: int):
     """The same by plain `jax.grad`, the layers one after the other."""
 
     def loss(params, batch):
-        x = embed(params["shared"], batch)
+        x = embed(params["shared"], batch, None)
         for i in range(num_layers):
-            x = layer(jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]), x)
+            x = layer(jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]), x, None)
         return head(params["shared"], x, batch)
 
     return jax.jit(jax.value_and_grad(loss))(make_params(num_layers), make_batch(num_microbatches))

@@ -1,22 +1,38 @@
 """Every config error is found before anything is compiled and says how to mend it."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 
-from jaxpipe.config import base_config, check
+from jaxpipe.config import base_config, check, layers_per_stage, model_config
+from jaxpipe.config.model_section import EXAMPLES, FIELDS
 from jaxpipe.errors import ConfigError
+from jaxpipe.models import GPTConfig, LlamaConfig
+from jaxpipe.models.rotary import RotaryScaling
+
+ROOT = Path(__file__).parents[2]
 
 
-def _with(**values):
-    config = base_config()
+def _with(family="gpt", **values):
+    config = base_config(family)
     for path, value in values.items():
         section, field = path.split("__")
         config[section][field] = value
     return config
 
 
-def test_the_base_config_is_legal_and_has_its_sections_in_order():
-    check(base_config())
-    assert list(base_config().to_dict()) == ["model", "data", "pipeline", "mesh", "optimizer", "train", "checkpoint"]
+@pytest.mark.parametrize("family", FIELDS)
+def test_the_base_config_is_legal_and_has_its_sections_in_order(family):
+    config = base_config(family)
+    check(config)
+    assert list(config.to_dict()) == ["model", "data", "pipeline", "mesh", "optimizer", "train", "checkpoint"]
+    assert config.model.family == family
+
+
+def test_the_example_of_a_family_is_of_that_family():
+    for family, file in EXAMPLES.items():
+        assert runpy.run_path(str(ROOT / file))["get_config"]().model.family == family
 
 
 def test_a_mistyped_field_names_the_closest():
@@ -33,7 +49,36 @@ def test_a_mistyped_field_names_the_closest():
         ({"pipeline__schedule": "1f1"}, ["Did you mean '1f1b'?", "field-choice", "gpipe"]),
         ({"pipeline__num_chunks": 2, "mesh__pipe": 4}, ["has no effect", "pipeline.num_chunks=1"]),
         ({"mesh__pipe": 9, "pipeline__num_microbatches": 8}, ["9 stages", "mesh.pipe=8 or less"]),
-        ({"mesh__tensor": 2}, ["tensor-axis", "mesh.tensor=1"]),
+        ({"mesh__tensor": 3}, ["mesh.tensor=3 does not divide model.num_heads=2, model.vocab_size=256", "tensor=2,"]),
+        ({"mesh__tensor": 2, "model__vocab_size": 257}, ["257 = 2 x 128 + 1", "tensor=1,", "or model.vocab_size=258"]),
+        ({"mesh__tensor": 2, "data__seq_len": 127}, ["tensor-divides", "data.seq_len: 127 = 2 x 63 + 1"]),
+        ({"family": "llama", "mesh__tensor": 2, "model__num_kv_heads": 1}, ["model.num_kv_heads=1\n", "tensor=1,"]),
+        ({"family": "llama", "mesh__tensor": 2, "model__feed_forward": 301}, ["model.feed_forward=301\n"]),
+        ({"family": "llama", "model__num_kv_heads": 3}, ["grouped-heads"]),
+        ({"family": "llama", "model__rope_scaling_factor": 0.5}, ["1 or more"]),
+        ({"family": "llama", "model__rope_original_positions": 4096}, ["rope-scaling", "no effect", "factor=1.0"]),
+        (
+            {"family": "llama", "model__rope_scaling_factor": 8.0, "model__rope_low_frequency_factor": 4.0},
+            ["rope-frequencies", "less than 4.0"],
+        ),
+        ({"family": "llama", "model__norm_epsilon": 0.0}, ["more than 0"]),
+        ({"model__hidden_dropout": 1.0}, ["less than 1.0"]),
+        ({"model__attention_dropout": -0.1}, ["0 or more"]),
+        ({"model__embedding_dropout": float("nan")}, ["a finite number"]),
+        (
+            {"model__attention": "cudnn", "model__dtype": "bfloat16", "model__attention_dropout": 0.1},
+            ["attention-cudnn", "attention_dropout=0.1", "'chunked'"],
+        ),
+        ({"model__attention": "cudnn"}, ["attention-cudnn", "float32"]),
+        ({"pipeline__layers_per_stage": "1,1,1,1,1,1,2"}, ["7 counts", "together 8", "'1,1,1,1,1,1,1,1'"]),
+        ({"pipeline__layers_per_stage": "4,5", "mesh__pipe": 2}, ["layers-of-stages", "together 9", "'4,4'"]),
+        ({"pipeline__layers_per_stage": "0,8", "mesh__pipe": 2}, ["the least 0", "'auto'"]),
+        ({"pipeline__layers_per_stage": "even"}, ["no row of counts", "'auto'"]),
+        (
+            {"pipeline__layers_per_stage": "3,5", "mesh__pipe": 2, "pipeline__head_layers": 1.0},
+            ["balance-costs", "no effect", "pipeline.head_layers=0.0"],
+        ),
+        ({"pipeline__embedding_layers": -1.0}, ["0 or more"]),
         ({"model__hidden": 130, "model__num_heads": 4}, ["hidden-per-head", "128", "132"]),
         ({"model__attention": "flash"}, ["model-attention", "xla"]),
         ({"model__vocab_size": 255}, ["vocabulary", "model.vocab_size=256"]),
@@ -64,10 +109,101 @@ def test_one_broken_rule_is_reported_alone_with_its_repair(values, words):
         {"optimizer__beta1": 0.0},
         {"optimizer__final_learning_rate_fraction": 0.0},
         {"data__seed": 2**32 - 1, "train__seed": 2**32 - 1},
+        {"mesh__tensor": 2, "model__hidden_dropout": 0.999},
+        {"model__attention": "cudnn", "model__dtype": "bfloat16", "model__hidden_dropout": 0.1},
+        {"family": "llama", "model__rope_scaling_factor": 8.0, "model__rope_original_positions": 4096},
+        {"family": "llama", "mesh__tensor": 2},
     ],
 )
 def test_the_ends_of_a_range_are_legal(values):
     check(_with(**values))
+
+
+def test_a_family_is_chosen_where_the_config_is_made():
+    with pytest.raises(
+        ConfigError, match=r"model.family='llama' in a config with the fields of another family"
+    ) as error:
+        check(_with(model__family="llama"))
+    assert "repair: leave model.family as it was, or take a config of base_config(family='llama')" in str(error.value)
+    with pytest.raises(ConfigError, match=r"'lama' is not known. Did you mean 'llama'\?"):
+        base_config("lama")
+    with pytest.raises(ConfigError, match=r"'lama' is not known. Did you mean 'llama'\?"):
+        check(_with(model__family="lama"))
+
+
+def test_the_model_takes_every_field_of_its_family():
+    gpt = _with(
+        model__num_layers=3,
+        model__hidden=20,
+        model__num_heads=5,
+        model__vocab_size=300,
+        model__tie_embeddings=False,
+        model__embedding_dropout=0.1,
+        model__attention_dropout=0.2,
+        model__hidden_dropout=0.3,
+        model__attention="chunked",
+        model__recompute="full",
+        data__seq_len=9,
+    )
+    assert model_config(gpt) == GPTConfig(
+        num_layers=3,
+        hidden=20,
+        num_heads=5,
+        vocab_size=300,
+        seq_len=9,
+        tie_embeddings=False,
+        embedding_dropout=0.1,
+        attention_dropout=0.2,
+        hidden_dropout=0.3,
+        attention="chunked",
+        recompute="full",
+    )
+    llama = _with(
+        "llama",
+        model__num_layers=3,
+        model__hidden=24,
+        model__num_heads=6,
+        model__num_kv_heads=2,
+        model__feed_forward=50,
+        model__vocab_size=300,
+        model__tie_embeddings=True,
+        model__rope_theta=5.0,
+        model__rope_scaling_factor=2.0,
+        model__rope_low_frequency_factor=3.0,
+        model__rope_high_frequency_factor=7.0,
+        model__rope_original_positions=11,
+        model__norm_epsilon=0.5,
+        model__attention="chunked",
+        model__recompute="full",
+    )
+    scaling = RotaryScaling(factor=2.0, low_freq_factor=3.0, high_freq_factor=7.0, original_max_position=11)
+    assert model_config(llama) == LlamaConfig(
+        num_layers=3,
+        hidden=24,
+        num_heads=6,
+        num_kv_heads=2,
+        feed_forward=50,
+        vocab_size=300,
+        tie_embeddings=True,
+        rope_theta=5.0,
+        rope_scaling=scaling,
+        norm_epsilon=0.5,
+        attention="chunked",
+        recompute="full",
+    )
+    llama.model.rope_scaling_factor = 1.0
+    unscaled = model_config(llama)
+    assert isinstance(unscaled, LlamaConfig)
+    assert unscaled.rope_scaling is None
+
+
+def test_layers_per_stage_are_the_given_counts_or_the_most_balanced():
+    four = {"model__num_layers": 16, "mesh__pipe": 4}
+    assert layers_per_stage(_with(**four, pipeline__layers_per_stage="4,4,3,5")) == (4, 4, 3, 5)
+    assert layers_per_stage(_with(**four, pipeline__layers_per_stage="4, 4, 3, 5")) == (4, 4, 3, 5)
+    assert layers_per_stage(_with(**four)) == (4, 4, 4, 4)
+    costs = {"pipeline__embedding_layers": 1.0, "pipeline__head_layers": 3.0}
+    assert layers_per_stage(_with(**four, **costs)) == (4, 5, 5, 2)
 
 
 def test_all_broken_rules_of_a_round_are_reported():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpipe.config import base_config
-from jaxpipe.models import GPT, GPTConfig
+from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.training.optimizer import is_kernel, learning_rate, make_optimizer
 
 
@@ -32,7 +32,9 @@ def test_learning_rate_needs_no_warm_up(config):
 
 
 def test_only_kernels_decay(config):
-    model = GPT(GPTConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=16, seq_len=4, tie_embeddings=False))
+    model = LanguageModel(
+        GPTConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=16, seq_len=4, tie_embeddings=False)
+    )
     params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), jax.eval_shape(model.init, jax.random.key(0)))
     optimizer = make_optimizer(config)
     updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)

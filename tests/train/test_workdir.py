@@ -1,10 +1,13 @@
 """A run's folder is made only where it can be, and only when it is asked for."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from jaxpipe.config import base_config
+from jaxpipe.config.model_section import FIELDS
 from jaxpipe.errors import ConfigError
 from jaxpipe.training import workdir
 
@@ -35,3 +38,30 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(ConfigError, match=r"rule workdir-writable[^\n]*\n *[^\n]*run: Read-only file system"):
         workdir.create(f"{tmp_path}/run")
+
+
+@pytest.mark.parametrize("family", FIELDS)
+def test_a_config_comes_back_with_the_fields_of_its_family(tmp_path, family):
+    config = base_config(family)
+    config.model.num_layers = 5
+    workdir.write_config(tmp_path, config)
+    assert workdir.read_config(str(tmp_path)) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": {"family": "gpt", "num_kv_heads": 2}}, ["model.num_kv_heads is no field", "family='llama' alone"]),
+        ({"model": {"family": "lama"}}, ["'lama' is not known", "Did you mean 'llama'?"]),
+        ({"model": {"hidden": 64}}, ["cannot be read: 'family'", "a known model.family"]),
+        ({"model": {"family": "gpt", "hiden": 64}}, ["a field is unknown", "hiden", "rule config-fields"]),
+        ({"model": {"family": "gpt", "hidden": "wide"}}, ["of the wrong type", "rule config-fields"]),
+        ([], ["cannot be read", "rule config-file"]),
+    ],
+)
+def test_a_config_with_other_fields_is_refused(tmp_path, change, words):
+    (tmp_path / workdir.CONFIG).write_text(json.dumps(change))
+    with pytest.raises(ConfigError) as error:
+        workdir.read_config(str(tmp_path))
+    for word in [*words, str(tmp_path), "repair: "]:
+        assert word in str(error.value)

@@ -1,0 +1,28 @@
+"""GPT-3 96B, the smaller model that BPipe was measured on, for four nodes.
+
+Command:  python -m jaxpipe.train --config=configs/gpt3_96b.py --workdir=runs/gpt3_96b --config.data.files='*.txt'
+Hardware: 32 GPUs of 80 GB (pipe 8 x tensor 4), as estimated
+Time:     not yet measured
+Number:   not yet measured
+Source:   Kim et al., BPipe, ICML 2023, names it; layers, hidden and heads are second-hand, their product fits;
+          mesh and batch of Huang et al. 2024 (arXiv 2401.02088); learning rate of GPT-3 175B
+"""
+
+from ml_collections import ConfigDict
+
+from jaxpipe.config.papers import gpt3
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The config; it takes no argument."""
+    del arg
+    config = gpt3()
+    config.model.num_layers = 80
+    config.model.hidden = 9984
+    config.model.num_heads = 104
+    config.data.batch_size = 128
+    config.pipeline.num_microbatches = 128
+    config.mesh.pipe = 8
+    config.mesh.tensor = 4
+    config.optimizer.learning_rate = 6e-5
+    return config

@@ -1,0 +1,60 @@
+"""Rules of what the mesh divides: the batch over `data` and microbatches, the model over `tensor`."""
+
+from __future__ import annotations
+
+import math
+
+from ml_collections import ConfigDict
+
+from jaxpipe.errors import ConfigError
+
+# What a device of mesh.tensor holds a part of: of the model's families, those that it has.
+SPLIT_OVER_TENSOR = ("model.num_heads", "model.num_kv_heads", "model.feed_forward", "model.vocab_size", "data.seq_len")
+
+
+def check_tensor(config: ConfigDict) -> None:
+    """Raises ConfigError unless every device of `mesh.tensor` gets as much of all that it divides."""
+    tensor = config.mesh.tensor
+    sizes = {}
+    for path in SPLIT_OVER_TENSOR:
+        section, field = path.split(".")
+        if field in config[section]:
+            sizes[path] = config[section][field]
+    broken = {path: size for path, size in sizes.items() if size % tensor}
+    if broken:
+        common = math.gcd(*sizes.values())
+        nearest = min((n for n in range(1, common + 1) if common % n == 0), key=lambda n: abs(n - tensor))
+        raise ConfigError(
+            f"mesh.tensor={tensor} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}\n"
+            "  rule tensor-divides: every device of mesh.tensor holds as many heads, columns, words and positions\n"
+            + "".join(
+                f"      {path}: {size} = {tensor} x {size // tensor} + {size % tensor}\n"
+                for path, size in broken.items()
+            )
+            + f"  repair: set mesh.tensor={nearest}, the nearest legal value{_alternative(broken, tensor)}"
+        )
+
+
+def check_batch(config: ConfigDict) -> None:
+    """Raises ConfigError unless the batch divides into equal microbatches on every copy of the pipeline."""
+    batch_size = config.data.batch_size
+    num_parts = config.pipeline.num_microbatches * config.mesh.data
+    remainder = batch_size % num_parts
+    if remainder:
+        lower, upper = batch_size - remainder, batch_size - remainder + num_parts
+        nearest = upper if not lower or upper - batch_size < remainder else lower
+        raise ConfigError(
+            f"data.batch_size={batch_size} does not divide into"
+            f" pipeline.num_microbatches={config.pipeline.num_microbatches} x mesh.data={config.mesh.data}"
+            f" = {num_parts} equal parts\n"
+            "  rule batch-divides: every device gets as many sequences of every microbatch\n"
+            f"      {batch_size} = {num_parts} x {batch_size // num_parts} + {remainder}\n"
+            f"  repair: set data.batch_size={nearest}, the nearest legal value"
+        )
+
+
+def _alternative(broken: dict[str, int], tensor: int) -> str:
+    """A vocabulary may have words that never occur, so it can be made longer."""
+    if list(broken) != ["model.vocab_size"]:
+        return ""
+    return f", or model.vocab_size={-(-broken['model.vocab_size'] // tensor) * tensor}"

@@ -1,0 +1,61 @@
+"""What all sizes of one paper share; a file in `configs/` adds the size, the batch and the mesh.
+
+Steps, warm-up and text are the run's own, in `train`, `optimizer` and `data`: tokens are bytes here, not
+the papers' words, so a vocabulary is as long as theirs for the sake of the same work.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from jaxpipe.config.base import base_config
+
+
+def gpt3() -> ConfigDict:
+    """GPT-3's sequences, optimizer and, as Megatron-LM trains it, vocabulary and dropout.
+
+    Source: Brown et al. 2020 (arXiv 2005.14165), section 2.1 and appendix B; Megatron-LM pads 50257 words to a
+    multiple of 128 for each of 8 devices of `tensor`, and drops 0.1 by default.
+    """
+    config = base_config("gpt")
+    config.model.vocab_size = 51200
+    config.model.embedding_dropout = 0.1
+    config.model.attention_dropout = 0.1
+    config.model.hidden_dropout = 0.1
+    config.data.seq_len = 2048
+    return _large(config)
+
+
+def llama() -> ConfigDict:
+    """The first LLaMA's vocabulary, sequences, norms and batch of 4 million tokens.
+
+    Source: Touvron et al. 2023 (arXiv 2302.13971), section 2; norms as in Meta's params.json.
+    """
+    config = base_config("llama")
+    config.model.vocab_size = 32000
+    config.model.norm_epsilon = 1e-6
+    config.data.batch_size = 2048
+    config.data.seq_len = 2048
+    return _large(config)
+
+
+def llama3() -> ConfigDict:
+    """Llama 3's vocabulary, sequences, key-value heads and rotary base; the first LLaMA's batch of 4 million tokens.
+
+    Source: Grattafiori et al. 2024 (arXiv 2407.21783), table 3; the vocabulary with its special tokens as in
+    Meta's params.json.
+    """
+    config = base_config("llama")
+    config.model.num_kv_heads = 8
+    config.model.vocab_size = 128256
+    config.model.rope_theta = 500000.0
+    config.data.batch_size = 512
+    config.data.seq_len = 8192
+    return _large(config)
+
+
+def _large(config: ConfigDict) -> ConfigDict:
+    """What does not fit otherwise: bfloat16, and no scores of whole sequences kept for backward."""
+    config.model.attention = "chunked"  # runs everywhere; "cudnn" is for NVIDIA GPUs and takes no attention_dropout
+    config.model.dtype = "bfloat16"
+    return config

@@ -1,0 +1,103 @@
+"""The schedule that a config asks for, and how many layers each of its stages holds."""
+
+from __future__ import annotations
+
+import inspect
+
+from ml_collections import ConfigDict
+
+from jaxpipe.errors import ConfigError
+from jaxpipe.program import balanced_split
+from jaxpipe.schedules import REGISTRY, Schedule, build
+
+AUTO = "auto"
+
+
+def build_schedule(config: ConfigDict) -> Schedule:
+    """The schedule that `pipeline` and `mesh.pipe` ask for."""
+    pipeline = config.pipeline
+    options = {"num_chunks": pipeline.num_chunks} if _takes_chunks(pipeline.schedule) else {}
+    return build(pipeline.schedule, num_devices=config.mesh.pipe, num_microbatches=pipeline.num_microbatches, **options)
+
+
+def layers_per_stage(config: ConfigDict) -> tuple[int, ...]:
+    """[stage] the number of layers that it holds: the config's own counts, or the most balanced ones.
+
+    Raises:
+        ConfigError: the counts do not fit the stages and the layers, or costs are set that nothing reads.
+    """
+    _check_enough_layers(config)
+    pipeline = config.pipeline
+    if pipeline.layers_per_stage != AUTO:
+        _check_costs_unset(config)
+        return _explicit(config)
+    return balanced_split(
+        config.model.num_layers,
+        _num_stages(config),
+        embedding_layers=pipeline.embedding_layers,
+        head_layers=pipeline.head_layers,
+    )
+
+
+def check_chunks(config: ConfigDict) -> None:
+    """Raises ConfigError for chunks that the schedule does not have."""
+    name, num_chunks = config.pipeline.schedule, config.pipeline.num_chunks
+    if num_chunks > 1 and not _takes_chunks(name):
+        raise ConfigError(
+            f"pipeline.num_chunks={num_chunks} has no effect on pipeline.schedule={name!r}\n"
+            f"  rule schedule-chunks: {name!r} has one stage on each device\n"
+            "  repair: set pipeline.num_chunks=1"
+        )
+
+
+def _check_enough_layers(config: ConfigDict) -> None:
+    num_stages = _num_stages(config)
+    if num_stages > config.model.num_layers:
+        raise ConfigError(
+            f"{num_stages} stages for model.num_layers={config.model.num_layers}\n"
+            "  rule layer-per-stage: every stage holds at least one layer\n"
+            f"      mesh.pipe={config.mesh.pipe} x pipeline.num_chunks={config.pipeline.num_chunks} = {num_stages}\n"
+            f"  repair: set mesh.pipe={max(1, config.model.num_layers // config.pipeline.num_chunks)} or less,"
+            f" or model.num_layers={num_stages} or more"
+        )
+
+
+def _check_costs_unset(config: ConfigDict) -> None:
+    pipeline = config.pipeline
+    costs = [name for name in ("embedding_layers", "head_layers") if pipeline[name]]
+    if costs:
+        raise ConfigError(
+            f"{', '.join(f'pipeline.{name}={pipeline[name]}' for name in costs)}"
+            f" with pipeline.layers_per_stage={pipeline.layers_per_stage!r}\n"
+            f"  rule balance-costs: what the ends cost decides {AUTO!r} alone; on counts it has no effect\n"
+            f"  repair: set {' and '.join(f'pipeline.{name}=0.0' for name in costs)},"
+            f" or pipeline.layers_per_stage={AUTO!r}"
+        )
+
+
+def _explicit(config: ConfigDict) -> tuple[int, ...]:
+    text, num_layers, num_stages = config.pipeline.layers_per_stage, config.model.num_layers, _num_stages(config)
+    balanced = ",".join(map(str, balanced_split(num_layers, num_stages)))
+    repair = f"  repair: set pipeline.layers_per_stage={AUTO!r}, which is {balanced!r}"
+    try:
+        counts = tuple(int(count) for count in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"pipeline.layers_per_stage={text!r} is no row of counts\n"
+            f"  rule layers-of-stages: {AUTO!r}, or whole numbers with commas between them\n{repair}"
+        ) from None
+    if len(counts) != num_stages or sum(counts) != num_layers or min(counts) < 1:
+        raise ConfigError(
+            f"pipeline.layers_per_stage={text!r} for model.num_layers={num_layers} on {num_stages} stages\n"
+            "  rule layers-of-stages: one count >= 1 for each stage, together model.num_layers\n"
+            f"      {len(counts)} counts, the least {min(counts)}, together {sum(counts)}\n{repair}"
+        )
+    return counts
+
+
+def _num_stages(config: ConfigDict) -> int:
+    return config.mesh.pipe * config.pipeline.num_chunks
+
+
+def _takes_chunks(schedule: str) -> bool:
+    return "num_chunks" in inspect.signature(REGISTRY[schedule]).parameters

@@ -1,0 +1,44 @@
+"""The error for a field that a config does not have, from what ml_collections raises."""
+
+from __future__ import annotations
+
+import re
+
+from jaxpipe.config.model_section import EXAMPLES, FIELDS
+from jaxpipe.errors import ConfigError
+
+
+def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigError:
+    """A field is unknown or of the wrong type; one of another family is named as that.
+
+    Args:
+        error: an AttributeError, KeyError or TypeError of a ConfigDict.
+        where: what was being read.
+        repair: what the user can do, where the field is of no family.
+    """
+    while error.args and isinstance(error.args[0], BaseException):
+        error = error.args[0]
+    text = str(error.args[0] if error.args else error)
+    other = None if isinstance(error, TypeError) else _other_family(text)
+    if other:
+        field, family = other
+        return ConfigError(
+            f"model.{field} is no field of this model's family, in {where}\n"
+            f"  rule model-family: a model has the fields of its family, and {field} is one of"
+            f" model.family={family!r} alone\n"
+            f"  repair: leave it out, or take a config of base_config(family={family!r}),"
+            f" for example --config={EXAMPLES[family]}"
+        )
+    return ConfigError(
+        f"a field is unknown or of the wrong type, in {where}\n"
+        + "\n".join(f"  {line}" for line in text.strip("\"'").splitlines())
+        + "\n  rule config-fields: the fields and their types are those of jaxpipe.config.base_config()\n"
+        f"  repair: {repair}"
+    )
+
+
+def _other_family(text: str) -> tuple[str, str] | None:
+    """The field that `text` names first, and the family that it belongs to where it is one's alone."""
+    quoted = re.search(r"""["'](\w+)["']""", text)
+    families = [family for family, fields in FIELDS.items() if quoted and quoted[1] in fields]
+    return (quoted[1], families[0]) if quoted and len(families) == 1 else None

@@ -1,0 +1,22 @@
+"""What decides a random number: step, microbatch, layer and global index, never a mesh or a schedule."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Randomness(NamedTuple):
+    """What a model's function draws from; each of its draws adds a site and a global index of its own."""
+
+    key: jax.Array  # uint32[2]: threefry key of a step; folded with microbatch and layer when a layer gets it
+    first_sequence: jax.Array  # int32: the index in the microbatch of this device's first sequence
+
+    def at(self, microbatch: jax.Array | int, layer: jax.Array | int) -> Randomness:
+        """The randomness of one layer for one microbatch; the embedding counts as layer -1."""
+        key = jax.random.wrap_key_data(self.key, impl="threefry2x32")
+        for number in (microbatch, jnp.asarray(layer, jnp.int32) + 1):
+            key = jax.random.fold_in(key, number)
+        return self._replace(key=jax.random.key_data(key))

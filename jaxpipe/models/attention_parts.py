@@ -1,0 +1,142 @@
+"""What the forms of attention share: heads as matrices, causal scores, dropout, and the gradients of a block.
+
+A block is some consecutive queries against the keys from the first up to the last of these queries. Inside,
+every array is a matrix for each sequence and key-value head: the queries of a group of heads stand one below
+the other, "batch kv_head (group query) head_dim", so that keys and values are never repeated for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxpipe.mesh.randomness import Randomness
+from jaxpipe.models.dropout import Offset, Site, keep, keep_mask, value_of
+
+
+@jax.tree_util.register_pytree_node_class
+class AttentionDropout(NamedTuple):
+    """Dropout of attention probabilities; as a pytree its leaves are its arrays, the rest is static."""
+
+    random: Randomness
+    rate: float  # the probability to drop, 0 <= rate < 1
+    first_head: Offset  # the global index of this device's first head
+    num_heads: int  # of all devices
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
+        """Arrays, and what is static."""
+        is_array = isinstance(self.first_head, jax.Array)
+        return (self.random, self.first_head if is_array else None), (
+            self.rate,
+            None if is_array else self.first_head,
+            self.num_heads,
+        )
+
+    @classmethod
+    def tree_unflatten(cls, static: tuple[Any, ...], arrays: tuple[Any, Any]) -> AttentionDropout:
+        """The inverse of `tree_flatten`."""
+        rate, first_head, num_heads = static
+        return cls(arrays[0], rate, arrays[1] if first_head is None else first_head, num_heads)
+
+
+def to_matrices(x: jax.Array, num_kv_heads: int) -> jax.Array:
+    """From "batch query head head_dim" to "batch kv_head (group query) head_dim"; keys and values likewise."""
+    batch, num_queries, num_heads, head_dim = x.shape
+    split = x.reshape(batch, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    return split.transpose(0, 2, 3, 1, 4).reshape(batch, num_kv_heads, -1, head_dim)
+
+
+def from_matrices(x: jax.Array, num_queries: int) -> jax.Array:
+    """From "batch kv_head (group query) head_dim" to "batch query head head_dim"."""
+    batch, num_kv_heads, _, head_dim = x.shape
+    split = x.reshape(batch, num_kv_heads, -1, num_queries, head_dim)
+    return split.transpose(0, 3, 1, 2, 4).reshape(batch, num_queries, -1, head_dim)
+
+
+def causal_scores(query: jax.Array, key: jax.Array, *, first_query: int, product_dtype: DTypeLike) -> jax.Array:
+    """What the softmax is taken of, "batch kv_head (group query) key", float32; -inf where a key comes later.
+
+    Args:
+        query: the block's, as matrices.
+        key: keys 0 up to the block's last position, as matrices.
+        first_query: the position of the block's first query.
+        product_dtype: of the products of queries and keys.
+    """
+    product = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=product_dtype)
+    num_keys = key.shape[2]
+    position = first_query + jnp.arange(query.shape[2]) % (num_keys - first_query)
+    visible = position[:, None] >= jnp.arange(num_keys)
+    return jnp.where(visible, product.astype(jnp.float32) * query.shape[-1] ** -0.5, -jnp.inf)
+
+
+def drop(x: jax.Array, dropout: AttentionDropout | None, *, first_query: int, seq: int) -> jax.Array:
+    """`x`, the block's "batch kv_head (group query) key", with probabilities dropped, or gradients of dropped ones.
+
+    Args:
+        x: probabilities or their gradients.
+        dropout: None means no dropout.
+        first_query: the position of the block's first query.
+        seq: positions of the whole sequence.
+
+    Source: dropout of probabilities as in Megatron-LM's `CoreAttention`.
+    """
+    if dropout is None or dropout.rate == 0:
+        return x
+    batch, num_kv_heads, num_rows, num_keys = x.shape
+    num_queries = num_keys - first_query
+    sequence = dropout.random.first_sequence + jnp.arange(batch)
+    head = value_of(dropout.first_head) + jnp.arange(num_kv_heads * num_rows // num_queries)
+    position = first_query + jnp.arange(num_queries)
+    rows = (sequence[:, None, None] * dropout.num_heads + head[:, None]) * seq + position
+    mask = keep_mask(
+        dropout.random.key,
+        site=Site.ATTENTION_PROBABILITIES,
+        rows=rows.reshape(batch, num_kv_heads, num_rows),
+        num_columns=num_keys,
+        rate=dropout.rate,
+    )
+    return keep(x, mask, dropout.rate)
+
+
+def block_gradients(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    probabilities: jax.Array,
+    d_output: jax.Array,
+    *,
+    output_dot: jax.Array | None,
+    dropout: AttentionDropout | None,
+    first_query: int,
+    seq: int,
+    product_dtype: DTypeLike,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients for the queries, keys and values of a block, all as matrices.
+
+    Args:
+        query: the block's; `d_output`, the gradient of the block's output, likewise.
+        key: keys 0 up to the block's last position; `value` likewise.
+        probabilities: "batch kv_head (group query) key", before dropout.
+        output_dot: "batch kv_head (group query)", float32: the dot of the block's output with its gradient,
+            or None to compute it from the probabilities.
+        dropout: as in the forward pass.
+        first_query: the position of the block's first query.
+        seq: positions of the whole sequence.
+        product_dtype: of the gradients of probabilities, keys and values.
+
+    Returns:
+        For queries in their dtype, for keys and values in `product_dtype`.
+    """
+    dropped = drop(probabilities, dropout, first_query=first_query, seq=seq).astype(value.dtype)
+    d_value = jnp.einsum("bhqk,bhqd->bhkd", dropped, d_output, preferred_element_type=product_dtype)
+    d_dropped = jnp.einsum("bhqd,bhkd->bhqk", d_output, value, preferred_element_type=product_dtype)
+    d_probabilities = drop(d_dropped, dropout, first_query=first_query, seq=seq).astype(jnp.float32)
+    p = probabilities.astype(jnp.float32)
+    mean = (p * d_probabilities).sum(axis=-1) if output_dot is None else output_dot
+    d_scores = (query.shape[-1] ** -0.5 * p * (d_probabilities - mean[..., None])).astype(query.dtype)
+    d_query = jnp.einsum("bhqk,bhkd->bhqd", d_scores, key)
+    d_key = jnp.einsum("bhqk,bhqd->bhkd", d_scores, query, preferred_element_type=product_dtype)
+    return d_query, d_key, d_value

@@ -1,0 +1,82 @@
+"""Matrix products of a layer over the `tensor` axis, written so that backward keeps only what it cannot do without.
+
+The residual stream is split along the sequence. A product from the stream first gathers the sequence and
+holds some columns of its kernel; one back to the stream holds the rows for these columns, and its terms
+are summed while the sequence is split again. What is cheap to compute from the kept arrays (norms,
+activations, the gathered sequence) is computed again in backward.
+Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023, section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxpipe.mesh import TensorAxis
+
+
+def initial_deviation(hidden: int) -> float:
+    """The standard deviation of initial kernels and embeddings: 0.02 for GPT-2's 768, more for smaller models.
+
+    Source: Nguyen and Salazar, Transformers without Tears, IWSLT 2019, section 2.2 (SmallNorm).
+    """
+    return (2 / (5 * hidden)) ** 0.5
+
+
+class Linear(nnx.Module):
+    """A kernel "in out" and, unless left out, a bias "out"; `split` is the kernel's dim split over `tensor`."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, *, split: int, bias: bool, deviation: float, rngs: nnx.Rngs):
+        kernel = deviation * jax.random.normal(rngs.params(), (num_inputs, num_outputs))
+        self.kernel = nnx.Param(kernel, split=split)
+        if bias:
+            self.bias = nnx.Param(jnp.zeros(num_outputs), split=0 if split == 1 else None)
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """{"kernel"} and, where there is one, "bias"."""
+        return {name: getattr(self, name)[...] for name in ("kernel", "bias") if hasattr(self, name)}
+
+
+def from_stream(x: jax.Array, norm: Any, linears: tuple[Linear, ...], tensor: TensorAxis) -> tuple[jax.Array, ...]:
+    """The products of the normed stream with `linears` that are split by columns; backward keeps `x` alone.
+
+    Args:
+        x: "batch local_seq hidden".
+        norm: a module with `arrays()` and a static `apply(x, arrays)`.
+
+    Returns:
+        "batch seq local_out" for each of `linears`.
+    """
+    return _from_stream(norm.apply, tensor, x, norm.arrays(), tuple(linear.arrays() for linear in linears))
+
+
+def to_stream(activation: Callable, inputs: tuple[jax.Array, ...], linear: Linear, tensor: TensorAxis) -> jax.Array:
+    """The product of `activation(*inputs)` with `linear` that is split by rows; backward keeps `inputs` alone.
+
+    Args:
+        activation: elementwise or a reshape, to "batch seq local_in".
+
+    Returns:
+        "batch local_seq out".
+    """
+    arrays = linear.arrays()
+    y = tensor.scatter_sum(_to_stream(activation, inputs, arrays["kernel"]), 1)
+    return y + arrays["bias"] if "bias" in arrays else y
+
+
+# prevent_cse=False: a layer's forward and backward never stand in one loop body, so nothing can be merged.
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1))
+def _from_stream(norm: Callable, tensor: TensorAxis, x: jax.Array, norm_arrays: Any, linears: Any) -> Any:
+    whole = tensor.gather(norm(x, norm_arrays), 1)
+    products = (whole @ arrays["kernel"] for arrays in linears)
+    return tuple(y + arrays["bias"] if "bias" in arrays else y for y, arrays in zip(products, linears, strict=True))
+
+
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+def _to_stream(activation: Callable, inputs: tuple[jax.Array, ...], kernel: jax.Array) -> jax.Array:
+    return activation(*inputs) @ kernel

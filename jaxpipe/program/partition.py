@@ -1,0 +1,194 @@
+"""Which part of each parameter a device holds, and how compute copies and gradient sums come from these parts.
+
+A model says which dim of a parameter is split over `tensor`. Devices that compute with equal copies (of a
+layer: those along `data`; of a shared parameter: those along `data` and `pipe`) also hold one part each of
+the master copy, of its optimizer state and of its reduced gradient, along the first dim that divides.
+Source: ZeRO stage 1, Rajbhandari et al., SC 2020, section 5.1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxpipe.errors import CompileError
+from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
+
+PyTree = Any
+STACKED = ("pipe", None, None)  # of [device, chunk, layer], the first dims of a staged layer parameter
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of one parameter that a device holds; dims are those of one layer's, or of a shared, parameter.
+
+    Attributes:
+        tensor_dim: the dim split over `tensor`, or None.
+        master_dim: the dim of a device's compute copy along which master copies are split, or None.
+        copy_axes: mesh axes of more than one device along which compute copies are equal.
+        partial_axes: mesh axes of more than one device, besides `copy_axes`, over which gradients are summed.
+        compute_shape: of the compute copy.
+        stacked: whether the parameter is a layer's, with [device, chunk, layer] before these dims.
+    """
+
+    tensor_dim: int | None
+    master_dim: int | None
+    copy_axes: tuple[str, ...]
+    partial_axes: tuple[str, ...]
+    compute_shape: tuple[int, ...]
+    stacked: bool
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether several devices have terms of its gradient."""
+        return bool(self.copy_axes or self.partial_axes)
+
+    @property
+    def split_axes(self) -> tuple[str, ...]:
+        """The mesh axes whose devices hold different parts of the master copy."""
+        over_pipe = ("pipe",) if self.stacked else ()
+        over_tensor = ("tensor",) if self.tensor_dim is not None else ()
+        return over_pipe + over_tensor + (self.copy_axes if self.master_dim is not None else ())
+
+    def spec(self, *, master: bool = True) -> P:
+        """How the whole parameter is split over the mesh, as master or as compute copies."""
+        dims: list[Any] = [()] * len(self.compute_shape)
+        if self.tensor_dim is not None:
+            dims[self.tensor_dim] = ("tensor",)
+        if master and self.master_dim is not None:
+            dims[self.master_dim] += self.copy_axes
+        return P(*(STACKED if self.stacked else ()), *(dim or None for dim in dims))
+
+    def gather(self, held: jax.Array) -> jax.Array:
+        """The compute copy, of one layer or shared, from what the device holds."""
+        return held if self.master_dim is None else gather_over(held, self.copy_axes, self.master_dim)
+
+    def reduce(self, gradient: jax.Array, *, deterministic: bool) -> jax.Array:
+        """This device's part of the sum of all devices' gradients of one layer's, or of a shared, parameter."""
+        if self.master_dim is None:
+            return sum_over(gradient, self.partial_axes + self.copy_axes, deterministic=deterministic)
+        gradient = sum_over(gradient, self.partial_axes, deterministic=deterministic)
+        return scatter_sum_over(gradient, self.copy_axes, self.master_dim, deterministic=deterministic)
+
+
+def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters: bool) -> PyTree:
+    """The Part of every leaf of staged `params`.
+
+    Args:
+        params: {"shared", "layers"} with shapes.
+        specs: a PartitionSpec for every parameter, of the dims of one layer's parameter, naming `tensor` or
+            nothing; None where no parameter is split over `tensor`.
+        mesh: with axes `data`, `pipe`, `tensor`.
+        split_masters: False leaves master copies whole on every device.
+
+    Raises:
+        CompileError: other leaves than `params` has, an axis that is not `tensor`, or a dim that does not divide.
+    """
+    if specs is None:
+        specs = jax.tree.map(lambda _: P(), params)
+    if jax.tree.structure(specs) != jax.tree.structure(params):
+        raise CompileError(
+            f"the functions' specs have {jax.tree.structure(specs).num_leaves} leaves, "
+            f"params {jax.tree.structure(params).num_leaves}, or other names.\n"
+            "  rule specs: one PartitionSpec for every parameter, in a tree like theirs\n"
+            "  repair: make both from the same model config"
+        )
+
+    def part(path: Any, leaf: Any, spec: P) -> Part:
+        stacked = path[0].key == "layers"
+        shape = tuple(leaf.shape[len(STACKED) :] if stacked else leaf.shape)
+        name, num_tensor = f"params{jax.tree_util.keystr(path)}", mesh.shape["tensor"]
+        split = [dim for dim, axis in enumerate(spec) if axis is not None]
+        if any(spec[dim] != "tensor" for dim in split) or len(split) > 1 or len(spec) > len(shape):
+            raise CompileError(
+                f"{name} of shape {shape} has the spec {spec}.\n"
+                "  rule tensor-spec: a parameter is split along at most one of its dims, over 'tensor'\n"
+                "  repair: give P() or for example P(None, 'tensor')"
+            )
+        tensor_dim = split[0] if split and num_tensor > 1 else None
+        if tensor_dim is not None:
+            if shape[tensor_dim] % num_tensor:
+                raise CompileError(
+                    f"{name} of shape {shape} is split along dim {tensor_dim} over tensor={num_tensor}.\n"
+                    "  rule tensor-divides: the dim is a multiple of the devices\n"
+                    f"      {shape[tensor_dim]} = {num_tensor} x {shape[tensor_dim] // num_tensor} + "
+                    f"{shape[tensor_dim] % num_tensor}\n"
+                    "  repair: choose sizes or a tensor axis that divide"
+                )
+            shape = (*shape[:tensor_dim], shape[tensor_dim] // num_tensor, *shape[tensor_dim + 1 :])
+        copies = tuple(axis for axis in (("data",) if stacked else ("data", "pipe")) if mesh.shape[axis] > 1)
+        num_copies = math.prod(mesh.shape[axis] for axis in copies)
+        divides = [dim for dim, size in enumerate(shape) if copies and split_masters and size % num_copies == 0]
+        return Part(
+            tensor_dim=tensor_dim,
+            master_dim=divides[0] if divides else None,
+            copy_axes=copies,
+            partial_axes=("tensor",) if num_tensor > 1 and tensor_dim is None else (),
+            compute_shape=shape,
+            stacked=stacked,
+        )
+
+    return jax.tree_util.tree_map_with_path(part, params, specs)
+
+
+def compute_copies(held: PyTree, parts: PyTree, dtype: Any) -> PyTree:
+    """All that a device computes with, in `dtype`, made once a step from what the devices hold.
+
+    Args:
+        held: this device's {"shared", "layers": [chunk, layer, ...]}.
+        dtype: of the copies; None keeps the masters'.
+    """
+
+    def copy(leaf: jax.Array, part: Part) -> jax.Array:
+        leaf = leaf if dtype is None else leaf.astype(dtype)  # before it travels
+        if part.master_dim is None or not part.stacked:
+            return part.gather(leaf)
+        rows = lax.map(part.gather, leaf.reshape(-1, *leaf.shape[2:]))  # one by one: the whole would be transposed
+        return rows.reshape(*leaf.shape[:2], *part.compute_shape)
+
+    return jax.tree.map(copy, held, parts)
+
+
+def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministic: bool) -> PyTree:
+    """`grads` with those of `chunk` reduced over the devices, layer by layer, in place; see `reduced_parts`.
+
+    Args:
+        grads: this device's running sums, leaves [chunk, layer, ...].
+        parts: of the layers' parameters.
+        chunk: index.
+        deterministic: whether terms are added in mesh order.
+    """
+    leaves, structure = jax.tree.flatten(grads)
+    parts = jax.tree.leaves(parts)
+
+    def layer(i: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+        return [
+            _reduce_layer(leaf, part, chunk, i, deterministic=deterministic) if part.is_summed else leaf
+            for leaf, part in zip(leaves, parts, strict=True)
+        ]
+
+    return jax.tree.unflatten(structure, lax.fori_loop(0, leaves[0].shape[1], layer, leaves))
+
+
+def _reduce_layer(leaf: jax.Array, part: Part, chunk: jax.Array, i: jax.Array, *, deterministic: bool) -> jax.Array:
+    start = (chunk, i) + (0,) * (leaf.ndim - 2)
+    own = lax.dynamic_slice(leaf, start, (1, 1, *leaf.shape[2:])).reshape(leaf.shape[2:])
+    return lax.dynamic_update_slice(leaf, part.reduce(own, deterministic=deterministic)[None, None], start)
+
+
+def reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
+    """This device's parts of reduced gradients, which `reduce_chunk` left at the beginning of their dims."""
+
+    def cut(leaf: jax.Array, part: Part) -> jax.Array:
+        if part.master_dim is None:
+            return leaf
+        size = leaf.shape[part.master_dim + 2] // lax.axis_size(part.copy_axes)
+        return lax.slice_in_dim(leaf, 0, size, axis=part.master_dim + 2)
+
+    return jax.tree.map(cut, grads, parts)

@@ -1,0 +1,85 @@
+"""Every file in `configs/` is legal, says what to expect, and has as many parameters as was published."""
+
+import ast
+import math
+import runpy
+from functools import cache
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxpipe.config import check, model_config
+from jaxpipe.models import LanguageModel
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+HEADINGS = ["Command", "Hardware", "Time", "Number"]
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))
+
+# Hugging Face's safetensors of huggyllama/llama-7b, 13b, 65b and meta-llama/Meta-Llama-3-8B, 70B.
+LLAMA_PARAMETERS = {
+    "llama_7b": 6_738_415_616,
+    "llama_13b": 13_015_864_320,
+    "llama_65b": 65_285_660_672,
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+}
+GPT_PARAMETERS = {
+    "gpt3_125m": 125e6,
+    "gpt3_1b3": 1.3e9,
+    "gpt3_6b7": 6.7e9,
+    "gpt3_13b": 13e9,
+    "gpt3_96b": 96e9,
+    "gpt3_134b": 134e9,
+    "gpt3_175b": 175e9,
+    "gpt_96": 11e9,
+}
+
+
+def load(name: str):
+    return runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
+
+
+@cache
+def num_parameters(name: str) -> int:
+    shapes = jax.eval_shape(LanguageModel(model_config(load(name))).init, jax.random.key(0))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_is_legal_and_says_what_to_expect(name):
+    check(load(name), name=name)
+    text = ast.get_docstring(ast.parse((CONFIGS / f"{name}.py").read_text())) or ""
+    said = [line.partition(":")[0] for line in text.splitlines()]
+    assert [word for word in said if word in HEADINGS] == HEADINGS
+    assert f"--config=configs/{name}.py" in text
+
+
+def test_every_preset_is_counted():
+    assert set(NAMES) == LLAMA_PARAMETERS.keys() | GPT_PARAMETERS.keys() | {"quickstart", "bench_cpu"}
+
+
+@pytest.mark.parametrize("name", LLAMA_PARAMETERS)
+def test_a_llama_has_exactly_the_published_parameters(name):
+    assert num_parameters(name) == LLAMA_PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", GPT_PARAMETERS)
+def test_a_gpt_has_the_parameters_of_its_name(name):
+    assert num_parameters(name) == pytest.approx(GPT_PARAMETERS[name], rel=0.02)
+
+
+@pytest.mark.parametrize("name", GPT_PARAMETERS)
+def test_a_gpt_has_the_parameters_of_the_closed_formula(name):
+    """With h hidden, L layers, V words and s positions, embeddings tied: 12 L h^2 + 13 L h + V h + s h + 2 h.
+
+    Kernels of a layer: queries, keys, values 3 h^2, output h^2, feed forward 4 h^2 up and 4 h^2 down. Its
+    biases: 3 h + h + 4 h + h; its two norms: 4 h. Tables of words and positions, and the last norm's 2 h.
+    """
+    config = load(name)
+    layers, hidden = config.model.num_layers, config.model.hidden
+    layer = (3 + 1 + 4 + 4) * hidden**2 + (3 + 1 + 4 + 1) * hidden + 4 * hidden
+    ends = (config.model.vocab_size + config.data.seq_len) * hidden + 2 * hidden
+    assert num_parameters(name) == layers * layer + ends
+    words, positions = config.model.vocab_size * hidden, config.data.seq_len * hidden
+    assert layers * layer + ends == 12 * layers * hidden**2 + 13 * layers * hidden + words + positions + 2 * hidden
