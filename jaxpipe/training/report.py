@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxpipe.program.accounting import held_bytes
 from jaxpipe.schedules import peak_activations, simulate
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.step import TrainState
@@ -17,6 +18,7 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
     num_params = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(pipeline.from_stages, state.params)))
     slot_bytes = pipeline.slot_bytes(state.params, batch)
     num_slots = pipeline.table.num_slots
+    held = held_bytes(pipeline, state.params, batch)
     lines = [
         f"devices    {setup.devices.reason}",
         f"data       {setup.corpus.num_files} files, {len(setup.corpus.train):,} training tokens,"
@@ -28,8 +30,8 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
         f"rounds     {pipeline.table.num_rounds}",
         f"slots      {num_slots} of {_mebibytes(slot_bytes)} per device; the schedule's peak is"
         f" {peak_activations(schedule).max():g} Ma",
-        f"bytes      per device: slots {_mebibytes(num_slots * slot_bytes)}, train state"
-        f" {_mebibytes(_bytes_per_device(state))}, gradients {_mebibytes(_bytes_per_device(state.params))}",
+        f"bytes      per device: train state {_mebibytes(_bytes_per_device(state))}, "
+        + ", ".join(f"{kind} {_mebibytes(num_bytes)}" for kind, num_bytes in held.items()),
     ]
     return "\n".join(lines)
 
