@@ -88,7 +88,9 @@ def _check_process(process: int | None, coordinator: str | None, *, num_processe
 def _measure(config: ConfigDict) -> dict[str, Any]:
     """All in this process, the mesh on virtual devices (or GPUs)."""
     mesh = config.mesh
-    devices = choose_devices(mesh.data * mesh.pipe * mesh.tensor, platform=mesh.platform).devices
+    devices = choose_devices(
+        mesh.data * mesh.pipe * mesh.tensor, platform=mesh.platform, deterministic=mesh.deterministic
+    ).devices
     problem = make_problem(config, devices)
     memory = measure_memory(problem)
     pipelined, unpipelined = problem.compile_pipelined(), problem.compile_unpipelined()

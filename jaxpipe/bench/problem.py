@@ -31,6 +31,7 @@ class Problem:
         canonical: parameters in compute dtype, on this process's first device.
         local_batch: the batch there.
         scale: 1 / tokens of the batch.
+        dropout_seed: as the trainer's; None where the model drops nothing.
     """
 
     config: ConfigDict
@@ -41,15 +42,21 @@ class Problem:
     canonical: PyTree
     local_batch: PyTree
     scale: np.float32
+    dropout_seed: int | None
+
+    @property
+    def key(self) -> jax.Array | None:
+        """The key of the measured step."""
+        return None if self.dropout_seed is None else jax.random.key(self.dropout_seed)
 
     def compile_pipelined(self) -> Any:
         """The compiled () -> (loss, staged gradients)."""
-        arguments = (self.params, self.batch, self.scale)
+        arguments = (self.params, self.batch, self.scale, self.key)
         return partial(self.pipeline.loss_and_grads.lower(*arguments).compile(), *arguments)
 
     def compile_unpipelined(self) -> Any:
         """The compiled () -> (loss, canonical gradients), on one device."""
-        arguments = (self.canonical, self.local_batch, self.scale)
+        arguments = (self.canonical, self.local_batch, self.scale, self.key)
         step = jax.jit(partial(unpipelined.loss_and_grads, self.model))
         return partial(step.lower(*arguments).compile(), *arguments)
 
@@ -82,4 +89,5 @@ def make_problem(config: ConfigDict, devices: tuple[Any, ...]) -> Problem:
         canonical=jax.jit(computed_with)(),
         local_batch=local_batch,
         scale=np.float32(1 / tokens[1].size),
+        dropout_seed=config.train.seed if model.config.has_dropout else None,
     )

@@ -8,23 +8,35 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.mesh import Randomness
 from jaxpipe.models import LanguageModel
 
 PyTree = Any
 
 
-def loss_and_grads(model: LanguageModel, params: PyTree, batch: PyTree, scale: float) -> tuple[jax.Array, PyTree]:
+def loss_and_grads(
+    model: LanguageModel, params: PyTree, batch: PyTree, scale: float, key: jax.Array | None = None
+) -> tuple[jax.Array, PyTree]:
     """Loss and gradients by `jax.value_and_grad`, scanned over layers and microbatches.
 
     Args:
+        model: as one device computes it.
         params: canonical parameters.
         batch: leaves [num_microbatches, microbatch size, ...].
         scale: multiplies the losses.
+        key: of the step; without one nothing is dropped.
     """
+    random = None if key is None else Randomness(jax.random.key_data(key), jnp.zeros((), jnp.int32))
 
-    def microbatch(sums: tuple[jax.Array, PyTree], microbatch: PyTree) -> tuple[tuple[jax.Array, PyTree], None]:
-        loss, grads = jax.value_and_grad(lambda params: scale * model.loss_sum(params, microbatch))(params)
+    def microbatch(
+        sums: tuple[jax.Array, PyTree], numbered: tuple[jax.Array, PyTree]
+    ) -> tuple[tuple[jax.Array, PyTree], None]:
+        index, microbatch = numbered
+        loss, grads = jax.value_and_grad(lambda params: scale * model.loss_sum(params, microbatch, random, index))(
+            params
+        )
         return (sums[0] + loss, jax.tree.map(jnp.add, sums[1], grads)), None
 
     zeros = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
-    return lax.scan(microbatch, zeros, batch)[0]
+    num_microbatches = jax.tree.leaves(batch)[0].shape[0]
+    return lax.scan(microbatch, zeros, (jnp.arange(num_microbatches), batch))[0]

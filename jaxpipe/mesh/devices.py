@@ -26,6 +26,7 @@ _GPU_FLAGS = {
     "xla_gpu_enable_latency_hiding_scheduler": "true",
     "xla_disable_hlo_passes": "collective-permute-motion",
 }
+_DETERMINISTIC_GPU_FLAGS = {"xla_gpu_exclude_nondeterministic_ops": "true"}  # no sums by atomic additions
 _COUNT_FLAG = "xla_force_host_platform_device_count"
 
 
@@ -44,12 +45,13 @@ class Devices:
     reason: str
 
 
-def choose_devices(num_devices: int, *, platform: str = "auto") -> Devices:
+def choose_devices(num_devices: int, *, platform: str = "auto", deterministic: bool = False) -> Devices:
     """`num_devices` devices: GPUs where there are so many, else virtual CPU devices.
 
     Args:
         num_devices: data x pipe x tensor.
         platform: "gpu" or "cpu" takes these or none; "auto" prefers GPUs.
+        deterministic: whether one device adds in the same order every time.
 
     Raises:
         ConfigError: `platform` is unknown or has fewer devices than needed.
@@ -61,7 +63,7 @@ def choose_devices(num_devices: int, *, platform: str = "auto") -> Devices:
             "  repair: set mesh.platform='auto'"
         )
     if platform != "cpu":
-        _add_flags(_GPU_FLAGS)
+        _add_flags(_GPU_FLAGS | (_DETERMINISTIC_GPU_FLAGS if deterministic else {}))
     if platform != "gpu":
         _ask_for_cpu_devices(num_devices)
     gpus = [] if platform == "cpu" else _devices("gpu")

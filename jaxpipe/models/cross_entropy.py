@@ -35,8 +35,8 @@ def cross_entropy_sum(x: jax.Array, kernel: jax.Array, targets: jax.Array, tenso
         targets: "batch seq"; a target below 0 is not valid and counts nothing.
         tensor: the devices that share the vocabulary.
     """
-    tokens = _chunks(x, kernel, targets)
-    return lax.map(lambda token: _of_chunk(*token, kernel, tensor)[0], tokens).sum()
+    chunks = _chunks(x, kernel, targets)
+    return lax.map(lambda chunk: _of_chunk(chunk[0], chunk[1], kernel, tensor)[0], chunks).sum()
 
 
 def _forward(x: jax.Array, kernel: jax.Array, targets: jax.Array, tensor: TensorAxis) -> tuple[jax.Array, Gradients]:

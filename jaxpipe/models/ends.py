@@ -15,6 +15,7 @@ from jaxpipe.mesh import Randomness, TensorAxis
 from jaxpipe.models.cross_entropy import cross_entropy_sum
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import initial_deviation
+from jaxpipe.models.norms import LayerNorm, RMSNorm
 
 
 class Embedding(nnx.Module):
@@ -50,7 +51,7 @@ class Head(nnx.Module):
 
     def __init__(
         self,
-        norm: nnx.Module,
+        norm: LayerNorm | RMSNorm,
         *,
         vocab_size: int,
         hidden: int,
@@ -79,7 +80,21 @@ class Head(nnx.Module):
 def _rows(table: jax.Array, tokens: jax.Array, tensor: TensorAxis) -> jax.Array:
     """The rows of `tokens` in this device's part of the table, zeros for tokens of others: "batch seq hidden"."""
     if tensor.size == 1:
-        return table[tokens]
+        return _take(table, tokens)
     own = tokens - tensor.index() * table.shape[0]
     is_own = (own >= 0) & (own < table.shape[0])
-    return jnp.where(is_own[..., None], table[jnp.where(is_own, own, 0)], 0)
+    return jnp.where(is_own[..., None], _take(table, jnp.where(is_own, own, 0)), 0)
+
+
+@jax.custom_vjp
+def _take(table: jax.Array, rows: jax.Array) -> jax.Array:
+    return table[rows]
+
+
+def _add_at_rows(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None]:
+    """The table's gradient, its terms added in float32: a frequent token has hundreds of them."""
+    table, rows = kept
+    return jnp.zeros(table.shape, jnp.float32).at[rows].add(gradient.astype(jnp.float32)).astype(table.dtype), None
+
+
+_take.defvjp(lambda table, rows: (table[rows], (table, rows)), _add_at_rows)

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
@@ -23,9 +24,20 @@ Params = dict[str, Any]
 class Family(Protocol):
     """What a model family's config offers: sizes, choices, and the modules that they make."""
 
-    num_layers: int
-    tie_embeddings: bool
-    recompute: str
+    @property
+    def num_layers(self) -> int:
+        """Transformer layers."""
+        ...
+
+    @property
+    def tie_embeddings(self) -> bool:
+        """Whether the logits use the token table."""
+        ...
+
+    @property
+    def recompute(self) -> str:
+        """What backward computes again."""
+        ...
 
     @property
     def has_dropout(self) -> bool:
@@ -120,7 +132,7 @@ class LanguageModel:
             return (self.layer(layer, x, at(i)), i + 1), None
 
         x = self.embed(params["shared"], microbatch, at(-1))
-        (x, _), _ = jax.lax.scan(layer, (x, 0), params["layers"])
+        (x, _), _ = jax.lax.scan(layer, (x, jnp.zeros((), jnp.int32)), params["layers"])
         return self.head(params["shared"], x, microbatch)
 
     def _new(self, name: str, rngs: nnx.Rngs) -> nnx.Module:

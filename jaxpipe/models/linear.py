@@ -65,18 +65,27 @@ def to_stream(activation: Callable, inputs: tuple[jax.Array, ...], linear: Linea
         "batch local_seq out".
     """
     arrays = linear.arrays()
-    y = tensor.scatter_sum(_to_stream(activation, inputs, arrays["kernel"]), 1)
-    return y + arrays["bias"] if "bias" in arrays else y
+    return _add_bias(tensor.scatter_sum(_to_stream(activation, inputs, arrays["kernel"]), 1), arrays)
 
 
 # prevent_cse=False: a layer's forward and backward never stand in one loop body, so nothing can be merged.
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1))
 def _from_stream(norm: Callable, tensor: TensorAxis, x: jax.Array, norm_arrays: Any, linears: Any) -> Any:
     whole = tensor.gather(norm(x, norm_arrays), 1)
-    products = (whole @ arrays["kernel"] for arrays in linears)
-    return tuple(y + arrays["bias"] if "bias" in arrays else y for y, arrays in zip(products, linears, strict=True))
+    return tuple(_add_bias(whole @ arrays["kernel"], arrays) for arrays in linears)
 
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _to_stream(activation: Callable, inputs: tuple[jax.Array, ...], kernel: jax.Array) -> jax.Array:
     return activation(*inputs) @ kernel
+
+
+def _add_bias(y: jax.Array, arrays: dict[str, jax.Array]) -> jax.Array:
+    """`y` plus `arrays["bias"]` where there is one.
+
+    In float32, so that XLA adds it where `y` is used: a bias that a GPU's matrix product adds itself keeps the
+    product from reading its kernel as a slice of all layers' kernels, and the kernel would be copied.
+    """
+    if "bias" not in arrays:
+        return y
+    return (y.astype(jnp.float32) + arrays["bias"].astype(jnp.float32)).astype(y.dtype)

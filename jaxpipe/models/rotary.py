@@ -66,7 +66,9 @@ def rotate(x: jax.Array, *, frequencies: tuple[float, ...]) -> jax.Array:
     return _rotate(x, frequencies)
 
 
+# Its own jit, so that the table of frequencies is a constant inside; a layer that is recomputed would save it.
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
+@partial(jax.jit, static_argnums=1)
 def _rotate(x: jax.Array, frequencies: tuple[float, ...]) -> jax.Array:
     position = jnp.arange(x.shape[1], dtype=jnp.float32)
     angle = position[:, None, None] * jnp.array(frequencies, jnp.float32)

@@ -1,4 +1,4 @@
-"""What the compiled program says of itself: permute pairs, and writes of whole buffers inside its loops.
+"""What the compiled program says of itself: permutes and what hides them, writes of whole buffers in its loops.
 
 Reads the text of optimized HLO (`compiled.as_text()`); knows nothing of schedules.
 """
@@ -14,6 +14,7 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+?) ([a-z][\w\
 _CALLED = re.compile(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _SCOPE = re.compile(r"(position\d+_permute\d+)")
+_MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")
 
 # These name a buffer or pass it on; what a while or a call writes is counted inside it.
 _PASSES = {
@@ -105,6 +106,30 @@ def permute_pairs(text: str) -> dict[str, set[tuple[int, int]]]:
     return pairs
 
 
+def overlapped_permutes(text: str) -> tuple[int, int]:
+    """Permutes of a scheduled GPU program, and how many of them an action hides.
+
+    One is hidden if it is not synchronous, and a loop with matrix products stands between its start and its
+    end: the guard of an action is a loop.
+    """
+    found, _ = computations(text)
+    num_permutes = num_hidden = 0
+    for computation in found.values():
+        started: dict[str, int] = {}
+        num_actions = 0
+        for instruction in computation.instructions:
+            if instruction.opcode == "while":
+                num_actions += _multiplies_matrices(found, instruction)
+            elif instruction.opcode in ("collective-permute", "collective-permute-start"):
+                num_permutes += 1
+                started[instruction.name] = num_actions
+            elif instruction.opcode == "collective-permute-done":
+                start = re.search(r"%([\w.\-]+)", instruction.rest)
+                is_async = '"is_sync":true' not in instruction.rest
+                num_hidden += start is not None and is_async and num_actions > started[start[1]]
+    return num_permutes, num_hidden
+
+
 def num_instructions(text: str) -> int:
     """How large the program is."""
     return sum(len(computation.instructions) for computation in computations(text)[0].values())
@@ -119,6 +144,14 @@ def _reachable(found: dict[str, Computation], names: list[str]) -> set[str]:
             seen.add(name)
             names += [c for i in found[name].instructions if i.opcode != "fusion" for c in i.called]
     return seen
+
+
+def _multiplies_matrices(found: dict[str, Computation], loop: Instruction) -> bool:
+    return any(
+        instruction.opcode == "dot" or _MATRIX_PRODUCT.search(instruction.rest)
+        for name in _reachable(found, loop.called)
+        for instruction in found[name].instructions
+    )
 
 
 def _updates_in_place(found: dict[str, Computation], instruction: Instruction) -> bool:

@@ -142,17 +142,26 @@ def compute_copies(held: PyTree, parts: PyTree, dtype: Any) -> PyTree:
 
     Args:
         held: this device's {"shared", "layers": [chunk, layer, ...]}.
+        parts: of all parameters.
         dtype: of the copies; None keeps the masters'.
     """
+    if dtype is not None:
+        held = jax.tree.map(lambda leaf: leaf.astype(dtype), held)  # before it travels
+    shared = jax.tree.map(lambda leaf, part: part.gather(leaf), held["shared"], parts["shared"])
+    return {"shared": shared, "layers": _gather_layers(held["layers"], parts["layers"])}
 
-    def copy(leaf: jax.Array, part: Part) -> jax.Array:
-        leaf = leaf if dtype is None else leaf.astype(dtype)  # before it travels
-        if part.master_dim is None or not part.stacked:
-            return part.gather(leaf)
-        rows = lax.map(part.gather, leaf.reshape(-1, *leaf.shape[2:]))  # one by one: the whole would be transposed
-        return rows.reshape(*leaf.shape[:2], *part.compute_shape)
 
-    return jax.tree.map(copy, held, parts)
+def _gather_layers(layers: PyTree, parts: PyTree) -> PyTree:
+    leaves, structure = jax.tree.flatten(layers)
+    parts = jax.tree.leaves(parts)
+    split = [k for k, part in enumerate(parts) if part.master_dim is not None]
+    if split:
+        # Layer by layer: gathered at once, each would come in pieces that have to be put together.
+        rows = [leaves[k].reshape(-1, *leaves[k].shape[2:]) for k in split]
+        whole = lax.map(lambda row: [parts[k].gather(leaf) for k, leaf in zip(split, row, strict=True)], rows)
+        for k, leaf in zip(split, whole, strict=True):
+            leaves[k] = leaf.reshape(*leaves[k].shape[:2], *parts[k].compute_shape)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministic: bool) -> PyTree:

@@ -159,13 +159,14 @@ class Pipeline:
         self, table: RoundTable, params: PyTree, batch: PyTree, scale: jax.Array | float, key: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
         check_inputs(self.schedule, self.mesh, self.layout, params, batch)
-        parts, x_like, pages = self.parts(params), self.message_like(params, batch), self.page_like(params, batch)
+        parts, x_like = self.parts(params), self.message_like(params, batch)
+        page_like = self.page_like(params, batch)
 
         def step(params: PyTree, batch: PyTree, scale: jax.Array, key: Any, rows: Row) -> tuple[jax.Array, PyTree]:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = compute_copies({**params, "layers": layers}, parts, self.dtype)
-            actions = self._actions(table, params, parts, batch, scale, key, x_like)
-            return self._totals(run_rounds(table, actions, rows, _empty_carry(table, actions, pages)).state, parts)
+            actions = self._actions(table, params, parts, batch, scale, key, x_like, page_like)
+            return self._totals(run_rounds(table, actions, rows, _empty_carry(table, actions)).state, parts)
 
         specs = jax.tree.map(lambda part: part.spec(), parts)
         return jax.shard_map(
@@ -185,6 +186,7 @@ class Pipeline:
         scale: jax.Array,
         key: jax.Array | None,
         x_like: jax.ShapeDtypeStruct,
+        page_like: list[jax.ShapeDtypeStruct],
     ) -> Actions:
         """The actions of one device, inside shard_map."""
         equal = len(set(self.layers_per_stage)) == 1
@@ -200,6 +202,7 @@ class Pipeline:
             static_layers=self.layers_per_stage[0] if equal else None,
             num_stages=self.schedule.num_stages,
             x_like=x_like,
+            page_like=page_like,
             keeps_residuals=table.has_backward,
             parts=parts["layers"],
             deterministic=self.deterministic,
@@ -239,14 +242,14 @@ def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jnp.zeros(shape, dtype)
 
 
-def _empty_carry(table: RoundTable, actions: Actions, pages: list[jax.ShapeDtypeStruct]) -> Carry:
+def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
     """What a device holds before the first round."""
     storage, x_like = table.storage, actions.x_like
     sums = actions.params if table.has_backward else {"shared": (), "layers": ()}
     message = empty(x_like.shape, x_like.dtype)
     state = State(
         message=message,
-        pool=[empty((storage.num_pages, *page.shape), page.dtype) for page in pages if table.has_backward],
+        pool=[empty((storage.num_pages, page.size), page.dtype) for page in actions.page_like if table.has_backward],
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
         loss=jnp.zeros((), jnp.float32),
         num_done=jnp.zeros((), jnp.int32),

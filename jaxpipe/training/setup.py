@@ -10,6 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxpipe.config.checks import build_schedule, layers_per_stage, model_config
+from jaxpipe.config.model_checks import check_attention_kernel
 from jaxpipe.data import Batches, Corpus, load_corpus
 from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh
 from jaxpipe.models import LanguageModel
@@ -57,14 +58,21 @@ def set_up(config: ConfigDict) -> Setup:
             seed=data.seed,
         )
 
-    devices = choose_devices(mesh.data * mesh.pipe * mesh.tensor, platform=mesh.platform)
+    devices = choose_devices(
+        mesh.data * mesh.pipe * mesh.tensor, platform=mesh.platform, deterministic=mesh.deterministic
+    )
     model, pipeline = build_pipeline(config, devices.devices)
     return Setup(corpus, batches_of(corpus.train), batches_of(corpus.heldout), devices, model, pipeline)
 
 
 def build_pipeline(config: ConfigDict, devices: Sequence[Any]) -> tuple[LanguageModel, Pipeline]:
-    """The model of a checked config and its pipeline on `devices`, data x pipe x tensor of them."""
+    """The model of a checked config and its pipeline on `devices`, data x pipe x tensor of them.
+
+    Raises:
+        ConfigError: `model.attention` cannot run on these devices.
+    """
     mesh = config.mesh
+    _check_attention(config, devices)
     model = LanguageModel(model_config(config), TensorAxis(mesh.tensor, mesh.deterministic))
     pipeline = Pipeline(
         build_schedule(config),
@@ -77,6 +85,13 @@ def build_pipeline(config: ConfigDict, devices: Sequence[Any]) -> tuple[Language
         deterministic=mesh.deterministic,
     )
     return model, pipeline
+
+
+def _check_attention(config: ConfigDict, devices: Sequence[Any]) -> None:
+    """The check of the config again, now that mesh.platform="auto" has been decided."""
+    decided = config.copy_and_resolve_references()
+    decided.mesh.platform = devices[0].platform
+    check_attention_kernel(decided)
 
 
 def put_batch(pipeline: Pipeline, batch: dict) -> dict:

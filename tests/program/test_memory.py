@@ -29,7 +29,7 @@ def test_the_train_step_aliases_all_of_the_state():
     state = init_state(tiny_gpt.make_model(), pipeline, optimizer, seed=0)
     state_bytes = bytes_per_device(state)
     batch = jax.device_put(tiny_gpt.make_batch(3), pipeline.batch_sharding)
-    step = make_train_step(pipeline, optimizer, optax.constant_schedule(1e-3), dtype="float32").lower(state, batch)
+    step = make_train_step(pipeline, optimizer, optax.constant_schedule(1e-3), max_grad_norm=1.0).lower(state, batch)
     compiled = step.compile()
     # All leaves of the state come back, every one in the buffer that it came in.
     assert compiled.memory_analysis().alias_size_in_bytes >= state_bytes
@@ -84,7 +84,7 @@ def test_an_unrolled_program_grows():
 
 
 def test_pages_messages_and_slots_have_the_sizes_of_the_model():
-    functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x: x @ params["kernel"])
+    functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x, random: x @ params["kernel"])
     schedule = build("1f1b", num_devices=2, num_microbatches=3)
     mesh = make_mesh(data=2, pipe=2)
     pipeline = Pipeline(schedule, mesh, functions, num_layers=4, layers_per_stage=(1, 3))

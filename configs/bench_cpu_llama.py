@@ -1,0 +1,29 @@
+"""What one pipelined step of a LLaMA costs on a CPU, against one unpipelined step of the same model.
+
+Command:  python -m jaxpipe.bench --config=configs/bench_cpu_llama.py
+Hardware: 2 CPU cores (8 virtual devices)
+Time:     about 2 minutes
+Number:   not yet measured
+"""
+
+from ml_collections import ConfigDict
+
+from jaxpipe.config import base_config
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The config; it takes no argument."""
+    del arg
+    config = base_config("llama")
+    config.model.num_layers = 8
+    config.model.hidden = 512
+    config.model.num_heads = 8
+    config.model.num_kv_heads = 4
+    config.model.feed_forward = 1344
+    config.data.batch_size = 32
+    config.data.seq_len = 256
+    config.pipeline.schedule = "1f1b"
+    config.pipeline.num_microbatches = 16
+    config.mesh.pipe = 8
+    config.mesh.platform = "cpu"
+    return config

@@ -1,0 +1,139 @@
+"""The loss by chunks of tokens, on one device and with the vocabulary split, against the whole log-softmax."""
+
+import math
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import textbook
+from jax.sharding import PartitionSpec as P
+from small_models import BATCH, HIDDEN, SEQ, VOCAB_SIZE, assert_near, normal, stream, tokens_and_targets
+
+from jaxpipe.mesh import TensorAxis, make_mesh
+from jaxpipe.models import cross_entropy
+from jaxpipe.models.cross_entropy import cross_entropy_sum, num_chunks_of
+
+NUM_TOKENS = BATCH * SEQ
+WEIGHT = 0.3  # of the loss, in what is differentiated
+ONE_DEVICE = TensorAxis()
+
+
+def _kernel() -> np.ndarray:
+    return normal(VOCAB_SIZE, HIDDEN, seed=4)
+
+
+def _value_and_gradients(function, x, kernel, targets):
+    return jax.jit(jax.value_and_grad(lambda x, kernel: WEIGHT * function(x, kernel, targets), (0, 1)))(x, kernel)
+
+
+def _split(function, num_devices: int, x, kernel, targets):
+    """As `_value_and_gradients`, with the vocabulary over devices and the gradient for `x` summed over them."""
+
+    def on_device(x, kernel):
+        loss, (dx, d_kernel) = _value_and_gradients(function, x, kernel, targets)
+        return loss[None], jax.lax.psum(dx, "tensor"), d_kernel
+
+    losses, dx, d_kernel = jax.jit(
+        jax.shard_map(
+            on_device,
+            mesh=make_mesh(tensor=num_devices),
+            in_specs=(P(), P("tensor")),
+            out_specs=(P("tensor"), P(), P("tensor")),
+            check_vma=False,
+        )
+    )(x, kernel)
+    return losses, (dx, d_kernel)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 6, NUM_TOKENS])
+def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, num_chunks):
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", NUM_TOKENS // num_chunks * VOCAB_SIZE)
+    assert num_chunks_of(NUM_TOKENS, VOCAB_SIZE) == num_chunks
+    x, kernel, targets = stream(), _kernel(), tokens_and_targets()["targets"]
+    assert 0 < (targets < 0).sum() < targets.size
+    ours = partial(cross_entropy_sum, tensor=ONE_DEVICE)
+    expected = _value_and_gradients(textbook.cross_entropy_sum, x, kernel, targets)
+    assert_near(_value_and_gradients(ours, x, kernel, targets), expected)
+    # What a device computes without gradients is a function of its own.
+    assert_near(WEIGHT * jax.jit(ours)(x, kernel, targets), expected[0])
+
+
+@pytest.mark.parametrize(("num_devices", "num_chunks"), [(2, 1), (4, 5)])
+def test_a_split_vocabulary_changes_nothing(monkeypatch, num_devices, num_chunks):
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", NUM_TOKENS // num_chunks * VOCAB_SIZE // num_devices)
+    x, kernel, targets = stream(), _kernel(), tokens_and_targets()["targets"]
+    ours = partial(cross_entropy_sum, tensor=TensorAxis(num_devices))
+    losses, gradients = _split(ours, num_devices, x, kernel, targets)
+    np.testing.assert_array_equal(losses, losses[0])
+    assert_near((losses[0], gradients), _value_and_gradients(textbook.cross_entropy_sum, x, kernel, targets))
+
+
+def test_targets_that_are_not_valid_count_nothing_at_all():
+    none = np.full((BATCH, SEQ), -1, np.int32)
+    loss, gradients = _value_and_gradients(partial(cross_entropy_sum, tensor=ONE_DEVICE), stream(), _kernel(), none)
+    assert loss == 0
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+def test_three_words_by_hand():
+    # Two tokens whose logits are (0, 1, 2) and (3, 0, 0); their words 2 and 0.
+    x, kernel = jnp.array([[[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]]), jnp.eye(3)
+    expected = -math.log(math.e**2 / (1 + math.e + math.e**2)) - math.log(math.e**3 / (math.e**3 + 2))
+    loss = cross_entropy_sum(x, kernel, jnp.array([[2, 0]]), ONE_DEVICE)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("offset", [-1e4, 1e4])
+def test_logits_beyond_the_range_of_exp_stay_finite(offset):
+    x = np.concatenate([stream(), np.ones((BATCH, SEQ, 1), np.float32)], axis=-1)
+    kernel = np.concatenate([_kernel(), np.full((VOCAB_SIZE, 1), offset, np.float32)], axis=-1)
+    targets = tokens_and_targets()["targets"]
+    loss, gradients = _value_and_gradients(partial(cross_entropy_sum, tensor=ONE_DEVICE), x, kernel, targets)
+    # The same constant on all logits changes nothing; float32 keeps three digits after the point of 1e4.
+    np.testing.assert_allclose(loss, WEIGHT * textbook.cross_entropy_sum(stream(), _kernel(), targets), rtol=1e-3)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_low_precision_is_near_and_gradients_keep_their_dtypes():
+    x, kernel = (jnp.asarray(array, jnp.bfloat16) for array in (stream(), _kernel()))
+    targets = tokens_and_targets()["targets"]
+    loss, gradients = _value_and_gradients(partial(cross_entropy_sum, tensor=ONE_DEVICE), x, kernel, targets)
+    assert loss.dtype == jnp.float32
+    assert [gradient.dtype for gradient in gradients] == [jnp.bfloat16, jnp.bfloat16]
+    exact = _value_and_gradients(textbook.cross_entropy_sum, x.astype(jnp.float32), kernel.astype(jnp.float32), targets)
+    assert_near(loss, exact[0], tolerance=1e-5)  # logits and loss are float32
+    assert_near(gradients, exact[1], tolerance=2**-7)  # bfloat16 has 8 bits
+
+
+def test_never_more_logits_at_once_than_allowed(monkeypatch):
+    largest = {}
+    for num_chunks in (1, 6):
+        monkeypatch.setattr(cross_entropy, "MOST_LOGITS", NUM_TOKENS // num_chunks * VOCAB_SIZE)
+        ours = jax.jit(jax.value_and_grad(lambda x, k, t: cross_entropy_sum(x, k, t, ONE_DEVICE), (0, 1)))
+        text = ours.lower(stream(), _kernel(), tokens_and_targets()["targets"]).compile().as_text()
+        shapes = [tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)]
+        # The vocabulary's size is no other dim of these arrays; without its dim, what is left are tokens.
+        largest[num_chunks] = max(
+            math.prod(shape) // VOCAB_SIZE for shape in shapes if VOCAB_SIZE in shape and HIDDEN not in shape
+        )
+    assert largest == {1: NUM_TOKENS, 6: NUM_TOKENS // 6}
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "vocab_size", "most", "expected"),
+    [
+        (12, 10, 120, 1),
+        (12, 10, 119, 2),
+        (12, 10, 50, 3),
+        (12, 10, 49, 3),
+        (12, 10, 39, 4),
+        (12, 10, 5, 12),
+        (7, 10, 69, 7),
+    ],
+)
+def test_chunks_are_as_few_as_allowed_and_of_one_size(monkeypatch, num_tokens, vocab_size, most, expected):
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", most)
+    assert num_chunks_of(num_tokens, vocab_size) == expected

@@ -1,0 +1,160 @@
+"""Three training steps on a data x pipe x tensor mesh are those of one device in plain jax.
+
+Compared are the loss and the global norm of every step, the clipped gradients of the first, and what three
+AdamW steps changed. All is float32, so both sides round, eps = 6e-8, and sum in another order.
+
+Gradients: as in `test_gradients`, 1e-5 of each parameter's norm in each layer; the norms and losses too.
+
+AdamW divides by the root of the second moment. Where a gradient is zero in truth it would blow the rounding
+noise up to a whole learning rate: adding a vector to all keys changes no probability, so the biases of
+GPT's keys are such. Its epsilon is therefore 1e-3, about the median size of a gradient's elements: those
+above still are normalized, and noise of 1e-8 changes a parameter by 1e-5 learning rates. Later steps take
+their gradients where earlier ones have led, so all errors add up: 1e-4 of each parameter's change, and of
+each moment. The companions show that a lost microbatch or an unsummed gradient is 100 times that.
+"""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from tiny_models import config_of, pipeline_of, random_batch, random_params
+from tiny_training import (
+    QUICKLY,
+    Training,
+    mean_loss_and_grads,
+    relative_errors,
+    train_on_one_device,
+    train_pipelined,
+)
+
+from jaxpipe.schedules import build
+
+LARGEST_ERROR, LARGEST_ERROR_LATER = 1e-5, 1e-4
+NUM_LAYERS, NUM_MICROBATCHES = 6, 5
+EVEN = None
+
+
+class Case(NamedTuple):
+    family: str
+    schedule: str
+    data: int
+    pipe: int
+    tensor: int
+    recompute: str
+    attention: str = "xla"
+    dropout: float = 0.0
+    tied: bool = False
+    layers_per_stage: tuple[int, ...] | None = EVEN
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self))
+
+
+FEW = [
+    Case("gpt", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True),
+    Case("llama", "1f1b", 2, 2, 2, "none", attention="chunked"),
+    Case("gpt", "gpipe", 2, 2, 2, "full", dropout=0.3, tied=True, layers_per_stage=(4, 2)),
+    Case("llama", "gpipe", 2, 2, 2, "attention", tied=True),
+    Case("gpt", "1f1b", 1, 4, 2, "attention", dropout=0.3, layers_per_stage=(1, 3, 1, 1)),
+    Case("llama", "1f1b", 1, 4, 2, "full"),
+    Case("gpt", "gpipe", 2, 4, 1, "attention", dropout=0.3, tied=True),
+    Case("llama", "1f1b", 2, 4, 1, "none", attention="chunked", layers_per_stage=(1, 2, 1, 2)),
+    Case("gpt", "1f1b", 1, 1, 2, "none", attention="chunked", dropout=0.3),
+    Case("llama", "gpipe", 1, 1, 1, "full"),
+    Case("gpt", "1f1b", 2, 1, 2, "full", tied=True),
+    Case("llama", "1f1b", 1, 2, 1, "attention"),
+]
+SIXTEEN = Case("gpt", "1f1b", 2, 4, 2, "none", dropout=0.3, tied=True)
+
+# Dropout in half of GPT's, chunked attention where nothing else is left out, tied embeddings over one or four stages.
+ALL = [
+    Case(
+        family,
+        schedule,
+        data,
+        pipe,
+        tensor,
+        recompute,
+        attention="chunked" if recompute == "none" and data == tensor else "xla",
+        dropout=0.3 if family == "gpt" and (schedule == "1f1b") == (recompute != "full") else 0.0,
+        tied=pipe != 2,
+    )
+    for family, schedule, data, pipe, tensor, recompute in product(
+        ("gpt", "llama"), ("1f1b", "gpipe"), (1, 2), (1, 2, 4), (1, 2), ("none", "attention", "full")
+    )
+]
+
+
+def config_of_case(case: Case):
+    choices = {"recompute": case.recompute, "attention": case.attention, "tie_embeddings": case.tied}
+    return config_of(case.family, num_layers=NUM_LAYERS, dropout=case.dropout, **choices)
+
+
+def pipelined(case: Case) -> Training:
+    schedule = build(case.schedule, num_devices=case.pipe, num_microbatches=NUM_MICROBATCHES)
+    mesh = {"data": case.data, "tensor": case.tensor}
+    config = config_of_case(case)
+    return train_pipelined(pipeline_of(schedule, config, **mesh, layers_per_stage=case.layers_per_stage), config)
+
+
+@cache
+def expected(family: str, dropout: float, tied: bool) -> Training:
+    """The reference keeps all that backward needs, and knows no chunks."""
+    config = config_of(family, num_layers=NUM_LAYERS, dropout=dropout, tie_embeddings=tied)
+    return train_on_one_device(config, NUM_MICROBATCHES)
+
+
+def changes(case: Case, training: Training):
+    return jax.tree.map(lambda after, before: after - before, training.params, random_params(config_of_case(case)))
+
+
+def assert_equal(case: Case) -> None:
+    found, wanted = pipelined(case), expected(case.family, case.dropout, case.tied)
+    assert found.losses == pytest.approx(wanted.losses, rel=LARGEST_ERROR)
+    assert found.grad_norms == pytest.approx(wanted.grad_norms, rel=LARGEST_ERROR)
+    errors = relative_errors(found.grads, wanted.grads)
+    assert max(errors.values()) <= LARGEST_ERROR, errors
+    for later in (
+        relative_errors(changes(case, found), changes(case, wanted)),
+        relative_errors(found.first_moment, wanted.first_moment),
+        relative_errors(found.second_moment, wanted.second_moment),
+    ):
+        assert max(later.values()) <= LARGEST_ERROR_LATER, later
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_three_steps_are_those_of_one_device(case):
+    assert_equal(case)
+
+
+def assert_equal_on_sixteen_devices(case: Case) -> None:
+    """In a process of its own, since this one has eight."""
+    program = f"from test_equality import Case, assert_equal\nassert_equal({case!r})"
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=16"  # the last one wins
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_three_steps_on_sixteen_devices_are_those_of_one():
+    assert_equal_on_sixteen_devices(SIXTEEN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_three_steps_are_those_of_one_device_everywhere(case):
+    (assert_equal if case.data * case.pipe * case.tensor <= 8 else assert_equal_on_sixteen_devices)(case)

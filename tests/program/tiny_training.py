@@ -1,0 +1,128 @@
+"""Three AdamW steps of a tiny model, by the pipeline's train step and by plain jax and optax on one device."""
+
+import functools
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tiny_models import random_batch, random_params
+
+from jaxpipe.mesh import Randomness
+from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
+from jaxpipe.program import Pipeline
+from jaxpipe.training.optimizer import is_kernel
+from jaxpipe.training.step import TrainState, init_state, make_train_step
+
+NUM_STEPS, LEARNING_RATE, DROPOUT_SEED = 3, 1e-2, 7
+MAX_GRAD_NORM = 0.5  # less than any norm here: every step clips
+BETA1, EPSILON = 0.9, 1e-3
+ADAMW = optax.adamw(LEARNING_RATE, b1=BETA1, b2=0.95, eps=EPSILON, weight_decay=0.1, mask=is_kernel)
+# Under test is the program that XLA makes; the time that LLVM takes to make it fast is saved.
+QUICKLY = {"xla_backend_optimization_level": 0}
+
+
+class Training(NamedTuple):
+    """What the steps did; trees in canonical layer order."""
+
+    losses: list[float]  # [step]
+    grad_norms: list[float]  # [step] before clipping
+    grads: Any  # clipped, of the first step
+    params: Any  # after the last step, as are the moments
+    first_moment: Any
+    second_moment: Any
+
+
+def start_training(pipeline: Pipeline, config: GPTConfig | LlamaConfig) -> tuple[TrainState, Any]:
+    """The state of `random_params` before the first step, and the compiled train step."""
+    random_model: Any = SimpleNamespace(init=lambda _: random_params(config))
+    state = init_state(random_model, pipeline, ADAMW, seed=0)
+    train_step = make_train_step(
+        pipeline,
+        ADAMW,
+        optax.constant_schedule(LEARNING_RATE),
+        max_grad_norm=MAX_GRAD_NORM,
+        dropout_seed=DROPOUT_SEED if config.has_dropout else None,
+    )
+    return state, train_step.lower(state, batch_of_step(pipeline, 0)).compile(compiler_options=QUICKLY)
+
+
+def batch_of_step(pipeline: Pipeline, step: int) -> Any:
+    """The batch on the mesh, of which each process may hold a part."""
+    return jax.tree.map(
+        lambda leaf: jax.make_array_from_callback(leaf.shape, pipeline.batch_sharding, leaf.__getitem__),
+        random_batch(pipeline.schedule.num_microbatches, seed=step),
+    )
+
+
+def train_pipelined(pipeline: Pipeline, config: GPTConfig | LlamaConfig) -> Training:
+    """The steps of `make_train_step`."""
+    state, train_step = start_training(pipeline, config)
+    from_stages = jax.jit(pipeline.from_stages)
+    metrics, first_moments = [], []
+    for i in range(NUM_STEPS):
+        state, metrics_of_step = train_step(state, batch_of_step(pipeline, i))
+        metrics.append(jax.tree.map(float, metrics_of_step))
+        first_moments.append(jax.tree.map(np.asarray, from_stages(state.optimizer[0].mu)))
+    return Training(
+        [of_step["loss"] for of_step in metrics],
+        [of_step["grad_norm"] for of_step in metrics],
+        jax.tree.map(lambda leaf: leaf / (1 - BETA1), first_moments[0]),  # as the moment was 0 before
+        from_stages(state.params),
+        first_moments[-1],
+        from_stages(state.optimizer[0].nu),
+    )
+
+
+def train_on_one_device(config: GPTConfig | LlamaConfig, num_microbatches: int) -> Training:
+    """The same by `jax.grad`, microbatch by microbatch, the gradients added up in float64."""
+    clip = optax.clip_by_global_norm(MAX_GRAD_NORM)
+    params, losses, norms, first = random_params(config), [], [], None
+    state = jax.jit(ADAMW.init)(params)
+
+    @jax.jit
+    def update(grads: Any, state: Any, params: Any) -> tuple[Any, Any, Any]:
+        clipped, _ = clip.update(grads, clip.init(params))
+        updates, state = ADAMW.update(clipped, state, params)
+        return clipped, optax.apply_updates(params, updates), state
+
+    for i in range(NUM_STEPS):
+        key = jax.random.fold_in(jax.random.key(DROPOUT_SEED), i) if config.has_dropout else None
+        loss, grads = mean_loss_and_grads(config, params, random_batch(num_microbatches, seed=i), key)
+        losses.append(float(loss))
+        norms.append(float(np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(grads)))))
+        clipped, params, state = update(jax.tree.map(np.float32, grads), state, params)
+        first = first or clipped
+    return Training(losses, norms, first, params, state[0].mu, state[0].nu)
+
+
+def mean_loss_and_grads(config: Any, params: Any, batch: Any, key: jax.Array | None = None) -> tuple[Any, Any]:
+    """The mean over the valid tokens of all microbatches, and its gradients, float64."""
+    random = None if key is None else Randomness(jax.random.key_data(key), jnp.int32(0))
+    each = [
+        _value_and_grad(config)(params, jax.tree.map(lambda leaf, m=m: leaf[m], batch), random, m)
+        for m in range(len(batch["tokens"]))
+    ]
+    scale = 1 / (batch["targets"] >= 0).sum()
+    return jax.tree.map(lambda *leaves: scale * sum(np.asarray(leaf, np.float64) for leaf in leaves), *each)
+
+
+@functools.cache
+def _value_and_grad(config: GPTConfig | LlamaConfig) -> Any:
+    return jax.jit(jax.value_and_grad(LanguageModel(config).loss_sum), compiler_options=QUICKLY)
+
+
+def relative_errors(found: Any, expected: Any) -> dict[str, float]:
+    """Norm of the difference over norm, for every parameter, of the layer where it is largest."""
+    errors = {}
+    for part, per_layer in (("shared", False), ("layers", True)):
+        leaves = jax.tree_util.tree_leaves_with_path(found[part])
+        for (path, leaf), wanted in zip(leaves, jax.tree.leaves(expected[part]), strict=True):
+            assert leaf.shape == wanted.shape
+            axes = tuple(range(per_layer, leaf.ndim))
+            wanted = np.asarray(wanted, np.float64)
+            difference = np.sqrt(np.square(np.asarray(leaf, np.float64) - wanted).sum(axes))
+            errors[part + jax.tree_util.keystr(path)] = (difference / np.sqrt(np.square(wanted).sum(axes))).max()
+    return errors
