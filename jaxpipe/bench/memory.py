@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
@@ -89,9 +88,7 @@ def pool_shapes(num_pages: int, pages: list[jax.ShapeDtypeStruct]) -> set[str]:
 def _layer_temp_bytes(problem: Problem) -> int:
     """Temporaries of one layer's forward and backward."""
     x = problem.pipeline.message_like(problem.params, problem.batch)
-    random = None
-    if problem.dropout_seed is not None:
-        random = jax.eval_shape(lambda: Randomness(jnp.zeros(2, jnp.uint32), jnp.zeros((), jnp.int32)))
+    random = None if problem.dropout_seed is None else Randomness.like()
 
     def forward_and_backward(layer: Any, x: jax.Array, random: Randomness | None, dy: jax.Array) -> Any:
         y, vjp = jax.vjp(lambda layer, x: problem.pipeline.functions.layer(layer, x, random), layer, x)

@@ -14,6 +14,11 @@ class Randomness(NamedTuple):
     key: jax.Array  # uint32[2]: threefry key of a step; folded with microbatch and layer when a layer gets it
     first_sequence: jax.Array  # int32: the index in the microbatch of this device's first sequence
 
+    @classmethod
+    def like(cls) -> Randomness:
+        """Its shapes and dtypes, for functions that are traced and not run."""
+        return jax.eval_shape(lambda: cls(jnp.zeros(2, jnp.uint32), jnp.zeros((), jnp.int32)))
+
     def at(self, microbatch: jax.Array | int, layer: jax.Array | int) -> Randomness:
         """The randomness of one layer for one microbatch; the embedding counts as layer -1."""
         key = jax.random.wrap_key_data(self.key, impl="threefry2x32")

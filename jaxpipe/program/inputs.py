@@ -99,8 +99,10 @@ def check_functions(
     def shapes(function: Callable, *arguments: PyTree) -> Any:
         return shapes_on_a_device(mesh, function, *arguments)
 
-    x = _one_array("embed", shapes(lambda *a: functions.embed(*a, None), params["shared"], microbatch))
-    y = _one_array("layer", shapes(lambda *a: functions.layer(*a, None), params["layer"], x))
+    x = _one_array(
+        "embed", shapes(lambda shared, batch: functions.embed(shared, batch, None), params["shared"], microbatch)
+    )
+    y = _one_array("layer", shapes(lambda layer, x: functions.layer(layer, x, None), params["layer"], x))
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         raise CompileError(
             f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.\n"

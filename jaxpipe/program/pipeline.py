@@ -144,12 +144,18 @@ class Pipeline:
         page = sum(leaf.size * leaf.dtype.itemsize for leaf in self.page_like(params, batch))
         return page * max(self.layers_per_stage)
 
-    def page_like(self, params: PyTree, batch: PyTree) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of one page: what one layer keeps of one microbatch on one device."""
+    def page_like(self, params: PyTree, batch: PyTree, *, random: bool = True) -> list[jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of one page: what one layer keeps of one microbatch on one device.
+
+        Args:
+            params: staged, or their shapes.
+            batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
+            random: whether the step has a key.
+        """
         params, microbatch = self._local(params, batch)
         x = check_functions(self.functions, self.mesh, params, microbatch)
         keep = partial(residuals.forward, self.functions.layer)
-        return shapes_on_a_device(self.mesh, keep, params["layer"], x, _random_like())[1]
+        return shapes_on_a_device(self.mesh, keep, params["layer"], x, Randomness.like() if random else None)[1]
 
     def message_like(self, params: PyTree, batch: PyTree) -> jax.ShapeDtypeStruct:
         """Shape and dtype of one message between stages, on one device."""
@@ -160,7 +166,7 @@ class Pipeline:
     ) -> tuple[jax.Array, PyTree]:
         check_inputs(self.schedule, self.mesh, self.layout, params, batch)
         parts, x_like = self.parts(params), self.message_like(params, batch)
-        page_like = self.page_like(params, batch)
+        page_like = self.page_like(params, batch, random=key is not None)
 
         def step(params: PyTree, batch: PyTree, scale: jax.Array, key: Any, rows: Row) -> tuple[jax.Array, PyTree]:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
@@ -259,11 +265,6 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
 
 def _key_data(key: jax.Array | None) -> jax.Array | None:
     return None if key is None else jax.random.key_data(key)
-
-
-def _random_like() -> Randomness:
-    """The shapes of what random numbers come from: residuals are the same with and without."""
-    return Randomness(jax.ShapeDtypeStruct((2,), np.uint32), jax.ShapeDtypeStruct((), np.int32))
 
 
 def _rows(table: RoundTable) -> Row:

@@ -24,7 +24,7 @@ def test_parameters_are_those_of_the_paper(tie_embeddings):
     config = config_of("llama", tie_embeddings=tie_embeddings)
     params = jax.eval_shape(LanguageModel(config).init, jax.random.key(0))
     h, size = HIDDEN, HIDDEN // NUM_HEADS
-    # Queries and output h x h, keys and values each h x (kv heads x size), three products of the feed forward, two norms.
+    # Queries and output h x h, keys and values each h x (kv heads x size); feed forward; two norms.
     per_layer = 2 * h * h + 2 * h * NUM_KV_HEADS * size + 3 * h * config.feed_forward + 2 * h
     assert sum(leaf.size for leaf in jax.tree.leaves(params["layers"])) == NUM_LAYERS * per_layer
     assert sum(leaf.size for leaf in jax.tree.leaves(params["shared"])) == VOCAB_SIZE * h * (2 - tie_embeddings) + h
@@ -34,7 +34,10 @@ def test_nothing_is_dropped():
     assert not config_of("llama").has_dropout
 
 
-@pytest.mark.parametrize("change", [{"rope_theta": 1000.0}, {"rope_scaling": RotaryScaling()}, {"norm_epsilon": 1e-5}])
+@pytest.mark.parametrize(
+    "change",
+    [{"rope_theta": 1000.0}, {"rope_scaling": RotaryScaling(original_max_position=64)}, {"norm_epsilon": 1e-5}],
+)
 def test_what_a_config_says_of_rotation_and_norms_reaches_the_layer(change):
     params = first_layer(random_params(config_of("llama")))
 

@@ -1,14 +1,14 @@
-"""GPT and LLaMA as their papers write them, in plain jnp: one head after the other, nothing saved or split.
+"""GPT and LLaMA as their papers write them, in plain jnp, for plain autodiff.
 
-Shares no code with `jaxpipe.models`; only the names and the layout of the parameters are its own. What is
-dropped is asked of `drop(name, array, head)`, which gives the array back where nothing is.
+Shares no code with `jaxpipe.models`, only names and layout of the parameters. What is dropped is asked of
+`drop(name, array)`, which gives the array back where nothing is.
 """
 
 import jax
 import jax.numpy as jnp
 
 
-def nothing_dropped(name, x, head=None):
+def nothing_dropped(name, x):
     return x
 
 
@@ -41,9 +41,9 @@ def swiglu_feed_forward(params, x):
 
 
 def rotary(x, theta):
-    """Su et al. 2021, equation 34, with planes (i, i + size / 2); `x` "batch seq size"."""
+    """Su et al. 2021, equation 34, with planes (i, i + size / 2); `x` "batch head seq size"."""
     half = x.shape[-1] // 2
-    angle = jnp.arange(x.shape[1])[:, None] * theta ** (-jnp.arange(half) / half)
+    angle = jnp.arange(x.shape[-2])[:, None] * theta ** (-jnp.arange(half) / half)
     cos, sin = jnp.tile(jnp.cos(angle), 2), jnp.tile(jnp.sin(angle), 2)
     return x * cos + jnp.concatenate([-x[..., half:], x[..., :half]], axis=-1) * sin
 
@@ -52,16 +52,19 @@ def attention(params, x, *, num_heads, num_kv_heads, theta=None, drop=nothing_dr
     """Vaswani et al. 2017, equation 1, with heads in groups (Ainslie et al. 2023), before the residual."""
     columns = x @ params["query_key_value"]["kernel"] + params["query_key_value"].get("bias", 0.0)
     group, size = num_heads // num_kv_heads, params["output"]["kernel"].shape[0] // num_heads
-    seq, outputs = x.shape[1], []
-    for kv_head, of_group in enumerate(jnp.split(columns, num_kv_heads, axis=-1)):
-        *queries, key, value = jnp.split(of_group, of_group.shape[-1] // size, axis=-1)
-        assert len(queries) == group
-        for i, query in enumerate(queries):
-            turned = (query, key) if theta is None else (rotary(query, theta), rotary(key, theta))
-            scores = turned[0] @ jnp.swapaxes(turned[1], 1, 2) / size**0.5
-            scores = jnp.where(jnp.arange(seq)[:, None] >= jnp.arange(seq), scores, -jnp.inf)
-            outputs.append(drop("probabilities", jax.nn.softmax(scores), kv_head * group + i) @ value)
-    return jnp.concatenate(outputs, axis=-1) @ params["output"]["kernel"] + params["output"].get("bias", 0.0)
+    queries, keys, values = [], [], []
+    for of_group in jnp.split(columns, num_kv_heads, axis=-1):
+        *in_group, key, value = jnp.split(of_group, group + 2, axis=-1)
+        queries, keys, values = queries + in_group, keys + group * [key], values + group * [value]
+    query, key, value = (jnp.stack(heads, axis=1) for heads in (queries, keys, values))  # "batch head seq size"
+    if theta is not None:
+        query, key = rotary(query, theta), rotary(key, theta)
+    position = jnp.arange(x.shape[1])
+    scores = query @ jnp.swapaxes(key, 2, 3) / size**0.5
+    scores = jnp.where(position[:, None] >= position, scores, -jnp.inf)
+    attended = drop("probabilities", jax.nn.softmax(scores)) @ value
+    side_by_side = jnp.concatenate(list(jnp.moveaxis(attended, 1, 0)), axis=-1)
+    return side_by_side @ params["output"]["kernel"] + params["output"].get("bias", 0.0)
 
 
 def gpt_layer(config, params, x, drop=nothing_dropped):

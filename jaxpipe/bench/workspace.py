@@ -1,0 +1,96 @@
+"""How many bytes do the actions need while they compute, on top of what a device holds between them?
+
+The parts of an action are compiled alone, for the devices of the pipeline's mesh. One runs at a time, so the
+largest counts. Left to others: what is held (`jaxpipe.program.accounting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxpipe.mesh import Randomness
+from jaxpipe.program import Pipeline, residuals
+
+PyTree = Any
+_NUM_LAYERS = 2  # of which the part computes with one, so that it takes a slice as an action does
+
+
+def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dropout: bool) -> dict[str, int]:
+    """Bytes of temporaries per device of each part of an action; the largest is what a step needs.
+
+    Args:
+        pipeline: whose functions and mesh are compiled for.
+        params: staged, or their shapes.
+        batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
+        has_dropout: whether the step drops anything.
+
+    Returns:
+        layer_forward; layer_backward, with its gradients added to the running sums; head, forward and backward,
+        and embed_backward, likewise.
+    """
+    functions, x = pipeline.functions, pipeline.message_like(params, batch)
+    parts = pipeline.parts(params)
+    copies = jax.tree.map(lambda part, leaf: _like(part.compute_shape, pipeline.dtype or leaf.dtype), parts, params)
+    shared, layers = copies["shared"], _stacked(copies["layers"])
+    pages = _stacked(pipeline.page_like(params, batch))
+    random = Randomness(_like((2,), np.uint32), _like((), np.int32)) if has_dropout else None
+    num_data, index, scale = pipeline.mesh.shape["data"], _like((), np.int32), _like((), np.float32)
+    microbatch = jax.tree.map(lambda leaf: _like((leaf.shape[1] // num_data, *leaf.shape[2:]), leaf.dtype), batch)
+
+    def layer_forward(layers: PyTree, x: jax.Array, random: Randomness | None, i: jax.Array) -> Any:
+        return residuals.forward(functions.layer, _at(layers, i), x, random)
+
+    def layer_backward(
+        sums: PyTree, layers: PyTree, pages: PyTree, random: Randomness | None, dy: jax.Array, i: jax.Array
+    ) -> Any:
+        d_layer, dx = residuals.backward(functions.layer, _at(layers, i), _at(pages, i), x, random, dy)
+        return jax.tree.map(lambda total, d: total.at[i].add(d.astype(total.dtype)), sums, d_layer), dx
+
+    def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: jax.Array) -> Any:
+        loss, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
+        d_shared, dy = vjp(scale)
+        return _add(sums, d_shared), dy, loss
+
+    def embed_backward(sums: PyTree, shared: PyTree, microbatch: PyTree, random: Randomness | None, dx: Any) -> Any:
+        _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
+        return _add(sums, vjp(dx)[0])
+
+    return {
+        "layer_forward": _temp_bytes(pipeline, layer_forward, None, layers, x, random, index),
+        "layer_backward": _temp_bytes(pipeline, layer_backward, layers, layers, pages, random, x, index),
+        "head": _temp_bytes(pipeline, head, shared, shared, x, microbatch, scale),
+        "embed_backward": _temp_bytes(pipeline, embed_backward, shared, shared, microbatch, random, x),
+    }
+
+
+def _temp_bytes(pipeline: Pipeline, function: Callable, sums_of: PyTree | None, *arguments: PyTree) -> int:
+    """Of `function` alone on each device, given shapes there; first come float32 sums, in place, like `sums_of`."""
+    sums = jax.tree.map(lambda leaf: _like(leaf.shape, np.float32), sums_of)
+    arguments = arguments if sums_of is None else (sums, *arguments)
+    on_devices = jax.shard_map(function, mesh=pipeline.mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    donated = () if sums_of is None else (0,)
+    memory: Any = jax.jit(on_devices, donate_argnums=donated).lower(*arguments).compile().memory_analysis()
+    return memory.temp_size_in_bytes
+
+
+def _like(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def _stacked(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: _like((_NUM_LAYERS, *leaf.shape), leaf.dtype), tree)
+
+
+def _at(tree: PyTree, i: jax.Array) -> PyTree:
+    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, 0, keepdims=False), tree)
+
+
+def _add(sums: PyTree, gradients: PyTree) -> PyTree:
+    return jax.tree.map(lambda total, gradient: total + gradient.astype(total.dtype), sums, gradients)
