@@ -10,14 +10,14 @@ cannot be compiled.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import jax
+from jax.experimental import topologies
 
 from jaxpipe.mesh.devices import _GPU_FLAGS, _add_flags
 
-# NVIDIA A100 Tensor Core GPU Architecture, white paper, 2020, tables 1 and 5; memory of the 80 GB version.
+# Fields and numbers as in XLA's own targets: openxla/xla, xla/backends/gpu/target_config/specs/a100_sxm_80.txtpb.
 A100_80G = """
 gpu_device_info {
   cuda_compute_capability { major: 8 }
@@ -63,9 +63,6 @@ def absent_gpus(num_devices: int, *, target: str = A100_80G) -> tuple[Any, ...]:
         target: what kind they are, a text proto of XLA's `GpuTargetConfigProto`.
     """
     _add_flags({**_FLAGS, **_GPU_FLAGS})
-    os.environ["JAX_PLATFORMS"] = "cpu"
     jax.config.update("jax_platforms", "cpu")
-    from jax.experimental import topologies
-
     topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{num_devices}", target_config=target)
     return tuple(topology.devices)

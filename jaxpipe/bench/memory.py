@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from jaxpipe.bench.formula import layer_bytes
 from jaxpipe.bench.problem import Problem
+from jaxpipe.bench.workspace import workspace_bytes
 from jaxpipe.config import model_config
-from jaxpipe.mesh import Randomness
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.hlo import whole_writes
@@ -29,8 +26,7 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
     Returns:
         compile_s (tracing, lowering and compiling); argument_bytes, temp_bytes, alias_bytes as XLA says;
         slot_bytes and the same as the literature counts it, formula_slot_bytes; num_slots; expected_temp_bytes:
-        what `held_bytes` counts, and the larger of the temporaries of one layer's and of the head's forward and
-        backward, each compiled alone;
+        what `held_bytes` counts, and the largest of `workspace_bytes`;
         hlo_slot_copies and hlo_gradient_copies: writes of a whole leaf of the page pool or of the running
         gradient sums in the program's loops.
     """
@@ -51,6 +47,7 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
 
     pages = pipeline.page_like(problem.params, problem.batch)
     held = held_bytes(pipeline, problem.params, problem.batch)
+    workspace = workspace_bytes(pipeline, problem.params, problem.batch, has_dropout=problem.dropout_seed is not None)
     message = pipeline.message_like(problem.params, problem.batch)
     formula = layer_bytes(
         model_config(config),
@@ -67,7 +64,7 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
         "slot_bytes": pipeline.slot_bytes(problem.params, problem.batch),
         "formula_slot_bytes": formula * max(pipeline.layers_per_stage),
         "num_slots": table.num_slots,
-        "expected_temp_bytes": sum(held.values()) + max(_layer_temp_bytes(problem), _head_temp_bytes(problem)),
+        "expected_temp_bytes": sum(held.values()) + max(workspace.values()),
         "hlo_slot_copies": len(whole_writes(text, pool_shapes(table.storage.num_pages, pages))),
         "hlo_gradient_copies": len(whole_writes(text, gradient_shapes(pipeline, problem.params))),
     }
@@ -83,41 +80,3 @@ def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
 def pool_shapes(num_pages: int, pages: list[jax.ShapeDtypeStruct]) -> set[str]:
     """The shapes of the page pool's leaves, as HLO writes them."""
     return {f"{_HLO_DTYPES[str(page.dtype)]}[{num_pages},{page.size}]" for page in pages}
-
-
-def _layer_temp_bytes(problem: Problem) -> int:
-    """Temporaries of one layer's forward and backward."""
-    x = problem.pipeline.message_like(problem.params, problem.batch)
-    random = None if problem.dropout_seed is None else Randomness.like()
-
-    def forward_and_backward(layer: Any, x: jax.Array, random: Randomness | None, dy: jax.Array) -> Any:
-        y, vjp = jax.vjp(lambda layer, x: problem.pipeline.functions.layer(layer, x, random), layer, x)
-        return y, vjp(dy)
-
-    memory = _compiled_alone(problem, forward_and_backward, _copies(problem, "layers"), x, random, x)
-    return memory.temp_size_in_bytes
-
-
-def _head_temp_bytes(problem: Problem) -> int:
-    """Temporaries of the head's forward and backward, the gradients among them: they are added to running sums."""
-    x = problem.pipeline.message_like(problem.params, problem.batch)
-    targets = jax.ShapeDtypeStruct((x.shape[0], problem.config.data.seq_len), np.int32)
-
-    def forward_and_backward(shared: Any, x: jax.Array, targets: jax.Array) -> Any:
-        head = problem.pipeline.functions.head
-        return jax.value_and_grad(lambda shared, x: head(shared, x, {"targets": targets}), (0, 1))(shared, x)
-
-    memory = _compiled_alone(problem, forward_and_backward, _copies(problem, "shared"), x, targets)
-    return memory.temp_size_in_bytes + memory.output_size_in_bytes
-
-
-def _copies(problem: Problem, kind: str) -> Any:
-    """The shapes of a device's compute copies of the shared parameters, or of those of one layer."""
-    parts = problem.pipeline.parts(problem.params)[kind]
-    return jax.tree.map(lambda part: jax.ShapeDtypeStruct(part.compute_shape, problem.config.model.dtype), parts)
-
-
-def _compiled_alone(problem: Problem, function: Callable, *arguments: Any) -> Any:
-    """XLA's count of the bytes of `function` on each device, given the shapes of its arguments there."""
-    on_devices = jax.shard_map(function, mesh=problem.pipeline.mesh, in_specs=P(), out_specs=P(), check_vma=False)
-    return jax.jit(on_devices).lower(*arguments).compile().memory_analysis()

@@ -39,8 +39,8 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     parts = pipeline.parts(params)
     copies = jax.tree.map(lambda part, leaf: _like(part.compute_shape, pipeline.dtype or leaf.dtype), parts, params)
     shared, layers = copies["shared"], _stacked(copies["layers"])
-    pages = _stacked(pipeline.page_like(params, batch))
-    random = Randomness(_like((2,), np.uint32), _like((), np.int32)) if has_dropout else None
+    pages = _stacked(pipeline.page_like(params, batch, random=has_dropout))
+    random = Randomness.like() if has_dropout else None
     num_data, index, scale = pipeline.mesh.shape["data"], _like((), np.int32), _like((), np.float32)
     microbatch = jax.tree.map(lambda leaf: _like((leaf.shape[1] // num_data, *leaf.shape[2:]), leaf.dtype), batch)
 

@@ -36,13 +36,13 @@ def init_state(
     model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int
 ) -> TrainState:
     """The state before the first step, made where it will live; the same for every mesh and schedule."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state_like(model, pipeline, optimizer))
+    return jax.jit(partial(_init, model, pipeline, optimizer), out_shardings=shardings)(jax.random.key(seed))
 
-    def init(key: jax.Array) -> TrainState:
-        params = pipeline.to_stages(model.init(key))
-        return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
-    key = jax.random.key(seed)
-    shapes = jax.eval_shape(init, key)
+def state_like(model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation) -> TrainState:
+    """Shapes, dtypes and shardings of the train state, of which nothing is made."""
+    shapes = jax.eval_shape(partial(_init, model, pipeline, optimizer), jax.random.key(0))
     params = pipeline.shardings(shapes.params)
     replicated = NamedSharding(pipeline.mesh, P())
     moments = optax.tree.map_params(
@@ -52,7 +52,18 @@ def init_state(
         params,
         transform_non_params=lambda _: replicated,
     )
-    return jax.jit(init, out_shardings=TrainState(params, moments, replicated))(key)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        TrainState(params, moments, replicated),
+    )
+
+
+def _init(
+    model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation, key: jax.Array
+) -> TrainState:
+    params = pipeline.to_stages(model.init(key))
+    return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
 
 def make_train_step(

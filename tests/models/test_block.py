@@ -17,6 +17,8 @@ from jaxpipe.models.gpt import gelu
 from jaxpipe.models.llama import swiglu
 from jaxpipe.models.norms import LayerNorm, RMSNorm
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 LAYERS = {"gpt": textbook.gpt_layer, "llama": textbook.llama_layer}
 # The forms that compute the same in other ways.
 FORMS = [

@@ -24,21 +24,15 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from tiny_models import config_of, pipeline_of, random_batch, random_params
-from tiny_training import (
-    QUICKLY,
-    Training,
-    mean_loss_and_grads,
-    relative_errors,
-    train_on_one_device,
-    train_pipelined,
-)
+from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors, run_quickly
+from tiny_training import Training, batches, mean_loss_and_grads, train_on_one_device, train_pipelined
 
 from jaxpipe.schedules import build
 
 LARGEST_ERROR, LARGEST_ERROR_LATER = 1e-5, 1e-4
 NUM_LAYERS, NUM_MICROBATCHES = 6, 5
 EVEN = None
+WHOLE_BIASES = ("['output']['bias']", "['down']['bias']")  # added after the sum over `tensor`
 
 
 class Case(NamedTuple):
@@ -52,6 +46,7 @@ class Case(NamedTuple):
     dropout: float = 0.0
     tied: bool = False
     layers_per_stage: tuple[int, ...] | None = EVEN
+    split_masters: bool = True
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
@@ -61,14 +56,14 @@ FEW = [
     Case("gpt", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True),
     Case("llama", "1f1b", 2, 2, 2, "none", attention="chunked"),
     Case("gpt", "gpipe", 2, 2, 2, "full", dropout=0.3, tied=True, layers_per_stage=(4, 2)),
-    Case("llama", "gpipe", 2, 2, 2, "attention", tied=True),
+    Case("llama", "gpipe", 2, 2, 2, "attention", tied=True, split_masters=False),
     Case("gpt", "1f1b", 1, 4, 2, "attention", dropout=0.3, layers_per_stage=(1, 3, 1, 1)),
     Case("llama", "1f1b", 1, 4, 2, "full"),
     Case("gpt", "gpipe", 2, 4, 1, "attention", dropout=0.3, tied=True),
     Case("llama", "1f1b", 2, 4, 1, "none", attention="chunked", layers_per_stage=(1, 2, 1, 2)),
     Case("gpt", "1f1b", 1, 1, 2, "none", attention="chunked", dropout=0.3),
     Case("llama", "gpipe", 1, 1, 1, "full"),
-    Case("gpt", "1f1b", 2, 1, 2, "full", tied=True),
+    Case("gpt", "1f1b", 2, 1, 2, "full", tied=True, split_masters=False),
     Case("llama", "1f1b", 1, 2, 1, "attention"),
 ]
 SIXTEEN = Case("gpt", "1f1b", 2, 4, 2, "none", dropout=0.3, tied=True)
@@ -85,6 +80,7 @@ ALL = [
         attention="chunked" if recompute == "none" and data == tensor else "xla",
         dropout=0.3 if family == "gpt" and (schedule == "1f1b") == (recompute != "full") else 0.0,
         tied=pipe != 2,
+        split_masters=tensor == 2 or recompute == "none",
     )
     for family, schedule, data, pipe, tensor, recompute in product(
         ("gpt", "llama"), ("1f1b", "gpipe"), (1, 2), (1, 2, 4), (1, 2), ("none", "attention", "full")
@@ -99,34 +95,45 @@ def config_of_case(case: Case):
 
 def pipelined(case: Case) -> Training:
     schedule = build(case.schedule, num_devices=case.pipe, num_microbatches=NUM_MICROBATCHES)
-    mesh = {"data": case.data, "tensor": case.tensor}
     config = config_of_case(case)
-    return train_pipelined(pipeline_of(schedule, config, **mesh, layers_per_stage=case.layers_per_stage), config)
+    pipeline = pipeline_of(
+        schedule,
+        config,
+        data=case.data,
+        tensor=case.tensor,
+        layers_per_stage=case.layers_per_stage,
+        split_masters=case.split_masters,
+    )
+    return train_pipelined(pipeline, config)
 
 
 @cache
 def expected(family: str, dropout: float, tied: bool) -> Training:
     """The reference keeps all that backward needs, and knows no chunks."""
     config = config_of(family, num_layers=NUM_LAYERS, dropout=dropout, tie_embeddings=tied)
-    return train_on_one_device(config, NUM_MICROBATCHES)
+    return train_on_one_device(config, batches(NUM_MICROBATCHES))
 
 
 def changes(case: Case, training: Training):
     return jax.tree.map(lambda after, before: after - before, training.params, random_params(config_of_case(case)))
 
 
+def all_relative_errors(case: Case, found: Training, wanted: Training) -> list[tuple[float, dict[str, float]]]:
+    """What is compared, each with the largest error that it may have."""
+    return [
+        (LARGEST_ERROR, relative_errors(found.grads, wanted.grads)),
+        (LARGEST_ERROR_LATER, relative_errors(changes(case, found), changes(case, wanted))),
+        (LARGEST_ERROR_LATER, relative_errors(found.first_moment, wanted.first_moment)),
+        (LARGEST_ERROR_LATER, relative_errors(found.second_moment, wanted.second_moment)),
+    ]
+
+
 def assert_equal(case: Case) -> None:
     found, wanted = pipelined(case), expected(case.family, case.dropout, case.tied)
     assert found.losses == pytest.approx(wanted.losses, rel=LARGEST_ERROR)
     assert found.grad_norms == pytest.approx(wanted.grad_norms, rel=LARGEST_ERROR)
-    errors = relative_errors(found.grads, wanted.grads)
-    assert max(errors.values()) <= LARGEST_ERROR, errors
-    for later in (
-        relative_errors(changes(case, found), changes(case, wanted)),
-        relative_errors(found.first_moment, wanted.first_moment),
-        relative_errors(found.second_moment, wanted.second_moment),
-    ):
-        assert max(later.values()) <= LARGEST_ERROR_LATER, later
+    for largest, errors in all_relative_errors(case, found, wanted):
+        assert max(errors.values()) <= largest, errors
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
@@ -152,6 +159,48 @@ def assert_equal_on_sixteen_devices(case: Case) -> None:
 
 def test_three_steps_on_sixteen_devices_are_those_of_one():
     assert_equal_on_sixteen_devices(SIXTEEN)
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_the_loss_alone_is_that_of_one_device_and_drops_nothing(family):
+    config = config_of(family, num_layers=NUM_LAYERS, dropout=0.3 if family == "gpt" else 0.0)
+    batch, params = random_batch(3, seed=0), random_params(config)
+    pipeline = pipeline_of(build("1f1b", num_devices=2, num_microbatches=3), config, data=2, tensor=2)
+    wanted, _ = mean_loss_and_grads(config, params, batch)
+    staged = jax.jit(pipeline.to_stages)(params)
+    found = run_quickly(pipeline.loss, staged, batch, 1 / (batch["targets"] >= 0).sum())
+    assert float(found) == pytest.approx(wanted, rel=LARGEST_ERROR)
+
+
+def without_the_last_microbatch(batch):
+    return jax.tree.map(lambda leaf: leaf[:-1], batch)
+
+
+def without_the_second_sequences(batch):
+    """As if the gradients of the second `data` device were not summed."""
+    return {**batch, "targets": np.where(np.arange(2)[:, None] == 1, -1, batch["targets"])}
+
+
+@pytest.mark.parametrize("lose", [without_the_last_microbatch, without_the_second_sequences])
+@pytest.mark.parametrize("case", [FEW[0], FEW[1]], ids=["gpt", "llama"])
+def test_the_bounds_would_show_what_is_lost(case, lose):
+    config = config_of(case.family, num_layers=NUM_LAYERS, dropout=case.dropout, tie_embeddings=case.tied)
+    less = train_on_one_device(config, list(map(lose, batches(NUM_MICROBATCHES))))
+    for largest, errors in all_relative_errors(case, less, expected(case.family, case.dropout, case.tied)):
+        assert min(errors.values()) > 100 * largest, errors
+
+
+def test_the_bounds_would_show_a_gradient_that_is_not_summed_over_tensor(monkeypatch):
+    monkeypatch.setattr("jaxpipe.program.partition.sum_over", lambda x, axes, *, deterministic: x)
+    config, batch = config_of("gpt", num_layers=2), random_batch(1, seed=0)
+    pipeline = pipeline_of(build("1f1b", num_devices=1, num_microbatches=1), config, tensor=2)
+    params = jax.jit(pipeline.to_stages)(random_params(config))
+    _, grads = run_quickly(pipeline.loss_and_grads, params, batch, 1 / (batch["targets"] >= 0).sum())
+    _, wanted = mean_loss_and_grads(config, random_params(config), batch)
+    errors = relative_errors(pipeline.from_stages(grads), wanted)
+    # A device has all of the gradient of what is split over tensor, and half the sequence's of what is not.
+    summed = {path for path in errors if "norm" in path or "position" in path or path.endswith(WHOLE_BIASES)}
+    assert all((error > 100 * LARGEST_ERROR) == (path in summed) for path, error in errors.items()), errors
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from tiny_gpt import (
     make_params,
     make_pipeline,
     num_valid,
-    relative_errors,
 )
+from tiny_models import relative_errors
 
 from jaxpipe.schedules import build
 

@@ -1,29 +1,42 @@
-"""The compiled program: permutes as the table says, no pool-sized writes in its loops, size flat in N and D."""
+"""The compiled program: permutes as the table says, nothing big written whole in its loops, size flat in N and D.
+
+And gradients of layers reduced in the loop, right where they are complete.
+"""
+
+import re
+from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from tiny_models import QUICKLY, pipeline_of
 
-from jaxpipe.bench.memory import pool_shapes
-from jaxpipe.mesh import make_mesh
-from jaxpipe.models import GPTConfig, LanguageModel
-from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.hlo import num_instructions, permute_pairs, whole_writes
+from jaxpipe.bench.memory import gradient_shapes, pool_shapes
+from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
+from jaxpipe.program.hlo import computations, num_instructions, permute_pairs, whole_writes
+from jaxpipe.program.partition import Part
 from jaxpipe.program.rounds import permute_scope
 from jaxpipe.schedules import build
 
+SHAPE = re.compile(r"f32\[[\d,]*\]")
 
-def compile_step(schedule, *, num_layers, hidden=16):
-    model = LanguageModel(GPTConfig(num_layers=num_layers, hidden=hidden, num_heads=2, vocab_size=32, seq_len=8))
-    num_devices = schedule.num_devices
-    mesh = make_mesh(data=1, pipe=num_devices, tensor=1, devices=jax.devices()[:num_devices])
-    pipeline = Pipeline(schedule, mesh, StageFunctions.of(model), num_layers=num_layers)
-    params = jax.eval_shape(lambda: pipeline.to_stages(model.init(jax.random.key(0))))
-    tokens = jax.ShapeDtypeStruct((schedule.num_microbatches, 2, 8), jnp.int32)
+
+def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, data=1, tensor=1):
+    """The pipeline, shapes of its staged parameters and of pages, and the optimized HLO."""
+    sizes = {"num_layers": num_layers, "hidden": hidden, "num_heads": 4, "vocab_size": 48}
+    if family == "gpt":
+        config = GPTConfig(**sizes, seq_len=seq_len)
+    else:
+        config = LlamaConfig(**sizes, num_kv_heads=2, feed_forward=hidden * 3 // 2)
+    pipeline = pipeline_of(schedule, config, data=data, tensor=tensor)
+    params = jax.eval_shape(lambda: pipeline.to_stages(LanguageModel(config).init(jax.random.key(0))))
+    tokens = jax.ShapeDtypeStruct((schedule.num_microbatches, 2, seq_len), jnp.int32)
     batch = {"tokens": tokens, "targets": tokens}
-    pages = pipeline.page_like(params, batch)
-    return pipeline, pages, pipeline.loss_and_grads.lower(params, batch, 1.0).compile().as_text()
+    compiled: Any = pipeline.loss_and_grads.lower(params, batch, 1.0).compile(compiler_options=QUICKLY)
+    return pipeline, params, pipeline.page_like(params, batch), compiled.as_text()
 
 
 @pytest.mark.parametrize(
@@ -31,7 +44,7 @@ def compile_step(schedule, *, num_layers, hidden=16):
 )
 def test_pairs_of_each_position_are_those_that_the_clock_replays(name, num_devices, num_microbatches):
     schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
-    pipeline, _, text = compile_step(schedule, num_layers=num_devices)
+    pipeline, _, _, text = compile_step(schedule, num_layers=num_devices)
     expected = {
         permute_scope(position, k): set(pairs)
         for position, permutes in enumerate(pipeline.table.permutes)
@@ -41,11 +54,66 @@ def test_pairs_of_each_position_are_those_that_the_clock_replays(name, num_devic
     assert permute_pairs(text) == expected
 
 
-@pytest.mark.parametrize(("name", "num_layers"), [("1f1b", 4), ("1f1b", 7), ("1f1b", 8), ("gpipe", 8)])
-def test_no_pool_sized_writes_in_the_loops(name, num_layers):
-    schedule = build(name, num_devices=4, num_microbatches=6)
-    pipeline, pages, text = compile_step(schedule, num_layers=num_layers)
-    assert whole_writes(text, pool_shapes(pipeline.table.storage.num_pages, pages)) == []
+# Schedule, devices of pipe, microbatches, layers, and sizes. With one layer a stage, adding its gradient writes
+# all of the running sum; such sums are not looked at.
+PROGRAMS = [
+    ("1f1b", 4, 6, 4, {}),
+    ("1f1b", 4, 6, 7, {}),
+    ("gpipe", 4, 6, 8, {"family": "llama"}),
+    ("1f1b", 8, 16, 16, {"hidden": 64, "seq_len": 32}),
+    ("1f1b", 8, 16, 16, {"family": "llama", "hidden": 64, "seq_len": 32}),
+    ("1f1b", 2, 8, 7, {"data": 2, "tensor": 2}),
+    ("1f1b", 2, 8, 8, {"family": "llama", "data": 2, "tensor": 2}),
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_no_writes_of_the_whole_pool_or_gradient_sums_in_the_loops(program):
+    name, num_devices, num_microbatches, num_layers, sizes = program
+    schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
+    pipeline, params, pages, text = compile_step(schedule, num_layers=num_layers, **sizes)
+    shapes = pool_shapes(pipeline.table.storage.num_pages, pages)
+    if max(pipeline.layers_per_stage) > 1:
+        shapes |= gradient_shapes(pipeline, params)
+    assert all(shape in text for shape in shapes)
+    assert whole_writes(text, shapes) == []
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_gradients_of_layers_are_reduced_in_the_loop_where_a_chunk_completes(family):
+    schedule = build("1f1b", num_devices=2, num_microbatches=5)
+    pipeline, params, _, text = compile_step(schedule, num_layers=4, family=family, data=2, tensor=2)
+    table, parts = pipeline.table, pipeline.parts(params)
+    num_positions = len(np.unique(table.position[table.completes.any(axis=1)]))
+    assert 1 < num_positions < table.body_rounds
+    found, entry = computations(text)
+    # Once for each of these positions, and with nothing beside; over `data`, as `tensor`'s sums are of activations.
+    along_data = "replica_groups={{0,4},{1,5},{2,6},{3,7}}"
+    in_loops = Counter(
+        instruction.shape
+        for name, computation in found.items()
+        for instruction in computation.instructions
+        if name != entry and instruction.opcode == "reduce-scatter" and along_data in instruction.rest
+    )
+    of_layers = Counter(reduced_shape(part, 2) for part in jax.tree.leaves(parts["layers"]))
+    assert in_loops == {shape: num_positions * count for shape, count in of_layers.items()}
+    # What is left for the end: shared parameters, over `data` and `pipe`, and the loss.
+    at_the_end = Counter(i.shape for i in found[entry].instructions if i.opcode == "reduce-scatter")
+    assert at_the_end == Counter(reduced_shape(part, 4) for part in jax.tree.leaves(parts["shared"]))
+    sums = [shape for i in found[entry].instructions if i.opcode == "all-reduce" for shape in SHAPE.findall(i.shape)]
+    partial = [part for part in jax.tree.leaves(parts["shared"]) if part.partial_axes]
+    assert Counter(sums) == Counter(["f32[]", *(hlo_shape(part.compute_shape) for part in partial)])
+
+
+def reduced_shape(part: Part, num_copies: int) -> str:
+    shape = list(part.compute_shape)
+    assert part.master_dim is not None
+    shape[part.master_dim] //= num_copies
+    return hlo_shape(shape)
+
+
+def hlo_shape(shape) -> str:
+    return f"f32[{','.join(map(str, shape))}]"
 
 
 def test_a_three_way_switch_writes_the_pool():
@@ -67,13 +135,14 @@ def test_a_three_way_switch_writes_the_pool():
         return lax.switch(kind % 3, [idle, write, read], pool, x), None
 
     step = jax.jit(lambda pool, x: lax.scan(round_, (pool, x), jnp.arange(12)))
-    text = step.lower(pool, pool[0]).compile().as_text()
+    compiled: Any = step.lower(pool, pool[0]).compile()
+    text = compiled.as_text()
     assert len(whole_writes(text, {"f32[5,64,64]"})) > 0
 
 
 def test_program_size_depends_on_neither_microbatches_nor_devices():
     sizes = [
-        num_instructions(compile_step(build("1f1b", num_devices=d, num_microbatches=n), num_layers=d)[2])
+        num_instructions(compile_step(build("1f1b", num_devices=d, num_microbatches=n), num_layers=d)[-1])
         for d, n in ((4, 8), (4, 64), (8, 16))
     ]
     assert max(sizes) <= 1.02 * min(sizes)

@@ -2,15 +2,18 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 import tiny_gpt
 import tiny_mlp
+from tiny_models import QUICKLY
 
 from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline
+from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.hlo import num_instructions
 from jaxpipe.program.pipeline import _rows
 from jaxpipe.schedules import build
@@ -35,6 +38,8 @@ def test_the_train_step_aliases_all_of_the_state():
     assert compiled.memory_analysis().alias_size_in_bytes >= state_bytes
     new_state, metrics = compiled(state, batch)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    for new, old in zip(jax.tree.leaves(new_state), jax.tree.leaves(state), strict=True):
+        assert new.sharding.is_equivalent_to(old.sharding, new.ndim)
     assert int(new_state.step) == 1
     assert np.isfinite(metrics["loss"])
 
@@ -53,7 +58,8 @@ def compiled_1f1b(num_microbatches: int, *, num_devices: int = 4):
     tokens = jax.ShapeDtypeStruct(
         (num_microbatches, tiny_gpt.MICROBATCH_SIZE, tiny_gpt.SEQ_LEN), np.int32, sharding=pipeline.batch_sharding
     )
-    compiled = pipeline.loss_and_grads.lower(params, {"tokens": tokens, "targets": tokens}).compile()
+    lowered = pipeline.loss_and_grads.lower(params, {"tokens": tokens, "targets": tokens})
+    compiled: Any = lowered.compile(compiler_options=QUICKLY)
     return pipeline, compiled
 
 
@@ -78,7 +84,8 @@ def test_an_unrolled_program_grows():
         schedule = build("1f1b", num_devices=2, num_microbatches=num_microbatches)
         pipeline = tiny_mlp.make_pipeline(schedule, num_layers=2, rolled=False)
         params = pipeline.to_stages(tiny_mlp.make_params(2))
-        compiled = pipeline.loss_and_grads.lower(params, tiny_mlp.make_batch(num_microbatches)).compile()
+        lowered = pipeline.loss_and_grads.lower(params, tiny_mlp.make_batch(num_microbatches))
+        compiled: Any = lowered.compile(compiler_options=QUICKLY)
         nums.append(num_instructions(compiled.as_text()))
     assert nums[1] > 1.3 * nums[0]
 
@@ -94,3 +101,31 @@ def test_pages_messages_and_slots_have_the_sizes_of_the_model():
     # The gradient of x @ kernel needs x; the kernel is no residual.
     assert [(leaf.shape, leaf.dtype) for leaf in pipeline.page_like(params, batch)] == [(local_x.shape, local_x.dtype)]
     assert pipeline.slot_bytes(params, batch) == 3 * local_x.size * 4
+
+
+def test_held_bytes_are_pages_copies_gradients_and_messages():
+    functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x, random: x @ params["kernel"])
+    schedule = build("1f1b", num_devices=2, num_microbatches=3)
+    found = {}
+    for data, dtype in ((2, None), (1, None), (1, "bfloat16")):
+        mesh = make_mesh(data=data, pipe=2)
+        options = {"num_layers": 4, "layers_per_stage": (1, 3), "dtype": dtype, "split_masters": data > 1}
+        pipeline = Pipeline(schedule, mesh, functions, **options)
+        params, batch = pipeline.to_stages(tiny_mlp.make_params(4)), tiny_mlp.make_batch(3, dtype or "float32")
+        found[data, dtype] = held_bytes(pipeline, params, batch)
+    h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
+    num_params = 3 * (h * h + h) + tiny_mlp.NUM_INPUTS * h + h  # layers of the longest stage, and the ends
+    # A layer keeps its input. 1F1B has two microbatches in flight on the first of two devices, of 1 layer each, and
+    # one on the last, of 3. A message is at work, one is sent, one is nobody's, and one travels:
+    # both devices send at once, in one permute.
+    num_pages, num_messages = 3, 4
+    assert found == {
+        (2, None): held(4, num_pages * x // 2, num_params, num_params, num_messages * x // 2),
+        (1, None): held(4, num_pages * x, 0, num_params, num_messages * x),
+        (1, "bfloat16"): held(2, num_pages * x, num_params, 2 * num_params, num_messages * x),
+    }
+
+
+def held(itemsize: int, *numbers: int) -> dict[str, int]:
+    kinds = ("pages", "weights", "gradients", "messages")
+    return {kind: itemsize * number for kind, number in zip(kinds, numbers, strict=True)}

@@ -12,16 +12,29 @@ import pytest
 import tiny_gpt
 import tiny_mlp
 from csv_schedules import CSV
+from tiny_models import config_of, pipeline_of, random_batch, random_params, run_quickly
 
 from jaxpipe.lowering import IDLE
 from jaxpipe.program import Pipeline
 from jaxpipe.schedules import Kind, build, from_csv
+
+LLAMA = config_of("llama", num_layers=4)
 
 
 def make_gpt() -> Pipeline:
     return tiny_gpt.make_pipeline(
         build("1f1b", num_devices=4, num_microbatches=8), num_layers=8, layers_per_stage=(1, 3, 2, 2), data=2
     )
+
+
+def make_llama() -> Pipeline:
+    schedule = build("1f1b", num_devices=2, num_microbatches=5)
+    return pipeline_of(schedule, LLAMA, data=2, tensor=2, layers_per_stage=(3, 1))
+
+
+def loss_and_grads_of_llama(pipeline: Pipeline):
+    params = jax.jit(pipeline.to_stages)(random_params(LLAMA))
+    return run_quickly(pipeline.loss_and_grads, params, random_batch(5, seed=0))
 
 
 def make_mlp(name: str = "1f1b") -> Pipeline:
@@ -43,12 +56,13 @@ def poison(monkeypatch):
     ("make", "run"),
     [
         (make_gpt, tiny_gpt.loss_and_grads),
+        (make_llama, loss_and_grads_of_llama),
         (make_mlp, tiny_mlp.loss_and_grads),
         (lambda: make_mlp("gpipe"), tiny_mlp.loss_and_grads),
         (lambda: make_mlp("odd order"), tiny_mlp.loss_and_grads),
         (lambda: make_mlp("V"), tiny_mlp.loss_and_grads),
     ],
-    ids=["GPT", "1f1b", "gpipe", "odd order", "V"],
+    ids=["GPT", "LLaMA over data and tensor", "1f1b", "gpipe", "odd order", "V"],
 )
 def test_poisoned_storage_changes_nothing(make, run, poison):
     clean = run(make())

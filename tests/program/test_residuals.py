@@ -1,42 +1,91 @@
-"""A vjp cut in two is the whole vjp, whatever backward needs of parameters and input, and keeps no parameter."""
+"""A vjp cut in two is the whole vjp, and keeps neither parameters nor what random numbers come from."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpipe.mesh import Randomness
+from jaxpipe.models.dropout import drop
 from jaxpipe.program import residuals
 
 X = jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)
 KERNEL = jnp.linspace(-2.0, 2.0, 9).reshape(3, 3)
 BIAS = jnp.arange(3.0)
 
-# layer, its parameters, and how many arrays of which shape backward needs besides the parameters
+
+def random_of(seed: int) -> Randomness:
+    return Randomness(jax.random.key_data(jax.random.key(seed)), jnp.int32(seed))
+
+
+def uniform(random: Randomness) -> jax.Array:
+    return jax.random.uniform(jax.random.wrap_key_data(random.key), X.shape)
+
+
+def dropped(y: jax.Array, random: Randomness) -> jax.Array:
+    return drop(y[None], random, rate=0.5, site=0, first_position=0)[0]
+
+
+# layer, its parameters, and how many arrays of which shape backward needs besides parameters and random
 CASES = {
-    "input": (lambda p, x: x @ p, KERNEL, [(2, 3)]),
+    "input": (lambda p, x, r: x @ p, KERNEL, [(2, 3)]),
     "input, and a parameter that is not needed": (
-        lambda p, x: x @ p["kernel"] + p["bias"],
+        lambda p, x, r: x @ p["kernel"] + p["bias"],
         {"bias": BIAS, "kernel": KERNEL},
         [(2, 3)],
     ),
-    "nested parameters": (lambda p, x: x @ p["a"][0] + p["b"][0], {"a": (KERNEL,), "b": [BIAS]}, [(2, 3)]),
-    "nothing": (lambda p, x: x + p["bias"], {"bias": BIAS}, []),
-    "an activation": (lambda p, x: jnp.exp(x) + p, BIAS, [(2, 3)]),
-    "no parameters": (lambda p, x: jnp.exp(x), {}, [(2, 3)]),
-    "an unused parameter": (lambda p, x: x @ p["kernel"], {"kernel": KERNEL, "unused": BIAS}, [(2, 3)]),
+    "nested parameters": (lambda p, x, r: x @ p["a"][0] + p["b"][0], {"a": (KERNEL,), "b": [BIAS]}, [(2, 3)]),
+    "nothing": (lambda p, x, r: x + p["bias"], {"bias": BIAS}, []),
+    "an activation": (lambda p, x, r: jnp.exp(x) + p, BIAS, [(2, 3)]),
+    "no parameters": (lambda p, x, r: jnp.exp(x), {}, [(2, 3)]),
+    "an unused parameter": (lambda p, x, r: x @ p["kernel"], {"kernel": KERNEL, "unused": BIAS}, [(2, 3)]),
+}
+RANDOM_CASES = {
+    "random numbers that are kept": (lambda p, x, r: x * uniform(r) + p, BIAS, [(2, 3)]),
+    "random numbers that are drawn again": (lambda p, x, r: dropped(x + p, r), BIAS, []),
+    "input, and random numbers that are drawn again": (lambda p, x, r: dropped(x @ p, r), KERNEL, [(2, 3)]),
 }
 
 
-@pytest.mark.parametrize("what", CASES)
-def test_forward_and_backward_are_the_whole_vjp(what):
-    layer, params, shapes = CASES[what]
-    y, kept = jax.jit(lambda p, x: residuals.forward(layer, p, x))(params, X)
-    assert [leaf.shape for leaf in kept] == shapes
+def forward(layer, params, random):
+    return jax.jit(lambda p, x, r: residuals.forward(layer, p, x, r))(params, X, random)
+
+
+def backward(layer, params, kept, random, dy):
+    x_like = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    return jax.jit(lambda p, k, r, dy: residuals.backward(layer, p, k, x_like, r, dy))(params, kept, random, dy)
+
+
+def assert_vjp(found, layer, params, random, dy):
+    expected = jax.vjp(lambda params, x: layer(params, x, random), params, X)[1](dy)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize(
+    ("what", "random"),
+    [
+        *((what, None) for what in CASES),
+        *((what, random_of(1)) for what in CASES),
+        *((what, random_of(1)) for what in RANDOM_CASES),
+    ],
+    ids=[*CASES, *(f"{what}, and unused random" for what in CASES), *RANDOM_CASES],
+)
+def test_forward_and_backward_are_the_whole_vjp(what, random):
+    layer, params, shapes = (CASES | RANDOM_CASES)[what]
+    y, kept = forward(layer, params, random)
+    np.testing.assert_allclose(y, layer(params, X, random), rtol=1e-6)
+    assert [(leaf.shape, leaf.dtype) for leaf in kept] == [(shape, X.dtype) for shape in shapes]
     # Other parameters than forward had: backward uses those that it is given, and none that forward kept.
-    dy, x_like = jnp.cos(y), jax.ShapeDtypeStruct(X.shape, X.dtype)
+    dy = jnp.cos(y)
     for scale in (1.0, 2.0):
         given = jax.tree.map(lambda leaf, scale=scale: scale * leaf, params)
-        found = jax.jit(lambda p, kept, dy: residuals.backward(layer, p, kept, x_like, dy))(given, kept, dy)
-        expected = jax.vjp(layer, given, X)[1](dy)
-        assert jax.tree.structure(found) == jax.tree.structure(expected)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
+        assert_vjp(backward(layer, given, kept, random, dy), layer, given, random, dy)
+
+
+def test_masks_are_drawn_from_the_key_that_backward_is_given():
+    layer, params, _ = RANDOM_CASES["input, and random numbers that are drawn again"]
+    y, kept = forward(layer, params, random_of(1))
+    for other in (random_of(2), random_of(3)):
+        assert np.any(np.asarray(layer(params, X, other)) != np.asarray(y))
+        assert_vjp(backward(layer, params, kept, other, jnp.ones_like(y)), layer, params, other, jnp.ones_like(y))

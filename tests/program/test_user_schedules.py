@@ -52,6 +52,19 @@ def test_gradients_of_bfloat16_add_up_in_float32():
         assert np.any(sum_ != sum_.astype("bfloat16").astype("float32"))
 
 
+@pytest.mark.parametrize("data", [1, 2])
+def test_compute_copies_are_the_masters_in_the_dtype_asked_for(data):
+    """Then float32 masters compute the same as masters that were rounded before, bit for bit."""
+    schedule = build("gpipe", num_devices=2, num_microbatches=3)
+    rounded = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), make_params(3))
+    results = []
+    for params, dtype in ((make_params(3), "bfloat16"), (rounded, None)):
+        pipeline = make_pipeline(schedule, num_layers=3, data=data, dtype=dtype)
+        results.append(pipeline.loss_and_grads(pipeline.to_stages(params), make_batch(3, "bfloat16")))
+    jax.tree.map(np.testing.assert_array_equal, *results)
+    assert {leaf.dtype for leaf in jax.tree.leaves(results)} == {np.dtype("float32")}
+
+
 def test_scale_multiplies_loss_and_gradients():
     pipeline = make_pipeline(build("1f1b", num_devices=2, num_microbatches=3), num_layers=2)
     params, batch = pipeline.to_stages(make_params(2)), make_batch(3)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tiny_models import run_quickly
 
 from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline, StageFunctions
@@ -29,7 +30,7 @@ FUNCTIONS = StageFunctions(embed=embed, layer=layer, head=head)
 def make_params(num_layers: int, dtype: str = "float32"):
     generator = np.random.default_rng(0)
 
-    def normal(*shape: int) -> np.ndarray:
+    def normal(*shape: int) -> jax.Array:
         return jnp.asarray(generator.normal(scale=0.3, size=shape), dtype)
 
     return {
@@ -52,7 +53,7 @@ def make_pipeline(schedule: Schedule, *, num_layers: int, data: int = 1, **optio
 def loss_and_grads(pipeline: Pipeline):
     """The pipeline's loss and its gradients in canonical layer order."""
     params = jax.jit(pipeline.to_stages)(make_params(pipeline.layout.num_layers))
-    loss, grads = pipeline.loss_and_grads(params, make_batch(pipeline.schedule.num_microbatches))
+    loss, grads = run_quickly(pipeline.loss_and_grads, params, make_batch(pipeline.schedule.num_microbatches))
     return loss, jax.jit(pipeline.from_stages)(grads)
 
 

@@ -12,6 +12,8 @@ from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Schedule
 
 MICROBATCH_SIZE, SEQ_LEN, VOCAB_SIZE = 2, 8, 32
+# What LLVM does costs time and changes nothing that is tested: XLA's program is the same text at any level.
+QUICKLY: Any = {"xla_backend_optimization_level": 0}
 _SIZES = {"hidden": 16, "num_heads": 4, "vocab_size": VOCAB_SIZE}
 
 
@@ -29,6 +31,11 @@ def config_of(family: str, *, num_layers: int, dropout: float = 0.0, **choices: 
         hidden_dropout=dropout / 3,
         **choices,
     )
+
+
+def run_quickly(function: Any, *arguments: Any) -> Any:
+    """What the jitted `function` returns."""
+    return function.lower(*arguments).compile(compiler_options=QUICKLY)(*arguments)
 
 
 @functools.cache
@@ -59,15 +66,30 @@ def pipeline_of(
     tensor: int = 1,
     devices: Any = None,
     deterministic: bool = False,
+    num_layers: int | None = None,
     **options: Any,
 ) -> Pipeline:
-    """The model of `config` on a data x pipe x tensor mesh."""
+    """The model of `config`, or as many layers of it, on a data x pipe x tensor mesh."""
     model = LanguageModel(config, TensorAxis(tensor, deterministic))
     return Pipeline(
         schedule,
         make_mesh(data=data, pipe=schedule.num_devices, tensor=tensor, devices=devices),
         StageFunctions.of(model),
-        num_layers=config.num_layers,
+        num_layers=num_layers or config.num_layers,
         deterministic=deterministic,
         **options,
     )
+
+
+def relative_errors(found: Any, expected: Any) -> dict[str, float]:
+    """Norm of the difference over norm, for every parameter, of the layer where it is largest."""
+    errors = {}
+    for part, per_layer in (("shared", False), ("layers", True)):
+        leaves = jax.tree_util.tree_leaves_with_path(found[part])
+        for (path, leaf), wanted in zip(leaves, jax.tree.leaves(expected[part]), strict=True):
+            assert leaf.shape == wanted.shape
+            axes = tuple(range(per_layer, leaf.ndim))
+            wanted = np.asarray(wanted, np.float64)
+            difference = np.sqrt(np.square(np.asarray(leaf, np.float64) - wanted).sum(axes))
+            errors[part + jax.tree_util.keystr(path)] = (difference / np.sqrt(np.square(wanted).sum(axes))).max()
+    return errors

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tiny_models import random_batch, random_params
+from tiny_models import QUICKLY, random_batch, random_params
 
 from jaxpipe.mesh import Randomness
 from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
@@ -20,8 +20,6 @@ NUM_STEPS, LEARNING_RATE, DROPOUT_SEED = 3, 1e-2, 7
 MAX_GRAD_NORM = 0.5  # less than any norm here: every step clips
 BETA1, EPSILON = 0.9, 1e-3
 ADAMW = optax.adamw(LEARNING_RATE, b1=BETA1, b2=0.95, eps=EPSILON, weight_decay=0.1, mask=is_kernel)
-# Under test is the program that XLA makes; the time that LLVM takes to make it fast is saved.
-QUICKLY = {"xla_backend_optimization_level": 0}
 
 
 class Training(NamedTuple):
@@ -46,14 +44,15 @@ def start_training(pipeline: Pipeline, config: GPTConfig | LlamaConfig) -> tuple
         max_grad_norm=MAX_GRAD_NORM,
         dropout_seed=DROPOUT_SEED if config.has_dropout else None,
     )
-    return state, train_step.lower(state, batch_of_step(pipeline, 0)).compile(compiler_options=QUICKLY)
+    batch = batches_on_mesh(pipeline)[0]
+    return state, train_step.lower(state, batch).compile(compiler_options=QUICKLY)
 
 
-def batch_of_step(pipeline: Pipeline, step: int) -> Any:
-    """The batch on the mesh, of which each process may hold a part."""
+def batches_on_mesh(pipeline: Pipeline) -> list[Any]:
+    """The batch of each step, of which each process may hold a part."""
     return jax.tree.map(
         lambda leaf: jax.make_array_from_callback(leaf.shape, pipeline.batch_sharding, leaf.__getitem__),
-        random_batch(pipeline.schedule.num_microbatches, seed=step),
+        batches(pipeline.schedule.num_microbatches),
     )
 
 
@@ -62,8 +61,8 @@ def train_pipelined(pipeline: Pipeline, config: GPTConfig | LlamaConfig) -> Trai
     state, train_step = start_training(pipeline, config)
     from_stages = jax.jit(pipeline.from_stages)
     metrics, first_moments = [], []
-    for i in range(NUM_STEPS):
-        state, metrics_of_step = train_step(state, batch_of_step(pipeline, i))
+    for batch in batches_on_mesh(pipeline):
+        state, metrics_of_step = train_step(state, batch)
         metrics.append(jax.tree.map(float, metrics_of_step))
         first_moments.append(jax.tree.map(np.asarray, from_stages(state.optimizer[0].mu)))
     return Training(
@@ -76,7 +75,12 @@ def train_pipelined(pipeline: Pipeline, config: GPTConfig | LlamaConfig) -> Trai
     )
 
 
-def train_on_one_device(config: GPTConfig | LlamaConfig, num_microbatches: int) -> Training:
+def batches(num_microbatches: int) -> list[dict[str, np.ndarray]]:
+    """The batch of each step."""
+    return [random_batch(num_microbatches, seed=step) for step in range(NUM_STEPS)]
+
+
+def train_on_one_device(config: GPTConfig | LlamaConfig, batches: list[dict[str, np.ndarray]]) -> Training:
     """The same by `jax.grad`, microbatch by microbatch, the gradients added up in float64."""
     clip = optax.clip_by_global_norm(MAX_GRAD_NORM)
     params, losses, norms, first = random_params(config), [], [], None
@@ -88,9 +92,9 @@ def train_on_one_device(config: GPTConfig | LlamaConfig, num_microbatches: int) 
         updates, state = ADAMW.update(clipped, state, params)
         return clipped, optax.apply_updates(params, updates), state
 
-    for i in range(NUM_STEPS):
+    for i, batch in enumerate(batches):
         key = jax.random.fold_in(jax.random.key(DROPOUT_SEED), i) if config.has_dropout else None
-        loss, grads = mean_loss_and_grads(config, params, random_batch(num_microbatches, seed=i), key)
+        loss, grads = mean_loss_and_grads(config, params, batch, key)
         losses.append(float(loss))
         norms.append(float(np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(grads)))))
         clipped, params, state = update(jax.tree.map(np.float32, grads), state, params)
@@ -112,17 +116,3 @@ def mean_loss_and_grads(config: Any, params: Any, batch: Any, key: jax.Array | N
 @functools.cache
 def _value_and_grad(config: GPTConfig | LlamaConfig) -> Any:
     return jax.jit(jax.value_and_grad(LanguageModel(config).loss_sum), compiler_options=QUICKLY)
-
-
-def relative_errors(found: Any, expected: Any) -> dict[str, float]:
-    """Norm of the difference over norm, for every parameter, of the layer where it is largest."""
-    errors = {}
-    for part, per_layer in (("shared", False), ("layers", True)):
-        leaves = jax.tree_util.tree_leaves_with_path(found[part])
-        for (path, leaf), wanted in zip(leaves, jax.tree.leaves(expected[part]), strict=True):
-            assert leaf.shape == wanted.shape
-            axes = tuple(range(per_layer, leaf.ndim))
-            wanted = np.asarray(wanted, np.float64)
-            difference = np.sqrt(np.square(np.asarray(leaf, np.float64) - wanted).sum(axes))
-            errors[part + jax.tree_util.keystr(path)] = (difference / np.sqrt(np.square(wanted).sum(axes))).max()
-    return errors

@@ -43,7 +43,7 @@ def test_only_kernels_decay(config):
     assert {path[-2].key for path, yes in jax.tree_util.tree_leaves_with_path(decayed) if yes} == {
         "head",
         "query_key_value",
-        "attention_output",
+        "output",
         "up",
         "down",
     }

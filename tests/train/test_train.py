@@ -2,53 +2,16 @@
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-SMALL = [
-    "--config.mesh.platform=cpu",
-    "--config.mesh.pipe=2",
-    "--config.mesh.data=2",
-    "--config.pipeline.num_microbatches=3",
-    "--config.model.num_layers=3",
-    "--config.model.hidden=16",
-    "--config.data.batch_size=12",
-    "--config.data.seq_len=16",
-    "--config.train.steps=6",
-    "--config.train.eval_every=3",
-    "--config.train.eval_batches=2",
-]
-
-
-def _run(module: str, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", f"jaxpipe.{module}", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def _train(workdir: Path, *arguments: str) -> subprocess.CompletedProcess:
-    return _run("train", "--config=configs/quickstart.py", f"--workdir={workdir}", *SMALL, *arguments)
-
-
-def _losses(workdir: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+from running import losses, metrics, run, train
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("run") / "first"
-    return workdir, _train(workdir)
+    return workdir, train(workdir, is_optimized=True)
 
 
 def test_a_run_leaves_its_files(trained):
@@ -56,14 +19,14 @@ def test_a_run_leaves_its_files(trained):
     assert done.returncode == 0, done.stderr
     config = json.loads((workdir / "config.json").read_text())
     assert config["pipeline"]["num_microbatches"] == 3
-    assert config["mesh"] == {"data": 2, "pipe": 2, "tensor": 1, "platform": "cpu"}
+    assert config["mesh"] == {"data": 2, "pipe": 2, "tensor": 1, "platform": "cpu", "deterministic": False}
     assert (workdir / "schedule.svg").read_text().startswith("<svg")
     assert list((workdir / "tensorboard").glob("events.*"))
     assert (workdir / "checkpoints" / "6").is_dir()
 
 
 def test_metrics_have_one_line_a_step(trained):
-    rows = [json.loads(line) for line in (trained[0] / "metrics.jsonl").read_text().splitlines()]
+    rows = metrics(trained[0])
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert all({"loss", "grad_norm", "learning_rate", "tokens_per_s", "step_time_s"} <= set(row) for row in rows)
     assert [row["step"] for row in rows if "eval_loss" in row] == [3, 6]
@@ -71,7 +34,7 @@ def test_metrics_have_one_line_a_step(trained):
     assert rows[-1]["eval_loss"] < rows[0]["loss"]
 
 
-def test_the_start_says_what_will_run(trained):
+def test_the_start_says_what_willrun(trained):
     text = trained[1].stdout
     assert "4 virtual CPU devices" in text
     assert "1f1b: 2 stages on 2 devices, 3 microbatches" in text
@@ -81,9 +44,9 @@ def test_the_start_says_what_will_run(trained):
 
 def test_eval_prints_the_last_held_out_loss_on_any_mesh_and_schedule(trained):
     workdir, _ = trained
-    expected = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])["eval_loss"]
+    expected = metrics(workdir)[-1]["eval_loss"]
     for arguments in ([], ["--config.mesh.pipe=3", "--config.mesh.data=1", "--config.pipeline.schedule=gpipe"]):
-        done = _run("eval", f"--workdir={workdir}", *arguments)
+        done = run("eval", f"--workdir={workdir}", *arguments)
         found = re.search(r"step 6: held-out loss ([\d.]+)", done.stdout)
         assert found, done.stderr
         assert float(found[1]) == pytest.approx(expected, abs=1e-3)
@@ -91,18 +54,18 @@ def test_eval_prints_the_last_held_out_loss_on_any_mesh_and_schedule(trained):
 
 def test_the_losses_do_not_depend_on_mesh_schedule_or_microbatches(trained, tmp_path):
     other = tmp_path / "other"
-    done = _train(
+    done = train(
         other, "--config.mesh.pipe=1", "--config.pipeline.schedule=gpipe", "--config.pipeline.num_microbatches=2"
     )
     assert done.returncode == 0, done.stderr
     # float32 sums in another order, six steps apart
-    assert _losses(other) == pytest.approx(_losses(trained[0]), rel=1e-4)
+    assert losses(other) == pytest.approx(losses(trained[0]), rel=1e-4)
 
 
 def test_a_run_is_never_overwritten(trained):
     workdir, _ = trained
     before = (workdir / "metrics.jsonl").read_bytes()
-    done = _train(workdir)
+    done = train(workdir)
     assert done.returncode == 2
     assert "holds a run" in done.stderr
     assert (workdir / "metrics.jsonl").read_bytes() == before
@@ -120,7 +83,7 @@ def test_a_run_is_never_overwritten(trained):
     ],
 )
 def test_errors_are_one_message_without_a_traceback(arguments, words, tmp_path):
-    done = _train(tmp_path / "run", *arguments)
+    done = train(tmp_path / "run", *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("ConfigError: ")
     assert words in done.stderr
@@ -131,18 +94,18 @@ def test_errors_are_one_message_without_a_traceback(arguments, words, tmp_path):
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_written(tmp_path):
     workdir = tmp_path / "run"
-    done = _train(workdir, "--config.optimizer.learning_rate=1e37")
+    done = train(workdir, "--config.optimizer.learning_rate=1e37")
     assert done.returncode == 2
     found = re.search(r"^TrainingError: step (\d): \w+=(nan|inf)\n +rule finite-numbers", done.stderr, re.MULTILINE)
     assert found, done.stderr
-    rows = (workdir / "metrics.jsonl").read_text().splitlines()
+    rows = metrics(workdir)
     assert len(rows) == int(found[1]) - 1
-    assert all(math.isfinite(number) for row in rows for number in json.loads(row).values())
+    assert all(math.isfinite(number) for row in rows for number in row.values())
     assert not (workdir / "checkpoints").exists()
 
 
 def test_eval_of_another_model_names_the_first_parameter_that_differs(trained):
-    done = _run("eval", f"--workdir={trained[0]}", "--config.model.hidden=32")
+    done = run("eval", f"--workdir={trained[0]}", "--config.model.hidden=32")
     assert done.returncode == 2
     assert done.stderr.startswith("ConfigError: the checkpoint")
     assert "rule checkpoint-model" in done.stderr
@@ -153,7 +116,7 @@ def test_eval_of_another_model_names_the_first_parameter_that_differs(trained):
 def test_a_config_file_without_get_config_is_named(tmp_path):
     config = tmp_path / "mine.py"
     config.write_text("STEPS = 3\n")
-    done = _run("train", f"--config={config}", f"--workdir={tmp_path}/run")
+    done = run("train", f"--config={config}", f"--workdir={tmp_path}/run")
     assert done.returncode == 2
     assert done.stderr.startswith(f"ConfigError: the config file '{config}' has no get_config\n")
 
@@ -164,7 +127,7 @@ def test_a_field_mistyped_in_a_config_file_names_the_closest(tmp_path):
         "from jaxpipe.config import base_config\n\n\ndef get_config(arg=''):\n    config = base_config()\n"
         "    config.pipeline.num_microbatch = 4\n    return config\n"
     )
-    done = _run("train", f"--config={config}", f"--workdir={tmp_path}/run")
+    done = run("train", f"--config={config}", f"--workdir={tmp_path}/run")
     assert done.returncode == 2
     assert 'Did you mean "num_microbatches"' in done.stderr
     assert "Traceback" not in done.stderr
