@@ -14,21 +14,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from jaxpipe.bench.absent_gpus import absent_gpus
 from jaxpipe.bench.memory import gradient_shapes, pool_shapes
 from jaxpipe.bench.workspace import workspace_bytes
-from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.hlo import overlapped_permutes, whole_writes
 from jaxpipe.training.optimizer import learning_rate, make_optimizer
 from jaxpipe.training.setup import build_pipeline
-from jaxpipe.training.step import TrainState, make_train_step
+from jaxpipe.training.step import make_train_step, state_like
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt3_13b.py"
 MESHES = ((2, 4), (4, 2))  # (pipe, tensor)
@@ -111,25 +107,6 @@ def kernel_shapes(pipeline: Pipeline, params: Any) -> set[str]:
     """The shapes of one layer's kernels where they are slices of the stack, as HLO writes them in bfloat16."""
     shapes = [part.compute_shape for part in jax.tree.leaves(pipeline.parts(params)["layers"])]
     return {f"bf16[1,1,{','.join(map(str, shape))}]" for shape in shapes if len(shape) > 1}
-
-
-def state_like(model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation) -> TrainState:
-    """Shapes and shardings of the train state, of which nothing is made."""
-
-    def init(key: jax.Array) -> TrainState:
-        params = pipeline.to_stages(model.init(key))
-        return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
-
-    shapes = jax.eval_shape(init, jax.random.key(0))
-    params, replicated = pipeline.shardings(shapes.params), NamedSharding(pipeline.mesh, P())
-    moments = optax.tree.map_params(
-        optimizer, lambda _, sharding: sharding, shapes.optimizer, params, transform_non_params=lambda _: replicated
-    )
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        TrainState(params, moments, replicated),
-    )
 
 
 def main() -> None:

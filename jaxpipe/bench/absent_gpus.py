@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from jaxpipe.mesh.devices import _GPU_FLAGS, _add_flags
+from jaxpipe.mesh.devices import GPU_FLAGS, add_flags
 
 # Fields and numbers as in XLA's own targets: openxla/xla, xla/backends/gpu/target_config/specs/a100_sxm_80.txtpb.
 A100_80G = """
@@ -62,7 +62,7 @@ def absent_gpus(num_devices: int, *, target: str = A100_80G) -> tuple[Any, ...]:
         num_devices: of them.
         target: what kind they are, a text proto of XLA's `GpuTargetConfigProto`.
     """
-    _add_flags({**_FLAGS, **_GPU_FLAGS})
+    add_flags({**_FLAGS, **GPU_FLAGS})
     jax.config.update("jax_platforms", "cpu")
     topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{num_devices}", target_config=target)
     return tuple(topology.devices)

@@ -22,7 +22,7 @@ _CPU_FLAGS = {
     "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
 }
 # Permutes overlap compute: the scheduler must hide them, and this pass would move them behind the action.
-_GPU_FLAGS = {
+GPU_FLAGS = {
     "xla_gpu_enable_latency_hiding_scheduler": "true",
     "xla_disable_hlo_passes": "collective-permute-motion",
 }
@@ -63,7 +63,7 @@ def choose_devices(num_devices: int, *, platform: str = "auto", deterministic: b
             "  repair: set mesh.platform='auto'"
         )
     if platform != "cpu":
-        _add_flags(_GPU_FLAGS | (_DETERMINISTIC_GPU_FLAGS if deterministic else {}))
+        add_flags(GPU_FLAGS | (_DETERMINISTIC_GPU_FLAGS if deterministic else {}))
     if platform != "gpu":
         _ask_for_cpu_devices(num_devices)
     gpus = [] if platform == "cpu" else _devices("gpu")
@@ -78,7 +78,7 @@ def choose_devices(num_devices: int, *, platform: str = "auto", deterministic: b
 
 
 def _ask_for_cpu_devices(num_devices: int) -> None:
-    _add_flags(_CPU_FLAGS)
+    add_flags(_CPU_FLAGS)
     if _COUNT_FLAG in os.environ["XLA_FLAGS"]:
         return
     try:
@@ -87,7 +87,7 @@ def _ask_for_cpu_devices(num_devices: int) -> None:
         pass  # The backends have started: _check_count says whether their devices are enough.
 
 
-def _add_flags(flags: dict[str, Any]) -> None:
+def add_flags(flags: dict[str, Any]) -> None:
     """Adds to XLA_FLAGS what the user has not set there."""
     given = os.environ.get("XLA_FLAGS", "")
     added = [f"--{name}={value}" for name, value in flags.items() if name not in given]
