@@ -1,6 +1,7 @@
 """A small GPT and a small LLaMA whose sizes all differ, numbers for them, and how near gradients must be."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ BATCH, SEQ, HIDDEN, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, NUM_LAYERS = 3, 10, 24,
 DROPOUT = {"embedding_dropout": 0.2, "attention_dropout": 0.3, "hidden_dropout": 0.4}
 KEY = jnp.array([3, 2**31 + 7], jnp.uint32)
 
-_SIZES = {"num_layers": NUM_LAYERS, "hidden": HIDDEN, "num_heads": NUM_HEADS, "vocab_size": VOCAB_SIZE}
+_SIZES: dict[str, Any] = {"num_layers": NUM_LAYERS, "hidden": HIDDEN, "num_heads": NUM_HEADS, "vocab_size": VOCAB_SIZE}
 CONFIGS = {
     "gpt": GPTConfig(**_SIZES, seq_len=12),
     "llama": LlamaConfig(**_SIZES, num_kv_heads=NUM_KV_HEADS, feed_forward=40, rope_theta=100.0, norm_epsilon=1e-2),
@@ -46,7 +47,7 @@ def stream(seed: int = 1) -> np.ndarray:
     return normal(BATCH, SEQ, HIDDEN, seed=seed)
 
 
-def tokens_and_targets() -> dict[str, np.ndarray]:
+def tokens_and_targets() -> dict[str, Any]:
     """A fifth of the targets, and all of the last sequence, are not valid."""
     generator = np.random.default_rng(2)
     tokens = generator.integers(VOCAB_SIZE, size=(BATCH, SEQ + 1), dtype=np.int32)

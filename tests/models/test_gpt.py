@@ -9,13 +9,10 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.models import LanguageModel
 
 
-def _init(config):
-    return jax.jit(LanguageModel(config).init)(jax.random.key(0))
-
-
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_parameters_are_those_of_the_textbook(tie_embeddings):
-    params = _init(config_of("gpt", tie_embeddings=tie_embeddings))
+    config = config_of("gpt", tie_embeddings=tie_embeddings)
+    params = jax.eval_shape(LanguageModel(config).init, jax.random.key(0))
     h = HIDDEN
     per_layer = 2 * 2 * h + (3 * h * h + 3 * h) + (h * h + h) + (4 * h * h + 4 * h) + (4 * h * h + h)
     assert sum(leaf.size for leaf in jax.tree.leaves(params["layers"])) == NUM_LAYERS * per_layer
@@ -25,7 +22,8 @@ def test_parameters_are_those_of_the_textbook(tie_embeddings):
 
 def test_products_back_to_the_stream_begin_smaller():
     """By sqrt(2 * num_layers): Radford et al. 2019, section 2.3."""
-    layers = _init(config_of("gpt", hidden=128, num_layers=8))["layers"]
+    model = LanguageModel(config_of("gpt", hidden=128, num_layers=8))
+    layers = jax.jit(model.init)(jax.random.key(0))["layers"]
     deviations = {name: float(np.std(layers["feed_forward"][name]["kernel"])) for name in ("up", "down")}
     assert deviations["up"] == pytest.approx((2 / (5 * 128)) ** 0.5, rel=0.02)
     assert deviations["down"] == pytest.approx(deviations["up"] / 4, rel=0.02)

@@ -1,6 +1,7 @@
 """What a layer saves for its backward: each array that it needs once, in compute dtype, split over `tensor`."""
 
 import itertools
+from typing import Any
 
 import jax
 import pytest
@@ -61,7 +62,7 @@ def _saved(config, dtype: str, num_devices: int, random) -> tuple[list[tuple], l
     x = jax.ShapeDtypeStruct((BATCH, SEQ // num_devices, HIDDEN), dtype)
 
     def trace(params, x, random):
-        _, vjp = jax.vjp(model.layer, params, x, random)
+        vjp: Any = jax.vjp(model.layer, params, x, random)[1]
         return [
             [leaf for leaf in jax.tree.leaves(kept) if hasattr(leaf, "shape")]
             for kept in (vjp.opaque_residuals, vjp.args_res[1:])

@@ -1,6 +1,7 @@
 """The train step around the pipeline: clipping, metrics, the key of each step; the eval step drops nothing."""
 
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +16,14 @@ from jaxpipe.schedules import build
 from jaxpipe.training.step import TrainState, make_eval_step, make_train_step
 
 NUM_MICROBATCHES, NUM_LAYERS = 3, 2
-SIZES = {"num_layers": NUM_LAYERS, "hidden": 16, "num_heads": 2, "vocab_size": 32, "seq_len": 8}
-DROPS = {"embedding_dropout": 0.2, "attention_dropout": 0.2, "hidden_dropout": 0.2}
+SIZES: dict[str, Any] = {"num_layers": NUM_LAYERS, "hidden": 16, "num_heads": 2, "vocab_size": 32, "seq_len": 8}
+DROPS: dict[str, Any] = {"embedding_dropout": 0.2, "attention_dropout": 0.2, "hidden_dropout": 0.2}
 # Its state is the gradient as it was given, so that a test can look at it.
 GIVEN = optax.trace(decay=0.0)
 QUICKLY = {"xla_backend_optimization_level": 0}  # LLVM's part of the compile time; XLA's program is the same
 
 
-def _pipeline(model: LanguageModel, **axes: int) -> Pipeline:
+def _pipeline(model: LanguageModel, **axes: Any) -> Pipeline:
     schedule = build("1f1b", num_devices=2, num_microbatches=NUM_MICROBATCHES)
     return Pipeline(schedule, make_mesh(pipe=2, **axes), StageFunctions.of(model), num_layers=NUM_LAYERS)
 

@@ -38,9 +38,9 @@ def test_a_llama_learns_on_a_mesh_with_tensor(llama):
     assert rows[-1]["eval_loss"] < rows[0]["loss"]
 
 
-@pytest.mark.parametrize("axes", [{"data": 1, "pipe": 1, "tensor": 1}, {"data": 2, "pipe": 3, "tensor": 1}])
-def test_a_checkpoint_has_the_same_loss_on_another_mesh(llama, axes):
-    done = run("eval", f"--workdir={llama[0]}", *[f"--config.mesh.{axis}={size}" for axis, size in axes.items()])
+def test_a_checkpoint_has_the_same_loss_on_another_mesh(llama):
+    axes = ["--config.mesh.data=2", "--config.mesh.pipe=3", "--config.mesh.tensor=1"]
+    done = run("eval", f"--workdir={llama[0]}", *axes)
     found = re.search(r"step 6: held-out loss ([\d.]+)", done.stdout)
     assert found, done.stderr
     # Printed with four digits; float32 sums in another order change the seventh.
