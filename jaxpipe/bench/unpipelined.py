@@ -17,7 +17,7 @@ PyTree = Any
 def loss_and_grads(
     model: LanguageModel, params: PyTree, batch: PyTree, scale: float, key: jax.Array | None = None
 ) -> tuple[jax.Array, PyTree]:
-    """Loss and gradients by `jax.value_and_grad`, scanned over layers and microbatches.
+    """Loss and float32 gradients by `jax.value_and_grad`, scanned over layers and microbatches.
 
     Args:
         model: as one device computes it.
@@ -35,8 +35,9 @@ def loss_and_grads(
         loss, grads = jax.value_and_grad(lambda params: scale * model.loss_sum(params, microbatch, random, index))(
             params
         )
-        return (sums[0] + loss, jax.tree.map(jnp.add, sums[1], grads)), None
+        grads = jax.tree.map(lambda total, grad: total + grad.astype(total.dtype), sums[1], grads)
+        return (sums[0] + loss, grads), None
 
-    zeros = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
+    zeros = (jnp.zeros((), jnp.float32), jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params))
     num_microbatches = jax.tree.leaves(batch)[0].shape[0]
     return lax.scan(microbatch, zeros, (jnp.arange(num_microbatches), batch))[0]

@@ -56,7 +56,8 @@ def test_a_config_is_legal_and_says_what_to_expect(name):
 
 
 def test_every_preset_is_counted():
-    assert set(NAMES) == LLAMA_PARAMETERS.keys() | GPT_PARAMETERS.keys() | {"quickstart", "bench_cpu"}
+    others = {"quickstart", "bench_cpu", "bench_cpu_llama"}
+    assert set(NAMES) == LLAMA_PARAMETERS.keys() | GPT_PARAMETERS.keys() | others
 
 
 @pytest.mark.parametrize("name", LLAMA_PARAMETERS)

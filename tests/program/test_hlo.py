@@ -87,15 +87,14 @@ def test_gradients_of_layers_are_reduced_in_the_loop_where_a_chunk_completes(fam
     num_positions = len(np.unique(table.position[table.completes.any(axis=1)]))
     assert 1 < num_positions < table.body_rounds
     found, entry = computations(text)
-    # Once for each of these positions, and with nothing beside; over `data`, as `tensor`'s sums are of activations.
-    along_data = "replica_groups={{0,4},{1,5},{2,6},{3,7}}"
+    # Once for each of these positions; activations, which `tensor` sums, have other shapes.
+    of_layers = Counter(reduced_shape(part, 2) for part in jax.tree.leaves(parts["layers"]))
     in_loops = Counter(
         instruction.shape
         for name, computation in found.items()
         for instruction in computation.instructions
-        if name != entry and instruction.opcode == "reduce-scatter" and along_data in instruction.rest
+        if name != entry and instruction.opcode == "reduce-scatter" and instruction.shape in of_layers
     )
-    of_layers = Counter(reduced_shape(part, 2) for part in jax.tree.leaves(parts["layers"]))
     assert in_loops == {shape: num_positions * count for shape, count in of_layers.items()}
     # What is left for the end: shared parameters, over `data` and `pipe`, and the loss.
     at_the_end = Counter(i.shape for i in found[entry].instructions if i.opcode == "reduce-scatter")
