@@ -27,8 +27,8 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
         compile_s (tracing, lowering and compiling); argument_bytes, temp_bytes, alias_bytes as XLA says;
         slot_bytes and the same as the literature counts it, formula_slot_bytes; num_slots; expected_temp_bytes:
         what `held_bytes` counts, and the largest of `workspace_bytes`;
-        hlo_slot_copies and hlo_gradient_copies: writes of a whole leaf of the page pool or of the running
-        gradient sums in the program's loops.
+        hlo_slot_copies and hlo_gradient_copies: writes of a whole leaf of the page pool, or of the running
+        gradient sums of several layers, in the program's loops.
     """
     config, pipeline, table = problem.config, problem.pipeline, problem.pipeline.table
     optimizer = make_optimizer(config)
@@ -71,9 +71,13 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
 
 
 def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
-    """The shapes of the layers' running gradient sums, as HLO writes them; only matrices, the big ones."""
+    """The shapes of the layers' running gradient sums, as HLO writes them; only matrices, the big ones.
+
+    None where a device has one layer: to add to its sum is to write the whole.
+    """
     pairs = zip(jax.tree.leaves(params["layers"]), jax.tree.leaves(pipeline.parts(params)["layers"]), strict=True)
-    shapes = [(*leaf.shape[1:3], *part.compute_shape) for leaf, part in pairs if len(part.compute_shape) > 1]
+    stacks = [(*leaf.shape[1:3], *part.compute_shape) for leaf, part in pairs if len(part.compute_shape) > 1]
+    shapes = [shape for shape in stacks if shape[:2] != (1, 1)]
     return {f"f32[{','.join(map(str, shape))}]" for shape in shapes}
 
 
