@@ -24,7 +24,7 @@ from jaxpipe.training.evaluate import heldout_loss
 from jaxpipe.training.metrics import MetricsWriter, check_finite
 from jaxpipe.training.optimizer import learning_rate, make_optimizer
 from jaxpipe.training.report import report
-from jaxpipe.training.setup import put_batch, set_up
+from jaxpipe.training.setup import dropout_seed, put_batch, set_up
 from jaxpipe.training.step import init_state, make_eval_step, make_train_step
 
 FLAGS = flags.FLAGS
@@ -61,7 +61,7 @@ def main(_: Sequence[str]) -> None:
         optimizer,
         learning_rate(config),
         max_grad_norm=config.optimizer.max_grad_norm,
-        dropout_seed=config.train.seed if setup.model.config.has_dropout else None,
+        dropout_seed=dropout_seed(config, setup.model),
     )
     train_step = train_step.lower(state, first_batch)
 

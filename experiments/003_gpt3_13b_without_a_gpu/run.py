@@ -23,7 +23,7 @@ from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.hlo import overlapped_permutes, whole_writes
 from jaxpipe.training.optimizer import learning_rate, make_optimizer
-from jaxpipe.training.setup import build_pipeline
+from jaxpipe.training.setup import build_pipeline, dropout_seed
 from jaxpipe.training.step import make_train_step, state_like
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt3_13b.py"
@@ -69,7 +69,7 @@ def compile_step(config: ConfigDict, devices: Sequence[Any]) -> Report:
     """Compiles the training step of a checked config for `devices`."""
     model, pipeline = build_pipeline(config, devices)
     optimizer = make_optimizer(config)
-    has_dropout = model.config.has_dropout
+    seed = dropout_seed(config, model)
     state = state_like(model, pipeline, optimizer)
     num_microbatches = config.pipeline.num_microbatches
     shape = (num_microbatches, config.data.batch_size // num_microbatches, config.data.seq_len)
@@ -80,7 +80,7 @@ def compile_step(config: ConfigDict, devices: Sequence[Any]) -> Report:
         optimizer,
         learning_rate(config),
         max_grad_norm=config.optimizer.max_grad_norm,
-        dropout_seed=config.train.seed if has_dropout else None,
+        dropout_seed=seed,
     )
     start = time.perf_counter()
     compiled = step.lower(state, batch).compile()
@@ -94,7 +94,7 @@ def compile_step(config: ConfigDict, devices: Sequence[Any]) -> Report:
         state_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         held=held_bytes(pipeline, state.params, batch),
-        workspace=workspace_bytes(pipeline, state.params, batch, has_dropout=has_dropout),
+        workspace=workspace_bytes(pipeline, state.params, batch, has_dropout=seed is not None),
         permutes=permutes,
         hidden_permutes=hidden_permutes,
         pool_writes=len(whole_writes(text, pool)),

@@ -26,7 +26,7 @@ from jaxpipe.bench.timing import median, timed
 from jaxpipe.config import check
 from jaxpipe.config.command_line import require, run
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh import choose_devices
+from jaxpipe.training.setup import devices_of
 
 FLAGS = flags.FLAGS
 
@@ -87,11 +87,7 @@ def _check_process(process: int | None, coordinator: str | None, *, num_processe
 
 def _measure(config: ConfigDict) -> dict[str, Any]:
     """All in this process, the mesh on virtual devices (or GPUs)."""
-    mesh = config.mesh
-    devices = choose_devices(
-        mesh.data * mesh.pipe * mesh.tensor, platform=mesh.platform, deterministic=mesh.deterministic
-    ).devices
-    problem = make_problem(config, devices)
+    problem = make_problem(config, devices_of(config).devices)
     memory = measure_memory(problem)
     pipelined, unpipelined = problem.compile_pipelined(), problem.compile_unpipelined()
     for warm_up in (pipelined, unpipelined):

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from jaxpipe.bench import unpipelined
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
-from jaxpipe.training.setup import build_pipeline
+from jaxpipe.training.setup import build_pipeline, dropout_seed
 
 PyTree = Any
 
@@ -89,5 +89,5 @@ def make_problem(config: ConfigDict, devices: tuple[Any, ...]) -> Problem:
         canonical=jax.jit(computed_with)(),
         local_batch=local_batch,
         scale=np.float32(1 / tokens[1].size),
-        dropout_seed=config.train.seed if model.config.has_dropout else None,
+        dropout_seed=dropout_seed(config, model),
     )

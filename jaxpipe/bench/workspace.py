@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.mesh import Randomness
 from jaxpipe.program import Pipeline, residuals
+from jaxpipe.program.actions import add
 
 PyTree = Any
 _NUM_LAYERS = 2  # of which the part computes with one, so that it takes a slice as an action does
@@ -36,13 +37,11 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         and embed_backward, likewise.
     """
     functions, x = pipeline.functions, pipeline.message_like(params, batch)
-    parts = pipeline.parts(params)
-    copies = jax.tree.map(lambda part, leaf: _like(part.compute_shape, pipeline.dtype or leaf.dtype), parts, params)
-    shared, layers = copies["shared"], _stacked(copies["layers"])
+    copies, microbatch = pipeline.local_shapes(params, batch)
+    shared, layers = copies["shared"], _stacked(copies["layer"])
     pages = _stacked(pipeline.page_like(params, batch, random=has_dropout))
     random = Randomness.like() if has_dropout else None
-    num_data, index, scale = pipeline.mesh.shape["data"], _like((), np.int32), _like((), np.float32)
-    microbatch = jax.tree.map(lambda leaf: _like((leaf.shape[1] // num_data, *leaf.shape[2:]), leaf.dtype), batch)
+    index, scale = _like((), np.int32), _like((), np.float32)
 
     def layer_forward(layers: PyTree, x: jax.Array, random: Randomness | None, i: jax.Array) -> Any:
         return residuals.forward(functions.layer, _at(layers, i), x, random)
@@ -56,11 +55,11 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: jax.Array) -> Any:
         loss, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
         d_shared, dy = vjp(scale)
-        return _add(sums, d_shared), dy, loss
+        return add(sums, d_shared), dy, loss
 
     def embed_backward(sums: PyTree, shared: PyTree, microbatch: PyTree, random: Randomness | None, dx: Any) -> Any:
         _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
-        return _add(sums, vjp(dx)[0])
+        return add(sums, vjp(dx)[0])
 
     return {
         "layer_forward": _temp_bytes(pipeline, layer_forward, None, layers, x, random, index),
@@ -90,7 +89,3 @@ def _stacked(tree: PyTree) -> PyTree:
 
 def _at(tree: PyTree, i: jax.Array) -> PyTree:
     return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, 0, keepdims=False), tree)
-
-
-def _add(sums: PyTree, gradients: PyTree) -> PyTree:
-    return jax.tree.map(lambda total, gradient: total + gradient.astype(total.dtype), sums, gradients)

@@ -130,7 +130,7 @@ class Actions:
                 return y, loss + self.scale * functions.head(shared, y, microbatch), sums
             value, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
             d_shared, dy = vjp(self.scale.astype(value.dtype))
-            return dy, loss + self.scale * value, _add(sums, d_shared)
+            return dy, loss + self.scale * value, add(sums, d_shared)
 
         ends = (y, state.loss, state.grads["shared"])
         message, loss, sums = when(row.stage == self.num_stages - 1, turn_around, ends)
@@ -157,7 +157,7 @@ class Actions:
             microbatch = self._microbatch(row)
             random = self._random(row, EMBEDDING)
             _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
-            return _add(sums, vjp(dx)[0])
+            return add(sums, vjp(dx)[0])
 
         sums = when(row.stage == 0, embed, state.grads["shared"])
         return state._replace(message=dx, grads={"shared": sums, "layers": layers})
@@ -197,6 +197,6 @@ def _slice(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:
     return lax.dynamic_slice(leaf, (chunk, layer) + (0,) * (leaf.ndim - 2), (1, 1, *leaf.shape[2:]))
 
 
-def _add(totals: PyTree, values: PyTree) -> PyTree:
+def add(totals: PyTree, values: PyTree) -> PyTree:
     """Running sums with `values` added."""
     return jax.tree.map(lambda total, value: total + value.astype(total.dtype), totals, values)

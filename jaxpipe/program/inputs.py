@@ -50,8 +50,8 @@ def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunc
             f"the mesh has tensor={mesh.shape['tensor']}, and no parameter is split over it.\n"
             "  rule tensor-axis: functions that know of `tensor` say in `specs` what it splits; others would do the "
             "same work on all its devices\n"
-            "  repair: make the functions for this tensor axis, for example LanguageModel(config, "
-            f"tensor=TensorAxis({mesh.shape['tensor']})).functions, or use tensor=1"
+            "  repair: make the functions for this tensor axis, for example StageFunctions.of(LanguageModel(config, "
+            f"TensorAxis({mesh.shape['tensor']}))), or use tensor=1"
         )
 
 

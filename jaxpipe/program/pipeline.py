@@ -152,14 +152,14 @@ class Pipeline:
             batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
             random: whether the step has a key.
         """
-        params, microbatch = self._local(params, batch)
+        params, microbatch = self.local_shapes(params, batch)
         x = check_functions(self.functions, self.mesh, params, microbatch)
         keep = partial(residuals.forward, self.functions.layer)
         return shapes_on_a_device(self.mesh, keep, params["layer"], x, Randomness.like() if random else None)[1]
 
     def message_like(self, params: PyTree, batch: PyTree) -> jax.ShapeDtypeStruct:
         """Shape and dtype of one message between stages, on one device."""
-        return check_functions(self.functions, self.mesh, *self._local(params, batch))
+        return check_functions(self.functions, self.mesh, *self.local_shapes(params, batch))
 
     def _run(
         self, table: RoundTable, params: PyTree, batch: PyTree, scale: jax.Array | float, key: jax.Array | None
@@ -227,8 +227,8 @@ class Pipeline:
         layers = jax.tree.map(lambda leaf: leaf[None], reduced_parts(state.grads["layers"], parts["layers"]))
         return loss, {"shared": shared, "layers": layers}
 
-    def _local(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Shapes on one device: compute copies of one layer's and the shared parameters, and one microbatch."""
+    def local_shapes(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """Shapes on one device: compute copies {"shared", "layer"}, the latter of one layer, and one microbatch."""
 
         def copy(leaf: Any, part: Part) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(part.compute_shape, leaf.dtype if self.dtype is None else self.dtype)

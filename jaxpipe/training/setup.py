@@ -44,7 +44,7 @@ def set_up(config: ConfigDict) -> Setup:
     Raises:
         ConfigError: files or devices that are not there.
     """
-    data, mesh = config.data, config.mesh
+    data = config.data
     corpus = load_corpus(
         data.files, heldout_fraction=data.heldout_fraction, batch_size=data.batch_size, seq_len=data.seq_len
     )
@@ -58,11 +58,25 @@ def set_up(config: ConfigDict) -> Setup:
             seed=data.seed,
         )
 
-    devices = choose_devices(
-        mesh.data * mesh.pipe * mesh.tensor, platform=mesh.platform, deterministic=mesh.deterministic
-    )
+    devices = devices_of(config)
     model, pipeline = build_pipeline(config, devices.devices)
     return Setup(corpus, batches_of(corpus.train), batches_of(corpus.heldout), devices, model, pipeline)
+
+
+def devices_of(config: ConfigDict) -> Devices:
+    """The devices of the config's mesh; before any other use of jax.
+
+    Raises:
+        ConfigError: devices that are not there.
+    """
+    mesh = config.mesh
+    num_devices = mesh.data * mesh.pipe * mesh.tensor
+    return choose_devices(num_devices, platform=mesh.platform, deterministic=mesh.deterministic)
+
+
+def dropout_seed(config: ConfigDict, model: LanguageModel) -> int | None:
+    """What decides, with the step, what training drops; None where the model drops nothing."""
+    return config.train.seed if model.config.has_dropout else None
 
 
 def build_pipeline(config: ConfigDict, devices: Sequence[Any]) -> tuple[LanguageModel, Pipeline]:
