@@ -55,7 +55,7 @@ def main() -> None:
     compiled = pipeline.loss_and_grads.lower(params, batch, 1.0).compile()
     compile_s = time.perf_counter() - start
     text, memory = compiled.as_text(), compiled.memory_analysis()
-    pool = pool_shapes(pipeline.table.storage.num_pages, pipeline.page_like(params, batch))
+    pool = pool_shapes(pipeline.table.storage.num_pages, pipeline.pages(params, batch))
     permutes, hidden = overlapped_permutes(text)
     held = held_bytes(pipeline, params, batch)
     workspace = max(workspace_bytes(pipeline, params, batch, has_dropout=False).values())

@@ -87,7 +87,7 @@ def compile_step(config: ConfigDict, devices: Sequence[Any]) -> Report:
     compile_s = time.perf_counter() - start
 
     memory, text = compiled.memory_analysis(), compiled.as_text()
-    pool = pool_shapes(pipeline.table.storage.num_pages, pipeline.page_like(state.params, batch))
+    pool = pool_shapes(pipeline.table.storage.num_pages, pipeline.pages(state.params, batch))
     permutes, hidden_permutes = overlapped_permutes(text)
     return Report(
         compile_s=compile_s,

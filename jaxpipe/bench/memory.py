@@ -14,6 +14,7 @@ from jaxpipe.config import model_config
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.hlo import whole_writes
+from jaxpipe.program.pages import PageForm
 from jaxpipe.training.optimizer import learning_rate, make_optimizer
 from jaxpipe.training.step import init_state, make_train_step
 
@@ -45,7 +46,7 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
     compile_s = time.perf_counter() - start
     memory, text = compiled.memory_analysis(), compiled.as_text()
 
-    pages = pipeline.page_like(problem.params, problem.batch)
+    pages = pipeline.pages(problem.params, problem.batch)
     held = held_bytes(pipeline, problem.params, problem.batch)
     workspace = workspace_bytes(pipeline, problem.params, problem.batch, has_dropout=problem.dropout_seed is not None)
     message = pipeline.message_like(problem.params, problem.batch)
@@ -81,6 +82,7 @@ def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
     return {f"f32[{','.join(map(str, shape))}]" for shape in shapes}
 
 
-def pool_shapes(num_pages: int, pages: list[jax.ShapeDtypeStruct]) -> set[str]:
+def pool_shapes(num_pages: int, pages: PageForm) -> set[str]:
     """The shapes of the page pool's leaves, as HLO writes them."""
-    return {f"{_HLO_DTYPES[str(page.dtype)]}[{num_pages},{page.size}]" for page in pages}
+    rows = pages.pool_like(num_pages)
+    return {f"{_HLO_DTYPES[str(row.dtype)]}[{num_pages},{row.shape[1]}]" for row in rows}

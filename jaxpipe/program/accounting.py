@@ -21,9 +21,9 @@ def held_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> dict[str, i
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
 
     Returns:
-        pages: residuals; weights: compute copies of the parameters, where they are not the masters
-        themselves; gradients: float32 running sums; messages: those that wait, the one at work, the one sent
-        and one for each permute in flight.
+        pages: residuals, own and parked; transit: see `transit_bytes`; weights: compute copies of the parameters,
+        where they are not the masters themselves; gradients: float32 running sums; messages: those that wait, the
+        one at work, the one sent and one for each permute in flight.
     """
     storage, message = pipeline.table.storage, _bytes(pipeline.message_like(params, batch))
     num_in_flight = max(map(len, pipeline.table.permutes), default=0)
@@ -34,12 +34,31 @@ def held_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> dict[str, i
         dtype = jnp.dtype(pipeline.dtype or leaf.dtype)
         kinds["weights"] += size * dtype.itemsize if part.master_dim is not None or dtype != leaf.dtype else 0
         kinds["gradients"] += 4 * size
-    pages = sum(_bytes(page) for page in pipeline.page_like(params, batch))
     return {
-        "pages": storage.num_pages * pages,
+        "pages": storage.num_pages * pipeline.pages(params, batch).num_bytes,
+        "transit": transit_bytes(pipeline, params, batch),
         **kinds,
         "messages": (storage.num_inbox + 1 + 2 + num_in_flight) * message,
     }
+
+
+def transit_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> int:
+    """Bytes per device of pages on their way between the two devices of a pair.
+
+    A page that travels during an action is held twice all the while: the copy that is sent, and the place where it
+    lands before it goes into the pool.
+
+    Args:
+        params: staged, or their shapes.
+        batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
+    """
+    num_lanes = 0  # pages sent at once; no schedule that the program runs parks any
+    return 2 * num_lanes * pipeline.pages(params, batch).num_bytes
+
+
+def bytes_per_device(tree: PyTree) -> int:
+    """Bytes of each device's part of arrays, or of shapes with shardings."""
+    return sum(leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
 def _bytes(array: jax.ShapeDtypeStruct) -> int:

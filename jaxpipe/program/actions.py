@@ -18,6 +18,7 @@ from jaxpipe.mesh import Randomness
 from jaxpipe.program import residuals
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.guard import when
+from jaxpipe.program.pages import PageForm
 from jaxpipe.program.partition import reduce_chunk
 from jaxpipe.schedules.action import Kind
 
@@ -30,7 +31,7 @@ class State(NamedTuple):
     """What an action changes, in place."""
 
     message: jax.Array  # x.shape: before the action what it reads, after it what it produced
-    pool: list[jax.Array]  # [num_pages, numbers of the residual] for each residual of a layer
+    pool: list[jax.Array]  # [num_pages, width] for each dtype of residuals
     grads: PyTree  # float32 running sums: {"shared", "layers": [chunk, layer, ...]}
     loss: jax.Array  # float32 running sum
     num_done: jax.Array  # int32: actions so far
@@ -64,7 +65,7 @@ class Actions:
     static_layers: int | None  # layers of every stage, where they are equal
     num_stages: int
     x_like: jax.ShapeDtypeStruct
-    page_like: list[jax.ShapeDtypeStruct]
+    pages: PageForm
     keeps_residuals: bool  # False: forwards alone, no gradients
     parts: PyTree  # how devices hold the layers' parameters
     deterministic: bool  # whether sums over devices are added in mesh order
@@ -119,8 +120,7 @@ class Actions:
             if not self.keeps_residuals:
                 return functions.layer(self._layer_params(row, i), x, random), pool
             y, kept = residuals.forward(functions.layer, self._layer_params(row, i), x, random)
-            page = row.pages[i]
-            return y, [_write_page(leaf, page, residual) for leaf, residual in zip(pool, kept, strict=True)]
+            return y, self.pages.write(pool, row.pages[i], kept)
 
         y, pool = lax.fori_loop(0, self._num_layers(row), layer, (x, state.pool))
 
@@ -143,8 +143,7 @@ class Actions:
         def layer(turn: jax.Array, walk: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
             dy, sums = walk
             i = num_layers - 1 - turn
-            page = row.pages[i]
-            kept = [_read_page(leaf, page, like) for leaf, like in zip(state.pool, self.page_like, strict=True)]
+            kept = self.pages.read(state.pool, row.pages[i])
             random = self._random(row, self.first_layer[row.chunk] + i)
             layer_params = self._layer_params(row, i)
             d_params, dx = residuals.backward(functions.layer, layer_params, kept, self.x_like, random, dy)
@@ -161,20 +160,6 @@ class Actions:
 
         sums = when(row.stage == 0, embed, state.grads["shared"])
         return state._replace(message=dx, grads={"shared": sums, "layers": layers})
-
-
-def _write_page(leaf: jax.Array, page: jax.Array, residual: jax.Array) -> jax.Array:
-    """`leaf` with `residual` in its row `page`, in place.
-
-    Rows are flat: between forward and backward that prefer different orders of dims, XLA would bring a whole
-    leaf from one order into the other.
-    """
-    return lax.dynamic_update_slice(leaf, residual.reshape(1, -1), (page, 0))
-
-
-def _read_page(leaf: jax.Array, page: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """The residual in row `page` of `leaf`."""
-    return lax.dynamic_slice(leaf, (page, 0), (1, leaf.shape[1])).reshape(like.shape)
 
 
 def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ from jaxpipe.program.actions import Actions, Row, State
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.inputs import check_actions, check_functions, check_inputs, check_mesh, shapes_on_a_device
 from jaxpipe.program.layout import Layout, balanced_split
+from jaxpipe.program.pages import PageForm
 from jaxpipe.program.partition import Part, compute_copies, partition, reduced_parts
 from jaxpipe.program.rounds import Carry, run_rounds
 from jaxpipe.schedules.forwards import forwards
@@ -141,11 +142,10 @@ class Pipeline:
 
     def slot_bytes(self, params: PyTree, batch: PyTree) -> int:
         """Bytes per device of the residuals of one (stage, microbatch), on the longest stage."""
-        page = sum(leaf.size * leaf.dtype.itemsize for leaf in self.page_like(params, batch))
-        return page * max(self.layers_per_stage)
+        return self.pages(params, batch).num_bytes * max(self.layers_per_stage)
 
-    def page_like(self, params: PyTree, batch: PyTree, *, random: bool = True) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of one page: what one layer keeps of one microbatch on one device.
+    def pages(self, params: PyTree, batch: PyTree, *, random: bool = True) -> PageForm:
+        """What a page holds: what one layer keeps of one microbatch on one device.
 
         Args:
             params: staged, or their shapes.
@@ -155,7 +155,8 @@ class Pipeline:
         params, microbatch = self.local_shapes(params, batch)
         x = check_functions(self.functions, self.mesh, params, microbatch)
         keep = partial(residuals.forward, self.functions.layer)
-        return shapes_on_a_device(self.mesh, keep, params["layer"], x, Randomness.like() if random else None)[1]
+        kept = shapes_on_a_device(self.mesh, keep, params["layer"], x, Randomness.like() if random else None)[1]
+        return PageForm(tuple(kept))
 
     def message_like(self, params: PyTree, batch: PyTree) -> jax.ShapeDtypeStruct:
         """Shape and dtype of one message between stages, on one device."""
@@ -166,12 +167,12 @@ class Pipeline:
     ) -> tuple[jax.Array, PyTree]:
         check_inputs(self.schedule, self.mesh, self.layout, params, batch)
         parts, x_like = self.parts(params), self.message_like(params, batch)
-        page_like = self.page_like(params, batch, random=key is not None)
+        pages = self.pages(params, batch, random=key is not None)
 
         def step(params: PyTree, batch: PyTree, scale: jax.Array, key: Any, rows: Row) -> tuple[jax.Array, PyTree]:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = compute_copies({**params, "layers": layers}, parts, self.dtype)
-            actions = self._actions(table, params, parts, batch, scale, key, x_like, page_like)
+            actions = self._actions(table, params, parts, batch, scale, key, x_like, pages)
             return self._totals(run_rounds(table, actions, rows, _empty_carry(table, actions)).state, parts)
 
         specs = jax.tree.map(lambda part: part.spec(), parts)
@@ -192,7 +193,7 @@ class Pipeline:
         scale: jax.Array,
         key: jax.Array | None,
         x_like: jax.ShapeDtypeStruct,
-        page_like: list[jax.ShapeDtypeStruct],
+        pages: PageForm,
     ) -> Actions:
         """The actions of one device, inside shard_map."""
         equal = len(set(self.layers_per_stage)) == 1
@@ -208,7 +209,7 @@ class Pipeline:
             static_layers=self.layers_per_stage[0] if equal else None,
             num_stages=self.schedule.num_stages,
             x_like=x_like,
-            page_like=page_like,
+            pages=pages,
             keeps_residuals=table.has_backward,
             parts=parts["layers"],
             deterministic=self.deterministic,
@@ -255,7 +256,7 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
     message = empty(x_like.shape, x_like.dtype)
     state = State(
         message=message,
-        pool=[empty((storage.num_pages, page.size), page.dtype) for page in actions.page_like if table.has_backward],
+        pool=[empty(row.shape, row.dtype) for row in actions.pages.pool_like(storage.num_pages) if table.has_backward],
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
         loss=jnp.zeros((), jnp.float32),
         num_done=jnp.zeros((), jnp.int32),

@@ -36,7 +36,7 @@ def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, da
     tokens = jax.ShapeDtypeStruct((schedule.num_microbatches, 2, seq_len), jnp.int32)
     batch = {"tokens": tokens, "targets": tokens}
     compiled: Any = pipeline.loss_and_grads.lower(params, batch, 1.0).compile(compiler_options=QUICKLY)
-    return pipeline, params, pipeline.page_like(params, batch), compiled.as_text()
+    return pipeline, params, pipeline.pages(params, batch), compiled.as_text()
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     functions, x = pipeline.functions, pipeline.message_like(params, batch)
     copies, microbatch = pipeline.local_shapes(params, batch)
     shared, layers = copies["shared"], _stacked(copies["layer"])
-    pages = _stacked(pipeline.page_like(params, batch, random=has_dropout))
+    pages = _stacked(list(pipeline.pages(params, batch, random=has_dropout).residuals))
     random = Randomness.like() if has_dropout else None
     index, scale = _like((), np.int32), _like((), np.float32)
 

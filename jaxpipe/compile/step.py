@@ -1,0 +1,70 @@
+"""The training step of a config, compiled from shapes alone: no parameter and no token is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from jaxpipe.program import Pipeline
+from jaxpipe.training.optimizer import learning_rate, make_optimizer
+from jaxpipe.training.setup import build_pipeline, dropout_seed
+from jaxpipe.training.step import TrainState, make_train_step, state_like
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """One compiled training step.
+
+    Attributes:
+        pipeline: whose step it is.
+        state: shapes and shardings of the train state.
+        batch: of the batch, leaves [num_microbatches, microbatch size, seq].
+        has_dropout: whether the step drops anything.
+        compiled: jax's compiled step (state, batch) -> (state, metrics).
+        compile_s: tracing, lowering and compiling.
+    """
+
+    pipeline: Pipeline
+    state: TrainState
+    batch: dict[str, jax.ShapeDtypeStruct]
+    has_dropout: bool
+    compiled: Any
+    compile_s: float
+
+
+def compile_step(config: ConfigDict, devices: Sequence[Any]) -> CompiledStep:
+    """The training step that `jaxpipe.train` would run.
+
+    Args:
+        config: checked.
+        devices: data x pipe x tensor of them, in mesh order; they need not be there.
+
+    Raises:
+        ConfigError: `model.attention` cannot be compiled for these devices.
+    """
+    model, pipeline = build_pipeline(config, devices)
+    optimizer, seed = make_optimizer(config), dropout_seed(config, model)
+    state, batch = state_like(model, pipeline, optimizer), _batch_like(config, pipeline)
+    step = make_train_step(
+        pipeline,
+        optimizer,
+        learning_rate(config),
+        max_grad_norm=config.optimizer.max_grad_norm,
+        dropout_seed=seed,
+    )
+    start = time.perf_counter()
+    compiled = step.lower(state, batch).compile()
+    return CompiledStep(pipeline, state, batch, seed is not None, compiled, time.perf_counter() - start)
+
+
+def _batch_like(config: ConfigDict, pipeline: Pipeline) -> dict[str, jax.ShapeDtypeStruct]:
+    num_microbatches = config.pipeline.num_microbatches
+    shape = (num_microbatches, config.data.batch_size // num_microbatches, config.data.seq_len)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=pipeline.batch_sharding)
+    return {"tokens": tokens, "targets": tokens}
