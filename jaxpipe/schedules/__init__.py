@@ -1,13 +1,16 @@
 """Schedules as values: generators, rules, simulator and pictures. Nothing here imports JAX."""
 
 from jaxpipe.schedules.action import NO_MICROBATCH, Action, Kind, parse_action
+from jaxpipe.schedules.balance import balance
 from jaxpipe.schedules.csv_form import from_csv, read_csv, to_csv
 from jaxpipe.schedules.json_form import from_json, to_json
+from jaxpipe.schedules.memory import Stored, peak_activations, stored
 from jaxpipe.schedules.placement import Placement, linear
 from jaxpipe.schedules.registry import REGISTRY, build
 from jaxpipe.schedules.rules import RULES, Violation, check, violations
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Costs, Timeline, peak_activations, simulate
+from jaxpipe.schedules.simulate import Costs, Timeline, simulate
+from jaxpipe.schedules.transfers import Transfers, transfers
 
 __all__ = [
     "NO_MICROBATCH",
@@ -18,8 +21,11 @@ __all__ = [
     "Kind",
     "Placement",
     "Schedule",
+    "Stored",
     "Timeline",
+    "Transfers",
     "Violation",
+    "balance",
     "build",
     "check",
     "from_csv",
@@ -29,7 +35,9 @@ __all__ = [
     "peak_activations",
     "read_csv",
     "simulate",
+    "stored",
     "to_csv",
     "to_json",
+    "transfers",
     "violations",
 ]

@@ -32,6 +32,7 @@ class Kind(enum.IntEnum):
 
 
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
+MOVE_KINDS = frozenset({Kind.EVICT, Kind.LOAD})  # transfers between the two devices of a pair
 
 _TEXT = re.compile(r"(\d+)(EVICT|LOAD|SYNC|F|B|I|W)(\d*)(?:@(\d+))?")
 

@@ -1,31 +1,36 @@
-"""Schedules as CSV: PyTorch's compute-only format, for schedules of one replica.
+"""Schedules as CSV: PyTorch's compute-only format, and our EVICT and LOAD, for schedules of one replica.
 
 One line per device, cells as `2F0`; empty cells are idle steps and are dropped. PyTorch
 (`torch.distributed.pipelining`) writes this with `_dump_csv(file, format="compute_only")` and reads it with
 `_load_csv(file, format="compute_only")`. Its cells `(2F0;1B3)OVERLAP_F_B` are read as their parts in
-order. The format knows no replicas, EVICT, LOAD or SYNC: `json_form` does.
+order. Cells `0EVICT2` and `0LOAD2` are ours, as is a first line `# parked: 1/2 1 1 1`, one share for each
+stage. There is no place for replicas or SYNC: `json_form` has it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from fractions import Fraction
 from pathlib import Path
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.action import COMPUTE_KINDS, Action, parse_action
+from jaxpipe.schedules.action import COMPUTE_KINDS, MOVE_KINDS, Action, parse_action
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.shares import parse_shares
 
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
-_RULE = "compute-only-csv: one line per device; a cell is stage, F B I or W, microbatch, as in 2F0, or empty"
+_KINDS = COMPUTE_KINDS | MOVE_KINDS
+_PARKED = "# parked:"
+_RULE = "compute-only-csv: one line per device; a cell is stage, F B I W EVICT or LOAD, microbatch, as in 2F0, or empty"
 
 
 def to_csv(schedule: Schedule) -> str:
     r"""The text of `schedule`, one line per device, without idle cells.
 
     Raises:
-        ScheduleError: the schedule has more than one replica, or actions other than F, B, I, W.
+        ScheduleError: the schedule has more than one replica, or SYNC.
 
     Example:
         >>> from jaxpipe.schedules.registry import build
@@ -40,13 +45,14 @@ def to_csv(schedule: Schedule) -> str:
         )
     for device, row in enumerate(schedule.rows):
         for position, action in enumerate(row):
-            if action.kind not in COMPUTE_KINDS:
+            if action.kind not in _KINDS:
                 raise ScheduleError(
                     f"{schedule.name!r} cannot be written as CSV: device {device}, position {position}: {action}\n"
                     f"  rule {_RULE}\n"
                     "  repair: write it as JSON"
                 )
-    return "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
+    head = f"{_PARKED} {' '.join(map(str, schedule.parked))}\n" if schedule.parked else ""
+    return head + "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
 
 
 def read_csv(path: str | Path) -> Schedule:
@@ -77,12 +83,14 @@ def from_csv(text: str, *, name: str) -> Schedule:
         name: what to call the schedule in messages.
 
     Raises:
-        ScheduleError: a cell is no compute action, a stage is on two devices, or numbers have gaps.
+        ScheduleError: a cell is no such action, a stage is on two devices, numbers have gaps, or what is
+            parked is no list of shares.
 
     Example:
         >>> from_csv("0F0,,0B0\n,1F0,1B0\n", name="mine").placement.devices
         ((0, 1),)
     """
+    shares, text = _split_shares(text, name)
     lines = [line.split(",") for line in text.rstrip().splitlines()]
     rows: list[tuple[Action, ...]] = []
     found: dict[int, tuple[int, str]] = {}  # stage -> its device, and the cell that says so
@@ -104,7 +112,22 @@ def from_csv(text: str, *, name: str) -> Schedule:
     num_stages = _count(devices, "stage", name)
     num_microbatches = _count({action.microbatch for row in rows for action in row}, "microbatch", name)
     placement = Placement(len(rows), (tuple(devices[stage] for stage in range(num_stages)),))
-    return Schedule(name, placement, num_microbatches, tuple(rows))
+    return Schedule(name, placement, num_microbatches, tuple(rows), shares)
+
+
+def _split_shares(text: str, name: str) -> tuple[tuple[Fraction, ...], str]:
+    """The shares in the line above the rows, if there is one, and the rows."""
+    if not text.startswith(_PARKED):
+        return (), text
+    line, _, rows = text.partition("\n")
+    shares = parse_shares(line.removeprefix(_PARKED).split())
+    if not shares:
+        raise ScheduleError(
+            f"{name!r}, first line: {line.strip()!r} does not list shares.\n"
+            f"  rule {_RULE}; above them may stand the share of each stage that EVICT moves, as in {_PARKED} 1/2 1\n"
+            "  repair: write one share for each stage, as 2/5 or 1, or leave the line out"
+        )
+    return shares, rows
 
 
 def _parse(content: str, name: str, where: str) -> tuple[Action, ...]:
@@ -118,12 +141,12 @@ def _parse(content: str, name: str, where: str) -> tuple[Action, ...]:
             action = parse_action(part)
         except ScheduleError:
             action = None
-        if action is None or action.kind not in COMPUTE_KINDS or action.replica:
+        if action is None or action.kind not in _KINDS or action.replica:
             raise ScheduleError(
-                f"{name!r}, {where}: {content!r} is not a compute action.\n"
+                f"{name!r}, {where}: {content!r} is not a compute action, EVICT or LOAD.\n"
                 f"  rule {_RULE}\n"
                 "  repair: correct the cell; PyTorch writes this format with format='compute_only'; "
-                "replicas, EVICT, LOAD and SYNC need JSON"
+                "replicas and SYNC need JSON"
             )
         actions.append(action)
     return tuple(actions)

@@ -1,4 +1,4 @@
-"""What each action waits for: the message it computes on, and what its own device kept for it.
+"""What each action waits for: the message it computes on, and what its own device kept or loads for it.
 
 Shared by the simulator and the lowering, so that both mean the same by "dependency". A schedule that
 breaks the rules may leave dependencies out (-1); `check` in `rules` says so first.
@@ -21,6 +21,7 @@ class Dependencies:
     # For F the F of the stage before; for B, I the B or I of the stage after, at the last stage its F.
     message: np.ndarray  # [A]
     local: np.ndarray  # [A] the F of the same stage (for B, I), the I of the same stage (for W)
+    load: np.ndarray  # [A] the LOAD that brings back what a B, I or W reads
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
@@ -44,4 +45,21 @@ def dependencies(schedule: Schedule) -> Dependencies:
     message[earlier] = backward[stage[earlier] + 1, microbatch[earlier]]
     local[is_b] = forward[stage[is_b], microbatch[is_b]]
     local[is_w] = backward[stage[is_w], microbatch[is_w]]
-    return Dependencies(message, local)
+    return Dependencies(message, local, _loads(schedule))
+
+
+def _loads(schedule: Schedule) -> np.ndarray:
+    """[A] for B, I and W the last LOAD of the same (stage, microbatch) before it in its row."""
+    columns = schedule.columns
+    load = np.full(len(columns.kind), -1)
+    moves = np.flatnonzero(columns.is_kind(Kind.LOAD, Kind.B, Kind.I, Kind.W))
+    if not columns.is_kind(Kind.LOAD).any():
+        return load
+    key = columns.stage[moves] * schedule.num_microbatches + columns.microbatch[moves]
+    order = np.argsort(key, kind="stable")  # by (stage, microbatch), in row order
+    moves, key = moves[order], key[order]
+    is_load = columns.kind[moves] == Kind.LOAD
+    latest = np.maximum.accumulate(np.where(is_load, np.arange(len(moves)), -1))
+    found = ~is_load & (latest >= 0) & (key[latest] == key)
+    load[moves[found]] = moves[latest[found]]
+    return load

@@ -1,20 +1,24 @@
 """Schedules as JSON: every schedule, replicas and all kinds of actions included.
 
 The text is one object: `name`, `num_devices`, `num_microbatches`, `devices` ([replica][stage] -> device),
-`rows` ([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`).
+`rows` ([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`), and, where EVICT moves less
+than whole microbatches, `parked` ([stage] -> share, as `2/5`).
 """
 
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 
 from jaxpipe.errors import ScheduleError, closest
 from jaxpipe.schedules.action import Action, parse_action
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.shares import parse_shares
 
 _KEYS = ["name", "num_devices", "num_microbatches", "devices", "rows"]
-_RULE = f"schedule-json: one object with the keys {', '.join(_KEYS)}"
+_OPTIONAL = ["parked"]
+_RULE = f"schedule-json: one object with the keys {', '.join(_KEYS)}, and {', '.join(_OPTIONAL)} where needed"
 
 
 def to_json(schedule: Schedule) -> str:
@@ -37,6 +41,8 @@ def to_json(schedule: Schedule) -> str:
         "num_microbatches": schedule.num_microbatches,
         "devices": placement.devices,
     }
+    if schedule.parked:
+        head["parked"] = [str(share) for share in schedule.parked]
     rows = ",\n".join("  " + json.dumps([str(action) for action in row]) for row in schedule.rows)
     return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n'
 
@@ -54,8 +60,8 @@ def from_json(text: str) -> Schedule:
     if not isinstance(values, dict):
         raise _error(f"it is a {type(values).__name__}, not an object", "write such an object")
     for key in values:
-        if key not in _KEYS:
-            raise _error(f"unknown key {key!r}.{closest(key, _KEYS)}", "remove or rename it")
+        if key not in _KEYS + _OPTIONAL:
+            raise _error(f"unknown key {key!r}.{closest(key, _KEYS + _OPTIONAL)}", "remove or rename it")
     for key in _KEYS:
         if key not in values:
             raise _error(f"the key {key!r} is missing", f"add {key!r}")
@@ -73,7 +79,17 @@ def from_json(text: str) -> Schedule:
         Placement(values["num_devices"], tuple(map(tuple, values["devices"]))),
         values["num_microbatches"],
         tuple(_row(device, row) for device, row in enumerate(values["rows"])),
+        _shares(values.get("parked", [])),
     )
+
+
+def _shares(texts: object) -> tuple[Fraction, ...]:
+    shares = None
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        shares = parse_shares(texts)
+    if shares is None:
+        raise _error(f"parked={texts!r} is not a list of shares", "write one share for each stage, as '2/5' or '1'")
+    return shares
 
 
 def _row(device: int, texts: list[str]) -> tuple[Action, ...]:

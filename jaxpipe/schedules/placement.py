@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Devices = TypeVar("Devices", int, "np.ndarray")
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,10 @@ class Placement:
     def device_of(self, stage: int, replica: int = 0) -> int:
         """The device that holds `stage` of `replica`."""
         return self.devices[replica][stage]
+
+    def partner_of(self, device: Devices) -> Devices:
+        """The paired device, which `device` evicts to and loads from; the middle one of odd D is its own."""
+        return self.num_devices - 1 - device
 
     @cached_property
     def stages_of(self) -> tuple[tuple[tuple[int, int], ...], ...]:

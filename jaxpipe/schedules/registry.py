@@ -6,12 +6,14 @@ import inspect
 from collections.abc import Callable
 
 from jaxpipe.errors import ScheduleError, closest
+from jaxpipe.schedules.bpipe import bpipe
 from jaxpipe.schedules.gpipe import gpipe
 from jaxpipe.schedules.one_f_one_b import one_f_one_b
 from jaxpipe.schedules.schedule import Schedule
 
 REGISTRY: dict[str, Callable[..., Schedule]] = {
     "1f1b": one_f_one_b,
+    "bpipe": bpipe,
     "gpipe": gpipe,
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -27,12 +28,15 @@ class Schedule:
         placement: who holds which stage.
         num_microbatches: microbatches of one step, over all replicas.
         rows: [device][position] -> Action.
+        parked: [stage] -> the share, in (0, 1], of a microbatch's pages that EVICT moves to the paired
+            device and LOAD brings back; empty where that is 1 for every stage: whole microbatches.
     """
 
     name: str
     placement: Placement
     num_microbatches: int
     rows: tuple[tuple[Action, ...], ...]
+    parked: tuple[Fraction, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -48,6 +52,10 @@ class Schedule:
     def num_replicas(self) -> int:
         """Full copies of the model's stages."""
         return self.placement.num_replicas
+
+    def parked_of(self, stage: int) -> Fraction:
+        """The share of a microbatch's pages of `stage` that EVICT and LOAD move."""
+        return self.parked[stage] if self.parked else Fraction(1)
 
     @cached_property
     def columns(self) -> Columns:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpipe.schedules import build, simulate
+from jaxpipe.schedules import build, simulate, to_csv
 from jaxpipe.schedules.render import text
 
 FOLDER = Path(__file__).parent.parent / "golden"
@@ -18,6 +18,12 @@ CASES = [
     ("1f1b", 2, 3),
     ("1f1b", 4, 8),
     ("1f1b", 5, 3),
+]
+# rows with their EVICT and LOAD actions
+ROWS = [
+    ("bpipe", 4, 8, {}),
+    ("bpipe", 4, 8, {"unit": "microbatch"}),
+    ("bpipe", 8, 12, {}),
 ]
 
 
@@ -35,6 +41,21 @@ def test_grid_is_as_it_was(case):
     assert grid_of(*case) == path_of(*case).read_text()
 
 
+def csv_path_of(name: str, num_devices: int, num_microbatches: int, options: dict[str, str]) -> Path:
+    return FOLDER / f"{'_'.join([name, *options.values()])}_D{num_devices}_N{num_microbatches}.csv"
+
+
+def csv_of(name: str, num_devices: int, num_microbatches: int, options: dict[str, str]) -> str:
+    return to_csv(build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options))
+
+
+@pytest.mark.parametrize("case", ROWS, ids=lambda case: csv_path_of(*case).stem)
+def test_rows_are_as_they_were(case):
+    assert csv_of(*case) == csv_path_of(*case).read_text()
+
+
 if __name__ == "__main__":
     for case in CASES:
         path_of(*case).write_text(grid_of(*case))
+    for case in ROWS:
+        csv_path_of(*case).write_text(csv_of(*case))

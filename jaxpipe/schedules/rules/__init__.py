@@ -12,7 +12,8 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.rules.completeness import backward_once, forward_once
 from jaxpipe.schedules.rules.deadlock import acyclic
 from jaxpipe.schedules.rules.layout import holder, one_replica, placement, range_, row_per_device
-from jaxpipe.schedules.rules.order import evict_load, forward_first, input_gradient_first, sync_last
+from jaxpipe.schedules.rules.order import forward_first, input_gradient_first, sync_last
+from jaxpipe.schedules.rules.parking import evict_load, paired, parked_share
 from jaxpipe.schedules.rules.view import View
 from jaxpipe.schedules.rules.violation import Violation, message
 from jaxpipe.schedules.schedule import Schedule
@@ -22,6 +23,7 @@ __all__ = ["RULES", "Violation", "check", "violations"]
 RULES = {
     "row-per-device": "a schedule has one row for each of its devices, and at least one device and microbatch",
     "placement": "each replica has the same stages, and every device holds equally many of them",
+    "parked-share": "there is one share of parked pages for each stage, above 0 and at most 1, or none at all",
     "range": "stage, replica and microbatch of an action are among those that the schedule has",
     "holder": "an action stands in the row of the device that holds its stage of its replica",
     "one-replica": "all actions of a microbatch are of one replica",
@@ -30,6 +32,7 @@ RULES = {
     "the backward of the stage before waits for its message",
     "forward-first": "on a device, the F of a (stage, microbatch) precedes its B or I",
     "input-gradient-first": "on a device, the I of a (stage, microbatch) precedes its W",
+    "paired": "EVICT and LOAD are between device d and device D-1-d; the middle device of odd D has no other",
     "evict-load": "of one (stage, microbatch), EVICT follows the F, LOAD follows its EVICT, and the backward "
     "follows the LOAD",
     "sync-last": "a stage has at most one SYNC, after its last backward",
@@ -66,6 +69,7 @@ def violations(schedule: Schedule) -> list[Violation]:
         return found
     view = View(schedule)
     for rule in (
+        parked_share,
         range_,
         holder,
         one_replica,
@@ -73,6 +77,7 @@ def violations(schedule: Schedule) -> list[Violation]:
         backward_once,
         forward_first,
         input_gradient_first,
+        paired,
         evict_load,
         sync_last,
     ):

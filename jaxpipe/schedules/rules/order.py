@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -42,50 +41,6 @@ def _in_order(view: View, rule: str, before: np.ndarray, after: np.ndarray) -> I
             repair,
             (view.place(early), view.place(late))[: 1 + (positions[1] - positions[0] > 2)],
         )
-
-
-def evict_load(view: View) -> Iterator[Violation]:
-    """Evictions, loads and backwards that find the activations elsewhere."""
-    columns = view.columns
-    is_moved = view.held & columns.is_kind(Kind.EVICT, Kind.LOAD)
-    if not is_moved.any():
-        return
-    moved = set(zip(columns.stage[is_moved].tolist(), columns.microbatch[is_moved].tolist(), strict=True))
-    histories: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for index in np.flatnonzero(view.held & (columns.kind != Kind.SYNC)).tolist():
-        key = (int(columns.stage[index]), int(columns.microbatch[index]))
-        if key in moved:
-            histories[key].append(index)
-    for history in histories.values():
-        yield from _evict_load_of_one(view, history)
-
-
-def _evict_load_of_one(view: View, history: list[int]) -> Iterator[Violation]:
-    """Violations in the actions of one (stage, microbatch), in row order."""
-    state = "absent"
-    for index in history:
-        action = view.action(index)
-        if action.kind is Kind.F:
-            state = "stored"
-        elif action.kind in (Kind.EVICT, Kind.LOAD):
-            needed = "stored" if action.kind is Kind.EVICT else "parked"
-            if state != needed:
-                other = "F or LOAD" if action.kind is Kind.EVICT else "EVICT"
-                yield Violation(
-                    "evict-load",
-                    f"{view.where(index)}: {action} finds the activations {state}, not {needed}",
-                    f"move it to after the {other} that it belongs to, or remove it",
-                    (view.place(index),),
-                )
-            state = "parked" if action.kind is Kind.EVICT else "stored"
-        elif state == "parked":
-            load = action._replace(kind=Kind.LOAD)
-            yield Violation(
-                "evict-load",
-                f"{view.where(index)}: {action} needs activations that are still parked",
-                f"put {load} before position {view.place(index)[1]}",
-                (view.place(index),),
-            )
 
 
 def sync_last(view: View) -> Iterator[Violation]:
