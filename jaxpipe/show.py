@@ -2,12 +2,14 @@
 
 Goes in: a schedule's name, or a user's own CSV, and costs. Comes out: a grid and its figures, or the same
 as JSON, CSV, SVG, PNG or a Chrome trace. Both clocks are told: the asynchronous one (`simulate`), and the one
-of the compiled program (`spmd`, replayed from the round table that the program executes). No JAX here.
+of the compiled program (`spmd`, replayed from the round table that the program executes). No JAX here, but for
+`--placement`, which shows where the stages stand on a cluster instead, and loads the mesh for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -38,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         flags = _parse(arguments)
         schedule = _schedule(flags)
+        if flags.placement:
+            _write(show_placement(schedule, flags), flags)
+            return 0
         costs = Costs(**{name: getattr(flags, name) for name in _COSTS})
         _write(FORMATS[flags.format](schedule, costs), flags)
     except JaxpipeError as error:
@@ -100,6 +105,44 @@ def spmd_figures(schedule: Schedule, costs: Costs) -> dict[str, float]:
     }
 
 
+def show_placement(schedule: Schedule, flags: argparse.Namespace) -> str:
+    """Which GPU of `--topology` holds which stage, and what crosses nodes, under each order of the devices."""
+    from jaxpipe.mesh.assignment import ORDERS, assign
+    from jaxpipe.mesh.drawing import draw, to_values
+    from jaxpipe.mesh.topology import parse_topology
+
+    topology = parse_topology(flags.topology)
+    mesh = {"data": flags.data, "pipe": schedule.num_devices, "tensor": flags.tensor}
+    topology.check_holds(**mesh)
+    assignments = [assign(order, **mesh, gpus_per_node=topology.gpus_per_node) for order in ORDERS]
+    hops = _hops(schedule)
+    if flags.format == "json":
+        orders = {assignment.order: to_values(assignment, hops=hops) for assignment in assignments}
+        values = {"schedule": schedule.name, "topology": str(topology), **mesh, **orders}
+        lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items()]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+    labels = [
+        ",".join(_stage_name(schedule, replica, stage) for replica, stage in held)
+        for held in schedule.placement.stages_of
+    ]
+    return draw(assignments, topology, labels=labels, hops=hops)
+
+
+def _hops(schedule: Schedule) -> dict[str, tuple[int, int]]:
+    """The devices between which each stage sends to the next one, where they are two."""
+    hops = {}
+    for replica, devices in enumerate(schedule.placement.devices):
+        for stage, pair in enumerate(itertools.pairwise(devices)):
+            if pair[0] != pair[1]:
+                name = f"{_stage_name(schedule, replica, stage)}->{_stage_name(schedule, replica, stage + 1)}"
+                hops[name] = pair
+    return hops
+
+
+def _stage_name(schedule: Schedule, replica: int, stage: int) -> str:
+    return f"{stage}@{replica}" if schedule.num_replicas > 1 else str(stage)
+
+
 def _timed_rows(schedule: Schedule, timeline: Timeline) -> list[str]:
     """For each device, its actions as JSON objects; written by hand, twice as fast as by `json`."""
     names = [kind.name for kind in Kind]
@@ -145,6 +188,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             default=getattr(defaults, name),
             help=f"time of {what}, default %(default)g",
         )
+    add("--placement", action="store_true", help="show where the stages stand on --topology instead")
+    add("--topology", metavar="HARDWARE:NODESxGPUS", help="the cluster for --placement, as a100-80g:2x8")
+    add("--tensor", type=int, metavar="T", help="for --placement: GPUs that share each layer, default 1")
+    add("--data", type=int, metavar="C", help="for --placement: copies of the pipeline, default 1")
     add("--format", choices=list(FORMATS), default="text", help="default %(default)s")
     add("--output", metavar="FILE", help="write there instead of to the terminal")
     flags, unknown = parser.parse_known_args(arguments)
@@ -153,6 +200,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"unknown argument {unknown[0]!r}.{closest(unknown[0].split('=')[0], known)}")
     if flags.format == "png" and not flags.output:
         parser.error("--format=png is no text: give --output=FILE too")
+    _check_placement(parser, flags)
     if flags.csv:
         for flag in ("name", "num_devices", "num_microbatches", "num_chunks", "option"):
             if getattr(flags, flag) not in (None, []):
@@ -164,6 +212,27 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             if getattr(flags, flag) is None:
                 parser.error(f"--{flag} is missing: give for example --{flag}=8")
     return flags
+
+
+def _check_placement(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
+    """Flags of `--placement` come with it, and no others that it has no use for."""
+    if not flags.placement:
+        for flag in ("topology", "tensor", "data"):
+            if getattr(flags, flag) is not None:
+                parser.error(f"--{flag} is for --placement: give that too, or leave it out")
+        return
+    if flags.topology is None:
+        parser.error("--placement needs a cluster: give for example --topology=a100-80g:2x8")
+    if flags.format not in ("text", "json"):
+        parser.error(f"--format={flags.format} does not show a placement: take text or json")
+    for flag in _COSTS:
+        if getattr(flags, flag) != getattr(Costs(), flag):
+            parser.error(f"--{flag} is a time, and --placement has none: leave it out")
+    for flag in ("tensor", "data"):
+        value = getattr(flags, flag)
+        if value is not None and value < 1:
+            parser.error(f"--{flag}={value}: give 1 or more")
+        setattr(flags, flag, value or 1)
 
 
 def _cost(value: str) -> float:

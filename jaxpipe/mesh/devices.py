@@ -6,27 +6,16 @@ other use of jax. What the user set in XLA_FLAGS is kept.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from jaxpipe.errors import ConfigError
+from jaxpipe.mesh.flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags
 
 PLATFORMS = ("auto", "cpu", "gpu")
 
-# Devices that share a core arrive late at a collective without being stuck.
-_CPU_FLAGS = {
-    "xla_cpu_collective_call_warn_stuck_timeout_seconds": 600,
-    "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
-}
-# Permutes overlap compute: the scheduler must hide them, and this pass would move them behind the action.
-GPU_FLAGS = {
-    "xla_gpu_enable_latency_hiding_scheduler": "true",
-    "xla_disable_hlo_passes": "collective-permute-motion",
-}
-_DETERMINISTIC_GPU_FLAGS = {"xla_gpu_exclude_nondeterministic_ops": "true"}  # no sums by atomic additions
 _COUNT_FLAG = "xla_force_host_platform_device_count"
 
 
@@ -63,7 +52,7 @@ def choose_devices(num_devices: int, *, platform: str = "auto", deterministic: b
             "  repair: set mesh.platform='auto'"
         )
     if platform != "cpu":
-        add_flags(GPU_FLAGS | (_DETERMINISTIC_GPU_FLAGS if deterministic else {}))
+        add_flags(GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
     if platform != "gpu":
         _ask_for_cpu_devices(num_devices)
     gpus = [] if platform == "cpu" else _devices("gpu")
@@ -78,20 +67,13 @@ def choose_devices(num_devices: int, *, platform: str = "auto", deterministic: b
 
 
 def _ask_for_cpu_devices(num_devices: int) -> None:
-    add_flags(_CPU_FLAGS)
-    if _COUNT_FLAG in os.environ["XLA_FLAGS"]:
+    add_flags(CPU_FLAGS)
+    if _COUNT_FLAG in given_flags():
         return
     try:
         jax.config.update("jax_num_cpu_devices", num_devices)
     except RuntimeError:
         pass  # The backends have started: _check_count says whether their devices are enough.
-
-
-def add_flags(flags: dict[str, Any]) -> None:
-    """Adds to XLA_FLAGS what the user has not set there."""
-    given = os.environ.get("XLA_FLAGS", "")
-    added = [f"--{name}={value}" for name, value in flags.items() if name not in given]
-    os.environ["XLA_FLAGS"] = " ".join([given, *added]).strip()
 
 
 def _devices(platform: str) -> list[Any]:

@@ -1,0 +1,138 @@
+"""XLA's flags: those that jaxpipe recommends, each with its reason, and how they come into XLA_FLAGS.
+
+What the user has set there stays as it is. XLA ends the process at a flag that it does not know, so flags that
+the installed jaxlib or its GPU plugin lack are left out, with a warning.
+
+Left out for want of a measurement on GPUs: CUDA graphs of the guarded actions (`xla_gpu_enable_command_buffer`),
+pipelined sends and receives, loop double buffering, larger thresholds for combining reductions and gathers.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jaxlib
+
+
+class Flag(NamedTuple):
+    """A flag of XLA, and what it is set for."""
+
+    name: str
+    value: str
+    reason: str  # completes "without it, ..."
+
+
+_OVERLAP = (
+    Flag(
+        "xla_gpu_enable_latency_hiding_scheduler",
+        "true",
+        "permutes may wait for compute, and compute for permutes: it is the default on some GPUs and programs only",
+    ),
+    Flag(
+        "xla_disable_hlo_passes",
+        "collective-permute-motion",
+        "that pass may move a round's permutes behind the action that they should travel during",
+    ),
+    Flag(
+        "xla_gpu_experimental_parallel_collective_overlap_limit",
+        "4",
+        "one collective at a time overlaps compute, and a round's other permutes stop it",
+    ),
+    Flag(
+        "xla_gpu_collective_permute_combine_threshold_bytes",
+        str(2**40),
+        "the arrays of a page larger than 30 MiB together travel one by one, and few of these overlap compute",
+    ),
+)
+_DETERMINISTIC = (
+    Flag(
+        "xla_gpu_exclude_nondeterministic_ops",
+        "true",
+        "sums by atomic additions differ from run to run",
+    ),
+)
+_SHARED_CORES = (
+    Flag(
+        "xla_cpu_collective_call_warn_stuck_timeout_seconds",
+        "600",
+        "devices that share a core and so arrive late at a collective are warned of",
+    ),
+    Flag(
+        "xla_cpu_collective_call_terminate_timeout_seconds",
+        "3600",
+        "devices that share a core and so arrive late at a collective end the run",
+    ),
+)
+
+GPU_FLAGS = {flag.name: flag.value for flag in _OVERLAP}
+DETERMINISTIC_GPU_FLAGS = {flag.name: flag.value for flag in _DETERMINISTIC}
+CPU_FLAGS = {flag.name: flag.value for flag in _SHARED_CORES}
+_REASONS = {flag.name: flag.reason for flag in (*_OVERLAP, *_DETERMINISTIC, *_SHARED_CORES)}
+
+
+def add_flags(flags: Mapping[str, Any]) -> None:
+    """Adds to XLA_FLAGS what the user has not set there; before jax starts its backends.
+
+    Warns of a flag that the installed XLA does not know, and leaves it out.
+
+    Args:
+        flags: name, without dashes -> value.
+    """
+    given = given_flags()
+    added = []
+    for name, value in flags.items():
+        if name in given:
+            continue
+        if is_known(name):
+            added.append(f"--{name}={value}")
+        else:
+            consequence = f"; without it, {_REASONS[name]}" if name in _REASONS else ""
+            warnings.warn(
+                f"XLA flag {name}={value} is left out: jaxlib {version('jaxlib')} or its GPU plugin does not know it"
+                + consequence,
+                stacklevel=2,
+            )
+    os.environ["XLA_FLAGS"] = " ".join([_written(), *added]).strip()
+
+
+def given_flags() -> set[str]:
+    """The names of the flags that XLA_FLAGS sets now."""
+    return set(re.findall(r"(?:^|\s)--(\w+)", _written()))
+
+
+def is_known(name: str) -> bool:
+    """Whether every installed library that reads XLA_FLAGS knows the flag; True where there is none to look into.
+
+    A library holds each name with a zero byte at its end, so a name that only begins a longer one is not found.
+    (Milliseconds for a known name, which stands in the first 20 MiB; about a second for one that is not there.)
+    """
+    return all(_holds(library, name.encode() + b"\0") for library in _libraries())
+
+
+def _written() -> str:
+    """The flags of XLA_FLAGS, out of the file that it may name instead."""
+    written = os.environ.get("XLA_FLAGS", "").strip()
+    return written if written.startswith("-") or not written else Path(written).read_text().strip()
+
+
+def _libraries() -> list[Path]:
+    """That of jaxlib and those of its GPU plugins: all of them read the same XLA_FLAGS."""
+    plugins = find_spec("jax_plugins")
+    folders = list(plugins.submodule_search_locations or ()) if plugins else []
+    return [
+        *Path(jaxlib.__file__).parent.glob("libjax_common.*"),
+        *(library for folder in folders for library in Path(folder).glob("xla_*/*_plugin.so")),
+    ]
+
+
+def _holds(library: Path, content: bytes) -> bool:
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return mapped.find(content) >= 0

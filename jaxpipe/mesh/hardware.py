@@ -1,0 +1,144 @@
+"""What a GPU can hold, do and send: the numbers that say whether a model fits and how long transfers take.
+
+Every number is one of a single GPU. Peaks are the maker's; what a program reaches of them is for others to say.
+
+Sources: memory, its bandwidth and the fields of the targets are those of XLA's own targets (openxla/xla,
+xla/backends/gpu/target_config/specs/: a100_sxm_80, h100_sxm, h200), which XLA wrote down from the driver. The one
+exception is the H200's memory, there the nominal 141 GiB: the driver gives 143,156 MiB, as PyTorch prints it.
+Peaks, without sparsity, and NVLink are of NVIDIA's data sheets; NVLink's total counts both ways, so half of it
+stands here. Networks are those of DGX A100 and DGX H100: one adapter a GPU, 200 and 400 Gb/s. The A800 is an A100
+with 400 instead of 600 GB/s of NVLink.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A kind of GPU, in a node with others of it.
+
+    Attributes:
+        name: as in a topology, "a100-80g".
+        description: as its driver names it.
+        memory_bytes: all of it, what the driver and libraries take included.
+        memory_bytes_per_s: of reads and writes together.
+        bf16_flops_per_s: peak of dense matrix products.
+        nvlink_bytes_per_s: to other GPUs of the node, one way.
+        network_bytes_per_s: to other nodes, one way.
+        compute_capability: major, minor.
+        num_cores: streaming multiprocessors.
+        fpus_per_core: float32 units of one of them.
+        shared_memory_per_core_bytes: of which a block gets 1 KiB less.
+        l2_cache_bytes: shared by all cores.
+        clock_rate_ghz: the highest.
+    """
+
+    name: str
+    description: str
+    memory_bytes: int
+    memory_bytes_per_s: int
+    bf16_flops_per_s: float
+    nvlink_bytes_per_s: float
+    network_bytes_per_s: float
+    compute_capability: tuple[int, int]
+    num_cores: int
+    fpus_per_core: int
+    shared_memory_per_core_bytes: int
+    l2_cache_bytes: int
+    clock_rate_ghz: float
+
+
+_A100 = Hardware(
+    name="a100-80g",
+    description="NVIDIA A100-SXM4-80GB",
+    memory_bytes=85_100_068_864,
+    memory_bytes_per_s=2_039_040_000_000,
+    bf16_flops_per_s=312e12,
+    nvlink_bytes_per_s=300e9,
+    network_bytes_per_s=25e9,
+    compute_capability=(8, 0),
+    num_cores=108,
+    fpus_per_core=64,
+    shared_memory_per_core_bytes=167_936,
+    l2_cache_bytes=41_943_040,
+    clock_rate_ghz=1.41,
+)
+_H100 = Hardware(
+    name="h100-80g",
+    description="NVIDIA H100 80GB HBM3",
+    memory_bytes=84_942_979_072,
+    memory_bytes_per_s=3_352_320_000_000,
+    bf16_flops_per_s=989.5e12,
+    nvlink_bytes_per_s=450e9,
+    network_bytes_per_s=50e9,
+    compute_capability=(9, 0),
+    num_cores=132,
+    fpus_per_core=128,
+    shared_memory_per_core_bytes=233_472,
+    l2_cache_bytes=52_428_800,
+    clock_rate_ghz=1.98,
+)
+
+HARDWARE: dict[str, Hardware] = {
+    hardware.name: hardware
+    for hardware in (
+        _A100,
+        replace(_A100, name="a800-80g", description="NVIDIA A800-SXM4-80GB", nvlink_bytes_per_s=200e9),
+        _H100,
+        replace(
+            _H100,
+            name="h200",
+            description="NVIDIA H200",
+            memory_bytes=143_156 * 2**20,
+            memory_bytes_per_s=4_800_000_000_000,
+        ),
+    )
+}
+
+
+def target_config(hardware: Hardware) -> str:
+    """What XLA must know to compile for `hardware` where there is none: a text proto, `GpuTargetConfigProto`.
+
+    Hopper's has the accelerated features (9.0a), as its driver has.
+
+    Example:
+        >>> "core_count: 132" in target_config(HARDWARE["h200"])
+        True
+    """
+    major, minor = hardware.compute_capability
+    features = " feature_extension: ACCELERATED_FEATURES" if major == 9 else ""
+    return f"""
+gpu_device_info {{
+  cuda_compute_capability {{ major: {major} minor: {minor}{features} }}
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {hardware.shared_memory_per_core_bytes}
+  shared_memory_per_block_optin: {hardware.shared_memory_per_core_bytes - 1024}
+  threads_per_core_limit: 2048
+  core_count: {hardware.num_cores}
+  fpus_per_core: {hardware.fpus_per_core}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  memory_bandwidth: {hardware.memory_bytes_per_s}
+  l2_cache_size: {hardware.l2_cache_bytes}
+  clock_rate_ghz: {hardware.clock_rate_ghz}
+  device_memory_size: {hardware.memory_bytes}
+  device_vendor: "NVIDIA Corporation"
+  driver_version: "13.0.0"
+  runtime_version: "13.0.0"
+  compile_time_toolkit_version: "13.0.0"
+  dnn_version: "9.10.0"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{hardware.description}"
+"""
