@@ -9,7 +9,7 @@ import jax
 
 from jaxpipe.bench.formula import layer_bytes
 from jaxpipe.bench.problem import Problem
-from jaxpipe.bench.workspace import workspace_bytes
+from jaxpipe.compile.workspace import workspace_bytes
 from jaxpipe.config import model_config
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
@@ -66,7 +66,7 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
         "formula_slot_bytes": formula * max(pipeline.layers_per_stage),
         "num_slots": table.num_slots,
         "expected_temp_bytes": sum(held.values()) + max(workspace.values()),
-        "hlo_slot_copies": len(whole_writes(text, pool_shapes(table.storage.num_pages, pages))),
+        "hlo_slot_copies": len(whole_writes(text, pool_shapes(table.pages.num_pages, pages))),
         "hlo_gradient_copies": len(whole_writes(text, gradient_shapes(pipeline, problem.params))),
     }
 

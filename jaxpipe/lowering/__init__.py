@@ -1,8 +1,9 @@
 """From a schedule to the integers that the SPMD program executes, and their clock. No JAX here."""
 
+from jaxpipe.lowering.inbox import Inbox
 from jaxpipe.lowering.lower import lower
+from jaxpipe.lowering.pages import Pages
 from jaxpipe.lowering.replay import Replay, replay
-from jaxpipe.lowering.storage import Storage
 from jaxpipe.lowering.table import IDLE, RoundTable, Segment
 
-__all__ = ["IDLE", "Replay", "RoundTable", "Segment", "Storage", "lower", "replay"]
+__all__ = ["IDLE", "Inbox", "Pages", "Replay", "RoundTable", "Segment", "lower", "replay"]

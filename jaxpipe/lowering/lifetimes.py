@@ -36,3 +36,18 @@ def allocate(start: np.ndarray, end: np.ndarray, sizes: np.ndarray) -> tuple[lis
         units[i] = taken
         heapq.heappush(living, (ends[i], i))
     return units, num_units
+
+
+def allocate_per_device(
+    device: np.ndarray, start: np.ndarray, end: np.ndarray, sizes: np.ndarray
+) -> tuple[list[list[int]], int]:
+    """`allocate` on each device by itself; the number of units is the most of any device."""
+    units: list[list[int]] = [[]] * len(device)
+    num_units = 0
+    for d in np.unique(device):
+        own = np.flatnonzero(device == d)
+        allocated, num = allocate(start[own], end[own], sizes[own])
+        num_units = max(num_units, num)
+        for i, taken in zip(own.tolist(), allocated, strict=True):
+            units[i] = taken
+    return units, num_units

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.dependencies import dependencies
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.simulate import Costs, simulate
@@ -27,7 +28,20 @@ def earliest_rounds(schedule: Schedule) -> np.ndarray:
     return simulate(schedule, costs).start.astype(int)
 
 
-def periodic_rounds(schedule: Schedule, period: int) -> np.ndarray | None:
+def in_forwards(costs: Costs) -> np.ndarray:
+    """[kinds] how many forwards long an action is under `costs`, on average over stages; whole, at least one."""
+    times = np.ones(len(Kind))
+    for kind, cost in (
+        (Kind.F, costs.forward),
+        (Kind.B, costs.backward),
+        (Kind.I, costs.input_gradient),
+        (Kind.W, costs.weight_gradient),
+    ):
+        times[kind] = np.mean(cost)
+    return np.maximum(np.round(times / times[Kind.F]), 1).astype(int)
+
+
+def periodic_rounds(schedule: Schedule, period: int, *, lengths: np.ndarray | None = None) -> np.ndarray | None:
     """[A] rounds in which every (kind, stage) repeats every `period` rounds, microbatch by microbatch.
 
     The round of an action is offset[kind, replica, stage] + period * turn, where turn counts the
@@ -35,6 +49,12 @@ def periodic_rounds(schedule: Schedule, period: int) -> np.ndarray | None:
     least solution is the longest path (modulo scheduling: Rau, Iterative Modulo Scheduling, MICRO 1994,
     here with the rows given). For 1F1B and period 4 this is F in 4m + 2s and B in
     4m + 2(D-1) + 1 + 2(D-1-s).
+
+    Args:
+        lengths: [kinds] of actions, in forwards. Given, rounds keep step with time: an action stands at the end of
+            its length, two rounds a forward, after what it waits for, in its row or elsewhere. For 1F1B with
+            backwards of two forwards, and period 6, this is F in 6m + 2s and B in 6m + 2(D-1) + 4(D-s): all
+            devices that compute at one time do so in one round, and messages have rounds of their own.
 
     Returns:
         None where no such rounds exist.
@@ -46,7 +66,10 @@ def periodic_rounds(schedule: Schedule, period: int) -> np.ndarray | None:
     following = np.flatnonzero(columns.position > 0)
     before = np.concatenate([following - 1, message[remote]])
     after = np.concatenate([following, remote])
-    rounds = np.concatenate([np.full(len(following), LOCAL_ROUNDS), np.full(len(remote), REMOTE_ROUNDS)])
+    if lengths is None:
+        rounds = np.concatenate([np.full(len(following), LOCAL_ROUNDS), np.full(len(remote), REMOTE_ROUNDS)])
+    else:
+        rounds = REMOTE_ROUNDS * lengths[columns.kind[after]]
 
     variable = (columns.kind * schedule.num_replicas + columns.replica) * schedule.num_stages + columns.stage
     least = rounds + period * (turn[before] - turn[after])

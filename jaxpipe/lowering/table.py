@@ -2,7 +2,8 @@
 
 R rounds, D devices. Rounds are rolled into segments, each a number of repetitions of one loop body;
 permutes belong to body positions, what a device does in a round stands in the grids. Both ends of a
-message read the same table, so no tags travel. Where things are stored is `table.storage`.
+message read the same table, so no tags travel. Where things are kept is `table.inbox` and
+`table.pages`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxpipe.lowering.inbox import Inbox, allocate_inbox
 from jaxpipe.lowering.messages import Pair, permutes_of
-from jaxpipe.lowering.storage import Storage, allocate_storage
+from jaxpipe.lowering.pages import Pages, allocate_pages
+from jaxpipe.lowering.transfers import Parked
 from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.dependencies import Dependencies, dependencies
 from jaxpipe.schedules.schedule import Schedule
@@ -39,10 +42,11 @@ class Segment:
 class RoundTable:
     """A schedule whose actions stand in rounds, rolled into segments."""
 
-    schedule: Schedule
+    schedule: Schedule  # compute actions alone
     layers_per_stage: tuple[int, ...]  # [S] residual pages of one microbatch
     rounds: np.ndarray  # [A] the round of each action, in the order of schedule.columns
     segments: tuple[Segment, ...]  # one after the other, from round 0 to round R
+    parked: Parked  # pages that travel to the paired device and back
 
     @property
     def num_rounds(self) -> int:
@@ -137,9 +141,29 @@ class RoundTable:
         )
 
     @cached_property
+    def transfers(self) -> tuple[tuple[Pair, ...], ...]:
+        """[position] -> (source, target) pairs of the permute that carries parked pages."""
+        moves = self.parked.moves
+        position = self.position[moves.round]
+        pairs = np.unique(np.stack([position, moves.source, moves.target], axis=1), axis=0).tolist()
+        return tuple(
+            tuple((source, target) for p, source, target in pairs if p == position)
+            for position in range(self.body_rounds)
+        )
+
+    @property
+    def num_lanes(self) -> int:
+        """Pages that one permute carries: the most that any device sends at once.
+
+        The same at every position: a permute of a part of the lanes would need a copy of it.
+        """
+        return int(self.parked.moves.lane.max(initial=-1)) + 1
+
+    @cached_property
     def permutes_per_step(self) -> int:
         """Permutes that the program executes in one step."""
-        return sum(len(self.permutes[position]) for position in self.position.tolist())
+        in_body = [len(permutes) + bool(pairs) for permutes, pairs in zip(self.permutes, self.transfers, strict=True)]
+        return sum(in_body[position] for position in self.position.tolist())
 
     @cached_property
     def kinds(self) -> tuple[frozenset[Kind], ...]:
@@ -155,11 +179,19 @@ class RoundTable:
         return bool((self.schedule.columns.kind > Kind.F).any())
 
     @cached_property
-    def storage(self) -> Storage:
-        """Where messages and residuals are kept, by lifetime."""
-        return allocate_storage(self)
+    def inbox(self) -> Inbox:
+        """Where messages that wait are kept."""
+        return allocate_inbox(self)
+
+    @cached_property
+    def pages(self) -> Pages:
+        """Where residuals are kept."""
+        return allocate_pages(self)
 
     @property
-    def num_slots(self) -> int:
-        """(stage, microbatch) whose residuals live at once, the most of any device."""
-        return self.storage.num_slots
+    def num_slots(self) -> float:
+        """The most residuals that any device holds at once, of its own, parked there and in transit.
+
+        In (stage, microbatch). A page in transit counts on both devices, for the whole round.
+        """
+        return self.pages.num_slots

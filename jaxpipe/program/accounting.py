@@ -25,7 +25,7 @@ def held_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> dict[str, i
         where they are not the masters themselves; gradients: float32 running sums; messages: those that wait, the
         one at work, the one sent and one for each permute in flight.
     """
-    storage, message = pipeline.table.storage, _bytes(pipeline.message_like(params, batch))
+    table, message = pipeline.table, _bytes(pipeline.message_like(params, batch))
     num_in_flight = max(map(len, pipeline.table.permutes), default=0)
     kinds = {"weights": 0, "gradients": 0}
     for leaf, part in zip(jax.tree.leaves(params), jax.tree.leaves(pipeline.parts(params)), strict=True):
@@ -35,10 +35,10 @@ def held_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> dict[str, i
         kinds["weights"] += size * dtype.itemsize if part.master_dim is not None or dtype != leaf.dtype else 0
         kinds["gradients"] += 4 * size
     return {
-        "pages": storage.num_pages * pipeline.pages(params, batch).num_bytes,
+        "pages": table.pages.num_pages * pipeline.pages(params, batch).num_bytes,
         "transit": transit_bytes(pipeline, params, batch),
         **kinds,
-        "messages": (storage.num_inbox + 1 + 2 + num_in_flight) * message,
+        "messages": (table.inbox.num_inbox + 1 + 2 + num_in_flight) * message,
     }
 
 
@@ -52,8 +52,7 @@ def transit_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> int:
         params: staged, or their shapes.
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
     """
-    num_lanes = 0  # pages sent at once; no schedule that the program runs parks any
-    return 2 * num_lanes * pipeline.pages(params, batch).num_bytes
+    return 2 * pipeline.table.num_lanes * pipeline.pages(params, batch).num_bytes
 
 
 def bytes_per_device(tree: PyTree) -> int:

@@ -49,6 +49,10 @@ class Row(NamedTuple):
     keep: Integers
     arrival: Integers  # [permute]
     pages: Integers  # [layer]
+    departure: Integers  # [lane]
+    num_departures: Integers
+    landing: Integers  # [lane]
+    num_landings: Integers
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+?) ([a-z][\w\-]*)\((.*)$")
 _CALLED = re.compile(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_SCOPE = re.compile(r"(position\d+_permute\d+)")
+MESSAGE = re.compile(r"(position\d+_permute\d+)")  # scopes that `jaxpipe.program.rounds` gives to its permutes
+PAGE_TRANSFER = re.compile(r"(position\d+_transfer\d*)")
 _MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")
 
 # These name a buffer or pass it on; what a while or a call writes is counted inside it.
@@ -93,24 +94,28 @@ def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
     ]
 
 
-def permute_pairs(text: str) -> dict[str, set[tuple[int, int]]]:
-    """(source, target) pairs of each permute, by the name of its scope (`jaxpipe.program.rounds.permute_scope`)."""
+def permute_pairs(text: str, *, scope: re.Pattern[str] = MESSAGE) -> dict[str, set[tuple[int, int]]]:
+    """(source, target) pairs of each permute whose scope has a name like `scope`, by that name."""
     pairs: dict[str, set[tuple[int, int]]] = {}
     for computation in computations(text)[0].values():
         for instruction in computation.instructions:
-            scope = _SCOPE.search(instruction.rest)
-            if instruction.opcode in ("collective-permute", "collective-permute-start") and scope:
+            found = scope.search(instruction.rest)
+            if instruction.opcode in ("collective-permute", "collective-permute-start") and found:
                 listed = re.search(r"source_target_pairs=\{(?:\{\d+,\d+\},?)*\}", instruction.rest)
                 numbers = re.findall(r"\{(\d+),(\d+)\}", listed[0] if listed else "")
-                pairs.setdefault(scope[1], set()).update((int(s), int(t)) for s, t in numbers)
+                pairs.setdefault(found[1], set()).update((int(s), int(t)) for s, t in numbers)
     return pairs
 
 
-def overlapped_permutes(text: str) -> tuple[int, int]:
+def overlapped_permutes(text: str, *, scope: re.Pattern[str] | None = None) -> tuple[int, int]:
     """Permutes of a scheduled GPU program, and how many of them an action hides.
 
     One is hidden if it is not synchronous, and a loop with matrix products stands between its start and its
     end: the guard of an action is a loop.
+
+    Args:
+        text: scheduled HLO.
+        scope: of which names of scopes; of all by default. Permutes that XLA has combined count as one.
     """
     found, _ = computations(text)
     num_permutes = num_hidden = 0
@@ -118,15 +123,16 @@ def overlapped_permutes(text: str) -> tuple[int, int]:
         started: dict[str, int] = {}
         num_actions = 0
         for instruction in computation.instructions:
+            is_asked_for = scope is None or scope.search(instruction.rest) is not None
             if instruction.opcode == "while":
                 num_actions += _multiplies_matrices(found, instruction)
             elif instruction.opcode in ("collective-permute", "collective-permute-start"):
-                num_permutes += 1
-                started[instruction.name] = num_actions
-            elif instruction.opcode == "collective-permute-done":
+                num_permutes += is_asked_for
+                if is_asked_for and not _is_synchronous(instruction):
+                    started[instruction.name] = num_actions
+            elif instruction.opcode == "collective-permute-done" and not _is_synchronous(instruction):
                 start = re.search(r"%([\w.\-]+)", instruction.rest)
-                is_async = '"is_sync":true' not in instruction.rest
-                num_hidden += start is not None and is_async and num_actions > started[start[1]]
+                num_hidden += start is not None and num_actions > started.get(start[1], num_actions)
     return num_permutes, num_hidden
 
 
@@ -144,6 +150,10 @@ def _reachable(found: dict[str, Computation], names: list[str]) -> set[str]:
             seen.add(name)
             names += [c for i in found[name].instructions if i.opcode != "fusion" for c in i.called]
     return seen
+
+
+def _is_synchronous(permute: Instruction) -> bool:
+    return '"is_sync":true' in permute.rest
 
 
 def _multiplies_matrices(found: dict[str, Computation], loop: Instruction) -> bool:

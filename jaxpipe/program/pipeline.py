@@ -27,6 +27,7 @@ from jaxpipe.program.rounds import Carry, run_rounds
 from jaxpipe.schedules.forwards import forwards
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.simulate import Costs
 
 PyTree = Any
 
@@ -58,6 +59,7 @@ class Pipeline:
         split_masters: bool = True,
         deterministic: bool = False,
         rolled: bool = True,
+        costs: Costs | None = None,
     ):
         """Lowers `schedule` for `mesh`; compiles nothing yet.
 
@@ -73,6 +75,7 @@ class Pipeline:
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
                 on how devices and processes are wired.
             rolled: False unrolls the rounds, for debugging.
+            costs: what actions are expected to cost, see `jaxpipe.lowering.lower`.
 
         Raises:
             ScheduleError: the schedule breaks a rule.
@@ -87,7 +90,7 @@ class Pipeline:
         self.layers_per_stage = tuple(layers_per_stage)
         self.layout = Layout(schedule.placement, self.layers_per_stage, num_layers=num_layers)
         self.dtype, self.split_masters, self.deterministic, self.rolled = dtype, split_masters, deterministic, rolled
-        self.table = lower(schedule, layers_per_stage=self.layers_per_stage, rolled=rolled)
+        self.table = lower(schedule, layers_per_stage=self.layers_per_stage, rolled=rolled, costs=costs)
 
         def loss_and_grads(
             params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0, key: jax.Array | None = None
@@ -251,17 +254,26 @@ def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
     """What a device holds before the first round."""
-    storage, x_like = table.storage, actions.x_like
+    inbox, x_like = table.inbox, actions.x_like
+
+    def pages(number: int) -> list[jax.Array]:
+        return [empty(row.shape, row.dtype) for row in actions.pages.pool_like(number)]
+
     sums = actions.params if table.has_backward else {"shared": (), "layers": ()}
     message = empty(x_like.shape, x_like.dtype)
     state = State(
         message=message,
-        pool=[empty(row.shape, row.dtype) for row in actions.pages.pool_like(storage.num_pages) if table.has_backward],
+        pool=pages(table.pages.num_pages) if table.has_backward else [],
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
         loss=jnp.zeros((), jnp.float32),
         num_done=jnp.zeros((), jnp.int32),
     )
-    return Carry(state, out=message, inbox=empty((storage.num_inbox + 1, *x_like.shape), x_like.dtype))
+    return Carry(
+        state,
+        out=message,
+        inbox=empty((inbox.num_inbox + 1, *x_like.shape), x_like.dtype),
+        departing=pages(table.num_lanes) if table.num_lanes else [],
+    )
 
 
 def _key_data(key: jax.Array | None) -> jax.Array | None:
@@ -270,16 +282,20 @@ def _key_data(key: jax.Array | None) -> jax.Array | None:
 
 def _rows(table: RoundTable) -> Row:
     """The table's grids as leaves [D, R, ...], to be sharded over `pipe`."""
-    storage = table.storage
+    inbox = table.inbox
     rows = Row(
         kind=table.kind,
         stage=table.stage,
         chunk=table.chunk,
         microbatch=table.microbatch,
         completes=table.completes,
-        next_source=storage.next_source,
-        keep=storage.keep,
-        arrival=storage.arrival,
-        pages=storage.pages,
+        next_source=inbox.next_source,
+        keep=inbox.keep,
+        arrival=inbox.arrival,
+        pages=table.pages.of_layer,
+        departure=table.pages.departure,
+        num_departures=table.pages.num_departures,
+        landing=table.pages.landing,
+        num_landings=table.pages.num_landings,
     )
     return jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)

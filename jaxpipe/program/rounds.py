@@ -17,7 +17,8 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.lowering.storage import FIRST_PERMUTE, OWN
+from jaxpipe.lowering.inbox import FIRST_PERMUTE, OWN
+from jaxpipe.program import transfers
 from jaxpipe.program.actions import Actions, Row, State
 from jaxpipe.schedules.action import Kind
 
@@ -28,6 +29,7 @@ class Carry(NamedTuple):
     state: State  # with the message that the next action reads
     out: jax.Array  # x.shape: what the last action produced
     inbox: jax.Array  # [num_inbox + 1, *x.shape] messages that wait for their reader
+    departing: list[jax.Array]  # [lane, width] for each dtype: pages that the next round sends to the paired device
 
 
 def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> Carry:
@@ -62,27 +64,30 @@ def _round(table: RoundTable, position: int, actions: Actions, row: Row, carry: 
         # The scope's name stands in the compiled program, where a test compares the pairs with the table's.
         with jax.named_scope(permute_scope(position, k)), set_xla_metadata(_xla_gpu_collective_stream="p2p"):
             arrived.append(lax.ppermute(carry.out, "pipe", pairs))
+    landed = transfers.send(table, position, carry.departing)
     state = carry.state
     for kind in sorted(table.kinds[position], reverse=True):
         state = actions.run(Kind(kind), row, state)
     if actions.has_reductions and table.completes[table.position == position].any():
         state = actions.reduce(row, state)
-    arrived, out, grads = lax.optimization_barrier((arrived, state.message, state.grads))
+    arrived, landed, out, grads = lax.optimization_barrier((arrived, landed, state.message, state.grads))
 
     inbox = _store(table, position, row, arrived, out, carry.inbox)
     message = _next_message(table, position, row, arrived, out, inbox)
-    return Carry(state._replace(message=message, grads=grads), out, inbox)
+    state = transfers.store(row, landed, state._replace(message=message, grads=grads))
+    departing, state = transfers.read(table, position, row, carry.departing, state)
+    return Carry(state, out, inbox, departing)
 
 
 def _store(
     table: RoundTable, position: int, row: Row, arrived: list[jax.Array], out: jax.Array, inbox: jax.Array
 ) -> jax.Array:
     """`inbox` with the messages of this round that wait, where any device has one at this position."""
-    storage, here = table.storage, table.position == position
+    kept, here = table.inbox, table.position == position
     for k, message in enumerate(arrived):
-        if (storage.arrival[here, :, k] != storage.num_inbox).any():
+        if (kept.arrival[here, :, k] != kept.num_inbox).any():
             inbox = lax.dynamic_update_index_in_dim(inbox, message, row.arrival[k], 0)
-    if (storage.keep[here] != storage.num_inbox).any():
+    if (kept.keep[here] != kept.num_inbox).any():
         inbox = lax.dynamic_update_index_in_dim(inbox, out, row.keep, 0)
     return inbox
 
@@ -91,7 +96,7 @@ def _next_message(
     table: RoundTable, position: int, row: Row, arrived: list[jax.Array], out: jax.Array, inbox: jax.Array
 ) -> jax.Array:
     """What the next action reads, chosen among the sources that any device has at this position."""
-    sources = np.unique(table.storage.next_source[table.position == position])
+    sources = np.unique(table.inbox.next_source[table.position == position])
     message = None
     if sources[-1] >= 0:
         message = lax.dynamic_index_in_dim(inbox, jnp.maximum(row.next_source, 0), 0, False)

@@ -7,7 +7,7 @@ looks at what the program looks at (grids, permutes, storage), never at how the 
 from dataclasses import dataclass, field
 
 from jaxpipe.lowering import IDLE, RoundTable
-from jaxpipe.lowering.storage import FIRST_PERMUTE, NOTHING, OWN
+from jaxpipe.lowering.inbox import FIRST_PERMUTE, NOTHING, OWN
 from jaxpipe.schedules import Action, Kind
 
 # Labels of messages: what leaves stage s for microbatch m is ("x", s, m); its gradient is ("dx", s, m).
@@ -20,6 +20,7 @@ class Device:
 
     inbox: list
     pool: list
+    departing: list
     message: tuple = GARBAGE
     out: tuple = GARBAGE
     done: list = field(default_factory=list)
@@ -32,34 +33,38 @@ def interpret(table: RoundTable) -> None:
         AssertionError: an action reads something else than it should, something live is overwritten, or
             the devices have not done just what the rows of the schedule say.
     """
-    schedule, storage = table.schedule, table.storage
+    schedule, inbox = table.schedule, table.inbox
     devices = [
-        Device(inbox=[None] * (storage.num_inbox + 1), pool=[None] * storage.num_pages)
+        Device([None] * (inbox.num_inbox + 1), [None] * table.pages.num_pages, [GARBAGE] * table.num_lanes)
         for _ in range(schedule.num_devices)
     ]
     for round_ in range(table.num_rounds):
-        arrived = [_permute(pairs, devices) for pairs in table.permutes[table.position[round_]]]
+        position = table.position[round_]
+        arrived = [_permute(pairs, [device.out for device in devices]) for pairs in table.permutes[position]]
+        landed = _permute(table.transfers[position], [list(device.departing) for device in devices])
         for d, device in enumerate(devices):
             where = f"round {round_}, device {d}"
             _act(table, round_, d, device, where)
             device.out = device.message
             for k, brought in enumerate(arrived):
-                _store(device, storage.arrival[round_, d, k], brought[d], storage.num_inbox, where)
-            _store(device, storage.keep[round_, d], device.out, storage.num_inbox, where)
-            _choose(device, storage.next_source[round_, d], [brought[d] for brought in arrived], where)
+                _store(device, inbox.arrival[round_, d, k], brought[d], inbox.num_inbox, where)
+            _store(device, inbox.keep[round_, d], device.out, inbox.num_inbox, where)
+            _choose(device, inbox.next_source[round_, d], [brought[d] for brought in arrived], where)
+            _land(device, table.pages.landing[round_, d, : table.pages.num_landings[round_, d]], landed[d], where)
+            _depart(device, table.pages.departure[round_, d, : table.pages.num_departures[round_, d]], where)
     for d, device in enumerate(devices):
         assert tuple(device.done) == schedule.rows[d], f"device {d} did {device.done}"
         assert not any(device.pool), f"device {d} keeps residuals that no backward has read: {device.pool}"
         assert not any(device.inbox[:-1]), f"device {d} keeps messages that nobody has read: {device.inbox}"
 
 
-def _permute(pairs, devices):
+def _permute(pairs, outs):
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
     assert len(set(sources)) == len(sources), f"a device sends twice in {pairs}"
     assert len(set(targets)) == len(targets), f"a device receives twice in {pairs}"
-    brought = [GARBAGE] * len(devices)
+    brought = [GARBAGE] * len(outs)
     for source, target in pairs:
-        brought[target] = devices[source].out
+        brought[target] = outs[source]
     return brought
 
 
@@ -76,7 +81,7 @@ def _act(table, round_, d, device, where):
     reads = ("dx", stage, microbatch) if kind is Kind.B else ("x", stage - 1, microbatch)
     if reads[1] >= 0:
         assert device.message == reads, f"{where} reads {device.message}"
-    pages = table.storage.pages[round_, d, : table.layers_per_stage[stage]].tolist() if table.has_backward else []
+    pages = table.pages.of_layer[round_, d, : table.layers_per_stage[stage]].tolist() if table.has_backward else []
     for layer, page in enumerate(pages):
         residuals = (stage, microbatch, layer)
         if kind is Kind.F:
@@ -99,6 +104,20 @@ def _store(device, page, message, num_inbox, where):
         return
     assert device.inbox[page] is None, f"{where}: {message} overwrites the message {device.inbox[page]}"
     device.inbox[page] = message
+
+
+def _land(device, pages, lanes, where):
+    for lane, page in enumerate(pages):
+        assert lanes[lane] != GARBAGE, f"{where} stores a page that nobody sent"
+        assert device.pool[page] is None, f"{where}: {lanes[lane]} overwrites residuals {device.pool[page]}"
+        device.pool[page] = lanes[lane]
+
+
+def _depart(device, pages, where):
+    device.departing = [GARBAGE] * len(device.departing)
+    for lane, page in enumerate(pages):
+        assert device.pool[page] is not None, f"{where} sends an empty page"
+        device.departing[lane], device.pool[page] = device.pool[page], None
 
 
 def _choose(device, source, arrived, where):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from user_schedules import PLACEMENTS, handwritten_v, random_schedule
+from user_schedules import PLACEMENTS, handwritten_v, random_schedule, registered
 
 from jaxpipe.lowering import RoundTable, lower
-from jaxpipe.schedules import REGISTRY, Kind, Placement, Schedule, build, check, parse_action
+from jaxpipe.schedules import Kind, Placement, Schedule, build, check, parse_action
 from jaxpipe.schedules.forwards import forwards
 
 
@@ -37,8 +37,7 @@ def assert_marks(schedule: Schedule, *, rolled: bool = True) -> None:
 
 @pytest.mark.parametrize("rolled", [True, False])
 @pytest.mark.parametrize("num_microbatches", [1, 3, 8])
-@pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize(("name", "num_devices"), registered(1, 2, 3, 8))
 def test_of_registered_schedules(name, num_devices, num_microbatches, rolled):
     assert_marks(build(name, num_devices=num_devices, num_microbatches=num_microbatches), rolled=rolled)
 

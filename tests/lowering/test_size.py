@@ -37,7 +37,7 @@ def test_gpipe_has_a_body_of_one_round_for_each_direction(num_devices, num_micro
 @pytest.mark.parametrize("num_microbatches", [1, 2, 4, 8, 64])
 def test_no_message_of_1f1b_waits_and_those_of_gpipe_do_at_the_turn(num_devices, num_microbatches):
     inbox = {
-        name: lower(build(name, num_devices=num_devices, num_microbatches=num_microbatches)).storage.num_inbox
+        name: lower(build(name, num_devices=num_devices, num_microbatches=num_microbatches)).inbox.num_inbox
         for name in ("1f1b", "gpipe")
     }
     # GPipe's last stage turns every microbatch around before it takes back the first one.

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from interpreter import interpret
-from user_schedules import PLACEMENTS, handwritten_v, random_schedule
+from user_schedules import PLACEMENTS, handwritten_v, has_transfers, random_schedule, registered
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.lowering.storage import NOTHING
+from jaxpipe.lowering.inbox import NOTHING
 from jaxpipe.schedules import REGISTRY, Kind, Schedule, build
 from jaxpipe.schedules.forwards import forwards
 
@@ -26,14 +26,14 @@ def most_layers_at_once(schedule: Schedule, layers_per_stage: tuple[int, ...]) -
 
 @pytest.mark.parametrize("rolled", [True, False])
 @pytest.mark.parametrize("num_microbatches", [1, 2, 3, 8, 17])
-@pytest.mark.parametrize("num_devices", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize(("name", "num_devices"), registered(1, 2, 3, 4, 5, 8))
 def test_registered_schedules_are_stored_safely(name, num_devices, num_microbatches, rolled):
     schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
     for layers_per_stage in ((1,) * schedule.num_stages, uneven_layers(schedule)):
         table = lower(schedule, layers_per_stage=layers_per_stage, rolled=rolled)
         interpret(table)
-        assert table.storage.num_pages == most_layers_at_once(schedule, layers_per_stage)
+        if not has_transfers(schedule):
+            assert table.pages.num_pages == most_layers_at_once(schedule, layers_per_stage)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
@@ -43,7 +43,7 @@ def test_user_schedules_are_stored_safely(placement, seed):
     for rolled in (True, False):
         table = lower(schedule, layers_per_stage=uneven_layers(schedule), rolled=rolled)
         interpret(table)
-        assert table.storage.num_pages == most_layers_at_once(schedule, uneven_layers(schedule))
+        assert table.pages.num_pages == most_layers_at_once(schedule, uneven_layers(schedule))
 
 
 def test_a_handwritten_v_is_stored_safely():
@@ -54,30 +54,50 @@ def test_a_handwritten_v_is_stored_safely():
 def test_forwards_alone_keep_no_residuals(name):
     table = lower(forwards(build(name, num_devices=4, num_microbatches=6)))
     interpret(table)
-    assert table.storage.num_pages == table.num_slots == 0
+    assert table.pages.num_pages == table.num_slots == 0
 
 
 def corruptions(table: RoundTable):
     """Every way to spoil one used entry of the table: (what, a function that spoils it)."""
-    storage = table.storage
+    inbox, pages = table.inbox, table.pages
     for round_, device in np.argwhere(table.kind != IDLE).tolist():
         for layer in range(table.layers_per_stage[table.stage[round_, device]]):
 
             def shift_page(where=(round_, device, layer)):
-                storage.pages[where] = (storage.pages[where] + 1) % storage.num_pages
+                pages.of_layer[where] = (pages.of_layer[where] + 1) % pages.num_pages
 
             yield f"residual page of round {round_}, device {device}, layer {layer}", shift_page
-    for where in map(tuple, np.argwhere(storage.next_source != NOTHING).tolist()):
+    for grid, number in ((pages.departure, pages.num_departures), (pages.landing, pages.num_landings)):
+        for where in map(tuple, np.argwhere(number).tolist()):
+
+            def shift_first(grid=grid, where=where):
+                grid[(*where, 0)] = (grid[(*where, 0)] + 1) % pages.num_pages
+
+            def drop_last(number=number, where=where):
+                number[where] -= 1
+
+            yield f"page that travels of {where}", shift_first
+            yield f"last page that travels of {where}", drop_last
+    for position, pairs in enumerate(table.transfers):
+        for pair in pairs:
+
+            def drop_transfer(position=position, pair=pair):
+                spoiled = list(table.transfers)
+                spoiled[position] = tuple(p for p in spoiled[position] if p != pair)
+                vars(table)["transfers"] = spoiled
+
+            yield f"transfer {pair} of position {position}", drop_transfer
+    for where in map(tuple, np.argwhere(inbox.next_source != NOTHING).tolist()):
 
         def forget_message(where=where):
-            storage.next_source[where] = NOTHING
+            inbox.next_source[where] = NOTHING
 
         yield f"message of {where}", forget_message
-    for grid in (storage.keep, storage.arrival):
-        for where in map(tuple, np.argwhere(grid != storage.num_inbox).tolist()):
+    for grid in (inbox.keep, inbox.arrival):
+        for where in map(tuple, np.argwhere(grid != inbox.num_inbox).tolist()):
 
             def drop_message(grid=grid, where=where):
-                grid[where] = storage.num_inbox
+                grid[where] = inbox.num_inbox
 
             yield f"stored message of {where}", drop_message
     for position, permutes in enumerate(table.permutes):
@@ -96,6 +116,7 @@ TABLES = {
     "1f1b": lambda: lower(build("1f1b", num_devices=3, num_microbatches=4), layers_per_stage=(1, 2, 1)),
     "gpipe": lambda: lower(build("gpipe", num_devices=3, num_microbatches=3), layers_per_stage=(2, 1, 1)),
     "handwritten V": lambda: lower(handwritten_v()),
+    "bpipe": lambda: lower(build("bpipe", num_devices=5, num_microbatches=7), layers_per_stage=(3, 2, 1, 2, 3)),
     "random": lambda: lower(random_schedule(PLACEMENTS["back and forth"], num_microbatches=4, seed=3)),
 }
 
@@ -116,4 +137,4 @@ def test_the_interpreter_sees_every_spoiled_entry(make):
 
 
 def test_the_inbox_is_among_what_is_spoiled():
-    assert TABLES["random"]().storage.num_inbox > 0
+    assert TABLES["random"]().inbox.num_inbox > 0

@@ -2,7 +2,9 @@
 
 import random
 
-from jaxpipe.schedules import Action, Kind, Placement, Schedule, check, linear, parse_action
+from jaxpipe.schedules import REGISTRY, Action, Kind, Placement, Schedule, check, linear, parse_action
+
+LEAST_DEVICES = {"bpipe": 4}
 
 PLACEMENTS = {
     "one device": linear(1),
@@ -12,6 +14,15 @@ PLACEMENTS = {
     "V": Placement(2, ((0, 1, 1, 0),)),
     "back and forth": Placement(3, ((0, 2, 1, 1, 0, 2),)),
 }
+
+
+def registered(*num_devices: int) -> list[tuple[str, int]]:
+    """(name, number of devices) of registered schedules, where they exist."""
+    return [(name, d) for name in sorted(REGISTRY) for d in num_devices if d >= LEAST_DEVICES.get(name, 1)]
+
+
+def has_transfers(schedule: Schedule) -> bool:
+    return bool(schedule.columns.is_kind(Kind.EVICT, Kind.LOAD).any())
 
 
 def random_schedule(placement: Placement, *, num_microbatches: int, seed: int) -> Schedule:

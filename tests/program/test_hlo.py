@@ -72,7 +72,7 @@ def test_no_writes_of_the_whole_pool_or_gradient_sums_in_the_loops(program):
     name, num_devices, num_microbatches, num_layers, sizes = program
     schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
     pipeline, params, pages, text = compile_step(schedule, num_layers=num_layers, **sizes)
-    shapes = pool_shapes(pipeline.table.storage.num_pages, pages)
+    shapes = pool_shapes(pipeline.table.pages.num_pages, pages)
     if max(pipeline.layers_per_stage) > 1:
         shapes |= gradient_shapes(pipeline, params)
     assert all(shape in text for shape in shapes)

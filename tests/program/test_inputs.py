@@ -64,11 +64,10 @@ ONE, BOTH_WAYS = Placement(1, ((0,),)), Placement(2, ((0, 1), (1, 0)))
     "schedule",
     [
         schedule_of("0F0 0I0 0W0", placement=ONE),
-        schedule_of("0F0 0EVICT0 0LOAD0 0B0", placement=ONE),
         schedule_of("0F0 0B0 0SYNC", placement=ONE),
         schedule_of("0F0 1F1@1 1B1@1 0B0", "1F0 1B0 0F1@1 0B1@1", placement=BOTH_WAYS, num_microbatches=2),
     ],
-    ids=["I and W", "EVICT and LOAD", "SYNC", "two replicas"],
+    ids=["I and W", "SYNC", "two replicas"],
 )
 def test_legal_schedules_that_the_program_cannot_run_are_refused(schedule):
     with pytest.raises(CompileError, match="repair: "):

@@ -83,21 +83,21 @@ def test_poisoned_storage_does_not_change_the_loss_alone(poison):
 
 def read_an_unwritten_page(pipeline: Pipeline) -> None:
     """One more residual page, which one layer of one B reads."""
-    table, storage = pipeline.table, pipeline.table.storage
-    pages = storage.pages.copy()
+    table, pages = pipeline.table, pipeline.table.pages
+    of_layer = pages.of_layer.copy()
     round_, device = np.argwhere(table.kind == Kind.B)[-1]
-    pages[round_, device, 0] = storage.num_pages
-    vars(table)["storage"] = dataclasses.replace(storage, pages=pages, num_pages=storage.num_pages + 1)
+    of_layer[round_, device, 0] = pages.num_pages
+    vars(table)["pages"] = dataclasses.replace(pages, of_layer=of_layer, num_pages=pages.num_pages + 1)
 
 
 def read_an_unwritten_message(pipeline: Pipeline) -> None:
     """One action takes its message from the inbox page that holds nobody's message."""
-    table, storage = pipeline.table, pipeline.table.storage
-    assert storage.num_inbox == 0
-    next_source = storage.next_source.copy()
+    table, inbox = pipeline.table, pipeline.table.inbox
+    assert inbox.num_inbox == 0
+    next_source = inbox.next_source.copy()
     round_, device = np.argwhere(table.kind == Kind.B)[-1]
-    next_source[round_ - 1, device] = storage.num_inbox
-    vars(table)["storage"] = dataclasses.replace(storage, next_source=next_source)
+    next_source[round_ - 1, device] = inbox.num_inbox
+    vars(table)["inbox"] = dataclasses.replace(inbox, next_source=next_source)
 
 
 def compute_in_a_bubble(pipeline: Pipeline) -> None:

@@ -7,7 +7,7 @@ from csv_schedules import CSV, LAYERS_PER_STAGE
 from tiny_mlp import assert_equivalent, make_batch, make_params, make_pipeline
 
 from jaxpipe.lowering import lower
-from jaxpipe.lowering.storage import OWN
+from jaxpipe.lowering.inbox import OWN
 from jaxpipe.schedules import build, from_csv, read_csv
 
 
@@ -21,11 +21,11 @@ def test_a_schedule_from_csv_has_the_gradients_of_plain_grad(what, tmp_path):
 
 
 def test_local_hops_and_messages_that_wait_are_among_these():
-    storages = [lower(from_csv(text, name=what)).storage for what, text in CSV.items()]
-    assert any(storage.num_inbox for storage in storages)
-    assert any(OWN in storage.next_source for storage in storages)
-    assert any((storage.keep != storage.num_inbox).any() for storage in storages)
-    assert any((storage.arrival != storage.num_inbox).any() for storage in storages)
+    inboxes = [lower(from_csv(text, name=what)).inbox for what, text in CSV.items()]
+    assert any(inbox.num_inbox for inbox in inboxes)
+    assert any(OWN in inbox.next_source for inbox in inboxes)
+    assert any((inbox.keep != inbox.num_inbox).any() for inbox in inboxes)
+    assert any((inbox.arrival != inbox.num_inbox).any() for inbox in inboxes)
 
 
 @pytest.mark.parametrize(("name", "data"), [("1f1b", 1), ("gpipe", 2)])
