@@ -33,6 +33,7 @@ def base_config(family: str = "gpt") -> ConfigDict:
 
     config.pipeline = _section()
     config.pipeline.schedule = "1f1b"  # a key of jaxpipe.schedules.REGISTRY
+    config.pipeline.options = ""  # of the schedule, as "bound=6,unit=microbatch" of bpipe
     config.pipeline.num_microbatches = 16  # of one step; times mesh.data divides data.batch_size
     config.pipeline.num_chunks = 1  # stages on each device, for schedules that have several
     config.pipeline.layers_per_stage = "auto"  # one count a stage, as "4,4,3,5"; "auto": as balanced as possible
@@ -44,6 +45,9 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.mesh.pipe = 8  # devices of one pipeline
     config.mesh.tensor = 1  # devices that share each layer
     config.mesh.platform = "auto"  # "gpu", "cpu" (virtual devices); "auto": GPUs where the mesh fits, else cpu
+    # Which device holds which stage: "contiguous", in the order in which devices come; "pair_adjacent", both of a pair
+    # of stages (s, D-1-s) in one node; "auto": the latter where the schedule moves activations within pairs.
+    config.mesh.order = "auto"
     config.mesh.deterministic = False  # True: sums over devices are added in mesh order, the same digits always
 
     config.optimizer = _section()

@@ -16,8 +16,9 @@ from jaxpipe.config.choice import check_choice
 from jaxpipe.config.mesh_checks import check_batch, check_tensor
 from jaxpipe.config.model_checks import check_attention_kernel, check_family, check_rope_scaling, check_vocabulary
 from jaxpipe.config.model_section import model_config
-from jaxpipe.config.stages import build_schedule, check_chunks, layers_per_stage
+from jaxpipe.config.stages import AUTO, build_schedule, check_chunks, layers_per_stage
 from jaxpipe.errors import ConfigError, JaxpipeError
+from jaxpipe.mesh.assignment import ORDERS
 from jaxpipe.schedules import REGISTRY
 
 DTYPES = ("float32", "bfloat16")
@@ -102,6 +103,7 @@ def _ranges(config: ConfigDict) -> Checks:
             if type(value) in (int, float):
                 yield lambda path=f"{section}.{field}", value=value: _check_range(path, value)
     yield lambda: check_choice("model.dtype", config.model.dtype, DTYPES)
+    yield lambda: check_choice("mesh.order", config.mesh.order, (AUTO, *ORDERS))
     yield lambda: check_choice("pipeline.schedule", config.pipeline.schedule, tuple(REGISTRY))
 
 

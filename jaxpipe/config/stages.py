@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from jaxpipe.errors import ConfigError
 from jaxpipe.program import balanced_split
 from jaxpipe.schedules import REGISTRY, Schedule, build
+from jaxpipe.schedules.options import read_options
 
 AUTO = "auto"
 
@@ -16,7 +17,9 @@ AUTO = "auto"
 def build_schedule(config: ConfigDict) -> Schedule:
     """The schedule that `pipeline` and `mesh.pipe` ask for."""
     pipeline = config.pipeline
-    options = {"num_chunks": pipeline.num_chunks} if _takes_chunks(pipeline.schedule) else {}
+    options = read_options(option for option in pipeline.options.split(",") if option)
+    if _takes_chunks(pipeline.schedule):
+        options["num_chunks"] = pipeline.num_chunks
     return build(pipeline.schedule, num_devices=config.mesh.pipe, num_microbatches=pipeline.num_microbatches, **options)
 
 

@@ -28,7 +28,7 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
         f" {schedule.num_microbatches} microbatches",
         f"bubble     {simulate(schedule).bubble_ratio:.1%} predicted, backward = 2 forward",
         f"rounds     {pipeline.table.num_rounds}",
-        f"slots      {num_slots} of {_mebibytes(slot_bytes)} per device; the schedule's peak is"
+        f"slots      {num_slots:g} of {_mebibytes(slot_bytes)} per device; the schedule's peak is"
         f" {peak_activations(schedule).max():g} Ma",
         f"bytes      per device: train state {_mebibytes(_bytes_per_device(state))}, "
         + ", ".join(f"{kind} {_mebibytes(num_bytes)}" for kind, num_bytes in held.items()),

@@ -9,12 +9,18 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from jaxpipe.config.checks import build_schedule, layers_per_stage, model_config
+from jaxpipe.config.checks import AUTO, build_schedule, layers_per_stage, model_config
 from jaxpipe.config.model_checks import check_attention_kernel
 from jaxpipe.data import Batches, Corpus, load_corpus
-from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh
+from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, order_devices
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.schedules import Costs
+from jaxpipe.schedules.action import MOVE_KINDS
+
+# In forwards: a matrix product of forward has two in backward; a layer that is computed again adds one. Attention that
+# is computed again adds little.
+BACKWARD_COSTS = {"none": 2.0, "attention": 2.0, "full": 3.0}
 
 
 @dataclass(frozen=True)
@@ -79,24 +85,37 @@ def dropout_seed(config: ConfigDict, model: LanguageModel) -> int | None:
     return config.train.seed if model.config.has_dropout else None
 
 
-def build_pipeline(config: ConfigDict, devices: Sequence[Any]) -> tuple[LanguageModel, Pipeline]:
+def build_pipeline(
+    config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None = None
+) -> tuple[LanguageModel, Pipeline]:
     """The model of a checked config and its pipeline on `devices`, data x pipe x tensor of them.
 
+    Args:
+        config: checked.
+        devices: as they come; `mesh.order` says which takes which stage.
+        gpus_per_node: None asks the devices.
+
     Raises:
-        ConfigError: `model.attention` cannot run on these devices.
+        ConfigError: `model.attention` cannot run on these devices, or `mesh.order` cannot lay the mesh on them.
     """
-    mesh = config.mesh
+    mesh, schedule = config.mesh, build_schedule(config)
     _check_attention(config, devices)
+    order = mesh.order
+    if order == AUTO:
+        order = "pair_adjacent" if schedule.columns.is_kind(*MOVE_KINDS).any() else "contiguous"
+    axes = {"data": mesh.data, "pipe": mesh.pipe, "tensor": mesh.tensor}
+    devices = order_devices(devices, **axes, order=order, gpus_per_node=gpus_per_node)
     model = LanguageModel(model_config(config), TensorAxis(mesh.tensor, mesh.deterministic))
     pipeline = Pipeline(
-        build_schedule(config),
-        make_mesh(data=mesh.data, pipe=mesh.pipe, tensor=mesh.tensor, devices=devices),
+        schedule,
+        make_mesh(**axes, devices=devices),
         StageFunctions.of(model),
         num_layers=config.model.num_layers,
         layers_per_stage=layers_per_stage(config),
         dtype=config.model.dtype,
         split_masters=config.optimizer.zero1,
         deterministic=mesh.deterministic,
+        costs=Costs(backward=BACKWARD_COSTS[config.model.recompute]),
     )
     return model, pipeline
 
