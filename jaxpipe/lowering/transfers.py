@@ -10,6 +10,7 @@ makes room for the next.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import floor
@@ -17,8 +18,9 @@ from math import floor
 import numpy as np
 
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS
-from jaxpipe.schedules.action import COMPUTE_KINDS, Kind
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.action import COMPUTE_KINDS, Action, Kind
+from jaxpipe.schedules.dependencies import dependencies
+from jaxpipe.schedules.schedule import Columns, Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,40 +127,35 @@ def park(
         rounds: [A] of the actions of `steps`.
         meets: [R, D], see `meeting_rounds`.
     """
-    columns = steps.columns
+    columns, forward_of = steps.columns, dependencies(steps).local
     is_f, is_b = columns.is_kind(Kind.F), columns.is_kind(Kind.B, Kind.I)
-    of = {
-        kind: {
-            (stage, microbatch): i
-            for i, stage, microbatch in zip(
-                np.flatnonzero(own).tolist(), columns.stage[own].tolist(), columns.microbatch[own].tolist(), strict=True
-            )
-        }
-        for kind, own in (("forward", is_f), ("backward", is_b))
-    }
+    backward_of = dict(zip(_keys(columns, is_b), np.flatnonzero(is_b).tolist(), strict=True))
     pages = []
     for device, row in enumerate(schedule.rows):
-        here = columns.device == device
+        here, partner = columns.device == device, steps.placement.partner_of(device)
         forwards, backwards = np.sort(rounds[here & is_f]), np.sort(rounds[here & is_b])
         num_evicted: dict[int, int] = defaultdict(int)
+        evicted: set[Action] = set()
         for action in row:
-            if action.kind is not Kind.EVICT:
-                continue
-            key = (action.stage, action.microbatch)
-            num_pages = schedule.parked_of(action.stage) * layers_per_stage[action.stage]
-            turn = num_evicted[action.stage]
-            num_evicted[action.stage] += 1
-            backward = of["backward"][key]
-            leaves, returns = _windows(
-                rounds[of["forward"][key]], rounds[backward], forwards, backwards, meets[:, device]
-            )
+            if action.kind is not Kind.EVICT or action in evicted:
+                continue  # what leaves twice is away all the time in between
+            evicted.add(action)
+            turn, num_evicted[action.stage] = num_evicted[action.stage], num_evicted[action.stage] + 1
+            backward = backward_of[action.stage, action.microbatch]
+            own = int(rounds[forward_of[backward]]), int(rounds[backward])
+            leaves, returns = _windows(*own, forwards, backwards, meets[:, device])
             if not len(leaves) or not len(returns):
-                continue  # it is back before it has left
-            num_parked = floor((turn + 1) * num_pages) - floor(turn * num_pages)
-            for layer in range(num_parked):
+                continue  # there is no time to leave and come back
+            share = schedule.parked_of(action.stage) * layers_per_stage[action.stage]
+            for layer in range(floor((turn + 1) * share) - floor(turn * share)):
                 out, back = leaves[layer % len(leaves)], returns[-1 - layer % len(returns)]
-                pages.append((backward, layer, out, back, device, steps.placement.partner_of(device)))
+                pages.append((backward, layer, out, back, device, partner))
     return Parked(*np.array(pages, dtype=int).reshape(-1, 6).T)
+
+
+def _keys(columns: Columns, chosen: np.ndarray) -> Iterator[tuple[int, int]]:
+    """(stage, microbatch) of the chosen actions."""
+    return zip(columns.stage[chosen].tolist(), columns.microbatch[chosen].tolist(), strict=True)
 
 
 def _windows(
