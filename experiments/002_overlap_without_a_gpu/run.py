@@ -1,6 +1,6 @@
 """Compiles a 1F1B step for eight A100s on a machine without any GPU, and reads transfers and bytes off the result.
 
-python experiments/002_overlap_without_a_gpu/run.py    # needs the CUDA plugin, see jaxpipe.bench.absent_gpus
+python experiments/002_overlap_without_a_gpu/run.py    # needs the extra gpu-aot
 """
 
 import time
@@ -8,10 +8,11 @@ import time
 import jax
 import jax.numpy as jnp
 
-from jaxpipe.bench.absent_gpus import absent_gpus
 from jaxpipe.bench.memory import pool_shapes
-from jaxpipe.bench.workspace import workspace_bytes
+from jaxpipe.compile import absent_gpus
+from jaxpipe.compile.workspace import workspace_bytes
 from jaxpipe.mesh import make_mesh
+from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.accounting import held_bytes
@@ -23,7 +24,7 @@ D, N, LAYERS_PER_STAGE, HIDDEN, SEQ_LEN = 8, 16, 4, 4096, 2048
 
 def main() -> None:
     """Prints what the compiled program holds and hides."""
-    devices = absent_gpus(D)
+    devices = absent_gpus(parse_topology(f"a100-80g:1x{D}"))
     model = LanguageModel(
         GPTConfig(
             num_layers=D * LAYERS_PER_STAGE,
@@ -55,7 +56,7 @@ def main() -> None:
     compiled = pipeline.loss_and_grads.lower(params, batch, 1.0).compile()
     compile_s = time.perf_counter() - start
     text, memory = compiled.as_text(), compiled.memory_analysis()
-    pool = pool_shapes(pipeline.table.storage.num_pages, pipeline.pages(params, batch))
+    pool = pool_shapes(pipeline.table.pages.num_pages, pipeline.pages(params, batch))
     permutes, hidden = overlapped_permutes(text)
     held = held_bytes(pipeline, params, batch)
     workspace = max(workspace_bytes(pipeline, params, batch, has_dropout=False).values())

@@ -1,30 +1,24 @@
 """Compiles the whole training step of GPT-3 13B for eight A100s without any GPU; prints where its bytes go.
 
-python experiments/003_gpt3_13b_without_a_gpu/run.py    # needs the CUDA plugin, see jaxpipe.bench.absent_gpus
+python experiments/003_gpt3_13b_without_a_gpu/run.py    # needs the extra gpu-aot
 """
 
 from __future__ import annotations
 
 import runpy
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from jaxpipe.bench.absent_gpus import absent_gpus
 from jaxpipe.bench.memory import gradient_shapes, pool_shapes
-from jaxpipe.bench.workspace import workspace_bytes
+from jaxpipe.compile import Prediction, absent_gpus, compile_step, predict
+from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.program import Pipeline
-from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.hlo import overlapped_permutes, whole_writes
-from jaxpipe.training.optimizer import learning_rate, make_optimizer
-from jaxpipe.training.setup import build_pipeline, dropout_seed
-from jaxpipe.training.step import make_train_step, state_like
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt3_13b.py"
 MESHES = ((2, 4), (4, 2))  # (pipe, tensor)
@@ -39,8 +33,7 @@ class Report:
         compile_s: tracing, lowering and compiling.
         state_bytes: parameters and optimizer state, updated in place.
         temp_bytes: all else that the step needs, as XLA says.
-        held: what of it is held between actions, by kind, as `held_bytes` counts.
-        workspace: what an action needs besides, by its part, each compiled alone; the largest counts.
+        prediction: of the same.
         permutes: in the program.
         hidden_permutes: of these, behind an action.
         pool_writes: writes of a whole leaf of the page pool in the loops.
@@ -51,55 +44,31 @@ class Report:
     compile_s: float
     state_bytes: int
     temp_bytes: int
-    held: dict[str, int]
-    workspace: dict[str, int]
+    prediction: Prediction
     permutes: int
     hidden_permutes: int
     pool_writes: int
     sum_writes: int
     kernel_copies: int
 
-    @property
-    def accounted_bytes(self) -> int:
-        """What `temp_bytes` should be."""
-        return sum(self.held.values()) + max(self.workspace.values())
 
-
-def compile_step(config: ConfigDict, devices: Sequence[Any]) -> Report:
+def measure(config: ConfigDict, devices: Sequence[Any]) -> Report:
     """Compiles the training step of a checked config for `devices`."""
-    model, pipeline = build_pipeline(config, devices)
-    optimizer = make_optimizer(config)
-    seed = dropout_seed(config, model)
-    state = state_like(model, pipeline, optimizer)
-    num_microbatches = config.pipeline.num_microbatches
-    shape = (num_microbatches, config.data.batch_size // num_microbatches, config.data.seq_len)
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=pipeline.batch_sharding)
-    batch = {"tokens": tokens, "targets": tokens}
-    step = make_train_step(
-        pipeline,
-        optimizer,
-        learning_rate(config),
-        max_grad_norm=config.optimizer.max_grad_norm,
-        dropout_seed=seed,
-    )
-    start = time.perf_counter()
-    compiled = step.lower(state, batch).compile()
-    compile_s = time.perf_counter() - start
-
-    memory, text = compiled.memory_analysis(), compiled.as_text()
-    pool = pool_shapes(pipeline.table.storage.num_pages, pipeline.pages(state.params, batch))
+    step = compile_step(config, devices)
+    pipeline, params = step.pipeline, step.state.params
+    memory, text = step.compiled.memory_analysis(), step.compiled.as_text()
+    pool = pool_shapes(pipeline.table.pages.num_pages, pipeline.pages(params, step.batch))
     permutes, hidden_permutes = overlapped_permutes(text)
     return Report(
-        compile_s=compile_s,
+        compile_s=step.compile_s,
         state_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
-        held=held_bytes(pipeline, state.params, batch),
-        workspace=workspace_bytes(pipeline, state.params, batch, has_dropout=seed is not None),
+        prediction=predict(pipeline, step.state, step.batch, has_dropout=step.has_dropout),
         permutes=permutes,
         hidden_permutes=hidden_permutes,
         pool_writes=len(whole_writes(text, pool)),
-        sum_writes=len(whole_writes(text, gradient_shapes(pipeline, state.params))),
-        kernel_copies=len(whole_writes(text, kernel_shapes(pipeline, state.params))),
+        sum_writes=len(whole_writes(text, gradient_shapes(pipeline, params))),
+        kernel_copies=len(whole_writes(text, kernel_shapes(pipeline, params))),
     )
 
 
@@ -111,21 +80,21 @@ def kernel_shapes(pipeline: Pipeline, params: Any) -> set[str]:
 
 def main() -> None:
     """Prints one column a mesh."""
-    devices = absent_gpus(max(pipe * tensor for pipe, tensor in MESHES))
+    devices = absent_gpus(parse_topology("a100-80g:1x8"))
     for pipe, tensor in MESHES:
         config = runpy.run_path(str(CONFIG))["get_config"]()
         config.mesh.pipe, config.mesh.tensor = pipe, tensor
         config.pipeline.num_microbatches = config.data.batch_size = NUM_MICROBATCHES
-        report = compile_step(config, devices[: pipe * tensor])
+        report = measure(config, devices[: pipe * tensor])
         print(
             f"jax {jax.__version__}, pipe {pipe} x tensor {tensor}, compiled in {report.compile_s:.0f} s; GB a device"
         )
-        for kind, size in report.held.items():
+        for kind, size in report.prediction.held.items():
             print(f"  {kind:24} {size / 1e9:7.3f}")
-        for part, size in report.workspace.items():
+        for part, size in report.prediction.workspace.items():
             print(f"  workspace {part:14} {size / 1e9:7.3f}")
-        print(f"  accounted                {report.accounted_bytes / 1e9:7.3f}")
-        ratio = report.temp_bytes / report.accounted_bytes
+        print(f"  accounted                {report.prediction.temp_bytes / 1e9:7.3f}")
+        ratio = report.temp_bytes / report.prediction.temp_bytes
         print(f"  temporaries as compiled  {report.temp_bytes / 1e9:7.3f}, {ratio:.4f} x accounted")
         print(f"  train state              {report.state_bytes / 1e9:7.3f}")
         print(f"  permutes {report.permutes}, hidden behind an action {report.hidden_permutes}")

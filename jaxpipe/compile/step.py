@@ -38,17 +38,18 @@ class CompiledStep:
     compile_s: float
 
 
-def compile_step(config: ConfigDict, devices: Sequence[Any]) -> CompiledStep:
+def compile_step(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None = None) -> CompiledStep:
     """The training step that `jaxpipe.train` would run.
 
     Args:
         config: checked.
-        devices: data x pipe x tensor of them, in mesh order; they need not be there.
+        devices: data x pipe x tensor of them, which need not be there.
+        gpus_per_node: None asks the devices.
 
     Raises:
-        ConfigError: `model.attention` cannot be compiled for these devices.
+        ConfigError: `model.attention` cannot be compiled for these devices, or `mesh.order` is not possible on them.
     """
-    model, pipeline = build_pipeline(config, devices)
+    model, pipeline = build_pipeline(config, devices, gpus_per_node=gpus_per_node)
     optimizer, seed = make_optimizer(config), dropout_seed(config, model)
     state, batch = state_like(model, pipeline, optimizer), _batch_like(config, pipeline)
     step = make_train_step(

@@ -51,6 +51,12 @@ _OVERLAP = (
         str(2**40),
         "the arrays of a page larger than 30 MiB together travel one by one, and few of these overlap compute",
     ),
+    Flag(
+        "xla_gpu_memory_limit_slop_factor",
+        "950",
+        "a program whose temporaries take more than 95 % of what its arguments leave of 80 % of the memory is scheduled "
+        "for memory alone, and nothing overlaps, although it fits",
+    ),
 )
 _DETERMINISTIC = (
     Flag(

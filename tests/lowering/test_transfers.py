@@ -39,6 +39,14 @@ def test_no_device_holds_more_than_the_bound_in_transit_included(num_layers):
         assert table.pages.num_pages <= bound(num_devices) * num_layers
 
 
+@pytest.mark.parametrize(("num_devices", "num_microbatches"), [(4, 9), (5, 16), (8, 7), (8, 32), (16, 40)])
+def test_the_bound_holds_for_backwards_of_three_forwards_too(num_devices, num_microbatches):
+    schedule, costs = bpipe(num_devices, num_microbatches), Costs(backward=3.0)
+    for num_layers in (1, 2, 3, 8, 10):
+        table = lower(schedule, layers_per_stage=(num_layers,) * num_devices, costs=costs)
+        assert table.num_slots <= bound(num_devices)
+
+
 @pytest.mark.parametrize("num_devices", [4, 8, 9, 16])
 def test_with_enough_microbatches_the_bound_is_reached(num_devices):
     table = lower(bpipe(num_devices, 3 * num_devices), layers_per_stage=(4,) * num_devices)

@@ -1,0 +1,63 @@
+"""Compiles a config's training step for a cluster without any GPU; prints bytes per device and overlap.
+
+    python -m jaxpipe.compile --config=configs/gpt3_96b.py --topology=a100-80g:4x8 [--format=json] [--config.X=Y ...]
+
+The topology is HARDWARE:NODESxGPUS_PER_NODE. Nothing is run: XLA cannot tune its matrix products without a GPU, so
+they are cuBLAS's, and cuDNN's attention cannot be compiled. Needs the extra gpu-aot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+
+from jaxpipe.compile.absent_gpus import absent_gpus
+from jaxpipe.compile.checks import check_compilable, check_plugin
+from jaxpipe.compile.report import report
+from jaxpipe.compile.step import compile_step
+from jaxpipe.compile.text_form import to_text
+from jaxpipe.config import check
+from jaxpipe.config.command_line import require, run
+from jaxpipe.mesh.topology import parse_topology
+
+FLAGS = flags.FLAGS
+
+
+def define_flags(arguments: list[str]) -> None:
+    """Defines --config, --topology and --format."""
+    require("config", arguments, example="configs/gpt3_96b.py")
+    require("topology", arguments, example="a100-80g:4x8")
+    config_flags.DEFINE_config_file("config", help_string="Python file with get_config(); see jaxpipe.config.base.")
+    flags.DEFINE_string("topology", None, "Hardware, nodes and GPUs of a node, as a100-80g:4x8.")
+    flags.DEFINE_enum("format", "text", ["text", "json"], "How the numbers are printed; json has bytes.")
+
+
+def main(_: Sequence[str]) -> None:
+    """One compilation."""
+    config, topology = FLAGS.config, parse_topology(FLAGS.topology)
+    check(config, name=config_flags.get_config_filename(FLAGS["config"]))
+    check_compilable(config, topology)
+    check_plugin()
+    mesh = config.mesh
+    devices = absent_gpus(topology, deterministic=mesh.deterministic)
+    step = compile_step(config, devices, gpus_per_node=topology.gpus_per_node)
+    found = report(step, hardware_bytes=topology.hardware.memory_bytes)
+    if FLAGS.format == "json":
+        print(json.dumps(found.to_json()))
+        return
+    schedule, num_microbatches = config.pipeline.schedule, config.pipeline.num_microbatches
+    print(
+        f"step         {schedule}, data {mesh.data} x pipe {mesh.pipe} x tensor {mesh.tensor}, {num_microbatches}"
+        f" microbatches of {config.data.batch_size // num_microbatches} sequences\n"
+        f"devices      {topology}: {len(devices)} x {devices[0].device_kind}, none of them needed; jax"
+        f" {jax.__version__}\n"
+        f"{to_text(found)}"
+    )
+
+
+if __name__ == "__main__":
+    run(main, define_flags=define_flags)

@@ -1,0 +1,110 @@
+"""What a compiled training step takes of each device, beside what was predicted and what the hardware has.
+
+Goes in: a compiled step and its hardware's memory. Comes out: the numbers that the command prints. Left to others:
+how they are printed (`text_form`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jaxpipe.compile.prediction import Prediction, predict
+from jaxpipe.compile.step import CompiledStep
+from jaxpipe.program.accounting import transit_bytes
+from jaxpipe.program.hlo import PAGE_TRANSFER, overlapped_permutes
+
+# What XLA does not count: the CUDA context and the kernels in it (0.5 to 1 GiB), NCCL's channel buffers for the
+# communicators of three mesh axes (about 1 GiB), and what the allocator loses between buffers (1 GiB of 80). An
+# allowance, not a measurement.
+RESERVE_BYTES = 3 * 2**30
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of one compiled training step; bytes are per device, and the same on every one.
+
+    Attributes:
+        argument_bytes: train state and batch, as XLA says, and so the next three.
+        temp_bytes: all that the step needs besides.
+        output_bytes: the new train state and the metrics.
+        alias_bytes: of the outputs, those that take the place of arguments: the whole train state.
+        hardware_bytes: memory of one GPU.
+        num_slots: (stage, microbatch) whose residuals one device holds at once: own, parked and in transit.
+        slot_bytes: of one of them.
+        transit_bytes: pages on their way between two devices.
+        compile_s: tracing, lowering and compiling the step.
+        permutes: in the program.
+        overlapped_permutes: of these, asynchronous and with an action between their start and their end.
+        evict_load_permutes: of `permutes`, those that move pages to and from the paired device.
+        overlapped_evict_load_permutes: of these, overlapped.
+        prediction: from the schedule and the model.
+    """
+
+    argument_bytes: int
+    temp_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    hardware_bytes: int
+    num_slots: float
+    slot_bytes: int
+    transit_bytes: int
+    compile_s: float
+    permutes: int
+    overlapped_permutes: int
+    evict_load_permutes: int
+    overlapped_evict_load_permutes: int
+    prediction: Prediction
+    reserve_bytes: int = RESERVE_BYTES
+
+    @property
+    def total_bytes(self) -> int:
+        """All that the step takes, the reserve not counted."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step and the reserve are at most what the hardware has."""
+        return self.total_bytes + self.reserve_bytes <= self.hardware_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number by its name; `predicted` has the parts of `predicted_bytes`, `workspace` the parts of one."""
+        numbers = asdict(self)
+        del numbers["prediction"]
+        return {
+            **numbers,
+            "total_bytes": self.total_bytes,
+            "fits": self.fits,
+            "predicted_bytes": self.prediction.total_bytes,
+            "predicted": self.prediction.parts,
+            "workspace": self.prediction.workspace,
+        }
+
+
+def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
+    """The report of `step`; compiles the parts of its actions, for the prediction.
+
+    Args:
+        step: compiled.
+        hardware_bytes: memory of one device.
+    """
+    pipeline, params = step.pipeline, step.state.params
+    memory, text = step.compiled.memory_analysis(), step.compiled.as_text()
+    permutes, overlapped = overlapped_permutes(text)
+    evict_load_permutes, overlapped_evict_load = overlapped_permutes(text, scope=PAGE_TRANSFER)
+    return Report(
+        argument_bytes=memory.argument_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        hardware_bytes=hardware_bytes,
+        num_slots=pipeline.table.num_slots,
+        slot_bytes=pipeline.slot_bytes(params, step.batch),
+        transit_bytes=transit_bytes(pipeline, params, step.batch),
+        compile_s=step.compile_s,
+        permutes=permutes,
+        overlapped_permutes=overlapped,
+        evict_load_permutes=evict_load_permutes,
+        overlapped_evict_load_permutes=overlapped_evict_load,
+        prediction=predict(pipeline, step.state, step.batch, has_dropout=step.has_dropout),
+    )

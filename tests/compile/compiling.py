@@ -1,0 +1,28 @@
+"""`python -m jaxpipe.compile` in a process of its own, as a user starts it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jaxpipe.compile", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def compiled(*arguments: str) -> dict[str, Any]:
+    """What the command prints as JSON."""
+    result = run(*arguments, "--format=json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])

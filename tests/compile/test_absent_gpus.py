@@ -1,0 +1,135 @@
+"""Training steps compiled for GPUs that are not there: bytes as predicted, transfers behind actions."""
+
+import functools
+
+import pytest
+from compiling import compiled, run
+
+pytest.importorskip("jax_plugins.xla_cuda13", reason="the extra gpu-aot compiles for GPUs that are not there")
+
+# Sizes at which buffers of a few KB do not matter; nothing of them is made. In each of the three another part of an
+# action needs most: the head, a layer's backward, the embedding's.
+GPT = (
+    "--config=configs/quickstart.py",
+    "--config.model.num_layers=64",  # eight a stage: a loop, so their number costs no time
+    "--config.model.hidden=2048",
+    "--config.model.num_heads=16",
+    "--config.model.vocab_size=32768",
+    "--config.model.dtype=bfloat16",
+    "--config.model.recompute=attention",
+    "--config.data.seq_len=1024",
+    "--config.data.batch_size=32",
+)
+LLAMA = (
+    "--config=configs/llama_7b.py",
+    "--config.model.num_layers=7",
+    "--config.data.batch_size=32",
+    "--config.pipeline.num_microbatches=16",
+    "--config.mesh.data=1",
+    "--config.mesh.pipe=4",
+    "--config.mesh.tensor=2",
+)
+DATA_PARALLEL = (
+    "--config=configs/quickstart.py",
+    "--config.model.num_layers=6",
+    "--config.model.hidden=1024",
+    "--config.model.num_heads=16",
+    "--config.model.hidden_dropout=0.1",
+    "--config.model.vocab_size=32768",
+    "--config.data.seq_len=1024",
+    "--config.mesh.data=2",
+    "--config.mesh.pipe=3",
+)
+CASES = {
+    "gpt": (*GPT, "--topology=a100-80g:1x8"),
+    "gpt, bpipe": (*GPT, "--config.pipeline.schedule=bpipe", "--topology=a100-80g:1x8"),
+    "llama, two nodes, uneven stages": (*LLAMA, "--topology=a100-80g:2x4"),
+    "data parallel, dropout, another GPU": (*DATA_PARALLEL, "--topology=h100-80g:1x6"),
+}
+
+
+@functools.cache
+def report(case):
+    return compiled(*CASES[case])
+
+
+@pytest.fixture(params=CASES)
+def numbers(request):
+    return report(request.param)
+
+
+def test_prediction_is_what_is_compiled(numbers):
+    assert numbers["predicted_bytes"] == pytest.approx(numbers["total_bytes"], rel=0.05)
+    assert numbers["predicted_bytes"] == sum(numbers["predicted"].values())
+    temporaries = sum(size for kind, size in numbers["predicted"].items() if kind not in ("state", "batch"))
+    assert temporaries == pytest.approx(numbers["temp_bytes"], rel=0.05)
+    assert numbers["predicted"]["workspace"] == max(numbers["workspace"].values())
+
+
+def test_the_whole_state_is_updated_in_place(numbers):
+    # Metrics come out besides, four numbers and where they lie; tokens and targets go in.
+    assert numbers["alias_bytes"] == numbers["predicted"]["state"]
+    assert 0 < numbers["output_bytes"] - numbers["alias_bytes"] < 1024
+    assert numbers["argument_bytes"] - numbers["alias_bytes"] == numbers["predicted"]["batch"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "bpipe" not in case])
+def test_every_message_is_behind_an_action(case):
+    numbers = report(case)
+    assert numbers["overlapped_permutes"] == numbers["permutes"] > 0
+    assert numbers["evict_load_permutes"] == numbers["overlapped_evict_load_permutes"] == 0
+
+
+def test_every_page_travels_behind_an_action():
+    numbers = report("gpt, bpipe")
+    assert numbers["overlapped_evict_load_permutes"] == numbers["evict_load_permutes"] > 0
+    assert numbers["permutes"] > numbers["evict_load_permutes"]
+
+
+def test_bpipe_holds_half_a_slot_more_than_its_bound():
+    """Kim et al., ICML 2023: ceil((D + 2) / 2) of 1F1B's D slots; what travels is held twice, half a slot at most."""
+    bpipe, plain = report("gpt, bpipe"), report("gpt")
+    assert bpipe["num_slots"] == 5
+    assert bpipe["slot_bytes"] == plain["slot_bytes"]
+    assert 0 < bpipe["transit_bytes"] <= bpipe["slot_bytes"] / 2
+    assert bpipe["total_bytes"] <= plain["total_bytes"] - (8 - 5 - 0.5) * plain["slot_bytes"]
+
+
+def test_state_is_three_float32_copies_of_the_parameters():
+    """AdamW's two moments beside the parameters; of a stage of eight layers, and an eighth of the embedding's."""
+    hidden, vocab_size, seq_len = 2048, 32768, 1024
+    layer = 12 * hidden**2 + 13 * hidden  # Narayanan et al., SC 2021, equation 2
+    ends = (vocab_size + seq_len) * hidden + 2 * hidden
+    assert report("gpt")["alias_bytes"] == pytest.approx(3 * 4 * (8 * layer + ends / 8), rel=1e-6)
+
+
+def test_slots_and_pages_are_1f1bs():
+    numbers = report("gpt")
+    assert numbers["num_slots"] == 8
+    assert numbers["predicted"]["pages"] == 8 * numbers["slot_bytes"]
+    assert numbers["transit_bytes"] == 0
+
+
+def test_fields_are_those_that_the_readme_promises():
+    numbers = report("gpt")
+    kinds = ("argument", "temp", "output", "alias", "total", "reserve", "hardware", "slot", "transit", "predicted")
+    permutes = [f"{overlapped}{kind}permutes" for overlapped in ("", "overlapped_") for kind in ("", "evict_load_")]
+    whole = ["num_slots", *(f"{kind}_bytes" for kind in kinds), *permutes]
+    assert {name: type(numbers[name]) for name in whole} == dict.fromkeys(whole, int)
+    assert type(numbers["fits"]) is bool
+    assert type(numbers["compile_s"]) is float
+
+
+def test_text_says_the_same_in_gibibytes():
+    small = ("--config=configs/quickstart.py", "--config.model.num_layers=1", "--config.mesh.pipe=1")
+    result = run(*small, "--topology=h200:1x1")
+    assert result.returncode == 0, result.stderr
+    assert "h200:1x1: 1 x NVIDIA H200" in result.stdout
+    assert "\nhardware        139.801  fits, spare 136." in result.stdout  # 143156 MiB
+
+
+def test_cudnn_is_refused_before_anything_is_compiled():
+    cudnn = ("--config.model.attention=cudnn", "--config.model.dtype=bfloat16")
+    result = run("--config=configs/quickstart.py", "--topology=a100-80g:1x8", *cudnn)
+    assert result.returncode == 2
+    assert "rule compile-attention" in result.stderr

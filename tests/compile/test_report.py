@@ -1,0 +1,59 @@
+"""The sums of a report, and whether a step fits."""
+
+import dataclasses
+
+from jaxpipe.compile import Prediction, Report
+from jaxpipe.compile.text_form import to_text
+
+GIBIBYTE = 2**30
+REPORT = Report(
+    argument_bytes=20 * GIBIBYTE,
+    temp_bytes=50 * GIBIBYTE,
+    output_bytes=19 * GIBIBYTE,
+    alias_bytes=18 * GIBIBYTE,
+    hardware_bytes=74 * GIBIBYTE,
+    num_slots=5,
+    slot_bytes=GIBIBYTE,
+    transit_bytes=0,
+    compile_s=1.5,
+    permutes=8,
+    overlapped_permutes=7,
+    evict_load_permutes=4,
+    overlapped_evict_load_permutes=3,
+    prediction=Prediction(
+        state=18 * GIBIBYTE,
+        batch=2 * GIBIBYTE,
+        held={"pages": 40 * GIBIBYTE, "messages": GIBIBYTE},
+        workspace={"head": 2 * GIBIBYTE, "layer_forward": 4 * GIBIBYTE},
+    ),
+)
+
+
+def test_total_counts_what_is_updated_in_place_once():
+    assert REPORT.total_bytes == (20 + 19 - 18 + 50) * GIBIBYTE
+
+
+def test_a_step_fits_with_its_reserve_to_the_last_byte():
+    assert REPORT.reserve_bytes == 3 * GIBIBYTE
+    assert REPORT.fits  # 71 + 3 = 74
+    assert not dataclasses.replace(REPORT, temp_bytes=REPORT.temp_bytes + 1).fits
+
+
+def test_of_the_parts_of_an_action_the_largest_counts():
+    assert REPORT.prediction.total_bytes == (18 + 2 + 40 + 1 + 4) * GIBIBYTE
+    assert REPORT.prediction.temp_bytes == (40 + 1 + 4) * GIBIBYTE
+
+
+def test_json_has_every_number_once():
+    numbers = REPORT.to_json()
+    assert numbers["total_bytes"] == 71 * GIBIBYTE
+    assert numbers["predicted_bytes"] == sum(numbers["predicted"].values()) == 65 * GIBIBYTE
+    assert numbers["fits"] is True
+    assert "prediction" not in numbers
+
+
+def test_text_says_what_is_spare_or_too_much():
+    assert "fits, spare 0.00" in to_text(REPORT)
+    assert "does not fit, too much 6.00" in to_text(dataclasses.replace(REPORT, temp_bytes=56 * GIBIBYTE))
+    assert "8, 7 behind an action" in to_text(REPORT)
+    assert "4 of these, 3 behind an action" in to_text(REPORT)
