@@ -18,6 +18,7 @@ CASES = [
     ("1f1b", 2, 3),
     ("1f1b", 4, 8),
     ("1f1b", 5, 3),
+    ("bpipe", 4, 8),
 ]
 # rows with their EVICT and LOAD actions
 ROWS = [

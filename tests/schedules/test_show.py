@@ -1,16 +1,21 @@
 """`python -m jaxpipe.show`: its content, its errors, its speed."""
 
 import json
+import re
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+from jaxpipe.lowering import lower
 from jaxpipe.schedules import build, from_csv
 from jaxpipe.show import main
+from jaxpipe.show.sent import sent
 
 SMALL = ["1f1b", "--num_devices=4", "--num_microbatches=6"]
+BPIPE = ["bpipe", "--num_devices=8", "--num_microbatches=32"]
 
 
 def shown(capsys, *arguments: str) -> str:
@@ -34,12 +39,12 @@ def test_json_content(capsys):
     values = json.loads(shown(capsys, *SMALL, "--backward=3", "--format=json"))
     assert set(values) == {
         "schedule", "num_devices", "num_microbatches", "num_stages", "num_replicas", "costs", "makespan",
-        "bubble_ratio", "peak_activations", "actions", "spmd",
+        "bubble_ratio", "peak_activations", "actions", "spmd", "layers_per_stage", "transfers",
     }  # fmt: skip
     assert (values["schedule"], values["num_devices"], values["num_microbatches"]) == ("1f1b", 4, 6)
     assert (values["num_stages"], values["num_replicas"]) == (4, 1)
     assert values["costs"] == {
-        "forward": 1, "backward": 3, "input_gradient": 1, "weight_gradient": 1, "transfer": 0,
+        "forward": 1, "backward": 3, "input_gradient": 1, "weight_gradient": 1, "transfer": 0, "slot_messages": 4 * 17,
     }  # fmt: skip
     assert values["makespan"] == (6 + 4 - 1) * (1 + 3)
     assert values["bubble_ratio"] == pytest.approx(3 / 9)
@@ -53,6 +58,52 @@ def test_json_content(capsys):
     assert set(spmd) == {"makespan", "num_rounds", "body_rounds", "num_slots", "permutes_per_step"}
     assert spmd["makespan"] == pytest.approx(values["makespan"])
     assert spmd["num_slots"] == 4  # the peak, min(D, N)
+    nothing = {"asked": [0] * 4, "sent": [0] * 4}
+    assert values["transfers"] == {"evicted": nothing, "loaded": nothing}
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ([], [16, 12.8, 8]),  # 32 f: f = 1/2, 2/5, 1/4
+        (["--option=unit=microbatch"], [15, 12, 8]),
+        (["--option=unit=microbatch", "--option=overlapped=false"], [12, 10, 6]),
+    ],
+)
+def test_json_tells_transfers_asked_for_and_sent(capsys, options, asked):
+    values = json.loads(shown(capsys, *BPIPE, *options, "--format=json"))
+    for moved in values["transfers"].values():
+        assert moved["asked"] == [*asked, 0, 0, 0, 0, 0]
+        assert moved["sent"][3:] == [0] * 5
+        assert all(sent >= asked for sent, asked in zip(moved["sent"], moved["asked"], strict=True))
+
+
+@pytest.mark.parametrize("num_layers", [1, 4, 10])
+def test_sent_is_what_the_permutes_of_each_round_carry(num_layers):
+    schedule = build("bpipe", num_devices=8, num_microbatches=20)
+    table = lower(schedule, layers_per_stage=(num_layers,) * 8)
+    away, back = np.zeros(8), np.zeros(8)  # [device] pages
+    for position in table.position:
+        for source, target in table.transfers[position]:
+            if source < target:  # early devices evict
+                away[source] += table.num_lanes
+            else:
+                back[target] += table.num_lanes
+    carried = sent(table)
+    assert carried.evicted.tolist() == pytest.approx(away / num_layers)
+    assert carried.loaded.tolist() == pytest.approx(back / num_layers)
+    moves = table.parked.moves
+    assert (away + back).sum() >= len(moves.round) > 0
+
+
+def test_slots_of_the_program_are_those_of_its_layers(capsys):
+    values = json.loads(shown(capsys, *BPIPE, "--layers_per_stage=8", "--format=json"))
+    assert values["layers_per_stage"] == 8
+    assert values["costs"]["slot_messages"] == 8 * 17
+    assert values["spmd"]["num_slots"] == 5  # ceil((D + 2) / 2)
+    assert values["peak_activations"][:4] == [5, 5, 5, 5]
+    values = json.loads(shown(capsys, *BPIPE, "--slot_messages=3.5", "--format=json"))
+    assert values["costs"]["slot_messages"] == 3.5
 
 
 def test_text_is_grid_and_figures(capsys):
@@ -65,6 +116,45 @@ def test_text_is_grid_and_figures(capsys):
     assert "bubble ratio      0.3333" in lines
     assert "peak activations  2 2 Ma" in lines
     assert any(line.startswith("spmd              makespan 9,") for line in lines)
+
+
+def test_text_has_lines_on_transfers(capsys):
+    lines = shown(capsys, "bpipe", "--num_devices=4", "--num_microbatches=8").splitlines()
+    assert "parked share      1/2 - - - of a microbatch, by stage" in lines
+    assert any(line.startswith("evicted           4 0 0 0 slots asked for, ") for line in lines)
+    assert any(line.startswith("loaded            4 0 0 0 slots asked for, ") for line in lines)
+    assert not any(line.startswith(("parked", "evicted")) for line in shown(capsys, *SMALL).splitlines())
+
+
+def test_csv_keeps_evictions_and_their_shares(capsys, tmp_path):
+    path = tmp_path / "bpipe.csv"
+    path.write_text(shown(capsys, *BPIPE, "--format=csv"))
+    schedule = build("bpipe", num_devices=8, num_microbatches=32)
+    assert from_csv(path.read_text(), name="bpipe") == schedule
+    assert [str(share) for share in schedule.parked[:3]] == ["1/2", "2/5", "1/4"]
+    assert shown(capsys, f"--csv={path}", "--format=json") == shown(capsys, *BPIPE, "--format=json")
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_memory_is_drawn_beside_others(capsys, tmp_path, ending):
+    path = tmp_path / f"memory.{ending}"
+    arguments = [*BPIPE, "--format=memory", "--compare=1f1b", "--compare=gpipe", "--slot_bytes=1e9"]
+    assert shown(capsys, *arguments, f"--output={path}") == ""
+    content = path.read_bytes()
+    if ending == "png":
+        assert content.startswith(b"\x89PNG")
+        return
+    for words in ("32 (29.8 GiB) gpipe", "8 (7.45 GiB) 1f1b", "5 (4.66 GiB) bpipe", "bound, 5 slots"):
+        assert f">{words}</text>" in content.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "bounds"), [([*BPIPE, "--option=bound=6"], {"bound, 6 slots"}), (["1f1b", *BPIPE[1:]], set())]
+)
+def test_memory_has_the_bound_that_was_asked_for(capsys, tmp_path, arguments, bounds):
+    path = tmp_path / "memory.svg"
+    assert shown(capsys, *arguments, "--format=memory", f"--output={path}") == ""
+    assert set(re.findall(r">(bound[^<]*)</text>", path.read_text())) == bounds
 
 
 def test_csv_goes_round(capsys, tmp_path):
@@ -103,6 +193,14 @@ def test_output_file_holds_what_is_printed(capsys, tmp_path, form):
         ([*SMALL, "--backward=nan"], "'nan' is not a time"),
         ([*SMALL, "--format=pdf"], "invalid choice: 'pdf'"),
         ([*SMALL, "--format=png"], "give --output=FILE too"),
+        ([*SMALL, "--format=memory"], "give --output=FILE too, ending in .png or .svg"),
+        ([*SMALL, "--format=memory", "--output=memory.txt"], "give --output=FILE too, ending in .png or .svg"),
+        ([*SMALL, "--format=memory", "--output=no.svg", "--compare=gpip"], "Did you mean 'gpipe'?"),
+        ([*SMALL, "--compare=gpipe"], "--compare is for --format=memory"),
+        ([*SMALL, "--slot_bytes=1e9"], "--slot_bytes is for --format=memory"),
+        ([*SMALL, "--slot_bytes=0"], "'0' is not a size"),
+        ([*SMALL, "--layers_per_stage=0"], "--layers_per_stage=0: give 1 or more"),
+        ([*SMALL, "--placement", "--topology=h200:1x4", "--slot_messages=3"], "--slot_messages has no effect"),
         ([*SMALL, "--output=/no/such/folder/file"], "cannot write '/no/such/folder/file'"),
         ([*SMALL, "--csv=mine.csv"], "leave NAME out"),
         (["--csv=mine.csv", "--num_devices=4"], "leave --num_devices out"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jaxpipe.schedules.action import NO_MICROBATCH, Kind
+from jaxpipe.schedules.action import MOVE_KINDS, NO_MICROBATCH, Kind
+from jaxpipe.schedules.render.lanes import Lanes
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.simulate import Timeline
 
@@ -10,7 +11,9 @@ TRACE_TIME_PER_UNIT = 1000.0  # the format counts microseconds: one unit of cost
 
 
 def chrome_trace(schedule: Schedule, timeline: Timeline) -> list[dict[str, object]]:
-    """Trace events: one complete event per action, one named thread per device; `json.dumps` writes the file.
+    """Trace events: one complete event per action; `json.dumps` writes the file.
+
+    Every device is a named thread; one that evicts and loads has a second thread for that, next to it.
 
     Args:
         schedule: what runs.
@@ -24,10 +27,16 @@ def chrome_trace(schedule: Schedule, timeline: Timeline) -> list[dict[str, objec
         ('0B0', 1000.0, 2000.0)
     """
     events: list[dict[str, object]] = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": schedule.name}}]
-    for device in range(schedule.num_devices):
-        thread = {"ph": "M", "pid": 0, "tid": device}
-        events.append({**thread, "name": "thread_name", "args": {"name": f"device {device}"}})
-        events.append({**thread, "name": "thread_sort_index", "args": {"sort_index": device}})
+    num_devices, has_moves = schedule.num_devices, Lanes(schedule).has_moves
+    names: dict[int, str] = {}  # thread -> name, in the order in which they are shown
+    for device in range(num_devices):
+        names[device] = f"device {device}"
+        if has_moves[device]:
+            names[num_devices + device] = f"device {device} with device {schedule.placement.partner_of(device)}"
+    for place, (thread, name) in enumerate(names.items()):
+        metadata = {"ph": "M", "pid": 0, "tid": thread}
+        events.append({**metadata, "name": "thread_name", "args": {"name": name}})
+        events.append({**metadata, "name": "thread_sort_index", "args": {"sort_index": place}})
     start = (timeline.start * TRACE_TIME_PER_UNIT).tolist()
     duration = ((timeline.end - timeline.start) * TRACE_TIME_PER_UNIT).tolist()
     kinds = [kind.name for kind in Kind]
@@ -45,7 +54,7 @@ def chrome_trace(schedule: Schedule, timeline: Timeline) -> list[dict[str, objec
                     "ts": start[index],
                     "dur": duration[index],
                     "pid": 0,
-                    "tid": device,
+                    "tid": device + num_devices * (action.kind in MOVE_KINDS),
                     "args": args,
                 }
             )

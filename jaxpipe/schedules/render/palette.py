@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.action import MOVE_KINDS, Kind
 from jaxpipe.schedules.schedule import Schedule
 
 _HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 2008)
@@ -15,10 +15,17 @@ _HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito,
     Kind.I: "#c77d11",
     Kind.W: "#8e5a9e",
     Kind.EVICT: "#b5352c",
-    Kind.LOAD: "#d9748e",
+    Kind.LOAD: "#e3bd2b",
     Kind.SYNC: "#555555",
 }
-_NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input gradient", Kind.W: "weight gradient"}
+_NAMES = {
+    Kind.F: "forward",
+    Kind.B: "backward",
+    Kind.I: "input gradient",
+    Kind.W: "weight gradient",
+    Kind.EVICT: "EVICT to partner",
+    Kind.LOAD: "LOAD from partner",
+}
 _LIGHTEST = 0.62  # how far the last of several shades is mixed with white
 
 
@@ -30,12 +37,14 @@ class Style:
         label: for the legend.
         fill: colour, as `#rrggbb`.
         ink: colour of text on it.
+        is_move: whether they are EVICT or LOAD, which have a lane of their own.
         actions: indices into `schedule.columns`.
     """
 
     label: str
     fill: str
     ink: str
+    is_move: bool
     actions: np.ndarray  # [number of actions]
 
 
@@ -65,7 +74,7 @@ def styles(schedule: Schedule) -> list[Style]:
                 label += f", replica {replica}" if num_replicas > 1 else ""
                 label += f", chunk {chunk}" if num_chunks > 1 else ""
                 fill = _mix_with_white(hue, _LIGHTEST * index / max(num_shades - 1, 1))
-                found.append(Style(label, fill, _ink_on(fill), actions))
+                found.append(Style(label, fill, _ink_on(fill), kind in MOVE_KINDS, actions))
     return found
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpipe.schedules.action import MOVE_KINDS, Action, Kind
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.simulate import Costs, Timeline, simulate
 
 IDLE = "..."
 _MAX_CELLS_PER_ACTION = 8
 _ONE_CELL = Costs(forward=1.0, backward=1.0, input_gradient=1.0, weight_gradient=1.0)
+_ARROWS = {Kind.EVICT: ">", Kind.LOAD: "<"}
 
 
 def text(schedule: Schedule, timeline: Timeline) -> str:
     r"""The grid of `schedule`: an action fills as many cells as it takes units of time, `...` is idle.
 
     The unit is the shortest action. Where times are no whole multiples of it, or the longest action is
-    more than eight, every action fills one cell, and the last line says so. Actions that take no time
-    (EVICT, LOAD, SYNC) are not in the grid.
+    more than eight, every action fills one cell, and the last line says so. SYNC takes no time and is not in
+    the grid. EVICT and LOAD stand below their device's line, in each cell in which they travel, at least in
+    that where they start: 0>4 for 0EVICT4, 0<4 for 0LOAD4.
 
     Args:
         schedule: what runs.
@@ -30,35 +33,58 @@ def text(schedule: Schedule, timeline: Timeline) -> str:
         0  0F0 0F1 ... ... 0B0 0B0 ... 0B1 0B1
         1  ... 1F0 1B0 1B0 1F1 1B1 1B1 ... ...
     """
-    unit = _unit(timeline)
-    note = ""
+    columns = schedule.columns
+    is_move = columns.is_kind(*MOVE_KINDS)
+    unit = _unit(timeline, is_move)
+    notes = ["(0>4: microbatch 4 of stage 0 leaves for the paired device; 0<4: it comes back)\n"] * bool(is_move.any())
     if unit is None:
         timeline, unit = simulate(schedule, _ONE_CELL), 1.0
-        note = "(not to scale: one cell an action, transfers take no time)\n"
-    start = np.rint(timeline.start / unit).astype(int)
-    end = np.rint(timeline.end / unit).astype(int)
+        notes.append("(not to scale: one cell an action, transfers take no time)\n")
+    start = np.floor(timeline.start / unit + 1e-6).astype(int)
+    end = np.ceil(timeline.end / unit - 1e-6).astype(int)
+    end[is_move] = np.maximum(end, start + 1)[is_move]
     num_cells = int(end.max(initial=0))
-    labels = list(map(str, (action for row in schedule.rows for action in row)))
+    labels = list(map(_label, (action for row in schedule.rows for action in row)))
     cell = max(map(len, [*labels, IDLE]))
     head = len(str(schedule.num_devices - 1))
-    idle = IDLE.ljust(cell)
-    first = schedule.columns.first.tolist()
+    first = columns.first.tolist()
     lines = []
     for device in range(schedule.num_devices):
-        cells = [idle] * num_cells
+        cells = [IDLE] * num_cells
+        below: list[list[str]] = []  # lines of transfers
         for i in range(first[device], first[device + 1]):
-            cells[start[i] : end[i]] = [labels[i].ljust(cell)] * (end[i] - start[i])
-        lines.append(f"{device:>{head}}  {' '.join(cells)}".rstrip() + "\n")
-    return "".join(lines) + note
+            here = slice(start[i], end[i])
+            drawn = _first_free(below, here, num_cells) if is_move[i] else cells
+            drawn[here] = [labels[i]] * (end[i] - start[i])
+        for name, line in [(device, cells), *(("", line) for line in below)]:
+            lines.append(f"{name:>{head}}  {' '.join(label.ljust(cell) for label in line)}".rstrip() + "\n")
+    return "".join(lines + notes)
 
 
-def _unit(timeline: Timeline) -> float | None:
-    """The time of one cell, or None where no unit makes a readable grid."""
-    durations = timeline.end - timeline.start
+def _label(action: Action) -> str:
+    if action.kind not in MOVE_KINDS:
+        return str(action)
+    replica = f"@{action.replica}" if action.replica else ""
+    return f"{action.stage}{_ARROWS[action.kind]}{action.microbatch}{replica}"
+
+
+def _first_free(lines: list[list[str]], cells: slice, num_cells: int) -> list[str]:
+    """The first of `lines` that is empty in `cells`; a new one where none is."""
+    for line in lines:
+        if not any(line[cells]):
+            return line
+    lines.append([""] * num_cells)
+    return lines[-1]
+
+
+def _unit(timeline: Timeline, is_move: np.ndarray) -> float | None:
+    """The time of one cell, or None where no unit makes a readable grid of what is computed."""
+    start, end = timeline.start[~is_move], timeline.end[~is_move]
+    durations = end - start
     durations = durations[durations > 0]
     if not len(durations):
         return 1.0
     unit = float(durations.min())
-    cells = np.concatenate([timeline.start, timeline.end]) / unit
+    cells = np.concatenate([start, end]) / unit
     is_whole = np.abs(cells - np.rint(cells)).max() < 1e-6
     return unit if is_whole and durations.max() / unit <= _MAX_CELLS_PER_ACTION else None

@@ -1,0 +1,137 @@
+"""The flags of `python -m jaxpipe.show`: each is checked here, as far as it can be without the schedule."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Collection, Sequence
+
+from jaxpipe.errors import closest
+from jaxpipe.schedules import REGISTRY, Costs
+
+_LAYERS_PER_STAGE = 4
+_TIMES = ("forward", "backward", "input_gradient", "weight_gradient", "transfer")
+_PICTURES = (".png", ".svg")
+
+
+def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argparse.Namespace:
+    """The flags in `arguments`, those of the command line if None; leaves the program where they make no sense."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxpipe.show", description="Show a pipeline schedule and its figures.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("name", nargs="?", help=f"one of {', '.join(sorted(REGISTRY))}; or give --csv")
+    add("--csv", metavar="FILE", help="in place of NAME: a schedule in PyTorch's compute-only CSV format")
+    add("--num_devices", type=int, metavar="D", help="devices on the pipe axis")
+    add("--num_microbatches", type=int, metavar="N", help="microbatches of one step")
+    add("--num_chunks", type=int, metavar="V", help="stages of one replica on each device")
+    add("--option", action="append", default=[], metavar="KEY=VALUE", help="a further option of the schedule")
+    defaults = Costs()
+    for name in _TIMES:
+        what = "one message between two devices" if name == "transfer" else f"one stage's {name.replace('_', ' ')}"
+        add(
+            f"--{name}",
+            type=_time,
+            metavar="TIME",
+            default=getattr(defaults, name),
+            help=f"time of {what}, default %(default)g",
+        )
+    add(
+        "--layers_per_stage",
+        type=int,
+        metavar="L",
+        help=f"layers, each with residual pages of its own that EVICT and LOAD move, default {_LAYERS_PER_STAGE}",
+    )
+    add(
+        "--slot_messages",
+        type=_size,
+        metavar="RATIO",
+        help="how many times as long as a message a whole microbatch takes to EVICT or LOAD, "
+        f"default {defaults.slot_messages:g} for each layer",
+    )
+    add("--compare", action="append", default=[], metavar="NAME", help="for --format=memory: a schedule to draw beside")
+    add("--slot_bytes", type=_size, metavar="BYTES", help="for --format=memory: residuals of one microbatch and stage")
+    add("--placement", action="store_true", help="show where the stages stand on --topology instead")
+    add("--topology", metavar="HARDWARE:NODESxGPUS", help="the cluster for --placement, as a100-80g:2x8")
+    add("--tensor", type=int, metavar="T", help="for --placement: GPUs that share each layer, default 1")
+    add("--data", type=int, metavar="C", help="for --placement: copies of the pipeline, default 1")
+    add("--format", choices=list(formats), default="text", help="default %(default)s")
+    add("--output", metavar="FILE", help="write there instead of to the terminal")
+    flags, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        known = [option for action in parser._actions for option in action.option_strings]
+        parser.error(f"unknown argument {unknown[0]!r}.{closest(unknown[0].split('=')[0], known)}")
+    if flags.format == "png" and not flags.output:
+        parser.error("--format=png is no text: give --output=FILE too")
+    _check_memory(parser, flags)
+    _check_placement(parser, flags)
+    if flags.layers_per_stage is None:
+        flags.layers_per_stage = _LAYERS_PER_STAGE
+    if flags.layers_per_stage < 1:
+        parser.error(f"--layers_per_stage={flags.layers_per_stage}: give 1 or more")
+    if flags.slot_messages is None:
+        flags.slot_messages = defaults.slot_messages * flags.layers_per_stage
+    if flags.csv:
+        for flag in ("name", "num_devices", "num_microbatches", "num_chunks", "option"):
+            if getattr(flags, flag) not in (None, []):
+                parser.error(f"--csv says the whole schedule: leave {'NAME' if flag == 'name' else '--' + flag} out")
+    elif not flags.name:
+        parser.error(f"give the NAME of a schedule ({', '.join(sorted(REGISTRY))}) or --csv=FILE")
+    else:
+        for flag in ("num_devices", "num_microbatches"):
+            if getattr(flags, flag) is None:
+                parser.error(f"--{flag} is missing: give for example --{flag}=8")
+    return flags
+
+
+def _check_memory(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
+    """Flags of `--format=memory` come with it, and so does a file for a picture."""
+    if flags.format != "memory":
+        for flag in ("compare", "slot_bytes"):
+            if getattr(flags, flag):
+                parser.error(f"--{flag} is for --format=memory: give that too, or leave it out")
+    elif not flags.output or not flags.output.endswith(_PICTURES):
+        parser.error(f"--format=memory draws a picture: give --output=FILE too, ending in {' or '.join(_PICTURES)}")
+
+
+def _check_placement(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
+    """Flags of `--placement` come with it, and no others that it has no use for."""
+    if not flags.placement:
+        for flag in ("topology", "tensor", "data"):
+            if getattr(flags, flag) is not None:
+                parser.error(f"--{flag} is for --placement: give that too, or leave it out")
+        return
+    if flags.topology is None:
+        parser.error("--placement needs a cluster: give for example --topology=a100-80g:2x8")
+    if flags.format not in ("text", "json"):
+        parser.error(f"--format={flags.format} does not show a placement: take text or json")
+    for flag in _TIMES:
+        if getattr(flags, flag) != getattr(Costs(), flag):
+            parser.error(f"--{flag} is a time, and --placement has none: leave it out")
+    for flag in ("layers_per_stage", "slot_messages"):
+        if getattr(flags, flag) is not None:
+            parser.error(f"--{flag} has no effect on --placement: leave it out")
+    for flag in ("tensor", "data"):
+        value = getattr(flags, flag)
+        if value is not None and value < 1:
+            parser.error(f"--{flag}={value}: give 1 or more")
+        setattr(flags, flag, value or 1)
+
+
+def _time(value: str) -> float:
+    return _number(value, "time", least=0.0)
+
+
+def _size(value: str) -> float:
+    return _number(value, "size", least=math.ulp(0.0))
+
+
+def _number(value: str, what: str, *, least: float) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not least <= number < math.inf:
+        bound = "above 0" if least else "0 or more"
+        raise argparse.ArgumentTypeError(f"{value!r} is not a {what}: give a finite number, {bound}")
+    return number
