@@ -3,6 +3,7 @@
 And gradients of layers reduced in the loop, right where they are complete.
 """
 
+import functools
 import re
 from collections import Counter
 from typing import Any
@@ -16,9 +17,10 @@ from tiny_models import QUICKLY, pipeline_of
 
 from jaxpipe.bench.memory import gradient_shapes, pool_shapes
 from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
-from jaxpipe.program.hlo import computations, num_instructions, permute_pairs, whole_writes
+from jaxpipe.program.hlo import PAGE_TRANSFER, computations, num_instructions, permute_pairs, whole_writes
 from jaxpipe.program.partition import Part
 from jaxpipe.program.rounds import permute_scope
+from jaxpipe.program.transfers import transfer_scope
 from jaxpipe.schedules import build
 
 SHAPE = re.compile(r"f32\[[\d,]*\]")
@@ -77,6 +79,104 @@ def test_no_writes_of_the_whole_pool_or_gradient_sums_in_the_loops(program):
         shapes |= gradient_shapes(pipeline, params)
     assert all(shape in text for shape in shapes)
     assert whole_writes(text, shapes) == []
+
+
+# Microbatches, what travels, and layers: one, three and seven a stage, the last with two lanes, as whole microbatches
+# of four layers.
+BPIPE_PROGRAMS = [
+    (4, 9, "page", 4, {}),
+    (4, 9, "page", 28, {"family": "llama"}),
+    (4, 9, "microbatch", 16, {"family": "llama", "data": 2}),
+    (4, 9, "page", 28, {"tensor": 2}),
+    (5, 11, "page", 13, {}),
+    (8, 17, "page", 16, {"hidden": 64, "seq_len": 32}),
+    (8, 17, "page", 24, {"family": "llama"}),
+]
+
+
+@functools.cache
+def compile_bpipe(index: int):
+    num_devices, num_microbatches, unit, num_layers, sizes = BPIPE_PROGRAMS[index]
+    schedule = build("bpipe", num_devices=num_devices, num_microbatches=num_microbatches, unit=unit)
+    return compile_step(schedule, num_layers=num_layers, **sizes)
+
+
+bpipe_programs = pytest.mark.parametrize("index", range(len(BPIPE_PROGRAMS)), ids=lambda i: str(BPIPE_PROGRAMS[i]))
+
+
+def ids_on_mesh(pipeline, pairs) -> set[tuple[int, int]]:
+    """Of each pair of `pipe` devices, the pairs of ids on a data x pipe x tensor mesh."""
+    ids = np.vectorize(lambda device: device.id)(pipeline.mesh.devices)
+    return {
+        (source, target)
+        for a, b in pairs
+        for source, target in zip(ids[:, a].ravel().tolist(), ids[:, b].ravel().tolist(), strict=True)
+    }
+
+
+@bpipe_programs
+def test_pages_travel_between_the_pairs_of_the_table(index):
+    pipeline, _, _, text = compile_bpipe(index)
+    table = pipeline.table
+    transfers = {
+        transfer_scope(position): ids_on_mesh(pipeline, pairs)
+        for position, pairs in enumerate(table.transfers)
+        if pairs
+    }
+    messages = {
+        permute_scope(position, k): ids_on_mesh(pipeline, pairs)
+        for position, permutes in enumerate(table.permutes)
+        for k, pairs in enumerate(permutes)
+    }
+    assert transfers
+    assert permute_pairs(text, scope=PAGE_TRANSFER) == transfers
+    assert permute_pairs(text) == messages
+
+
+@bpipe_programs
+def test_at_most_four_permutes_are_in_a_round(index):
+    pipeline, _, pages, text = compile_bpipe(index)
+    table = pipeline.table
+    in_round = Counter(
+        re.findall(r"position\d+_", instruction.rest)[-1]
+        for computation in computations(text)[0].values()
+        for instruction in computation.instructions
+        if instruction.opcode in ("collective-permute", "collective-permute-start")
+    )
+    assert in_round == Counter(
+        {
+            f"position{position}_": len(permutes) + len(pages.dtypes) * bool(pairs)
+            for position, (permutes, pairs) in enumerate(zip(table.permutes, table.transfers, strict=True))
+        }
+    )
+    assert max(in_round.values()) <= 4
+
+
+@bpipe_programs
+def test_pages_leave_and_land_without_writes_of_the_whole_pool_or_gradient_sums(index):
+    pipeline, params, pages, text = compile_bpipe(index)
+    shapes = pool_shapes(pipeline.table.pages.num_pages, pages)
+    if max(pipeline.layers_per_stage) > 1:
+        shapes |= gradient_shapes(pipeline, params)
+    assert all(shape in text for shape in shapes)
+    assert whole_writes(text, shapes) == []
+
+
+@bpipe_programs
+def test_lanes_are_written_whole_by_permutes_alone(index):
+    """Where there is more than one: else a page is all of them."""
+    pipeline, _, pages, text = compile_bpipe(index)
+    num_lanes = pipeline.table.num_lanes
+    lanes = pool_shapes(num_lanes, pages)
+    assert all(shape in text for shape in lanes)
+    others = [write for write in whole_writes(text, lanes) if write.opcode != "collective-permute"]
+    assert num_lanes == 1 or others == []
+
+
+def test_one_and_several_lanes_are_among_these():
+    nums = {compile_bpipe(index)[0].table.num_lanes for index in range(len(BPIPE_PROGRAMS))}
+    assert 1 in nums
+    assert max(nums) > 1
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
@@ -144,4 +244,15 @@ def test_program_size_depends_on_neither_microbatches_nor_devices():
         num_instructions(compile_step(build("1f1b", num_devices=d, num_microbatches=n), num_layers=d)[-1])
         for d, n in ((4, 8), (4, 64), (8, 16))
     ]
+    assert max(sizes) <= 1.02 * min(sizes)
+
+
+def test_nor_does_it_where_pages_travel():
+    """With seven layers a stage, of which half travel, they do so in every round that they may."""
+    compiled = [
+        compile_step(build("bpipe", num_devices=d, num_microbatches=n), num_layers=7 * d)
+        for d, n in ((4, 9), (4, 64), (8, 17))
+    ]
+    assert len({sum(map(bool, pipeline.table.transfers)) for pipeline, *_ in compiled}) == 1
+    sizes = [num_instructions(text) for *_, text in compiled]
     assert max(sizes) <= 1.02 * min(sizes)

@@ -12,7 +12,7 @@ from tiny_mlp import FUNCTIONS, make_batch, make_params, make_pipeline
 from jaxpipe.errors import CompileError, ScheduleError
 from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline
-from jaxpipe.schedules import Placement, Schedule, build, parse_action
+from jaxpipe.schedules import Kind, Placement, Schedule, build, parse_action
 
 SCHEDULE = build("1f1b", num_devices=2, num_microbatches=3)
 
@@ -78,6 +78,13 @@ def test_schedules_that_break_a_rule_are_refused():
     rows = (SCHEDULE.rows[0][::-1], SCHEDULE.rows[1])
     with pytest.raises(ScheduleError, match="forward-first"):
         make(schedule=dataclasses.replace(SCHEDULE, rows=rows))
+
+
+def test_pages_that_do_not_come_back_are_refused():
+    schedule = build("bpipe", num_devices=4, num_microbatches=6)
+    rows = tuple(tuple(action for action in row if action.kind is not Kind.LOAD) for row in schedule.rows)
+    with pytest.raises(ScheduleError, match="evict-load"):
+        make(schedule=dataclasses.replace(schedule, rows=rows))
 
 
 @pytest.mark.parametrize("function", ["loss_and_grads", "loss"])

@@ -1,4 +1,4 @@
-"""What the compiled program takes: all state aliased, nothing but tables and batch sized by N."""
+"""What the compiled program takes: all state aliased, nothing but tables and batch sized by N, BPipe's slots saved."""
 
 import dataclasses
 import functools
@@ -7,11 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+import pytest
 import tiny_gpt
 import tiny_mlp
-from tiny_models import QUICKLY
+from tiny_models import QUICKLY, pipeline_of
 
 from jaxpipe.mesh import make_mesh
+from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.hlo import num_instructions
@@ -45,36 +47,58 @@ def test_the_train_step_aliases_all_of_the_state():
 
 
 @functools.cache
-def compiled_1f1b(num_microbatches: int, *, num_devices: int = 4):
+def compiled(name: str, num_microbatches: int, *, num_devices: int = 4):
     pipeline = tiny_gpt.make_pipeline(
-        build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches), num_layers=num_devices
+        build(name, num_devices=num_devices, num_microbatches=num_microbatches), num_layers=num_devices
     )
-    shapes = jax.eval_shape(pipeline.to_stages, tiny_gpt.make_params(num_devices))
+    shape = (num_microbatches, tiny_gpt.MICROBATCH_SIZE, tiny_gpt.SEQ_LEN)
+    return pipeline, compile_for(pipeline, lambda: tiny_gpt.make_params(num_devices), shape)[0]
+
+
+def compile_for(pipeline: Pipeline, make_params, shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """The compiled step, and shapes of its staged parameters and of its batch of tokens [`shape`]."""
+    shapes = jax.eval_shape(lambda: pipeline.to_stages(make_params()))
     params = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
         pipeline.shardings(shapes),
     )
-    tokens = jax.ShapeDtypeStruct(
-        (num_microbatches, tiny_gpt.MICROBATCH_SIZE, tiny_gpt.SEQ_LEN), np.int32, sharding=pipeline.batch_sharding
-    )
-    lowered = pipeline.loss_and_grads.lower(params, {"tokens": tokens, "targets": tokens})
-    compiled: Any = lowered.compile(compiler_options=QUICKLY)
-    return pipeline, compiled
+    tokens = jax.ShapeDtypeStruct(shape, np.int32, sharding=pipeline.batch_sharding)
+    batch = {"tokens": tokens, "targets": tokens}
+    return pipeline.loss_and_grads.lower(params, batch).compile(compiler_options=QUICKLY), params, batch
 
 
-def bytes_sized_by_n(num_microbatches: int) -> int:
+def bytes_sized_by_n(name: str, num_microbatches: int) -> int:
     """Of the tables, for all devices, and of token ids and targets."""
-    pipeline, _ = compiled_1f1b(num_microbatches)
+    pipeline, _ = compiled(name, num_microbatches)
     tables = sum(leaf.nbytes for leaf in jax.tree.leaves(_rows(pipeline.table)))
     return tables + 2 * 4 * num_microbatches * tiny_gpt.MICROBATCH_SIZE * tiny_gpt.SEQ_LEN
 
 
-def test_only_tables_and_tokens_grow_with_the_number_of_microbatches():
-    few, many = (compiled_1f1b(n)[1].memory_analysis().temp_size_in_bytes for n in (16, 64))
-    assert many - few <= bytes_sized_by_n(64) - bytes_sized_by_n(16)
+@pytest.mark.parametrize("name", ["1f1b", "bpipe"])
+def test_only_tables_and_tokens_grow_with_the_number_of_microbatches(name):
+    few, many = (compiled(name, n)[1].memory_analysis().temp_size_in_bytes for n in (16, 64))
+    assert many - few <= bytes_sized_by_n(name, 64) - bytes_sized_by_n(name, 16)
     # 48 microbatches of anything with a hidden dim would be more: one message of each is 48 x 2 x 8 x 16 floats.
-    assert bytes_sized_by_n(64) - bytes_sized_by_n(16) < 48 * 2 * 8 * 16 * 4
+    assert many - few < 48 * 2 * 8 * 16 * 4
+
+
+def test_bpipe_saves_slots_less_what_is_in_transit():
+    num_devices, num_layers, seq_len = 8, 4, 32
+    config = GPTConfig(num_layers=num_devices * num_layers, hidden=64, num_heads=4, vocab_size=48, seq_len=seq_len)
+    temp_bytes, slot_bytes = {}, 0
+    for name in ("1f1b", "bpipe"):
+        pipeline = pipeline_of(build(name, num_devices=num_devices, num_microbatches=16), config)
+        step, params, batch = compile_for(
+            pipeline, lambda: LanguageModel(config).init(jax.random.key(0)), (16, 2, seq_len)
+        )
+        temp_bytes[name] = step.memory_analysis().temp_size_in_bytes
+        slot_bytes = pipeline.slot_bytes(params, batch)
+    # 1F1B holds 8 slots, BPipe ceil((8 + 2) / 2) = 5 (Obscura, USENIX ATC 2025, section 9.3). The first stage parks
+    # half of the 4 pages: one at a time is in transit, on both devices, which is half a slot.
+    saved = (temp_bytes["1f1b"] - temp_bytes["bpipe"]) / slot_bytes
+    # Tables are larger, by half of themselves and by the columns of transfers: less than a hundredth of a slot here.
+    assert saved == pytest.approx(8 - 5 - 0.5, abs=0.05)
 
 
 def test_an_unrolled_program_grows():
@@ -128,6 +152,24 @@ def test_held_bytes_are_pages_copies_gradients_and_messages():
     }
 
 
-def held(itemsize: int, *numbers: int) -> dict[str, int]:
-    kinds = ("pages", "weights", "gradients", "messages")
-    return {kind: itemsize * number for kind, number in zip(kinds, numbers, strict=True)}
+def test_held_bytes_of_bpipe_are_fewer_pages_and_those_in_transit():
+    functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x, random: x @ params["kernel"])
+    found = {}
+    for num_layers in (2, 8):
+        schedule = build("bpipe", num_devices=4, num_microbatches=9)
+        pipeline = Pipeline(schedule, make_mesh(pipe=4), functions, num_layers=4 * num_layers, split_masters=False)
+        params, batch = pipeline.to_stages(tiny_mlp.make_params(4 * num_layers)), tiny_mlp.make_batch(9)
+        found[num_layers] = held_bytes(pipeline, params, batch)
+    h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
+    ends = tiny_mlp.NUM_INPUTS * h + h
+    # Three slots instead of four. Half of a microbatch's pages travel in three rounds: one of two layers in one of
+    # them, four of eight layers two at a time; each is held twice meanwhile.
+    assert found == {
+        2: held(4, 3 * 2 * x, 0, 2 * (h * h + h) + ends, 4 * x, transit=2 * x),
+        8: held(4, 3 * 8 * x, 0, 8 * (h * h + h) + ends, 4 * x, transit=2 * 2 * x),
+    }
+
+
+def held(itemsize: int, *numbers: int, transit: int = 0) -> dict[str, int]:
+    kinds = ("pages", "weights", "gradients", "messages", "transit")
+    return {kind: itemsize * number for kind, number in zip(kinds, (*numbers, transit), strict=True)}

@@ -15,7 +15,7 @@ from csv_schedules import CSV
 from tiny_models import config_of, pipeline_of, random_batch, random_params, run_quickly
 
 from jaxpipe.lowering import IDLE
-from jaxpipe.program import Pipeline
+from jaxpipe.program import Pipeline, transfers
 from jaxpipe.schedules import Kind, build, from_csv
 
 LLAMA = config_of("llama", num_layers=4)
@@ -37,6 +37,19 @@ def loss_and_grads_of_llama(pipeline: Pipeline):
     return run_quickly(pipeline.loss_and_grads, params, random_batch(5, seed=0))
 
 
+def make_gpt_that_sends_pages() -> Pipeline:
+    schedule = build("bpipe", num_devices=4, num_microbatches=9)
+    return tiny_gpt.make_pipeline(schedule, num_layers=9, layers_per_stage=(3, 1, 3, 2), data=2)
+
+
+def make_mlp_that_sends_pages(unit: str = "page") -> Pipeline:
+    """With two lanes, as four of seven or all of four pages travel in three rounds."""
+    schedule = build("bpipe", num_devices=4, num_microbatches=9, unit=unit)
+    pipeline = tiny_mlp.make_pipeline(schedule, num_layers=28 if unit == "page" else 16)
+    assert pipeline.table.num_lanes == 2
+    return pipeline
+
+
 def make_mlp(name: str = "1f1b") -> Pipeline:
     schedule = from_csv(CSV[name], name=name) if name in CSV else build(name, num_devices=4, num_microbatches=6)
     return tiny_mlp.make_pipeline(schedule, num_layers=6)
@@ -44,12 +57,32 @@ def make_mlp(name: str = "1f1b") -> Pipeline:
 
 @pytest.fixture
 def poison(monkeypatch):
-    """A function that fills all storage of pipelines made from now on with NaN."""
+    """A function that fills all storage of pipelines made from now on with NaN.
+
+    Pages that have left, lanes that carry none, and what arrives in these are filled again in every round.
+    """
+    store, read = transfers.store, transfers.read
+
+    def store_from_poisoned_arrivals(row, landed, state):
+        return store(row, [poisoned_from(lanes, row.num_landings) for lanes in landed], state)
+
+    def read_into_poisoned_lanes(table, position, row, departing, state):
+        departing = [poisoned_from(lanes, 0) for lanes in departing]
+        departing, state = read(table, position, row, departing, state)
+        pages = jnp.where(jnp.arange(table.num_lanes) < row.num_departures, row.departure, table.pages.num_pages)
+        return departing, state._replace(pool=[leaf.at[pages].set(jnp.nan, mode="drop") for leaf in state.pool])
 
     def fill():
         monkeypatch.setattr("jaxpipe.program.pipeline.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
+        monkeypatch.setattr(transfers, "store", store_from_poisoned_arrivals)
+        monkeypatch.setattr(transfers, "read", read_into_poisoned_lanes)
 
     return fill
+
+
+def poisoned_from(lanes, first):
+    """[lane, width] with NaN in all lanes from `first` on."""
+    return jnp.where(jnp.arange(len(lanes))[:, None] < first, lanes, jnp.nan)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +94,14 @@ def poison(monkeypatch):
         (lambda: make_mlp("gpipe"), tiny_mlp.loss_and_grads),
         (lambda: make_mlp("odd order"), tiny_mlp.loss_and_grads),
         (lambda: make_mlp("V"), tiny_mlp.loss_and_grads),
+        (make_gpt_that_sends_pages, tiny_gpt.loss_and_grads),
+        (make_mlp_that_sends_pages, tiny_mlp.loss_and_grads),
+        (lambda: make_mlp_that_sends_pages("microbatch"), tiny_mlp.loss_and_grads),
     ],
-    ids=["GPT", "LLaMA over data and tensor", "1f1b", "gpipe", "odd order", "V"],
+    ids=[
+        *("GPT", "LLaMA over data and tensor", "1f1b", "gpipe", "odd order", "V"),
+        *("GPT that sends pages", "pages", "whole microbatches"),
+    ],
 )
 def test_poisoned_storage_changes_nothing(make, run, poison):
     clean = run(make())
@@ -118,6 +157,68 @@ def test_the_poison_would_be_seen(spoil, poison):
         if poisoned:
             poison()
         pipeline = make_mlp()
+        spoil(pipeline)
+        finite = [bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(tiny_mlp.loss_and_grads(pipeline))]
+        assert all(finite) != poisoned, finite
+
+
+def read_a_page_before_it_lands(pipeline: Pipeline) -> None:
+    """A page that comes back lands where none has lain before; the backward before its own reads it too."""
+    table, pages, parked = pipeline.table, pipeline.table.pages, pipeline.table.parked
+    of_layer, landing = pages.of_layer.copy(), pages.landing.copy()
+    home, there = parked.home[-1], parked.returns[-1]
+    read = table.rounds[parked.backward[-1]]
+    before = max(r for r in range(there + 1) if table.kind[r, home] == Kind.B)
+    page = of_layer[read, home, parked.layer[-1]]
+    lane = landing[there, home].tolist().index(page)
+    landing[there, home, lane] = of_layer[read, home, parked.layer[-1]] = pages.num_pages
+    of_layer[before, home, 0] = pages.num_pages
+    vars(table)["pages"] = dataclasses.replace(pages, of_layer=of_layer, landing=landing, num_pages=pages.num_pages + 1)
+
+
+def send_back_a_page_that_is_not_there(pipeline: Pipeline) -> None:
+    """The partner reads a page that has not landed into a lane."""
+    pages, parked = pipeline.table.pages, pipeline.table.parked
+    departure = pages.departure.copy()
+    departure[parked.returns[-1] - 1, parked.partner[-1], 0] = pages.num_pages
+    vars(pipeline.table)["pages"] = dataclasses.replace(pages, departure=departure, num_pages=pages.num_pages + 1)
+
+
+def forget_a_lane(pipeline: Pipeline) -> None:
+    """The first pages that leave a device are not read."""
+    pages, parked = pipeline.table.pages, pipeline.table.parked
+    num_departures = pages.num_departures.copy()
+    first = parked.leaves.argmin()
+    num_departures[parked.leaves[first] - 1, parked.home[first]] = 0
+    vars(pipeline.table)["pages"] = dataclasses.replace(pages, num_departures=num_departures)
+
+
+def store_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
+    """In a round in which one page lands, two are stored, the second where one lies that a backward reads."""
+    table, pages = pipeline.table, pipeline.table.pages
+    landing, num_landings = pages.landing.copy(), pages.num_landings.copy()
+    device = table.parked.home[0]
+    round_ = next(r for r in range(table.num_rounds) if num_landings[r, device] == 1)
+    backward = next(r for r in range(round_ + 1, table.num_rounds) if table.kind[r, device] == Kind.B)
+    landing[round_, device, 1] = pages.of_layer[backward, device, -1]
+    num_landings[round_, device] = 2
+    vars(table)["pages"] = dataclasses.replace(pages, landing=landing, num_landings=num_landings)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        read_a_page_before_it_lands,
+        send_back_a_page_that_is_not_there,
+        forget_a_lane,
+        store_a_lane_that_carries_nothing,
+    ],
+)
+def test_the_poison_would_be_seen_in_what_travels(spoil, poison):
+    for poisoned in (False, True):
+        if poisoned:
+            poison()
+        pipeline = make_mlp_that_sends_pages()
         spoil(pipeline)
         finite = [bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(tiny_mlp.loss_and_grads(pipeline))]
         assert all(finite) != poisoned, finite

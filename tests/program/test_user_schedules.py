@@ -6,9 +6,11 @@ import pytest
 from csv_schedules import CSV, LAYERS_PER_STAGE
 from tiny_mlp import assert_equivalent, make_batch, make_params, make_pipeline
 
-from jaxpipe.lowering import lower
+from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.lowering.inbox import OWN
 from jaxpipe.schedules import build, from_csv, read_csv
+
+SENDS_PAGES = ["some leave", "leaves twice", "crosswise", "away for a moment", "chunks leave", "V leaves"]
 
 
 @pytest.mark.parametrize("what", CSV)
@@ -26,6 +28,31 @@ def test_local_hops_and_messages_that_wait_are_among_these():
     assert any(OWN in inbox.next_source for inbox in inboxes)
     assert any((inbox.keep != inbox.num_inbox).any() for inbox in inboxes)
     assert any((inbox.arrival != inbox.num_inbox).any() for inbox in inboxes)
+
+
+def table_of(what: str) -> RoundTable:
+    return lower(from_csv(CSV[what], name=what), layers_per_stage=LAYERS_PER_STAGE[what])
+
+
+def test_pages_that_travel_are_among_these_and_some_turn_back_at_once():
+    assert [what for what in CSV if table_of(what).num_lanes] == SENDS_PAGES
+    parked = table_of("away for a moment").parked
+    assert (parked.returns == parked.leaves + 1).any()
+
+
+@pytest.mark.parametrize("what", ["leaves twice", "V leaves"])
+def test_pages_of_unrolled_rounds_come_back_too(what):
+    layers_per_stage = LAYERS_PER_STAGE[what]
+    options = {"num_layers": sum(layers_per_stage), "layers_per_stage": layers_per_stage, "rolled": False}
+    assert_equivalent(make_pipeline(from_csv(CSV[what], name=what), **options))
+
+
+def test_what_leaves_twice_stays_away_in_between():
+    """Two thirds of three pages are two, and they leave once."""
+    table = table_of("leaves twice")
+    microbatch = table.schedule.columns.microbatch[table.parked.backward]
+    pages = sorted(zip(microbatch.tolist(), table.parked.layer.tolist(), strict=True))
+    assert pages == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(("name", "data"), [("1f1b", 1), ("gpipe", 2)])
