@@ -50,9 +50,8 @@ def _replay(table: RoundTable, costs: Sequence[Costs]) -> tuple[np.ndarray, np.n
     links = np.stack([c.of_link(schedule.num_devices) for c in costs])
     body = [[_couplings(pairs, links) for pairs in permutes] for permutes in table.permutes]
     slots = np.array([c.slot_messages for c in costs])[:, None, None] / min(table.layers_per_stage)
-    for couplings, pairs in zip(body, table.transfers, strict=True):
-        if pairs:
-            couplings.append(_couplings(pairs, links * slots * table.num_lanes))
+    for couplings, lanes in zip(body, table.transfers, strict=True):
+        couplings += [_couplings(pairs, links * slots) for pairs in lanes]
 
     starts, ends = np.empty_like(durations), np.empty_like(durations)
     now = np.zeros(durations.shape[1:])

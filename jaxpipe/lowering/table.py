@@ -141,28 +141,26 @@ class RoundTable:
         )
 
     @cached_property
-    def transfers(self) -> tuple[tuple[Pair, ...], ...]:
-        """[position] -> (source, target) pairs of the permute that carries parked pages."""
+    def transfers(self) -> tuple[tuple[tuple[Pair, ...], ...], ...]:
+        """[position][lane] -> (source, target) pairs of the permute that carries a parked page of each source."""
         moves = self.parked.moves
-        position = self.position[moves.round]
-        pairs = np.unique(np.stack([position, moves.source, moves.target], axis=1), axis=0).tolist()
-        return tuple(
-            tuple((source, target) for p, source, target in pairs if p == position)
-            for position in range(self.body_rounds)
-        )
+        keys = np.stack([self.position[moves.round], moves.lane, moves.source, moves.target], axis=1)
+        lanes: list[list[list[Pair]]] = [[] for _ in range(self.body_rounds)]
+        for position, lane, source, target in np.unique(keys, axis=0).tolist():
+            if lane == len(lanes[position]):
+                lanes[position].append([])
+            lanes[position][lane].append((source, target))
+        return tuple(tuple(map(tuple, of_position)) for of_position in lanes)
 
     @property
     def num_lanes(self) -> int:
-        """Pages that one permute carries: the most that any device sends at once.
-
-        The same at every position: a permute of a part of the lanes would need a copy of it.
-        """
-        return int(self.parked.moves.lane.max(initial=-1)) + 1
+        """Pages that travel at once, the most that any device sends."""
+        return max(map(len, self.transfers))
 
     @cached_property
     def permutes_per_step(self) -> int:
         """Permutes that the program executes in one step."""
-        in_body = [len(permutes) + bool(pairs) for permutes, pairs in zip(self.permutes, self.transfers, strict=True)]
+        in_body = [len(permutes) + len(lanes) for permutes, lanes in zip(self.permutes, self.transfers, strict=True)]
         return sum(in_body[position] for position in self.position.tolist())
 
     @cached_property

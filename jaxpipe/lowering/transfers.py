@@ -171,9 +171,8 @@ def _windows(
     between = forward + 1 + np.flatnonzero(meets[forward + 1 : backward])
     leaves = between[between <= _following(forwards, forward)]
     returns = between[between >= -_following(-backwards[::-1], -backward)]
-    if len(leaves) and len(returns) and leaves[-1] >= returns[0]:
-        middle = len(between) // 2
-        leaves, returns = np.intersect1d(leaves, between[:middle]), np.intersect1d(returns, between[middle:])
+    if not len(leaves) or not len(returns) or leaves[-1] >= returns[0]:
+        leaves, returns = np.array_split(between, 2)
     return leaves, returns
 
 

@@ -54,8 +54,8 @@ _OVERLAP = (
     Flag(
         "xla_gpu_memory_limit_slop_factor",
         "950",
-        "a program whose temporaries take more than 95 % of what its arguments leave of 80 % of the memory is scheduled "
-        "for memory alone, and nothing overlaps, although it fits",
+        "a program whose temporaries take more than 95 % of what its arguments leave of 80 % of the memory is "
+        "scheduled for memory alone, and nothing overlaps, although it fits",
     ),
 )
 _DETERMINISTIC = (

@@ -272,7 +272,7 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
         state,
         out=message,
         inbox=empty((inbox.num_inbox + 1, *x_like.shape), x_like.dtype),
-        departing=pages(table.num_lanes) if table.num_lanes else [],
+        departing=[pages(1) for _ in range(table.num_lanes)],
     )
 
 

@@ -29,7 +29,7 @@ class Carry(NamedTuple):
     state: State  # with the message that the next action reads
     out: jax.Array  # x.shape: what the last action produced
     inbox: jax.Array  # [num_inbox + 1, *x.shape] messages that wait for their reader
-    departing: list[jax.Array]  # [lane, width] for each dtype: pages that the next round sends to the paired device
+    departing: list[transfers.Page]  # [lane] pages that the next round sends to the paired device
 
 
 def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> Carry:

@@ -1,10 +1,12 @@
 """Parked pages on their way to the paired device and back: read at the end of a round, sent in the next, then stored.
 
-A page that travels is held twice, where it left and where it lands, in buffers of as many lanes as any device
-needs at once. The pool itself is read and written a page at a time, in place.
+A page that travels is held twice, where it left and where it lands, in a lane each: a buffer of one page. The
+pool itself is read and written a page at a time, in place.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,61 +15,65 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.program.actions import Row, State
+from jaxpipe.program.guard import when
+
+Arrays = list[jax.Array]
+Page = list[jax.Array]  # [1, width] for each dtype
 
 
-def send(table: RoundTable, position: int, departing: list[jax.Array]) -> list[jax.Array]:
-    """What arrives of the pages that were read at the end of the round before; nothing where none travels.
-
-    Args:
-        departing: [lane, width] for each dtype.
-    """
-    pairs = table.transfers[position]
-    if not pairs:
-        return []
-    with jax.named_scope(transfer_scope(position)), set_xla_metadata(_xla_gpu_collective_stream="p2p"):
-        return [lax.ppermute(lanes, "pipe", pairs) for lanes in departing]
+def send(table: RoundTable, position: int, departing: Sequence[Page]) -> list[Page]:
+    """[lane] what arrives of the pages that were read at the end of the round before."""
+    landed = []
+    for lane, pairs in enumerate(table.transfers[position]):
+        with jax.named_scope(transfer_scope(position, lane)), set_xla_metadata(_xla_gpu_collective_stream="p2p"):
+            landed.append([lax.ppermute(row, "pipe", pairs) for row in departing[lane]])
+    return landed
 
 
-def store(row: Row, landed: list[jax.Array], state: State) -> State:
+def store(row: Row, landed: Sequence[Page], state: State) -> State:
     """`state` with what has landed in the pages that the table gives it."""
-    if not landed:
-        return state
+    for lane, page in enumerate(landed):
 
-    def lane(i: jax.Array, walk: tuple[list[jax.Array], jax.Array]) -> tuple[list[jax.Array], jax.Array]:
-        pool, num_done = walk
-        pages = [lax.dynamic_slice_in_dim(lanes, i, 1) for lanes in landed]
-        stored = [
-            lax.dynamic_update_slice(leaf, page, (row.landing[i], 0)) for leaf, page in zip(pool, pages, strict=True)
-        ]
-        return stored, num_done + 1
+        def store_page(pool: Arrays, _: jax.Array, lane: int = lane, page: Page = page) -> Arrays:
+            place = (row.landing[lane], 0)
+            return [lax.dynamic_update_slice(leaf, part, place) for leaf, part in zip(pool, page, strict=True)]
 
-    pool, num_done = lax.fori_loop(0, _next(row.num_landings, state), lane, (state.pool, state.num_done))
-    return state._replace(pool=pool, num_done=num_done)
+        pool, state = _in_turn(row.num_landings > lane, store_page, state.pool, state)
+        state = state._replace(pool=pool)
+    return state
 
 
 def read(
-    table: RoundTable, position: int, row: Row, departing: list[jax.Array], state: State
-) -> tuple[list[jax.Array], State]:
+    table: RoundTable, position: int, row: Row, departing: Sequence[Page], state: State
+) -> tuple[list[Page], State]:
     """`departing` with the pages that travel in the next round, and `state` for what comes after."""
-    here = table.position == position
-    if not table.pages.num_departures[here].any():
-        return departing, state
+    departing = list(departing)
+    for lane in range(table.pages.num_departures[table.position == position].max()):
 
-    def lane(i: jax.Array, walk: tuple[list[jax.Array], jax.Array]) -> tuple[list[jax.Array], jax.Array]:
-        departing, num_done = walk
-        pages = [lax.dynamic_slice_in_dim(leaf, row.departure[i], 1) for leaf in state.pool]
-        taken = [lax.dynamic_update_slice(lanes, page, (i, 0)) for lanes, page in zip(departing, pages, strict=True)]
-        return taken, num_done + 1
+        def read_page(_: Page, num_done: jax.Array, lane: int = lane, pool: Arrays = state.pool) -> Page:
+            # `num_done` is never negative. The compiler does not know: else it would read before it knows whether to.
+            place = (jnp.maximum(row.departure[lane], jnp.minimum(num_done, 0)), 0)
+            return [lax.dynamic_slice(leaf, place, (1, leaf.shape[1])) for leaf in pool]
 
-    departing, num_done = lax.fori_loop(0, _next(row.num_departures, state), lane, (departing, state.num_done))
-    return departing, state._replace(num_done=num_done)
+        departing[lane], state = _in_turn(row.num_departures > lane, read_page, departing[lane], state)
+    return departing, state
 
 
-def _next(number: jax.Array, state: State) -> jax.Array:
-    """`number`, known only when all that came before is done: see `State.num_done`."""
-    return jnp.where(state.num_done >= 0, number, 0)
+def _in_turn(
+    wanted: jax.Array, action: Callable[[Arrays, jax.Array], Arrays], carry: Arrays, state: State
+) -> tuple[Arrays, State]:
+    """`action(carry, state.num_done)` where `wanted`, after all that comes before and before what comes after.
+
+    As in `Actions.run`: what writes the pool waits for what reads it, so that it is never copied.
+    """
+
+    def act(walk: tuple[Arrays, jax.Array]) -> tuple[Arrays, jax.Array]:
+        return action(*walk), walk[1] + 1
+
+    carry, num_done = when(wanted & (state.num_done >= 0), act, (carry, state.num_done))
+    return carry, state._replace(num_done=num_done)
 
 
-def transfer_scope(position: int) -> str:
-    """The name under which the transfer of a body position stands in the compiled program."""
-    return f"position{position}_transfer"
+def transfer_scope(position: int, lane: int) -> str:
+    """The name under which the transfer of a lane of a body position stands in the compiled program."""
+    return f"position{position}_transfer{lane}"

@@ -11,21 +11,20 @@ from jaxpipe.schedules import Transfers
 def sent(table: RoundTable) -> Transfers:
     """The slots that one step's permutes carry, by the device whose they are.
 
-    More than asked for: a permute carries as many pages as any device ever sends at once, and its pairs are those
-    of all repetitions of its body position, so it carries pages that hold nothing, too. A pair of devices that
-    both evict shares permutes; those count for both.
+    More than asked for: the pairs of a permute are those of all repetitions of its body position, so it carries pages
+    that hold nothing, too. A pair of devices that both evict shares permutes; those count for both.
 
     Args:
         table: every stage of the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
-    slots_per_permute = table.num_lanes / table.layers_per_stage[0]
+    lanes_out, lanes_back = np.split(table.parked.moves.lane, 2)
     num_repetitions = np.bincount(table.position, minlength=table.body_rounds)
 
-    def slots(rounds: np.ndarray) -> np.ndarray:
-        position, home = np.unique(np.stack([table.position[rounds], table.parked.home]), axis=1)
+    def slots(rounds: np.ndarray, lane: np.ndarray) -> np.ndarray:
+        position, _, home = np.unique(np.stack([table.position[rounds], lane, table.parked.home]), axis=1)
         carried = np.zeros(table.schedule.num_devices)
-        np.add.at(carried, home, num_repetitions[position] * slots_per_permute)
+        np.add.at(carried, home, num_repetitions[position] / table.layers_per_stage[0])
         return carried
 
-    return Transfers(evicted=slots(table.parked.leaves), loaded=slots(table.parked.returns))
+    return Transfers(evicted=slots(table.parked.leaves, lanes_out), loaded=slots(table.parked.returns, lanes_back))

@@ -41,7 +41,10 @@ def interpret(table: RoundTable) -> None:
     for round_ in range(table.num_rounds):
         position = table.position[round_]
         arrived = [_permute(pairs, [device.out for device in devices]) for pairs in table.permutes[position]]
-        landed = _permute(table.transfers[position], [list(device.departing) for device in devices])
+        landed = [
+            _permute(pairs, [device.departing[lane] for device in devices])
+            for lane, pairs in enumerate(table.transfers[position])
+        ]
         for d, device in enumerate(devices):
             where = f"round {round_}, device {d}"
             _act(table, round_, d, device, where)
@@ -50,7 +53,12 @@ def interpret(table: RoundTable) -> None:
                 _store(device, inbox.arrival[round_, d, k], brought[d], inbox.num_inbox, where)
             _store(device, inbox.keep[round_, d], device.out, inbox.num_inbox, where)
             _choose(device, inbox.next_source[round_, d], [brought[d] for brought in arrived], where)
-            _land(device, table.pages.landing[round_, d, : table.pages.num_landings[round_, d]], landed[d], where)
+            _land(
+                device,
+                table.pages.landing[round_, d, : table.pages.num_landings[round_, d]],
+                [brought[d] for brought in landed],
+                where,
+            )
             _depart(device, table.pages.departure[round_, d, : table.pages.num_departures[round_, d]], where)
     for d, device in enumerate(devices):
         assert tuple(device.done) == schedule.rows[d], f"device {d} did {device.done}"

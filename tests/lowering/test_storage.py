@@ -78,15 +78,16 @@ def corruptions(table: RoundTable):
 
             yield f"page that travels of {where}", shift_first
             yield f"last page that travels of {where}", drop_last
-    for position, pairs in enumerate(table.transfers):
-        for pair in pairs:
+    for position, lanes in enumerate(table.transfers):
+        for lane, pairs in enumerate(lanes):
+            for pair in pairs:
 
-            def drop_transfer(position=position, pair=pair):
-                spoiled = list(table.transfers)
-                spoiled[position] = tuple(p for p in spoiled[position] if p != pair)
-                vars(table)["transfers"] = spoiled
+                def drop_transfer(position=position, lane=lane, pair=pair):
+                    spoiled = [list(lanes) for lanes in table.transfers]
+                    spoiled[position][lane] = tuple(p for p in spoiled[position][lane] if p != pair)
+                    vars(table)["transfers"] = spoiled
 
-            yield f"transfer {pair} of position {position}", drop_transfer
+                yield f"transfer {pair} of position {position}, lane {lane}", drop_transfer
     for where in map(tuple, np.argwhere(inbox.next_source != NOTHING).tolist()):
 
         def forget_message(where=where):

@@ -110,10 +110,10 @@ def test_traffic():
 def test_transfers_hide_behind_actions_and_are_few(num_devices, num_layers):
     table = lower(bpipe(num_devices, 4 * num_devices), layers_per_stage=(num_layers,) * num_devices)
     assert any(table.transfers)
-    for kinds, permutes, pairs in zip(table.kinds, table.permutes, table.transfers, strict=True):
-        assert kinds or not pairs
-        assert len(permutes) + bool(pairs) <= 4
-        assert all(source + target == num_devices - 1 for source, target in pairs)
+    for kinds, permutes, lanes in zip(table.kinds, table.permutes, table.transfers, strict=True):
+        assert kinds or not lanes
+        assert len(permutes) + len(lanes) <= 4
+        assert all(source + target == num_devices - 1 for pairs in lanes for source, target in pairs)
     # A microbatch parks at most half its pages, in three rounds of its period.
     assert table.num_lanes == ceil(ceil(num_layers / 2) / 3)
 

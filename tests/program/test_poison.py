@@ -64,11 +64,10 @@ def poison(monkeypatch):
     store, read = transfers.store, transfers.read
 
     def store_from_poisoned_arrivals(row, landed, state):
-        return store(row, [poisoned_from(lanes, row.num_landings) for lanes in landed], state)
+        return store(row, poisoned_from(landed, row.num_landings), state)
 
     def read_into_poisoned_lanes(table, position, row, departing, state):
-        departing = [poisoned_from(lanes, 0) for lanes in departing]
-        departing, state = read(table, position, row, departing, state)
+        departing, state = read(table, position, row, poisoned_from(departing, 0), state)
         pages = jnp.where(jnp.arange(table.num_lanes) < row.num_departures, row.departure, table.pages.num_pages)
         return departing, state._replace(pool=[leaf.at[pages].set(jnp.nan, mode="drop") for leaf in state.pool])
 
@@ -81,8 +80,8 @@ def poison(monkeypatch):
 
 
 def poisoned_from(lanes, first):
-    """[lane, width] with NaN in all lanes from `first` on."""
-    return jnp.where(jnp.arange(len(lanes))[:, None] < first, lanes, jnp.nan)
+    """[lane] with NaN in all pages from lane `first` on."""
+    return [[jnp.where(lane < first, part, jnp.nan) for part in page] for lane, page in enumerate(lanes)]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +197,8 @@ def store_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     table, pages = pipeline.table, pipeline.table.pages
     landing, num_landings = pages.landing.copy(), pages.num_landings.copy()
     device = table.parked.home[0]
-    round_ = next(r for r in range(table.num_rounds) if num_landings[r, device] == 1)
+    one_of_two = num_landings[:, device] < [len(table.transfers[position]) for position in table.position]
+    round_ = int(np.flatnonzero(one_of_two & (num_landings[:, device] == 1))[0])
     backward = next(r for r in range(round_ + 1, table.num_rounds) if table.kind[r, device] == Kind.B)
     landing[round_, device, 1] = pages.of_layer[backward, device, -1]
     num_landings[round_, device] = 2
