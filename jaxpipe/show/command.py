@@ -12,6 +12,7 @@ from jaxpipe.errors import JaxpipeError, ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, simulate
 from jaxpipe.schedules.balance import least_bound, row_peaks
 from jaxpipe.schedules.csv_form import read_csv, to_csv
+from jaxpipe.schedules.options import read_options
 from jaxpipe.schedules.render import chrome_trace, memory, png, svg
 from jaxpipe.schedules.rules import check
 from jaxpipe.show.figures import COST_NAMES, Figures, show_json, show_text
@@ -76,31 +77,8 @@ def _schedule(flags: argparse.Namespace) -> Schedule:
 
 def _options(flags: argparse.Namespace) -> dict[str, object]:
     """What the schedule's generator is told beside the sizes."""
-    options: dict[str, object] = {}
-    if flags.num_chunks is not None:
-        options["num_chunks"] = flags.num_chunks
-    for option in flags.option:
-        key, equals, value = option.partition("=")
-        if not equals or not key or key in options or key in ("num_devices", "num_microbatches"):
-            raise ScheduleError(
-                f"--option={option} cannot be used.\n"
-                "  rule show-option: --option=key=value, each key once, none that has a flag of its own\n"
-                "  repair: write for example --option=key=2"
-            )
-        options[key] = _value(value)
-    return options
-
-
-def _value(written: str) -> object:
-    """The number, truth value or else the text that `written` writes."""
-    if written in ("true", "false"):
-        return written == "true"
-    for number in (int, float):
-        try:
-            return number(written)
-        except ValueError:
-            pass
-    return written
+    chunks = [] if flags.num_chunks is None else [f"num_chunks={flags.num_chunks}"]
+    return read_options([*chunks, *flags.option])
 
 
 def _write(content: str | bytes, flags: argparse.Namespace) -> None:

@@ -189,7 +189,7 @@ def test_output_file_holds_what_is_printed(capsys, tmp_path, form):
         ([*SMALL, "--num_chunk=2"], "Did you mean '--num_chunks'?"),
         ([*SMALL, "--num_chunks=2"], "has no option 'num_chunks'"),
         ([*SMALL, "--option=key=1"], "has no option 'key'"),
-        ([*SMALL, "--option=key"], "--option=key=value"),
+        ([*SMALL, "--option=key"], "rule schedule-options: key=value"),
         ([*SMALL, "--forward=-1"], "'-1' is not a time"),
         ([*SMALL, "--backward=nan"], "'nan' is not a time"),
         ([*SMALL, "--format=pdf"], "invalid choice: 'pdf'"),
