@@ -4,12 +4,37 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 from jaxpipe.mesh import choose_devices, make_mesh
 devices = choose_devices({num_devices}, platform="cpu")
 mesh = make_mesh(data=2, pipe={num_devices} // 2, devices=devices.devices)
 print(mesh.axis_names, mesh.devices.shape, devices.reason)
 """
+
+
+MEMORY = """
+import os
+from jaxpipe.mesh import choose_devices
+choose_devices(2, platform={platform!r})
+print(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("platform", "given", "expected"),
+    [("auto", {}, "0.96"), ("auto", {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"}, "0.5"), ("cpu", {}, "None")],
+)
+def test_programs_get_nearly_all_of_a_gpu(platform, given, expected):
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY.format(platform=platform)],
+        env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", **given},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == expected, done.stderr
 
 
 def _run(num_devices: int, **environment: str) -> subprocess.CompletedProcess:
