@@ -26,15 +26,18 @@ LAYERS_PER_STAGE = 8
 
 def clock() -> None:
     """Prints SPMD / asynchronous makespan, 1F1B's on the asynchronous clock being 1."""
-    print("| D | N | backward / forward | as laid out for | a tenth less | a tenth more | 1F1B's four rounds | slots |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| D | N | backward / forward | as laid out for | a tenth less | a tenth more | messages of 0.1 forward | 1F1B's four rounds | slots |"
+    )
+    print(f"|{'---|' * 9}")
     for num_devices, backward in product((4, 8, 16), (1.0, 2.0, 3.0)):
         num_microbatches = 4 * num_devices
         schedule = build("bpipe", num_devices=num_devices, num_microbatches=num_microbatches)
         layers, costs = (LAYERS_PER_STAGE,) * num_devices, Costs(backward=backward)
         table = lower(schedule, layers_per_stage=layers, costs=costs)
         less, more = Costs(backward=backward / 1.1), Costs(backward=backward * 1.1)
-        pairs = [(table, costs), (table, less), (table, more), (in_four(schedule), costs)]
+        messages = Costs(backward=backward, transfer=0.1, slot_messages=0.0)
+        pairs = [(table, costs), (table, less), (table, more), (table, messages), (in_four(schedule), costs)]
         ratios = [f"{ratio(*pair):.3f}" for pair in pairs]
         print(f"| {num_devices} | {num_microbatches} | {backward:g} | {' | '.join(ratios)} | {table.num_slots:g} |")
 

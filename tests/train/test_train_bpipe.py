@@ -20,7 +20,8 @@ def test_it_trains_as_1f1b_does_to_the_last_digit(tmp_path):
         schedule = "1f1b" if name == "1f1b" else "bpipe"
         done = train(tmp_path / name, *PIPELINE, f"--config.pipeline.schedule={schedule}", *options)
         assert done.returncode == 0, done.stderr
-        assert f"slots      {4 if name == '1f1b' else 3} of" in done.stdout
+        if name != "whole":
+            assert f"slots      {4 if name == '1f1b' else 3} of" in done.stdout
         found[name] = [(row["loss"], row["grad_norm"], row.get("eval_loss")) for row in metrics(tmp_path / name)]
     assert len(found["1f1b"]) == 6
     assert found["bpipe"] == found["1f1b"]
