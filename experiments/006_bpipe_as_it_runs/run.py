@@ -26,9 +26,9 @@ LAYERS_PER_STAGE = 8
 
 def clock() -> None:
     """Prints SPMD / asynchronous makespan, 1F1B's on the asynchronous clock being 1."""
-    print(
-        "| D | N | backward / forward | as laid out for | a tenth less | a tenth more | messages of 0.1 forward | 1F1B's four rounds | slots |"
-    )
+    head = ["D", "N", "backward / forward", "as laid out for", "a tenth less", "a tenth more"]
+    head += ["messages of 0.1 forward", "1F1B's four rounds", "slots"]
+    print(f"| {' | '.join(head)} |")
     print(f"|{'---|' * 9}")
     for num_devices, backward in product((4, 8, 16), (1.0, 2.0, 3.0)):
         num_microbatches = 4 * num_devices
