@@ -38,7 +38,7 @@ def in_forwards(costs: Costs) -> np.ndarray:
         (Kind.W, costs.weight_gradient),
     ):
         times[kind] = np.mean(cost)
-    return np.maximum(np.round(times / times[Kind.F]), 1).astype(int)
+    return np.maximum(np.round(times / (times[Kind.F] or 1.0)), 1).astype(int)
 
 
 def periodic_rounds(schedule: Schedule, period: int, *, lengths: np.ndarray | None = None) -> np.ndarray | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxpipe.program.accounting import held_bytes
+from jaxpipe.program.accounting import bytes_per_device, held_bytes
 from jaxpipe.schedules import peak_activations, simulate
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.step import TrainState
@@ -30,19 +30,10 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
         f"rounds     {pipeline.table.num_rounds}",
         f"slots      {num_slots:g} of {_mebibytes(slot_bytes)} per device; the schedule's peak is"
         f" {peak_activations(schedule).max():g} Ma",
-        f"bytes      per device: train state {_mebibytes(_bytes_per_device(state))}, "
+        f"bytes      per device: train state {_mebibytes(bytes_per_device(state))}, "
         + ", ".join(f"{kind} {_mebibytes(num_bytes)}" for kind, num_bytes in held.items()),
     ]
     return "\n".join(lines)
-
-
-def _bytes_per_device(tree: Any) -> int:
-    return sum(_local_bytes(leaf) for leaf in jax.tree.leaves(tree))
-
-
-def _local_bytes(leaf: jax.Array) -> int:
-    shape = leaf.sharding.shard_shape(leaf.shape)
-    return jax.ShapeDtypeStruct(shape, leaf.dtype).size * leaf.dtype.itemsize
 
 
 def _mebibytes(num_bytes: int) -> str:
