@@ -96,7 +96,7 @@ def test_rounds_that_keep_no_step_with_time_cost_a_lot():
 
 
 def test_traffic():
-    # design: at (8, 32), by pages at most 16, 13 and 8 slots; evict-latest, all overlapped, at most 15, 12 and 8.
+    # `balance`: by pages 32 f = 16, 12.8, 8 slots; evict-latest, the least with all overlapped is 15, 12, 8.
     by_pages = asked_slots(lower(bpipe(8, 32), layers_per_stage=(8,) * 8))
     assert (by_pages <= [16, 13, 8, 0, 0, 0, 0, 0]).all()
     by_microbatches = asked_slots(lower(bpipe(8, 32, unit="microbatch"), layers_per_stage=(8,) * 8))
