@@ -63,12 +63,10 @@ FEW = [
     Case("mlp", 8, 32, (4,) * 8),
     Case("gpt", 4, 9, uneven(4), unit="microbatch", tensor=2, recompute="attention", dropout=DROPOUT),
     Case("llama", 4, 9, (2,) * 4, data=2, recompute="full", tied=True),
-    Case("gpt", 8, 17, (2,) * 8),
 ]
 SIXTEEN = [
     Case("mlp", 16, 33, uneven(16)),
     Case("mlp", 16, 15, (1,) * 16, unit="microbatch"),
-    Case("gpt", 4, 4, (2,) * 4, data=2, tensor=2, dropout=DROPOUT, tied=True),
 ]
 
 ALL = [

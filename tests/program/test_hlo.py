@@ -88,7 +88,6 @@ BPIPE_PROGRAMS = [
     (4, 9, "page", 28, {"family": "llama"}),
     (4, 9, "microbatch", 16, {"family": "llama", "data": 2}),
     (4, 9, "page", 28, {"tensor": 2}),
-    (5, 11, "page", 13, {}),
     (8, 17, "page", 16, {"hidden": 64, "seq_len": 32}),
     (8, 17, "page", 24, {"family": "llama"}),
 ]
