@@ -57,7 +57,8 @@ def test_with_enough_microbatches_the_bound_is_reached(num_devices):
 @pytest.mark.parametrize("rolled", [True, False])
 @pytest.mark.parametrize(("num_devices", "num_microbatches"), [(4, 3), (4, 16), (5, 9), (8, 7), (8, 32), (16, 40)])
 def test_pages_are_where_they_are_looked_for(num_devices, num_microbatches, rolled, unit):
-    for layers_per_stage in ((1,) * num_devices, tuple(1 + (2 * stage + 1) % 3 for stage in range(num_devices))):
+    uneven = tuple(1 + (2 * stage + 1) % 3 for stage in range(num_devices))
+    for layers_per_stage in ((1,) * num_devices, uneven, (8,) * num_devices):  # eight: several lanes
         schedule = bpipe(num_devices, num_microbatches, unit=unit)
         table = lower(schedule, layers_per_stage=layers_per_stage, rolled=rolled)
         interpret(table)
