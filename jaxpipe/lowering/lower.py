@@ -56,7 +56,7 @@ def lower(
         rounds = earliest_rounds(problem.steps)
         return problem.fold(rounds, body_rounds=int(rounds.max()) + 1)
     judges, good_enough = JUDGES, GOOD_ENOUGH_RATIOS
-    if problem.has_transfers:
+    if schedule.has_transfers:
         judges, good_enough = (costs or Costs(),), GOOD_ENOUGH_RATIOS[:1]
     asynchronous = [simulate(problem.steps, judge).makespan for judge in judges]
     best, least_excess = None, float("inf")
@@ -78,11 +78,6 @@ class _Problem:
     steps: Schedule  # the same without EVICT and LOAD
     layers_per_stage: tuple[int, ...]
 
-    @property
-    def has_transfers(self) -> bool:
-        """Whether any page travels to a paired device."""
-        return self.steps is not self.schedule
-
     def candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first.
 
@@ -91,7 +86,7 @@ class _Problem:
         segment for each spares either the other's permutes.
         """
         is_forward = self.steps.columns.is_kind(Kind.F)
-        for lengths in [in_forwards(costs), None] if self.has_transfers else [None]:
+        for lengths in [in_forwards(costs), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_BODY_ROUNDS + 1):
                 rounds = periodic_rounds(self.steps, period, lengths=lengths)
                 if rounds is None:
@@ -122,7 +117,7 @@ class _Problem:
         bounds = [0, start, stop] if cut else [0, stop]
         segments = tuple(Segment(*ends, body_rounds) for ends in pairwise(bounds))
         table = RoundTable(self.steps, self.layers_per_stage, rounds, segments, NOTHING_PARKED)
-        if not self.has_transfers:
+        if not self.schedule.has_transfers:
             return table
         meets = meeting_rounds(self.steps, rounds, table.position, lengths)
         return replace(table, parked=park(self.schedule, self.steps, self.layers_per_stage, rounds, meets))

@@ -78,7 +78,7 @@ class Moves:
 
 def without_transfers(schedule: Schedule) -> Schedule:
     """`schedule` with its compute actions alone; itself where it has no others."""
-    if not schedule.columns.is_kind(Kind.EVICT, Kind.LOAD).any():
+    if not schedule.has_transfers:
         return schedule
     rows = tuple(tuple(action for action in row if action.kind in COMPUTE_KINDS) for row in schedule.rows)
     return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, rows)

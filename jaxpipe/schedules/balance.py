@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from jaxpipe.errors import ScheduleError, closest
-from jaxpipe.schedules.action import MOVE_KINDS, Kind
+from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.lifetimes import lifetimes
 from jaxpipe.schedules.microbatch_plan import microbatch_plan
 from jaxpipe.schedules.moves import Plan, with_moves
@@ -163,7 +163,7 @@ def _share(schedule: Schedule, plans: dict[int, Plan], stage: int) -> Fraction:
 
 
 def _check_unbalanced(schedule: Schedule) -> None:
-    if schedule.columns.is_kind(*MOVE_KINDS).any():
+    if schedule.has_transfers:
         raise ScheduleError(
             f"{schedule.name!r} has EVICT and LOAD actions already.\n"
             "  rule balance-once: what is to be balanced moves nothing yet\n"

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from jaxpipe.schedules.action import Action, Kind
+from jaxpipe.schedules.action import MOVE_KINDS, Action, Kind
 from jaxpipe.schedules.placement import Placement
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ class Schedule:
     def parked_of(self, stage: int) -> Fraction:
         """The share of a microbatch's pages of `stage` that EVICT and LOAD move."""
         return self.parked[stage] if self.parked else Fraction(1)
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether activations move between paired devices: EVICT and LOAD."""
+        return bool(self.columns.is_kind(*MOVE_KINDS).any())
 
     @cached_property
     def columns(self) -> Columns:

@@ -72,11 +72,6 @@ class Figures:
             "loaded": {"asked": asked.loaded.tolist(), "sent": carried.loaded.tolist()},
         }
 
-    @property
-    def has_transfers(self) -> bool:
-        """Whether the schedule evicts."""
-        return bool(self.schedule.columns.is_kind(Kind.EVICT).any())
-
 
 def show_text(figures: Figures) -> str:
     """The grid, then makespan, bubble ratio, peak activations, transfers and the figures of the program."""
@@ -98,7 +93,7 @@ def show_text(figures: Figures) -> str:
 
 def _transfers_in_words(figures: Figures) -> str:
     """The lines on EVICT and LOAD; none for a schedule without."""
-    if not figures.has_transfers:
+    if not figures.schedule.has_transfers:
         return ""
     schedule = figures.schedule
     evicts = set(schedule.columns.stage[schedule.columns.is_kind(Kind.EVICT)].tolist())

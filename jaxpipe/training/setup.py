@@ -16,7 +16,6 @@ from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, order_d
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Costs
-from jaxpipe.schedules.action import MOVE_KINDS
 
 # In forwards: a matrix product of forward has two in backward; a layer that is computed again adds one. Attention that
 # is computed again adds little.
@@ -102,7 +101,7 @@ def build_pipeline(
     _check_attention(config, devices)
     order = mesh.order
     if order == AUTO:
-        order = "pair_adjacent" if schedule.columns.is_kind(*MOVE_KINDS).any() else "contiguous"
+        order = "pair_adjacent" if schedule.has_transfers else "contiguous"
     axes = {"data": mesh.data, "pipe": mesh.pipe, "tensor": mesh.tensor}
     devices = order_devices(devices, **axes, order=order, gpus_per_node=gpus_per_node)
     model = LanguageModel(model_config(config), TensorAxis(mesh.tensor, mesh.deterministic))

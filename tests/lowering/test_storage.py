@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from interpreter import interpret
-from user_schedules import PLACEMENTS, handwritten_v, has_transfers, random_schedule, registered
+from user_schedules import PLACEMENTS, handwritten_v, random_schedule, registered
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.lowering.inbox import NOTHING
@@ -32,7 +32,7 @@ def test_registered_schedules_are_stored_safely(name, num_devices, num_microbatc
     for layers_per_stage in ((1,) * schedule.num_stages, uneven_layers(schedule)):
         table = lower(schedule, layers_per_stage=layers_per_stage, rolled=rolled)
         interpret(table)
-        if not has_transfers(schedule):
+        if not schedule.has_transfers:
             assert table.pages.num_pages == most_layers_at_once(schedule, layers_per_stage)
 
 

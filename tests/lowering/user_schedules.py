@@ -21,10 +21,6 @@ def registered(*num_devices: int) -> list[tuple[str, int]]:
     return [(name, d) for name in sorted(REGISTRY) for d in num_devices if d >= LEAST_DEVICES.get(name, 1)]
 
 
-def has_transfers(schedule: Schedule) -> bool:
-    return bool(schedule.columns.is_kind(Kind.EVICT, Kind.LOAD).any())
-
-
 def random_schedule(placement: Placement, *, num_microbatches: int, seed: int) -> Schedule:
     """Rows in the order in which a random device takes a random action that is ready, over and over."""
     generator = random.Random(seed)

@@ -6,18 +6,15 @@ says that XLA fuses each action alike in both.
 """
 
 import functools
-import os
-import subprocess
-import sys
 from itertools import product
 from math import ceil
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 import tiny_mlp
+from sixteen_devices import run_on_sixteen_devices
 from tiny_models import config_of, pipeline_of, random_batch, random_params, run_quickly
 
 from jaxpipe.program import Pipeline
@@ -138,19 +135,9 @@ def test_loss_and_every_gradient_are_those_of_1f1b_to_the_bit(case):
 
 
 def assert_bit_equal_on_sixteen_devices(*cases: Case) -> None:
-    """In a process of its own, since this one has eight."""
-    program = f"from test_bpipe import Case, assert_bit_equal\nfor case in {cases!r}:\n    assert_bit_equal(case)"
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=16"  # the last one wins
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    run_on_sixteen_devices(
+        f"from test_bpipe import Case, assert_bit_equal\nfor case in {cases!r}:\n    assert_bit_equal(case)"
     )
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_on_sixteen_devices_they_are_those_of_1f1b_to_the_bit():

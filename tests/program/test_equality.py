@@ -13,17 +13,14 @@ their gradients where earlier ones have led, so all errors add up: 1e-4 of each 
 each moment. The companions show that a lost microbatch or an unsummed gradient is 100 times that.
 """
 
-import os
-import subprocess
-import sys
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
+from sixteen_devices import run_on_sixteen_devices
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors, run_quickly
 from tiny_training import Training, batches, mean_loss_and_grads, train_on_one_device, train_pipelined
 
@@ -142,19 +139,7 @@ def test_three_steps_are_those_of_one_device(case):
 
 
 def assert_equal_on_sixteen_devices(case: Case) -> None:
-    """In a process of its own, since this one has eight."""
-    program = f"from test_equality import Case, assert_equal\nassert_equal({case!r})"
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=16"  # the last one wins
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_on_sixteen_devices(f"from test_equality import Case, assert_equal\nassert_equal({case!r})")
 
 
 def test_three_steps_on_sixteen_devices_are_those_of_one():
