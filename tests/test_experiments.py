@@ -45,6 +45,24 @@ def test_every_case_of_experiment_005_is_for_its_topology():
         check_compilable(config, parse_topology(run.TOPOLOGY))
 
 
+def test_bitpipes_ablation_has_the_published_order():
+    run = experiment("007_bitpipe_ablation")
+    for (num_devices, batch_size), published in run.PUBLISHED.items():
+        seconds = run.costs(num_devices)
+        # 16-bit gradients of 12 h^2 weights a layer by 2 s b h: 12 h / (s b) = 15 for each layer of a chunk
+        assert seconds.gradient_messages == pytest.approx(64 / (2 * num_devices) * 15)
+        rates = run.samples_per_s(num_devices, batch_size, seconds)
+        for found in (rates, published):
+            assert found["BitPipe"] > found["without V"] > found["without eager sync"]
+        steps_s = {name: batch_size / rate for name, rate in rates.items()}
+        # Four exchanges after the last backward where one is left: three more.
+        exchange_s = seconds.gradient_messages * seconds.transfer
+        assert steps_s["without eager sync"] - steps_s["BitPipe"] == pytest.approx(3 * exchange_s)
+        # A microbatch crosses one link more on its way there and one on its way back.
+        assert steps_s["without V"] - steps_s["BitPipe"] > 1.99 * seconds.transfer
+    assert run.samples_per_s(8, 32, run.costs(8))["BitPipe"] == pytest.approx(39.17, rel=1e-3)
+
+
 @pytest.fixture
 def block():
     pytest.importorskip("torch", reason="experiment 004 compares with PyTorch")

@@ -33,9 +33,8 @@ def base_config(family: str = "gpt") -> ConfigDict:
 
     config.pipeline = _section()
     config.pipeline.schedule = "1f1b"  # a key of jaxpipe.schedules.REGISTRY
-    config.pipeline.options = ""  # of the schedule, as "bound=6,unit=microbatch" of bpipe
+    config.pipeline.options = ""  # of the schedule, as "num_chunks=3,eager_sync=false" of bitpipe
     config.pipeline.num_microbatches = 16  # of one step; times mesh.data divides data.batch_size
-    config.pipeline.num_chunks = 1  # stages on each device, for schedules that have several
     config.pipeline.layers_per_stage = "auto"  # one count a stage, as "4,4,3,5"; "auto": as balanced as possible
     config.pipeline.embedding_layers = 0.0  # what the embedding costs the first stage, in layers, for "auto"
     config.pipeline.head_layers = 0.0  # what head and loss cost the last stage, in layers, for "auto"

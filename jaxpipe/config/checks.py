@@ -16,7 +16,7 @@ from jaxpipe.config.choice import check_choice
 from jaxpipe.config.mesh_checks import check_batch, check_tensor
 from jaxpipe.config.model_checks import check_attention_kernel, check_family, check_rope_scaling, check_vocabulary
 from jaxpipe.config.model_section import model_config
-from jaxpipe.config.stages import AUTO, build_schedule, check_chunks, layers_per_stage
+from jaxpipe.config.stages import AUTO, build_schedule, layers_per_stage
 from jaxpipe.errors import ConfigError, JaxpipeError
 from jaxpipe.mesh.assignment import ORDERS
 from jaxpipe.schedules import REGISTRY
@@ -129,7 +129,6 @@ def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_rope_scaling(config)
     yield lambda: check_attention_kernel(config)
     yield lambda: check_tensor(config)
-    yield lambda: check_chunks(config)
     yield lambda: build_schedule(config)
     yield lambda: layers_per_stage(config)
     yield lambda: check_batch(config)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
+from functools import cache
 
 from ml_collections import ConfigDict
 
 from jaxpipe.errors import ConfigError
 from jaxpipe.program import balanced_split
-from jaxpipe.schedules import REGISTRY, Schedule, build
+from jaxpipe.schedules import Schedule, build
 from jaxpipe.schedules.options import read_options
 
 AUTO = "auto"
@@ -17,10 +17,14 @@ AUTO = "auto"
 def build_schedule(config: ConfigDict) -> Schedule:
     """The schedule that `pipeline` and `mesh.pipe` ask for."""
     pipeline = config.pipeline
-    options = read_options(option for option in pipeline.options.split(",") if option)
-    if _takes_chunks(pipeline.schedule):
-        options["num_chunks"] = pipeline.num_chunks
-    return build(pipeline.schedule, num_devices=config.mesh.pipe, num_microbatches=pipeline.num_microbatches, **options)
+    return _build(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, pipeline.options)
+
+
+@cache
+def _build(name: str, num_devices: int, num_microbatches: int, options: str) -> Schedule:
+    """Built once for all who ask: some schedules are searched for."""
+    written = (option for option in options.split(",") if option)
+    return build(name, num_devices=num_devices, num_microbatches=num_microbatches, **read_options(written))
 
 
 def layers_per_stage(config: ConfigDict) -> tuple[int, ...]:
@@ -42,25 +46,14 @@ def layers_per_stage(config: ConfigDict) -> tuple[int, ...]:
     )
 
 
-def check_chunks(config: ConfigDict) -> None:
-    """Raises ConfigError for chunks that the schedule does not have."""
-    name, num_chunks = config.pipeline.schedule, config.pipeline.num_chunks
-    if num_chunks > 1 and not _takes_chunks(name):
-        raise ConfigError(
-            f"pipeline.num_chunks={num_chunks} has no effect on pipeline.schedule={name!r}\n"
-            f"  rule schedule-chunks: {name!r} has one stage on each device\n"
-            "  repair: set pipeline.num_chunks=1"
-        )
-
-
 def _check_enough_layers(config: ConfigDict) -> None:
-    num_stages = _num_stages(config)
+    num_stages, num_chunks = _num_stages(config), build_schedule(config).placement.num_chunks
     if num_stages > config.model.num_layers:
         raise ConfigError(
             f"{num_stages} stages for model.num_layers={config.model.num_layers}\n"
             "  rule layer-per-stage: every stage holds at least one layer\n"
-            f"      mesh.pipe={config.mesh.pipe} x pipeline.num_chunks={config.pipeline.num_chunks} = {num_stages}\n"
-            f"  repair: set mesh.pipe={max(1, config.model.num_layers // config.pipeline.num_chunks)} or less,"
+            f"      mesh.pipe={config.mesh.pipe} x {num_chunks} on each device = {num_stages}\n"
+            f"  repair: set mesh.pipe={max(1, config.model.num_layers // num_chunks)} or less,"
             f" or model.num_layers={num_stages} or more"
         )
 
@@ -99,8 +92,4 @@ def _explicit(config: ConfigDict) -> tuple[int, ...]:
 
 
 def _num_stages(config: ConfigDict) -> int:
-    return config.mesh.pipe * config.pipeline.num_chunks
-
-
-def _takes_chunks(schedule: str) -> bool:
-    return "num_chunks" in inspect.signature(REGISTRY[schedule]).parameters
+    return build_schedule(config).num_stages

@@ -39,7 +39,7 @@ def allocate_inbox(table: RoundTable) -> Inbox:
     reader = np.flatnonzero(message >= 0)
     sender = message[reader]
     permute = _permute_index(table, sender, reader)  # -1 for a message that stays on its device
-    there = rounds[sender] + (permute >= 0)  # the round at whose end the message is there
+    there = np.where(permute >= 0, table.travels[sender], rounds[sender])  # the round at whose end the message is there
     previous = np.where(table.schedule.columns.position[reader] > 0, rounds[reader - 1], -1)
     passed_on = np.maximum(there, previous)  # the round at whose end it goes to its reader
     source = np.where(permute >= 0, FIRST_PERMUTE - permute, OWN)
@@ -72,5 +72,4 @@ def _permute_index(table: RoundTable, sender: np.ndarray, reader: np.ndarray) ->
         for k, pairs in enumerate(permutes):
             index[position, *np.array(pairs).T] = k
     source, target = device[sender], device[reader]
-    travels = np.where(source == target, table.rounds[sender], table.rounds[sender] + 1)
-    return np.where(source == target, -1, index[table.position[travels], source, target])
+    return np.where(source == target, -1, index[table.position[table.travels[sender]], source, target])

@@ -6,15 +6,19 @@ the asynchronous one, else the best.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
+from jaxpipe.lowering.checkerboard import CHECKERBOARD_ROUNDS, checkerboard_rounds
+from jaxpipe.lowering.exchange import NOTHING_EXCHANGED, with_exchange
+from jaxpipe.lowering.in_step import IN_STEP_ROUNDS, in_step_rounds
 from jaxpipe.lowering.replay import replay_makespans
 from jaxpipe.lowering.rounds import earliest_rounds, in_forwards, periodic_rounds
-from jaxpipe.lowering.table import RoundTable, Segment
+from jaxpipe.lowering.segment import Segment, round_up
+from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfers import NOTHING_PARKED, meeting_rounds, park, without_transfers
 from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.schedule import Schedule
@@ -30,6 +34,7 @@ JUDGES = (
     Costs(backward=1.0, transfer=0.1),
 )
 GOOD_ENOUGH_RATIOS = np.array([1.001, 1.001, 1.001, 1.02])
+LIKELY_TRANSFER = 0.02  # of a message, in forwards
 
 
 def lower(
@@ -45,29 +50,19 @@ def lower(
         schedule: one that keeps the rules, or one of forwards alone.
         layers_per_stage: [stage] layers, each with residual pages of its own; by default one each.
         rolled: False makes the body as long as the step, for debugging: the program grows with N.
-        costs: what actions are expected to cost; only a schedule with EVICT and LOAD needs to know. Its paired
-            devices meet in a round, and only where rounds keep step with time does none wait for the other.
-            By default a backward of two forwards.
+        costs: what actions are expected to cost, where it matters: for schedules with EVICT and LOAD, whose paired
+            devices meet in a round, and where none waits for the other only if rounds keep step with time; and for
+            those of which no fold is fast whatever actions cost. By default a backward of two forwards.
     """
     if layers_per_stage is None:
         layers_per_stage = (1,) * schedule.num_stages
     problem = _Problem(schedule, without_transfers(schedule), layers_per_stage)
-    if not rolled:
+    if rolled:
+        table = problem.best_table(costs or Costs())
+    else:
         rounds = earliest_rounds(problem.steps)
-        return problem.fold(rounds, body_rounds=int(rounds.max()) + 1)
-    judges, good_enough = JUDGES, GOOD_ENOUGH_RATIOS
-    if schedule.has_transfers:
-        judges, good_enough = (costs or Costs(),), GOOD_ENOUGH_RATIOS[:1]
-    asynchronous = [simulate(problem.steps, judge).makespan for judge in judges]
-    best, least_excess = None, float("inf")
-    for table in problem.candidates(judges[0]):
-        excess = float((replay_makespans(table, judges) / asynchronous / good_enough).max())
-        if excess < least_excess:
-            best, least_excess = table, excess
-        if excess <= 1.0:
-            break
-    assert best is not None
-    return best
+        table = problem.fold(rounds, body_rounds=int(rounds.max()) + 1)
+    return with_exchange(table, schedule)
 
 
 @dataclass(frozen=True)
@@ -78,12 +73,36 @@ class _Problem:
     steps: Schedule  # the same without EVICT and LOAD
     layers_per_stage: tuple[int, ...]
 
+    def best_table(self, costs: Costs) -> RoundTable:
+        """The first candidate that is good whatever actions cost, or else the best at `costs`.
+
+        That is one as fast as the asynchronous clock while transfers take no time, if there is any, and of these or
+        else of all the fastest with likely transfers.
+        """
+        judges, limits = JUDGES, GOOD_ENOUGH_RATIOS
+        if self.schedule.has_transfers:
+            judges, limits = (costs,), GOOD_ENOUGH_RATIOS[:1]
+        expected = [costs, replace(costs, transfer=LIKELY_TRANSFER * float(np.mean(costs.forward)))]
+        best, least = None, (True, float("inf"))
+        for table in self.candidates(costs):
+            if (self._slowdown(table, judges) <= limits).all():
+                return table
+            without, likely = self._slowdown(table, expected)
+            if (key := (without > limits[0], likely)) < least:
+                best, least = table, key
+        assert best is not None
+        return best
+
+    def _slowdown(self, table: RoundTable, judges: Sequence[Costs]) -> np.ndarray:
+        """[judges] makespan of `table` over the asynchronous one."""
+        return replay_makespans(table, judges) / [simulate(self.steps, judge).makespan for judge in judges]
+
     def candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first.
 
-        Rounds that keep step with time come first where paired devices meet. Periodic rounds come before earliest
-        ones, since their body positions have the fewest pairs. Where forwards and backwards keep apart (GPipe), a
-        segment for each spares either the other's permutes.
+        Rounds that keep step with time come first where paired devices meet. Periodic rounds come before others,
+        since their body positions have the fewest pairs. Where forwards and backwards keep apart (GPipe), a segment
+        for each spares either the other's permutes.
         """
         is_forward = self.steps.columns.is_kind(Kind.F)
         for lengths in [in_forwards(costs), None] if self.schedule.has_transfers else [None]:
@@ -96,12 +115,22 @@ class _Problem:
                     yield self.fold(rounds, body_rounds=period, cut=cut, lengths=lengths)
                 else:
                     yield self.fold(rounds, body_rounds=period, lengths=lengths)
+        if self.schedule.num_replicas > 1:
+            yield self.fold(checkerboard_rounds(self.steps), body_rounds=CHECKERBOARD_ROUNDS)
         rounds = earliest_rounds(self.steps)
-        for body_rounds in range(1, MAX_BODY_ROUNDS + 1):
+        for body_rounds in (1, 2, 4, 8):
             yield self.fold(rounds, body_rounds=body_rounds)
+        rounds, travels = in_step_rounds(self.steps, in_forwards(costs))
+        yield self.fold(rounds, body_rounds=IN_STEP_ROUNDS, travels=travels)
 
     def fold(
-        self, rounds: np.ndarray, *, body_rounds: int, cut: int = 0, lengths: np.ndarray | None = None
+        self,
+        rounds: np.ndarray,
+        *,
+        body_rounds: int,
+        cut: int = 0,
+        lengths: np.ndarray | None = None,
+        travels: np.ndarray | None = None,
     ) -> RoundTable:
         """The table with a body of `body_rounds`, or one before and one after round `cut`.
 
@@ -110,18 +139,18 @@ class _Problem:
             body_rounds: in one repetition.
             cut: 0 for one segment.
             lengths: [kinds] of actions, if `rounds` keep step with time.
+            travels: [A] rounds of the messages, with one segment; by default those after `rounds`.
         """
-        start = _round_up(cut, body_rounds)
+        start = round_up(cut, body_rounds)
         rounds = np.where(rounds >= cut, rounds + start - cut, rounds)
-        stop = start + _round_up(int(rounds.max()) + 1 - start, body_rounds)
+        travels = rounds + 1 if travels is None else travels
+        stop = start + round_up(int(rounds.max()) + 1 - start, body_rounds)
         bounds = [0, start, stop] if cut else [0, stop]
         segments = tuple(Segment(*ends, body_rounds) for ends in pairwise(bounds))
-        table = RoundTable(self.steps, self.layers_per_stage, rounds, segments, NOTHING_PARKED)
+        table = RoundTable(
+            self.steps, self.layers_per_stage, rounds, travels, segments, NOTHING_PARKED, NOTHING_EXCHANGED
+        )
         if not self.schedule.has_transfers:
             return table
         meets = meeting_rounds(self.steps, rounds, table.position, lengths)
         return replace(table, parked=park(self.schedule, self.steps, self.layers_per_stage, rounds, meets))
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

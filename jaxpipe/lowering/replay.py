@@ -49,9 +49,13 @@ def _replay(table: RoundTable, costs: Sequence[Costs]) -> tuple[np.ndarray, np.n
     durations *= (table.kind != IDLE)[:, None, :]
     links = np.stack([c.of_link(schedule.num_devices) for c in costs])
     body = [[_couplings(pairs, links) for pairs in permutes] for permutes in table.permutes]
-    slots = np.array([c.slot_messages for c in costs])[:, None, None] / min(table.layers_per_stage)
-    for couplings, lanes in zip(body, table.transfers, strict=True):
-        couplings += [_couplings(pairs, links * slots) for pairs in lanes]
+    for of_positions, messages in (
+        (table.transfers, [c.slot_messages for c in costs]),
+        (table.exchanges, [c.gradient_messages for c in costs]),
+    ):
+        one_layer = links * np.array(messages)[:, None, None] / min(table.layers_per_stage)
+        for couplings, lanes in zip(body, of_positions, strict=True):
+            couplings += [_couplings(pairs, one_layer) for pairs in lanes]
 
     starts, ends = np.empty_like(durations), np.empty_like(durations)
     now = np.zeros(durations.shape[1:])

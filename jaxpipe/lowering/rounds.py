@@ -42,13 +42,13 @@ def in_forwards(costs: Costs) -> np.ndarray:
 
 
 def periodic_rounds(schedule: Schedule, period: int, *, lengths: np.ndarray | None = None) -> np.ndarray | None:
-    """[A] rounds in which every (kind, stage) repeats every `period` rounds, microbatch by microbatch.
+    """[A] rounds in which every device repeats every kind of action every `period` rounds.
 
-    The round of an action is offset[kind, replica, stage] + period * turn, where turn counts the
-    microbatches of its replica. Row order and messages bound differences of offsets from below; their
-    least solution is the longest path (modulo scheduling: Rau, Iterative Modulo Scheduling, MICRO 1994,
-    here with the rows given). For 1F1B and period 4 this is F in 4m + 2s and B in
-    4m + 2(D-1) + 1 + 2(D-1-s).
+    The round of an action is offset[kind, device] + period * turn, where turn counts the actions of its kind before
+    it in its row; which stage and microbatch they are of does not matter. Row order and messages bound differences of
+    offsets from below; their least solution is the longest path (modulo scheduling: Rau, Iterative Modulo Scheduling,
+    MICRO 1994, here with the rows given). For 1F1B and period 4 this is F in 4m + 2s and B in 4m + 2(D-1) + 1 +
+    2(D-1-s); interleaved 1F1B, whose devices do F and B in turn for one chunk after another, has the period 2.
 
     Args:
         lengths: [kinds] of actions, in forwards. Given, rounds keep step with time: an action stands at the end of
@@ -60,7 +60,6 @@ def periodic_rounds(schedule: Schedule, period: int, *, lengths: np.ndarray | No
         None where no such rounds exist.
     """
     columns = schedule.columns
-    turn = _turns(schedule)
     message = dependencies(schedule).message
     remote = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
     following = np.flatnonzero(columns.position > 0)
@@ -71,22 +70,21 @@ def periodic_rounds(schedule: Schedule, period: int, *, lengths: np.ndarray | No
     else:
         rounds = REMOTE_ROUNDS * lengths[columns.kind[after]]
 
-    variable = (columns.kind * schedule.num_replicas + columns.replica) * schedule.num_stages + columns.stage
+    variable, turn = columns.kind * schedule.num_devices + columns.device, _turns(schedule)
     least = rounds + period * (turn[before] - turn[after])
     offset = _least_offsets(variable[before], variable[after], least)
     return None if offset is None else offset[variable] + period * turn
 
 
 def _turns(schedule: Schedule) -> np.ndarray:
-    """[A] how many microbatches of the same replica come before the action's own."""
+    """[A] how many actions of the same kind come before the action in its row."""
     columns = schedule.columns
-    replica_of = np.zeros(schedule.num_microbatches, dtype=int)
-    replica_of[columns.microbatch] = columns.replica
-    turn_of = np.zeros(schedule.num_microbatches, dtype=int)
-    for replica in range(schedule.num_replicas):
-        own = np.flatnonzero(replica_of == replica)
-        turn_of[own] = np.arange(len(own))
-    return turn_of[columns.microbatch]
+    turn = np.zeros(len(columns.kind), dtype=int)
+    for kind in np.unique(columns.kind):
+        own = np.flatnonzero(columns.kind == kind)
+        before_row = np.searchsorted(own, columns.first[:-1])
+        turn[own] = np.arange(len(own)) - before_row[columns.device[own]]
+    return turn
 
 
 def _least_offsets(before: np.ndarray, after: np.ndarray, least: np.ndarray) -> np.ndarray | None:

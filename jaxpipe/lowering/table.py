@@ -13,29 +13,18 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxpipe.lowering.exchange import Exchange, ExchangeGrids, exchange_grids
 from jaxpipe.lowering.inbox import Inbox, allocate_inbox
 from jaxpipe.lowering.messages import Pair, permutes_of
+from jaxpipe.lowering.moves import Moves
 from jaxpipe.lowering.pages import Pages, allocate_pages
+from jaxpipe.lowering.segment import Segment
 from jaxpipe.lowering.transfers import Parked
 from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.dependencies import Dependencies, dependencies
 from jaxpipe.schedules.schedule import Schedule
 
 IDLE = -1
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Rounds `start` to `stop`, executed as repetitions of a body of `body_rounds` positions."""
-
-    start: int
-    stop: int
-    body_rounds: int
-
-    @property
-    def num_repetitions(self) -> int:
-        """How often the body runs."""
-        return (self.stop - self.start) // self.body_rounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +34,10 @@ class RoundTable:
     schedule: Schedule  # compute actions alone
     layers_per_stage: tuple[int, ...]  # [S] residual pages of one microbatch
     rounds: np.ndarray  # [A] the round of each action, in the order of schedule.columns
+    travels: np.ndarray  # [A] the later round in which its message travels; until then its device idles
     segments: tuple[Segment, ...]  # one after the other, from round 0 to round R
     parked: Parked  # pages that travel to the paired device and back
+    exchange: Exchange  # gradients that travel to the other holder of their stage
 
     @property
     def num_rounds(self) -> int:
@@ -128,12 +119,12 @@ class RoundTable:
     def permutes(self) -> tuple[tuple[tuple[Pair, ...], ...], ...]:
         """[position][permute] -> (source, target) pairs.
 
-        The permutes of a position carry the outputs of the round before; their pairs are the union over
-        all repetitions of the body.
+        The permutes of a position carry what devices produced last; their pairs are the union over all repetitions
+        of the body.
         """
         device = self.schedule.columns.device
         sender, reader = self.messages
-        position = self.position[self.rounds[sender] + 1]
+        position = self.position[self.travels[sender]]
         pairs = np.unique(np.stack([position, device[sender], device[reader]], axis=1), axis=0).tolist()
         return tuple(
             permutes_of({(source, target) for p, source, target in pairs if p == position})
@@ -143,7 +134,14 @@ class RoundTable:
     @cached_property
     def transfers(self) -> tuple[tuple[tuple[Pair, ...], ...], ...]:
         """[position][lane] -> (source, target) pairs of the permute that carries a parked page of each source."""
-        moves = self.parked.moves
+        return self._lanes(self.parked.moves)
+
+    @cached_property
+    def exchanges(self) -> tuple[tuple[tuple[Pair, ...], ...], ...]:
+        """[position][lane] -> (source, target) pairs of the permute that carries a layer's gradients of each source."""
+        return self._lanes(self.exchange.moves)
+
+    def _lanes(self, moves: Moves) -> tuple[tuple[tuple[Pair, ...], ...], ...]:
         keys = np.stack([self.position[moves.round], moves.lane, moves.source, moves.target], axis=1)
         lanes: list[list[list[Pair]]] = [[] for _ in range(self.body_rounds)]
         for position, lane, source, target in np.unique(keys, axis=0).tolist():
@@ -158,9 +156,25 @@ class RoundTable:
         return max(map(len, self.transfers))
 
     @cached_property
+    def exchange_grids(self) -> ExchangeGrids:
+        """What each device gives and receives of gradients, round by round."""
+        return exchange_grids(self)
+
+    @property
+    def num_exchange_lanes(self) -> int:
+        """Layers whose gradients travel at once, the most that any device sends."""
+        return max(map(len, self.exchanges))
+
+    @property
+    def has_delays(self) -> bool:
+        """Whether any message waits at its sender."""
+        return bool((self.travels > self.rounds + 1).any())
+
+    @cached_property
     def permutes_per_step(self) -> int:
         """Permutes that the program executes in one step."""
-        in_body = [len(permutes) + len(lanes) for permutes, lanes in zip(self.permutes, self.transfers, strict=True)]
+        everything = zip(self.permutes, self.transfers, self.exchanges, strict=True)
+        in_body = [sum(map(len, of_position)) for of_position in everything]
         return sum(in_body[position] for position in self.position.tolist())
 
     @cached_property

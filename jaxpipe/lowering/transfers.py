@@ -17,6 +17,7 @@ from math import floor
 
 import numpy as np
 
+from jaxpipe.lowering.moves import Moves, in_lanes
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS
 from jaxpipe.schedules.action import COMPUTE_KINDS, Action, Kind
 from jaxpipe.schedules.dependencies import dependencies
@@ -47,38 +48,15 @@ class Parked:
         """All departures and returns."""
         rounds = np.concatenate([self.leaves, self.returns])
         source = np.concatenate([self.home, self.partner])
-        target = np.concatenate([self.partner, self.home])
-        order = np.lexsort((source, rounds))
-        key = np.stack([rounds[order], source[order]], axis=1)
-        is_first = np.append(True, (np.diff(key, axis=0) != 0).any(axis=1))[: len(order)]
-        rank = np.arange(len(order))
-        lane = np.empty(len(order), dtype=int)
-        lane[order] = rank - np.maximum.accumulate(np.where(is_first, rank, 0))
-        return Moves(rounds, source, target, lane)
+        return in_lanes(rounds, source, np.concatenate([self.partner, self.home]))
 
 
 NOTHING_PARKED = Parked(*np.zeros((6, 0), dtype=int))
 
 
-@dataclass(frozen=True, eq=False)
-class Moves:
-    """One-way transfers of one page each: first those away from home, then those back.
-
-    Attributes:
-        round: [2T] in which it travels.
-        source, target: [2T] devices.
-        lane: [2T] its place among the pages that its source sends in that round.
-    """
-
-    round: np.ndarray
-    source: np.ndarray
-    target: np.ndarray
-    lane: np.ndarray
-
-
 def without_transfers(schedule: Schedule) -> Schedule:
     """`schedule` with its compute actions alone; itself where it has no others."""
-    if not schedule.has_transfers:
+    if schedule.columns.is_kind(*COMPUTE_KINDS).all():
         return schedule
     rows = tuple(tuple(action for action in row if action.kind in COMPUTE_KINDS) for row in schedule.rows)
     return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, rows)

@@ -6,13 +6,16 @@ counted node by node. No JAX here: `order` applies an assignment to real devices
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxpipe.errors import ConfigError, closest
+from jaxpipe.mesh.pair_adjacent import divisors, pair_adjacent
+from jaxpipe.mesh.replicas_together import replicas_together
 
-ORDERS = ("pair_adjacent", "contiguous")
+ORDERS = ("pair_adjacent", "replicas_together", "contiguous")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,11 @@ class Assignment:
     def is_apart(self, first: int, second: int) -> np.ndarray:
         """`[data]`: whether two devices of the pipe axis stand in different nodes, for each copy of the pipeline."""
         return (self.nodes[:, first] != self.nodes[:, second]).any(axis=-1)
+
+    def is_scattered(self, devices: Sequence[int]) -> bool:
+        """Whether `devices` of the pipe axis, those of all copies of the pipeline together, stand in several nodes."""
+        held = self.nodes[:, list(devices)]
+        return bool((held != held[:1, :1]).any())
 
     @property
     def crossings(self) -> tuple[tuple[int, int], ...]:
@@ -64,25 +72,13 @@ def assign(
     (Megatron-LM's default has `data` inside `pipe`; with one copy both are the same.) One hop a node boundary
     crosses nodes, and so do most pairs.
 
-    "pair_adjacent" puts the devices d and pipe-1-d into one node, for BPipe's evictions and loads. A pipeline is
-    folded in its middle, so that it is a chain of pairs, with the middle device of an odd `pipe` at its end:
+    "pair_adjacent" puts the devices d and pipe-1-d into one node, for BPipe's evictions and loads; two hops a node
+    boundary cross nodes, none where it falls between two copies.
 
-        node 0                          node 1
-        (0, 15) (1, 14) (2, 13) (3, 12) | (4, 11) (5, 10) (6, 9) (7, 8)
+    "replicas_together" puts those of all copies into one node, for the gradients of two replicas; two hops of each
+    copy a node boundary cross nodes. With one copy both are the same.
 
-    The chains are laid into the nodes one after the other, and a chain that a node boundary meets at an odd place
-    is turned round, so that the boundary falls between two pairs. A boundary within a chain costs two hops (here
-    3 to 4 and 11 to 12), one at its end none.
-
-    That is as few as possible. Join copies and nodes that share GPUs into groups: C copies and N nodes hang together
-    by C + N - 1 or more runs of neighbouring pairs, and all but C of these begin after a cut. Hence there are at
-    least as many cuts as nodes minus groups. Every group but that of the last node fills its nodes,
-    C x pipe = N x (devices of a node), so N is a multiple of pipe / gcd(pipe, devices of a node); and so often does
-    a node boundary fall on the end of a chain, where it cuts nothing.
-
-    Which meshes it takes, beyond one node: `tensor` divides the GPUs of a node, and a node with an odd number of
-    devices needs the middle one of a copy. So even pipes need an even number of devices in a node; odd ones fit
-    where there are at least as many copies as nodes with an odd number.
+    Beyond one node, `tensor` divides the GPUs of a node. What else the orders ask for, their modules say.
 
     Args:
         order: one of `ORDERS`.
@@ -97,9 +93,6 @@ def assign(
     Example:
         >>> assign(pipe=16, gpus_per_node=8).crossings
         ((0, 3), (0, 11))
-
-    Source: Kim et al., BPipe, ICML 2023, for pairs in one node; the published case is 16 stages on 2 nodes of 8.
-        Chains of pairs, the copies and odd pipes are ours.
     """
     if order not in ORDERS:
         raise ConfigError(
@@ -108,80 +101,29 @@ def assign(
             "  repair: set one of these"
         )
     gpus = np.arange(data * pipe * tensor).reshape(data, pipe, tensor)
-    if order == "pair_adjacent" and gpus.size > gpus_per_node:
+    if order != "contiguous" and gpus.size > gpus_per_node:
         _check_tensor(tensor, gpus_per_node)
-        _check_pairs(data, pipe, tensor, gpus_per_node)
-        places = _places(data, pipe, gpus_per_node // tensor)
-        gpus = places[:, :, None] * tensor + np.arange(tensor)
+        lay = {"pair_adjacent": pair_adjacent, "replicas_together": replicas_together}[order]
+        held = lay(data, pipe, tensor, gpus_per_node)
+        gpus = _places(held, data, pipe, gpus_per_node // tensor)[:, :, None] * tensor + np.arange(tensor)
     return Assignment(order, gpus, gpus_per_node)
 
 
-def _places(data: int, pipe: int, places_per_node: int) -> np.ndarray:
-    """`[data, pipe]`: the place of every device, where a place is the GPUs of one tensor group."""
-    chains = [
-        (copy, device)
-        for copy in range(data)
-        for pair in _chain(pipe, boundary=places_per_node - copy * pipe % places_per_node)
-        for device in pair
-    ]
+def _places(held: list[tuple[int, int]], data: int, pipe: int, places_per_node: int) -> np.ndarray:
+    """`[data, pipe]`: the place of every device; those of a node stand in the order of the mesh."""
     places = np.empty((data, pipe), int)
-    for first in range(0, len(chains), places_per_node):
-        for place, device in enumerate(sorted(chains[first : first + places_per_node]), first):
+    for first in range(0, len(held), places_per_node):
+        for place, device in enumerate(sorted(held[first : first + places_per_node]), first):
             places[device] = place
     return places
 
 
-def _chain(pipe: int, *, boundary: int) -> list[tuple[int, ...]]:
-    """The pairs of a pipeline, so turned that its first node boundary, at place `boundary`, falls between two.
-
-    Further boundaries do too: only even nodes have two in one pipeline, and these keep them even or odd.
-    """
-    pairs = [(device, pipe - 1 - device) for device in range(pipe // 2)]
-    middle = [(pipe // 2,)] * (pipe % 2)
-    return [*middle, *reversed(pairs)] if boundary % 2 and boundary < pipe else [*pairs, *middle]
-
-
 def _check_tensor(tensor: int, gpus_per_node: int) -> None:
     if gpus_per_node % tensor:
-        nearest = min(_divisors(gpus_per_node), key=lambda divisor: abs(divisor - tensor))
+        nearest = min(divisors(gpus_per_node), key=lambda divisor: abs(divisor - tensor))
         raise ConfigError(
             f"tensor={tensor} does not divide the {gpus_per_node} GPUs of a node\n"
             "  rule tensor-in-node: the GPUs that share a layer stand in one node\n"
             f"      {gpus_per_node} = {tensor} x {gpus_per_node // tensor} + {gpus_per_node % tensor}\n"
             f"  repair: set tensor={nearest}, the nearest legal value"
         )
-
-
-def _check_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> None:
-    num_odd, num_middles = _odd_nodes(data, pipe, gpus_per_node // tensor), data * (pipe % 2)
-    if num_odd > num_middles:
-        raise ConfigError(
-            f"pipe={pipe}, data={data}, tensor={tensor} cannot be laid on nodes of {gpus_per_node} GPUs pair by pair\n"
-            "  rule pair-adjacent: devices d and pipe-1-d stand in one node; only the middle one of an odd pipe is"
-            " alone\n"
-            f"      nodes with an odd number of devices: {num_odd} > devices in the middle: {num_middles}\n"
-            f"  repair: set {_legal_neighbour(data, pipe, tensor, gpus_per_node)}, or order='contiguous',"
-            " where most pairs are in two nodes"
-        )
-
-
-def _legal_neighbour(data: int, pipe: int, tensor: int, gpus_per_node: int) -> str:
-    def is_legal(pipe: int, tensor: int) -> bool:
-        in_one_node = data * pipe * tensor <= gpus_per_node
-        return in_one_node or _odd_nodes(data, pipe, gpus_per_node // tensor) <= data * (pipe % 2)
-
-    pipes = [other for other in range(1, 2 * pipe) if is_legal(other, tensor)]  # 1 is always legal
-    tensors = [other for other in _divisors(gpus_per_node) if is_legal(pipe, other)]
-    repairs = [f"pipe={min(pipes, key=lambda other: abs(other - pipe))}"]
-    repairs += [f"tensor={min(tensors, key=lambda other: abs(other - tensor))}"] if tensors else []
-    return " or ".join(repairs)
-
-
-def _odd_nodes(data: int, pipe: int, places_per_node: int) -> int:
-    """Nodes that hold an odd number of devices."""
-    num_full, rest = divmod(data * pipe, places_per_node)
-    return num_full * (places_per_node % 2) + rest % 2
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

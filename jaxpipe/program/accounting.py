@@ -26,13 +26,14 @@ def held_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> dict[str, i
         one at work, the one sent and one for each permute in flight.
     """
     table, message = pipeline.table, _bytes(pipeline.message_like(params, batch))
-    num_in_flight = max(map(len, pipeline.table.permutes), default=0)
+    num_in_flight, num_replicas = max(map(len, table.permutes), default=0), pipeline.schedule.num_replicas
     kinds = {"weights": 0, "gradients": 0}
     for leaf, part in zip(jax.tree.leaves(params), jax.tree.leaves(pipeline.parts(params)), strict=True):
-        num_rows = math.prod(leaf.shape[1:3]) if part.stacked else 1  # chunks x layers
+        num_rows = num_replicas * math.prod(leaf.shape[1:3]) if part.stacked else 1  # chunks x layers
         size = num_rows * math.prod(part.compute_shape)
         dtype = jnp.dtype(pipeline.dtype or leaf.dtype)
-        kinds["weights"] += size * dtype.itemsize if part.master_dim is not None or dtype != leaf.dtype else 0
+        is_copied = part.master_dim is not None or dtype != leaf.dtype or (part.stacked and num_replicas > 1)
+        kinds["weights"] += size * dtype.itemsize if is_copied else 0
         kinds["gradients"] += 4 * size
     return {
         "pages": table.pages.num_pages * pipeline.pages(params, batch).num_bytes,
@@ -43,16 +44,19 @@ def held_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> dict[str, i
 
 
 def transit_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> int:
-    """Bytes per device of pages on their way between the two devices of a pair.
+    """Bytes per device of pages and gradients on their way between the two devices of a pair.
 
-    A page that travels during an action is held twice all the while: the copy that is sent, and the place where it
-    lands before it goes into the pool.
+    What travels during an action is held twice all the while: the copy that is sent, and the place where it lands
+    before it goes into the pool, or is added.
 
     Args:
         params: staged, or their shapes.
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
     """
-    return 2 * pipeline.table.num_lanes * pipeline.pages(params, batch).num_bytes
+    table, parts = pipeline.table, jax.tree.leaves(pipeline.parts(params)["layers"])
+    pages = table.num_lanes * pipeline.pages(params, batch).num_bytes
+    gradients = table.num_exchange_lanes * sum(4 * math.prod(part.master_shape) for part in parts)
+    return 2 * (pages + gradients)
 
 
 def bytes_per_device(tree: PyTree) -> int:

@@ -8,6 +8,7 @@ and their backward: what it sends on is the gradient of its output.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,6 +54,10 @@ class Row(NamedTuple):
     num_departures: Integers
     landing: Integers  # [lane]
     num_landings: Integers
+    given: Integers  # [lane, (chunk, layer)]
+    num_given: Integers
+    received: Integers  # [lane, (chunk, layer)]
+    num_received: Integers
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,21 @@ class Actions:
 
         sums = when(row.stage == 0, embed, state.grads["shared"])
         return state._replace(message=dx, grads={"shared": sums, "layers": layers})
+
+
+def in_turn(
+    wanted: jax.Array, action: Callable[[PyTree, jax.Array], PyTree], carry: PyTree, state: State
+) -> tuple[PyTree, State]:
+    """`action(carry, state.num_done)` where `wanted`, after all that comes before and before what comes after.
+
+    As in `Actions.run`: what writes into storage waits for what reads it, so that it is never copied.
+    """
+
+    def act(walk: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
+        return action(*walk), walk[1] + 1
+
+    carry, num_done = when(wanted & (state.num_done >= 0), act, (carry, state.num_done))
+    return carry, state._replace(num_done=num_done)
 
 
 def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:

@@ -19,14 +19,13 @@ PyTree = Any
 
 
 def check_actions(schedule: Schedule) -> None:
-    """Raises CompileError where `schedule` has actions or replicas that the program does not run."""
-    kinds = sorted({Kind(kind).name for kind in schedule.columns.kind.tolist()} - {"F", "B", "EVICT", "LOAD"})
-    if kinds or schedule.num_replicas > 1:
+    """Raises CompileError where `schedule` has actions that the program does not run."""
+    kinds = sorted({Kind(kind).name for kind in schedule.columns.kind.tolist()} & {"I", "W"})
+    if kinds:
         raise CompileError(
-            f"schedule {schedule.name!r} has num_replicas={schedule.num_replicas}"
-            f"{' and actions of kind ' + ', '.join(kinds) if kinds else ''}.\n"
-            "  rule program-actions: the program runs F, B, EVICT and LOAD of one replica so far\n"
-            "  repair: use a schedule of one replica with whole backwards, for example 1f1b"
+            f"schedule {schedule.name!r} has actions of kind {', '.join(kinds)}.\n"
+            "  rule program-actions: the program runs whole backwards, B, so far\n"
+            "  repair: use a schedule without split backwards, for example 1f1b"
         )
 
 

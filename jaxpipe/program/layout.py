@@ -3,7 +3,8 @@
 Canonical parameters are {"shared": ..., "layers": [num_layers, ...]}: layers in the order of the model,
 whatever the schedule. Staged ones have layers as [device, chunk, layer of the chunk, ...], sharded over
 `pipe`. An array has as many rows on every device; the rows that a shorter stage does not use are zeros
-that nothing reads.
+that nothing reads. Of two replicas only the first has staged parameters: a device owns its chunks of replica 0, and
+its chunks of replica 1 are those that its partner owns, in the same order.
 """
 
 from __future__ import annotations
@@ -79,15 +80,18 @@ class Layout:
                 f"  repair: for example {balanced_split(num_layers, placement.num_stages)}"
             )
         first = np.cumsum([0, *layers_per_stage])
-        self.num_layers = num_layers
+        self.num_layers, self.num_owned = num_layers, placement.num_chunks
         held = placement.stages_of
-        # [device, chunk] layers, and [device, chunk, layer] the canonical index, -1 for unused rows.
+        # [device, chunk] layers and first layer of all chunks that a device computes with.
         self.num_held = np.array([[layers_per_stage[stage] for _, stage in chunks] for chunks in held], np.int32)
-        self.canonical = np.full((*self.num_held.shape, max(layers_per_stage)), -1)
-        for device, chunks in enumerate(held):
-            for chunk, (_, stage) in enumerate(chunks):
-                n = layers_per_stage[stage]
-                self.canonical[device, chunk, :n] = first[stage] + np.arange(n)
+        self.first_layer = np.array([[first[stage] for _, stage in chunks] for chunks in held], np.int32)
+        # [device, owned chunk, layer] the canonical index, -1 for unused rows.
+        row = np.arange(max(layers_per_stage))
+        owned = self.num_held[:, : self.num_owned, None], self.first_layer[:, : self.num_owned, None]
+        self.canonical = np.where(row < owned[0], owned[1] + row, -1)
+        # (source, target) of who owns a stage and who computes with it too; none of a single replica.
+        devices = range(placement.num_devices if placement.num_replicas > 1 else 0)
+        self.pairs = tuple((device, placement.partner_of(device)) for device in devices)
         used = np.flatnonzero(self.canonical.ravel() >= 0)
         _, where = np.unique(self.canonical.ravel()[used], return_index=True)
         self._row = used[where]  # [num_layers] a row that holds the layer

@@ -9,10 +9,12 @@ Source: ZeRO stage 1, Rajbhandari et al., SC 2020, section 5.1.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -33,6 +35,7 @@ class Part:
         master_dim: the dim of a device's compute copy along which master copies are split, or None.
         copy_axes: mesh axes of more than one device along which compute copies are equal.
         partial_axes: mesh axes of more than one device, besides `copy_axes`, over which gradients are summed.
+        num_copies: devices along `copy_axes`.
         compute_shape: of the compute copy.
         stacked: whether the parameter is a layer's, with [device, chunk, layer] before these dims.
     """
@@ -41,6 +44,7 @@ class Part:
     master_dim: int | None
     copy_axes: tuple[str, ...]
     partial_axes: tuple[str, ...]
+    num_copies: int
     compute_shape: tuple[int, ...]
     stacked: bool
 
@@ -48,6 +52,14 @@ class Part:
     def is_summed(self) -> bool:
         """Whether several devices have terms of its gradient."""
         return bool(self.copy_axes or self.partial_axes)
+
+    @property
+    def master_shape(self) -> tuple[int, ...]:
+        """Of the part, in one layer's or a shared parameter, that a device holds of the master copy."""
+        if self.master_dim is None:
+            return self.compute_shape
+        dim, size = self.master_dim, self.compute_shape[self.master_dim] // self.num_copies
+        return (*self.compute_shape[:dim], size, *self.compute_shape[dim + 1 :])
 
     @property
     def split_axes(self) -> tuple[str, ...]:
@@ -130,6 +142,7 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
             master_dim=divides[0] if divides else None,
             copy_axes=copies,
             partial_axes=("tensor",) if num_tensor > 1 and tensor_dim is None else (),
+            num_copies=num_copies,
             compute_shape=shape,
             stacked=stacked,
         )
@@ -137,18 +150,22 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
     return jax.tree_util.tree_map_with_path(part, params, specs)
 
 
-def compute_copies(held: PyTree, parts: PyTree, dtype: Any) -> PyTree:
+def compute_copies(held: PyTree, parts: PyTree, dtype: Any, *, pairs: Sequence[tuple[int, int]] = ()) -> PyTree:
     """All that a device computes with, in `dtype`, made once a step from what the devices hold.
 
     Args:
         held: this device's {"shared", "layers": [chunk, layer, ...]}.
         parts: of all parameters.
         dtype: of the copies; None keeps the masters'.
+        pairs: (owner, other holder) along `pipe` of a device's stages, where there are two replicas: layers of the
+            copies are then [own chunk and, after them, the partner's, layer, ...].
     """
     if dtype is not None:
         held = jax.tree.map(lambda leaf: leaf.astype(dtype), held)  # before it travels
     shared = jax.tree.map(lambda leaf, part: part.gather(leaf), held["shared"], parts["shared"])
-    return {"shared": shared, "layers": _gather_layers(held["layers"], parts["layers"])}
+    layers = held["layers"]
+    layers = _gather_both(layers, parts["layers"], pairs) if pairs else _gather_layers(layers, parts["layers"])
+    return {"shared": shared, "layers": layers}
 
 
 def _gather_layers(layers: PyTree, parts: PyTree) -> PyTree:
@@ -162,6 +179,28 @@ def _gather_layers(layers: PyTree, parts: PyTree) -> PyTree:
         for k, leaf in zip(split, whole, strict=True):
             leaves[k] = leaf.reshape(*leaves[k].shape[:2], *parts[k].compute_shape)
     return jax.tree.unflatten(structure, leaves)
+
+
+def _gather_both(layers: PyTree, parts: PyTree, pairs: Sequence[tuple[int, int]]) -> PyTree:
+    """Copies of a device's own layers and of its partner's; what travels between them is what the devices hold."""
+    leaves, structure = jax.tree.flatten(layers)
+    parts = jax.tree.leaves(parts)
+    num_chunks, num_layers = leaves[0].shape[:2]
+
+    def layer(i: jax.Array, copies: list[jax.Array]) -> list[jax.Array]:
+        chunk, row = i // num_layers, i % num_layers
+        for k, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
+            own = lax.dynamic_index_in_dim(leaf[chunk], row, keepdims=False)
+            for first, held in ((0, own), (num_chunks, lax.ppermute(own, "pipe", pairs))):
+                copy = part.gather(held)[None, None]
+                copies[k] = lax.dynamic_update_slice(copies[k], copy, (first + chunk, row) + (0,) * (copy.ndim - 2))
+        return copies
+
+    copies = [
+        jnp.zeros((2 * num_chunks, num_layers, *part.compute_shape), leaf.dtype)
+        for leaf, part in zip(leaves, parts, strict=True)
+    ]
+    return jax.tree.unflatten(structure, lax.fori_loop(0, num_chunks * num_layers, layer, copies))
 
 
 def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministic: bool) -> PyTree:
@@ -197,7 +236,6 @@ def reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
     def cut(leaf: jax.Array, part: Part) -> jax.Array:
         if part.master_dim is None:
             return leaf
-        size = leaf.shape[part.master_dim + 2] // lax.axis_size(part.copy_axes)
-        return lax.slice_in_dim(leaf, 0, size, axis=part.master_dim + 2)
+        return lax.slice_in_dim(leaf, 0, part.master_shape[part.master_dim], axis=part.master_dim + 2)
 
     return jax.tree.map(cut, grads, parts)

@@ -174,7 +174,7 @@ class Pipeline:
 
         def step(params: PyTree, batch: PyTree, scale: jax.Array, key: Any, rows: Row) -> tuple[jax.Array, PyTree]:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
-            params = compute_copies({**params, "layers": layers}, parts, self.dtype)
+            params = compute_copies({**params, "layers": layers}, parts, self.dtype, pairs=self.layout.pairs)
             actions = self._actions(table, params, parts, batch, scale, key, x_like, pages)
             return self._totals(run_rounds(table, actions, rows, _empty_carry(table, actions)).state, parts)
 
@@ -207,7 +207,7 @@ class Pipeline:
             batch=batch,
             scale=scale,
             random=None if key is None else Randomness(key, lax.axis_index("data") * microbatch_size),
-            first_layer=jnp.asarray(self.layout.canonical[..., 0])[device],
+            first_layer=jnp.asarray(self.layout.first_layer)[device],
             num_held=jnp.asarray(self.layout.num_held)[device],
             static_layers=self.layers_per_stage[0] if equal else None,
             num_stages=self.schedule.num_stages,
@@ -228,7 +228,8 @@ class Pipeline:
             state.grads["shared"],
             parts["shared"],
         )
-        layers = jax.tree.map(lambda leaf: leaf[None], reduced_parts(state.grads["layers"], parts["layers"]))
+        owned = jax.tree.map(lambda leaf: leaf[: self.layout.num_owned], state.grads["layers"])
+        layers = jax.tree.map(lambda leaf: leaf[None], reduced_parts(owned, parts["layers"]))
         return loss, {"shared": shared, "layers": layers}
 
     def local_shapes(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
@@ -259,6 +260,12 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
     def pages(number: int) -> list[jax.Array]:
         return [empty(row.shape, row.dtype) for row in actions.pages.pool_like(number)]
 
+    def one_layer() -> PyTree:
+        def empty_part(leaf: jax.Array, part: Part) -> jax.Array:
+            return empty((1, 1, *part.master_shape), jnp.float32)
+
+        return jax.tree.map(empty_part, actions.params["layers"], actions.parts)
+
     sums = actions.params if table.has_backward else {"shared": (), "layers": ()}
     message = empty(x_like.shape, x_like.dtype)
     state = State(
@@ -273,6 +280,7 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
         out=message,
         inbox=empty((inbox.num_inbox + 1, *x_like.shape), x_like.dtype),
         departing=[pages(1) for _ in range(table.num_lanes)],
+        leaving=[one_layer() for _ in range(table.num_exchange_lanes)],
     )
 
 
@@ -282,7 +290,7 @@ def _key_data(key: jax.Array | None) -> jax.Array | None:
 
 def _rows(table: RoundTable) -> Row:
     """The table's grids as leaves [D, R, ...], to be sharded over `pipe`."""
-    inbox = table.inbox
+    inbox, grids = table.inbox, table.exchange_grids
     rows = Row(
         kind=table.kind,
         stage=table.stage,
@@ -297,5 +305,9 @@ def _rows(table: RoundTable) -> Row:
         num_departures=table.pages.num_departures,
         landing=table.pages.landing,
         num_landings=table.pages.num_landings,
+        given=grids.given,
+        num_given=grids.num_given,
+        received=grids.received,
+        num_received=grids.num_received,
     )
     return jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)

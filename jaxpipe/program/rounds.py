@@ -8,7 +8,7 @@ turns its message into its output in place, while the permutes still read the ou
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,13 @@ import numpy as np
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.lowering.inbox import FIRST_PERMUTE, OWN
-from jaxpipe.program import transfers
+from jaxpipe.program import exchange, transfers
 from jaxpipe.program.actions import Actions, Row, State
 from jaxpipe.schedules.action import Kind
+
+PyTree = Any
 
 
 class Carry(NamedTuple):
@@ -30,6 +32,7 @@ class Carry(NamedTuple):
     out: jax.Array  # x.shape: what the last action produced
     inbox: jax.Array  # [num_inbox + 1, *x.shape] messages that wait for their reader
     departing: list[transfers.Page]  # [lane] pages that the next round sends to the paired device
+    leaving: list[PyTree]  # [lane] gradients of a layer that the next round sends to the stage's other holder
 
 
 def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> Carry:
@@ -65,22 +68,28 @@ def _round(table: RoundTable, position: int, actions: Actions, row: Row, carry: 
         with jax.named_scope(permute_scope(position, k)), set_xla_metadata(_xla_gpu_collective_stream="p2p"):
             arrived.append(lax.ppermute(carry.out, "pipe", pairs))
     landed = transfers.send(table, position, carry.departing)
+    gradients = exchange.send(table, position, carry.leaving)
     state = carry.state
     for kind in sorted(table.kinds[position], reverse=True):
         state = actions.run(Kind(kind), row, state)
     if actions.has_reductions and table.completes[table.position == position].any():
         state = actions.reduce(row, state)
-    arrived, landed, out, grads = lax.optimization_barrier((arrived, landed, state.message, state.grads))
+    arrived, landed, gradients, own, grads = lax.optimization_barrier(
+        (arrived, landed, gradients, state.message, state.grads)
+    )
 
-    inbox = _store(table, position, row, arrived, out, carry.inbox)
-    message = _next_message(table, position, row, arrived, out, inbox)
+    inbox = _store(table, position, row, arrived, own, carry.inbox)
+    message = _next_message(table, position, row, arrived, own, inbox)
     state = transfers.store(row, landed, state._replace(message=message, grads=grads))
     departing, state = transfers.read(table, position, row, carry.departing, state)
-    return Carry(state, out, inbox, departing)
+    state = exchange.add(row, gradients, state)
+    leaving, state = exchange.read(table, position, row, carry.leaving, state)
+    out = jnp.where(row.kind == IDLE, carry.out, own) if table.has_delays else own
+    return Carry(state, out, inbox, departing, leaving)
 
 
 def _store(
-    table: RoundTable, position: int, row: Row, arrived: list[jax.Array], out: jax.Array, inbox: jax.Array
+    table: RoundTable, position: int, row: Row, arrived: list[jax.Array], own: jax.Array, inbox: jax.Array
 ) -> jax.Array:
     """`inbox` with the messages of this round that wait, where any device has one at this position."""
     kept, here = table.inbox, table.position == position
@@ -88,22 +97,22 @@ def _store(
         if (kept.arrival[here, :, k] != kept.num_inbox).any():
             inbox = lax.dynamic_update_index_in_dim(inbox, message, row.arrival[k], 0)
     if (kept.keep[here] != kept.num_inbox).any():
-        inbox = lax.dynamic_update_index_in_dim(inbox, out, row.keep, 0)
+        inbox = lax.dynamic_update_index_in_dim(inbox, own, row.keep, 0)
     return inbox
 
 
 def _next_message(
-    table: RoundTable, position: int, row: Row, arrived: list[jax.Array], out: jax.Array, inbox: jax.Array
+    table: RoundTable, position: int, row: Row, arrived: list[jax.Array], own: jax.Array, inbox: jax.Array
 ) -> jax.Array:
     """What the next action reads, chosen among the sources that any device has at this position."""
     sources = np.unique(table.inbox.next_source[table.position == position])
     message = None
     if sources[-1] >= 0:
         message = lax.dynamic_index_in_dim(inbox, jnp.maximum(row.next_source, 0), 0, False)
-    for source, candidate in [*((FIRST_PERMUTE - k, arrival) for k, arrival in enumerate(arrived)), (OWN, out)]:
+    for source, candidate in [*((FIRST_PERMUTE - k, arrival) for k, arrival in enumerate(arrived)), (OWN, own)]:
         if source in sources:
             message = candidate if message is None else jnp.where(row.next_source == source, candidate, message)
-    return out if message is None else message
+    return own if message is None else message
 
 
 def permute_scope(position: int, permute: int) -> str:

@@ -6,7 +6,7 @@ pool itself is read and written a page at a time, in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,7 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.program.actions import Row, State
-from jaxpipe.program.guard import when
+from jaxpipe.program.actions import Row, State, in_turn
 
 Arrays = list[jax.Array]
 Page = list[jax.Array]  # [1, width] for each dtype
@@ -38,7 +37,7 @@ def store(row: Row, landed: Sequence[Page], state: State) -> State:
             place = (row.landing[lane], 0)
             return [lax.dynamic_update_slice(leaf, part, place) for leaf, part in zip(pool, page, strict=True)]
 
-        pool, state = _in_turn(row.num_landings > lane, store_page, state.pool, state)
+        pool, state = in_turn(row.num_landings > lane, store_page, state.pool, state)
         state = state._replace(pool=pool)
     return state
 
@@ -55,23 +54,8 @@ def read(
             place = (jnp.maximum(row.departure[lane], jnp.minimum(num_done, 0)), 0)
             return [lax.dynamic_slice(leaf, place, (1, leaf.shape[1])) for leaf in pool]
 
-        departing[lane], state = _in_turn(row.num_departures > lane, read_page, departing[lane], state)
+        departing[lane], state = in_turn(row.num_departures > lane, read_page, departing[lane], state)
     return departing, state
-
-
-def _in_turn(
-    wanted: jax.Array, action: Callable[[Arrays, jax.Array], Arrays], carry: Arrays, state: State
-) -> tuple[Arrays, State]:
-    """`action(carry, state.num_done)` where `wanted`, after all that comes before and before what comes after.
-
-    As in `Actions.run`: what writes the pool waits for what reads it, so that it is never copied.
-    """
-
-    def act(walk: tuple[Arrays, jax.Array]) -> tuple[Arrays, jax.Array]:
-        return action(*walk), walk[1] + 1
-
-    carry, num_done = when(wanted & (state.num_done >= 0), act, (carry, state.num_done))
-    return carry, state._replace(num_done=num_done)
 
 
 def transfer_scope(position: int, lane: int) -> str:

@@ -5,7 +5,7 @@ from jaxpipe.schedules.balance import balance
 from jaxpipe.schedules.csv_form import from_csv, read_csv, to_csv
 from jaxpipe.schedules.json_form import from_json, to_json
 from jaxpipe.schedules.memory import Stored, peak_activations, stored
-from jaxpipe.schedules.placement import Placement, linear
+from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
 from jaxpipe.schedules.registry import REGISTRY, build
 from jaxpipe.schedules.rules import RULES, Violation, check, violations
 from jaxpipe.schedules.schedule import Schedule
@@ -26,11 +26,13 @@ __all__ = [
     "Transfers",
     "Violation",
     "balance",
+    "bidirectional",
     "build",
     "check",
     "from_csv",
     "from_json",
     "linear",
+    "looped",
     "parse_action",
     "peak_activations",
     "read_csv",
@@ -40,4 +42,5 @@ __all__ = [
     "to_json",
     "transfers",
     "violations",
+    "zig_zag",
 ]

@@ -1,4 +1,4 @@
-"""What each action waits for: the message it computes on, and what its own device kept or loads for it.
+"""What each action waits for: the message it computes on, what its own device kept or loads for it, whom it meets.
 
 Shared by the simulator and the lowering, so that both mean the same by "dependency". A schedule that
 breaks the rules may leave dependencies out (-1); `check` in `rules` says so first.
@@ -22,10 +22,11 @@ class Dependencies:
     message: np.ndarray  # [A]
     local: np.ndarray  # [A] the F of the same stage (for B, I), the I of the same stage (for W)
     load: np.ndarray  # [A] the LOAD that brings back what a B, I or W reads
+    met: np.ndarray  # [A] the SYNC of the same stage in the other replica (for SYNC)
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
-    """The dependencies of every compute action of `schedule`."""
+    """The dependencies of every compute action and SYNC of `schedule`."""
     columns = schedule.columns
     num_stages, stage, microbatch = schedule.num_stages, columns.stage, columns.microbatch
     forward = np.full((num_stages, schedule.num_microbatches), -1)
@@ -45,7 +46,7 @@ def dependencies(schedule: Schedule) -> Dependencies:
     message[earlier] = backward[stage[earlier] + 1, microbatch[earlier]]
     local[is_b] = forward[stage[is_b], microbatch[is_b]]
     local[is_w] = backward[stage[is_w], microbatch[is_w]]
-    return Dependencies(message, local, _loads(schedule))
+    return Dependencies(message, local, _loads(schedule), _met(schedule))
 
 
 def _loads(schedule: Schedule) -> np.ndarray:
@@ -63,3 +64,16 @@ def _loads(schedule: Schedule) -> np.ndarray:
     found = ~is_load & (latest >= 0) & (key[latest] == key)
     load[moves[found]] = moves[latest[found]]
     return load
+
+
+def _met(schedule: Schedule) -> np.ndarray:
+    """[A] for SYNC the one of the same stage in the other of two replicas."""
+    columns = schedule.columns
+    met = np.full(len(columns.kind), -1)
+    if schedule.num_replicas == 2:
+        syncs = np.flatnonzero(columns.is_kind(Kind.SYNC))
+        stage, replica = columns.stage[syncs], columns.replica[syncs]
+        table = np.full((2, schedule.num_stages), -1)
+        table[replica, stage] = syncs
+        met[syncs] = table[1 - replica, stage]
+    return met

@@ -72,8 +72,8 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
 def peak_activations(schedule: Schedule) -> np.ndarray:
     """[device] the most activations stored at once, own, parked and in transit, in Ma.
 
-    A stage's activations of one microbatch are 1/num_chunks Ma, kept from the start of its F to the end
-    of its B (or W). On the clock of `Costs()`: transfers take no time, so that rows alone decide it but for
+    A stage's activations of one microbatch are 1/num_chunks Ma (chunks of one replica), kept from the start of its F
+    to the end of its B (or W). On the clock of `Costs()`: transfers take no time, so that rows alone decide it but for
     what is parked; for other costs ask `stored`.
     """
     most = [values.total.max(initial=0.0) for values in stored(simulate(schedule))]

@@ -68,3 +68,45 @@ class Placement:
 def linear(num_devices: int) -> Placement:
     """Stage s on device s, one replica."""
     return Placement(num_devices, (tuple(range(num_devices)),))
+
+
+def looped(num_devices: int, num_chunks: int) -> Placement:
+    """Stage s on device s % D: each chunk starts on device 0 again; one replica.
+
+    Args:
+        num_devices: D, devices on the `pipe` axis.
+        num_chunks: stages on each device.
+
+    Example:
+        >>> looped(3, 2).devices
+        ((0, 1, 2, 0, 1, 2),)
+    """
+    return Placement(num_devices, (tuple(range(num_devices)) * num_chunks,))
+
+
+def zig_zag(num_devices: int, num_chunks: int) -> Placement:
+    """Chunks run up and down the devices in turn: a V for two chunks, a W for four; one replica.
+
+    The last stage of a chunk and the first of the next are on the same device.
+
+    Args:
+        num_devices: devices on the `pipe` axis.
+        num_chunks: stages on each device.
+
+    Example:
+        >>> zig_zag(3, 2).devices
+        ((0, 1, 2, 2, 1, 0),)
+    """
+    up = tuple(range(num_devices))
+    return Placement(num_devices, (tuple(device for chunk in range(num_chunks) for device in up[:: (-1) ** chunk]),))
+
+
+def bidirectional(placement: Placement) -> Placement:
+    """Replica 0 of `placement`, and replica 1, its mirror image: stage s is on device D-1-d where it was on d.
+
+    Example:
+        >>> bidirectional(linear(4)).devices
+        ((0, 1, 2, 3), (3, 2, 1, 0))
+    """
+    down = placement.devices[0]
+    return Placement(placement.num_devices, (down, tuple(map(placement.partner_of, down))))

@@ -6,15 +6,29 @@ import inspect
 from collections.abc import Callable
 
 from jaxpipe.errors import ScheduleError, closest
+from jaxpipe.schedules.bitpipe import bitpipe
 from jaxpipe.schedules.bpipe import bpipe
+from jaxpipe.schedules.breadth_first import breadth_first
+from jaxpipe.schedules.chimera import chimera
+from jaxpipe.schedules.gems import gems
 from jaxpipe.schedules.gpipe import gpipe
+from jaxpipe.schedules.hanayo import hanayo
+from jaxpipe.schedules.interleaved import interleaved_1f1b
+from jaxpipe.schedules.mixpipe import mixpipe
 from jaxpipe.schedules.one_f_one_b import one_f_one_b
 from jaxpipe.schedules.schedule import Schedule
 
 REGISTRY: dict[str, Callable[..., Schedule]] = {
     "1f1b": one_f_one_b,
+    "bitpipe": bitpipe,
     "bpipe": bpipe,
+    "breadth_first": breadth_first,
+    "chimera": chimera,
+    "gems": gems,
     "gpipe": gpipe,
+    "hanayo": hanayo,
+    "interleaved_1f1b": interleaved_1f1b,
+    "mixpipe": mixpipe,
 }
 
 

@@ -34,6 +34,11 @@ class Costs:
             the least there is: 34 s b h bytes are saved with attention recomputed, 2 s b h are sent
             (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023);
             a stage of more layers has as many times more.
+        gradient_messages: bytes of a stage's gradients that travel each way / bytes of a message: a SYNC takes that
+            many times as long as a message over the same link. The default is again that of one layer: 2 bytes for
+            each of its 12 h^2 weights, by 2 s b h, which is 12 h / (s b), for BERT-64 of the BitPipe paper (arXiv
+            2410.19367, Table 3: h = 2560, s = 512; b = 4). Two devices that sum 16-bit gradients send these 2 bytes
+            each; where they sum 32-bit ones, each for half of the weights, it is as much.
     """
 
     forward: Cost = 1.0
@@ -43,6 +48,7 @@ class Costs:
     transfer: float = 0.0
     link: dict[tuple[int, int], float] = field(default_factory=dict)
     slot_messages: float = 17.0
+    gradient_messages: float = 15.0
 
     def of_kind(self, num_stages: int) -> np.ndarray:
         """[kinds, stages] time of each compute action; other kinds have none of their own.
@@ -78,7 +84,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Start and end of every action, in the order of `schedule.columns`; of EVICT and LOAD, their transfers."""
+    """Start and end of every action, in the order of `schedule.columns`; of EVICT, LOAD and SYNC, their transfers."""
 
     schedule: Schedule
     start: np.ndarray  # [A]
@@ -104,10 +110,11 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     A compute action starts when the one before it on its device has ended, its message, if any, has
     arrived, and what it reads has been loaded. A message takes its link's time and holds neither device.
 
-    EVICT and LOAD are issued when the compute action before them in their row has ended. No compute waits
-    for them but the backward of what is loaded. The two devices of a pair make one transfer at a time, in
-    the order of issue; messages are small, go first and never wait for one. Start and end of EVICT and LOAD
-    are those of the transfer.
+    EVICT, LOAD and SYNC are transfers between the two devices of a pair. They are issued when the compute action
+    before them in their row has ended, a SYNC when that holds on both holders of its stage: then they exchange
+    gradients. No compute waits for a transfer but the backward of what is loaded. A pair makes one transfer at a
+    time, in the order of issue; messages are small, go first and never wait for one. Start and end of EVICT, LOAD
+    and SYNC are those of the transfer. A SYNC of a stage that no other device has takes no time.
 
     Raises:
         ScheduleError: the rows wait for each other in a circle.
@@ -115,34 +122,43 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     costs = costs or Costs()
     columns, needs = schedule.columns, dependencies(schedule)
     link = costs.of_link(schedule.num_devices)
-    duration = _durations(schedule, costs, link).tolist()
+    # An EVICT or LOAD is issued by one device: it meets itself.
+    met = np.where(columns.is_kind(*MOVE_KINDS), np.arange(len(columns.kind)), needs.met)
+    duration = _durations(schedule, costs, link, is_transfer=met >= 0).tolist()
     travel = link[columns.device[needs.message], columns.device].tolist()
-    message, local, load = needs.message.tolist(), needs.local.tolist(), needs.load.tolist()
-    is_move = columns.is_kind(*MOVE_KINDS).tolist()
-    first = columns.first.tolist()
+    message, local, load, met = (each.tolist() for each in (needs.message, needs.local, needs.load, met))
+    device, first = columns.device.tolist(), columns.first.tolist()
 
     end: list[float | None] = [None] * len(duration)
     start = [0.0] * len(duration)
     position = first[:-1]
     clock = [0.0] * schedule.num_devices  # [device] end of its last compute action
     transfer_clock = [0.0] * schedule.num_devices  # [device] end of its pair's last transfer
-    waiting: dict[int, int] = {}  # action -> the device that waits for its message
+    waiting: dict[int, int] = {}  # action -> the device that waits for its message, or for what it loads
     runnable = list(range(schedule.num_devices))
-    # Devices that stand at a transfer, by time of issue. The earliest is made once no device can compute
-    # without it: whatever is issued after that is issued later.
+    reached: dict[int, float] = {}  # transfer -> when its row came to it
+    # Transfers by time of issue. The earliest is made once no device can compute without it: whatever is issued
+    # after that is issued later.
     issued: list[tuple[float, int]] = []
     while runnable or issued:
-        d = runnable.pop() if runnable else heappop(issued)[1]
+        if not runnable:
+            now, i = heappop(issued)
+            home = device[i]
+            partner = schedule.placement.partner_of(home)
+            start[i] = start[met[i]] = max(now, transfer_clock[home])
+            end[i] = end[met[i]] = transfer_clock[home] = transfer_clock[partner] = start[i] + duration[i]
+            if i in waiting:
+                runnable.append(waiting.pop(i))
+            continue
+        d = runnable.pop()
         now, i, last = clock[d], position[d], first[d + 1]
-        if i < last and is_move[i]:
-            partner = schedule.placement.partner_of(d)
-            start[i] = max(now, transfer_clock[d])
-            end[i] = transfer_clock[d] = transfer_clock[partner] = start[i] + duration[i]
-            i += 1
         while i < last:
-            if is_move[i]:
-                heappush(issued, (now, d))
-                break
+            if (other := met[i]) >= 0:
+                reached[i] = now
+                if other in reached:
+                    heappush(issued, (max(now, reached[other]), min(i, other)))
+                i += 1
+                continue
             ready = now
             if (sender := message[i]) >= 0:
                 if (sent := end[sender]) is None:
@@ -152,7 +168,10 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
             if local[i] >= 0 and end[local[i]] is None:
                 break
             if (loaded := load[i]) >= 0:
-                ready = max(ready, end[loaded])
+                if (arrived := end[loaded]) is None:
+                    waiting[loaded] = d
+                    break
+                ready = max(ready, arrived)
             start[i] = ready
             now = end[i] = ready + duration[i]
             if i in waiting:
@@ -170,15 +189,18 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     return Timeline(schedule, np.array(start), np.array(end, dtype=float))
 
 
-def _durations(schedule: Schedule, costs: Costs, link: np.ndarray) -> np.ndarray:
+def _durations(schedule: Schedule, costs: Costs, link: np.ndarray, *, is_transfer: np.ndarray) -> np.ndarray:
     """[A] time of each action: of a stage's computation, or of a transfer between paired devices."""
     columns = schedule.columns
     duration = costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
-    moves = np.flatnonzero(columns.is_kind(*MOVE_KINDS))
-    home = columns.device[moves]
-    partner = schedule.placement.partner_of(home)
-    leaves = columns.kind[moves] == Kind.EVICT
-    one_message = np.where(leaves, link[home, partner], link[partner, home])
-    share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
-    duration[moves] = one_message * costs.slot_messages * share[columns.stage[moves]]
+    partner = schedule.placement.partner_of(columns.device)
+    there, back = link[columns.device, partner], link[partner, columns.device]
+    parked = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])[columns.stage]
+    for kind, messages in (
+        (Kind.EVICT, there * costs.slot_messages * parked),
+        (Kind.LOAD, back * costs.slot_messages * parked),
+        (Kind.SYNC, np.maximum(there, back) * costs.gradient_messages),
+    ):
+        here = is_transfer & columns.is_kind(kind)
+        duration[here] = messages[here]
     return duration

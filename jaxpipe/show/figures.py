@@ -22,9 +22,17 @@ from jaxpipe.schedules import (
     transfers,
 )
 from jaxpipe.schedules.render import text
-from jaxpipe.show.sent import sent
+from jaxpipe.show.sent import sent, sent_gradients
 
-COST_NAMES = ("forward", "backward", "input_gradient", "weight_gradient", "transfer", "slot_messages")
+COST_NAMES = (
+    "forward",
+    "backward",
+    "input_gradient",
+    "weight_gradient",
+    "transfer",
+    "slot_messages",
+    "gradient_messages",
+)
 
 
 @dataclass(frozen=True)
@@ -72,9 +80,16 @@ class Figures:
             "loaded": {"asked": asked.loaded.tolist(), "sent": carried.loaded.tolist()},
         }
 
+    @cached_property
+    def gradients(self) -> dict[str, list[float]]:
+        """Asked for by SYNC, sent by the program -> [device] stages whose gradients it sums with its partner, sends."""
+        columns = self.schedule.columns
+        asked = np.bincount(columns.device[columns.is_kind(Kind.SYNC)], minlength=self.schedule.num_devices)
+        return {"asked": asked.tolist(), "sent": sent_gradients(self.table).tolist()}
+
 
 def show_text(figures: Figures) -> str:
-    """The grid, then makespan, bubble ratio, peak activations, transfers and the figures of the program."""
+    """The grid, then makespan, bubble ratio, peak activations, what travels and the figures of the program."""
     schedule, timeline, spmd = figures.schedule, figures.timeline, figures.spmd
     return (
         f"{text(schedule, timeline)}\n"
@@ -84,10 +99,23 @@ def show_text(figures: Figures) -> str:
         f"makespan          {timeline.makespan:g}\n"
         f"bubble ratio      {timeline.bubble_ratio:.4f}\n"
         f"peak activations  {_numbers(peak_activations(schedule))} Ma\n"
+        f"{_replicas_in_words(figures)}"
         f"{_transfers_in_words(figures)}"
         f"spmd              makespan {spmd['makespan']:g}, {spmd['num_rounds']} rounds "
         f"by a body of {spmd['body_rounds']}, {spmd['num_slots']:g} slots, "
         f"{spmd['permutes_per_step']} permutes a step\n"
+    )
+
+
+def _replicas_in_words(figures: Figures) -> str:
+    """The lines on what a second replica costs; none for a schedule of one."""
+    schedule = figures.schedule
+    if schedule.num_replicas == 1:
+        return ""
+    asked, carried = _numbers(figures.gradients["asked"]), _numbers(figures.gradients["sent"])
+    return (
+        f"weights           {schedule.num_replicas} M_theta\n"
+        f"gradients         {asked} stages summed with the paired device, {carried} sent\n"
     )
 
 
@@ -125,8 +153,10 @@ def show_json(figures: Figures) -> str:
         "makespan": timeline.makespan,
         "bubble_ratio": timeline.bubble_ratio,
         "peak_activations": peak_activations(schedule).tolist(),
+        "weights": schedule.num_replicas,
         "spmd": figures.spmd,
         "transfers": figures.transfers,
+        "gradients": figures.gradients,
     }
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items()]
     rows = ",\n".join(f"    [{row}]" for row in _timed_rows(schedule, timeline))

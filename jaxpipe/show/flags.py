@@ -11,6 +11,7 @@ from jaxpipe.schedules import REGISTRY, Costs
 
 _LAYERS_PER_STAGE = 4
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient", "transfer")
+_RATIOS = ("slot_messages", "gradient_messages")  # of one layer's bytes to those of a message
 _PICTURES = (".png", ".svg")
 
 
@@ -49,6 +50,13 @@ def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argpa
         help="how many times as long as a message a whole microbatch takes to EVICT or LOAD, "
         f"default {defaults.slot_messages:g} for each layer",
     )
+    add(
+        "--gradient_messages",
+        type=_size,
+        metavar="RATIO",
+        help="how many times as long as a message the SYNC of a stage takes, "
+        f"default {defaults.gradient_messages:g} for each layer",
+    )
     add("--compare", action="append", default=[], metavar="NAME", help="for --format=memory: a schedule to draw beside")
     add("--slot_bytes", type=_size, metavar="BYTES", help="for --format=memory: residuals of one microbatch and stage")
     add("--placement", action="store_true", help="show where the stages stand on --topology instead")
@@ -69,8 +77,9 @@ def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argpa
         flags.layers_per_stage = _LAYERS_PER_STAGE
     if flags.layers_per_stage < 1:
         parser.error(f"--layers_per_stage={flags.layers_per_stage}: give 1 or more")
-    if flags.slot_messages is None:
-        flags.slot_messages = defaults.slot_messages * flags.layers_per_stage
+    for flag in _RATIOS:
+        if getattr(flags, flag) is None:
+            setattr(flags, flag, getattr(defaults, flag) * flags.layers_per_stage)
     if flags.csv:
         for flag in ("name", "num_devices", "num_microbatches", "num_chunks", "option"):
             if getattr(flags, flag) not in (None, []):
@@ -108,7 +117,7 @@ def _check_placement(parser: argparse.ArgumentParser, flags: argparse.Namespace)
     for flag in _TIMES:
         if getattr(flags, flag) != getattr(Costs(), flag):
             parser.error(f"--{flag} is a time, and --placement has none: leave it out")
-    for flag in ("layers_per_stage", "slot_messages"):
+    for flag in ("layers_per_stage", *_RATIOS):
         if getattr(flags, flag) is not None:
             parser.error(f"--{flag} has no effect on --placement: leave it out")
     for flag in ("tensor", "data"):

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 
+from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import Schedule
 
 
@@ -18,18 +19,43 @@ def show_placement(schedule: Schedule, flags: argparse.Namespace) -> str:
     topology = parse_topology(flags.topology)
     mesh = {"data": flags.data, "pipe": schedule.num_devices, "tensor": flags.tensor}
     topology.check_holds(**mesh)
-    assignments = [assign(order, **mesh, gpus_per_node=topology.gpus_per_node) for order in ORDERS]
-    hops = _hops(schedule)
+    hops, sums = _hops(schedule), _sums(schedule, flags.data)
+    assignments, refusals = [], {}
+    for order in ORDERS:
+        if order == "replicas_together" and not sums:
+            continue
+        try:
+            assignments.append(assign(order, **mesh, gpus_per_node=topology.gpus_per_node))
+        except ConfigError as error:
+            if order != "replicas_together":
+                raise
+            refusals[order] = str(error)
     if flags.format == "json":
-        orders = {assignment.order: to_values(assignment, hops=hops) for assignment in assignments}
-        values = {"schedule": schedule.name, "topology": str(topology), **mesh, **orders}
+        orders = {assignment.order: to_values(assignment, hops=hops, sums=sums) for assignment in assignments}
+        refused = {order: {"refused": message} for order, message in refusals.items()}
+        values = {"schedule": schedule.name, "topology": str(topology), **mesh, **orders, **refused}
         lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items()]
         return "{\n" + ",\n".join(lines) + "\n}\n"
-    labels = [
-        ",".join(_stage_name(schedule, replica, stage) for replica, stage in held)
-        for held in schedule.placement.stages_of
-    ]
-    return draw(assignments, topology, labels=labels, hops=hops)
+    drawing = draw(assignments, topology, labels=_labels(schedule), hops=hops, sums=sums)
+    return drawing + "".join(f"\n{order}\n  {message}\n" for order, message in refusals.items())
+
+
+def _labels(schedule: Schedule) -> dict[str, list[str]]:
+    """[device] its stages, of each replica."""
+    held = schedule.placement.stages_of
+    names = ("stage",) if schedule.num_replicas == 1 else ("down", "up")
+    return {
+        name: [",".join(str(stage) for of, stage in stages if of == replica) for stages in held]
+        for replica, name in enumerate(names)
+    }
+
+
+def _sums(schedule: Schedule, data: int) -> dict[str, list[int]]:
+    """The devices that hold each stage; none where each stage has one holder."""
+    if data == schedule.num_replicas == 1:
+        return {}
+    holders = zip(*schedule.placement.devices, strict=True)
+    return {f"stage {stage}": sorted(set(devices)) for stage, devices in enumerate(holders)}
 
 
 def _hops(schedule: Schedule) -> dict[str, tuple[int, int]]:

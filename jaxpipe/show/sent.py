@@ -1,6 +1,8 @@
-"""What the compiled program really sends for EVICT and LOAD; `jaxpipe.schedules.transfers` says what is asked for."""
+"""What the compiled program really sends for EVICT, LOAD and SYNC; the schedule says what is asked for."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 
@@ -28,3 +30,21 @@ def sent(table: RoundTable) -> Transfers:
         return carried
 
     return Transfers(evicted=slots(table.parked.leaves, lanes_out), loaded=slots(table.parked.returns, lanes_back))
+
+
+def sent_gradients(table: RoundTable) -> np.ndarray:
+    """[device] the gradients of how many stages one step's permutes carry away from it.
+
+    Half as many as it has SYNCs, or more: of two devices that sum the gradients of a stage only one sends them, in 32
+    bits, and the pairs of a permute are those of all repetitions of its body position.
+
+    Args:
+        table: every stage of the same number of layers.
+    """
+    assert len(set(table.layers_per_stage)) == 1
+    num_repetitions = np.bincount(table.position, minlength=table.body_rounds).tolist()
+    layers = np.zeros(table.schedule.num_devices)
+    for repetitions, lanes in zip(num_repetitions, table.exchanges, strict=True):
+        for source, _ in itertools.chain.from_iterable(lanes):
+            layers[source] += repetitions
+    return layers / table.layers_per_stage[0]

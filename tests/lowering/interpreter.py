@@ -4,6 +4,7 @@ A label says what a value is, so the interpreter can tell whether an action read
 looks at what the program looks at (grids, permutes, storage), never at how the lowering came to it.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from jaxpipe.lowering import IDLE, RoundTable
@@ -24,14 +25,18 @@ class Device:
     message: tuple = GARBAGE
     out: tuple = GARBAGE
     done: list = field(default_factory=list)
+    leaving: list = field(default_factory=list)
+    # (chunk, layer) -> the microbatches whose gradients the running sum has; none twice.
+    sums: dict = field(default_factory=lambda: defaultdict(list))
 
 
 def interpret(table: RoundTable) -> None:
     """Executes `table`.
 
     Raises:
-        AssertionError: an action reads something else than it should, something live is overwritten, or
-            the devices have not done just what the rows of the schedule say.
+        AssertionError: an action reads something else than it should, something live is overwritten, the devices
+            have not done just what the rows of the schedule say, or the owner of a stage has not the gradients of
+            every microbatch in the end, once.
     """
     schedule, inbox = table.schedule, table.inbox
     devices = [
@@ -45,14 +50,20 @@ def interpret(table: RoundTable) -> None:
             _permute(pairs, [device.departing[lane] for device in devices])
             for lane, pairs in enumerate(table.transfers[position])
         ]
+        gradients = [
+            _permute(pairs, [device.leaving[lane] for device in devices])
+            for lane, pairs in enumerate(table.exchanges[position])
+        ]
         for d, device in enumerate(devices):
             where = f"round {round_}, device {d}"
             _act(table, round_, d, device, where)
-            device.out = device.message
+            own = device.message
+            if table.kind[round_, d] != IDLE or not table.has_delays:
+                device.out = own
             for k, brought in enumerate(arrived):
                 _store(device, inbox.arrival[round_, d, k], brought[d], inbox.num_inbox, where)
-            _store(device, inbox.keep[round_, d], device.out, inbox.num_inbox, where)
-            _choose(device, inbox.next_source[round_, d], [brought[d] for brought in arrived], where)
+            _store(device, inbox.keep[round_, d], own, inbox.num_inbox, where)
+            _choose(device, inbox.next_source[round_, d], own, [brought[d] for brought in arrived], where)
             _land(
                 device,
                 table.pages.landing[round_, d, : table.pages.num_landings[round_, d]],
@@ -60,8 +71,10 @@ def interpret(table: RoundTable) -> None:
                 where,
             )
             _depart(device, table.pages.departure[round_, d, : table.pages.num_departures[round_, d]], where)
+            _exchange(table, round_, d, device, [brought[d] for brought in gradients], where)
     for d, device in enumerate(devices):
         assert tuple(device.done) == schedule.rows[d], f"device {d} did {device.done}"
+        _check_sums(table, d, device)
         assert not any(device.pool), f"device {d} keeps residuals that no backward has read: {device.pool}"
         assert not any(device.inbox[:-1]), f"device {d} keeps messages that nobody has read: {device.inbox}"
 
@@ -82,10 +95,11 @@ def _act(table, round_, d, device, where):
         return
     schedule = table.schedule
     kind, stage, microbatch = Kind(kind), int(table.stage[round_, d]), int(table.microbatch[round_, d])
-    action = Action(kind, stage, microbatch)
+    replica, held = schedule.placement.stages_of[d][table.chunk[round_, d]]
+    action = Action(kind, stage, microbatch, replica)
     where = f"{where}: {action}"
     assert kind in table.kinds[table.position[round_]], f"{where} is not in the body"
-    assert schedule.placement.stages_of[d][table.chunk[round_, d]] == (0, stage), f"{where} runs another chunk"
+    assert held == stage, f"{where} runs another chunk"
     reads = ("dx", stage, microbatch) if kind is Kind.B else ("x", stage - 1, microbatch)
     if reads[1] >= 0:
         assert device.message == reads, f"{where} reads {device.message}"
@@ -99,6 +113,8 @@ def _act(table, round_, d, device, where):
             assert device.pool[page] == residuals, f"{where} reads residuals {device.pool[page]}"
             device.pool[page] = None
     if kind is Kind.B:
+        for layer in range(len(pages)):
+            device.sums[table.chunk[round_, d], layer].append(microbatch)
         device.message = ("dx", stage - 1, microbatch)
     elif stage == schedule.num_stages - 1:  # the turn-around: head, loss and their backward
         device.message = ("dx", stage, microbatch)
@@ -128,11 +144,31 @@ def _depart(device, pages, where):
         device.departing[lane], device.pool[page] = device.pool[page], None
 
 
-def _choose(device, source, arrived, where):
+def _exchange(table, round_, d, device, arrived, where):
+    grids = table.exchange_grids
+    for lane in range(grids.num_received[round_, d]):
+        assert arrived[lane] != GARBAGE, f"{where} adds gradients that nobody sent"
+        device.sums[tuple(grids.received[round_, d, lane])] += arrived[lane]
+    device.leaving = [GARBAGE] * table.num_exchange_lanes
+    for lane in range(grids.num_given[round_, d]):
+        device.leaving[lane] = list(device.sums[tuple(grids.given[round_, d, lane])])
+
+
+def _check_sums(table, d, device):
+    schedule = table.schedule
+    if not table.has_backward:
+        return
+    for chunk, (replica, stage) in enumerate(schedule.placement.stages_of[d]):
+        for layer in range(table.layers_per_stage[stage]):
+            owned = list(range(schedule.num_microbatches))
+            assert replica or sorted(device.sums[chunk, layer]) == owned, f"device {d}: layer {layer} of stage {stage}"
+
+
+def _choose(device, source, own, arrived, where):
     if source == NOTHING:
         device.message = GARBAGE
     elif source == OWN:
-        device.message = device.out
+        device.message = own
     elif source <= FIRST_PERMUTE:
         assert FIRST_PERMUTE - source < len(arrived), f"{where} takes what permute {FIRST_PERMUTE - source} brings"
         device.message = arrived[FIRST_PERMUTE - source]

@@ -100,6 +100,61 @@ def test_every_pair_of_every_copy_stands_in_one_node(tensor, gpus_per_node):
         assert num_crossings(nodes) == fewest_by_formula(data, pipe, places)
 
 
+@pytest.mark.parametrize("places", range(1, 17))
+@pytest.mark.parametrize("data", [1, 2, 3])
+def test_replicas_together_stand_in_one_node_and_no_other_way_has_fewer_crossings(data, places):
+    for pipe in range(2, 9):
+        if data * pipe <= places:
+            continue
+        # All copies of a pair move as one, so that a node has room for places / data devices of one pipeline.
+        fewest = float("inf") if places % data else data * fewest_crossings(1, pipe, places // data)
+        if places % (2 * data):
+            assert pipe % 2 or fewest == float("inf")  # of odd pipes those with half a group in node 0 are refused too
+            with pytest.raises(ConfigError, match="rule replicas-together"):
+                assign("replicas_together", data=data, pipe=pipe, gpus_per_node=places)
+            continue
+        assignment = assign("replicas_together", data=data, pipe=pipe, gpus_per_node=places)
+        nodes = nodes_of(assignment)
+        for device in range(pipe):
+            holders = [device, pipe - 1 - device]
+            assert len(np.unique(nodes[:, holders])) == 1
+            assert not assignment.is_scattered(holders)
+        assert sorted(assignment.gpus.ravel()) == list(range(data * pipe))
+        assert num_crossings(nodes) == len(assignment.crossings) == fewest
+
+
+def test_two_copies_of_eight_devices_on_two_nodes():
+    """Each node holds two pairs of both copies: the outer ones, then the inner ones."""
+    assignment = assign("replicas_together", data=2, pipe=8, gpus_per_node=8)
+    for copy in nodes_of(assignment):
+        assert np.flatnonzero(copy == 0).tolist() == [0, 1, 6, 7]
+    assert assignment.crossings == tuple((copy, device) for copy in range(2) for device in (1, 5))
+    apart = assign("pair_adjacent", data=2, pipe=8, gpus_per_node=8)
+    assert apart.crossings == ()
+    assert apart.is_scattered([0, 7])
+    assert not apart.is_scattered([])
+
+
+@pytest.mark.parametrize("tensor", TENSORS)
+@pytest.mark.parametrize("pipe", [4, 7, 16, 33])
+def test_one_copy_with_its_replicas_together_is_pair_adjacent(pipe, tensor):
+    together = assign("replicas_together", pipe=pipe, tensor=tensor, gpus_per_node=8)
+    assert together.gpus.tolist() == assign("pair_adjacent", pipe=pipe, tensor=tensor, gpus_per_node=8).gpus.tolist()
+
+
+def test_tensor_groups_stay_together_beside_replicas():
+    assignment = assign("replicas_together", data=2, pipe=4, tensor=2, gpus_per_node=8)
+    assert nodes_of(assignment).tolist() == [[0, 1, 1, 0]] * 2
+    assert (np.diff(assignment.gpus, axis=-1) == 1).all()
+
+
+def test_a_tensor_group_over_nodes_is_not_by_itself_a_sum_over_nodes():
+    """Gradients are summed by GPUs that hold the same slice."""
+    assignment = assign("contiguous", data=1, pipe=2, tensor=4, gpus_per_node=2)
+    assert not assignment.is_scattered([0])
+    assert assignment.is_scattered([0, 1])
+
+
 def test_tensor_is_innermost():
     gpus = assign(data=2, pipe=8, tensor=4, gpus_per_node=8).gpus
     assert (np.diff(gpus, axis=-1) == 1).all()
@@ -130,6 +185,23 @@ def test_repairs_are_legal():
         assign(data=8, pipe=6, tensor=4, gpus_per_node=28)
     assign(data=8, pipe=5, tensor=4, gpus_per_node=28)
     assign(data=8, pipe=6, tensor=2, gpus_per_node=28)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "repair"),
+    [
+        ({"data": 3, "pipe": 8}, "set data=2 or order='pair_adjacent', where"),
+        ({"data": 4, "pipe": 8, "tensor": 2}, "set data=2 or tensor=1 or order='pair_adjacent'"),
+        ({"data": 1, "pipe": 8, "tensor": 8}, "set tensor=4 or order='contiguous'"),
+        ({"data": 16, "pipe": 4}, "set data=4 or order='pair_adjacent'"),
+    ],
+)
+def test_replicas_that_fill_no_node(mesh, repair):
+    with pytest.raises(ConfigError, match=rf"does not divide 8\n  repair: {repair}"):
+        assign("replicas_together", **mesh, gpus_per_node=8)
+    sizes = {"tensor": 1, **mesh}
+    for name, value in [pair.split("=") for pair in repair.removeprefix("set ").split() if pair[-1].isdigit()]:
+        assign("replicas_together", **{**sizes, name: int(value)}, gpus_per_node=8)
 
 
 def test_unknown_order():

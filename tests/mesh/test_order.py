@@ -60,5 +60,11 @@ def test_contiguous_order_leaves_devices_as_they_come():
     assert order_devices(gpus, pipe=4, tensor=2, order="contiguous") == tuple(gpus)
 
 
+def test_replicas_of_a_stage_are_of_one_node():
+    gpus = [gpu(number, node=number // 4) for number in range(8)]
+    ordered = order_devices(gpus, data=2, pipe=4, order="replicas_together")
+    assert [device.slice_index for device in ordered] == [0, 1, 1, 0] * 2
+
+
 def test_virtual_devices_of_one_process_are_one_node():
     assert order_devices(jax.devices()[:8], pipe=8) == tuple(jax.devices()[:8])

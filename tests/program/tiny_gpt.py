@@ -12,7 +12,7 @@ from jaxpipe.program import Pipeline
 from jaxpipe.schedules import Schedule
 
 MICROBATCH_SIZE, SEQ_LEN, VOCAB_SIZE = 2, 8, 32
-MOST_LAYERS, MOST_MICROBATCHES = 15, 17
+MOST_LAYERS, MOST_MICROBATCHES = 64, 32
 
 
 @functools.cache

@@ -19,6 +19,14 @@ CASES = [
     ("1f1b", 4, 8),
     ("1f1b", 5, 3),
     ("bpipe", 4, 8),
+    ("interleaved_1f1b", 2, 4),
+    ("interleaved_1f1b", 3, 5),
+    ("breadth_first", 2, 3),
+    ("gems", 2, 3),
+    ("chimera", 4, 4),
+    ("chimera", 4, 7),
+    ("bitpipe", 4, 4),
+    ("bitpipe", 2, 3),
 ]
 # rows with their EVICT and LOAD actions
 ROWS = [

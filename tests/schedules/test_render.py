@@ -133,6 +133,27 @@ def test_replicas_and_chunks_have_shades_and_a_legend():
     ]
 
 
+@pytest.mark.parametrize("num_chunks", [1, 2, 4])
+def test_replicas_stay_apart_however_many_chunks_there_are(num_chunks):
+    shown = styles(build("bitpipe", num_devices=4, num_microbatches=4, num_chunks=num_chunks))
+    inks = {replica: {s.ink for s in shown if f"forward, replica {replica}" in s.label} for replica in (0, 1)}
+    assert inks == {0: {"#ffffff"}, 1: {"#1a1a1a"}}  # numbers are white on dark, black on light
+
+
+def test_sync_is_in_the_lane_of_transfers_and_not_in_the_text():
+    schedule = build("chimera", num_devices=2, num_microbatches=2)
+    timeline = simulate(schedule, Costs(transfer=1.0, gradient_messages=2.0))
+    lanes, columns = Lanes(schedule), schedule.columns
+    is_sync = columns.is_kind(Kind.SYNC)
+    assert (lanes.action_top[is_sync] == lanes.device_top[columns.device[is_sync]] + 1).all()
+    assert np.isnan(spans(timeline, lanes, mark=0.1, label=np.full(len(columns.kind), 0.1)).label[is_sync]).all()
+    # messages travel from 1 to 2 and from 5 to 6
+    assert text(schedule, timeline) == (
+        "0  0F0   ...   1F1@1 1B1@1 1B1@1 ...   0B0   0B0\n"
+        "1  0F1@1 ...   1F0   1B0   1B0   ...   0B1@1 0B1@1\n"
+    )  # fmt: skip
+
+
 def test_svg_draws_transfers_in_a_thin_lane_of_their_own():
     schedule = build("bpipe", num_devices=4, num_microbatches=8)
     timeline = simulate(schedule, Costs(transfer=0.05))  # half a slot takes 0.05 x 17 / 2
@@ -211,8 +232,8 @@ def test_chrome_trace_has_an_event_for_every_action():
     events = json.loads(json.dumps(chrome_trace(schedule, timeline)))
     complete = [event for event in events if event["ph"] == "X"]
     assert [event["name"] for event in complete] == [str(action) for row in schedule.rows for action in row]
-    # device 0 evicts and loads in a thread of its own
-    assert [event["tid"] for event in complete] == [0, 2, 0, 0, 0, 2, 0, 1, 1, 1, 1]
+    # device 0 evicts, sums gradients and loads in a thread of its own
+    assert [event["tid"] for event in complete] == [0, 2, 0, 0, 2, 2, 0, 1, 1, 1, 1]
     assert np.allclose([event["ts"] / 1000 for event in complete], timeline.start)
     assert np.allclose([(event["ts"] + event["dur"]) / 1000 for event in complete], timeline.end)
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}

@@ -5,12 +5,33 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
+from legal_devices import takes
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import REGISTRY, Action, Kind, Placement, Schedule, build, linear, parse_action
 from jaxpipe.schedules.rules import RULES, check, violations
 
-LEAST_DEVICES = {"bpipe": 4}
+OPTIONS = [
+    ("bitpipe", {"num_chunks": 1}),
+    ("bitpipe", {"num_chunks": 3}),
+    ("bitpipe", {"num_chunks": 4, "eager_sync": False}),
+    ("bitpipe", {"v_shape": False}),
+    ("bitpipe", {"v_shape": False, "num_chunks": 3, "scaling": "figure"}),
+    ("bitpipe", {"scaling": "figure"}),
+    ("bitpipe", {"scaling": "figure", "num_chunks": 1}),
+    ("bitpipe", {"scaling": "early_forwarding"}),
+    ("bitpipe", {"scaling": "early_forwarding", "num_chunks": 3, "eager_sync": False}),
+    ("breadth_first", {"num_chunks": 1}),
+    ("breadth_first", {"num_chunks": 4}),
+    ("chimera", {"forward_doubling": True}),
+    ("chimera", {"eager_sync": False}),
+    ("gems", {"eager_sync": False}),
+    ("hanayo", {"waves": 2}),
+    ("interleaved_1f1b", {"num_chunks": 1}),
+    ("interleaved_1f1b", {"num_chunks": 4}),
+    ("interleaved_1f1b", {"num_chunks": 3, "group_size": 9}),
+    ("mixpipe", {"injected": 2, "eager_sync": False}),
+]
 
 
 def schedule_of(
@@ -26,6 +47,7 @@ TWO_WAYS = Placement(2, ((0, 1), (1, 0)))
 BROKEN = {
     "row-per-device": schedule_of("0F0 0B0", placement=Placement(2, ((0, 1),))),
     "placement": schedule_of("0F0 0B0", "", placement=Placement(2, ((0,),))),
+    "mirrored": schedule_of("0F0 0B0", "1F0 1B0", placement=Placement(2, ((0, 1), (0, 1)))),
     "parked-share": schedule_of("0F0 0B0", parked=(Fraction(0),)),
     "range": schedule_of("0F0 0B0 0F1"),
     "holder": schedule_of("0F0 0B0", "1F0 1B0 0F0"),
@@ -37,6 +59,7 @@ BROKEN = {
     "paired": schedule_of("0F0 0EVICT0 0LOAD0 0B0"),
     "evict-load": schedule_of("0F0 0EVICT0 0B0", "1F0 1B0"),
     "sync-last": schedule_of("0F0 0SYNC 0B0"),
+    "sync-both": schedule_of("0F0 0B0 0SYNC", "1F0 1B0", placement=TWO_WAYS),
     "acyclic": schedule_of("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0", num_microbatches=2),
 }
 
@@ -47,6 +70,8 @@ MORE_BROKEN = [
     ("placement", schedule_of("0F0 0B0", placement=Placement(1, ((1,),)))),
     ("placement", schedule_of("0F0 0B0", placement=Placement(1, ()))),
     ("placement", schedule_of("0F0 0B0", placement=Placement(1, ((0,), (0, 0))))),
+    ("mirrored", schedule_of("0F0 0B0", "1F0 1B0", placement=Placement(2, ((0, 1), (1, 0), (0, 1))))),
+    ("mirrored", schedule_of("0F0 0B0", placement=Placement(1, ((0,), (0,))))),
     ("range", schedule_of("0F0 0B0 1F0")),
     ("range", schedule_of("0F0 0B0 0F0@1")),
     ("range", Schedule("broken", linear(1), 1, ((*schedule_of("0F0 0B0").rows[0], Action(Kind.SYNC, 0, 0)),))),
@@ -71,6 +96,7 @@ MORE_BROKEN = [
     ("evict-load", schedule_of("0F0 0I0 0EVICT0 0W0", "1F0 1B0")),
     ("sync-last", schedule_of("0F0 0B0 0SYNC 0SYNC")),
     ("sync-last", schedule_of("0F0 0I0 0SYNC 0W0")),
+    ("sync-both", schedule_of("0F0 0B0 0SYNC", "1F0 1B0 0SYNC@1 1SYNC", placement=TWO_WAYS)),
     # three devices wait in a circle of two; the first waits for them
     (
         "acyclic",
@@ -86,15 +112,16 @@ LEGAL = {
     "evict between gradients": schedule_of("0F0 0I0 0EVICT0 0LOAD0 0W0", "1F0 1B0"),
     "shares": schedule_of("0F0 0EVICT0 0LOAD0 0B0", "1F0 1B0", parked=(Fraction(2, 5), Fraction(1))),
     "two replicas": schedule_of("0F0 1F1@1 1B1@1 0B0", "0F1@1 1F0 1B0 0B1@1", placement=TWO_WAYS, num_microbatches=2),
+    "two replicas that are summed": schedule_of("0F0 0B0 0SYNC 1SYNC@1", "1F0 1B0 1SYNC 0SYNC@1", placement=TWO_WAYS),
     "two stages on a device": schedule_of("0F0 1F0 1B0 0B0", placement=Placement(1, ((0, 0),))),
 }
 
 
-@pytest.mark.parametrize("name", REGISTRY)
-def test_registered_schedules_are_legal(name):
-    num_devices_tried = [d for d in (1, 2, 3, 4, 5, 8) if d >= LEAST_DEVICES.get(name, 1)]
-    for num_devices, num_microbatches in product(num_devices_tried, (1, 2, 3, 5, 8, 13)):
-        check(build(name, num_devices=num_devices, num_microbatches=num_microbatches))
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in REGISTRY), *OPTIONS])
+def test_registered_schedules_are_legal(name, options):
+    num_devices_tried = [d for d in (1, 2, 3, 4, 5, 6, 8) if takes(name, d)]
+    for num_devices, num_microbatches in product(num_devices_tried, (1, 2, 3, 5, 8, 13, 16)):
+        check(build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options))
 
 
 @pytest.mark.parametrize("case", LEGAL)

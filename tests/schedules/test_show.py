@@ -40,12 +40,13 @@ def test_json_content(capsys):
     values = json.loads(shown(capsys, *SMALL, "--backward=3", "--format=json"))
     assert set(values) == {
         "schedule", "num_devices", "num_microbatches", "num_stages", "num_replicas", "costs", "makespan",
-        "bubble_ratio", "peak_activations", "actions", "spmd", "layers_per_stage", "transfers",
+        "bubble_ratio", "peak_activations", "actions", "spmd", "layers_per_stage", "transfers", "weights", "gradients",
     }  # fmt: skip
     assert (values["schedule"], values["num_devices"], values["num_microbatches"]) == ("1f1b", 4, 6)
     assert (values["num_stages"], values["num_replicas"]) == (4, 1)
     assert values["costs"] == {
         "forward": 1, "backward": 3, "input_gradient": 1, "weight_gradient": 1, "transfer": 0, "slot_messages": 4 * 17,
+        "gradient_messages": 4 * 15,
     }  # fmt: skip
     assert values["makespan"] == (6 + 4 - 1) * (1 + 3)
     assert values["bubble_ratio"] == pytest.approx(3 / 9)
@@ -61,6 +62,7 @@ def test_json_content(capsys):
     assert spmd["num_slots"] == 4  # the peak, min(D, N)
     nothing = {"asked": [0] * 4, "sent": [0] * 4}
     assert values["transfers"] == {"evicted": nothing, "loaded": nothing}
+    assert (values["weights"], values["gradients"]) == (1, nothing)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`show --placement`: where stages stand on a cluster, in both orders, and what crosses nodes."""
+"""`show --placement`: where stages stand on a cluster, in each order, and what crosses nodes."""
 
 import json
 
@@ -85,6 +85,80 @@ def test_copies_tensor_groups_and_gpus_left_over(capsys):
     ]
 
 
+BITPIPE = ["bitpipe", "--num_devices=4", "--num_microbatches=4", "--placement", "--data=2"]
+
+
+def test_two_replicas_of_two_copies(capsys):
+    """BitPipe's stages as in the paper (arXiv 2410.19367, Figure 3), here from 0: device 0 has 0, 7 down, 3, 4 up."""
+    assert shown(capsys, *BITPIPE, "--topology=a800-80g:2x4") == (
+        "a800-80g:2x4, 8 of 8 GPUs: data 2 x pipe 4 x tensor 1\n"
+        "to another GPU of the node 200 GB/s, to another node 25 GB/s (peaks, one way)\n"
+        "\n"
+        "pair_adjacent\n"
+        "  node 0  GPU      0   1   2   3\n"
+        "          data     0   0   0   0\n"
+        "          down   0,7 1,6 2,5 3,4\n"
+        "          up     3,4 2,5 1,6 0,7\n"
+        "  node 1  GPU      4   5   6   7\n"
+        "          data     1   1   1   1\n"
+        "          down   0,7 1,6 2,5 3,4\n"
+        "          up     3,4 2,5 1,6 0,7\n"
+        "  hops that cross nodes:   0\n"
+        "  pairs that cross nodes:  0\n"
+        "  sums that cross nodes:   8 (stage 0, stage 1, stage 2, stage 3, stage 4, stage 5, stage 6, stage 7)\n"
+        "\n"
+        "replicas_together\n"
+        "  node 0  GPU      0   1   2   3\n"
+        "          data     0   0   1   1\n"
+        "          down   0,7 3,4 0,7 3,4\n"
+        "          up     3,4 0,7 3,4 0,7\n"
+        "  node 1  GPU      4   5   6   7\n"
+        "          data     0   0   1   1\n"
+        "          down   1,6 2,5 1,6 2,5\n"
+        "          up     2,5 1,6 2,5 1,6\n"
+        "  hops that cross nodes:   16 (0@0->1@0 of copy 0, 2@0->3@0 of copy 0, 4@0->5@0 of copy 0,"
+        " 6@0->7@0 of copy 0, 0@1->1@1 of copy 0, 2@1->3@1 of copy 0, 4@1->5@1 of copy 0, 6@1->7@1 of copy 0,"
+        " and 8 more)\n"
+        "  pairs that cross nodes:  0\n"
+        "  sums that cross nodes:   0\n"
+        "\n"
+        "contiguous\n"
+        "  node 0  GPU      0   1   2   3\n"
+        "          data     0   0   0   0\n"
+        "          down   0,7 1,6 2,5 3,4\n"
+        "          up     3,4 2,5 1,6 0,7\n"
+        "  node 1  GPU      4   5   6   7\n"
+        "          data     1   1   1   1\n"
+        "          down   0,7 1,6 2,5 3,4\n"
+        "          up     3,4 2,5 1,6 0,7\n"
+        "  hops that cross nodes:   0\n"
+        "  pairs that cross nodes:  0\n"
+        "  sums that cross nodes:   8 (stage 0, stage 1, stage 2, stage 3, stage 4, stage 5, stage 6, stage 7)\n"
+    )
+
+
+def test_an_order_of_replicas_that_fits_no_node_is_told_beside_the_others(capsys):
+    arguments = [*BITPIPE, "--topology=h200:4x2"]
+    lines = shown(capsys, *arguments).splitlines()
+    assert "contiguous" in lines
+    assert lines[-6:-3] == [
+        "",
+        "replicas_together",
+        "  pipe=4, data=2, tensor=1 cannot be laid on nodes of 2 GPUs with all replicas of a stage together",
+    ]
+    assert lines[-1].startswith("  repair: set data=1 or")
+    values = json.loads(shown(capsys, *arguments, "--format=json"))
+    assert "rule replicas-together" in values["replicas_together"]["refused"]
+    assert values["contiguous"]["crossing_sums"] == [f"stage {stage}" for stage in range(8)]
+
+
+def test_copies_of_one_replica_sum_too(capsys):
+    arguments = ["1f1b", *BITPIPE[1:], "--topology=h200:2x4", "--format=json"]
+    values = json.loads(shown(capsys, *arguments))
+    assert values["pair_adjacent"]["crossing_sums"] == [f"stage {stage}" for stage in range(4)]
+    assert values["replicas_together"]["crossing_sums"] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -94,6 +168,7 @@ def test_copies_tensor_groups_and_gpus_left_over(capsys):
         ([*SIXTEEN, "--tensor=0"], "--tensor=0: give 1 or more"),
         ([*SIXTEEN, "--format=svg"], "--format=svg does not show a placement"),
         ([*SIXTEEN, "--backward=3"], "--backward is a time, and --placement has none"),
+        ([*SIXTEEN, "--gradient_messages=3"], "--gradient_messages has no effect on --placement"),
         ([*SIXTEEN, "--tensor=2"], "rule topology-size"),
         ([*SIXTEEN[:4], "--topology=a100-80g:16x4", "--tensor=3"], "rule tensor-in-node"),
         ([*SIXTEEN[:4], "--topology=a100-80g:16x1"], "rule pair-adjacent"),

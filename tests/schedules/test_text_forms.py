@@ -3,6 +3,7 @@
 from fractions import Fraction
 
 import pytest
+from legal_devices import takes
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import (
@@ -22,12 +23,11 @@ from jaxpipe.schedules import (
 )
 from jaxpipe.schedules.rules import check
 
-LEAST_DEVICES = {"bpipe": 4}
 REGISTERED = [
     (name, num_devices, num_microbatches)
     for name in REGISTRY
     for num_devices, num_microbatches in ((1, 1), (3, 2), (4, 9), (8, 20))
-    if num_devices >= LEAST_DEVICES.get(name, 1)
+    if takes(name, num_devices)
 ]
 TWO_REPLICAS = Schedule(
     "both ways",

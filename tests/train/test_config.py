@@ -47,7 +47,7 @@ def test_a_mistyped_field_names_the_closest():
         ({"data__batch_size": 49, "mesh__data": 2}, ["x mesh.data=2", "data.batch_size=64, the nearest"]),
         ({"data__batch_size": 5}, ["data.batch_size=16, the nearest"]),
         ({"pipeline__schedule": "1f1"}, ["Did you mean '1f1b'?", "field-choice", "gpipe"]),
-        ({"pipeline__num_chunks": 2, "mesh__pipe": 4}, ["has no effect", "pipeline.num_chunks=1"]),
+        ({"pipeline__options": "num_chunks=2", "mesh__pipe": 4}, ["1f1b", "num_chunks", "no options"]),
         ({"mesh__pipe": 9, "pipeline__num_microbatches": 8}, ["9 stages", "mesh.pipe=8 or less"]),
         ({"mesh__tensor": 3}, ["mesh.tensor=3 does not divide model.num_heads=2, model.vocab_size=256", "tensor=2,"]),
         ({"mesh__tensor": 2, "model__vocab_size": 257}, ["257 = 2 x 128 + 1", "tensor=1,", "or model.vocab_size=258"]),

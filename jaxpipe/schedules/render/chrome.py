@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpipe.schedules.action import MOVE_KINDS, NO_MICROBATCH, Kind
+from jaxpipe.schedules.action import COMPUTE_KINDS, NO_MICROBATCH, Kind
 from jaxpipe.schedules.render.lanes import Lanes
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.simulate import Timeline
@@ -13,7 +13,7 @@ TRACE_TIME_PER_UNIT = 1000.0  # the format counts microseconds: one unit of cost
 def chrome_trace(schedule: Schedule, timeline: Timeline) -> list[dict[str, object]]:
     """Trace events: one complete event per action; `json.dumps` writes the file.
 
-    Every device is a named thread; one that evicts and loads has a second thread for that, next to it.
+    Every device is a named thread; one that has transfers with its partner has a second thread for them, next to it.
 
     Args:
         schedule: what runs.
@@ -54,7 +54,7 @@ def chrome_trace(schedule: Schedule, timeline: Timeline) -> list[dict[str, objec
                     "ts": start[index],
                     "dur": duration[index],
                     "pid": 0,
-                    "tid": device + num_devices * (action.kind in MOVE_KINDS),
+                    "tid": device + num_devices * (action.kind not in COMPUTE_KINDS),
                     "args": args,
                 }
             )

@@ -1,4 +1,4 @@
-"""Where actions stand in a picture: every device has a lane, and below it a thin one if it evicts and loads.
+"""Where actions stand in a picture: every device has a lane, and below it a thin one for its transfers, if any.
 
 Goes in: a timeline. Comes out: places in heights of a lane and in the timeline's own unit. Inches and pixels
 are for the pictures.
@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxpipe.schedules.action import MOVE_KINDS, NO_MICROBATCH
+from jaxpipe.schedules.action import COMPUTE_KINDS, NO_MICROBATCH
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.simulate import Timeline
 
@@ -27,8 +27,8 @@ class Lanes:
 
     @cached_property
     def is_move(self) -> np.ndarray:
-        """[A] whether the action is an EVICT or LOAD, which stands in the thin lane."""
-        return self.schedule.columns.is_kind(*MOVE_KINDS)
+        """[A] whether the action is an EVICT, LOAD or SYNC, which stands in the thin lane."""
+        return ~self.schedule.columns.is_kind(*COMPUTE_KINDS)
 
     @cached_property
     def has_moves(self) -> np.ndarray:
@@ -98,7 +98,8 @@ def spans(timeline: Timeline, lanes: Lanes, *, mark: float, label: np.ndarray) -
     widest = mark + label[moves].max(initial=0.0)
     step = mark + label * (shortest_action(timeline, lanes) >= 2 * widest)
     for device in np.flatnonzero(lanes.has_moves).tolist():
-        here = moves[columns.device[moves] == device].tolist()  # in the order of their times, as rows are
+        here = moves[columns.device[moves] == device]
+        here = here[np.argsort(left[here], kind="stable")].tolist()  # a SYNC may start after one that stands behind it
         for before, i in pairwise(here):
             taken = left[before] + step[before] if duration[before] < mark else right[before]
             if duration[i] < mark and left[i] < taken:
@@ -112,4 +113,5 @@ def spans(timeline: Timeline, lanes: Lanes, *, mark: float, label: np.ndarray) -
             elif left[i] - taken >= label[i]:
                 middle[i], is_beside[i] = left[i] - label[i] / 2, True
             taken = max(right[i], middle[i] + label[i] / 2 if is_beside[i] else 0.0)
+    middle[columns.microbatch == NO_MICROBATCH] = np.nan
     return Spans(left, right, middle, is_beside)

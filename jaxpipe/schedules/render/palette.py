@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.schedules.action import MOVE_KINDS, Kind
+from jaxpipe.schedules.action import COMPUTE_KINDS, Kind
 from jaxpipe.schedules.schedule import Schedule
 
 _HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 2008)
@@ -26,7 +26,10 @@ _NAMES = {
     Kind.EVICT: "EVICT to partner",
     Kind.LOAD: "LOAD from partner",
 }
-_LIGHTEST = 0.62  # how far the last of several shades is mixed with white
+# How far the shades of a kind are mixed with white, from the first chunk to the last: dark for replica 0 and, where
+# there is a replica 1, light for that one, so that the replicas stay apart however many chunks there are.
+_ONE_REPLICA = ((0.0, 0.62),)
+_TWO_REPLICAS = ((0.0, 0.25), (0.55, 0.75))
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Style:
         label: for the legend.
         fill: colour, as `#rrggbb`.
         ink: colour of text on it.
-        is_move: whether they are EVICT or LOAD, which have a lane of their own.
+        is_move: whether they are EVICT, LOAD or SYNC, which have a lane of their own.
         actions: indices into `schedule.columns`.
     """
 
@@ -73,8 +76,8 @@ def styles(schedule: Schedule) -> list[Style]:
                 label = _NAMES.get(kind, kind.name)
                 label += f", replica {replica}" if num_replicas > 1 else ""
                 label += f", chunk {chunk}" if num_chunks > 1 else ""
-                fill = _mix_with_white(hue, _LIGHTEST * index / max(num_shades - 1, 1))
-                found.append(Style(label, fill, _ink_on(fill), kind in MOVE_KINDS, actions))
+                fill = _mix_with_white(hue, _shade(replica, chunk, num_replicas, num_chunks))
+                found.append(Style(label, fill, _ink_on(fill), kind not in COMPUTE_KINDS, actions))
     return found
 
 
@@ -84,6 +87,12 @@ def title(schedule: Schedule, makespan: float, bubble_ratio: float) -> str:
         f"{schedule.name}, {schedule.num_devices} devices, {schedule.num_microbatches} microbatches: "
         f"makespan {makespan:g}, bubble ratio {bubble_ratio:.2%}"
     )
+
+
+def _shade(replica: int, chunk: int, num_replicas: int, num_chunks: int) -> float:
+    """How far the colour of a kind is mixed with white."""
+    darkest, lightest = (_ONE_REPLICA if num_replicas == 1 else _TWO_REPLICAS)[replica]
+    return darkest + (lightest - darkest) * chunk / max(num_chunks - 1, 1)
 
 
 def _rgb(colour: str) -> list[int]:

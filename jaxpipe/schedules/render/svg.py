@@ -31,9 +31,9 @@ _INK = "#1a1a1a"
 def svg(schedule: Schedule, timeline: Timeline) -> str:
     """The text of an SVG picture.
 
-    Microbatch numbers stand in the actions that are wide enough for them. EVICT and LOAD have a thin lane
-    below their device's own, with the number beside those that are too short. Actions that take no time are
-    thin marks.
+    Microbatch numbers stand in the actions that are wide enough for them. EVICT, LOAD and SYNC have a thin
+    lane below their device's own, with the number beside those that are too short. Actions that take no time
+    are thin marks.
 
     Args:
         schedule: what runs.

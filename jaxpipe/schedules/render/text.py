@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.schedules.action import MOVE_KINDS, Action, Kind
+from jaxpipe.schedules.action import COMPUTE_KINDS, MOVE_KINDS, Action, Kind
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.simulate import Costs, Timeline, simulate
 
@@ -18,8 +18,8 @@ def text(schedule: Schedule, timeline: Timeline) -> str:
     r"""The grid of `schedule`: an action fills as many cells as it takes units of time, `...` is idle.
 
     The unit is the shortest action. Where times are no whole multiples of it, or the longest action is
-    more than eight, every action fills one cell, and the last line says so. SYNC takes no time and is not in
-    the grid. EVICT and LOAD stand below their device's line, in each cell in which they travel, at least in
+    more than eight, every action fills one cell, and the last line says so. SYNC keeps no device busy and is not
+    in the grid. EVICT and LOAD stand below their device's line, in each cell in which they travel, at least in
     that where they start: 0>4 for 0EVICT4, 0<4 for 0LOAD4.
 
     Args:
@@ -35,7 +35,8 @@ def text(schedule: Schedule, timeline: Timeline) -> str:
     """
     columns = schedule.columns
     is_move = columns.is_kind(*MOVE_KINDS)
-    unit = _unit(timeline, is_move)
+    is_shown = columns.is_kind(*COMPUTE_KINDS, *MOVE_KINDS)
+    unit = _unit(timeline)
     notes = ["(0>4: microbatch 4 of stage 0 leaves for the paired device; 0<4: it comes back)\n"] * bool(is_move.any())
     if unit is None:
         timeline, unit = simulate(schedule, _ONE_CELL), 1.0
@@ -43,16 +44,15 @@ def text(schedule: Schedule, timeline: Timeline) -> str:
     start = np.floor(timeline.start / unit + 1e-6).astype(int)
     end = np.ceil(timeline.end / unit - 1e-6).astype(int)
     end[is_move] = np.maximum(end, start + 1)[is_move]
-    num_cells = int(end.max(initial=0))
+    num_cells = int(end[is_shown].max(initial=0))
     labels = list(map(_label, (action for row in schedule.rows for action in row)))
-    cell = max(map(len, [*labels, IDLE]))
+    cell = max(map(len, [*(labels[i] for i in np.flatnonzero(is_shown)), IDLE]))
     head = len(str(schedule.num_devices - 1))
-    first = columns.first.tolist()
     lines = []
     for device in range(schedule.num_devices):
         cells = [IDLE] * num_cells
         below: list[list[str]] = []  # lines of transfers
-        for i in range(first[device], first[device + 1]):
+        for i in np.flatnonzero(is_shown & (columns.device == device)).tolist():
             here = slice(start[i], end[i])
             drawn = _first_free(below, here, num_cells) if is_move[i] else cells
             drawn[here] = [labels[i]] * (end[i] - start[i])
@@ -77,9 +77,10 @@ def _first_free(lines: list[list[str]], cells: slice, num_cells: int) -> list[st
     return lines[-1]
 
 
-def _unit(timeline: Timeline, is_move: np.ndarray) -> float | None:
+def _unit(timeline: Timeline) -> float | None:
     """The time of one cell, or None where no unit makes a readable grid of what is computed."""
-    start, end = timeline.start[~is_move], timeline.end[~is_move]
+    is_compute = timeline.schedule.columns.is_kind(*COMPUTE_KINDS)
+    start, end = timeline.start[is_compute], timeline.end[is_compute]
     durations = end - start
     durations = durations[durations > 0]
     if not len(durations):

@@ -11,9 +11,10 @@ from __future__ import annotations
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.rules.completeness import backward_once, forward_once
 from jaxpipe.schedules.rules.deadlock import acyclic
-from jaxpipe.schedules.rules.layout import holder, one_replica, placement, range_, row_per_device
-from jaxpipe.schedules.rules.order import forward_first, input_gradient_first, sync_last
+from jaxpipe.schedules.rules.layout import holder, mirrored, one_replica, placement, range_, row_per_device
+from jaxpipe.schedules.rules.order import forward_first, input_gradient_first
 from jaxpipe.schedules.rules.parking import evict_load, paired, parked_share
+from jaxpipe.schedules.rules.sync import sync_both, sync_last
 from jaxpipe.schedules.rules.view import View
 from jaxpipe.schedules.rules.violation import Violation, message
 from jaxpipe.schedules.schedule import Schedule
@@ -23,6 +24,7 @@ __all__ = ["RULES", "Violation", "check", "violations"]
 RULES = {
     "row-per-device": "a schedule has one row for each of its devices, and at least one device and microbatch",
     "placement": "each replica has the same stages, and every device holds equally many of them",
+    "mirrored": "there are at most two replicas; of two, stage s is on device d and on its partner D-1-d, D even",
     "parked-share": "there is one share of parked pages for each stage, above 0 and at most 1, or none at all",
     "range": "stage, replica and microbatch of an action are among those that the schedule has",
     "holder": "an action stands in the row of the device that holds its stage of its replica",
@@ -36,6 +38,8 @@ RULES = {
     "evict-load": "of one (stage, microbatch), EVICT follows the F, LOAD follows its EVICT, and the backward "
     "follows the LOAD",
     "sync-last": "a stage has at most one SYNC, after its last backward",
+    "sync-both": "of two replicas, either both copies of a stage have a SYNC or neither: "
+    "their gradients are summed with each other's",
     "acyclic": "rows and messages together have no circle of actions that wait for each other",
 }
 
@@ -69,6 +73,7 @@ def violations(schedule: Schedule) -> list[Violation]:
         return found
     view = View(schedule)
     for rule in (
+        mirrored,
         parked_share,
         range_,
         holder,
@@ -80,6 +85,7 @@ def violations(schedule: Schedule) -> list[Violation]:
         paired,
         evict_load,
         sync_last,
+        sync_both,
     ):
         found += rule(view)
     return found or list(acyclic(view))

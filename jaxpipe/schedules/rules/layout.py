@@ -1,4 +1,4 @@
-"""Rules on where things stand: rows, placement, range, holder, replica."""
+"""Rules on where things stand: rows, placement, mirror image, range, holder, replica."""
 
 from __future__ import annotations
 
@@ -58,6 +58,31 @@ def placement(schedule: Schedule) -> Iterator[Violation]:
                 f"{where}: device {held.argmin()} holds {held.min()} of {len(devices)} stages, "
                 f"device {held.argmax()} holds {held.max()}",
                 f"use a multiple of num_devices={num_devices} stages and spread them evenly",
+            )
+
+
+def mirrored(view: View) -> Iterator[Violation]:
+    """Replicas that are more than two, or not each other's mirror image on an even number of devices."""
+    placement = view.schedule.placement
+    num_devices, num_replicas = placement.num_devices, placement.num_replicas
+    if num_replicas == 1:
+        return
+    if num_replicas > 2:
+        yield Violation("mirrored", f"the placement has num_replicas={num_replicas}", "give one replica, or two")
+        return
+    if num_devices % 2:
+        yield Violation(
+            "mirrored",
+            f"num_devices={num_devices} with two replicas: device {num_devices // 2} is its own partner",
+            f"give num_devices={num_devices + 1}, or one replica",
+        )
+    for stage, device in enumerate(placement.devices[0]):
+        other, partner = placement.device_of(stage, 1), placement.partner_of(device)
+        if other != partner:
+            yield Violation(
+                "mirrored",
+                f"stage {stage} of replica 0 is on device {device}, that of replica 1 on device {other}",
+                f"place stage {stage} of replica 1 on device {partner}",
             )
 
 

@@ -41,29 +41,3 @@ def _in_order(view: View, rule: str, before: np.ndarray, after: np.ndarray) -> I
             repair,
             (view.place(early), view.place(late))[: 1 + (positions[1] - positions[0] > 2)],
         )
-
-
-def sync_last(view: View) -> Iterator[Violation]:
-    """SYNCs that come twice or before a backward of their stage."""
-    columns = view.columns
-    synced: dict[tuple[int, int], int] = {}
-    for index in np.flatnonzero(view.held & (columns.kind == Kind.SYNC)).tolist():
-        action = view.action(index)
-        earlier = synced.setdefault((action.stage, action.replica), index)
-        if earlier != index:
-            yield Violation(
-                "sync-last",
-                f"{view.where(index)}: {action} stands here again, after {view.where(earlier)}",
-                f"remove it from {view.where(earlier)}",
-                (view.place(index), view.place(earlier)),
-            )
-            continue
-        same = (columns.stage == action.stage) & (columns.replica == action.replica)
-        backward = np.flatnonzero(view.held & same & columns.is_kind(Kind.B, Kind.I, Kind.W))
-        if len(backward) and (last := int(backward[-1])) > index:
-            yield Violation(
-                "sync-last",
-                f"{view.where(index)}: {action} comes before {view.action(last)} ({view.where(last)})",
-                f"move it to after position {view.place(last)[1]}",
-                (view.place(index),),
-            )

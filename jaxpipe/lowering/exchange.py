@@ -1,0 +1,166 @@
+"""When do the two holders of a stage sum their gradients?
+
+In a schedule of two replicas every stage is on a device d and on its partner D-1-d. The holder of replica 0 owns the
+stage: its part of the train state is there. The other one sends its gradients to it, layer by layer, once both are
+complete, as SYNC actions say; what is sent at the end of a round travels behind the action of the next one. Permutes
+belong to body positions, so the rounds in which gradients may travel are a segment of their own, after the last
+forward: no repetition before it pays for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxpipe.lowering.moves import Moves, in_lanes
+from jaxpipe.lowering.segment import Segment, round_up
+from jaxpipe.schedules.action import COMPUTE_KINDS, Kind
+from jaxpipe.schedules.schedule import Schedule
+
+if TYPE_CHECKING:
+    from jaxpipe.lowering.table import RoundTable
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """Gradients on their way from the holder of replica 1 to that of replica 0; X layers.
+
+    Attributes:
+        moves: when, and between which devices.
+        given, received: [X] chunk on the source and on the target.
+        layer: [X] of the stage.
+    """
+
+    moves: Moves
+    given: np.ndarray
+    received: np.ndarray
+    layer: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangeGrids:
+    """What each device gives and receives, round by round."""
+
+    given: np.ndarray  # [R, D, lane, 2] (chunk, layer) read at the end of the round, to travel in the next
+    num_given: np.ndarray  # [R, D] lanes that are used
+    received: np.ndarray  # [R, D, lane, 2] (chunk, layer) to which what travelled in the round is added
+    num_received: np.ndarray  # [R, D] lanes that are used
+
+
+def exchange_grids(table: RoundTable) -> ExchangeGrids:
+    """The exchange of `table` as the program reads it."""
+    exchange, moves = table.exchange, table.exchange.moves
+    shape = (table.num_rounds, table.schedule.num_devices)
+    given, received = (np.zeros((*shape, table.num_exchange_lanes, 2), np.int32) for _ in range(2))
+    num_given, num_received = (np.zeros(shape, np.int32) for _ in range(2))
+    given[moves.round - 1, moves.source, moves.lane] = np.stack([exchange.given, exchange.layer], axis=1)
+    received[moves.round, moves.target, moves.lane] = np.stack([exchange.received, exchange.layer], axis=1)
+    np.add.at(num_given, (moves.round - 1, moves.source), 1)
+    np.add.at(num_received, (moves.round, moves.target), 1)
+    return ExchangeGrids(given, num_given, received, num_received)
+
+
+_NONE = np.zeros(0, dtype=int)
+NOTHING_EXCHANGED = Exchange(Moves(_NONE, _NONE, _NONE, _NONE), _NONE, _NONE, _NONE)
+
+
+def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
+    """`table` with the exchange that `schedule` asks for, in a segment of its own.
+
+    As many layers travel at once as it takes that none is left over when the rest of the step could have hidden it.
+
+    Args:
+        table: of the compute actions of `schedule`, without exchange.
+        schedule: with SYNC actions; a stage without them is summed at the end of the step.
+    """
+    if schedule.num_replicas == 1 or not table.has_backward:
+        return table
+    complete = _complete(table, schedule)
+    first, last = int(min(complete)) + 1, int(table.rounds.max())
+    last_forward = int(table.rounds[table.schedule.columns.is_kind(Kind.F)].max())
+    *before, final = table.segments
+    start = final.start + round_up(max(first, last_forward + 1) - final.start, final.body_rounds)
+    if start > last:
+        body_rounds, is_used = 1, np.array([True])
+    else:
+        body_rounds, in_tail = final.body_rounds, table.rounds[table.rounds >= start]
+        is_used = np.isin(np.arange(body_rounds), (in_tail - start) % body_rounds)
+
+    owed = _owed(table, complete)
+
+    def deal(num_lanes: int) -> list[list[int]]:
+        return [_rounds_of(device_owes, num_lanes, start, is_used) for device_owes in owed]
+
+    def num_exposed(dealt: list[list[int]]) -> int:
+        return max(sum(r > last for r in rounds) for rounds in dealt)
+
+    most = max(map(len, owed))
+    least = num_exposed(deal(most))
+    dealt = next(dealt for dealt in map(deal, range(1, most + 1)) if num_exposed(dealt) == least)
+    stop = max(max(map(max, dealt)), last) + 1
+    tail = Segment(start, start + round_up(stop - start, body_rounds), body_rounds)
+    segments = (*before, Segment(final.start, start, final.body_rounds), tail)
+    return replace(
+        table,
+        segments=tuple(segment for segment in segments if segment.num_repetitions),
+        exchange=_exchange(table.schedule, owed, dealt),
+    )
+
+
+def _complete(table: RoundTable, schedule: Schedule) -> np.ndarray:
+    """[stage] the round at whose end both holders have its gradients and have come to its SYNC."""
+    first = table.schedule.columns.first
+    last = table.rounds.max()
+    complete = np.full((schedule.num_replicas, schedule.num_stages), last)
+    for device, row in enumerate(schedule.rows):
+        rounds = [-1, *table.rounds[first[device] : first[device + 1]].tolist()]
+        num_done = 0
+        for action in row:
+            if action.kind in COMPUTE_KINDS:
+                num_done += 1
+            elif action.kind is Kind.SYNC:
+                complete[action.replica, action.stage] = rounds[num_done]
+    return complete.max(axis=0)
+
+
+def _owed(table: RoundTable, complete: np.ndarray) -> list[list[tuple[int, int, int]]]:
+    """[device] (round in which it is complete, stage, layer) of all gradients that it gives away, in order."""
+    placement = table.schedule.placement
+    return [
+        sorted(
+            (int(complete[stage]), stage, layer)
+            for replica, stage in held
+            if replica == 1
+            for layer in range(table.layers_per_stage[stage])
+        )
+        for held in placement.stages_of
+    ]
+
+
+def _rounds_of(owed: list[tuple[int, int, int]], num_lanes: int, start: int, is_used: np.ndarray) -> list[int]:
+    """The rounds in which gradients `owed` travel, `num_lanes` at a time; each is read before, in the tail."""
+    rounds: list[int] = []
+    for r in count(start + 1):
+        if len(rounds) == len(owed):
+            return rounds
+        if is_used[(r - start) % len(is_used)]:
+            waiting = owed[len(rounds) : len(rounds) + num_lanes]
+            rounds += [r for complete, _, _ in waiting if complete < r]
+    raise AssertionError
+
+
+def _exchange(schedule: Schedule, owed: list[list[tuple[int, int, int]]], dealt: list[list[int]]) -> Exchange:
+    placement = schedule.placement
+    sent = [
+        (r, device, stage, layer)
+        for device, (device_owes, rounds) in enumerate(zip(owed, dealt, strict=True))
+        for (_, stage, layer), r in zip(device_owes, rounds, strict=True)
+    ]
+    rounds, source, stages, layers = np.array(sent, dtype=int).T
+    target = np.array(placement.devices[0])[stages]
+    given = np.array([placement.chunk_of(stage, 1) for stage in stages.tolist()])
+    received = np.array([placement.chunk_of(stage, 0) for stage in stages.tolist()])
+    return Exchange(in_lanes(rounds, source, target), given, received, layers)
