@@ -1,5 +1,7 @@
 """GPT-96 of 11 billion parameters, the deep and narrow model that BitPipe was measured on, for one node.
 
+It runs 1F1B; with --config.pipeline.schedule=bitpipe it runs BitPipe, six layers a stage.
+
 Command:  python -m jaxpipe.train --config=configs/gpt_96.py --workdir=runs/gpt_96 --config.data.files='*.txt'
 Hardware: 8 GPUs of 80 GB (pipe 8), as estimated
 Time:     not yet measured

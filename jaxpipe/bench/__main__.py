@@ -3,10 +3,11 @@
     python -m jaxpipe.bench --config=configs/bench_cpu.py [--format=json] [--num_processes=P] [--num_repeats=3]
 
 Times are of loss and gradients: the compiled pipeline on the config's mesh, and `jax.value_and_grad`
-scanned over layers and microbatches on one device, by turns; medians. Bytes, compile time and copies are
-those of the whole training step. With --num_processes=P the pipeline is P processes of one core and one
-thread (mesh.pipe becomes P), `efficiency` is unpipelined wall time / (P x pipelined wall time), and
-`efficiency_of_cores` what P unpipelined copies at once reach: the machine's own ceiling.
+scanned over layers and microbatches on one device, by turns; medians. What a step frees is kept for the
+next. Bytes, compile time and copies are those of the whole training step. With --num_processes=P the
+pipeline is P processes of one core and one thread (mesh.pipe becomes P), `efficiency` is unpipelined wall
+time / (P x pipelined wall time), and `efficiency_of_cores` what P unpipelined copies at once reach: the
+machine's own ceiling.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.bench import processes
+from jaxpipe.bench.allocator import keep_freed_memory
 from jaxpipe.bench.memory import measure_memory
 from jaxpipe.bench.problem import make_problem
 from jaxpipe.bench.timing import median, timed
@@ -44,6 +46,7 @@ def define_flags(arguments: list[str]) -> None:
 
 def main(_: Sequence[str]) -> None:
     """One benchmark."""
+    keep_freed_memory()
     config = FLAGS.config
     _check_process(FLAGS.process, FLAGS.coordinator, num_processes=FLAGS.num_processes)
     if FLAGS.num_processes > 1:

@@ -74,11 +74,13 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
 def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
     """The shapes of the layers' running gradient sums, as HLO writes them; only matrices, the big ones.
 
-    None where a device has one layer: to add to its sum is to write the whole.
+    None where a device has one layer: to add to its sum is to write the whole. Of two replicas a device sums the
+    gradients of its chunks of both.
     """
     pairs = zip(jax.tree.leaves(params["layers"]), jax.tree.leaves(pipeline.parts(params)["layers"]), strict=True)
-    stacks = [(*leaf.shape[1:3], *part.compute_shape) for leaf, part in pairs if len(part.compute_shape) > 1]
-    shapes = [shape for shape in stacks if shape[:2] != (1, 1)]
+    num_replicas = pipeline.schedule.num_replicas
+    stacks = [(num_replicas * leaf.shape[1], leaf.shape[2], *part.compute_shape) for leaf, part in pairs]
+    shapes = [shape for shape in stacks if len(shape) > 3 and shape[:2] != (1, 1)]
     return {f"f32[{','.join(map(str, shape))}]" for shape in shapes}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
 from jaxpipe.program.accounting import transit_bytes
-from jaxpipe.program.hlo import PAGE_TRANSFER, overlapped_permutes
+from jaxpipe.program.hlo import EXCHANGE, PAGE_TRANSFER, overlapped_permutes
 
 # What XLA does not count: the CUDA context and the kernels in it (0.5 to 1 GiB), NCCL's channel buffers for the
 # communicators of three mesh axes (about 1 GiB), and what the allocator loses between buffers (1 GiB of 80). An
@@ -32,12 +32,14 @@ class Report:
         hardware_bytes: memory of one GPU.
         num_slots: (stage, microbatch) whose residuals one device holds at once: own, parked and in transit.
         slot_bytes: of one of them.
-        transit_bytes: pages on their way between two devices.
+        transit_bytes: pages and gradients on their way between the two devices of a pair.
         compile_s: tracing, lowering and compiling the step.
         permutes: in the program.
         overlapped_permutes: of these, asynchronous and with an action between their start and their end.
         evict_load_permutes: of `permutes`, those that move pages to and from the paired device.
         overlapped_evict_load_permutes: of these, overlapped.
+        exchange_permutes: of `permutes`, those that carry gradients to the stage's other holder.
+        overlapped_exchange_permutes: of these, overlapped.
         prediction: from the schedule and the model.
     """
 
@@ -54,6 +56,8 @@ class Report:
     overlapped_permutes: int
     evict_load_permutes: int
     overlapped_evict_load_permutes: int
+    exchange_permutes: int
+    overlapped_exchange_permutes: int
     prediction: Prediction
     reserve_bytes: int = RESERVE_BYTES
 
@@ -92,6 +96,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
     memory, text = step.compiled.memory_analysis(), step.compiled.as_text()
     permutes, overlapped = overlapped_permutes(text)
     evict_load_permutes, overlapped_evict_load = overlapped_permutes(text, scope=PAGE_TRANSFER)
+    exchange_permutes, overlapped_exchange = overlapped_permutes(text, scope=EXCHANGE)
     return Report(
         argument_bytes=memory.argument_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
@@ -106,5 +111,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         overlapped_permutes=overlapped,
         evict_load_permutes=evict_load_permutes,
         overlapped_evict_load_permutes=overlapped_evict_load,
+        exchange_permutes=exchange_permutes,
+        overlapped_exchange_permutes=overlapped_exchange,
         prediction=predict(pipeline, step.state, step.batch, has_dropout=step.has_dropout),
     )

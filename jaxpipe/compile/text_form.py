@@ -31,6 +31,7 @@ def to_text(report: Report) -> str:
         f"{_gibibytes(report.transit_bytes)}",
         f"permutes     {report.permutes}, {report.overlapped_permutes} behind an action",
         f"evict, load  {report.evict_load_permutes} of these, {report.overlapped_evict_load_permutes} behind an action",
+        f"exchange     {report.exchange_permutes} of these, {report.overlapped_exchange_permutes} behind an action",
     ]
     return "\n".join(lines)
 

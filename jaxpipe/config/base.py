@@ -45,7 +45,9 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.mesh.tensor = 1  # devices that share each layer
     config.mesh.platform = "auto"  # "gpu", "cpu" (virtual devices); "auto": GPUs where the mesh fits, else cpu
     # Which device holds which stage: "contiguous", in the order in which devices come; "pair_adjacent", both of a pair
-    # of stages (s, D-1-s) in one node; "auto": the latter where the schedule moves activations within pairs.
+    # of devices (d, D-1-d) in one node; "replicas_together", all that hold a stage in one node, in both directions and
+    # in all copies. "auto": pair_adjacent where the schedule moves activations within pairs; where it has two
+    # replicas the first that the mesh can be laid out in of replicas_together, pair_adjacent, contiguous.
     config.mesh.order = "auto"
     config.mesh.deterministic = False  # True: sums over devices are added in mesh order, the same digits always
 

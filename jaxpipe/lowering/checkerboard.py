@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.lowering.rounds import REMOTE_ROUNDS
+from jaxpipe.lowering.rounds import LOCAL_ROUNDS, REMOTE_ROUNDS, earliest_congruent
 from jaxpipe.schedules.dependencies import dependencies
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Costs, simulate
 
 CHECKERBOARD_ROUNDS = 2 * REMOTE_ROUNDS  # of a body: an even and an odd slot, each with its messages
 
@@ -31,12 +30,5 @@ def checkerboard_rounds(schedule: Schedule) -> np.ndarray:
     link = np.full(len(message), -1)  # that the action's own message takes: (d, d+1) is d, (D-1, 0) is D-1
     link[message[reader]] = np.where(ends[0] == ends[1], -1, np.where(ends[1] - ends[0] == 1, ends[0], ends[1]))
 
-    in_order = np.argsort(simulate(schedule, Costs(backward=1.0)).start, kind="stable").tolist()
-    position, message, link = columns.position.tolist(), message.tolist(), link.tolist()
-    slot = [0] * len(link)
-    for i in in_order:
-        earliest = slot[i - 1] + 1 if position[i] else 0
-        if message[i] >= 0:
-            earliest = max(earliest, slot[message[i]] + 1)
-        slot[i] = earliest + (link[i] >= 0 and (earliest - link[i]) % 2)
-    return REMOTE_ROUNDS * np.array(slot)
+    residue = np.where(link >= 0, link % 2, -1)
+    return REMOTE_ROUNDS * earliest_congruent(schedule, residue, 2, remote=LOCAL_ROUNDS)

@@ -70,7 +70,9 @@ NOTHING_EXCHANGED = Exchange(Moves(_NONE, _NONE, _NONE, _NONE), _NONE, _NONE, _N
 def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
     """`table` with the exchange that `schedule` asks for, in a segment of its own.
 
-    As many layers travel at once as it takes that none is left over when the rest of the step could have hidden it.
+    No more layers travel at once than it takes to hide, on the device that has least time, what can be hidden there.
+    The segment begins as late as hides as much on every device, since its permutes carry something in every repetition,
+    asked for or not.
 
     Args:
         table: of the compute actions of `schedule`, without exchange.
@@ -79,35 +81,60 @@ def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
     if schedule.num_replicas == 1 or not table.has_backward:
         return table
     complete = _complete(table, schedule)
-    first, last = int(min(complete)) + 1, int(table.rounds.max())
-    last_forward = int(table.rounds[table.schedule.columns.is_kind(Kind.F)].max())
+    owed, last = _owed(table, complete), int(table.rounds.max())
+
+    def dealt(tail: _Tail, num_lanes: int) -> list[list[int]]:
+        return [_rounds_of(device_owes, num_lanes, tail) for device_owes in owed]
+
+    def exposed(tail: _Tail, num_lanes: int) -> list[int]:
+        """[device] layers that travel after the last action."""
+        return [sum(r > last for r in rounds) for rounds in dealt(tail, num_lanes)]
+
+    tails, most = _tails(table, first=int(min(complete)) + 1), max(map(len, owed))
+    least = max(exposed(tails[0], most))
+    num_lanes = next(lanes for lanes in range(1, most + 1) if max(exposed(tails[0], lanes)) == least)
+    least = sum(exposed(tails[0], num_lanes))
+    tail = next(tail for tail in reversed(tails) if sum(exposed(tail, num_lanes)) == least)
+    travels = dealt(tail, num_lanes)
+
     *before, final = table.segments
-    start = final.start + round_up(max(first, last_forward + 1) - final.start, final.body_rounds)
-    if start > last:
-        body_rounds, is_used = 1, np.array([True])
-    else:
-        body_rounds, in_tail = final.body_rounds, table.rounds[table.rounds >= start]
-        is_used = np.isin(np.arange(body_rounds), (in_tail - start) % body_rounds)
-
-    owed = _owed(table, complete)
-
-    def deal(num_lanes: int) -> list[list[int]]:
-        return [_rounds_of(device_owes, num_lanes, start, is_used) for device_owes in owed]
-
-    def num_exposed(dealt: list[list[int]]) -> int:
-        return max(sum(r > last for r in rounds) for rounds in dealt)
-
-    most = max(map(len, owed))
-    least = num_exposed(deal(most))
-    dealt = next(dealt for dealt in map(deal, range(1, most + 1)) if num_exposed(dealt) == least)
-    stop = max(max(map(max, dealt)), last) + 1
-    tail = Segment(start, start + round_up(stop - start, body_rounds), body_rounds)
-    segments = (*before, Segment(final.start, start, final.body_rounds), tail)
+    stop = max(max(map(max, travels)), last) + 1
+    segments = (
+        *before,
+        Segment(final.start, tail.start, final.body_rounds),
+        Segment(tail.start, tail.start + round_up(stop - tail.start, tail.body_rounds), tail.body_rounds),
+    )
     return replace(
         table,
         segments=tuple(segment for segment in segments if segment.num_repetitions),
-        exchange=_exchange(table.schedule, owed, dealt),
+        exchange=_exchange(table.schedule, owed, travels),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Tail:
+    """A segment in which gradients may travel."""
+
+    start: int
+    is_used: np.ndarray  # [position] whether they travel there: where an action hides them, if there is any
+
+    @property
+    def body_rounds(self) -> int:
+        return len(self.is_used)
+
+
+def _tails(table: RoundTable, *, first: int) -> list[_Tail]:
+    """Tails that begin in round `first` or later, after the last forward; one after all actions if no other can be."""
+    final, last = table.segments[-1], int(table.rounds.max())
+    last_forward = int(table.rounds[table.schedule.columns.is_kind(Kind.F)].max())
+    body_rounds = final.body_rounds
+    earliest = final.start + round_up(max(first, last_forward + 1) - final.start, body_rounds)
+    positions = np.arange(body_rounds)
+    tails = [
+        _Tail(start, np.isin(positions, (table.rounds[table.rounds >= start] - start) % body_rounds))
+        for start in range(earliest, last + 1, body_rounds)
+    ]
+    return tails or [_Tail(earliest, np.array([True]))]
 
 
 def _complete(table: RoundTable, schedule: Schedule) -> np.ndarray:
@@ -140,13 +167,13 @@ def _owed(table: RoundTable, complete: np.ndarray) -> list[list[tuple[int, int, 
     ]
 
 
-def _rounds_of(owed: list[tuple[int, int, int]], num_lanes: int, start: int, is_used: np.ndarray) -> list[int]:
+def _rounds_of(owed: list[tuple[int, int, int]], num_lanes: int, tail: _Tail) -> list[int]:
     """The rounds in which gradients `owed` travel, `num_lanes` at a time; each is read before, in the tail."""
     rounds: list[int] = []
-    for r in count(start + 1):
+    for r in count(tail.start + 1):
         if len(rounds) == len(owed):
             return rounds
-        if is_used[(r - start) % len(is_used)]:
+        if tail.is_used[(r - tail.start) % tail.body_rounds]:
             waiting = owed[len(rounds) : len(rounds) + num_lanes]
             rounds += [r for complete, _, _ in waiting if complete < r]
     raise AssertionError

@@ -6,7 +6,7 @@ the asynchronous one, else the best.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -16,7 +16,13 @@ from jaxpipe.lowering.checkerboard import CHECKERBOARD_ROUNDS, checkerboard_roun
 from jaxpipe.lowering.exchange import NOTHING_EXCHANGED, with_exchange
 from jaxpipe.lowering.in_step import IN_STEP_ROUNDS, in_step_rounds
 from jaxpipe.lowering.replay import replay_makespans
-from jaxpipe.lowering.rounds import earliest_rounds, in_forwards, periodic_rounds
+from jaxpipe.lowering.rounds import (
+    ALTERNATING_ROUNDS,
+    alternating_rounds,
+    earliest_rounds,
+    in_forwards,
+    periodic_rounds,
+)
 from jaxpipe.lowering.segment import Segment, round_up
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfers import NOTHING_PARKED, meeting_rounds, park, without_transfers
@@ -83,19 +89,18 @@ class _Problem:
         if self.schedule.has_transfers:
             judges, limits = (costs,), GOOD_ENOUGH_RATIOS[:1]
         expected = [costs, replace(costs, transfer=LIKELY_TRANSFER * float(np.mean(costs.forward)))]
+        everyone = [*judges, *expected]
+        asynchronous = np.array([simulate(self.steps, judge).makespan for judge in everyone])
         best, least = None, (True, float("inf"))
         for table in self.candidates(costs):
-            if (self._slowdown(table, judges) <= limits).all():
+            slowdown = replay_makespans(table, everyone) / asynchronous
+            if (slowdown[: len(judges)] <= limits).all():
                 return table
-            without, likely = self._slowdown(table, expected)
+            without, likely = slowdown[len(judges) :]
             if (key := (without > limits[0], likely)) < least:
                 best, least = table, key
         assert best is not None
         return best
-
-    def _slowdown(self, table: RoundTable, judges: Sequence[Costs]) -> np.ndarray:
-        """[judges] makespan of `table` over the asynchronous one."""
-        return replay_makespans(table, judges) / [simulate(self.steps, judge).makespan for judge in judges]
 
     def candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first.
@@ -117,6 +122,7 @@ class _Problem:
                     yield self.fold(rounds, body_rounds=period, lengths=lengths)
         if self.schedule.num_replicas > 1:
             yield self.fold(checkerboard_rounds(self.steps), body_rounds=CHECKERBOARD_ROUNDS)
+        yield self.fold(alternating_rounds(self.steps), body_rounds=ALTERNATING_ROUNDS)
         rounds = earliest_rounds(self.steps)
         for body_rounds in (1, 2, 4, 8):
             yield self.fold(rounds, body_rounds=body_rounds)

@@ -51,7 +51,8 @@ def _replay(table: RoundTable, costs: Sequence[Costs]) -> tuple[np.ndarray, np.n
     body = [[_couplings(pairs, links) for pairs in permutes] for permutes in table.permutes]
     for of_positions, messages in (
         (table.transfers, [c.slot_messages for c in costs]),
-        (table.exchanges, [c.gradient_messages for c in costs]),
+        # 32-bit gradients, whole and one way: twice what each device sends in a SYNC on the asynchronous clock.
+        (table.exchanges, [2 * c.gradient_messages for c in costs]),
     ):
         one_layer = links * np.array(messages)[:, None, None] / min(table.layers_per_stage)
         for couplings, lanes in zip(body, of_positions, strict=True):

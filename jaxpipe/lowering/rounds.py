@@ -28,6 +28,37 @@ def earliest_rounds(schedule: Schedule) -> np.ndarray:
     return simulate(schedule, costs).start.astype(int)
 
 
+def earliest_congruent(schedule: Schedule, residue: np.ndarray, period: int, *, remote: int) -> np.ndarray:
+    """[A] each action in the earliest round that its row and its inputs allow, of those that `residue` asks for.
+
+    Args:
+        schedule: compute actions alone.
+        residue: [A] of the round modulo `period`; -1 for any.
+        period: in rounds.
+        remote: rounds from an action to the one on another device that reads its message.
+    """
+    columns, message = schedule.columns, dependencies(schedule).message
+    in_order = np.argsort(simulate(schedule, Costs(backward=1.0)).start, kind="stable").tolist()
+    distance = np.where(columns.device[message] == columns.device, LOCAL_ROUNDS, remote).tolist()
+    position, message, residue = columns.position.tolist(), message.tolist(), residue.tolist()
+    rounds = [0] * len(position)
+    for i in in_order:
+        earliest = rounds[i - 1] + LOCAL_ROUNDS if position[i] else 0
+        if message[i] >= 0:
+            earliest = max(earliest, rounds[message[i]] + distance[i])
+        rounds[i] = earliest + ((residue[i] - earliest) % period if residue[i] >= 0 else 0)
+    return np.array(rounds)
+
+
+ALTERNATING_ROUNDS = 2  # of a body: one for forwards, one for backwards
+
+
+def alternating_rounds(schedule: Schedule) -> np.ndarray:
+    """[A] forwards in even rounds, backwards in odd ones; for devices that do them in turn, like interleaved 1F1B."""
+    is_backward = (~schedule.columns.is_kind(Kind.F)).astype(int)
+    return earliest_congruent(schedule, is_backward, ALTERNATING_ROUNDS, remote=REMOTE_ROUNDS)
+
+
 def in_forwards(costs: Costs) -> np.ndarray:
     """[kinds] how many forwards long an action is under `costs`, on average over stages; whole, at least one."""
     times = np.ones(len(Kind))

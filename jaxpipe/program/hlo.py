@@ -15,6 +15,7 @@ _CALLED = re.compile(r"(?:body|condition|calls|to_apply|true_computation|false_c
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 MESSAGE = re.compile(r"(position\d+_permute\d+)")  # scopes that `jaxpipe.program.rounds` gives to its permutes
 PAGE_TRANSFER = re.compile(r"(position\d+_transfer\d*)")
+EXCHANGE = re.compile(r"(position\d+_exchange\d+)")
 _MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")
 
 # These name a buffer or pass it on; what a while or a call writes is counted inside it.

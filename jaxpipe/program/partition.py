@@ -9,7 +9,7 @@ Source: ZeRO stage 1, Rajbhandari et al., SC 2020, section 5.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,12 +160,14 @@ def compute_copies(held: PyTree, parts: PyTree, dtype: Any, *, pairs: Sequence[t
         pairs: (owner, other holder) along `pipe` of a device's stages, where there are two replicas: layers of the
             copies are then [own chunk and, after them, the partner's, layer, ...].
     """
-    if dtype is not None:
-        held = jax.tree.map(lambda leaf: leaf.astype(dtype), held)  # before it travels
-    shared = jax.tree.map(lambda leaf, part: part.gather(leaf), held["shared"], parts["shared"])
-    layers = held["layers"]
-    layers = _gather_both(layers, parts["layers"], pairs) if pairs else _gather_layers(layers, parts["layers"])
-    return {"shared": shared, "layers": layers}
+
+    def cast(leaf: jax.Array) -> jax.Array:
+        return leaf if dtype is None else leaf.astype(dtype)  # before it travels
+
+    shared = jax.tree.map(lambda leaf, part: part.gather(cast(leaf)), held["shared"], parts["shared"])
+    if pairs:
+        return {"shared": shared, "layers": _gather_both(held["layers"], parts["layers"], cast, pairs)}
+    return {"shared": shared, "layers": _gather_layers(jax.tree.map(cast, held["layers"]), parts["layers"])}
 
 
 def _gather_layers(layers: PyTree, parts: PyTree) -> PyTree:
@@ -181,8 +183,10 @@ def _gather_layers(layers: PyTree, parts: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _gather_both(layers: PyTree, parts: PyTree, pairs: Sequence[tuple[int, int]]) -> PyTree:
-    """Copies of a device's own layers and of its partner's; what travels between them is what the devices hold."""
+def _gather_both(
+    layers: PyTree, parts: PyTree, cast: Callable[[jax.Array], jax.Array], pairs: Sequence[tuple[int, int]]
+) -> PyTree:
+    """Copies of a device's own layers and of its partner's, layer by layer; what travels is what the devices hold."""
     leaves, structure = jax.tree.flatten(layers)
     parts = jax.tree.leaves(parts)
     num_chunks, num_layers = leaves[0].shape[:2]
@@ -190,14 +194,14 @@ def _gather_both(layers: PyTree, parts: PyTree, pairs: Sequence[tuple[int, int]]
     def layer(i: jax.Array, copies: list[jax.Array]) -> list[jax.Array]:
         chunk, row = i // num_layers, i % num_layers
         for k, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
-            own = lax.dynamic_index_in_dim(leaf[chunk], row, keepdims=False)
+            own = cast(lax.dynamic_slice(leaf, (chunk, row) + (0,) * (leaf.ndim - 2), (1, 1, *leaf.shape[2:])))[0, 0]
             for first, held in ((0, own), (num_chunks, lax.ppermute(own, "pipe", pairs))):
                 copy = part.gather(held)[None, None]
                 copies[k] = lax.dynamic_update_slice(copies[k], copy, (first + chunk, row) + (0,) * (copy.ndim - 2))
         return copies
 
     copies = [
-        jnp.zeros((2 * num_chunks, num_layers, *part.compute_shape), leaf.dtype)
+        jnp.zeros((2 * num_chunks, num_layers, *part.compute_shape), jax.eval_shape(cast, leaf).dtype)
         for leaf, part in zip(leaves, parts, strict=True)
     ]
     return jax.tree.unflatten(structure, lax.fori_loop(0, num_chunks * num_layers, layer, copies))

@@ -47,6 +47,12 @@ def bitpipe(
 
     The paper's formula for all N, x = 2(D-2) once only, is not what its units give when they are concatenated.
 
+    On the SPMD clock, the exchange of gradients apart: `concatenate` takes as long as on the asynchronous one whatever
+    a backward costs; with messages of 0.1 forward up to 1.035 times at D=4, 1.02 at D=8. The rounds of `figure` go by
+    the expected costs: as long at a backward of one, two or three forwards, measured up to 1.13, 1.10 or 1.06 times
+    with such messages. With the exchange, gradients of a layer taking 0.6 forwards, `concatenate` takes up to 1.06
+    times at D=4, 1.03 at D=8.
+
     Needs even D, any N >= 1, any v >= 1: where N is not whole units of D, the last one is built whole, and
     microbatches of both directions in turn are left out.
 

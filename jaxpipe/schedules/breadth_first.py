@@ -19,6 +19,9 @@ def breadth_first(*, num_devices: int, num_microbatches: int, num_chunks: int = 
     it is GPipe. What it is for is sharded weights: each stage's are gathered once for all forwards and once for all
     backwards of a step. Any D >= 1, N >= 1, v >= 1.
 
+    On the SPMD clock: as long as on the asynchronous one whatever a backward costs; with messages of 0.1 forward up to
+    1.10, 1.07 or 1.05 times at a backward of one, two or three, for forwards have no other action to hide behind.
+
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.

@@ -19,6 +19,9 @@ def gems(*, num_devices: int, num_microbatches: int, eager_sync: bool = True) ->
     ratio (D-1)/(D+1/2), but for the ends, which do not count for large N; more microbatches do not lessen it. Peak
     activations 1 Ma on every device, two replicas of the weights. Needs even D, any N >= 1.
 
+    On the SPMD clock: as long as on the asynchronous one whatever a backward costs; with messages of 0.1 forward up to
+    1.02 times. The exchange of gradients apart.
+
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.

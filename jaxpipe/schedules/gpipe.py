@@ -16,6 +16,8 @@ def gpipe(*, num_devices: int, num_microbatches: int) -> Schedule:
     Bubble ratio (D-1)/(N+D-1) for any costs that are equal on all stages; peak activations N Ma on
     every device. Any D >= 1, any N >= 1.
 
+    On the SPMD clock: as long as on the asynchronous one, with messages of 0.1 forward too.
+
     Source: Huang et al., GPipe, NeurIPS 2019, section 2.3; formulas as in BitPipe, arXiv 2410.19367,
     Table 2. Backwards run in the order of the forwards.
     """

@@ -26,6 +26,9 @@ def hanayo(*, num_devices: int, num_microbatches: int, waves: int = 1) -> Schedu
     of D microbatches half their length, 2WD slots, apart and backwards one slot later, and starts no forward while it
     stores D Ma.
 
+    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at a backward of one or two
+    forwards, measured up to 1.08 times at one of three; with messages of 0.1 forward up to 1.18, 1.16 or 1.15 times.
+
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.

@@ -41,6 +41,10 @@ def mixpipe(
     `list_scheduling.Preference` says; of some preferences the one with the least bubble is taken, of these the one
     with the least peak. Both directions do the same at the same time.
 
+    On the SPMD clock, the exchange of gradients apart: rounds go by the expected costs. As long as on the asynchronous
+    one at a backward of one or two forwards, measured up to 1.08 times at one of three; with messages of 0.1 forward up
+    to 1.18, 1.16 or 1.14 times.
+
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
@@ -65,15 +69,16 @@ def mixpipe(
         least_idle=3 * (num_devices - 2) // 2,
         most_held=most_held,
     )
-    assert order  # the last preference lets K/2 microbatches of a direction be in flight, and so keeps any K
+    assert order  # K/2 chains in flight, the second cap, keep any K
     rows = rows_of(order.rows, placement, num_microbatches=num_microbatches)
     return Schedule("mixpipe", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))
 
 
 def _preferences(num_devices: int, most_held: int) -> list[Preference]:
-    """What is tried: a cap on all forwards, on those before the middle, or on chains in flight."""
-    before_middle = [(cap, num_devices // 2) for cap in reversed(range((most_held + 1) // 2, most_held))]
-    caps = [(most_held, num_devices), *before_middle, (most_held // 2, 1)]
+    """What is tried: a cap on all forwards, on those before the middle where that helps, or on chains in flight."""
+    caps = [(most_held, num_devices), (most_held // 2, 1)]
+    if most_held < num_devices:
+        caps += [(cap, num_devices // 2) for cap in reversed(range((most_held + 1) // 2, most_held))]
     return [
         Preference(spacing, pace, delay, cap, num_capped)
         for (cap, num_capped), spacing, pace, delay in product(caps, (2, 1, 3), (2, 1), (-4, -1, 0))

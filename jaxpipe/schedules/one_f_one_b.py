@@ -16,6 +16,9 @@ def one_f_one_b(*, num_devices: int, num_microbatches: int) -> Schedule:
     Bubble ratio (D-1)/(N+D-1) for any costs that are equal on all stages; peak activations
     min(D-s, N) Ma on device s. Any D >= 1, any N >= 1.
 
+    On the SPMD clock: as long as on the asynchronous one whatever a backward costs; with messages of 0.1 forward up to
+    1.02 times from D=4 on.
+
     Source: Fan et al., DAPPLE, PPoPP 2021, section 3; Narayanan et al., Memory-Efficient
     Pipeline-Parallel DNN Training (PipeDream-Flush), ICML 2021; warm-up count as in Megatron-LM.
     """

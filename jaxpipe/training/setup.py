@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,11 @@ from ml_collections import ConfigDict
 from jaxpipe.config.checks import AUTO, build_schedule, layers_per_stage, model_config
 from jaxpipe.config.model_checks import check_attention_kernel
 from jaxpipe.data import Batches, Corpus, load_corpus
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, order_devices
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.schedules import Costs
+from jaxpipe.schedules import Costs, Schedule
 
 # In forwards: a matrix product of forward has two in backward; a layer that is computed again adds one. Attention that
 # is computed again adds little.
@@ -99,11 +101,9 @@ def build_pipeline(
     """
     mesh, schedule = config.mesh, build_schedule(config)
     _check_attention(config, devices)
-    order = mesh.order
-    if order == AUTO:
-        order = "pair_adjacent" if schedule.has_transfers else "contiguous"
     axes = {"data": mesh.data, "pipe": mesh.pipe, "tensor": mesh.tensor}
-    devices = order_devices(devices, **axes, order=order, gpus_per_node=gpus_per_node)
+    orders = _orders_to_try(schedule) if mesh.order == AUTO else (mesh.order,)
+    devices = _in_first_order(devices, axes, orders, gpus_per_node)
     model = LanguageModel(model_config(config), TensorAxis(mesh.tensor, mesh.deterministic))
     pipeline = Pipeline(
         schedule,
@@ -117,6 +117,24 @@ def build_pipeline(
         costs=Costs(backward=BACKWARD_COSTS[config.model.recompute]),
     )
     return model, pipeline
+
+
+def _orders_to_try(schedule: Schedule) -> tuple[str, ...]:
+    """Orders of the mesh that suit `schedule`, the best first."""
+    if schedule.num_replicas > 1:
+        return ("replicas_together", "pair_adjacent", "contiguous")
+    return ("pair_adjacent",) if schedule.has_transfers else ("contiguous",)
+
+
+def _in_first_order(
+    devices: Sequence[Any], axes: dict[str, int], orders: Sequence[str], gpus_per_node: int | None
+) -> tuple[Any, ...]:
+    """`devices` in the first of `orders` that takes this mesh."""
+    *preferred, last = orders
+    for order in preferred:
+        with suppress(ConfigError):
+            return order_devices(devices, **axes, order=order, gpus_per_node=gpus_per_node)
+    return order_devices(devices, **axes, order=last, gpus_per_node=gpus_per_node)
 
 
 def _check_attention(config: ConfigDict, devices: Sequence[Any]) -> None:

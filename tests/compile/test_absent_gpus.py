@@ -43,6 +43,7 @@ DATA_PARALLEL = (
 CASES = {
     "gpt": (*GPT, "--topology=a100-80g:1x8"),
     "gpt, bpipe": (*GPT, "--config.pipeline.schedule=bpipe", "--topology=a100-80g:1x8"),
+    "gpt, bitpipe": (*GPT, "--config.pipeline.schedule=bitpipe", "--topology=a100-80g:1x8"),
     "llama, two nodes, uneven stages": (*LLAMA, "--topology=a100-80g:2x4"),
     "data parallel, dropout, another GPU": (*DATA_PARALLEL, "--topology=h100-80g:1x6"),
 }
@@ -73,17 +74,37 @@ def test_the_whole_state_is_updated_in_place(numbers):
     assert numbers["argument_bytes"] - numbers["alias_bytes"] == numbers["predicted"]["batch"]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "bpipe" not in case])
+@pytest.mark.parametrize("case", [case for case in CASES if "pipe" not in case])
 def test_every_message_is_behind_an_action(case):
     numbers = report(case)
     assert numbers["overlapped_permutes"] == numbers["permutes"] > 0
-    assert numbers["evict_load_permutes"] == numbers["overlapped_evict_load_permutes"] == 0
+    assert numbers["evict_load_permutes"] == numbers["exchange_permutes"] == 0
 
 
 def test_every_page_travels_behind_an_action():
     numbers = report("gpt, bpipe")
     assert numbers["overlapped_evict_load_permutes"] == numbers["evict_load_permutes"] > 0
     assert numbers["permutes"] > numbers["evict_load_permutes"]
+
+
+def test_gradients_of_two_replicas_travel_behind_actions():
+    numbers = report("gpt, bitpipe")
+    assert numbers["overlapped_exchange_permutes"] == numbers["exchange_permutes"] > 0
+    assert numbers["permutes"] > numbers["exchange_permutes"]
+
+
+def test_two_replicas_have_one_state_and_twice_the_weights():
+    """Wu et al., BitPipe, Table 2: D Ma of activations as 1F1B, which are twice as many slots of half the layers."""
+    bitpipe, plain = report("gpt, bitpipe"), report("gpt")
+    assert bitpipe["alias_bytes"] == plain["alias_bytes"]
+    assert bitpipe["num_slots"] * bitpipe["slot_bytes"] == plain["num_slots"] * plain["slot_bytes"]
+    hidden, vocab_size, seq_len = 2048, 32768, 1024
+    layers = 8 * (12 * hidden**2 + 13 * hidden)
+    ends = (vocab_size + seq_len) * hidden + 2 * hidden
+    assert plain["predicted"]["weights"] == 2 * (layers + ends)  # bfloat16
+    assert bitpipe["predicted"]["weights"] == 2 * (2 * layers + ends)
+    assert plain["predicted"]["gradients"] == 4 * (layers + ends)
+    assert bitpipe["predicted"]["gradients"] == 4 * (2 * layers + ends)
 
 
 def test_bpipe_holds_half_a_slot_more_than_its_bound():
@@ -113,7 +134,9 @@ def test_slots_and_pages_are_1f1bs():
 def test_fields_are_those_that_the_readme_promises():
     numbers = report("gpt")
     kinds = ("argument", "temp", "output", "alias", "total", "reserve", "hardware", "slot", "transit", "predicted")
-    permutes = [f"{overlapped}{kind}permutes" for overlapped in ("", "overlapped_") for kind in ("", "evict_load_")]
+    permutes = [
+        f"{overlapped}{kind}permutes" for overlapped in ("", "overlapped_") for kind in ("", "evict_load_", "exchange_")
+    ]
     whole = ["num_slots", *(f"{kind}_bytes" for kind in kinds), *permutes]
     assert {name: type(numbers[name]) for name in whole} == dict.fromkeys(whole, int)
     assert type(numbers["fits"]) is bool

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxpipe.program.hlo import MESSAGE, PAGE_TRANSFER, overlapped_permutes, permute_pairs
+from jaxpipe.program.hlo import EXCHANGE, MESSAGE, PAGE_TRANSFER, overlapped_permutes, permute_pairs
 
 PERMUTES = """
 %product (a: f32[2,2]) -> f32[2,2] {
@@ -55,12 +55,12 @@ def test_a_permute_that_was_never_made_asynchronous_is_not_hidden():
 
 
 @pytest.mark.parametrize(
-    ("scope", "messages", "pages"), [("position12_permute1", (1, 1), (0, 0)), ("position3_transfer", (0, 0), (1, 1))]
+    ("scope", "kind"),
+    [("position12_permute1", MESSAGE), ("position3_transfer", PAGE_TRANSFER), ("position6_exchange0", EXCHANGE)],
 )
-def test_messages_and_pages_are_told_apart_by_their_scopes(scope, messages, pages):
+def test_messages_pages_and_gradients_are_told_apart_by_their_scopes(scope, kind):
     text = program(scope=scope)
     assert overlapped_permutes(text) == (1, 1)
-    assert overlapped_permutes(text, scope=MESSAGE) == messages
-    assert overlapped_permutes(text, scope=PAGE_TRANSFER) == pages
-    assert permute_pairs(text) == ({scope: {(0, 1)}} if messages[0] else {})
-    assert permute_pairs(text, scope=PAGE_TRANSFER) == ({scope: {(0, 1)}} if pages[0] else {})
+    for other in (MESSAGE, PAGE_TRANSFER, EXCHANGE):
+        assert overlapped_permutes(text, scope=other) == ((1, 1) if other is kind else (0, 0))
+        assert permute_pairs(text, scope=other) == ({scope: {(0, 1)}} if other is kind else {})

@@ -20,6 +20,8 @@ REPORT = Report(
     overlapped_permutes=7,
     evict_load_permutes=4,
     overlapped_evict_load_permutes=3,
+    exchange_permutes=2,
+    overlapped_exchange_permutes=1,
     prediction=Prediction(
         state=18 * GIBIBYTE,
         batch=2 * GIBIBYTE,
@@ -57,3 +59,4 @@ def test_text_says_what_is_spare_or_too_much():
     assert "does not fit, too much 6.00" in to_text(dataclasses.replace(REPORT, temp_bytes=56 * GIBIBYTE))
     assert "8, 7 behind an action" in to_text(REPORT)
     assert "4 of these, 3 behind an action" in to_text(REPORT)
+    assert "2 of these, 1 behind an action" in to_text(REPORT)

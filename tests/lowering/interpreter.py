@@ -22,11 +22,11 @@ class Device:
     inbox: list
     pool: list
     departing: list
+    leaving: list
     message: tuple = GARBAGE
     out: tuple = GARBAGE
     done: list = field(default_factory=list)
-    leaving: list = field(default_factory=list)
-    # (chunk, layer) -> the microbatches whose gradients the running sum has; none twice.
+    # (chunk, layer) -> the (stage, layer, microbatch) whose gradients the running sum has; none twice.
     sums: dict = field(default_factory=lambda: defaultdict(list))
 
 
@@ -40,7 +40,12 @@ def interpret(table: RoundTable) -> None:
     """
     schedule, inbox = table.schedule, table.inbox
     devices = [
-        Device([None] * (inbox.num_inbox + 1), [None] * table.pages.num_pages, [GARBAGE] * table.num_lanes)
+        Device(
+            inbox=[None] * (inbox.num_inbox + 1),
+            pool=[None] * table.pages.num_pages,
+            departing=[GARBAGE] * table.num_lanes,
+            leaving=[GARBAGE] * table.num_exchange_lanes,
+        )
         for _ in range(schedule.num_devices)
     ]
     for round_ in range(table.num_rounds):
@@ -114,7 +119,7 @@ def _act(table, round_, d, device, where):
             device.pool[page] = None
     if kind is Kind.B:
         for layer in range(len(pages)):
-            device.sums[table.chunk[round_, d], layer].append(microbatch)
+            device.sums[table.chunk[round_, d], layer].append((stage, layer, microbatch))
         device.message = ("dx", stage - 1, microbatch)
     elif stage == schedule.num_stages - 1:  # the turn-around: head, loss and their backward
         device.message = ("dx", stage, microbatch)
@@ -160,7 +165,7 @@ def _check_sums(table, d, device):
         return
     for chunk, (replica, stage) in enumerate(schedule.placement.stages_of[d]):
         for layer in range(table.layers_per_stage[stage]):
-            owned = list(range(schedule.num_microbatches))
+            owned = [(stage, layer, microbatch) for microbatch in range(schedule.num_microbatches)]
             assert replica or sorted(device.sums[chunk, layer]) == owned, f"device {d}: layer {layer} of stage {stage}"
 
 

@@ -1,6 +1,7 @@
 """How big is the program that a schedule becomes: slots, inbox, body positions, permutes?"""
 
 import pytest
+from legal_devices import variants
 
 from jaxpipe.lowering import lower
 from jaxpipe.schedules import build, peak_activations
@@ -14,6 +15,69 @@ def test_slots_are_the_peak_of_the_schedule(num_devices, num_microbatches):
     for name, peak in peaks.items():
         schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
         assert lower(schedule).num_slots == peak == peak_activations(schedule).max()
+
+
+@pytest.mark.parametrize(("name", "options", "num_devices"), variants(2, 6), ids=str)
+def test_slots_are_the_peak_of_every_schedule_without_transfers(name, options, num_devices):
+    for num_microbatches in (3, 2 * num_devices + 1):
+        schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options)
+        num_chunks = schedule.placement.num_chunks  # Ma are all chunks of one direction
+        assert schedule.has_transfers or lower(schedule).num_slots == peak_activations(schedule).max() * num_chunks
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "peak"),
+    [
+        # Peaks at N=D, in Ma, as in BitPipe, Table 2, and of what it says about GEMS and forward doubling.
+        ("interleaved_1f1b", {}, lambda d: d),
+        ("chimera", {}, lambda d: d),
+        ("bitpipe", {}, lambda d: d),
+        ("gems", {}, lambda d: 1),
+        ("chimera", {"forward_doubling": True}, lambda d: 2 * d),
+    ],
+)
+def test_slots_are_the_published_peaks(name, options, peak):
+    for num_devices in (4, 6, 8):
+        num_microbatches = num_devices * (1 + ("forward_doubling" in options))
+        schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options)
+        assert lower(schedule).num_slots == peak(num_devices) * schedule.placement.num_chunks
+
+
+# Body rounds of each segment, from eight devices and two units on. Two replicas have a second one for the exchange.
+BODIES = [
+    ("1f1b", {}, [4]),
+    ("bitpipe", {}, [4, 4]),
+    ("bitpipe", {"num_chunks": 4, "eager_sync": False}, [4, 4]),
+    ("bitpipe", {"v_shape": False}, [4, 4]),
+    ("bitpipe", {"scaling": "figure"}, [2, 2]),
+    ("bitpipe", {"scaling": "early_forwarding"}, [2, 2]),
+    ("breadth_first", {}, [2]),
+    ("chimera", {}, [4, 4]),
+    ("chimera", {"forward_doubling": True}, [2, 2]),
+    ("gems", {}, [4, 4]),
+    ("gpipe", {}, [1, 1]),
+    ("hanayo", {}, [2]),
+    ("hanayo", {"waves": 2}, [2]),
+    ("interleaved_1f1b", {}, [2]),
+    ("interleaved_1f1b", {"num_chunks": 4}, [2]),
+    ("mixpipe", {}, [2, 2]),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "body"), BODIES, ids=str)
+def test_bodies_grow_neither_with_microbatches_nor_with_devices(name, options, body):
+    for num_devices, multiple in ((8, 2), (8, 4), (12, 2)):
+        table = lower(build(name, num_devices=num_devices, num_microbatches=multiple * num_devices, **options))
+        assert [segment.body_rounds for segment in table.segments] == body
+        assert table.body_rounds == sum(body)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options", "body"), BODIES, ids=str)
+def test_bodies_of_many_devices(name, options, body):
+    for num_devices, multiple in ((32, 2), (16, 8), (64, 2)):
+        table = lower(build(name, num_devices=num_devices, num_microbatches=multiple * num_devices, **options))
+        assert [segment.body_rounds for segment in table.segments] == body
 
 
 @pytest.mark.parametrize("num_devices", [3, 4, 5, 8, 48, 64])

@@ -1,40 +1,61 @@
-"""Schedules as users may write them: any placement of one replica, rows in any order that can run."""
+"""Schedules as users may write them: any placement, rows in any order that can run, SYNCs anywhere behind backwards."""
 
 import random
 
-from jaxpipe.schedules import REGISTRY, Action, Kind, Placement, Schedule, check, linear, parse_action
-
-LEAST_DEVICES = {"bpipe": 4}
+from jaxpipe.schedules import (
+    Action,
+    Kind,
+    Placement,
+    Schedule,
+    bidirectional,
+    check,
+    linear,
+    looped,
+    parse_action,
+    zig_zag,
+)
 
 PLACEMENTS = {
     "one device": linear(1),
     "linear": linear(3),
     "three chunks on one device": Placement(1, ((0, 0, 0),)),
-    "looping": Placement(3, ((0, 1, 2, 0, 1, 2),)),
-    "V": Placement(2, ((0, 1, 1, 0),)),
+    "looping": looped(3, 2),
+    "V": zig_zag(2, 2),
     "back and forth": Placement(3, ((0, 2, 1, 1, 0, 2),)),
 }
 
+TWO_WAYS = {
+    "two lines": bidirectional(linear(4)),
+    "two loops": bidirectional(looped(2, 3)),
+    "two Vs": bidirectional(zig_zag(4, 2)),
+    "two back and forth": bidirectional(Placement(4, ((3, 0, 2, 1, 1, 3, 0, 2),))),
+}
 
-def registered(*num_devices: int) -> list[tuple[str, int]]:
-    """(name, number of devices) of registered schedules, where they exist."""
-    return [(name, d) for name in sorted(REGISTRY) for d in num_devices if d >= LEAST_DEVICES.get(name, 1)]
 
+def random_schedule(placement: Placement, *, num_microbatches: int, seed: int, has_syncs: bool = False) -> Schedule:
+    """Rows in the order in which a random device takes a random action that is ready, over and over.
 
-def random_schedule(placement: Placement, *, num_microbatches: int, seed: int) -> Schedule:
-    """Rows in the order in which a random device takes a random action that is ready, over and over."""
+    Each microbatch runs in a random replica. A SYNC stands anywhere behind the last backward of its stage and replica.
+    """
     generator = random.Random(seed)
     last_stage = placement.num_stages - 1
-    ready = [Action(Kind.F, 0, microbatch) for microbatch in range(num_microbatches)]
+    replicas = [generator.randrange(placement.num_replicas) for _ in range(num_microbatches)]
+    ready = [Action(Kind.F, 0, microbatch, replica) for microbatch, replica in enumerate(replicas)]
     rows: list[list[Action]] = [[] for _ in range(placement.num_devices)]
     while ready:
         action = ready.pop(generator.randrange(len(ready)))
-        rows[placement.device_of(action.stage)].append(action)
-        kind, stage, microbatch, _ = action
+        kind, stage, _, replica = action
+        rows[placement.device_of(stage, replica)].append(action)
         if kind is Kind.F:
-            ready.append(Action(Kind.F, stage + 1, microbatch) if stage < last_stage else action._replace(kind=Kind.B))
+            ready.append(action._replace(stage=stage + 1) if stage < last_stage else action._replace(kind=Kind.B))
         elif stage > 0:
-            ready.append(Action(Kind.B, stage - 1, microbatch))
+            ready.append(action._replace(stage=stage - 1))
+    if has_syncs:
+        for row, held in zip(rows, placement.stages_of, strict=True):
+            for replica, stage in held:
+                own = [i for i, action in enumerate(row) if (action.replica, action.stage) == (replica, stage)]
+                position = generator.randint(own[-1] + 1 if own else 0, len(row))
+                row.insert(position, Action(Kind.SYNC, stage, replica=replica))
     return check(Schedule(f"random {seed}", placement, num_microbatches, tuple(map(tuple, rows))))
 
 

@@ -32,7 +32,7 @@ def train(order: str, *, deterministic: bool = True):
     """Metrics of each step, canonical parameters and first moments (of the gradients) after two, and the HLO."""
     config = config_of("gpt", num_layers=4, dropout=0.3)
     pipeline = pipeline_of(
-        build("1f1b", num_devices=2, num_microbatches=3),
+        build("bitpipe", num_devices=2, num_microbatches=3),
         config,
         data=2,
         tensor=2,

@@ -51,8 +51,8 @@ class Case(NamedTuple):
 
 FEW = [
     Case("gpt", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True),
-    Case("llama", "1f1b", 2, 2, 2, "none", attention="chunked"),
-    Case("gpt", "gpipe", 2, 2, 2, "full", dropout=0.3, tied=True, layers_per_stage=(4, 2)),
+    Case("llama", "interleaved_1f1b", 2, 2, 2, "none", attention="chunked"),
+    Case("gpt", "bitpipe", 2, 2, 2, "full", dropout=0.3, tied=True, layers_per_stage=(1, 2, 1, 2)),
     Case("llama", "gpipe", 2, 2, 2, "attention", tied=True, split_masters=False),
     Case("gpt", "1f1b", 1, 4, 2, "attention", dropout=0.3, layers_per_stage=(1, 3, 1, 1)),
     Case("llama", "1f1b", 1, 4, 2, "full"),
@@ -61,7 +61,6 @@ FEW = [
     Case("gpt", "1f1b", 1, 1, 2, "none", attention="chunked", dropout=0.3),
     Case("llama", "gpipe", 1, 1, 1, "full"),
     Case("gpt", "1f1b", 2, 1, 2, "full", tied=True, split_masters=False),
-    Case("llama", "1f1b", 1, 2, 1, "attention"),
 ]
 SIXTEEN = Case("gpt", "1f1b", 2, 4, 2, "none", dropout=0.3, tied=True)
 
@@ -82,6 +81,17 @@ ALL = [
     for family, schedule, data, pipe, tensor, recompute in product(
         ("gpt", "llama"), ("1f1b", "gpipe"), (1, 2), (1, 2, 4), (1, 2), ("none", "attention", "full")
     )
+]
+ALL += [
+    case._replace(schedule=several)
+    for case in ALL
+    for schedule, pipe, several in (
+        ("1f1b", 2, "bitpipe"),
+        ("gpipe", 2, "interleaved_1f1b"),
+        ("1f1b", 4, "chimera"),
+        ("gpipe", 4, "mixpipe"),
+    )
+    if (case.schedule, case.pipe) == (schedule, pipe)
 ]
 
 

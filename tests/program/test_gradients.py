@@ -1,45 +1,25 @@
-"""The pipelined step has the loss and every gradient of plain `jax.grad`.
-
-Everything is float32, so both sides round: one operation errs by eps = 2^-24 = 6e-8 relative to its
-result, and both sum the same terms in another order (over microbatches, over the data axis, within
-matrix products). A gradient here is a sum of up to 17 x 2 x 8 = 272 tokens' terms, behind up to 15 layers
-of about a dozen roundings each: eps x sqrt(272 + 180) = 1.3e-6 if roundings are independent. The bound
-of 1e-5 leaves room for cancellation, and is far below what a wrong page, microbatch or layer does.
-"""
+"""The pipelined step has the loss and every gradient of plain `jax.grad`; the bound, `tiny_gpt` explains."""
 
 from itertools import product
 
 import jax
 import pytest
-from tiny_gpt import (
-    expected_loss_and_grads,
-    loss_and_grads,
-    make_batch,
-    make_params,
-    make_pipeline,
-    num_valid,
-)
+import tiny_gpt
+from tiny_gpt import LARGEST_ERROR, expected_loss_and_grads, make_batch, make_params, make_pipeline, num_valid
 from tiny_models import relative_errors
 
 from jaxpipe.schedules import build
 
-LARGEST_ERROR = 1e-5
-
-# D, N, layers per stage, tied, data axis: each value of the full grid at least twice, with both schedules.
+# D, N, layers per stage, tied, data axis: each value of the full grid, with both schedules.
 FEW = [
     ("1f1b", 1, 3, (8,), True, 1),
     ("gpipe", 1, 8, (8,), False, 2),
     ("1f1b", 2, 8, (4, 4), False, 2),
     ("gpipe", 2, 17, (7, 1), True, 1),
     ("1f1b", 3, 1, (3, 3, 2), False, 1),
-    ("gpipe", 3, 3, (2, 5, 1), True, 2),
-    ("1f1b", 3, 17, (2, 4, 2), True, 1),
     ("1f1b", 4, 3, (2, 2, 3, 1), True, 2),
     ("gpipe", 4, 1, (2, 2, 2, 2), False, 1),
-    ("1f1b", 4, 8, (1, 4, 1, 2), False, 1),
     ("1f1b", 8, 17, (1, 1, 1, 1, 1, 1, 1, 1), True, 1),
-    ("gpipe", 8, 8, (1, 2, 2, 2, 2, 2, 2, 2), False, 1),
-    ("1f1b", 8, 3, (2, 2, 2, 2, 2, 2, 2, 1), False, 1),
 ]
 
 
@@ -66,14 +46,7 @@ def assert_equivalent(name, num_devices, num_microbatches, layers_per_stage, tie
     pipeline = make_pipeline(
         schedule, num_layers=num_layers, layers_per_stage=layers_per_stage, tie_embeddings=tied, data=data
     )
-    loss, grads = loss_and_grads(pipeline, tie_embeddings=tied)
-    expected_loss, expected_grads = expected_loss_and_grads(num_layers, num_microbatches, tie_embeddings=tied)
-    assert loss == pytest.approx(float(expected_loss), rel=LARGEST_ERROR)
-    # No leaf is exactly zero in truth, so every error is relative. A part of one is: adding a vector to all keys
-    # shifts a query's scores alike and changes no probability, so the middle third of query_key_value's bias has
-    # gradient zero. Its rounding noise is compared with the whole bias, as an error relative to zero means nothing.
-    errors = relative_errors(grads, expected_grads)
-    assert max(errors.values()) <= LARGEST_ERROR, errors
+    tiny_gpt.assert_equivalent(pipeline, tie_embeddings=tied)
 
 
 @pytest.mark.parametrize("case", FEW, ids=lambda case: "-".join(map(str, case)))

@@ -15,7 +15,7 @@ from csv_schedules import CSV
 from tiny_models import config_of, pipeline_of, random_batch, random_params, run_quickly
 
 from jaxpipe.lowering import IDLE
-from jaxpipe.program import Pipeline, transfers
+from jaxpipe.program import Pipeline, exchange, transfers
 from jaxpipe.schedules import Kind, build, from_csv
 
 LLAMA = config_of("llama", num_layers=4)
@@ -45,18 +45,21 @@ def make_mlp_that_sends_pages(unit: str = "page") -> Pipeline:
     return pipeline
 
 
-def make_mlp(name: str = "1f1b") -> Pipeline:
-    schedule = from_csv(CSV[name], name=name) if name in CSV else build(name, num_devices=4, num_microbatches=6)
-    return tiny_mlp.make_pipeline(schedule, num_layers=6)
+def make_mlp(name: str = "1f1b", **options) -> Pipeline:
+    """Of a schedule as a user writes it; or of four devices and six microbatches, with up to two layers a stage."""
+    if name in CSV:
+        return tiny_mlp.make_pipeline(from_csv(CSV[name], name=name), num_layers=6)
+    schedule = build(name, num_devices=4, num_microbatches=6, **options)
+    return tiny_mlp.make_pipeline(schedule, num_layers=schedule.num_stages + 2)
 
 
 @pytest.fixture
 def poison(monkeypatch):
     """A function that fills all storage of pipelines made from now on with NaN.
 
-    Pages that have left, lanes that carry none, and what arrives in these are filled again in every round.
+    Pages that have left, lanes that carry nothing, and what arrives in these are filled again in every round.
     """
-    store, read = transfers.store, transfers.read
+    store, read, add, read_gradients = transfers.store, transfers.read, exchange.add, exchange.read
 
     def store_from_poisoned_arrivals(row, landed, state):
         return store(row, poisoned_from(landed, row.num_landings), state)
@@ -66,17 +69,28 @@ def poison(monkeypatch):
         pages = jnp.where(jnp.arange(table.num_lanes) < row.num_departures, row.departure, table.pages.num_pages)
         return departing, state._replace(pool=[leaf.at[pages].set(jnp.nan, mode="drop") for leaf in state.pool])
 
+    def add_from_poisoned_arrivals(row, arrived, state):
+        return add(row, poisoned_from(arrived, row.num_received), state)
+
+    def read_gradients_into_poisoned_lanes(table, position, row, leaving, state):
+        return read_gradients(table, position, row, poisoned_from(leaving, 0), state)
+
     def fill():
         monkeypatch.setattr("jaxpipe.program.pipeline.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
         monkeypatch.setattr(transfers, "store", store_from_poisoned_arrivals)
         monkeypatch.setattr(transfers, "read", read_into_poisoned_lanes)
+        monkeypatch.setattr(exchange, "add", add_from_poisoned_arrivals)
+        monkeypatch.setattr(exchange, "read", read_gradients_into_poisoned_lanes)
 
     return fill
 
 
 def poisoned_from(lanes, first):
-    """[lane] with NaN in all pages from lane `first` on."""
-    return [[jnp.where(lane < first, part, jnp.nan) for part in page] for lane, page in enumerate(lanes)]
+    """[lane] with NaN in all lanes from `first` on."""
+    return [
+        jax.tree.map(lambda part, lane=lane: jnp.where(lane < first, part, jnp.nan), carried)
+        for lane, carried in enumerate(lanes)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -88,11 +102,16 @@ def poisoned_from(lanes, first):
         (lambda: make_mlp("gpipe"), tiny_mlp.loss_and_grads),
         (lambda: make_mlp("odd order"), tiny_mlp.loss_and_grads),
         (lambda: make_mlp("V"), tiny_mlp.loss_and_grads),
+        (lambda: make_mlp("bitpipe"), tiny_mlp.loss_and_grads),
+        (lambda: make_mlp("bitpipe", scaling="early_forwarding"), tiny_mlp.loss_and_grads),
+        (lambda: make_mlp("chimera", forward_doubling=True), tiny_mlp.loss_and_grads),
+        (lambda: make_mlp("interleaved_1f1b"), tiny_mlp.loss_and_grads),
         (make_mlp_that_sends_pages, tiny_mlp.loss_and_grads),
         (lambda: make_mlp_that_sends_pages("microbatch"), tiny_mlp.loss_and_grads),
     ],
     ids=[
         *("GPT", "LLaMA over data and tensor", "1f1b", "gpipe", "odd order", "V"),
+        *("two replicas", "two replicas in step with time", "forward doubling", "interleaved"),
         *("pages", "whole microbatches"),
     ],
 )
@@ -213,6 +232,41 @@ def test_the_poison_would_be_seen_in_what_travels(spoil, poison):
         if poisoned:
             poison()
         pipeline = make_mlp_that_sends_pages()
+        spoil(pipeline)
+        finite = [bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(tiny_mlp.loss_and_grads(pipeline))]
+        assert all(finite) != poisoned, finite
+
+
+def forget_a_gradient(pipeline: Pipeline) -> None:
+    """The last layer that leaves is not read."""
+    grids, moves = pipeline.table.exchange_grids, pipeline.table.exchange.moves
+    num_given = grids.num_given.copy()
+    last = moves.round.argmax()
+    num_given[moves.round[last] - 1, moves.source[last]] = 0
+    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, num_given=num_given)
+
+
+def add_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
+    """In a round in which no gradient comes to a device, though some do to others, it adds one."""
+    table, grids = pipeline.table, pipeline.table.exchange_grids
+    num_received = grids.num_received.copy()
+    round_, device = next(
+        (round_, target)
+        for round_, position in enumerate(table.position)
+        if num_received[round_].any()
+        for _, target in table.exchanges[position][0]
+        if not num_received[round_, target]
+    )
+    num_received[round_, device] = 1
+    vars(table)["exchange_grids"] = dataclasses.replace(grids, num_received=num_received)
+
+
+@pytest.mark.parametrize("spoil", [forget_a_gradient, add_a_lane_that_carries_nothing])
+def test_the_poison_would_be_seen_in_gradients_that_are_exchanged(spoil, poison):
+    for poisoned in (False, True):
+        if poisoned:
+            poison()
+        pipeline = make_mlp("bitpipe")
         spoil(pipeline)
         finite = [bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(tiny_mlp.loss_and_grads(pipeline))]
         assert all(finite) != poisoned, finite

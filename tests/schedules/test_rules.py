@@ -5,33 +5,11 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
-from legal_devices import takes
+from legal_devices import OPTIONS, takes
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import REGISTRY, Action, Kind, Placement, Schedule, build, linear, parse_action
 from jaxpipe.schedules.rules import RULES, check, violations
-
-OPTIONS = [
-    ("bitpipe", {"num_chunks": 1}),
-    ("bitpipe", {"num_chunks": 3}),
-    ("bitpipe", {"num_chunks": 4, "eager_sync": False}),
-    ("bitpipe", {"v_shape": False}),
-    ("bitpipe", {"v_shape": False, "num_chunks": 3, "scaling": "figure"}),
-    ("bitpipe", {"scaling": "figure"}),
-    ("bitpipe", {"scaling": "figure", "num_chunks": 1}),
-    ("bitpipe", {"scaling": "early_forwarding"}),
-    ("bitpipe", {"scaling": "early_forwarding", "num_chunks": 3, "eager_sync": False}),
-    ("breadth_first", {"num_chunks": 1}),
-    ("breadth_first", {"num_chunks": 4}),
-    ("chimera", {"forward_doubling": True}),
-    ("chimera", {"eager_sync": False}),
-    ("gems", {"eager_sync": False}),
-    ("hanayo", {"waves": 2}),
-    ("interleaved_1f1b", {"num_chunks": 1}),
-    ("interleaved_1f1b", {"num_chunks": 4}),
-    ("interleaved_1f1b", {"num_chunks": 3, "group_size": 9}),
-    ("mixpipe", {"injected": 2, "eager_sync": False}),
-]
 
 
 def schedule_of(
@@ -119,7 +97,7 @@ LEGAL = {
 
 @pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in REGISTRY), *OPTIONS])
 def test_registered_schedules_are_legal(name, options):
-    num_devices_tried = [d for d in (1, 2, 3, 4, 5, 6, 8) if takes(name, d)]
+    num_devices_tried = [d for d in (1, 2, 3, 4, 5, 6, 8) if takes(name, d, options)]
     for num_devices, num_microbatches in product(num_devices_tried, (1, 2, 3, 5, 8, 13, 16)):
         check(build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options))
 

@@ -1,0 +1,131 @@
+"""Every registered schedule, with its options, has the loss and the gradients of plain `jax.grad`.
+
+The bounds are those of `tiny_gpt` and `tiny_mlp`. With as many microbatches as the schedule builds at once, some more
+(whole units, and some of a unit left out), and one, which of two replicas leaves one without a gradient.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tiny_gpt
+import tiny_mlp
+from legal_devices import TWO_REPLICAS, variants
+from tiny_models import run_quickly
+
+from jaxpipe.program import Pipeline
+from jaxpipe.schedules import Schedule, build
+
+
+class Case(NamedTuple):
+    model: str
+    name: str
+    options: Mapping[str, Any]
+    num_devices: int
+    num_microbatches: int
+    data: int = 1
+    tied: bool = True
+
+    def __str__(self) -> str:
+        options = [f"{name}={value}" for name, value in self.options.items()]
+        return "-".join(map(str, (*self[:2], *options, *self[3:])))
+
+
+FEW = [
+    Case("gpt", "bitpipe", {}, 4, 8, data=2),
+    Case("gpt", "bitpipe", {"scaling": "early_forwarding"}, 4, 9, tied=False),
+    Case("gpt", "interleaved_1f1b", {"group_size": 5}, 4, 7, data=2, tied=False),
+    Case("mlp", "bitpipe", {"num_chunks": 4}, 2, 1),
+    Case("mlp", "bitpipe", {"num_chunks": 3, "v_shape": False, "scaling": "figure"}, 4, 11, data=2),
+    Case("mlp", "bitpipe", {"num_chunks": 1, "scaling": "figure"}, 8, 16),
+    Case("mlp", "bitpipe", {"scaling": "early_forwarding", "eager_sync": False}, 6, 24),
+    Case("mlp", "breadth_first", {"num_chunks": 3}, 3, 5, data=2),
+    Case("mlp", "chimera", {}, 8, 8),
+    Case("mlp", "chimera", {"forward_doubling": True}, 6, 12),
+    Case("mlp", "chimera", {"eager_sync": False}, 2, 5, data=2),
+    Case("mlp", "gems", {}, 4, 3, data=2),
+    Case("mlp", "hanayo", {"waves": 2}, 4, 9, data=2),
+    Case("mlp", "mixpipe", {}, 8, 16),
+    Case("mlp", "mixpipe", {"injected": 3, "eager_sync": False}, 4, 9),
+]
+
+ALL = [
+    Case("mlp", name, options, num_devices, num_microbatches, data=1 + (num_devices <= 4 and num_microbatches % 2))
+    for name, options, num_devices in variants(2, 4, 6, 8)
+    for num_microbatches in (1, num_devices, num_devices + 1, 2 * num_devices, 4 * num_devices)
+    if num_devices != 6 or name in TWO_REPLICAS
+]
+ALL += [
+    Case("gpt", name, options, num_devices, 2 * num_devices + data, data=data, tied=data == 1)
+    for name, options, num_devices in variants(4)
+    for data in (1, 2)
+]
+
+
+def schedule_of(case: Case) -> Schedule:
+    return build(case.name, num_devices=case.num_devices, num_microbatches=case.num_microbatches, **case.options)
+
+
+def num_uneven_layers(schedule: Schedule) -> int:
+    """A few more than stages."""
+    return schedule.num_stages + 1 + schedule.num_stages // 8
+
+
+def assert_equivalent(case: Case) -> None:
+    schedule = schedule_of(case)
+    num_layers = num_uneven_layers(schedule)
+    if case.model == "mlp":
+        tiny_mlp.assert_equivalent(tiny_mlp.make_pipeline(schedule, num_layers=num_layers, data=case.data))
+    else:
+        pipeline = tiny_gpt.make_pipeline(schedule, num_layers=num_layers, data=case.data, tie_embeddings=case.tied)
+        tiny_gpt.assert_equivalent(pipeline, tie_embeddings=case.tied)
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_loss_and_every_gradient_are_those_of_plain_grad(case):
+    assert_equivalent(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_loss_and_every_gradient_are_those_of_plain_grad_everywhere(case):
+    assert_equivalent(case)
+
+
+def two_replicas() -> Pipeline:
+    return tiny_mlp.make_pipeline(build("bitpipe", num_devices=4, num_microbatches=5), num_layers=11)
+
+
+def forget_an_exchange(pipeline: Pipeline) -> None:
+    """One layer that arrives is not added."""
+    grids = pipeline.table.exchange_grids
+    num_received = grids.num_received.copy()
+    num_received[tuple(np.argwhere(num_received > 0)[-1])] -= 1
+    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, num_received=num_received)
+
+
+def exchange_another_layer(pipeline: Pipeline) -> None:
+    """A device gives one layer twice, in the place of another."""
+    grids, moves = pipeline.table.exchange_grids, pipeline.table.exchange.moves
+    given = grids.given.copy()
+    first, second = np.flatnonzero(moves.source == 0)[:2]
+    given[moves.round[second] - 1, 0, moves.lane[second]] = given[moves.round[first] - 1, 0, moves.lane[first]]
+    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, given=given)
+
+
+@pytest.mark.parametrize("spoil", [forget_an_exchange, exchange_another_layer])
+def test_the_bound_would_show_gradients_that_are_not_exchanged(spoil):
+    pipeline = two_replicas()
+    spoil(pipeline)
+    with pytest.raises(AssertionError):
+        tiny_mlp.assert_equivalent(pipeline)
+
+
+def test_the_loss_alone_of_two_replicas_is_the_same():
+    pipeline = two_replicas()
+    assert not pipeline.forward_table.num_exchange_lanes
+    params, batch = pipeline.to_stages(tiny_mlp.make_params(11)), tiny_mlp.make_batch(5)
+    expected, _ = tiny_mlp.expected_loss_and_grads(11, 5)
+    assert float(run_quickly(pipeline.loss, params, batch)) == pytest.approx(float(expected), rel=1e-5)

@@ -1,0 +1,149 @@
+"""The README's comparison of all schedules is what its command gives, and its formulas are what is simulated."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpipe.lowering import lower
+from jaxpipe.schedules import REGISTRY, build, peak_activations, simulate
+from jaxpipe.schedules.options import read_options
+
+ROOT = Path(__file__).parents[1]
+MODULES = ("run", "compiled", "tables", "formulas")
+
+
+@pytest.fixture(scope="module")
+def run():
+    """The command; its folder's modules, as Python finds them for a script."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "experiments" / "008_all_schedules")
+        yield importlib.import_module("run")
+    for name in MODULES:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def tables(run):
+    return sys.modules["tables"]
+
+
+@pytest.fixture(scope="module")
+def size(run):
+    return run.unit_bytes(jax.devices()[: run.NUM_DEVICES])
+
+
+def in_readme(run) -> str:
+    readme = run.README.read_text()
+    return readme[readme.index(run.BEGIN) + len(run.BEGIN) : readme.index(run.END)]
+
+
+def schedule_of(row, num_devices: int, num_microbatches: int):
+    options = read_options(option for option in row.options.split(",") if option)
+    return build(row.name, num_devices=num_devices, num_microbatches=num_microbatches, **options)
+
+
+def test_what_stands_in_the_readme_is_what_the_command_gives(run, size):
+    given = run.document({**run.pure_tables(size), "bytes": run.standing_bytes(in_readme(run))})
+    assert in_readme(run) == f"\n{given}\n"
+
+
+def test_compiled_bytes_in_the_readme_are_those_accounted_for(run, tables, size):
+    head, _, *lines = [line.strip("| ").split(" | ") for line in run.standing_bytes(in_readme(run)).splitlines()]
+    assert [line[0] for line in lines] == [row.label for row in tables.ROWS]
+    for row, line in zip(tables.ROWS, lines, strict=True):
+        cells = dict(zip(head[1:], map(float, line[1:]), strict=True))
+        for n in tables.NUMS_MICROBATCHES:
+            num_pages = tables.figures(row, n).table.pages.num_pages
+            assert cells[f"N={n}: pages"] == pytest.approx(num_pages * size.page / 1e6, abs=0.051)
+            assert cells[f"N={n}: compiled"] == pytest.approx(cells[f"N={n}: accounted"], rel=0.03)
+
+
+def test_every_schedule_is_compared(tables):
+    assert {row.name for row in tables.ROWS} == set(REGISTRY)
+
+
+@pytest.mark.parametrize("num_devices", [4, 6, 12])
+@pytest.mark.parametrize("num_units", [1, 2, 4])
+def test_the_last_formula_of_each_is_what_is_simulated(tables, num_devices, num_units):
+    """Where a published formula is not, ours stands behind it."""
+    num_microbatches = num_units * num_devices
+    for row in tables.ROWS:
+        schedule = schedule_of(row, num_devices, num_microbatches)
+        stated = [values for formula in row.bubble if (values := formula.of(num_devices, num_microbatches))]
+        if (row.label, num_devices) == ("bitpipe, early forwarding", 12) and num_units > 1:
+            continue  # within a forward of the formula, as tests of the schedule say
+        assert stated or row.options == "forward_doubling=true"
+        if stated:
+            assert simulate(schedule).bubble_ratio == pytest.approx(stated[-1][0], rel=1e-12), row.label
+        peak = peak_activations(schedule)
+        stated = [values for formula in row.activations if (values := formula.of(num_devices, num_microbatches))]
+        for which, found in ((0, peak.min()), (-1, peak.max())):
+            known = [values[which] for values in stated if values[which] is not None]
+            assert not known or found == known[-1], (row.label, which)
+
+
+def test_figures_are_those_of_table_2_of_the_bitpipe_paper(tables):
+    """D=8, N=8, a backward of two forwards: arXiv 2410.19367, Table 2."""
+    published = {
+        "gpipe": ("7/15", (8, 8)),
+        "1f1b": ("7/15", (1, 8)),
+        "interleaved_1f1b, v=2": ("7/23", (4.5, 8)),
+        "chimera": ("6/18", (5, 8)),
+        "bitpipe, v=2": ("6/30", (5.5, 8)),
+    }
+    for row in tables.ROWS:
+        if row.label in published:
+            ratio, peaks = published[row.label]
+            above, below = map(int, ratio.split("/"))
+            assert row.bubble[0].of(8, 8) == pytest.approx((above / below,))
+            found = row.activations[0].of(8, 8)
+            assert (found[0], found[-1]) == peaks
+
+
+def test_bytes_of_what_travels_by_hand(size):
+    """2 x 128 tokens of 128 float32 numbers; a GPT's layer has 12 h^2 + 13 h weights."""
+    assert size.message == 2 * 128 * 128 * 4
+    assert size.layer == (12 * 128**2 + 13 * 128) * 4
+
+
+def test_messages_and_bytes_of_a_device_by_hand(tables, size):
+    """In the middle of a pipeline a device sends each microbatch on, there and back; pairs also give gradients."""
+    found = {row.label: tables.figures(row, 8) for row in tables.ROWS}
+    for label, num_messages in (("1f1b", 2 * 8), ("chimera", 2 * 8), ("bitpipe, v=2", 4 * 8)):
+        assert tables.asked_messages(found[label].table).max() == num_messages
+    assert tables.asked_bytes(found["1f1b"], size).max() == 16 * size.message
+    # Of 32 layers on 8 devices, four of replica 1 are on each, which gives their gradients away.
+    assert tables.asked_bytes(found["chimera"], size).max() == 16 * size.message + 4 * size.layer
+    assert tables.asked_bytes(found["bitpipe, v=2"], size).max() == 32 * size.message + 4 * size.layer
+
+
+def test_a_program_sends_what_is_asked_for_and_only_a_rolled_one_more(tables, size):
+    for row in tables.ROWS:
+        found = tables.figures(row, 8)
+        asked = tables.asked_messages(found.table)
+        assert (tables.sent_messages(found.table) >= asked).all()
+        assert (tables.sent_bytes(found, size) >= tables.asked_bytes(found, size)).all()
+        if row.name != "bpipe":  # whose rounds meet, rolled or not
+            unrolled = lower(found.schedule, rolled=False)
+            np.testing.assert_array_equal(tables.sent_messages(unrolled), tables.asked_messages(unrolled))
+
+
+def test_a_page_that_is_loaded_is_sent_by_the_paired_device(tables, size):
+    """BPipe on 8 devices, facts of the schedule: devices 0, 1, 2 evict to 7, 6, 5, which send it back."""
+    row = next(row for row in tables.ROWS if row.name == "bpipe")
+    found = tables.figures(row, 8)
+    pages = tables.asked_bytes(found, size) - tables.asked_messages(found.table) * size.message
+    assert (pages[:3] > 0).all()
+    assert not pages[3:5].any()
+    np.testing.assert_array_equal(pages, pages[::-1])
+
+
+def test_writing_leaves_the_rest_of_the_readme_alone(run):
+    readme = f"before\n{run.BEGIN}old\n{run.END}after\n"
+    once = run.write("new\n", readme)
+    assert once == f"before\n{run.BEGIN}\nnew\n\n{run.END}after\n"
+    assert run.write("new\n", once) == once
