@@ -65,7 +65,7 @@ def check(config: ConfigDict, *, name: str = "the config") -> None:
         config: fields as in `base_config`.
         name: where it comes from, for the message.
     """
-    for checks in (_family, _types, _ranges, _relations):
+    for checks in (_family, _types, _ranges, _schedule, _relations):
         found = []
         for one in checks(config):
             try:
@@ -123,12 +123,15 @@ def _check_range(path: str, value: float) -> None:
     raise ConfigError(f"{path}={value}\n  rule field-range: {path} is {bound}\n  repair: set {path} to {bound}")
 
 
+def _schedule(config: ConfigDict) -> Checks:
+    yield lambda: build_schedule(config)
+
+
 def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_vocabulary(config)
     yield lambda: model_config(config)
     yield lambda: check_rope_scaling(config)
     yield lambda: check_attention_kernel(config)
     yield lambda: check_tensor(config)
-    yield lambda: build_schedule(config)
     yield lambda: layers_per_stage(config)
     yield lambda: check_batch(config)

@@ -8,7 +8,7 @@ from tiny_mlp import assert_equivalent, make_batch, make_params, make_pipeline
 
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.lowering.inbox import OWN
-from jaxpipe.schedules import build, from_csv, read_csv
+from jaxpipe.schedules import Placement, Schedule, build, check, from_csv, parse_action, read_csv
 
 SENDS_PAGES = ["some leave", "leaves twice", "crosswise", "away for a moment", "chunks leave", "V leaves"]
 
@@ -53,6 +53,28 @@ def test_what_leaves_twice_stays_away_in_between():
     microbatch = table.schedule.columns.microbatch[table.parked.backward]
     pages = sorted(zip(microbatch.tolist(), table.parked.layer.tolist(), strict=True))
     assert pages == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+# Stages of two replicas on two devices; the first one's four stages in a V, of which two are summed early.
+TWO_REPLICAS = {
+    "no SYNC": (((0, 1), (1, 0)), 2, ("0F0 1F1@1 1B1@1 0B0", "1F0 1B0 0F1@1 0B1@1")),
+    "SYNC of some": (
+        ((0, 1, 1, 0), (1, 0, 0, 1)),
+        2,
+        (
+            "0F0 3F0 3B0 3SYNC 1F1@1 2F1@1 2B1@1 2SYNC@1 0B0 1B1@1",
+            "1F0 2F0 0F1@1 2B0 2SYNC 1B0 3F1@1 3B1@1 3SYNC@1 0B1@1",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TWO_REPLICAS)
+def test_two_replicas_as_a_user_writes_them_have_the_gradients_of_plain_grad(what):
+    devices, num_microbatches, rows = TWO_REPLICAS[what]
+    actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
+    schedule = check(Schedule(what, Placement(2, devices), num_microbatches, actions))
+    assert_equivalent(make_pipeline(schedule, num_layers=2 * len(devices[0]) - 1))
 
 
 @pytest.mark.parametrize(("name", "data"), [("1f1b", 1), ("gpipe", 2)])
