@@ -67,6 +67,7 @@ def test_one_process():
     assert numbers["alias_bytes"] > 0.9 * numbers["argument_bytes"]
 
 
+@pytest.mark.slow
 def test_dropout_over_a_tensor_axis():
     # Two layers a stage: with one, adding to its gradient sum writes all of it by nature. And so many words that
     # the head has more temporaries than a layer.

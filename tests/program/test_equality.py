@@ -55,11 +55,8 @@ FEW = [
     Case("gpt", "bitpipe", 2, 2, 2, "full", dropout=0.3, tied=True, layers_per_stage=(1, 2, 1, 2)),
     Case("llama", "gpipe", 2, 2, 2, "attention", tied=True, split_masters=False),
     Case("gpt", "1f1b", 1, 4, 2, "attention", dropout=0.3, layers_per_stage=(1, 3, 1, 1)),
-    Case("llama", "1f1b", 1, 4, 2, "full"),
-    Case("gpt", "gpipe", 2, 4, 1, "attention", dropout=0.3, tied=True),
     Case("llama", "1f1b", 2, 4, 1, "none", attention="chunked", layers_per_stage=(1, 2, 1, 2)),
     Case("gpt", "1f1b", 1, 1, 2, "none", attention="chunked", dropout=0.3),
-    Case("llama", "gpipe", 1, 1, 1, "full"),
     Case("gpt", "1f1b", 2, 1, 2, "full", tied=True, split_masters=False),
 ]
 SIXTEEN = Case("gpt", "1f1b", 2, 4, 2, "none", dropout=0.3, tied=True)

@@ -13,6 +13,7 @@ PIPELINE = [
 ]
 
 
+@pytest.mark.slow
 def test_it_trains_as_1f1b_does_to_the_last_digit(tmp_path):
     found = {}
     for name, num_slots in (("1f1b", 4), ("bpipe", 3)):

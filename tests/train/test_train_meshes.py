@@ -47,6 +47,7 @@ def test_a_checkpoint_has_the_same_loss_on_another_mesh(llama):
     assert float(found[1]) == pytest.approx(metrics(llama[0])[-1]["eval_loss"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_dropout_in_bfloat16_over_all_axes_is_near_float32_on_one_device(tmp_path):
     one_device = ["--config.mesh.data=1", "--config.mesh.pipe=1"]
     all_axes = ["--config.mesh.tensor=2", "--config.model.dtype=bfloat16"]
