@@ -7,14 +7,14 @@ sums in place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.program import lanes
 from jaxpipe.program.actions import Row, State, in_turn
 
 PyTree = Any
@@ -22,11 +22,7 @@ PyTree = Any
 
 def send(table: RoundTable, position: int, leaving: Sequence[PyTree]) -> list[PyTree]:
     """[lane] what arrives of the gradients that were read at the end of the round before."""
-    arrived = []
-    for lane, pairs in enumerate(table.exchanges[position]):
-        with jax.named_scope(exchange_scope(position, lane)), set_xla_metadata(_xla_gpu_collective_stream="p2p"):
-            arrived.append(jax.tree.map(lambda leaf, pairs=pairs: lax.ppermute(leaf, "pipe", pairs), leaving[lane]))
-    return arrived
+    return lanes.send(table.exchanges[position], leaving, partial(exchange_scope, position))
 
 
 def add(row: Row, arrived: Sequence[PyTree], state: State) -> State:
@@ -49,22 +45,18 @@ def read(
     table: RoundTable, position: int, row: Row, leaving: Sequence[PyTree], state: State
 ) -> tuple[list[PyTree], State]:
     """`leaving` with the gradients that travel in the next round, and `state` for what comes after."""
-    leaving = list(leaving)
-    for lane in range(table.exchange_grids.num_given[table.position == position].max()):
+    sums = state.grads["layers"]
 
-        def read_layer(
-            like: PyTree, num_done: jax.Array, lane: int = lane, sums: PyTree = state.grads["layers"]
-        ) -> PyTree:
-            # `num_done` is never negative. The compiler does not know: else it would read before it knows whether to.
-            chunk = jnp.maximum(row.given[lane, 0], jnp.minimum(num_done, 0))
+    def read_layer(lane: int, like: PyTree, num_done: jax.Array) -> PyTree:
+        chunk = lanes.once_wanted(row.given[lane, 0], num_done)
 
-            def read_leaf(total: jax.Array, like: jax.Array) -> jax.Array:
-                return lax.dynamic_slice(total, (chunk, row.given[lane, 1]) + (0,) * (total.ndim - 2), like.shape)
+        def read_leaf(total: jax.Array, like: jax.Array) -> jax.Array:
+            return lax.dynamic_slice(total, (chunk, row.given[lane, 1]) + (0,) * (total.ndim - 2), like.shape)
 
-            return jax.tree.map(read_leaf, sums, like)
+        return jax.tree.map(read_leaf, sums, like)
 
-        leaving[lane], state = in_turn(row.num_given > lane, read_layer, leaving[lane], state)
-    return leaving, state
+    num_lanes = table.exchange_grids.num_given[table.position == position].max()
+    return lanes.read(num_lanes, row.num_given, leaving, read_layer, state)
 
 
 def exchange_scope(position: int, lane: int) -> str:

@@ -8,17 +8,17 @@ turns its message into its output in place, while the permutes still read the ou
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.lowering.inbox import FIRST_PERMUTE, OWN
-from jaxpipe.program import exchange, transfers
+from jaxpipe.program import exchange, lanes, transfers
 from jaxpipe.program.actions import Actions, Row, State
 from jaxpipe.schedules.action import Kind
 
@@ -62,11 +62,9 @@ def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> 
 
 
 def _round(table: RoundTable, position: int, actions: Actions, row: Row, carry: Carry) -> Carry:
-    arrived = []
-    for k, pairs in enumerate(table.permutes[position]):
-        # The scope's name stands in the compiled program, where a test compares the pairs with the table's.
-        with jax.named_scope(permute_scope(position, k)), set_xla_metadata(_xla_gpu_collective_stream="p2p"):
-            arrived.append(lax.ppermute(carry.out, "pipe", pairs))
+    # The scope's name stands in the compiled program, where a test compares the pairs with the table's.
+    permutes = table.permutes[position]
+    arrived = lanes.send(permutes, [carry.out] * len(permutes), partial(permute_scope, position))
     landed = transfers.send(table, position, carry.departing)
     gradients = exchange.send(table, position, carry.leaving)
     state = carry.state

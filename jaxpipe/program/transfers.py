@@ -7,13 +7,13 @@ pool itself is read and written a page at a time, in place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.program import lanes
 from jaxpipe.program.actions import Row, State, in_turn
 
 Arrays = list[jax.Array]
@@ -22,11 +22,7 @@ Page = list[jax.Array]  # [1, width] for each dtype
 
 def send(table: RoundTable, position: int, departing: Sequence[Page]) -> list[Page]:
     """[lane] what arrives of the pages that were read at the end of the round before."""
-    landed = []
-    for lane, pairs in enumerate(table.transfers[position]):
-        with jax.named_scope(transfer_scope(position, lane)), set_xla_metadata(_xla_gpu_collective_stream="p2p"):
-            landed.append([lax.ppermute(row, "pipe", pairs) for row in departing[lane]])
-    return landed
+    return lanes.send(table.transfers[position], departing, partial(transfer_scope, position))
 
 
 def store(row: Row, landed: Sequence[Page], state: State) -> State:
@@ -46,16 +42,14 @@ def read(
     table: RoundTable, position: int, row: Row, departing: Sequence[Page], state: State
 ) -> tuple[list[Page], State]:
     """`departing` with the pages that travel in the next round, and `state` for what comes after."""
-    departing = list(departing)
-    for lane in range(table.pages.num_departures[table.position == position].max()):
+    pool = state.pool
 
-        def read_page(_: Page, num_done: jax.Array, lane: int = lane, pool: Arrays = state.pool) -> Page:
-            # `num_done` is never negative. The compiler does not know: else it would read before it knows whether to.
-            place = (jnp.maximum(row.departure[lane], jnp.minimum(num_done, 0)), 0)
-            return [lax.dynamic_slice(leaf, place, (1, leaf.shape[1])) for leaf in pool]
+    def read_page(lane: int, _: Page, num_done: jax.Array) -> Page:
+        place = (lanes.once_wanted(row.departure[lane], num_done), 0)
+        return [lax.dynamic_slice(leaf, place, (1, leaf.shape[1])) for leaf in pool]
 
-        departing[lane], state = in_turn(row.num_departures > lane, read_page, departing[lane], state)
-    return departing, state
+    num_lanes = table.pages.num_departures[table.position == position].max()
+    return lanes.read(num_lanes, row.num_departures, departing, read_page, state)
 
 
 def transfer_scope(position: int, lane: int) -> str:
