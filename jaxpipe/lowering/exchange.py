@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxpipe.lowering.moves import Moves, in_lanes
-from jaxpipe.lowering.segment import Segment, round_up
+from jaxpipe.lowering.segment import Segment
 from jaxpipe.schedules.action import COMPUTE_KINDS, Kind
+from jaxpipe.schedules.phantoms import next_multiple
 from jaxpipe.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
     segments = (
         *before,
         Segment(final.start, tail.start, final.body_rounds),
-        Segment(tail.start, tail.start + round_up(stop - tail.start, tail.body_rounds), tail.body_rounds),
+        Segment(tail.start, tail.start + next_multiple(stop - tail.start, tail.body_rounds), tail.body_rounds),
     )
     return replace(
         table,
@@ -128,7 +129,7 @@ def _tails(table: RoundTable, *, first: int) -> list[_Tail]:
     final, last = table.segments[-1], int(table.rounds.max())
     last_forward = int(table.rounds[table.schedule.columns.is_kind(Kind.F)].max())
     body_rounds = final.body_rounds
-    earliest = final.start + round_up(max(first, last_forward + 1) - final.start, body_rounds)
+    earliest = final.start + next_multiple(max(first, last_forward + 1) - final.start, body_rounds)
     positions = np.arange(body_rounds)
     tails = [
         _Tail(start, np.isin(positions, (table.rounds[table.rounds >= start] - start) % body_rounds))

@@ -23,10 +23,11 @@ from jaxpipe.lowering.rounds import (
     in_forwards,
     periodic_rounds,
 )
-from jaxpipe.lowering.segment import Segment, round_up
+from jaxpipe.lowering.segment import Segment
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfers import NOTHING_PARKED, meeting_rounds, park, without_transfers
 from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.phantoms import next_multiple
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.simulate import Costs, simulate
 
@@ -147,10 +148,10 @@ class _Problem:
             lengths: [kinds] of actions, if `rounds` keep step with time.
             travels: [A] rounds of the messages, with one segment; by default those after `rounds`.
         """
-        start = round_up(cut, body_rounds)
+        start = next_multiple(cut, body_rounds)
         rounds = np.where(rounds >= cut, rounds + start - cut, rounds)
         travels = rounds + 1 if travels is None else travels
-        stop = start + round_up(int(rounds.max()) + 1 - start, body_rounds)
+        stop = start + next_multiple(int(rounds.max()) + 1 - start, body_rounds)
         bounds = [0, start, stop] if cut else [0, stop]
         segments = tuple(Segment(*ends, body_rounds) for ends in pairwise(bounds))
         table = RoundTable(

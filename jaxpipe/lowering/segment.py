@@ -17,8 +17,3 @@ class Segment:
     def num_repetitions(self) -> int:
         """How often the body runs."""
         return (self.stop - self.start) // self.body_rounds
-
-
-def round_up(number: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `number`."""
-    return -(-number // multiple) * multiple
