@@ -185,10 +185,10 @@ def jax_step(case: Case, arrays: Arrays, x: np.ndarray, dy: np.ndarray) -> Step:
     x_there, dy_there = put(x), put(dy)
     x_like = jax.ShapeDtypeStruct(x_there.shape, x_there.dtype)
     forward = jax.jit(partial(residuals.forward, layer))
-    backward = jax.jit(lambda params, kept, dy: residuals.backward(layer, params, kept, x_like, None, dy))
+    backward = jax.jit(lambda params, kept, dy: residuals.backward(layer, params, kept, x_like, dy, {}, None))
 
     def step() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
-        y, kept = forward(params, x_there, None)
+        y, kept = forward(params, x_there, {}, None)
         d_params, dx = backward(params, kept, dy_there)
         return y, dx, jax.tree.leaves(d_params)
 

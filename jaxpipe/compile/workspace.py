@@ -41,18 +41,16 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     shared, layers = copies["shared"], _stacked(copies["layer"])
     pages = _stacked(list(pipeline.pages(params, batch, random=has_dropout).residuals))
     random = Randomness.like() if has_dropout else None
-    index, scale = _like((), np.int32), _like((), np.float32)
+    index, scale = _like((), np.int32), pipeline.loss_like(params, batch)
 
-    def layer_forward(layers: PyTree, x: jax.Array, random: Randomness | None, i: jax.Array) -> Any:
-        return residuals.forward(functions.layer, _at(layers, i), x, random)
+    def layer_forward(layers: PyTree, x: jax.Array, i: jax.Array, *given: PyTree) -> Any:
+        return residuals.forward(functions.layer, _at(layers, i), x, *given)
 
-    def layer_backward(
-        sums: PyTree, layers: PyTree, pages: PyTree, random: Randomness | None, dy: jax.Array, i: jax.Array
-    ) -> Any:
-        d_layer, dx = residuals.backward(functions.layer, _at(layers, i), _at(pages, i), x, random, dy)
+    def layer_backward(sums: PyTree, layers: PyTree, pages: PyTree, dy: jax.Array, i: jax.Array, *given: PyTree) -> Any:
+        d_layer, dx = residuals.backward(functions.layer, _at(layers, i), _at(pages, i), x, dy, *given)
         return jax.tree.map(lambda total, d: total.at[i].add(d.astype(total.dtype)), sums, d_layer), dx
 
-    def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: jax.Array) -> Any:
+    def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: PyTree) -> Any:
         loss, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
         d_shared, dy = vjp(scale)
         return add(sums, d_shared), dy, loss
@@ -62,8 +60,8 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         return add(sums, vjp(dx)[0])
 
     return {
-        "layer_forward": _temp_bytes(pipeline, layer_forward, None, layers, x, random, index),
-        "layer_backward": _temp_bytes(pipeline, layer_backward, layers, layers, pages, random, x, index),
+        "layer_forward": _temp_bytes(pipeline, layer_forward, None, layers, x, index, microbatch, random),
+        "layer_backward": _temp_bytes(pipeline, layer_backward, layers, layers, pages, x, index, microbatch, random),
         "head": _temp_bytes(pipeline, head, shared, shared, x, microbatch, scale),
         "embed_backward": _temp_bytes(pipeline, embed_backward, shared, shared, microbatch, random, x),
     }

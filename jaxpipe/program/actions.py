@@ -34,7 +34,7 @@ class State(NamedTuple):
     message: jax.Array  # x.shape: before the action what it reads, after it what it produced
     pool: list[jax.Array]  # [num_pages, width] for each dtype of residuals
     grads: PyTree  # float32 running sums: {"shared", "layers": [chunk, layer, ...]}
-    loss: jax.Array  # float32 running sum
+    loss: PyTree  # float32 running sums, one for each kind of loss
     num_done: jax.Array  # int32: actions so far
 
 
@@ -67,7 +67,7 @@ class Actions:
     functions: StageFunctions
     params: PyTree  # {"shared", "layers": [chunk, layer, ...]}
     batch: PyTree  # leaves [num_microbatches, ...]
-    scale: jax.Array  # float32; multiplies every loss
+    scale: PyTree  # float32, for each kind of loss: multiplies it
     random: Randomness | None  # of this step, on this device
     first_layer: jax.Array  # [chunk] index in the model of its first layer
     num_held: jax.Array  # [chunk] layers
@@ -114,6 +114,9 @@ class Actions:
     def _layer_params(self, row: Row, layer: jax.Array) -> PyTree:
         return jax.tree.map(lambda leaf: _at(leaf, row.chunk, layer), self.params["layers"])
 
+    def _add_loss(self, total: PyTree, value: PyTree) -> PyTree:
+        return jax.tree.map(lambda total, scale, value: total + scale * value, total, self.scale, value)
+
     def _num_layers(self, row: Row) -> int | jax.Array:
         return self.num_held[row.chunk] if self.static_layers is None else self.static_layers
 
@@ -127,26 +130,26 @@ class Actions:
             x, pool = walk
             random = self._random(row, self.first_layer[row.chunk] + i)
             if not self.keeps_residuals:
-                return functions.layer(self._layer_params(row, i), x, random), pool
-            y, kept = residuals.forward(functions.layer, self._layer_params(row, i), x, random)
+                return functions.layer(self._layer_params(row, i), x, microbatch, random), pool
+            y, kept = residuals.forward(functions.layer, self._layer_params(row, i), x, microbatch, random)
             return y, self.pages.write(pool, row.pages[i], kept)
 
         y, pool = lax.fori_loop(0, self._num_layers(row), layer, (x, state.pool))
 
-        def turn_around(ends: tuple[jax.Array, jax.Array, PyTree]) -> tuple[jax.Array, jax.Array, PyTree]:
+        def turn_around(ends: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
             y, loss, sums = ends
             if not self.keeps_residuals:
-                return y, loss + self.scale * functions.head(shared, y, microbatch), sums
+                return y, self._add_loss(loss, functions.head(shared, y, microbatch)), sums
             value, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
-            d_shared, dy = vjp(self.scale.astype(value.dtype))
-            return dy, loss + self.scale * value, add(sums, d_shared)
+            d_shared, dy = vjp(self.scale)
+            return dy, self._add_loss(loss, value), add(sums, d_shared)
 
         ends = (y, state.loss, state.grads["shared"])
         message, loss, sums = when(row.stage == self.num_stages - 1, turn_around, ends)
         return state._replace(message=message, pool=pool, grads={**state.grads, "shared": sums}, loss=loss)
 
     def _backward(self, row: Row, state: State) -> State:
-        functions, shared = self.functions, self.params["shared"]
+        functions, shared, microbatch = self.functions, self.params["shared"], self._microbatch(row)
         num_layers = self._num_layers(row)
 
         def layer(turn: jax.Array, walk: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
@@ -155,14 +158,13 @@ class Actions:
             kept = self.pages.read(state.pool, row.pages[i])
             random = self._random(row, self.first_layer[row.chunk] + i)
             layer_params = self._layer_params(row, i)
-            d_params, dx = residuals.backward(functions.layer, layer_params, kept, self.x_like, random, dy)
+            d_params, dx = residuals.backward(functions.layer, layer_params, kept, self.x_like, dy, microbatch, random)
             sums = jax.tree.map(lambda total, d: _add_at(total, row.chunk, i, d), sums, d_params)
             return dx, sums
 
         dx, layers = lax.fori_loop(0, num_layers, layer, (state.message, state.grads["layers"]))
 
         def embed(sums: PyTree) -> PyTree:
-            microbatch = self._microbatch(row)
             random = self._random(row, EMBEDDING)
             _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
             return add(sums, vjp(dx)[0])

@@ -22,14 +22,15 @@ class StageFunctions:
 
     Attributes:
         embed: (shared, microbatch, random) -> x. Runs inside the first stage's forward.
-        layer: (layer_params, x, random) -> x.
-        head: (shared, x, microbatch) -> float32 scalar, the *sum* of the microbatch's losses. Runs, with
-            its backward, inside the last stage's forward.
+        layer: (layer_params, x, microbatch, random) -> x.
+        head: (shared, x, microbatch) -> float32 scalar, the *sum* of the microbatch's losses, or a pytree of such
+            sums, one for each kind of loss. Runs, with its backward, inside the last stage's forward.
         specs: {"shared", "layers"}: for each parameter of one layer, and each shared one, the PartitionSpec that
             names the dim split over `tensor`, for example P(None, "tensor"); None where none is split.
 
     `shared` are the parameters of embedding and head (a tied one is just used by both), `microbatch` is
-    the batch's pytree without its leading microbatch axis. `random` is what a training step's random
+    the batch's pytree without its leading microbatch axis: what all layers read of it, as a padding mask, travels to no
+    stage, since every device has the batch. `random` is what a training step's random
     numbers come from, None where nothing is random.
 
     Over a `tensor` axis of several devices, each calls the functions together with the others, with its
@@ -38,8 +39,8 @@ class StageFunctions:
     """
 
     embed: Callable[[PyTree, PyTree, Randomness | None], Any]
-    layer: Callable[[PyTree, Any, Randomness | None], Any]
-    head: Callable[[PyTree, Any, PyTree], Any]
+    layer: Callable[[PyTree, Any, PyTree, Randomness | None], Any]
+    head: Callable[[PyTree, Any, PyTree], PyTree]
     specs: PyTree | None = None
 
     @classmethod

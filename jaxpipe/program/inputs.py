@@ -90,8 +90,8 @@ def shapes_on_a_device(mesh: jax.sharding.Mesh, function: Callable, *arguments: 
 
 def check_functions(
     functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree
-) -> jax.ShapeDtypeStruct:
-    """The shape of a message on one device; CompileError unless the functions keep the contract.
+) -> tuple[jax.ShapeDtypeStruct, PyTree]:
+    """The shapes of a message on one device and of the losses; CompileError unless the functions keep the contract.
 
     Args:
         params: shapes {"shared", "layer"} on one device.
@@ -104,7 +104,10 @@ def check_functions(
     x = _one_array(
         "embed", shapes(lambda shared, batch: functions.embed(shared, batch, None), params["shared"], microbatch)
     )
-    y = _one_array("layer", shapes(lambda layer, x: functions.layer(layer, x, None), params["layer"], x))
+    y = _one_array(
+        "layer",
+        shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch),
+    )
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         raise CompileError(
             f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.\n"
@@ -112,13 +115,14 @@ def check_functions(
             "  repair: cast or reshape inside embed or layer"
         )
     loss = shapes(functions.head, params["shared"], y, microbatch)
-    if getattr(loss, "shape", None) != () or loss.dtype != "float32":
+    leaves = jax.tree.leaves(loss)
+    if not leaves or any(getattr(leaf, "shape", None) != () or leaf.dtype != "float32" for leaf in leaves):
         raise CompileError(
             f"head returns {loss}.\n"
-            "  rule loss-sum: head returns the sum of the microbatch's losses, a float32 scalar\n"
+            "  rule loss-sum: head returns the sum of the microbatch's losses, a float32 scalar, or one of each kind\n"
             "  repair: sum, do not average, and cast to float32"
         )
-    return x
+    return x, loss
 
 
 def _one_array(name: str, value: Any) -> jax.ShapeDtypeStruct:

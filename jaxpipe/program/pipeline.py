@@ -37,9 +37,11 @@ class Pipeline:
 
     Attributes:
         loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss
-            summed over all microbatches and float32 gradients, staged and sharded as the parameters. `scale`
-            multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. Batch leaves are
-            [num_microbatches, microbatch size, ...]. `key` is the step's key; without one nothing is random.
+            summed over all microbatches and its float32 gradients, staged and sharded as the parameters. `scale`
+            multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. Where the head returns
+            several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all, and the
+            gradients are those of their sum. Batch leaves are [num_microbatches, microbatch size, ...]. `key` is the
+            step's key; without one nothing is random.
         loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
             forwards, without residuals or gradients, and with nothing random.
         table: the round table that `loss_and_grads` executes.
@@ -93,11 +95,11 @@ class Pipeline:
         self.table = lower(schedule, layers_per_stage=self.layers_per_stage, rolled=rolled, costs=costs)
 
         def loss_and_grads(
-            params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0, key: jax.Array | None = None
-        ) -> tuple[jax.Array, PyTree]:
+            params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: jax.Array | None = None
+        ) -> tuple[PyTree, PyTree]:
             return self._run(self.table, params, batch, scale, key)
 
-        def loss(params: PyTree, batch: PyTree, scale: jax.Array | float = 1.0) -> jax.Array:
+        def loss(params: PyTree, batch: PyTree, scale: PyTree = 1.0) -> PyTree:
             return self._run(self.forward_table, params, batch, scale, None)[0]
 
         self.loss_and_grads, self.loss = jax.jit(loss_and_grads), jax.jit(loss)
@@ -156,23 +158,28 @@ class Pipeline:
             random: whether the step has a key.
         """
         params, microbatch = self.local_shapes(params, batch)
-        x = check_functions(self.functions, self.mesh, params, microbatch)
+        x, _ = check_functions(self.functions, self.mesh, params, microbatch)
         keep = partial(residuals.forward, self.functions.layer)
-        kept = shapes_on_a_device(self.mesh, keep, params["layer"], x, Randomness.like() if random else None)[1]
+        like = Randomness.like() if random else None
+        kept = shapes_on_a_device(self.mesh, keep, params["layer"], x, microbatch, like)[1]
         return PageForm(tuple(kept))
 
     def message_like(self, params: PyTree, batch: PyTree) -> jax.ShapeDtypeStruct:
         """Shape and dtype of one message between stages, on one device."""
-        return check_functions(self.functions, self.mesh, *self.local_shapes(params, batch))
+        return check_functions(self.functions, self.mesh, *self.local_shapes(params, batch))[0]
+
+    def loss_like(self, params: PyTree, batch: PyTree) -> PyTree:
+        """Shapes and dtypes of the losses that the head returns."""
+        return check_functions(self.functions, self.mesh, *self.local_shapes(params, batch))[1]
 
     def _run(
-        self, table: RoundTable, params: PyTree, batch: PyTree, scale: jax.Array | float, key: jax.Array | None
-    ) -> tuple[jax.Array, PyTree]:
+        self, table: RoundTable, params: PyTree, batch: PyTree, scale: PyTree, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
         check_inputs(self.schedule, self.mesh, self.layout, params, batch)
         parts, x_like = self.parts(params), self.message_like(params, batch)
         pages = self.pages(params, batch, random=key is not None)
 
-        def step(params: PyTree, batch: PyTree, scale: jax.Array, key: Any, rows: Row) -> tuple[jax.Array, PyTree]:
+        def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree]:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = compute_copies({**params, "layers": layers}, parts, self.dtype, pairs=self.layout.pairs)
             actions = self._actions(table, params, parts, batch, scale, key, x_like, pages)
@@ -185,7 +192,7 @@ class Pipeline:
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
             check_vma=False,
-        )(params, batch, jnp.asarray(scale, jnp.float32), _key_data(key), _rows(table))
+        )(params, batch, _for_each(self.loss_like(params, batch), scale), _key_data(key), _rows(table))
 
     def _actions(
         self,
@@ -193,7 +200,7 @@ class Pipeline:
         params: PyTree,
         parts: PyTree,
         batch: PyTree,
-        scale: jax.Array,
+        scale: PyTree,
         key: jax.Array | None,
         x_like: jax.ShapeDtypeStruct,
         pages: PageForm,
@@ -218,9 +225,9 @@ class Pipeline:
             deterministic=self.deterministic,
         )
 
-    def _totals(self, state: State, parts: PyTree) -> tuple[jax.Array, PyTree]:
+    def _totals(self, state: State, parts: PyTree) -> tuple[PyTree, PyTree]:
         """Loss and gradients of the step, from what each device has summed up; empty ones of forwards alone."""
-        loss = sum_over(state.loss, ("data", "pipe"), deterministic=self.deterministic)
+        loss = jax.tree.map(lambda leaf: sum_over(leaf, ("data", "pipe"), deterministic=self.deterministic), state.loss)
         if not jax.tree.leaves(state.grads):
             return loss, state.grads
         shared = jax.tree.map(
@@ -272,7 +279,7 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
         message=message,
         pool=pages(table.pages.num_pages) if table.has_backward else [],
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
-        loss=jnp.zeros((), jnp.float32),
+        loss=jax.tree.map(jnp.zeros_like, actions.scale),
         num_done=jnp.zeros((), jnp.int32),
     )
     return Carry(
@@ -282,6 +289,13 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
         departing=[pages(1) for _ in range(table.num_lanes)],
         leaving=[one_layer() for _ in range(table.num_exchange_lanes)],
     )
+
+
+def _for_each(losses: PyTree, scale: PyTree) -> PyTree:
+    """A factor for each of `losses`, float32: `scale` has one for each, or is one for all."""
+    if jax.tree.structure(scale) == jax.tree.structure(0):
+        return jax.tree.map(lambda _: jnp.asarray(scale, jnp.float32), losses)
+    return jax.tree.map(lambda _, factor: jnp.asarray(factor, jnp.float32), losses, scale)
 
 
 def _key_data(key: jax.Array | None) -> jax.Array | None:

@@ -1,7 +1,7 @@
 """A layer's vjp, cut in two: what forward must keep, and backward from what was kept.
 
-Parameters and what random numbers come from are no residuals: backward gets them anew. This is the one
-place that touches the vjp object of `jax.vjp`, whose fields differ between jax versions.
+Parameters, the microbatch and what random numbers come from are no residuals: backward gets them anew. This is the
+one place that touches the vjp object of `jax.vjp`, whose fields differ between jax versions.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ import jax
 PyTree = Any
 
 
-def forward(layer: Callable, params: PyTree, x: jax.Array, random: PyTree) -> tuple[jax.Array, list[jax.Array]]:
-    """`layer(params, x, random)` and the arrays that its backward needs besides `params` and `random`."""
-    y, vjp = jax.vjp(layer, params, x, random)
+def forward(layer: Callable, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[jax.Array, list[jax.Array]]:
+    """`layer(params, x, *given)` and the arrays that its backward needs besides `params` and `given`.
+
+    Args:
+        given: the microbatch and what random numbers come from: nothing that needs a gradient.
+    """
+    y, vjp = jax.vjp(layer, params, x, *given)
     leaves, _ = _kept(vjp)
     return y, [leaf for leaf in leaves if _is_array(leaf)]
 
@@ -27,17 +31,19 @@ def backward(
     params: PyTree,
     residuals: list[jax.Array],
     x_like: jax.ShapeDtypeStruct,
-    random: PyTree,
     dy: jax.Array,
+    *given: PyTree,
 ) -> tuple[PyTree, jax.Array]:
-    """Gradients for `params` and `x`, given what `forward` kept and the gradient of its output.
+    """Gradients for `params` and `x`.
 
     Args:
+        residuals: what `forward` kept.
         x_like: shape and dtype of the layer's input.
-        random: what `forward` was given.
+        dy: the gradient of the layer's output.
+        given: what `forward` was given.
     """
     # eval_shape traces the vjp object without computing anything; it is filled with what was kept.
-    _, vjp = jax.eval_shape(lambda *arguments: jax.vjp(layer, *arguments), params, x_like, random)
+    _, vjp = jax.eval_shape(lambda *arguments: jax.vjp(layer, *arguments), params, x_like, *given)
     leaves, structure = _kept(vjp)
     values = iter(residuals)
     filled = copy.copy(vjp)
@@ -45,8 +51,8 @@ def backward(
         structure, [next(values) if _is_array(leaf) else leaf for leaf in leaves]
     )
     # Also those that it does not need.
-    filled.args_res = [tuple(jax.tree.leaves(params)), of_x, tuple(jax.tree.leaves(random))]
-    d_params, dx, _ = filled(dy)
+    filled.args_res = [tuple(jax.tree.leaves(params)), of_x, *(tuple(jax.tree.leaves(value)) for value in given)]
+    d_params, dx, *_ = filled(dy)
     return d_params, dx
 
 

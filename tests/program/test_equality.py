@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from sixteen_devices import run_on_sixteen_devices
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors, run_quickly
-from tiny_training import Training, batches, mean_loss_and_grads, train_on_one_device, train_pipelined
+from tiny_training import Training, batches, family_of, mean_loss_and_grads, train_on_one_device, train_pipelined
 
 from jaxpipe.schedules import build
 
@@ -58,10 +58,14 @@ FEW = [
     Case("llama", "1f1b", 2, 4, 1, "none", attention="chunked", layers_per_stage=(1, 2, 1, 2)),
     Case("gpt", "1f1b", 1, 1, 2, "none", attention="chunked", dropout=0.3),
     Case("gpt", "1f1b", 2, 1, 2, "full", tied=True, split_masters=False),
+    Case("bert", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True),
+    Case("bert", "bitpipe", 2, 2, 2, "attention", layers_per_stage=(1, 2, 1, 2)),
+    Case("bert", "interleaved_1f1b", 1, 2, 2, "full", dropout=0.3),
 ]
 SIXTEEN = Case("gpt", "1f1b", 2, 4, 2, "none", dropout=0.3, tied=True)
 
-# Dropout in half of GPT's, chunked attention where nothing else is left out, tied embeddings over one or four stages.
+# Dropout in half of GPT's and BERT's, chunked attention where nothing else is left out, tied embeddings over one or
+# four stages.
 ALL = [
     Case(
         family,
@@ -71,12 +75,12 @@ ALL = [
         tensor,
         recompute,
         attention="chunked" if recompute == "none" and data == tensor else "xla",
-        dropout=0.3 if family == "gpt" and (schedule == "1f1b") == (recompute != "full") else 0.0,
+        dropout=0.3 if family != "llama" and (schedule == "1f1b") == (recompute != "full") else 0.0,
         tied=pipe != 2,
         split_masters=tensor == 2 or recompute == "none",
     )
     for family, schedule, data, pipe, tensor, recompute in product(
-        ("gpt", "llama"), ("1f1b", "gpipe"), (1, 2), (1, 2, 4), (1, 2), ("none", "attention", "full")
+        ("gpt", "llama", "bert"), ("1f1b", "gpipe"), (1, 2), (1, 2, 4), (1, 2), ("none", "attention", "full")
     )
 ]
 ALL += [
@@ -115,7 +119,7 @@ def pipelined(case: Case) -> Training:
 def expected(family: str, dropout: float, tied: bool) -> Training:
     """The reference keeps all that backward needs, and knows no chunks."""
     config = config_of(family, num_layers=NUM_LAYERS, dropout=dropout, tie_embeddings=tied)
-    return train_on_one_device(config, batches(NUM_MICROBATCHES))
+    return train_on_one_device(config, batches(NUM_MICROBATCHES, family_of(config)))
 
 
 def changes(case: Case, training: Training):

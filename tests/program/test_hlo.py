@@ -33,7 +33,7 @@ def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, da
     """The pipeline, shapes of its staged parameters and of pages, and the optimized HLO."""
     sizes = {"num_layers": num_layers, "hidden": hidden, "num_heads": 4, "vocab_size": 48}
     if family == "gpt":
-        config = GPTConfig(**sizes, seq_len=seq_len)
+        config = GPTConfig(**sizes, num_positions=seq_len)
     else:
         config = LlamaConfig(**sizes, num_kv_heads=2, feed_forward=hidden * 3 // 2)
     pipeline = pipeline_of(schedule, config, data=data, tensor=tensor)

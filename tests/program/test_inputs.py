@@ -101,9 +101,9 @@ def test_layers_of_another_number_are_not_staged():
 @pytest.mark.parametrize(
     ("rule", "changed"),
     [
-        ("same-shape", {"layer": lambda params, x, random: jnp.concatenate([x, x])}),
-        ("same-shape", {"layer": lambda params, x, random: x.astype(jnp.bfloat16)}),
-        ("one-array", {"layer": lambda params, x, random: (x, x)}),
+        ("same-shape", {"layer": lambda params, x, microbatch, random: jnp.concatenate([x, x])}),
+        ("same-shape", {"layer": lambda params, x, microbatch, random: x.astype(jnp.bfloat16)}),
+        ("one-array", {"layer": lambda params, x, microbatch, random: (x, x)}),
         ("one-array", {"embed": lambda shared, microbatch, random: (microbatch["x"], microbatch["x"])}),
         ("loss-sum", {"head": lambda shared, x, microbatch: x}),
         ("loss-sum", {"head": lambda shared, x, microbatch: x.sum().astype(jnp.bfloat16)}),

@@ -22,6 +22,8 @@ from jaxpipe.program.pipeline import _rows
 from jaxpipe.schedules import build
 from jaxpipe.training.step import init_state, make_train_step
 
+ONE_PRODUCT = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x, microbatch, random: x @ params["kernel"])
+
 
 def bytes_per_device(tree) -> int:
     return sum(
@@ -39,8 +41,8 @@ def test_the_train_step_aliases_all_of_the_state_which_two_replicas_have_once():
     state, state_bytes = states["bitpipe"], bytes_per_device(states["1f1b"])
     assert bytes_per_device(state) == state_bytes
     batch = jax.device_put(random_batch(3, seed=0), pipeline.batch_sharding)
-    step = make_train_step(pipeline, optimizer, optax.constant_schedule(1e-3), max_grad_norm=1.0).lower(state, batch)
-    compiled: Any = step.compile(compiler_options=QUICKLY)
+    step = make_train_step(LanguageModel(config), pipeline, optimizer, optax.constant_schedule(1e-3), max_grad_norm=1.0)
+    compiled: Any = step.lower(state, batch).compile(compiler_options=QUICKLY)
     # All leaves of the state come back, every one in the buffer that it came in; only tokens and targets come besides.
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == state_bytes
@@ -92,7 +94,9 @@ def test_only_tables_and_tokens_grow_with_the_number_of_microbatches(name):
 
 def test_bpipe_saves_slots_less_what_is_in_transit():
     num_devices, num_layers, seq_len = 8, 4, 32
-    config = GPTConfig(num_layers=num_devices * num_layers, hidden=64, num_heads=4, vocab_size=48, seq_len=seq_len)
+    config = GPTConfig(
+        num_layers=num_devices * num_layers, hidden=64, num_heads=4, vocab_size=48, num_positions=seq_len
+    )
     temp_bytes, slot_bytes = {}, 0
     for name in ("1f1b", "bpipe"):
         pipeline = pipeline_of(build(name, num_devices=num_devices, num_microbatches=16), config)
@@ -122,10 +126,9 @@ def test_an_unrolled_program_grows():
 
 
 def test_pages_messages_and_slots_have_the_sizes_of_the_model():
-    functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x, random: x @ params["kernel"])
     schedule = build("1f1b", num_devices=2, num_microbatches=3)
     mesh = make_mesh(data=2, pipe=2)
-    pipeline = Pipeline(schedule, mesh, functions, num_layers=4, layers_per_stage=(1, 3))
+    pipeline = Pipeline(schedule, mesh, ONE_PRODUCT, num_layers=4, layers_per_stage=(1, 3))
     params, batch = pipeline.to_stages(tiny_mlp.make_params(4)), tiny_mlp.make_batch(3)
     local_x = jax.ShapeDtypeStruct((tiny_mlp.MICROBATCH_SIZE // 2, tiny_mlp.HIDDEN), np.float32)
     assert pipeline.message_like(params, batch) == local_x
@@ -137,13 +140,12 @@ def test_pages_messages_and_slots_have_the_sizes_of_the_model():
 
 
 def test_held_bytes_are_pages_copies_gradients_and_messages():
-    functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x, random: x @ params["kernel"])
     schedule = build("1f1b", num_devices=2, num_microbatches=3)
     found = {}
     for data, dtype in ((2, None), (1, None), (1, "bfloat16")):
         mesh = make_mesh(data=data, pipe=2)
         options = {"num_layers": 4, "layers_per_stage": (1, 3), "dtype": dtype, "split_masters": data > 1}
-        pipeline = Pipeline(schedule, mesh, functions, **options)
+        pipeline = Pipeline(schedule, mesh, ONE_PRODUCT, **options)
         params, batch = pipeline.to_stages(tiny_mlp.make_params(4)), tiny_mlp.make_batch(3, dtype or "float32")
         found[data, dtype] = held_bytes(pipeline, params, batch)
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
@@ -160,11 +162,10 @@ def test_held_bytes_are_pages_copies_gradients_and_messages():
 
 
 def test_held_bytes_of_bpipe_are_fewer_pages_and_those_in_transit():
-    functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x, random: x @ params["kernel"])
     found = {}
     for num_layers in (2, 8):
         schedule = build("bpipe", num_devices=4, num_microbatches=9)
-        pipeline = Pipeline(schedule, make_mesh(pipe=4), functions, num_layers=4 * num_layers, split_masters=False)
+        pipeline = Pipeline(schedule, make_mesh(pipe=4), ONE_PRODUCT, num_layers=4 * num_layers, split_masters=False)
         params, batch = pipeline.to_stages(tiny_mlp.make_params(4 * num_layers)), tiny_mlp.make_batch(9)
         found[num_layers] = held_bytes(pipeline, params, batch)
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
@@ -178,11 +179,10 @@ def test_held_bytes_of_bpipe_are_fewer_pages_and_those_in_transit():
 
 
 def test_held_bytes_of_two_replicas_are_twice_the_weights_and_gradients():
-    functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x, random: x @ params["kernel"])
     found = {}
     for name, num_layers in product(("bitpipe", "1f1b"), (1, 4)):
         schedule = build(name, num_devices=4, num_microbatches=4)
-        pipeline = Pipeline(schedule, make_mesh(pipe=4), functions, num_layers=8 * num_layers, split_masters=False)
+        pipeline = Pipeline(schedule, make_mesh(pipe=4), ONE_PRODUCT, num_layers=8 * num_layers, split_masters=False)
         params, batch = pipeline.to_stages(tiny_mlp.make_params(8 * num_layers)), tiny_mlp.make_batch(4)
         found[name, num_layers] = held_bytes(pipeline, params, batch)
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN

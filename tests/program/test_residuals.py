@@ -1,4 +1,4 @@
-"""A vjp cut in two is the whole vjp, and keeps neither parameters nor what random numbers come from."""
+"""A vjp cut in two is the whole vjp; it keeps no parameters, nothing given, nor what random numbers come from."""
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ def forward(layer, params, random):
 
 def backward(layer, params, kept, random, dy):
     x_like = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    return jax.jit(lambda p, k, r, dy: residuals.backward(layer, p, k, x_like, r, dy))(params, kept, random, dy)
+    return jax.jit(lambda p, k, r, dy: residuals.backward(layer, p, k, x_like, dy, r))(params, kept, random, dy)
 
 
 def assert_vjp(found, layer, params, random, dy):
@@ -89,3 +89,25 @@ def test_masks_are_drawn_from_the_key_that_backward_is_given():
     for other in (random_of(2), random_of(3)):
         assert np.any(np.asarray(layer(params, X, other)) != np.asarray(y))
         assert_vjp(backward(layer, params, kept, other, jnp.ones_like(y)), layer, params, other, jnp.ones_like(y))
+
+
+@jax.custom_vjp
+def masked(x: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask == 1, x, 0.0)
+
+
+masked.defvjp(lambda x, mask: (masked(x, mask), mask), lambda mask, dy: (masked(dy, mask), None))
+
+
+def test_what_a_layer_reads_of_the_microbatch_is_not_kept():
+    def layer(params, x, microbatch, random):
+        return masked(x @ params, microbatch["mask"])
+
+    microbatch = {"mask": jnp.array([[1], [0]]), "unused": jnp.zeros(5)}
+    y, kept = residuals.forward(layer, KERNEL, X, microbatch, None)
+    assert [leaf.shape for leaf in kept] == [X.shape]
+    for mask in ([[1], [0]], [[0], [1]]):
+        given = {**microbatch, "mask": jnp.array(mask)}
+        found = residuals.backward(layer, KERNEL, kept, jax.ShapeDtypeStruct(X.shape, X.dtype), y + 1, given, None)
+        expected = jax.vjp(lambda params, x, given=given: layer(params, x, given, None), KERNEL, X)[1](y + 1)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)

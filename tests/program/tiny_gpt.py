@@ -32,7 +32,7 @@ def make_config(tie_embeddings: bool = True) -> GPTConfig:
         hidden=16,
         num_heads=2,
         vocab_size=VOCAB_SIZE,
-        seq_len=SEQ_LEN,
+        num_positions=SEQ_LEN,
         tie_embeddings=tie_embeddings,
     )
 

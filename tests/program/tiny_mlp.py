@@ -1,4 +1,4 @@
-"""A user's own model, no GPT: float inputs, a layer of one matrix, a squared error."""
+"""A user's own model, no GPT: float inputs, a layer of one matrix, gated by the batch, a squared error."""
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,8 @@ def embed(shared, microbatch, random):
     return microbatch["x"] @ shared["in"]
 
 
-def layer(params, x, random):
-    return x + jnp.tanh(x @ params["kernel"] + params["bias"])
+def layer(params, x, microbatch, random):
+    return x + microbatch["gate"][..., None] * jnp.tanh(x @ params["kernel"] + params["bias"])
 
 
 def head(shared, x, microbatch):
@@ -42,7 +42,12 @@ def make_params(num_layers: int, dtype: str = "float32"):
 def make_batch(num_microbatches: int, dtype: str = "float32"):
     generator = np.random.default_rng(1)
     x = generator.normal(size=(num_microbatches, MICROBATCH_SIZE, NUM_INPUTS))
-    return {"x": jnp.asarray(x, dtype), "y": jnp.asarray(np.sin(x).sum(-1), dtype)}
+    gate = generator.integers(-1, 3, (num_microbatches, MICROBATCH_SIZE))
+    return {
+        "x": jnp.asarray(x, dtype),
+        "y": jnp.asarray(np.sin(x).sum(-1), dtype),
+        "gate": jnp.asarray(gate, jnp.int32),
+    }
 
 
 def make_pipeline(schedule: Schedule, *, num_layers: int, data: int = 1, **options) -> Pipeline:
@@ -63,7 +68,7 @@ def expected_loss_and_grads(num_layers: int, num_microbatches: int):
     def loss(params, batch):
         x = embed(params["shared"], batch, None)
         for i in range(num_layers):
-            x = layer(jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]), x, None)
+            x = layer(jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]), x, batch, None)
         return head(params["shared"], x, batch)
 
     return jax.jit(jax.value_and_grad(loss))(make_params(num_layers), make_batch(num_microbatches))

@@ -1,4 +1,4 @@
-"""Tiny GPTs and LLaMAs whose heads, words, columns and positions two devices can share, and batches for them."""
+"""Tiny GPTs, BERTs and LLaMAs whose heads, words, columns and positions two devices can share, and batches for them."""
 
 import functools
 from typing import Any
@@ -7,25 +7,33 @@ import jax
 import numpy as np
 
 from jaxpipe.mesh import TensorAxis, make_mesh
-from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
+from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Schedule
 
 MICROBATCH_SIZE, SEQ_LEN, VOCAB_SIZE = 2, 8, 32
 # What LLVM does costs time and changes nothing that is tested: XLA's program is the same text at any level.
 QUICKLY: Any = {"xla_backend_optimization_level": 0}
-_SIZES = {"hidden": 16, "num_heads": 4, "vocab_size": VOCAB_SIZE}
+_SIZES = {"hidden": 16, "num_heads": 4}
+_NUM_WORDS_OF_BERT, _MOST_PREDICTED = 27, 3  # its vocabulary has rows of no word
+
+ModelConfig = BertConfig | GPTConfig | LlamaConfig
 
 
-def config_of(family: str, *, num_layers: int, dropout: float = 0.0, **choices: Any) -> GPTConfig | LlamaConfig:
-    """The config of a family; a GPT drops everywhere, at three rates that differ."""
+def config_of(family: str, *, num_layers: int, dropout: float = 0.0, **choices: Any) -> ModelConfig:
+    """The config of a family; GPT and BERT drop everywhere, at three rates that differ."""
     if family == "llama":
         assert not dropout
-        return LlamaConfig(num_layers=num_layers, **_SIZES, num_kv_heads=2, feed_forward=24, **choices)
-    return GPTConfig(
+        sizes = {**_SIZES, "vocab_size": VOCAB_SIZE, "num_kv_heads": 2, "feed_forward": 24}
+        return LlamaConfig(num_layers=num_layers, **sizes, **choices)
+    make, words = GPTConfig, {"vocab_size": VOCAB_SIZE}
+    if family == "bert":
+        make, words = BertConfig, {"vocab_size": _NUM_WORDS_OF_BERT, "vocab_multiple": 8}
+    return make(
         num_layers=num_layers,
         **_SIZES,
-        seq_len=SEQ_LEN,
+        **words,
+        num_positions=SEQ_LEN,
         embedding_dropout=dropout / 2,
         attention_dropout=dropout,
         hidden_dropout=dropout / 3,
@@ -39,7 +47,7 @@ def run_quickly(function: Any, *arguments: Any) -> Any:
 
 
 @functools.cache
-def random_params(config: GPTConfig | LlamaConfig) -> Any:
+def random_params(config: ModelConfig) -> Any:
     """Random numbers everywhere: initial biases are 0 and norms 1, where a mistake in them would hide."""
     generator = np.random.default_rng(0)
 
@@ -50,17 +58,38 @@ def random_params(config: GPTConfig | LlamaConfig) -> Any:
     return jax.tree_util.tree_map_with_path(fill, jax.eval_shape(LanguageModel(config).init, jax.random.key(0)))
 
 
-def random_batch(num_microbatches: int, *, seed: int) -> dict[str, np.ndarray]:
-    """Tokens, and the next ones as targets, of which a fifth is not valid."""
+def random_batch(num_microbatches: int, *, seed: int, family: str = "gpt") -> dict[str, np.ndarray]:
+    """Tokens, and the next ones as targets, of which a fifth is not valid; for a BERT `random_masked_batch`."""
+    if family == "bert":
+        return random_masked_batch(num_microbatches, seed=seed)
     generator = np.random.default_rng(seed)
     tokens = generator.integers(VOCAB_SIZE, size=(num_microbatches, MICROBATCH_SIZE, SEQ_LEN + 1), dtype=np.int32)
     targets = np.where(generator.random(tokens.shape) < 0.2, -1, tokens)[..., 1:]
     return {"tokens": tokens[..., :-1], "targets": targets}
 
 
+def random_masked_batch(num_microbatches: int, *, seed: int) -> dict[str, np.ndarray]:
+    """Two segments and padding, of all lengths; words to predict, some at one place; some orders count."""
+    generator = np.random.default_rng(seed)
+    shape = (num_microbatches, MICROBATCH_SIZE)
+    num_tokens = generator.integers(2, SEQ_LEN + 1, (*shape, 1))
+    place, num_first = np.arange(SEQ_LEN), generator.integers(1, num_tokens)
+    predicted = generator.integers(0, num_tokens, (*shape, _MOST_PREDICTED))
+    targets = generator.integers(_NUM_WORDS_OF_BERT, size=predicted.shape)
+    batch = {
+        "tokens": generator.integers(_NUM_WORDS_OF_BERT, size=(*shape, SEQ_LEN)),
+        "token_types": (place >= num_first) & (place < num_tokens),
+        "padding_mask": place < num_tokens,
+        "predicted": predicted,
+        "targets": np.where(generator.random(targets.shape) < 0.2, -1, targets),
+        "sentence_order": generator.integers(-1, 2, shape),
+    }
+    return {name: values.astype(np.int32) for name, values in batch.items()}
+
+
 def pipeline_of(
     schedule: Schedule,
-    config: GPTConfig | LlamaConfig,
+    config: ModelConfig,
     *,
     data: int = 1,
     tensor: int = 1,

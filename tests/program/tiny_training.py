@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tiny_models import QUICKLY, random_batch, random_params
+from tiny_models import QUICKLY, ModelConfig, random_batch, random_params
 
 from jaxpipe.mesh import Randomness
-from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
+from jaxpipe.models import BertConfig, LanguageModel
 from jaxpipe.program import Pipeline
+from jaxpipe.training.losses import factors
 from jaxpipe.training.optimizer import is_kernel
 from jaxpipe.training.step import TrainState, init_state, make_train_step
 
@@ -33,35 +34,41 @@ class Training(NamedTuple):
     second_moment: Any
 
 
-def start_training(pipeline: Pipeline, config: GPTConfig | LlamaConfig) -> tuple[TrainState, Any]:
+def start_training(pipeline: Pipeline, config: ModelConfig) -> tuple[TrainState, Any]:
     """The state of `random_params` before the first step, and the compiled train step."""
     random_model: Any = SimpleNamespace(init=lambda _: random_params(config))
     state = init_state(random_model, pipeline, ADAMW, seed=0)
     train_step = make_train_step(
+        LanguageModel(config),
         pipeline,
         ADAMW,
         optax.constant_schedule(LEARNING_RATE),
         max_grad_norm=MAX_GRAD_NORM,
         dropout_seed=DROPOUT_SEED if config.has_dropout else None,
     )
-    batch = batches_on_mesh(pipeline)[0]
+    batch = batches_on_mesh(pipeline, family_of(config))[0]
     return state, train_step.lower(state, batch).compile(compiler_options=QUICKLY)
 
 
-def batches_on_mesh(pipeline: Pipeline) -> list[Any]:
+def family_of(config: ModelConfig) -> str:
+    """Of those that have batches of their own."""
+    return "bert" if isinstance(config, BertConfig) else "gpt"
+
+
+def batches_on_mesh(pipeline: Pipeline, family: str = "gpt") -> list[Any]:
     """The batch of each step, of which each process may hold a part."""
     return jax.tree.map(
         lambda leaf: jax.make_array_from_callback(leaf.shape, pipeline.batch_sharding, leaf.__getitem__),
-        batches(pipeline.schedule.num_microbatches),
+        batches(pipeline.schedule.num_microbatches, family),
     )
 
 
-def train_pipelined(pipeline: Pipeline, config: GPTConfig | LlamaConfig) -> Training:
+def train_pipelined(pipeline: Pipeline, config: ModelConfig) -> Training:
     """The steps of `make_train_step`."""
     state, train_step = start_training(pipeline, config)
     from_stages = jax.jit(pipeline.from_stages)
     metrics, first_moments = [], []
-    for batch in batches_on_mesh(pipeline):
+    for batch in batches_on_mesh(pipeline, family_of(config)):
         state, metrics_of_step = train_step(state, batch)
         metrics.append(jax.tree.map(float, metrics_of_step))
         first_moments.append(jax.tree.map(np.asarray, from_stages(state.optimizer[0].mu)))
@@ -75,12 +82,12 @@ def train_pipelined(pipeline: Pipeline, config: GPTConfig | LlamaConfig) -> Trai
     )
 
 
-def batches(num_microbatches: int) -> list[dict[str, np.ndarray]]:
+def batches(num_microbatches: int, family: str = "gpt") -> list[dict[str, np.ndarray]]:
     """The batch of each step."""
-    return [random_batch(num_microbatches, seed=step) for step in range(NUM_STEPS)]
+    return [random_batch(num_microbatches, seed=step, family=family) for step in range(NUM_STEPS)]
 
 
-def train_on_one_device(config: GPTConfig | LlamaConfig, batches: list[dict[str, np.ndarray]]) -> Training:
+def train_on_one_device(config: ModelConfig, batches: list[dict[str, np.ndarray]]) -> Training:
     """The same by `jax.grad`, microbatch by microbatch, the gradients added up in float64."""
     clip = optax.clip_by_global_norm(MAX_GRAD_NORM)
     params, losses, norms, first = random_params(config), [], [], None
@@ -105,14 +112,18 @@ def train_on_one_device(config: GPTConfig | LlamaConfig, batches: list[dict[str,
 def mean_loss_and_grads(config: Any, params: Any, batch: Any, key: jax.Array | None = None) -> tuple[Any, Any]:
     """The mean over the valid tokens of all microbatches, and its gradients, float64."""
     random = None if key is None else Randomness(jax.random.key_data(key), jnp.int32(0))
+    scale = factors(LanguageModel(config).num_losses(batch))
     each = [
-        _value_and_grad(config)(params, jax.tree.map(lambda leaf, m=m: leaf[m], batch), random, m)
+        _value_and_grad(config)(params, jax.tree.map(lambda leaf, m=m: leaf[m], batch), scale, random, m)
         for m in range(len(batch["tokens"]))
     ]
-    scale = 1 / (batch["targets"] >= 0).sum()
-    return jax.tree.map(lambda *leaves: scale * sum(np.asarray(leaf, np.float64) for leaf in leaves), *each)
+    return jax.tree.map(lambda *leaves: sum(np.asarray(leaf, np.float64) for leaf in leaves), *each)
 
 
 @functools.cache
-def _value_and_grad(config: GPTConfig | LlamaConfig) -> Any:
-    return jax.jit(jax.value_and_grad(LanguageModel(config).loss_sum), compiler_options=QUICKLY)
+def _value_and_grad(config: ModelConfig) -> Any:
+    def loss(params: Any, microbatch: Any, scale: Any, random: Randomness | None, m: int) -> jax.Array:
+        sums = LanguageModel(config).loss_sum(params, microbatch, random, m)
+        return sum(jax.tree.leaves(jax.tree.map(jnp.multiply, scale, sums)))
+
+    return jax.jit(jax.value_and_grad(loss), compiler_options=QUICKLY)
