@@ -9,12 +9,14 @@ from ml_collections import ConfigDict
 from jaxpipe.config.choice import check_choice
 from jaxpipe.config.model_section import FIELDS
 
+MASKED_FAMILIES = ("bert",)  # those that predict words which are masked in the text; the others, the next token
+
 
 def base_config(family: str = "gpt") -> ConfigDict:
     """All fields, locked: a config sets some of them and cannot add one.
 
     Args:
-        family: of the model, "gpt" or "llama"; decides the fields of `model`.
+        family: of the model, a key of FIELDS; decides the fields of `model` and `data`.
 
     Raises:
         ConfigError: no such family.
@@ -26,10 +28,14 @@ def base_config(family: str = "gpt") -> ConfigDict:
 
     config.data = _section()
     config.data.files = "auto"  # a glob of text files, ** descends; "auto": Python's standard library
+    config.data.tokenizer = "byte"  # a token is a byte; or the path of a tokenizer.json, or of a folder that has one
     config.data.batch_size = 32  # sequences of one step, over all devices
     config.data.seq_len = 128  # tokens of one sequence
     config.data.heldout_fraction = 0.05  # about this part of the text is never trained on; in (0, 0.5]
-    config.data.seed = 0  # decides the order of the sequences
+    config.data.seed = 0  # decides the order of the sequences, and what is masked
+    if family in MASKED_FAMILIES:
+        config.data.mask_fraction = 0.15  # of the words of a sequence, those to predict; in (0, 1]
+        config.data.short_fraction = 0.1  # about this part of the sequences is shorter than seq_len
 
     config.pipeline = _section()
     config.pipeline.schedule = "1f1b"  # a key of jaxpipe.schedules.REGISTRY
@@ -71,6 +77,7 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.train.eval_batches = 8  # held-out batches of one evaluation, at most
 
     config.checkpoint = _section()
+    config.checkpoint.init_from = ""  # a working folder whose parameters the run starts from; "": initial ones
     config.checkpoint.save_at_end = True  # the parameters, in DIR/checkpoints
     return config.lock()
 

@@ -13,8 +13,15 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config.base import base_config
 from jaxpipe.config.choice import check_choice
+from jaxpipe.config.data_checks import check_masked_sequence, check_vocabulary
 from jaxpipe.config.mesh_checks import check_batch, check_tensor
-from jaxpipe.config.model_checks import check_attention_kernel, check_family, check_rope_scaling, check_vocabulary
+from jaxpipe.config.model_checks import (
+    check_attention_kernel,
+    check_family,
+    check_positions,
+    check_rope_scaling,
+    check_words_and_numbers,
+)
 from jaxpipe.config.model_section import model_config
 from jaxpipe.config.stages import AUTO, build_schedule, layers_per_stage
 from jaxpipe.errors import ConfigError, JaxpipeError
@@ -27,6 +34,7 @@ AT_LEAST_ZERO = (
     "model.attention_dropout",
     "model.hidden_dropout",
     "data.seed",
+    "data.short_fraction",
     "pipeline.embedding_layers",
     "pipeline.head_layers",
     "train.seed",
@@ -42,6 +50,8 @@ AT_MOST = {
     "data.seed": 2**32 - 1,
     "train.seed": 2**32 - 1,
     "data.heldout_fraction": 0.5,
+    "data.mask_fraction": 1.0,
+    "data.short_fraction": 1.0,
     "optimizer.warmup_fraction": 0.5,
     "optimizer.final_learning_rate_fraction": 1.0,
 }
@@ -102,6 +112,7 @@ def _ranges(config: ConfigDict) -> Checks:
         for field, value in fields.items():
             if type(value) in (int, float):
                 yield lambda path=f"{section}.{field}", value=value: _check_range(path, value)
+    yield lambda: check_words_and_numbers(config)
     yield lambda: check_choice("model.dtype", config.model.dtype, DTYPES)
     yield lambda: check_choice("mesh.order", config.mesh.order, (AUTO, *ORDERS))
     yield lambda: check_choice("pipeline.schedule", config.pipeline.schedule, tuple(REGISTRY))
@@ -129,7 +140,9 @@ def _schedule(config: ConfigDict) -> Checks:
 
 def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_vocabulary(config)
+    yield lambda: check_masked_sequence(config)
     yield lambda: model_config(config)
+    yield lambda: check_positions(config)
     yield lambda: check_rope_scaling(config)
     yield lambda: check_attention_kernel(config)
     yield lambda: check_tensor(config)

@@ -1,6 +1,22 @@
-"""Text files to microbatches of byte-level tokens, in an order that a seed decides."""
+"""Text files to microbatches of tokens, in an order that a seed decides, for causal and for masked language models."""
 
 from jaxpipe.data.batches import Batches
-from jaxpipe.data.corpus import VOCAB_SIZE, Corpus, load_corpus
+from jaxpipe.data.causal import CausalSequences
+from jaxpipe.data.corpus import Corpus, load_corpus
+from jaxpipe.data.masked import MaskedSequences
+from jaxpipe.data.masked_vocabulary import MaskedVocabulary
+from jaxpipe.data.sequences import Batch, Sequences
+from jaxpipe.data.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["VOCAB_SIZE", "Batches", "Corpus", "load_corpus"]
+__all__ = [
+    "Batch",
+    "Batches",
+    "CausalSequences",
+    "Corpus",
+    "MaskedSequences",
+    "MaskedVocabulary",
+    "Sequences",
+    "Tokenizer",
+    "load_corpus",
+    "load_tokenizer",
+]

@@ -1,73 +1,73 @@
-"""Which sequences make the batch of a step: a pure function of (tokens, seed, step).
+"""Which sequences make the batch of a step: a pure function of (sequences, seed, step).
 
 So a run that starts again at any step sees what it would have seen. The sequences of a batch do not
-depend on the number of microbatches, only their grouping does.
+depend on the number of microbatches, only their grouping does. Left to others: what a sequence is (`sequences`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-Batch = dict[str, np.ndarray]
+from jaxpipe.data.sequences import Batch, Sequences
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of non-overlapping sequences; every epoch takes them in another order.
+    """Batches of sequences; every epoch takes them in another order.
 
     Attributes:
-        tokens: "tokens"; at least `seq_len + 1`.
-        seq_len: tokens of one sequence.
+        sequences: of one text.
         batch_size: sequences of one step; `num_microbatches` divides it.
         num_microbatches: microbatches of one step.
         seed: decides the order.
 
     Example:
-        >>> batches = Batches(np.arange(100), seq_len=4, batch_size=6, num_microbatches=3, seed=0)
+        >>> from jaxpipe.data import CausalSequences
+        >>> sequences = CausalSequences(np.arange(100), seq_len=4)
+        >>> batches = Batches(sequences, batch_size=6, num_microbatches=3, seed=0)
         >>> batches.at(0)["tokens"].shape
         (3, 2, 4)
     """
 
-    tokens: np.ndarray
-    seq_len: int
+    sequences: Sequences
     batch_size: int
     num_microbatches: int
     seed: int
 
-    @property
-    def num_sequences(self) -> int:
-        """Sequences of one epoch; each has a next token for its last one."""
-        return (len(self.tokens) - 1) // self.seq_len
-
     def at(self, step: int) -> Batch:
-        """The batch of `step`: "tokens" and "targets", each "num_microbatches microbatch_size seq", int32.
+        """The batch of `step`: int32 arrays "num_microbatches microbatch_size ...", as the sequences have them.
 
         An epoch leaves out the sequences that do not fill a batch; another order leaves out others.
         """
-        epoch, index = divmod(step, self.num_sequences // self.batch_size)
-        return self._batch(self._order(epoch)[index * self.batch_size : (index + 1) * self.batch_size])
+        epoch, index = divmod(step, self.sequences.num_sequences // self.batch_size)
+        order = _order(self.seed, epoch, self.sequences.num_sequences)
+        indices = order[index * self.batch_size : (index + 1) * self.batch_size]
+        return self._grouped(self.sequences.take(indices, epoch=epoch))
 
     def first(self, num_batches: int) -> Iterator[Batch]:
-        """At most `num_batches` batches without repeating a sequence, for evaluation.
+        """At most `num_batches` batches without repeating a sequence, for evaluation: always the same ones.
 
-        Where the sequences end before a batch is full, its other targets are -1, not valid.
+        Where the sequences end before a batch is full, the rest of it counts for nothing.
         """
-        order = self._order(0)
+        order = _order(self.seed, 0, self.sequences.num_sequences)
         for start in range(0, min(num_batches * self.batch_size, len(order)), self.batch_size):
-            yield self._batch(order[start : start + self.batch_size])
+            taken = self.sequences.take(order[start : start + self.batch_size], epoch=0)
+            filling = self.sequences.fill(max(0, start + self.batch_size - len(order)))
+            yield self._grouped({name: np.concatenate([taken[name], filling[name]]) for name in taken})
 
-    def _order(self, epoch: int) -> np.ndarray:
-        # RandomState, because NumPy promises that its stream never changes between versions.
-        return np.random.RandomState([self.seed, epoch]).permutation(self.num_sequences)
+    def _grouped(self, batch: Batch) -> Batch:
+        size = (self.num_microbatches, self.batch_size // self.num_microbatches)
+        return {name: values.reshape(*size, *values.shape[1:]) for name, values in batch.items()}
 
-    def _batch(self, sequences: np.ndarray) -> Batch:
-        position = sequences[:, None] * self.seq_len + np.arange(self.seq_len + 1)
-        window = self.tokens[position].astype(np.int32)
-        missing = self.batch_size - len(sequences)
-        tokens = np.pad(window[:, :-1], ((0, missing), (0, 0)))
-        targets = np.pad(window[:, 1:], ((0, missing), (0, 0)), constant_values=-1)
-        shape = (self.num_microbatches, self.batch_size // self.num_microbatches, self.seq_len)
-        return {"tokens": tokens.reshape(shape), "targets": targets.reshape(shape)}
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, num_sequences: int) -> np.ndarray:
+    """The order of an epoch, drawn once for all its steps."""
+    # RandomState, because NumPy promises that its stream never changes between versions.
+    order = np.random.RandomState([seed, epoch]).permutation(num_sequences)
+    order.flags.writeable = False
+    return order

@@ -1,7 +1,8 @@
-"""Which text is trained on: files to one row of byte-level tokens, and a part of it held out.
+"""Which text is trained on: files to one row of tokens, and a part of it held out.
 
 Goes in: a glob, or "auto" for the source text of the machine's own Python standard library. Comes out:
-training tokens and held-out tokens. Left to others: cutting them into sequences (`batches`).
+training tokens and held-out tokens. Left to others: what a token is (`tokenizer`), and cutting them into sequences
+(`causal`, `masked`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxpipe.data.tokenizer import Tokenizer
 from jaxpipe.errors import ConfigError
 
-VOCAB_SIZE = 256  # a token is a byte
-SEPARATOR = b"\0"  # ends every file; text does not contain it
 BLOCK_TOKENS = 65536  # the held-out part is every k-th block of this many tokens, or smaller for short text
 NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 
@@ -27,8 +27,8 @@ class Corpus:
 
     Attributes:
         num_files: files that the tokens come from.
-        train: "tokens", uint8.
-        heldout: "tokens", uint8.
+        train: "tokens", of the type that the tokenizer takes for its vocabulary.
+        heldout: "tokens", of the same type.
     """
 
     num_files: int
@@ -36,11 +36,12 @@ class Corpus:
     heldout: np.ndarray
 
 
-def load_corpus(files: str, *, heldout_fraction: float, batch_size: int, seq_len: int) -> Corpus:
+def load_corpus(files: str, *, tokenizer: Tokenizer, heldout_fraction: float, batch_size: int, seq_len: int) -> Corpus:
     """The tokens of `files`, at least one batch to train on and one sequence held out.
 
     Args:
         files: a glob (`**` descends), or "auto" for the Python standard library without its tests.
+        tokenizer: what a token is; its separator ends every file.
         heldout_fraction: about this part of the tokens is held out, in (0, 0.5].
         batch_size: sequences of one step.
         seq_len: tokens of one sequence.
@@ -49,7 +50,7 @@ def load_corpus(files: str, *, heldout_fraction: float, batch_size: int, seq_len
         ConfigError: no file matches, one cannot be read, or the files hold too few tokens.
     """
     paths = _standard_library() if files == "auto" else _matching(files)
-    tokens = np.frombuffer(b"".join(_read(path, files) + SEPARATOR for path in paths), np.uint8)
+    tokens = tokenizer.encode_documents(_read(path, files) for path in paths)
     every = round(1 / heldout_fraction)
     needed = every * max(seq_len + 1, -(-(batch_size * seq_len + 1) // (every - 1)))
     if len(tokens) < needed:

@@ -1,12 +1,13 @@
-"""Which sequences a step sees: a function of (tokens, seed, step) alone."""
+"""Which sequences a step sees: a function of (sequences, seed, step) alone; here with next tokens to foretell."""
 
 import dataclasses
 
 import numpy as np
 
-from jaxpipe.data import Batches
+from jaxpipe.data import Batches, CausalSequences
 
-BATCHES = Batches(np.arange(103), seq_len=5, batch_size=6, num_microbatches=3, seed=0)  # 20 sequences
+SEQUENCES = CausalSequences(np.arange(103), seq_len=5)
+BATCHES = Batches(SEQUENCES, batch_size=6, num_microbatches=3, seed=0)  # 20 sequences
 
 
 def test_targets_are_the_next_tokens():

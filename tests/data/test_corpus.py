@@ -5,16 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpipe.data import load_corpus
+from jaxpipe.data import load_corpus, load_tokenizer
 from jaxpipe.data.corpus import split
 from jaxpipe.errors import ConfigError
 
-SIZES = {"heldout_fraction": 0.25, "batch_size": 2, "seq_len": 4}
+BYTES = load_tokenizer("byte", is_masked=False)
+SIZES = {"tokenizer": BYTES, "heldout_fraction": 0.25, "batch_size": 2, "seq_len": 4}
 
 
 def test_standard_library_is_real_text_and_the_same_each_time():
-    first = load_corpus("auto", heldout_fraction=0.05, batch_size=32, seq_len=128)
-    again = load_corpus("auto", heldout_fraction=0.05, batch_size=32, seq_len=128)
+    first = load_corpus("auto", tokenizer=BYTES, heldout_fraction=0.05, batch_size=32, seq_len=128)
+    again = load_corpus("auto", tokenizer=BYTES, heldout_fraction=0.05, batch_size=32, seq_len=128)
     assert len(first.train) > 5_000_000
     assert 0.03 < len(first.heldout) / (len(first.train) + len(first.heldout)) < 0.07
     np.testing.assert_array_equal(first.train, again.train)

@@ -1,0 +1,34 @@
+"""Rules of `data` that need the model: a vocabulary for its tokens, sequences that hold what a masked model needs."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from jaxpipe.config.base import MASKED_FAMILIES
+from jaxpipe.data import load_tokenizer
+from jaxpipe.data.masked import SHORTEST_SEQ_LEN
+from jaxpipe.errors import ConfigError
+
+
+def check_vocabulary(config: ConfigDict) -> None:
+    """Raises ConfigError for a tokenizer that cannot be had, or a vocabulary that lacks tokens of it."""
+    name = config.data.tokenizer
+    needed = load_tokenizer(name, is_masked=config.model.family in MASKED_FAMILIES).vocab_size
+    if config.model.vocab_size < needed:
+        raise ConfigError(
+            f"model.vocab_size={config.model.vocab_size} is less than the tokens there are\n"
+            "  rule vocabulary: the model has a word for every token\n"
+            f"      data.tokenizer={name!r} of a {config.model.family}: tokens 0 .. {needed - 1}\n"
+            f"  repair: set model.vocab_size={needed}"
+        )
+
+
+def check_masked_sequence(config: ConfigDict) -> None:
+    """Raises ConfigError for sequences too short for the two segments of a masked model."""
+    if config.model.family in MASKED_FAMILIES and config.data.seq_len < SHORTEST_SEQ_LEN:
+        raise ConfigError(
+            f"data.seq_len={config.data.seq_len} is too short for model.family={config.model.family!r}\n"
+            "  rule masked-sequence: a sequence holds two segments of at least one token and three special tokens\n"
+            "      [CLS] A [SEP] B [SEP]\n"
+            f"  repair: set data.seq_len={SHORTEST_SEQ_LEN} or more"
+        )

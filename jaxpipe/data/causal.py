@@ -1,0 +1,42 @@
+"""Sequences whose every token is to be foretold from those before it, as GPT and LLaMA learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpipe.data.sequences import Batch
+
+
+@dataclass(frozen=True)
+class CausalSequences:
+    """The text cut into sequences that do not overlap; every epoch sees the same ones.
+
+    Attributes:
+        tokens: "tokens"; at least `seq_len + 1`.
+        seq_len: tokens of one sequence.
+
+    Example:
+        >>> CausalSequences(np.arange(100), seq_len=4).take(np.array([2]), epoch=0)["targets"]
+        array([[ 9, 10, 11, 12]], dtype=int32)
+    """
+
+    tokens: np.ndarray
+    seq_len: int
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of one epoch; each has a next token for its last one."""
+        return (len(self.tokens) - 1) // self.seq_len
+
+    def take(self, indices: np.ndarray, *, epoch: int) -> Batch:
+        """The arrays "tokens" and "targets", the next tokens, each "sequence seq", int32."""
+        del epoch
+        window = self.tokens[indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)].astype(np.int32)
+        return {"tokens": window[:, :-1], "targets": window[:, 1:]}
+
+    def fill(self, num_sequences: int) -> Batch:
+        """Rows whose targets are all -1, not valid."""
+        shape = (num_sequences, self.seq_len)
+        return {"tokens": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
