@@ -151,8 +151,10 @@ def _check_overrides(arguments: Sequence[str]) -> None:
 def _fields_of(section: str) -> str:
     if section == "model":
         return "; ".join(f"{family}: {', '.join(fields)}" for family, fields in FIELDS.items())
-    config = base_config()
-    return ", ".join(config[section]) if section in config else f"no such section; there are {', '.join(config)}"
+    configs = [base_config(family) for family in FIELDS]
+    if section not in configs[0]:
+        return f"no such section; there are {', '.join(configs[0])}"
+    return ", ".join(dict.fromkeys(field for config in configs for field in config[section]))
 
 
 def _own_error(error: BaseException | None) -> JaxpipeError | None:

@@ -6,20 +6,24 @@ import math
 
 from ml_collections import ConfigDict
 
+from jaxpipe.config.model_section import WORD_OR_NUMBER, number_of
 from jaxpipe.errors import ConfigError
+from jaxpipe.models.choices import rows_of_words
 
-# What a device of mesh.tensor holds a part of: of the model's families, those that it has.
-SPLIT_OVER_TENSOR = ("model.num_heads", "model.num_kv_heads", "model.feed_forward", "model.vocab_size", "data.seq_len")
+# What a device of mesh.tensor holds a part of, besides rows of words: of the model's families, those that it has.
+SPLIT_OVER_TENSOR = ("model.num_heads", "model.num_kv_heads", "model.feed_forward", "data.seq_len")
+WORDS = "rows of words"
 
 
 def check_tensor(config: ConfigDict) -> None:
     """Raises ConfigError unless every device of `mesh.tensor` gets as much of all that it divides."""
-    tensor = config.mesh.tensor
-    sizes = {}
+    tensor, model = config.mesh.tensor, config.model
+    sizes = {WORDS: rows_of_words(model.vocab_size, model.vocab_multiple)}
     for path in SPLIT_OVER_TENSOR:
         section, field = path.split(".")
         if field in config[section]:
-            sizes[path] = config[section][field]
+            size = number_of(config, field) if field in WORD_OR_NUMBER else config[section][field]
+            sizes[path] = 4 * model.hidden if size is None else size
     broken = {path: size for path, size in sizes.items() if size % tensor}
     if broken:
         common = math.gcd(*sizes.values())
@@ -31,7 +35,7 @@ def check_tensor(config: ConfigDict) -> None:
                 f"      {path}: {size} = {tensor} x {size // tensor} + {size % tensor}\n"
                 for path, size in broken.items()
             )
-            + f"  repair: set mesh.tensor={nearest}, the nearest legal value{_alternative(broken, tensor)}"
+            + f"  repair: set mesh.tensor={nearest}, the nearest legal value{_alternative(broken, config)}"
         )
 
 
@@ -53,8 +57,8 @@ def check_batch(config: ConfigDict) -> None:
         )
 
 
-def _alternative(broken: dict[str, int], tensor: int) -> str:
-    """A vocabulary may have words that never occur, so it can be made longer."""
-    if list(broken) != ["model.vocab_size"]:
+def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
+    """Rows that are no words can be added."""
+    if list(broken) != [WORDS]:
         return ""
-    return f", or model.vocab_size={-(-broken['model.vocab_size'] // tensor) * tensor}"
+    return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, config.mesh.tensor)}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from jaxpipe.config.choice import check_choice
-from jaxpipe.config.model_section import EXAMPLES, FIELDS
-from jaxpipe.data import VOCAB_SIZE
+from jaxpipe.config.model_section import EXAMPLES, FIELDS, WORD_OR_NUMBER, number_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.models.attention import check_cudnn
+from jaxpipe.models.rotary import ROTARY_SCALINGS
 
-ROPE_SCALING = ("rope_low_frequency_factor", "rope_high_frequency_factor", "rope_original_positions")
+LLAMA3_SCALING = ("rope_low_frequency_factor", "rope_high_frequency_factor", "rope_original_positions")
 
 
 def check_family(config: ConfigDict) -> None:
@@ -28,13 +28,26 @@ def check_family(config: ConfigDict) -> None:
         )
 
 
-def check_vocabulary(config: ConfigDict) -> None:
-    """Raises ConfigError for a vocabulary that lacks tokens of the data."""
-    if config.model.vocab_size < VOCAB_SIZE:
+def check_words_and_numbers(config: ConfigDict) -> None:
+    """Raises ConfigError for a text in `model` that is neither its word nor a number."""
+    for field in WORD_OR_NUMBER:
+        if isinstance(config.model.get(field), str):
+            number_of(config, field)
+    if config.model.family == "llama":
+        check_choice("model.rope_scaling", config.model.rope_scaling, ROTARY_SCALINGS)
+
+
+def check_positions(config: ConfigDict) -> None:
+    """Raises ConfigError for sequences that are longer than the table of positions."""
+    if "num_positions" not in config.model:
+        return
+    num_positions, seq_len = number_of(config, "num_positions"), config.data.seq_len
+    if num_positions is not None and num_positions < seq_len:
         raise ConfigError(
-            f"model.vocab_size={config.model.vocab_size} is less than the tokens there are\n"
-            f"  rule vocabulary: a token is a byte, 0 .. {VOCAB_SIZE - 1}\n"
-            f"  repair: set model.vocab_size={VOCAB_SIZE}"
+            f"model.num_positions={num_positions} with data.seq_len={seq_len}\n"
+            "  rule positions: every token of a sequence has a row in the table of positions\n"
+            f"      tokens {num_positions} .. {seq_len - 1} have none\n"
+            f"  repair: set model.num_positions='auto', which is {seq_len}, or data.seq_len={num_positions}"
         )
 
 
@@ -45,8 +58,8 @@ def check_attention_kernel(config: ConfigDict) -> None:
         check_cudnn(
             platform="cpu" if config.mesh.platform == "cpu" else "gpu",
             dtype=model.dtype,
-            head_dim=model.hidden // model.num_heads,
-            attention_dropout=model.attention_dropout if model.family == "gpt" else 0.0,
+            head_dim=("head_size" in model and number_of(config, "head_size")) or model.hidden // model.num_heads,
+            attention_dropout=model.get("attention_dropout", 0.0),
         )
 
 
@@ -55,12 +68,19 @@ def check_rope_scaling(config: ConfigDict) -> None:
     model = config.model
     if model.family != "llama":
         return
-    changed = [name for name in ROPE_SCALING if model[name] != FIELDS["llama"][name]]
+    changed = [name for name in ("rope_scaling", *LLAMA3_SCALING) if model[name] != FIELDS["llama"][name]]
+    values = ", ".join(f"model.{name}={model[name]!r}" for name in changed)
     if changed and model.rope_scaling_factor == 1.0:
         raise ConfigError(
-            f"{', '.join(f'model.{name}={model[name]}' for name in changed)} with model.rope_scaling_factor=1.0\n"
+            f"{values} with model.rope_scaling_factor=1.0\n"
             "  rule rope-scaling: a factor of 1.0 scales nothing, so what it would scale has no effect\n"
             f"  repair: set model.rope_scaling_factor, 8.0 for Llama 3.1, or leave {' and '.join(changed)} out"
+        )
+    if model.rope_scaling == "linear" and len(changed) > 1:
+        raise ConfigError(
+            f"{values}\n"
+            "  rule rope-scaling: 'linear' divides all frequencies, so what is a low or a high one has no effect\n"
+            f"  repair: set model.rope_scaling='llama3', or leave {' and '.join(changed[1:])} out"
         )
     low, high = model.rope_low_frequency_factor, model.rope_high_frequency_factor
     if low >= high:

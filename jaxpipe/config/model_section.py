@@ -10,8 +10,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxpipe.models import GPTConfig, LlamaConfig
+from jaxpipe.errors import ConfigError
+from jaxpipe.models import BertConfig, GPTConfig, LlamaConfig, ModelConfig
 from jaxpipe.models.rotary import RotaryScaling
+
+WORDS = {
+    "vocab_size": 256,  # tokens are 0 .. vocab_size - 1; bytes are 256
+    "vocab_multiple": 128,  # the tables of words have a multiple of so many rows; those beyond the words do nothing
+}
 
 CHOICES = {
     "attention": "xla",  # how a layer attends: a key of jaxpipe.models.attention.ATTENTION
@@ -19,16 +25,39 @@ CHOICES = {
     "dtype": "float32",  # of compute and activations: "float32", "bfloat16"; the state is float32
 }
 
-GPT = {
-    "family": "gpt",
+LAYER_NORM_SIZES = {
     "num_layers": 8,  # transformer layers
     "hidden": 128,  # size of the residual stream
     "num_heads": 2,  # divides hidden
-    "vocab_size": 256,  # at least 256: a token is a byte
+    "feed_forward": "auto",  # size between the products of the feed forward; "auto": 4 hidden
+    **WORDS,
+    "num_positions": "auto",  # learned positions, data.seq_len or more; "auto": data.seq_len
+    "norm_epsilon": 1e-5,  # added to the variance in the norms
     "tie_embeddings": True,  # the logits use the token table
+}
+
+DROPOUTS = {
     "embedding_dropout": 0.0,  # the part, in [0, 1), that training drops of the embeddings,
     "attention_dropout": 0.0,  # of the attention probabilities,
     "hidden_dropout": 0.0,  # and of what a layer adds to the residual stream
+}
+
+GPT = {
+    "family": "gpt",
+    **LAYER_NORM_SIZES,
+    "activation": "gelu_tanh",  # between the products of the feed forward: "gelu_tanh", "gelu" (erf), "relu"
+    **DROPOUTS,
+    **CHOICES,
+}
+
+BERT = {
+    "family": "bert",
+    **LAYER_NORM_SIZES,
+    "vocab_size": 260,  # the bytes, and the four words that masked sequences need besides
+    "activation": "gelu",  # between the products of the feed forward: "gelu_tanh", "gelu" (erf), "relu"
+    "num_token_types": 2,  # the segments of a sequence have types of their own
+    "sentence_order": True,  # it also learns in which order the two segments of a sequence stood
+    **DROPOUTS,
     **CHOICES,
 }
 
@@ -36,13 +65,19 @@ LLAMA = {
     "family": "llama",
     "num_layers": 8,  # transformer layers
     "hidden": 128,  # size of the residual stream
-    "num_heads": 2,  # query heads; divides hidden
+    "num_heads": 2,  # query heads
     "num_kv_heads": 2,  # key and value heads; divides num_heads
+    "head_size": "auto",  # of each head, even; "auto": hidden / num_heads
     "feed_forward": 384,  # size between the products of the feed forward
-    "vocab_size": 256,  # at least 256: a token is a byte
+    **WORDS,
     "tie_embeddings": False,  # True: the logits use the token table
+    "query_key_value_bias": False,  # True, as Qwen2: the products to queries, keys and values have biases
+    "output_bias": False,  # True: the product of attention back to the stream has one
+    "feed_forward_bias": False,  # True: the products of the feed forward have biases
+    "sliding_window": "none",  # how many keys a query sees, the last ones, itself included, as Mistral; "none": all
     "rope_theta": 10000.0,  # base of the rotary frequencies
-    "rope_scaling_factor": 1.0,  # low frequencies are divided by it, as in Llama 3.1; 1.0: none are, and the next
+    "rope_scaling": "llama3",  # which frequencies are divided: "llama3", the low ones, as Llama 3.1; "linear", all
+    "rope_scaling_factor": 1.0,  # what they are divided by; 1.0: none are, and rope_scaling and the next
     "rope_low_frequency_factor": 1.0,  # three have no effect: low ones turn at most so often in these positions,
     "rope_high_frequency_factor": 4.0,  # high ones, which stay as they are, at least so often
     "rope_original_positions": 8192,  # tokens of a sequence before they were stretched
@@ -50,25 +85,54 @@ LLAMA = {
     **CHOICES,
 }
 
-FIELDS: dict[str, dict[str, Any]] = {"gpt": GPT, "llama": LLAMA}
+FIELDS: dict[str, dict[str, Any]] = {"gpt": GPT, "bert": BERT, "llama": LLAMA}
 
-EXAMPLES = {"gpt": "configs/quickstart.py", "llama": "configs/llama_7b.py"}
+EXAMPLES = {"gpt": "configs/quickstart.py", "bert": "configs/bert_base.py", "llama": "configs/llama_7b.py"}
+
+# Fields that are text because a word may stand in place of a number.
+WORD_OR_NUMBER = {"feed_forward": "auto", "num_positions": "auto", "head_size": "auto", "sliding_window": "none"}
 
 
-def model_config(config: ConfigDict) -> GPTConfig | LlamaConfig:
-    """The model of a config; a GPT gets as many positions as a sequence has tokens.
+def model_config(config: ConfigDict) -> ModelConfig:
+    """The model of a config.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
     """
     fields = config.model.to_dict()
     family, _ = fields.pop("family"), fields.pop("dtype")
-    if family == "gpt":
-        return GPTConfig(**fields, seq_len=config.data.seq_len)
+    fields |= {name: number_of(config, name) for name in WORD_OR_NUMBER if name in fields}
+    if family == "llama":
+        return LlamaConfig(**_with_scaling(fields))
+    fields["num_positions"] = fields["num_positions"] or config.data.seq_len
+    return {"gpt": GPTConfig, "bert": BertConfig}[family](**fields)
+
+
+def number_of(config: ConfigDict, field: str) -> int | None:
+    """The number that `model.field`, of WORD_OR_NUMBER, holds, or None where its word stands.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    value, word = config.model[field], WORD_OR_NUMBER[field]
+    if value == word or isinstance(value, int):
+        return None if value == word else value
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigError(
+            f"model.{field}={value!r} is neither {word!r} nor a number\n"
+            f"  rule word-or-number: {word!r}, or a whole number of 1 or more, written as text\n"
+            f"  repair: set model.{field}={word!r}, its default, or for example model.{field}='128'"
+        )
+    return int(value)
+
+
+def _with_scaling(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a LlamaConfig: those of `rope_...` as one."""
     scaling = RotaryScaling(
+        kind=fields.pop("rope_scaling"),
         factor=fields.pop("rope_scaling_factor"),
         low_freq_factor=fields.pop("rope_low_frequency_factor"),
         high_freq_factor=fields.pop("rope_high_frequency_factor"),
         original_max_position=fields.pop("rope_original_positions"),
     )
-    return LlamaConfig(**fields, rope_scaling=None if scaling.factor == 1.0 else scaling)
+    return fields | {"rope_scaling": None if scaling.factor == 1.0 else scaling}

@@ -26,6 +26,23 @@ def gpt3() -> ConfigDict:
     return _large(config)
 
 
+def bert() -> ConfigDict:
+    """BERT's vocabulary, sequences, dropout and optimizer.
+
+    Source: Devlin et al. 2019 (arXiv 1810.04805), appendix A.2; uncased WordPiece of 30522 words, which the tables
+    of words round up to a multiple of 128, as Megatron-LM's.
+    """
+    config = base_config("bert")
+    config.model.vocab_size = 30522
+    config.model.embedding_dropout = 0.1
+    config.model.attention_dropout = 0.1
+    config.model.hidden_dropout = 0.1
+    config.data.seq_len = 512
+    config.optimizer.beta2 = 0.999
+    config.optimizer.weight_decay = 0.01
+    return _large(config)
+
+
 def llama() -> ConfigDict:
     """The first LLaMA's vocabulary, sequences, norms and batch of 4 million tokens.
 

@@ -19,15 +19,15 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
     while error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
     text = str(error.args[0] if error.args else error)
-    other = None if isinstance(error, TypeError) else _other_family(text)
+    other = None if isinstance(error, TypeError) else _other_families(text)
     if other:
-        field, family = other
+        field, families = other
         return ConfigError(
             f"model.{field} is no field of this model's family, in {where}\n"
             f"  rule model-family: a model has the fields of its family, and {field} is one of"
-            f" model.family={family!r} alone\n"
-            f"  repair: leave it out, or take a config of base_config(family={family!r}),"
-            f" for example --config={EXAMPLES[family]}"
+            f" model.family={' or '.join(map(repr, families))} alone\n"
+            f"  repair: leave it out, or take a config of base_config(family={families[0]!r}),"
+            f" for example --config={EXAMPLES[families[0]]}"
         )
     return ConfigError(
         f"a field is unknown or of the wrong type, in {where}\n"
@@ -37,8 +37,8 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
     )
 
 
-def _other_family(text: str) -> tuple[str, str] | None:
-    """The field that `text` names first, and the family that it belongs to where it is one's alone."""
+def _other_families(text: str) -> tuple[str, list[str]] | None:
+    """The field that `text` names first, and the families that have it where not all do."""
     quoted = re.search(r"""["'](\w+)["']""", text)
     families = [family for family, fields in FIELDS.items() if quoted and quoted[1] in fields]
-    return (quoted[1], families[0]) if quoted and len(families) == 1 else None
+    return (quoted[1], families) if quoted and 0 < len(families) < len(FIELDS) else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 
@@ -40,7 +41,7 @@ class TensorAxis:
     """The devices that share each layer, seen from one of them; with `size` 1 nothing is sent or needed.
 
     `gather` and `scatter_sum` are each other's transposes. `sum` and `max` are for values that no gradient
-    passes through.
+    passes through, `once` for what every device computes alike of gathered values.
 
     Attributes:
         size: devices.
@@ -65,6 +66,10 @@ class TensorAxis:
     def sum(self, x: jax.Array) -> jax.Array:
         """The sum of all devices' `x`."""
         return x if self.size == 1 else sum_over(x, ("tensor",), deterministic=self.deterministic)
+
+    def once(self, x: jax.Array) -> jax.Array:
+        """`x`, the same on all devices, with a gradient that only the first passes on: their sum has it once."""
+        return x if self.size == 1 else jnp.where(self.index() == 0, x, lax.stop_gradient(x))
 
     def max(self, x: jax.Array) -> jax.Array:
         """The largest of all devices' `x`."""

@@ -1,11 +1,12 @@
 """How a layer attends: one function for each value of `model.attention`, all with the same signature.
 
-    (query: "batch seq head head_dim", key, value: "batch seq kv_head head_dim", *, dropout)
+    (query: "batch seq head head_dim", key, value: "batch seq kv_head head_dim", *, visible, dropout)
         -> "batch seq head head_dim"
 
-All are causal, scale by head_dim**-0.5 and take the softmax in float32. Heads come in groups, one for each
-key-value head: head = kv_head * group_size + index in the group. They differ in what they save for backward
-and in where they run. Left to others: projections (`block`), recomputation (`model.recompute`).
+All scale by head_dim**-0.5 and take the softmax in float32, over the keys that a query sees (`visible`). Heads
+come in groups, one for each key-value head: head = kv_head * group_size + index in the group. They differ in
+what they save for backward and in where they run. Left to others: projections (`block`), recomputation
+(`model.recompute`).
 """
 
 from __future__ import annotations
@@ -21,52 +22,65 @@ from jaxpipe.models.attention_chunked import chunked
 from jaxpipe.models.attention_parts import (
     AttentionDropout,
     block_gradients,
-    causal_scores,
     drop,
     from_matrices,
     to_matrices,
+    visible_scores,
 )
+from jaxpipe.models.visible import QueryBlock, Visible
 
-__all__ = ["ATTENTION", "AttentionDropout", "check_cudnn", "chunked", "cudnn", "xla"]
+__all__ = ["ATTENTION", "AttentionDropout", "Visible", "check_cudnn", "chunked", "cudnn", "xla"]
 
 _MAX_CUDNN_HEAD_DIM = 256  # on Hopper and later; jax itself refuses more than 128 on older GPUs
 
 
-def xla(query: jax.Array, key: jax.Array, value: jax.Array, *, dropout: AttentionDropout | None) -> jax.Array:
-    """Causal attention as two batched matrix products, for every platform; saves the probabilities.
+def xla(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, visible: Visible, dropout: AttentionDropout | None
+) -> jax.Array:
+    """Attention as two batched matrix products, for every platform; saves the probabilities.
 
     Args:
         query: "batch seq head head_dim".
         key: "batch seq kv_head head_dim"; `value` likewise.
+        visible: which keys a query sees.
         dropout: of the probabilities.
 
     Returns:
         "batch seq head head_dim".
     """
-    return _xla(query, key, value, dropout)
+    return _xla(query, key, value, visible, dropout)
 
 
 # Its own vjp, because the automatic one saves several arrays of the size of the probabilities and this one saves
 # them once, in the dtype of the queries: masks and dropped probabilities are made again.
 @jax.custom_vjp
-def _xla(query: jax.Array, key: jax.Array, value: jax.Array, dropout: AttentionDropout | None) -> jax.Array:
-    return _xla_forward(query, key, value, dropout)[0]
+def _xla(
+    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
+) -> jax.Array:
+    return _xla_forward(query, key, value, visible, dropout)[0]
 
 
 def _xla_forward(
-    query: jax.Array, key: jax.Array, value: jax.Array, dropout: AttentionDropout | None
+    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     num_kv_heads, seq = key.shape[2], query.shape[1]
-    scores = causal_scores(
-        to_matrices(query, num_kv_heads), to_matrices(key, num_kv_heads), first_query=0, product_dtype=query.dtype
+    block = QueryBlock(0, seq, 0, seq)
+    scores = visible_scores(
+        to_matrices(query, num_kv_heads),
+        to_matrices(key, num_kv_heads),
+        visible=visible,
+        block=block,
+        product_dtype=query.dtype,
     )
     probabilities = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
-    dropped = drop(probabilities, dropout, first_query=0, seq=seq)
+    dropped = drop(probabilities, dropout, block=block, seq=seq)
     output = jnp.einsum("bhqk,bhkd->bhqd", dropped, to_matrices(value, num_kv_heads))
     return from_matrices(output, seq), (query, key, value, probabilities, dropout)
 
 
-def _xla_backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+def _xla_backward(
+    residuals: tuple[Any, ...], d_output: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
     query, key, value, probabilities, dropout = residuals
     num_kv_heads, seq = key.shape[2], query.shape[1]
     gradients = block_gradients(
@@ -77,23 +91,29 @@ def _xla_backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.
         to_matrices(d_output, num_kv_heads),
         output_dot=None,
         dropout=dropout,
-        first_query=0,
+        block=QueryBlock(0, seq, 0, seq),
         seq=seq,
         product_dtype=query.dtype,
     )
     d_query, d_key, d_value = (from_matrices(gradient, seq) for gradient in gradients)
-    return d_query, d_key, d_value, None
+    return d_query, d_key, d_value, None, None
 
 
 _xla.defvjp(_xla_forward, _xla_backward)
 
 
-def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, *, dropout: AttentionDropout | None) -> jax.Array:
-    """Causal attention by the fused kernels of cuDNN, without dropout; saves what `chunked` saves.
+def cudnn(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, visible: Visible, dropout: AttentionDropout | None
+) -> jax.Array:
+    """Attention by the fused kernels of cuDNN, without dropout; saves what `chunked` saves.
+
+    Padding stands at the end of a sequence: cuDNN is told how many tokens come before it, and backward keeps that
+    number, one int32 for each sequence.
 
     Args:
         query: "batch seq head head_dim", of what `check_cudnn` accepts.
         key: "batch seq kv_head head_dim"; `value` likewise.
+        visible: which keys a query sees.
         dropout: None, or of rate 0.
 
     Returns:
@@ -104,7 +124,17 @@ def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, *, dropout: Attent
     """
     if dropout is not None and dropout.rate:
         raise _refusal([_no_dropout(dropout.rate)])
-    return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
+    padding_mask = visible.padding_mask
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        is_causal=visible.causal,
+        key_value_seq_lengths=None if padding_mask is None else padding_mask.sum(axis=1, dtype=jnp.int32),
+        # To the left and right of the query, without itself.
+        local_window_size=None if visible.window is None else (visible.window - 1, 0),
+        implementation="cudnn",
+    )
 
 
 def check_cudnn(*, platform: str, dtype: str, head_dim: int, attention_dropout: float) -> None:

@@ -1,8 +1,8 @@
-"""What the forms of attention share: heads as matrices, causal scores, dropout, and the gradients of a block.
+"""What the forms of attention share: heads as matrices, scores, dropout, and the gradients of a block.
 
-A block is some consecutive queries against the keys from the first up to the last of these queries. Inside,
-every array is a matrix for each sequence and key-value head: the queries of a group of heads stand one below
-the other, "batch kv_head (group query) head_dim", so that keys and values are never repeated for them.
+A block is some consecutive queries against the keys that they may see (`visible`). Inside, every array is a
+matrix for each sequence and key-value head: the queries of a group of heads stand one below the other,
+"batch kv_head (group query) head_dim", so that keys and values are never repeated for them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from jaxpipe.mesh.randomness import Randomness
 from jaxpipe.models.dropout import Offset, Site, keep, keep_mask, value_of
+from jaxpipe.models.visible import QueryBlock, Visible
 
 
 @jax.tree_util.register_pytree_node_class
@@ -56,29 +57,29 @@ def from_matrices(x: jax.Array, num_queries: int) -> jax.Array:
     return split.transpose(0, 3, 1, 2, 4).reshape(batch, num_queries, -1, head_dim)
 
 
-def causal_scores(query: jax.Array, key: jax.Array, *, first_query: int, product_dtype: DTypeLike) -> jax.Array:
-    """What the softmax is taken of, "batch kv_head (group query) key", float32; -inf where a key comes later.
+def visible_scores(
+    query: jax.Array, key: jax.Array, *, visible: Visible, block: QueryBlock, product_dtype: DTypeLike
+) -> jax.Array:
+    """What the softmax is taken of, "batch kv_head (group query) key", float32; see `Visible.mask_scores`.
 
     Args:
         query: the block's, as matrices.
-        key: keys 0 up to the block's last position, as matrices.
-        first_query: the position of the block's first query.
+        key: the block's, as matrices.
+        visible: which keys a query sees.
+        block: of these queries and keys.
         product_dtype: of the products of queries and keys.
     """
     product = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=product_dtype)
-    num_keys = key.shape[2]
-    position = first_query + jnp.arange(query.shape[2]) % (num_keys - first_query)
-    visible = position[:, None] >= jnp.arange(num_keys)
-    return jnp.where(visible, product.astype(jnp.float32) * query.shape[-1] ** -0.5, -jnp.inf)
+    return visible.mask_scores(product.astype(jnp.float32) * query.shape[-1] ** -0.5, block)
 
 
-def drop(x: jax.Array, dropout: AttentionDropout | None, *, first_query: int, seq: int) -> jax.Array:
+def drop(x: jax.Array, dropout: AttentionDropout | None, *, block: QueryBlock, seq: int) -> jax.Array:
     """`x`, the block's "batch kv_head (group query) key", with probabilities dropped, or gradients of dropped ones.
 
     Args:
         x: probabilities or their gradients.
         dropout: None means no dropout.
-        first_query: the position of the block's first query.
+        block: of these queries and keys.
         seq: positions of the whole sequence.
 
     Source: dropout of probabilities as in Megatron-LM's `CoreAttention`.
@@ -86,10 +87,9 @@ def drop(x: jax.Array, dropout: AttentionDropout | None, *, first_query: int, se
     if dropout is None or dropout.rate == 0:
         return x
     batch, num_kv_heads, num_rows, num_keys = x.shape
-    num_queries = num_keys - first_query
     sequence = dropout.random.first_sequence + jnp.arange(batch)
-    head = value_of(dropout.first_head) + jnp.arange(num_kv_heads * num_rows // num_queries)
-    position = first_query + jnp.arange(num_queries)
+    head = value_of(dropout.first_head) + jnp.arange(num_kv_heads * num_rows // block.num_queries)
+    position = block.first_query + jnp.arange(block.num_queries)
     rows = (sequence[:, None, None] * dropout.num_heads + head[:, None]) * seq + position
     mask = keep_mask(
         dropout.random.key,
@@ -97,6 +97,7 @@ def drop(x: jax.Array, dropout: AttentionDropout | None, *, first_query: int, se
         rows=rows.reshape(batch, num_kv_heads, num_rows),
         num_columns=num_keys,
         rate=dropout.rate,
+        first_column=block.first_key,
     )
     return keep(x, mask, dropout.rate)
 
@@ -110,7 +111,7 @@ def block_gradients(
     *,
     output_dot: jax.Array | None,
     dropout: AttentionDropout | None,
-    first_query: int,
+    block: QueryBlock,
     seq: int,
     product_dtype: DTypeLike,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -118,22 +119,22 @@ def block_gradients(
 
     Args:
         query: the block's; `d_output`, the gradient of the block's output, likewise.
-        key: keys 0 up to the block's last position; `value` likewise.
+        key: the block's; `value` likewise.
         probabilities: "batch kv_head (group query) key", before dropout.
         output_dot: "batch kv_head (group query)", float32: the dot of the block's output with its gradient,
             or None to compute it from the probabilities.
         dropout: as in the forward pass.
-        first_query: the position of the block's first query.
+        block: of these queries and keys.
         seq: positions of the whole sequence.
         product_dtype: of the gradients of probabilities, keys and values.
 
     Returns:
         For queries in their dtype, for keys and values in `product_dtype`.
     """
-    dropped = drop(probabilities, dropout, first_query=first_query, seq=seq).astype(value.dtype)
+    dropped = drop(probabilities, dropout, block=block, seq=seq).astype(value.dtype)
     d_value = jnp.einsum("bhqk,bhqd->bhkd", dropped, d_output, preferred_element_type=product_dtype)
     d_dropped = jnp.einsum("bhqd,bhkd->bhqk", d_output, value, preferred_element_type=product_dtype)
-    d_probabilities = drop(d_dropped, dropout, first_query=first_query, seq=seq).astype(jnp.float32)
+    d_probabilities = drop(d_dropped, dropout, block=block, seq=seq).astype(jnp.float32)
     p = probabilities.astype(jnp.float32)
     mean = (p * d_probabilities).sum(axis=-1) if output_dot is None else output_dot
     d_scores = (query.shape[-1] ** -0.5 * p * (d_probabilities - mean[..., None])).astype(query.dtype)

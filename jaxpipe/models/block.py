@@ -1,4 +1,4 @@
-"""One pre-norm transformer layer as Flax NNX modules; GPT and LLaMA choose its parts.
+"""One pre-norm transformer layer as Flax NNX modules; the families choose its parts.
 
 Between the layer's input and output backward keeps the queries, keys and values, what attention itself
 needs, the attended values, the stream between attention and feed forward, and the feed forward's inputs of
@@ -15,7 +15,7 @@ import jax
 from flax import nnx
 
 from jaxpipe.mesh import Randomness, TensorAxis
-from jaxpipe.models.attention import AttentionDropout
+from jaxpipe.models.attention import AttentionDropout, Visible
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import Linear, from_stream, to_stream
 
@@ -44,8 +44,11 @@ class SelfAttention(nnx.Module):
     Args:
         norm: of the stream.
         heads: see `Heads`.
-        bias: whether the products have biases.
+        bias: whether the queries, keys and values have biases.
+        output_bias: whether the product back to the stream has one.
         attend: an attention of `jaxpipe.models.attention`.
+        causal: whether a query sees no keys after it.
+        window: how many keys a query sees, the last ones, itself included; None: all.
         rotate: queries or keys "batch seq head head_dim" with their positions worked in; None: left as they are.
         dropout_rate: of the attention probabilities.
         deviation: of the initial kernels; of the output's, `output_deviation`.
@@ -59,7 +62,10 @@ class SelfAttention(nnx.Module):
         hidden: int,
         heads: Heads,
         bias: bool,
+        output_bias: bool,
         attend: Callable,
+        causal: bool,
+        window: int | None,
         rotate: Callable[[jax.Array], jax.Array] | None,
         dropout_rate: float,
         deviation: float,
@@ -71,18 +77,20 @@ class SelfAttention(nnx.Module):
         self.norm = norm
         self.query_key_value = Linear(hidden, num_columns, split=1, bias=bias, deviation=deviation, rngs=rngs)
         self.output = Linear(
-            heads.num_query * heads.size, hidden, split=0, bias=bias, deviation=output_deviation, rngs=rngs
+            heads.num_query * heads.size, hidden, split=0, bias=output_bias, deviation=output_deviation, rngs=rngs
         )
         self.heads, self.attend, self.rotate = heads, attend, rotate
+        self.causal, self.window = causal, window
         self.dropout_rate, self.tensor = dropout_rate, tensor
 
-    def __call__(self, x: jax.Array, random: Randomness | None) -> jax.Array:
-        """What attention adds to the stream `x` "batch local_seq hidden"."""
+    def __call__(self, x: jax.Array, padding_mask: jax.Array | None, random: Randomness | None) -> jax.Array:
+        """What attention adds to the stream `x` "batch local_seq hidden"; `padding_mask` as in `Visible`."""
         (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
         query, key, value = self._to_heads(columns)
         if self.rotate is not None:
             query, key = self.rotate(query), self.rotate(key)
-        attended = self.attend(query, key, value, dropout=self._dropout(random))
+        visible = Visible(self.causal, self.window, padding_mask)
+        attended = self.attend(query, key, value, visible=visible, dropout=self._dropout(random))
         return to_stream(_merge_heads, (attended,), self.output, self.tensor)
 
     def _to_heads(self, columns: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -145,9 +153,9 @@ class Block(nnx.Module):
         self.attention, self.feed_forward = attention, feed_forward
         self.dropout_rate, self.tensor = dropout_rate, tensor
 
-    def __call__(self, x: jax.Array, random: Randomness | None) -> jax.Array:
-        """The residual stream "batch local_seq hidden" after this layer."""
-        x = x + self._drop(self.attention(x, random), random, Site.ATTENTION_OUTPUT)
+    def __call__(self, x: jax.Array, padding_mask: jax.Array | None, random: Randomness | None) -> jax.Array:
+        """The residual stream "batch local_seq hidden" after this layer; `padding_mask` as in `Visible`."""
+        x = x + self._drop(self.attention(x, padding_mask, random), random, Site.ATTENTION_OUTPUT)
         return x + self._drop(self.feed_forward(x), random, Site.FEED_FORWARD_OUTPUT)
 
     def _drop(self, y: jax.Array, random: Randomness | None, site: Site) -> jax.Array:

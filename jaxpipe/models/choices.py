@@ -1,12 +1,15 @@
-"""What the model families choose from alike: how to attend, what to compute again in backward."""
+"""What the model families choose from alike: sizes, activation, how to attend, what backward computes again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxpipe.errors import ConfigError, closest
+from jaxpipe.models.activations import ACTIVATIONS
 from jaxpipe.models.attention import ATTENTION
 
 RECOMPUTE = ("none", "attention", "full")
@@ -16,6 +19,23 @@ def attend_of(attention: str, recompute: str) -> Callable:
     """The attention function, which keeps no scores and probabilities where `recompute` says so."""
     attend = ATTENTION[attention]
     return jax.checkpoint(attend, prevent_cse=False) if recompute == "attention" else attend
+
+
+def rows_of_words(vocab_size: int, multiple: int) -> int:
+    """The rows of a table of `vocab_size` words: the next multiple of `multiple`.
+
+    Source: Megatron-LM's make-vocab-size-divisible-by.
+
+    Example:
+        >>> rows_of_words(50257, 128)
+        50304
+    """
+    return -(-vocab_size // multiple) * multiple
+
+
+def num_valid(targets: Any) -> jax.Array:
+    """How many of `targets`, of any shape, are not below 0, int32."""
+    return jnp.sum(targets >= 0, dtype=jnp.int32)
 
 
 def check_heads(*, hidden: int, num_heads: int) -> None:
@@ -31,18 +51,27 @@ def check_heads(*, hidden: int, num_heads: int) -> None:
         )
 
 
+def check_activation(activation: str) -> None:
+    """Raises ConfigError for an activation that is not known."""
+    _check_known("activation", activation, tuple(ACTIVATIONS))
+
+
 def check_choices(*, attention: str, recompute: str) -> None:
     """Raises ConfigError for a choice that is not known, or that another makes useless."""
-    for name, value, known in (("attention", attention, tuple(ATTENTION)), ("recompute", recompute, RECOMPUTE)):
-        if value not in known:
-            raise ConfigError(
-                f"model.{name}={value!r} is not known.{closest(value, list(known))}\n"
-                f"  rule model-{name}: one of {', '.join(known)}\n"
-                f"  repair: set model.{name}={known[0]!r}"
-            )
+    _check_known("attention", attention, tuple(ATTENTION))
+    _check_known("recompute", recompute, RECOMPUTE)
     if recompute == "attention" and attention != "xla":
         raise ConfigError(
             f"model.recompute='attention' with model.attention={attention!r}\n"
             "  rule recompute-attention: it leaves out the scores and probabilities, which only 'xla' keeps\n"
             f"  repair: set model.recompute='none'; {attention!r} keeps as little"
+        )
+
+
+def _check_known(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(
+            f"model.{name}={value!r} is not known.{closest(value, list(known))}\n"
+            f"  rule model-{name}: one of {', '.join(known)}\n"
+            f"  repair: set model.{name}={known[0]!r}"
         )

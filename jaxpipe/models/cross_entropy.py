@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +21,20 @@ from jaxpipe.mesh import TensorAxis
 
 MOST_LOGITS = 2**24  # float32 logits held at once on a device: 64 MiB
 
-Gradients = tuple[jax.Array, jax.Array]
+# For x, kernel and bias.
+Gradients = tuple[jax.Array, jax.Array, jax.Array | None]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def cross_entropy_sum(x: jax.Array, kernel: jax.Array, targets: jax.Array, tensor: TensorAxis) -> jax.Array:
-    """The sum over tokens of -log softmax(x @ kernel.T)[target], in nats, float32, the same on all devices.
+def cross_entropy_sum(
+    x: jax.Array,
+    kernel: jax.Array,
+    targets: jax.Array,
+    tensor: TensorAxis,
+    *,
+    bias: jax.Array | None = None,
+    num_words: int | None = None,
+) -> jax.Array:
+    """The sum over tokens of -log softmax(x @ kernel.T + bias)[target], in nats, float32, the same on all devices.
 
     The gradient for `x` is this device's term of it, of its own words; `x` as gathered over `tensor` sums them.
 
@@ -34,38 +43,74 @@ def cross_entropy_sum(x: jax.Array, kernel: jax.Array, targets: jax.Array, tenso
         kernel: "local_vocab hidden", this device's words.
         targets: "batch seq"; a target below 0 is not valid and counts nothing.
         tensor: the devices that share the vocabulary.
+        bias: "local_vocab", of this device's words, or None.
+        num_words: words of the vocabulary: rows of all kernels at and beyond it are no words and are left out of the
+            softmax; None: all rows are words.
     """
+    num_rows = kernel.shape[0] * tensor.size
+    return _sum(x, kernel, bias, targets, tensor, num_rows if num_words is None else num_words)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _sum(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, targets: jax.Array, tensor: TensorAxis, num_words: int
+) -> jax.Array:
     chunks = _chunks(x, kernel, targets)
-    return lax.map(lambda chunk: _of_chunk(chunk[0], chunk[1], kernel, tensor)[0], chunks).sum()
+    return lax.map(lambda chunk: _of_chunk(chunk[0], chunk[1], kernel, bias, tensor, num_words)[0], chunks).sum()
 
 
-def _forward(x: jax.Array, kernel: jax.Array, targets: jax.Array, tensor: TensorAxis) -> tuple[jax.Array, Gradients]:
-    def chunk(sums: tuple[jax.Array, jax.Array], tokens: tuple[jax.Array, jax.Array]) -> tuple[tuple, jax.Array]:
-        loss, d_logits = _of_chunk(*tokens, kernel, tensor)
+def _forward(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, targets: jax.Array, tensor: TensorAxis, num_words: int
+) -> tuple[jax.Array, Gradients]:
+    def chunk(sums: tuple[Any, ...], tokens: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, ...], jax.Array]:
+        loss, d_logits = _of_chunk(*tokens, kernel, bias, tensor, num_words)
         d_kernel = jnp.einsum("tv,th->vh", d_logits, tokens[0], preferred_element_type=jnp.float32)
-        return (sums[0] + loss, sums[1] + d_kernel), d_logits @ kernel
+        d_bias = None if bias is None else sums[2] + d_logits.astype(jnp.float32).sum(axis=0)
+        return (sums[0] + loss, sums[1] + d_kernel, d_bias), d_logits @ kernel
 
-    zeros = (jnp.zeros((), jnp.float32), jnp.zeros(kernel.shape, jnp.float32))
-    (loss, d_kernel), dx = lax.scan(chunk, zeros, _chunks(x, kernel, targets))
-    return loss, (dx.reshape(x.shape), d_kernel.astype(kernel.dtype))
+    zeros = (
+        jnp.zeros((), jnp.float32),
+        jnp.zeros(kernel.shape, jnp.float32),
+        None if bias is None else jnp.zeros(bias.shape, jnp.float32),
+    )
+    (loss, d_kernel, d_bias), dx = lax.scan(chunk, zeros, _chunks(x, kernel, targets))
+    return loss, (
+        dx.reshape(x.shape),
+        d_kernel.astype(kernel.dtype),
+        None if bias is None else d_bias.astype(bias.dtype),
+    )
 
 
-def _backward(tensor: TensorAxis, gradients: Gradients, d_loss: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    dx, d_kernel = ((d_loss * gradient).astype(gradient.dtype) for gradient in gradients)
-    return dx, d_kernel, None
+def _backward(tensor: TensorAxis, num_words: int, gradients: Gradients, d_loss: jax.Array) -> tuple[Any, ...]:
+    return *jax.tree.map(lambda gradient: (d_loss * gradient).astype(gradient.dtype), gradients), None
 
 
-cross_entropy_sum.defvjp(_forward, _backward)
+_sum.defvjp(_forward, _backward)
 
 
-def _of_chunk(x: jax.Array, targets: jax.Array, kernel: jax.Array, tensor: TensorAxis) -> tuple[jax.Array, jax.Array]:
+def logits(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """`x @ kernel.T + bias`, float32 "... vocab", of `x` "... hidden" and `kernel` "vocab hidden"."""
+    products = jnp.einsum("...h,vh->...v", x, kernel, preferred_element_type=jnp.float32)
+    return products if bias is None else products + bias.astype(jnp.float32)
+
+
+def _of_chunk(
+    x: jax.Array,
+    targets: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    tensor: TensorAxis,
+    num_words: int,
+) -> tuple[jax.Array, jax.Array]:
     """The loss of some tokens "tokens hidden", and its gradient for their logits "tokens local_vocab"."""
-    logits = jnp.einsum("th,vh->tv", x, kernel, preferred_element_type=jnp.float32)
+    of_words = logits(x, kernel, bias)
     words = jnp.arange(kernel.shape[0]) + tensor.index() * kernel.shape[0]
+    if num_words < kernel.shape[0] * tensor.size:
+        of_words = jnp.where(words < num_words, of_words, -jnp.inf)
     is_target = targets[:, None] == words  # nowhere for a target below 0
-    largest = tensor.max(logits.max(axis=-1))
-    exponentials = jnp.exp(logits - largest[:, None])
-    total, chosen = tensor.sum(jnp.stack([exponentials.sum(-1), jnp.where(is_target, logits, 0.0).sum(-1)]))
+    largest = tensor.max(of_words.max(axis=-1))
+    exponentials = jnp.exp(of_words - largest[:, None])
+    total, chosen = tensor.sum(jnp.stack([exponentials.sum(-1), jnp.where(is_target, of_words, 0.0).sum(-1)]))
     loss = jnp.where(targets >= 0, jnp.log(total) + largest - chosen, 0.0).sum()
     d_logits = jnp.where(targets[:, None] >= 0, exponentials / total[:, None] - is_target, 0.0)
     return loss, d_logits.astype(x.dtype)

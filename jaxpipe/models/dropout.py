@@ -39,21 +39,25 @@ def value_of(offset: Offset) -> int | jax.Array:
     return offset() if callable(offset) else offset
 
 
-def keep_mask(key: jax.Array, *, site: int, rows: jax.Array, num_columns: int, rate: float) -> jax.Array:
+def keep_mask(
+    key: jax.Array, *, site: int, rows: jax.Array, num_columns: int, rate: float, first_column: int = 0
+) -> jax.Array:
     """Whether each element is kept: a bit that depends on key, site, row and column alone.
 
     Args:
         key: uint32[2].
         site: which of the draws from one key this is.
         rows: integers of any shape; equal modulo 2**32 means equal bits.
-        num_columns: columns 0 .. num_columns - 1.
+        num_columns: columns first_column .. first_column + num_columns - 1.
         rate: the probability to drop, 0 <= rate < 1, to within 2**-32.
+        first_column: 0 or more.
 
     Returns:
         Boolean "... column", with the dims of `rows` first.
     """
     site_key = threefry(key, jnp.uint32(site), jnp.uint32(0))
-    bits, _ = threefry(site_key, rows[..., None].astype(jnp.uint32), jnp.arange(num_columns, dtype=jnp.uint32))
+    columns = jnp.arange(first_column, first_column + num_columns, dtype=jnp.uint32)
+    bits, _ = threefry(site_key, rows[..., None].astype(jnp.uint32), columns)
     return bits >= jnp.uint32(int(rate * 2**32))
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import jax
 from flax import nnx
 
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
-from jaxpipe.models.choices import attend_of, check_choices, check_heads
+from jaxpipe.models.choices import check_activation, check_choices, check_heads, num_valid, rows_of_words
 from jaxpipe.models.ends import Embedding, Head
-from jaxpipe.models.linear import initial_deviation
+from jaxpipe.models.layer_norm_block import layer_norm_block
 from jaxpipe.models.norms import LayerNorm
 
 
@@ -24,7 +23,11 @@ class GPTConfig:
         hidden: size of the residual stream; `num_heads` divides it.
         num_heads: attention heads.
         vocab_size: tokens are 0 .. vocab_size - 1.
-        seq_len: learned positions; the longest sequence.
+        num_positions: learned positions; no sequence is longer.
+        feed_forward: size between the products of the feed forward; None: 4 hidden.
+        activation: between these products, a key of `jaxpipe.models.activations.ACTIVATIONS`.
+        norm_epsilon: added to the variance in the norms.
+        vocab_multiple: the tables of words have a multiple of so many rows; those beyond the words change nothing.
         tie_embeddings: whether the logits use the token table in place of a kernel of their own.
         attention: a key of `jaxpipe.models.attention.ATTENTION`.
         recompute: what backward computes again in place of keeping it: nothing; the attention scores and
@@ -40,7 +43,11 @@ class GPTConfig:
     hidden: int
     num_heads: int
     vocab_size: int
-    seq_len: int
+    num_positions: int
+    feed_forward: int | None = None
+    activation: str = "gelu_tanh"
+    norm_epsilon: float = 1e-5
+    vocab_multiple: int = 1
     tie_embeddings: bool = True
     attention: str = "xla"
     recompute: str = "none"
@@ -51,18 +58,29 @@ class GPTConfig:
     def __post_init__(self) -> None:
         """Checks."""
         check_heads(hidden=self.hidden, num_heads=self.num_heads)
+        check_activation(self.activation)
         check_choices(attention=self.attention, recompute=self.recompute)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the tables of words."""
+        return rows_of_words(self.vocab_size, self.vocab_multiple)
 
     @property
     def has_dropout(self) -> bool:
         """Whether training drops anything."""
         return max(self.embedding_dropout, self.attention_dropout, self.hidden_dropout) > 0
 
+    def num_losses(self, batch: dict[str, Any]) -> Any:
+        """How many of the batch's "targets" are valid, int32."""
+        return num_valid(batch["targets"])
+
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Token and position tables."""
         return Embedding(
             vocab_size=self.vocab_size,
-            num_positions=self.seq_len,
+            num_rows=self.num_rows,
+            num_positions=self.num_positions,
             hidden=self.hidden,
             dropout_rate=self.embedding_dropout,
             tensor=tensor,
@@ -70,48 +88,17 @@ class GPTConfig:
         )
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """One layer; the products back to the stream start smaller by sqrt(2 * num_layers), as GPT-2's."""
-        deviation = initial_deviation(self.hidden)
-        to_stream = deviation / (2 * self.num_layers) ** 0.5
-        attention = SelfAttention(
-            LayerNorm(self.hidden),
-            hidden=self.hidden,
-            heads=Heads(self.num_heads, self.num_heads, self.hidden // self.num_heads),
-            bias=True,
-            attend=attend_of(self.attention, self.recompute),
-            rotate=None,
-            dropout_rate=self.attention_dropout,
-            deviation=deviation,
-            output_deviation=to_stream,
-            tensor=tensor,
-            rngs=rngs,
-        )
-        feed_forward = FeedForward(
-            LayerNorm(self.hidden),
-            hidden=self.hidden,
-            width=4 * self.hidden,
-            names=("up",),
-            activation=gelu,
-            bias=True,
-            deviation=deviation,
-            output_deviation=to_stream,
-            tensor=tensor,
-            rngs=rngs,
-        )
-        return Block(attention, feed_forward, dropout_rate=self.hidden_dropout, tensor=tensor)
+        """One layer, of causal attention."""
+        return layer_norm_block(self, causal=True, tensor=tensor, rngs=rngs)
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and loss."""
         return Head(
-            LayerNorm(self.hidden),
+            LayerNorm(self.hidden, epsilon=self.norm_epsilon),
             vocab_size=self.vocab_size,
+            num_rows=self.num_rows,
             hidden=self.hidden,
             tie_embeddings=self.tie_embeddings,
             tensor=tensor,
             rngs=rngs,
         )
-
-
-def gelu(x: jax.Array) -> jax.Array:
-    """GELU in its tanh form, as GPT-2's."""
-    return jax.nn.gelu(x, approximate=True)

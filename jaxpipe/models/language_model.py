@@ -1,4 +1,4 @@
-"""A language model as the pure functions `init`, `embed`, `layer` and `head`, from a config of its family.
+"""A language model as the pure functions `init`, `embed`, `layer`, `head` and `logits`, from a config of its family.
 
 Parameters are plain nested dicts: `{"shared": ..., "layers": ...}`, every leaf of `layers` with a leading
 dim of `num_layers`. Their numbers depend on the key alone, never on a mesh or a schedule. The functions
@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.mesh import Randomness, TensorAxis
 
 Params = dict[str, Any]
+Microbatch = dict[str, jax.Array]
 
 
 class Family(Protocol):
@@ -44,16 +45,20 @@ class Family(Protocol):
         """Whether training drops anything."""
         ...
 
+    def num_losses(self, batch: dict[str, Any]) -> Any:
+        """How many terms each sum of the head has."""
+        ...
+
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """From (tokens, random) to the stream."""
+        """From (microbatch, random) to the stream."""
         ...
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """From (stream, random) to the stream."""
+        """From (stream, padding mask or None, random) to the stream."""
         ...
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """From (stream, targets, token table or None) to the sum of the losses."""
+        """From (stream, microbatch, token table or None) to the sums of the losses; from two of them, to `logits`."""
         ...
 
 
@@ -62,12 +67,12 @@ class LanguageModel:
     """The pure functions of a model.
 
     Attributes:
-        config: a GPTConfig or LlamaConfig.
+        config: a GPTConfig, BertConfig or LlamaConfig.
         tensor: the devices that share each layer; `init` makes whole parameters whatever it is.
 
     Example:
         >>> from jaxpipe.models import GPTConfig
-        >>> model = LanguageModel(GPTConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=256, seq_len=4))
+        >>> model = LanguageModel(GPTConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=256, num_positions=4))
         >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
         >>> shapes["layers"]["feed_forward"]["up"]["kernel"].shape
         (2, 8, 32)
@@ -93,47 +98,76 @@ class LanguageModel:
         shared = {name: _specs(self._shapes(name)) for name in ("embedding", "head")}
         return {"shared": shared, "layers": _specs(self._shapes("block"))}
 
-    def embed(self, shared: Params, microbatch: dict[str, jax.Array], random: Randomness | None) -> jax.Array:
-        """The residual stream "batch local_seq hidden" of `microbatch["tokens"]`."""
-        return self._module("embedding", shared["embedding"])(microbatch["tokens"], random)
+    def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
+        """The residual stream "batch local_seq hidden" of `microbatch["tokens"]`; BERT's has "token_types" too."""
+        return self._module("embedding", shared["embedding"])(microbatch, random)
 
-    def layer(self, layer: Params, x: jax.Array, random: Randomness | None) -> jax.Array:
-        """The residual stream "batch local_seq hidden" after one layer."""
+    def layer(self, layer: Params, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
+        """The residual stream "batch local_seq hidden" after one layer.
 
-        def apply(layer: Params, x: jax.Array, random: Randomness | None) -> jax.Array:
-            return self._module("block", layer)(x, random)
+        Args:
+            layer: the parameters of one layer.
+            x: the stream before it.
+            microbatch: no token sees padding, which its "padding_mask" "batch seq", if it has one, has 0 for; 1 else.
+            random: None means no dropout.
+        """
+
+        def apply(layer: Params, x: jax.Array, padding_mask: jax.Array | None, random: Randomness | None) -> jax.Array:
+            return self._module("block", layer)(x, padding_mask, random)
 
         # prevent_cse=False: a layer's forward and backward never stand in one loop body, so nothing can be merged.
         full = self.config.recompute == "full"
-        return (jax.checkpoint(apply, prevent_cse=False) if full else apply)(layer, x, random)
+        function = jax.checkpoint(apply, prevent_cse=False) if full else apply
+        return function(layer, x, microbatch.get("padding_mask"), random)
 
-    def head(self, shared: Params, x: jax.Array, microbatch: dict[str, jax.Array]) -> jax.Array:
-        """The sum of the losses of the valid `microbatch["targets"]`, float32, in nats."""
-        token_table = shared["embedding"]["token"] if self.config.tie_embeddings else None
-        return self._module("head", shared["head"])(x, microbatch["targets"], token_table)
+    def head(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Any:
+        """The sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""
+        return self._module("head", shared["head"])(x, microbatch, self._token_table(shared))
 
-    def loss_sum(
-        self, params: Params, microbatch: dict[str, jax.Array], random: Randomness | None = None, index: Any = 0
-    ) -> jax.Array:
-        """The sum of the losses of the valid tokens, the layers scanned: the model without a pipeline.
+    def num_losses(self, batch: dict[str, Any]) -> Any:
+        """How many terms each sum of `head` has over a batch of any number of dims: its structure, int32."""
+        return self.config.num_losses(batch)
+
+    def logits(self, params: Params, microbatch: Microbatch) -> Any:
+        """What the model says of every position: the model without a pipeline, on one device, without dropout.
 
         Args:
             params: `{"shared", "layers"}`.
-            microbatch: "tokens" and "targets", each "batch seq".
+            microbatch: what `embed` and `layer` ask for.
+
+        Returns:
+            Float32 "batch seq vocab"; BERT: {"masked_lm": "batch seq vocab"} and "sentence_order": "batch 2".
+        """
+        x = self._stream(params, microbatch, None, 0)
+        return self._module("head", params["shared"]["head"]).logits(x, self._token_table(params["shared"]))
+
+    def loss_sum(self, params: Params, microbatch: Microbatch, random: Randomness | None = None, index: Any = 0) -> Any:
+        """What `head` gives, the layers scanned: the model without a pipeline.
+
+        Args:
+            params: `{"shared", "layers"}`.
+            microbatch: what `embed`, `layer` and `head` ask for.
             random: of the step, or None for no dropout.
             index: of the microbatch in its step.
         """
+        return self.head(params["shared"], self._stream(params, microbatch, random, index), microbatch)
+
+    def _stream(self, params: Params, microbatch: Microbatch, random: Randomness | None, index: Any) -> jax.Array:
+        """The residual stream after the last layer."""
 
         def at(layer: Any) -> Randomness | None:
             return None if random is None else random.at(index, layer)
 
         def layer(walk: tuple[jax.Array, jax.Array], layer: Params) -> tuple[tuple[jax.Array, jax.Array], None]:
             x, i = walk
-            return (self.layer(layer, x, at(i)), i + 1), None
+            return (self.layer(layer, x, microbatch, at(i)), i + 1), None
 
         x = self.embed(params["shared"], microbatch, at(-1))
         (x, _), _ = jax.lax.scan(layer, (x, jnp.zeros((), jnp.int32)), params["layers"])
-        return self.head(params["shared"], x, microbatch)
+        return x
+
+    def _token_table(self, shared: Params) -> jax.Array | None:
+        return shared["embedding"]["token"] if self.config.tie_embeddings else None
 
     def _new(self, name: str, rngs: nnx.Rngs) -> nnx.Module:
         return getattr(self.config, f"new_{name}")(self.tensor, rngs)

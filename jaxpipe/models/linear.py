@@ -29,9 +29,11 @@ def initial_deviation(hidden: int) -> float:
 
 
 class Linear(nnx.Module):
-    """A kernel "in out" and, unless left out, a bias "out"; `split` is the kernel's dim split over `tensor`."""
+    """A kernel "in out" and, unless left out, a bias "out"; `split` is the kernel's dim split over `tensor`, if any."""
 
-    def __init__(self, num_inputs: int, num_outputs: int, *, split: int, bias: bool, deviation: float, rngs: nnx.Rngs):
+    def __init__(
+        self, num_inputs: int, num_outputs: int, *, split: int | None, bias: bool, deviation: float, rngs: nnx.Rngs
+    ):
         kernel = deviation * jax.random.normal(rngs.params(), (num_inputs, num_outputs))
         self.kernel = nnx.Param(kernel, split=split)
         if bias:
@@ -40,6 +42,11 @@ class Linear(nnx.Module):
     def arrays(self) -> dict[str, jax.Array]:
         """{"kernel"} and, where there is one, "bias"."""
         return {name: getattr(self, name)[...] for name in ("kernel", "bias") if hasattr(self, name)}
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The product "... out" with `x` "... in", on each device for itself."""
+        arrays = self.arrays()
+        return _add_bias(x @ arrays["kernel"], arrays)
 
 
 def from_stream(x: jax.Array, norm: Any, linears: tuple[Linear, ...], tensor: TensorAxis) -> tuple[jax.Array, ...]:

@@ -1,12 +1,15 @@
-"""LLaMA 1, 2 and 3: RMS norms, rotary positions, grouped-query attention, SwiGLU, no biases.
+"""LLaMA 1, 2 and 3, and what shares their layout: RMS norms, rotary positions, grouped-query attention, SwiGLU.
 
-Source: Touvron et al. 2023 (arXiv 2302.13971, 2307.09288); Grattafiori et al. 2024 (arXiv 2407.21783).
+Biases, heads of another size and a sliding window are choices of others (Qwen2, Mistral); LLaMA has none of them.
+Source: Touvron et al. 2023 (arXiv 2302.13971, 2307.09288); Grattafiori et al. 2024 (arXiv 2407.21783); Jiang et
+al. 2023 (Mistral 7B, arXiv 2310.06825), section 2, for the window.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 from flax import nnx
@@ -14,7 +17,7 @@ from flax import nnx
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
-from jaxpipe.models.choices import attend_of, check_choices, check_heads
+from jaxpipe.models.choices import attend_of, check_choices, check_heads, num_valid, rows_of_words
 from jaxpipe.models.ends import Embedding, Head
 from jaxpipe.models.linear import initial_deviation
 from jaxpipe.models.norms import RMSNorm
@@ -27,12 +30,16 @@ class LlamaConfig:
 
     Attributes:
         num_layers: transformer layers, >= 1.
-        hidden: size of the residual stream; `num_heads` divides it.
+        hidden: size of the residual stream.
         num_heads: query heads.
         num_kv_heads: key and value heads; divides `num_heads`.
         feed_forward: size between the products of the feed forward.
         vocab_size: tokens are 0 .. vocab_size - 1.
-        tie_embeddings: whether the logits use the token table in place of a kernel of their own.
+        head_size: of each head, even; None: hidden / num_heads.
+        vocab_multiple, tie_embeddings: as in `GPTConfig`.
+        query_key_value_bias, output_bias, feed_forward_bias: whether the products to queries, keys and values, the
+            product of attention back to the stream, and the feed forward's have biases.
+        sliding_window: how many keys a query sees, the last ones, itself included; None: all up to itself.
         rope_theta: base of the rotary frequencies.
         rope_scaling: how they are stretched for long contexts, or None.
         norm_epsilon: added to the mean square in the norms.
@@ -48,7 +55,13 @@ class LlamaConfig:
     num_kv_heads: int
     feed_forward: int
     vocab_size: int
+    head_size: int | None = None
+    vocab_multiple: int = 1
     tie_embeddings: bool = False
+    query_key_value_bias: bool = False
+    output_bias: bool = False
+    feed_forward_bias: bool = False
+    sliding_window: int | None = None
     rope_theta: float = 10000.0
     rope_scaling: RotaryScaling | None = None
     norm_epsilon: float = 1e-5
@@ -57,15 +70,10 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         """Checks."""
-        check_heads(hidden=self.hidden, num_heads=self.num_heads)
+        if self.head_size is None:
+            check_heads(hidden=self.hidden, num_heads=self.num_heads)
         check_choices(attention=self.attention, recompute=self.recompute)
-        if self.hidden // self.num_heads % 2:
-            raise ConfigError(
-                f"model.hidden={self.hidden} with model.num_heads={self.num_heads}\n"
-                "  rule rotary-pairs: the size of a head is even, since positions rotate pairs of its dims\n"
-                f"      {self.hidden} / {self.num_heads} = {self.hidden // self.num_heads}\n"
-                f"  repair: set model.hidden={self.hidden + self.num_heads}"
-            )
+        self._check_pairs()
         if self.num_heads % self.num_kv_heads:
             legal = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
             nearest = min(legal, key=lambda n: abs(n - self.num_kv_heads))
@@ -75,16 +83,44 @@ class LlamaConfig:
                 f"  repair: set model.num_kv_heads={nearest}, the nearest legal value"
             )
 
+    def _check_pairs(self) -> None:
+        if self.size_of_head % 2 == 0:
+            return
+        rule = "  rule rotary-pairs: the size of a head is even, since positions rotate pairs of its dims\n"
+        if self.head_size is not None:
+            raise ConfigError(
+                f"model.head_size={self.head_size} is odd\n{rule}  repair: set model.head_size={self.head_size + 1}"
+            )
+        raise ConfigError(
+            f"model.hidden={self.hidden} with model.num_heads={self.num_heads}\n{rule}"
+            f"      {self.hidden} / {self.num_heads} = {self.size_of_head}\n"
+            f"  repair: set model.hidden={self.hidden + self.num_heads}"
+        )
+
+    @property
+    def size_of_head(self) -> int:
+        """Numbers of a head: `head_size`, or what it is derived as."""
+        return self.hidden // self.num_heads if self.head_size is None else self.head_size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the tables of words."""
+        return rows_of_words(self.vocab_size, self.vocab_multiple)
+
     @property
     def has_dropout(self) -> bool:
         """Whether training drops anything: never, as published."""
         return False
 
+    def num_losses(self, batch: dict[str, Any]) -> Any:
+        """How many of the batch's "targets" are valid, int32."""
+        return num_valid(batch["targets"])
+
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """A token table."""
         return Embedding(
             vocab_size=self.vocab_size,
-            num_positions=0,
+            num_rows=self.num_rows,
             hidden=self.hidden,
             dropout_rate=0.0,
             tensor=tensor,
@@ -95,13 +131,16 @@ class LlamaConfig:
         """One layer; initial kernels as GPT's."""
         deviation = initial_deviation(self.hidden)
         to_stream = deviation / (2 * self.num_layers) ** 0.5
-        head_size = self.hidden // self.num_heads
+        head_size = self.size_of_head
         attention = SelfAttention(
             self._new_norm(),
             hidden=self.hidden,
             heads=Heads(self.num_heads, self.num_kv_heads, head_size),
-            bias=False,
+            bias=self.query_key_value_bias,
+            output_bias=self.output_bias,
             attend=attend_of(self.attention, self.recompute),
+            causal=True,
+            window=self.sliding_window,
             rotate=partial(rotate, frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling)),
             dropout_rate=0.0,
             deviation=deviation,
@@ -115,7 +154,7 @@ class LlamaConfig:
             width=self.feed_forward,
             names=("gate", "up"),
             activation=swiglu,
-            bias=False,
+            bias=self.feed_forward_bias,
             deviation=deviation,
             output_deviation=to_stream,
             tensor=tensor,
@@ -128,6 +167,7 @@ class LlamaConfig:
         return Head(
             self._new_norm(),
             vocab_size=self.vocab_size,
+            num_rows=self.num_rows,
             hidden=self.hidden,
             tie_embeddings=self.tie_embeddings,
             tensor=tensor,

@@ -13,18 +13,23 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+ROTARY_SCALINGS = ("llama3", "linear")
+
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """How Llama 3.1 slows the low frequencies down, for sequences longer than those of the first training.
+    """How frequencies are slowed down, for sequences longer than those of the first training.
 
     Attributes:
+        kind: "linear": all frequencies are divided by `factor`, and the rest has no effect; "llama3", as Llama 3.1:
+            only the low ones, and those between low and high by less.
         factor: low frequencies are divided by it.
         low_freq_factor: a frequency that turns fewer times than this in `original_max_position` is low.
         high_freq_factor: one that turns more times is high and stays; between the two it is interpolated.
         original_max_position: the longest sequence of the first training, in tokens.
     """
 
+    kind: str = "llama3"
     factor: float = 8.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -39,14 +44,16 @@ def frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None = Non
         theta: base of the geometric sequence of frequencies: 1e4 for LLaMA, 5e5 for Llama 3.
         scaling: None leaves the frequencies as they are.
 
-    Source: Su et al., RoFormer, arXiv 2104.09864, section 3.2.2; scaling as in Meta's llama-models,
-    `apply_scaling`.
+    Source: Su et al., RoFormer, arXiv 2104.09864, section 3.2.2; scaling "llama3" as in Meta's llama-models,
+    `apply_scaling`; "linear" as in Chen et al., Position Interpolation, arXiv 2306.15595, equation 4.
     """
     plain = [theta ** (-2 * plane / head_dim) for plane in range(head_dim // 2)]
     return tuple(plain if scaling is None else (_scaled(frequency, scaling) for frequency in plain))
 
 
 def _scaled(frequency: float, scaling: RotaryScaling) -> float:
+    if scaling.kind == "linear":
+        return frequency / scaling.factor
     num_turns = scaling.original_max_position * frequency / (2 * math.pi)
     part_kept = (num_turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     part_kept = min(max(part_kept, 0.0), 1.0)

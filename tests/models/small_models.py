@@ -1,4 +1,4 @@
-"""A small GPT and a small LLaMA whose sizes all differ, numbers for them, and how near gradients must be."""
+"""A small model of each family whose sizes all differ, numbers for them, and how near gradients must be."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.mesh import Randomness
-from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
+from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
 
 BATCH, SEQ, HIDDEN, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, NUM_LAYERS = 3, 10, 24, 4, 2, 32, 2
 DROPOUT = {"embedding_dropout": 0.2, "attention_dropout": 0.3, "hidden_dropout": 0.4}
@@ -16,7 +16,8 @@ KEY = jnp.array([3, 2**31 + 7], jnp.uint32)
 
 _SIZES: dict[str, Any] = {"num_layers": NUM_LAYERS, "hidden": HIDDEN, "num_heads": NUM_HEADS, "vocab_size": VOCAB_SIZE}
 CONFIGS = {
-    "gpt": GPTConfig(**_SIZES, seq_len=12),
+    "gpt": GPTConfig(**_SIZES, num_positions=12),
+    "bert": BertConfig(**_SIZES, num_positions=12),
     "llama": LlamaConfig(**_SIZES, num_kv_heads=NUM_KV_HEADS, feed_forward=40, rope_theta=100.0, norm_epsilon=1e-2),
 }
 
@@ -54,6 +55,38 @@ def tokens_and_targets() -> dict[str, Any]:
     targets = np.where(generator.random((BATCH, SEQ)) < 0.2, -1, tokens[:, 1:])
     targets[-1] = -1
     return {"tokens": tokens[:, :-1], "targets": targets}
+
+
+def batch_of(family: str) -> dict[str, Any]:
+    """What a model of the family is trained on."""
+    return masked_tokens() if family == "bert" else tokens_and_targets()
+
+
+def masked_tokens() -> dict[str, Any]:
+    """Two of three sequences end in padding; places to predict that are left over are position 0 and not valid.
+
+    One order is not valid, and no sequence has its segments alike.
+    """
+    generator = np.random.default_rng(5)
+    length, second = np.array([[SEQ], [SEQ - 3], [4]]), np.array([[6], [2], [3]])
+    position = np.arange(SEQ)
+    return {
+        "tokens": generator.integers(VOCAB_SIZE, size=(BATCH, SEQ), dtype=np.int32),
+        "token_types": ((position >= second) & (position < length)).astype(np.int32),
+        "padding_mask": (position < length).astype(np.int32),
+        "predicted": np.array([[1, 5, 9, 2], [6, 2, 0, 0], [3, 0, 0, 0]], np.int32),
+        "targets": np.array([[4, 0, 31, 7], [7, 30, -1, -1], [9, -1, -1, -1]], np.int32),
+        "sentence_order": np.array([1, -1, 0], np.int32),
+    }
+
+
+def total(losses):
+    """One number of the sums of a head: of BERT's two, each with a weight of its own."""
+    if not isinstance(losses, dict):
+        return losses
+    return sum(
+        weight * losses[name] for name, weight in (("masked_lm", 0.7), ("sentence_order", 1.9)) if name in losses
+    )
 
 
 def randomness(first_sequence: int = 0) -> Randomness:

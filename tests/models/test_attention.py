@@ -7,53 +7,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain_attention import (
+    CAUSAL,
+    FIRST_HEAD,
+    FIRST_SEQUENCE,
+    NUM_HEADS,
+    RATE,
+    kept,
+    new_arrays,
+    new_dropout,
+    new_padding_mask,
+    plain_attention,
+    value_and_grads,
+)
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh.randomness import Randomness
-from jaxpipe.models.attention import ATTENTION, AttentionDropout, check_cudnn, chunked, cudnn, xla
+from jaxpipe.models.attention import ATTENTION, AttentionDropout, Visible, check_cudnn, chunked, cudnn, xla
 from jaxpipe.models.attention_chunked import blocks
-from jaxpipe.models.dropout import Site, keep_mask
 
-KEY = jnp.array([3, 4], jnp.uint32)
-FIRST_SEQUENCE, FIRST_HEAD, NUM_HEADS, RATE = 5, 4, 12, 0.3
 FORMS = pytest.mark.parametrize("form", [xla, chunked])
-
-
-def _arrays(*, seq: int, num_kv_heads: int, num_heads: int = 4, batch: int = 2, head_dim: int = 8):
-    shapes = [num_heads, num_kv_heads, num_kv_heads, num_heads]
-    rng = np.random.default_rng(seq)
-    return [rng.standard_normal((batch, seq, n, head_dim), np.float32) for n in shapes]
-
-
-def _dropout(key=KEY, first_sequence=FIRST_SEQUENCE, first_head=FIRST_HEAD) -> AttentionDropout:
-    return AttentionDropout(Randomness(key, jnp.int32(first_sequence)), RATE, first_head, NUM_HEADS)
-
-
-def _keep(batch: int, num_heads: int, seq: int) -> jax.Array:
-    """The mask "batch head query key" of `_dropout()`, an element at a time as it were."""
-    sequence, head, query = np.meshgrid(np.arange(batch), np.arange(num_heads), np.arange(seq), indexing="ij")
-    rows = ((FIRST_SEQUENCE + sequence) * NUM_HEADS + FIRST_HEAD + head) * seq + query
-    return keep_mask(KEY, site=Site.ATTENTION_PROBABILITIES, rows=jnp.array(rows), num_columns=seq, rate=RATE)
-
-
-def _plain(query, key, value, keep=None):
-    group = query.shape[2] // key.shape[2]
-    key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
-    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
-    probabilities = jax.nn.softmax(scores, axis=-1)
-    if keep is not None:
-        probabilities = jnp.where(keep, probabilities / (1 - RATE), 0)
-    return jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
-
-
-def _value_and_grads(form, query, key, value, weight):
-    def objective(*arrays):
-        output = form(*arrays)
-        return (output * weight).sum(), output
-
-    grads, output = jax.jit(jax.grad(objective, (0, 1, 2), has_aux=True))(query, key, value)
-    return output, *grads
 
 
 def _saved(fn, *arguments) -> tuple[list, list]:
@@ -74,9 +46,9 @@ def _saved(fn, *arguments) -> tuple[list, list]:
 @pytest.mark.parametrize(("seq", "num_kv_heads"), [(1, 2), (7, 4), (7, 1), (129, 4), (300, 2)])
 @FORMS
 def test_values_and_gradients_are_those_of_the_plain_formula(form, seq, num_kv_heads, has_dropout):
-    arrays = _arrays(seq=seq, num_kv_heads=num_kv_heads)
-    ours = _value_and_grads(partial(form, dropout=_dropout() if has_dropout else None), *arrays)
-    reference = _value_and_grads(lambda *a: _plain(*a, keep=_keep(2, 4, seq) if has_dropout else None), *arrays)
+    arrays = new_arrays(seq=seq, num_kv_heads=num_kv_heads)
+    ours = value_and_grads(partial(form, visible=CAUSAL, dropout=new_dropout() if has_dropout else None), *arrays)
+    reference = value_and_grads(lambda *a: plain_attention(*a, keep=kept(2, 4, seq) if has_dropout else None), *arrays)
     # Float32 sums of a few hundred terms, some of them cancelling.
     for a, b in zip(ours, reference, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -84,30 +56,30 @@ def test_values_and_gradients_are_those_of_the_plain_formula(form, seq, num_kv_h
 
 @FORMS
 def test_low_precision_is_near(form):
-    *arrays, _ = _arrays(seq=200, num_kv_heads=2)
+    *arrays, _ = new_arrays(seq=200, num_kv_heads=2)
     low = [array.astype(jnp.bfloat16) for array in arrays]
-    output = jax.jit(partial(form, dropout=None))(*low)
+    output = jax.jit(partial(form, visible=CAUSAL, dropout=None))(*low)
     assert output.dtype == jnp.bfloat16
-    reference = _plain(*(array.astype(jnp.float32) for array in low))
+    reference = plain_attention(*(array.astype(jnp.float32) for array in low))
     np.testing.assert_allclose(output.astype(jnp.float32), reference, atol=0.04)
 
 
 @pytest.mark.parametrize("form", [xla, chunked, cudnn])
 def test_dropout_of_rate_0_is_none(form, monkeypatch):
     _run_cudnn_as_xla(monkeypatch)
-    query, key, value, _ = _arrays(seq=6, num_kv_heads=2)
-    none, rate_0 = (jax.jit(partial(form, dropout=d)) for d in (None, _dropout()._replace(rate=0.0)))
+    query, key, value, _ = new_arrays(seq=6, num_kv_heads=2)
+    none, rate_0 = (jax.jit(partial(form, visible=CAUSAL, dropout=d)) for d in (None, new_dropout()._replace(rate=0.0)))
     np.testing.assert_array_equal(rate_0(query, key, value), none(query, key, value))
 
 
 @FORMS
 def test_a_device_drops_what_the_whole_drops_in_its_heads(form):
-    query, key, value, _ = _arrays(seq=9, num_kv_heads=2)
-    whole = jax.jit(lambda *arrays: form(*arrays, dropout=_dropout()))(query, key, value)
+    query, key, value, _ = new_arrays(seq=9, num_kv_heads=2)
+    whole = jax.jit(lambda *arrays: form(*arrays, visible=CAUSAL, dropout=new_dropout()))(query, key, value)
 
     @jax.jit
     def part(first_head, first_sequence, *arrays):
-        return form(*arrays, dropout=_dropout(first_sequence=first_sequence, first_head=first_head))
+        return form(*arrays, visible=CAUSAL, dropout=new_dropout(first_sequence=first_sequence, first_head=first_head))
 
     local = query[1:, :, 2:], key[1:, :, 1:], value[1:, :, 1:]
     here = (FIRST_HEAD + 2, FIRST_SEQUENCE + 1)
@@ -125,39 +97,49 @@ def test_a_device_drops_what_the_whole_drops_in_its_heads(form):
         (chunked, lambda dtype: [((2, 150, 4, 8), dtype), ((2, 2, 2, 150), "float32")]),  # output, log-sum-exp
     ],
 )
-def test_backward_saves_this_and_raw_arguments_alone(form, own, has_dropout, dtype):
-    query, key, value, _ = (array.astype(dtype) for array in _arrays(seq=150, num_kv_heads=2))
-    arguments = [query.shape, key.shape, value.shape, *([(2,), ()] if has_dropout else [])]
+@pytest.mark.parametrize("has_padding", [False, True], ids=["", "padding"])
+def test_backward_saves_this_and_raw_arguments_alone(form, own, has_padding, has_dropout, dtype):
+    query, key, value, _ = (array.astype(dtype) for array in new_arrays(seq=150, num_kv_heads=2))
+    padding_mask = new_padding_mask(150, at_end=True) if has_padding else None
+    # Backward of probabilities that are kept does not ask which keys are seen.
+    is_used = {form: has_padding and form is chunked, "again": has_padding}
 
-    def apply(form, query, key, value, random):
+    def arguments(name):
+        of_mask = [padding_mask.shape] if is_used[name] else []
+        return [query.shape, key.shape, value.shape, *([(2,), ()] if has_dropout else []), *of_mask]
+
+    def apply(form, query, key, value, random, padding_mask):
         # As a tensor-parallel layer would: the index of its first head is made where it is used.
         dropout = AttentionDropout(random, RATE, lambda: 2 * 2, NUM_HEADS) if has_dropout else None
-        return form(query, key, value, dropout=dropout)
+        visible = Visible(causal=not has_padding, padding_mask=padding_mask)
+        return form(query, key, value, visible=visible, dropout=dropout)
 
-    random = _dropout().random
-    assert _saved(partial(apply, form), query, key, value, random) == (own(dtype), arguments)
+    given = query, key, value, new_dropout().random, padding_mask
+    assert _saved(partial(apply, form), *given) == (own(dtype), arguments(form))
     recomputed = partial(apply, jax.checkpoint(form, prevent_cse=False))
-    assert _saved(recomputed, query, key, value, random) == ([], arguments)
+    assert _saved(recomputed, *given) == ([], arguments("again"))
 
 
 @FORMS
 def test_recomputation_changes_no_gradient(form):
-    arrays = _arrays(seq=130, num_kv_heads=2)
-    plain = _value_and_grads(partial(form, dropout=_dropout()), *arrays)
-    again = _value_and_grads(partial(jax.checkpoint(form, prevent_cse=False), dropout=_dropout()), *arrays)
+    arrays = new_arrays(seq=130, num_kv_heads=2)
+    plain = value_and_grads(partial(form, visible=CAUSAL, dropout=new_dropout()), *arrays)
+    again = value_and_grads(
+        partial(jax.checkpoint(form, prevent_cse=False), visible=CAUSAL, dropout=new_dropout()), *arrays
+    )
     for a, b in zip(plain, again, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_an_array_as_first_head_is_saved_a_number_or_a_function_is_not():
-    query, key, value, _ = _arrays(seq=4, num_kv_heads=2)
+    query, key, value, _ = new_arrays(seq=4, num_kv_heads=2)
 
     def saved(first_head):
         def apply(query, random):
             head = first_head(random)
-            return xla(query, key, value, dropout=AttentionDropout(random, RATE, head, NUM_HEADS))
+            return xla(query, key, value, visible=CAUSAL, dropout=AttentionDropout(random, RATE, head, NUM_HEADS))
 
-        return [shape for shape, dtype in _saved(apply, query, _dropout().random)[0] if dtype == "int32"]
+        return [shape for shape, dtype in _saved(apply, query, new_dropout().random)[0] if dtype == "int32"]
 
     assert saved(lambda random: random.first_sequence + 1) == [()]
     assert saved(lambda random: 1) == []
@@ -166,17 +148,19 @@ def test_an_array_as_first_head_is_saved_a_number_or_a_function_is_not():
 
 @pytest.mark.parametrize("seq", [1, 2, 127, 128, 129, 1000, 1024, 1025, 2048, 5000])
 def test_blocks_cover_every_query_once(seq):
-    cut = blocks(seq)
-    assert [position for first, end in cut for position in range(first, end)] == list(range(seq))
+    cut = blocks(seq, CAUSAL)
+    assert [position for block in cut for position in range(block.first_query, block.end_query)] == list(range(seq))
     assert len(cut) <= 8
-    assert len({end - first for first, end in cut[:-1]}) <= 1
+    assert len({block.num_queries for block in cut[:-1]}) <= 1
 
 
 def test_chunked_never_holds_all_scores():
     shapes = {}
     for form in (xla, chunked):
-        arrays = _arrays(seq=1024, num_kv_heads=1, num_heads=2, batch=1)
-        apply = jax.jit(jax.grad(lambda *a, form=form: form(*a, dropout=_dropout()).sum(), (0, 1, 2)))
+        arrays = new_arrays(seq=1024, num_kv_heads=1, num_heads=2, batch=1)
+        apply = jax.jit(
+            jax.grad(lambda *a, form=form: form(*a, visible=CAUSAL, dropout=new_dropout()).sum(), (0, 1, 2))
+        )
         text = apply.lower(*arrays[:3]).compile().as_text()
         shapes[form] = [tuple(map(int, dims.split(","))) for dims in re.findall(r"\w\[([\d,]+)\]", text)]
     largest = {form: max(np.prod(shape) for shape in found) for form, found in shapes.items()}
@@ -195,14 +179,25 @@ def _run_cudnn_as_xla(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", on_any_platform)
 
 
-def test_cudnn_is_asked_for_causal_attention_in_our_layout(monkeypatch):
+@pytest.mark.parametrize("name", ["causal", "all", "window", "padding at the end"])
+def test_cudnn_is_asked_for_what_is_seen_in_our_layout(monkeypatch, name):
     """What cuDNN computes needs a GPU; here the interface of jax.nn, with its other implementation."""
     _run_cudnn_as_xla(monkeypatch)
-    query, key, value, _ = _arrays(seq=12, num_kv_heads=2)
-    ours, plain = (jax.jit(form)(query, key, value) for form in (partial(cudnn, dropout=None), _plain))
-    np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
+    query, key, value, _ = new_arrays(seq=12, num_kv_heads=2)
+    visible = {
+        "causal": CAUSAL,
+        "all": Visible(causal=False),
+        "window": Visible(window=5),
+        "padding at the end": Visible(causal=False, padding_mask=new_padding_mask(12, at_end=True)),
+    }[name]
+    ours = jax.jit(partial(cudnn, visible=visible, dropout=None))(query, key, value)
+    np.testing.assert_allclose(ours, plain_attention(query, key, value, visible=visible), rtol=1e-4, atol=1e-5)
+
+
+def test_cudnn_refuses_dropout():
+    query, key, value, _ = new_arrays(seq=12, num_kv_heads=2)
     with pytest.raises(ConfigError, match=r"attention_dropout=0\.3"):
-        cudnn(query, key, value, dropout=_dropout())
+        cudnn(query, key, value, visible=CAUSAL, dropout=new_dropout())
 
 
 GOOD = {"platform": "gpu", "dtype": "bfloat16", "head_dim": 128, "attention_dropout": 0.0}

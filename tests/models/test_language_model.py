@@ -19,14 +19,17 @@ from small_models import (
     SEQ,
     VOCAB_SIZE,
     assert_near,
+    batch_of,
     config_of,
     random_params,
     randomness,
     tokens_and_targets,
+    total,
 )
 
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.dropout import Site, keep_mask
+from jaxpipe.models.rotary import RotaryScaling
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -34,12 +37,60 @@ FAMILIES = pytest.mark.parametrize("family", CONFIGS)
 MICROBATCH, FIRST_SEQUENCE = 2, 5
 
 
-@pytest.mark.parametrize(("family", "tie_embeddings"), [("gpt", True), ("gpt", False), ("llama", False)])
-def test_the_gradient_is_that_of_the_textbook(family, tie_embeddings):
-    config = config_of(family, tie_embeddings=tie_embeddings)
-    params, batch = random_params(config), tokens_and_targets()
-    ours = jax.jit(jax.value_and_grad(LanguageModel(config).loss_sum))(params, batch)
-    assert_near(ours, jax.jit(jax.value_and_grad(partial(textbook.loss_sum, family, config)))(params, batch))
+CASES = {
+    "gpt untied": ("gpt", {"tie_embeddings": False}),
+    "gpt of other choices": (
+        "gpt",
+        {"feed_forward": 40, "activation": "relu", "norm_epsilon": 1e-2, "vocab_size": 29, "vocab_multiple": 8},
+    ),
+    "bert untied": ("bert", {"tie_embeddings": False, "vocab_size": 32, "vocab_multiple": 5}),
+    "bert of words alone": (
+        "bert",
+        {"sentence_order": False, "activation": "gelu_tanh", "norm_epsilon": 1e-2, "attention": "chunked"},
+    ),
+    "llama": ("llama", {}),
+    "llama of other choices": (
+        "llama",
+        {
+            "head_size": 10,
+            "query_key_value_bias": True,
+            "output_bias": True,
+            "feed_forward_bias": True,
+            "sliding_window": 3,
+            "rope_scaling": RotaryScaling(kind="linear", factor=2.5),
+            "tie_embeddings": True,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_is_that_of_the_textbook(case):
+    family, changes = CASES[case]
+    config = config_of(family, **changes)
+    params, batch = random_params(config), batch_of(family)
+    batch["tokens"] %= config.vocab_size
+    batch["targets"] = np.minimum(batch["targets"], config.vocab_size - 1)
+
+    def objective(loss_sum):
+        return jax.jit(jax.value_and_grad(lambda params: total(loss_sum(params, batch))))(params)
+
+    assert_near(objective(LanguageModel(config).loss_sum), objective(partial(textbook.loss_sum, family, config)))
+    found = jax.jit(LanguageModel(config).logits)(params, batch)
+    assert_near(found, jax.jit(partial(textbook.logits, family, config))(params, batch))
+
+
+@FAMILIES
+def test_losses_are_counted_over_any_number_of_dims(family):
+    batch = batch_of(family)
+    num_targets = sum(target >= 0 for target in batch["targets"].flat)
+    expected = {"masked_lm": num_targets, "sentence_order": 2} if family == "bert" else num_targets
+    model = LanguageModel(config_of(family))
+    assert model.num_losses(batch) == expected
+    stacked = jax.tree.map(lambda leaf: np.stack([leaf, leaf])[:, None], batch)
+    found = model.num_losses(stacked)
+    assert found == jax.tree.map(lambda count: 2 * count, expected)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("int32")}
 
 
 def _drops() -> list:
@@ -65,16 +116,20 @@ def _drops() -> list:
     return [partial(drop, jax.random.key_data(jax.random.fold_in(of_microbatch, i))) for i in range(1 + NUM_LAYERS)]
 
 
-@pytest.mark.parametrize("form", [{}, {"attention": "chunked", "recompute": "full"}], ids=["xla", "chunked full"])
-def test_the_gradient_with_dropout_is_that_of_the_textbook_with_the_same_masks(form):
-    config = config_of("gpt", **DROPOUT, **form)
-    params, batch = random_params(config), tokens_and_targets()
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [("gpt", {}), ("gpt", {"attention": "chunked", "recompute": "full"}), ("bert", {"attention": "chunked"})],
+    ids=["xla", "chunked full", "bert chunked"],
+)
+def test_the_gradient_with_dropout_is_that_of_the_textbook_with_the_same_masks(family, form):
+    config = config_of(family, **DROPOUT, **form)
+    params, batch = random_params(config), batch_of(family)
 
     def loss(params, random):
-        return LanguageModel(config).loss_sum(params, batch, random, MICROBATCH)
+        return total(LanguageModel(config).loss_sum(params, batch, random, MICROBATCH))
 
     found = jax.jit(jax.value_and_grad(loss))(params, randomness(FIRST_SEQUENCE))
-    assert_near(found, _textbook_with_dropout())
+    assert_near(found, _textbook_with_dropout(family))
 
 
 def test_other_masks_would_be_seen():
@@ -89,17 +144,19 @@ def test_other_masks_would_be_seen():
             (None, MICROBATCH),
         )
     )
-    expected = float(_textbook_with_dropout()[0])
+    expected = float(_textbook_with_dropout("gpt")[0])
     # A hundred times the tolerance of the test above.
     assert abs(same - expected) < 1e-5 * expected
     assert all(abs(other - expected) > 1e-3 * expected for other in others)
 
 
 @cache
-def _textbook_with_dropout():
-    config = config_of("gpt", **DROPOUT)
-    batch, drops = tokens_and_targets(), _drops()
-    loss = partial(textbook.loss_sum, "gpt", config, batch=batch, drops=drops)
+def _textbook_with_dropout(family: str):
+    config, batch, drops = config_of(family, **DROPOUT), batch_of(family), _drops()
+
+    def loss(params):
+        return total(textbook.loss_sum(family, config, params, batch, drops))
+
     return jax.jit(jax.value_and_grad(loss))(random_params(config))
 
 
@@ -112,16 +169,32 @@ def _init(family: str, num_layers: int):
 @FAMILIES
 def test_the_initial_loss_is_that_of_a_uniform_guess(family):
     config, params = _init(family, 2)
-    batch = tokens_and_targets()
-    loss = jax.jit(LanguageModel(config).loss_sum)(params, batch) / (batch["targets"] >= 0).sum()
-    # Logits start small but not at 0: a few tenths of a nat around log(vocab_size).
-    assert abs(float(loss) - math.log(VOCAB_SIZE)) < 0.7
+    batch, model = batch_of(family), LanguageModel(config)
+    losses = jax.tree.map(jnp.divide, jax.jit(model.loss_sum)(params, batch), model.num_losses(batch))
+    guesses = {"masked_lm": math.log(VOCAB_SIZE), "sentence_order": math.log(2)}
+    # Logits start small but not at 0: a few tenths of a nat around the guess.
+    for found, expected in zip(
+        jax.tree.leaves(losses), guesses.values() if family == "bert" else [math.log(VOCAB_SIZE)], strict=True
+    ):
+        assert abs(float(found) - expected) < 0.7
 
 
 def test_numbers_of_a_layer_do_not_depend_on_how_many_layers_there_are():
     few, many = (_init("gpt", n)[1]["layers"]["feed_forward"]["up"]["kernel"] for n in (2, 3))
     np.testing.assert_array_equal(few, many[:2])
     assert not np.array_equal(many[0], many[1])
+
+
+def test_rows_beyond_the_words_begin_as_zeros_and_leave_the_others_as_they_are():
+    plain, padded = (
+        jax.jit(LanguageModel(config_of("bert", tie_embeddings=False, vocab_size=29, vocab_multiple=multiple)).init)(
+            jax.random.key(0)
+        )["shared"]
+        for multiple in (1, 8)
+    )
+    for find in (lambda shared: shared["embedding"]["token"], lambda shared: shared["head"]["kernel"]):
+        np.testing.assert_array_equal(find(padded)[:29], find(plain))
+        np.testing.assert_array_equal(find(padded)[29:], np.zeros_like(find(padded)[29:]))
 
 
 @FAMILIES
@@ -137,13 +210,14 @@ def test_specs_split_heads_columns_and_words(family):
     into = [f"feed_forward.{name}" for name in (["gate", "up"] if family == "llama" else ["up"])]
     into.append("attention.query_key_value")
     columns = {f"layers.{name}.kernel": P(None, "tensor") for name in into}
-    biases = {f"layers.{name}.bias": P("tensor") for name in into if family == "gpt"}
+    biases = {f"layers.{name}.bias": P("tensor") for name in into if family != "llama"}
+    biases |= {"shared.head.bias": P("tensor")} if family == "bert" else {}
     rows = {f"layers.{name}.kernel": P("tensor") for name in ("attention.output", "feed_forward.down")}
     words = {"shared.embedding.token": P("tensor"), "shared.head.kernel": P("tensor")}
     assert split == columns | biases | rows | words
 
 
-@FAMILIES
+@pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_the_order_of_earlier_tokens_matters(family):
     """Attention itself sees a set of them: without positions, the last token could not tell."""
     config = config_of(family, num_layers=1)

@@ -42,7 +42,7 @@ def test_what_a_config_says_of_rotation_and_norms_reaches_the_layer(change):
     params = first_layer(random_params(config_of("llama")))
 
     def layer(config):
-        return jax.jit(lambda params, x: LanguageModel(config).layer(params, x, None))(params, stream())
+        return jax.jit(lambda params, x: LanguageModel(config).layer(params, x, {}, None))(params, stream())
 
     assert abs(layer(config_of("llama")) - layer(config_of("llama", **change))).max() > 1e-3
 

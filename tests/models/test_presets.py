@@ -14,7 +14,7 @@ from jaxpipe.models import LanguageModel
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 HEADINGS = ["Command", "Hardware", "Time", "Number"]
-NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "finetune")  # it needs a folder
 
 # Hugging Face's safetensors of huggyllama/llama-7b, 13b, 65b and meta-llama/Meta-Llama-3-8B, 70B.
 LLAMA_PARAMETERS = {
@@ -33,6 +33,11 @@ GPT_PARAMETERS = {
     "gpt3_134b": 134e9,
     "gpt3_175b": 175e9,
     "gpt_96": 11e9,
+}
+BERT_PARAMETERS = {
+    # Devlin et al. 2019, section 3, and Wu et al. 2024 (BitPipe), table 3.
+    "bert_base": 110e6,
+    "bert_64": 5e9,
 }
 
 
@@ -56,8 +61,8 @@ def test_a_config_is_legal_and_says_what_to_expect(name):
 
 
 def test_every_preset_is_counted():
-    others = {"quickstart", "bench_cpu", "bench_cpu_llama"}
-    assert set(NAMES) == LLAMA_PARAMETERS.keys() | GPT_PARAMETERS.keys() | others
+    others = {"quickstart", "quickstart_bert", "bench_cpu", "bench_cpu_bert", "bench_cpu_llama"}
+    assert set(NAMES) == LLAMA_PARAMETERS.keys() | GPT_PARAMETERS.keys() | BERT_PARAMETERS.keys() | others
 
 
 @pytest.mark.parametrize("name", LLAMA_PARAMETERS)
@@ -84,3 +89,26 @@ def test_a_gpt_has_the_parameters_of_the_closed_formula(name):
     assert num_parameters(name) == layers * layer + ends
     words, positions = config.model.vocab_size * hidden, config.data.seq_len * hidden
     assert layers * layer + ends == 12 * layers * hidden**2 + 13 * layers * hidden + words + positions + 2 * hidden
+
+
+@pytest.mark.parametrize("name", BERT_PARAMETERS)
+def test_a_bert_has_the_parameters_of_its_name(name):
+    assert num_parameters(name) == pytest.approx(BERT_PARAMETERS[name], rel=0.03)
+
+
+@pytest.mark.parametrize("name", BERT_PARAMETERS)
+def test_a_bert_has_the_parameters_of_the_closed_formula(name):
+    """BertForPreTraining's: 12 L h^2 + 13 L h + (V + 512 + 2) h, and its norms and heads.
+
+    Heads: the words' transform h^2 + h with its norm 2 h and V biases; the pooler h^2 + h; the order 2 h + 2. The norm
+    after the embeddings, 2 h, stands after the last layer here. V = 30522 words are 239 x 128 = 30592 rows.
+    """
+    model = load(name).model
+    layers, h, rows = model.num_layers, model.hidden, 239 * 128
+    tables, heads = (rows + 512 + 2) * h, (h * h + h) + 2 * h + rows + (h * h + h) + (2 * h + 2)
+    assert num_parameters(name) == 12 * layers * h * h + 13 * layers * h + 2 * h + tables + heads
+
+
+def test_bert_base_has_the_published_parameters_and_rows_that_are_no_words():
+    """110,106,428: Hugging Face's BertForPreTraining of bert-base-uncased, tied, counts as many."""
+    assert num_parameters("bert_base") - (30592 - 30522) * (768 + 1) == 110_106_428

@@ -18,13 +18,16 @@ from small_models import (
     SEQ,
     VOCAB_SIZE,
     assert_near,
+    batch_of,
     config_of,
     first_layer,
+    masked_tokens,
     normal,
     random_params,
     randomness,
     stream,
     tokens_and_targets,
+    total,
 )
 
 from jaxpipe.mesh import TensorAxis, make_mesh
@@ -39,6 +42,13 @@ CASES = {
     "gpt dropout chunked full": ("gpt", {**DROPOUT, "attention": "chunked", "recompute": "full"}, TensorAxis(2)),
     "gpt deterministic": ("gpt", {"recompute": "attention"}, TensorAxis(2, deterministic=True)),
     "llama": ("llama", {}, TensorAxis(2)),
+    "llama of other choices": (
+        "llama",
+        {"head_size": 10, "query_key_value_bias": True, "output_bias": True, "feed_forward_bias": True},
+        TensorAxis(2),
+    ),
+    "bert dropout": ("bert", DROPOUT, TensorAxis(2)),
+    "bert": ("bert", {"tie_embeddings": False, "attention": "chunked"}, TensorAxis(2)),
     "llama chunked": ("llama", {"attention": "chunked"}, TensorAxis(2)),
 }
 
@@ -80,19 +90,19 @@ def _over_devices(tensor: TensorAxis, function, specs, weight, params, *x, y_spe
 def test_a_layer_gives_the_numbers_of_one_device(case):
     tensor = CASES[case][2]
     (one, random), (split, _) = _model_and_random(case, TensorAxis()), _model_and_random(case, tensor)
-    params, weight = first_layer(random_params(one.config)), stream(seed=3)
+    params, weight, batch = first_layer(random_params(one.config)), stream(seed=3), batch_of(CASES[case][0])
     found = _over_devices(
-        tensor, lambda params, x: split.layer(params, x, random), split.specs["layers"], weight, params, stream()
+        tensor, lambda params, x: split.layer(params, x, batch, random), split.specs["layers"], weight, params, stream()
     )
     expected = jax.jit(
-        lambda params, x: _value_and_gradients(lambda params, x: one.layer(params, x, random), weight, params, x)
+        lambda params, x: _value_and_gradients(lambda params, x: one.layer(params, x, batch, random), weight, params, x)
     )(params, stream())
     assert_near(found, expected)
 
 
-@pytest.mark.parametrize("case", ["gpt dropout", "gpt deterministic", "llama"])
+@pytest.mark.parametrize("case", ["gpt dropout", "gpt deterministic", "bert dropout", "llama"])
 def test_an_embedding_gives_the_numbers_of_one_device(case):
-    tensor, batch = CASES[case][2], tokens_and_targets()
+    tensor, batch = CASES[case][2], batch_of(CASES[case][0])
     (one, random), (split, _) = _model_and_random(case, TensorAxis()), _model_and_random(case, tensor)
     params, weight = {"embedding": random_params(one.config)["shared"]["embedding"]}, stream(seed=3)
     specs = {"embedding": split.specs["shared"]["embedding"]}
@@ -108,14 +118,16 @@ def test_an_embedding_gives_the_numbers_of_one_device(case):
         assert 0.1 < share_dropped < 0.3  # the rate is 0.2
 
 
-@pytest.mark.parametrize("case", ["gpt", "gpt dropout", "gpt deterministic", "llama"])  # untied and tied
+@pytest.mark.parametrize(
+    "case", ["gpt", "gpt dropout", "gpt deterministic", "bert", "bert dropout", "llama"]
+)  # untied and tied
 def test_a_head_gives_the_numbers_of_one_device(case):
-    tensor, batch = CASES[case][2], tokens_and_targets()
+    tensor, batch = CASES[case][2], batch_of(CASES[case][0])
     one, split = (_model_and_random(case, t)[0] for t in (TensorAxis(), tensor))
     params, weight = random_params(one.config)["shared"], np.float32(0.3)
     found = _over_devices(
         tensor,
-        lambda params, x: split.head(params, x, batch),
+        lambda params, x: total(split.head(params, x, batch)),
         split.specs["shared"],
         weight,
         params,
@@ -123,15 +135,46 @@ def test_a_head_gives_the_numbers_of_one_device(case):
         y_spec=P(),
     )
     expected = jax.jit(
-        lambda params, x: _value_and_gradients(lambda params, x: one.head(params, x, batch), weight, params, x)
+        lambda params, x: _value_and_gradients(lambda params, x: total(one.head(params, x, batch)), weight, params, x)
     )(params, stream())
     assert_near(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "tie_embeddings", "num_devices"),
+    [("gpt", True, 4), ("gpt", False, 2), ("bert", True, 2), ("bert", False, 4)],
+)
+def test_rows_that_are_no_words_change_nothing_on_any_number_of_devices(family, tie_embeddings, num_devices):
+    """Of 21 words, in 32 rows, four devices hold 8, 8, 5 and 0; what the rows beyond them hold is never used."""
+    changes = {"vocab_size": 21, "tie_embeddings": tie_embeddings}
+    one = LanguageModel(config_of(family, **changes))
+    tensor = TensorAxis(num_devices)
+    split = LanguageModel(config_of(family, **changes, vocab_multiple=32), tensor)
+    batch = batch_of(family)
+    batch = {name: np.pad(batch[name], ((0, 0), (0, 2)), constant_values=1) for name in batch if batch[name].ndim > 1}
+    batch |= {"tokens": batch["tokens"] % 21, "targets": np.minimum(batch["targets"], 20)}
+    batch |= {"sentence_order": masked_tokens()["sentence_order"]}
+    params, x, weight = random_params(one.config)["shared"], normal(BATCH, SEQ + 2, HIDDEN), np.float32(0.3)
+
+    def with_rows(leaf, shape):
+        return np.pad(leaf, [(0, wanted - have) for wanted, have in zip(shape.shape, leaf.shape, strict=True)])
+
+    shapes = jax.eval_shape(split.init, jax.random.key(0))["shared"]
+    padded = jax.tree.map(with_rows, params, shapes)
+    rubbish = jax.tree.map(lambda leaf: np.where(leaf == 0, np.float32(7), leaf), padded)
+
+    def both_ends(model):
+        return lambda params, x: total(model.head(params, x + model.embed(params, batch, None), batch))
+
+    found = _over_devices(tensor, both_ends(split), split.specs["shared"], weight, rubbish, x, y_spec=P())
+    value, gradients = jax.jit(lambda *given: _value_and_gradients(both_ends(one), weight, *given))(params, x)
+    assert_near(found, (value, (jax.tree.map(with_rows, gradients[0], shapes), gradients[1])))
 
 
 def test_four_devices_have_their_pieces_and_words_in_order():
     """One more size: with two, an order reversed twice could hide."""
     tensor = TensorAxis(4)
-    config = config_of("gpt", seq_len=SEQ + 2)
+    config = config_of("gpt", num_positions=SEQ + 2)
     batch = {name: np.pad(array, ((0, 0), (0, 2)), constant_values=1) for name, array in tokens_and_targets().items()}
     x, params = normal(BATCH, SEQ + 2, HIDDEN), random_params(config)["shared"]
     one, split = LanguageModel(config), LanguageModel(config, tensor)
@@ -162,7 +205,7 @@ def _dropped(tensor: TensorAxis, first_sequence: int) -> np.ndarray:
     params["feed_forward"]["down"]["bias"] = jnp.ones(HIDDEN)
     apply = jax.jit(
         jax.shard_map(
-            lambda params, x: model.layer(params, x, randomness(first_sequence)),
+            lambda params, x: model.layer(params, x, {}, randomness(first_sequence)),
             mesh=make_mesh(tensor=tensor.size),
             in_specs=(model.specs["layers"], PIECES),
             out_specs=PIECES,
