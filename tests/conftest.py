@@ -1,10 +1,12 @@
 """Eight virtual CPU devices for the whole suite, set before anything starts a JAX backend.
 
-Only the environment is written here, so that tests of the pure parts run without importing JAX. No
+Nothing here imports JAX by itself, so that tests of the pure parts run without it. No
 compilation cache: a test that compiles shall compile.
 """
 
 import os
+
+import pytest
 
 XLA_FLAGS = (
     "--xla_force_host_platform_device_count=8",
@@ -17,3 +19,13 @@ os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *XLA_FLAGS)
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+
+
+@pytest.fixture(scope="module")
+def compiled_quickly():
+    """LLVM takes half the time without its expensive passes; what is computed stays the same to rounding."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

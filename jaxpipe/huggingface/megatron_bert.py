@@ -1,0 +1,91 @@
+"""MegatronBertForPreTraining, and MegatronBertForMaskedLM without the head of the sentence order.
+
+Source: transformers, models/megatron_bert/modeling_megatron_bert.py and configuration_megatron_bert.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxpipe.huggingface.fields import ACTIVATIONS, Field, Only
+from jaxpipe.huggingface.forms import THREE_BIASES, THREE_WEIGHTS, TRANSPOSED, WORDS
+from jaxpipe.huggingface.rows import Architecture, Row, linear, norm
+
+LAYER = "bert.encoder.layer.{layer}"
+EMBEDDINGS = "bert.embeddings"
+PREDICTIONS = "cls.predictions"
+
+
+def _three(kind: str) -> tuple[str, ...]:
+    return tuple(f"{LAYER}.attention.self.{name}.{kind}" for name in ("query", "key", "value"))
+
+
+ROWS = (
+    Row(
+        "shared.embedding.token",
+        (f"{EMBEDDINGS}.word_embeddings.weight",),
+        WORDS,
+        also_tied=(f"{PREDICTIONS}.decoder.weight",),
+    ),
+    Row("shared.embedding.position", (f"{EMBEDDINGS}.position_embeddings.weight",)),
+    Row("shared.embedding.token_type", (f"{EMBEDDINGS}.token_type_embeddings.weight",)),
+    *norm("layers.attention.norm", f"{LAYER}.attention.ln"),
+    Row("layers.attention.query_key_value.kernel", _three("weight"), THREE_WEIGHTS),
+    Row("layers.attention.query_key_value.bias", _three("bias"), THREE_BIASES),
+    *linear("layers.attention.output", f"{LAYER}.attention.output.dense", TRANSPOSED),
+    *norm("layers.feed_forward.norm", f"{LAYER}.ln"),
+    *linear("layers.feed_forward.up", f"{LAYER}.intermediate.dense", TRANSPOSED),
+    *linear("layers.feed_forward.down", f"{LAYER}.output.dense", TRANSPOSED),
+    *norm("shared.head.norm", "bert.encoder.ln"),
+    *linear("shared.head.transform", f"{PREDICTIONS}.transform.dense", TRANSPOSED),
+    *norm("shared.head.transform_norm", f"{PREDICTIONS}.transform.LayerNorm"),
+    Row("shared.head.kernel", (f"{PREDICTIONS}.decoder.weight",), WORDS),
+    Row("shared.head.bias", (f"{PREDICTIONS}.bias",), WORDS, also=(f"{PREDICTIONS}.decoder.bias",)),
+    *linear("shared.head.pooler", "bert.pooler.dense", TRANSPOSED),
+    *linear("shared.head.sentence_order", "cls.seq_relationship", TRANSPOSED),
+)
+
+FIELDS = (
+    Field("num_layers", "num_hidden_layers", 24),
+    Field("hidden", "hidden_size", 1024),
+    Field("num_heads", "num_attention_heads", 16),
+    Field("vocab_size", "vocab_size", 29056),
+    Field("num_positions", "max_position_embeddings", 512),
+    Field("num_token_types", "type_vocab_size", 2),
+    Field("feed_forward", "intermediate_size", 4096),
+    Field("activation", "hidden_act", "gelu", ACTIVATIONS),
+    Field("norm_epsilon", "layer_norm_eps", 1e-12),
+    Field("tie_embeddings", "tie_word_embeddings", True),
+    Field("embedding_dropout", "hidden_dropout_prob", 0.1),
+    Field("attention_dropout", "attention_probs_dropout_prob", 0.1),
+    Field("hidden_dropout", "hidden_dropout_prob", 0.1),
+)
+
+ONLY = (Only("position_embedding_type", ("absolute",)),)
+
+
+def _read_pretraining(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    return {"sentence_order": True}
+
+
+def _read_masked(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    return {"sentence_order": False}
+
+
+# Positions and a table of them that old versions kept with the parameters.
+PRETRAINING = Architecture(
+    "MegatronBertForPreTraining",
+    "megatron-bert",
+    "bert",
+    ROWS,
+    FIELDS,
+    ONLY,
+    read=_read_pretraining,
+    write=lambda config: {},
+    longest=Field("seq_len", "max_position_embeddings", 512),
+    buffers=(r"bert\.embeddings\.position_ids",),
+)
+
+MASKED = replace(PRETRAINING, name="MegatronBertForMaskedLM", read=_read_masked)

@@ -1,0 +1,80 @@
+"""The command goes both ways, says what it did, and its errors have no traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_files import tensors, write
+
+from jaxpipe.convert import convert
+from jaxpipe.errors import ConfigError
+from jaxpipe.huggingface import copy_origin
+from jaxpipe.training.workdir import read_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "jaxpipe.convert", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_there_and_back(tmp_path):
+    folder = write(tmp_path / "hf", tensors())
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "notes.txt").write_text("stays behind")
+    run = tmp_path / "run"
+    done = command(f"--from=hf:{folder}", f"--to={run}")
+    assert (done.returncode, done.stderr) == (0, "")
+    num_params = sum(array.size for array in tensors().values())
+    assert f"LlamaForCausalLM from {folder}: {num_params:,} parameters in 30 tensors" in done.stdout
+    assert f"python -m jaxpipe.train --config=configs/finetune.py:{run}" in done.stdout
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.json", "hf"]
+    config = read_config(str(run))
+    assert config.data.seq_len == 64
+    assert config.data.tokenizer == f"{run}/hf/tokenizer.json"
+    assert (run / "hf" / "tokenizer.json").read_text() == "{}"
+
+    said = convert(str(run), f"hf:{tmp_path / 'back'}", step=0)
+    assert f"{num_params:,} parameters; model.safetensors, config.json, tokenizer.json" in said
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes()
+    assert not (tmp_path / "back" / "notes.txt").exists()
+
+
+def test_errors_are_told_without_a_traceback():
+    done = command("--to=run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ConfigError: --from is missing\n  rule flags: ")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "options", "words"),
+    [
+        ("a", "b", {}, ["--from=a with --to=b", "rule convert-direction"]),
+        ("hf:a", "hf:b", {}, ["--from=hf:a with --to=hf:b", "rule convert-direction"]),
+        ("hf:a", "b", {"step": 3}, ["--step=3 with --from=hf:a", "rule flags"]),
+        ("hf:a", "b", {"dtype": "bfloat16"}, ["--dtype=bfloat16 with --from=hf:a", "rule flags"]),
+        ("hf:/no/such", "/no/run", {}, ["/no/such holds no model of transformers", "rule huggingface-folder"]),
+        ("/no/such", "hf:/no/model", {}, ["holds no run", "rule workdir-run"]),
+    ],
+)
+def test_conversions_that_cannot_be_are_refused(source, target, options, words):
+    with pytest.raises(ConfigError) as error:
+        convert(source, target, **options)
+    for word in [*words, "  repair: "]:
+        assert word in str(error.value)
+
+
+def test_a_run_without_an_origin_has_none_to_copy(tmp_path):
+    (tmp_path / "later").mkdir()
+    copy_origin(tmp_path, tmp_path / "later")
+    assert list((tmp_path / "later").iterdir()) == []

@@ -1,0 +1,229 @@
+"""A config.json says the same in the words of transformers 4 and 5; what we cannot follow is refused by name."""
+
+import json
+
+import pytest
+from their_models import BERT, GPT2, LLAMA, LLAMA3
+
+from jaxpipe.config import base_config, model_config
+from jaxpipe.errors import ConfigError
+from jaxpipe.huggingface import configs
+from jaxpipe.models.rotary import RotaryScaling
+
+BASE = {"GPT2LMHeadModel": GPT2, "LlamaForCausalLM": LLAMA, "MistralForCausalLM": LLAMA, "Qwen2ForCausalLM": LLAMA}
+BASE |= {"MegatronBertForPreTraining": BERT}
+
+
+def read(kind: str, **changes):
+    return configs.read_config({"architectures": [kind], **BASE[kind], **changes}, where="config.json")
+
+
+def test_gpt2_of_openai():
+    """The config.json of the hub's openai-community/gpt2, less what says nothing of the model."""
+    theirs = {
+        "activation_function": "gelu_new",
+        "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.1,
+        "bos_token_id": 50256,
+        "embd_pdrop": 0.1,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt2",
+        "n_ctx": 1024,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "resid_pdrop": 0.1,
+        "summary_type": "cls_index",
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        "vocab_size": 50257,
+    }
+    config = configs.read_config(theirs, where="config.json")
+    model = model_config(config)
+    assert (model.num_layers, model.hidden, model.num_heads, model.vocab_size) == (12, 768, 12, 50257)
+    assert (model.num_positions, model.feed_forward, model.activation) == (1024, None, "gelu_tanh")
+    assert (model.embedding_dropout, model.attention_dropout, model.hidden_dropout) == (0.1, 0.1, 0.1)
+    assert model.tie_embeddings
+    assert model.num_rows == 50304  # Megatron-LM's padded GPT-2 vocabulary
+    assert config.data.seq_len == 1024
+
+
+def test_llama_31_of_meta():
+    """The config.json of the hub's meta-llama/Llama-3.1-8B, less what says nothing of the model."""
+    theirs = {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+    }
+    config = configs.read_config(theirs, where="config.json")
+    model = model_config(config)
+    assert model.rope_theta == 500000.0
+    assert model.rope_scaling == RotaryScaling("llama3", 8.0, 1.0, 4.0, 8192)
+    assert (model.num_kv_heads, model.feed_forward, model.norm_epsilon) == (8, 14336, 1e-5)
+    assert not model.tie_embeddings
+    assert config.data.seq_len == 1024
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 50.0}, {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}),
+        (
+            {"rope_theta": 50.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}},
+        ),
+        (
+            {"rope_theta": 100.0, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}},
+            {"rope_parameters": LLAMA3},
+        ),
+        ({"rope_theta": 10000.0, "rope_scaling": None}, {}),
+    ],
+)
+def test_rotary_positions_of_transformers_4_and_5_are_the_same(old, new):
+    assert read("LlamaForCausalLM", **old) == read("LlamaForCausalLM", **new)
+    assert read("LlamaForCausalLM", **old) != read("LlamaForCausalLM", rope_theta=51.0)
+
+
+def test_what_a_config_leaves_out_is_as_in_transformers(transformers):
+    """Their default, not ours: every class's own config, given nothing, agrees with an empty config.json."""
+    of_config = {"GPT2LMHeadModel": "GPT2Config", "MegatronBertForPreTraining": "MegatronBertConfig"}
+    of_config |= {f"{name}ForCausalLM": f"{name}Config" for name in ("Llama", "Mistral", "Qwen2")}
+    for kind, config in of_config.items():
+        theirs = getattr(transformers, config)().to_dict() | {"architectures": [kind]}
+        empty = configs.read_config({"architectures": [kind]}, where="config.json")
+        assert configs.read_config(theirs, where="config.json") == empty
+
+
+def test_a_converted_config_is_locked_and_of_its_family():
+    config = read("Qwen2ForCausalLM", tie_word_embeddings=True)
+    assert config.keys() == base_config("llama").keys()
+    assert config.model.keys() == base_config("llama").model.keys()
+    assert config.is_locked
+
+
+def test_windows_that_all_layers_of_qwen2_have_are_followed():
+    window = {"use_sliding_window": True, "sliding_window": 4}
+    assert read("Qwen2ForCausalLM", **window, max_window_layers=0).model.sliding_window == "4"
+    assert read("Qwen2ForCausalLM", **window, max_window_layers=3).model.sliding_window == "none"
+    assert read("Qwen2ForCausalLM", **window, layer_types=["sliding_attention"] * 3).model.sliding_window == "4"
+    assert read("Qwen2ForCausalLM", **window | {"use_sliding_window": False}).model.sliding_window == "none"
+
+
+REFUSED = [
+    ("GPT2LMHeadModel", {"scale_attn_weights": False}, "scale_attn_weights=False"),
+    ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+    ("GPT2LMHeadModel", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn=True"),
+    ("GPT2LMHeadModel", {"activation_function": "tanh"}, "activation_function='tanh'"),
+    ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention=True"),
+    ("GPT2LMHeadModel", {"is_causal": False}, "is_causal=False"),
+    ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ("LlamaForCausalLM", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
+    ("LlamaForCausalLM", {"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4}"),
+    ("LlamaForCausalLM", {"auto_map": {"AutoModelForCausalLM": "m.M"}}, "auto_map="),
+    ("LlamaForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type='dynamic'"),
+    ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type='yarn'"),
+    ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type='longrope'"),
+    (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+        "rope_parameters.full_attention",
+    ),
+    ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+        "max_window_layers=1",
+    ),
+    (
+        "Qwen2ForCausalLM",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        "layer_types=['full_attention', 'sliding_attention', 'full_attention']",
+    ),
+    (
+        "MegatronBertForPreTraining",
+        {"position_embedding_type": "relative_key"},
+        "position_embedding_type='relative_key'",
+    ),
+    ("MegatronBertForPreTraining", {"is_decoder": True}, "is_decoder=True"),
+    ("MegatronBertForPreTraining", {"hidden_act": "silu"}, "hidden_act='silu'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "words"), REFUSED, ids=[words.partition("=")[0] for *_, words in REFUSED])
+def test_fields_that_change_the_numbers_are_refused_by_name(kind, changes, words):
+    with pytest.raises(ConfigError, match="rule huggingface-field") as error:
+        read(kind, **changes)
+    assert words in str(error.value)
+    assert "  repair: " in str(error.value)
+    read(kind)
+
+
+def test_values_of_another_type_are_refused():
+    with pytest.raises(ConfigError, match=r"value for model.num_layers is '3', of type str\n *rule field-type"):
+        read("LlamaForCausalLM", num_hidden_layers="3")
+    with pytest.raises(ConfigError, match=r"value for data.seq_len is None"):
+        read("LlamaForCausalLM", max_position_embeddings=None)
+    with pytest.raises(ConfigError, match=r"of rope_type='linear' lacks factor\n *rule huggingface-rope"):
+        read("LlamaForCausalLM", rope_scaling={"rope_type": "linear"})
+
+
+def test_unknown_classes_are_refused():
+    with pytest.raises(ConfigError, match=r"'Qwen3ForCausalLM'.*Did you mean 'Qwen2ForCausalLM'") as error:
+        configs.read_config({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, where="config.json")
+    assert "rule huggingface-architecture" in str(error.value)
+    with pytest.raises(ConfigError, match="rule huggingface-architecture"):
+        configs.read_config({}, where="config.json")
+
+
+def test_a_config_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="rule huggingface-folder"):
+        configs.load_config(tmp_path)
+    for text in ("[]", "{", ""):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match="rule huggingface-config"):
+            configs.load_config(tmp_path)
+
+
+def test_models_that_transformers_does_not_have_are_refused():
+    config = base_config("llama")
+    config.model.output_bias = True
+    with pytest.raises(ConfigError, match="rule huggingface-export") as error:
+        configs.new_config(config, dtype="float32")
+    assert "LlamaForCausalLM has no model.output_bias=True" in str(error.value)
+    config = base_config("bert")
+    config.model.embedding_dropout = 0.1
+    with pytest.raises(ConfigError, match=r"has no model.embedding_dropout=0.1"):
+        configs.new_config(config, dtype="float32")
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama", "bert"])
+def test_a_new_config_is_json(family):
+    theirs = configs.new_config(base_config(family), dtype="bfloat16")
+    assert json.loads(json.dumps(theirs)) == theirs
+    assert theirs["torch_dtype"] == "bfloat16"

@@ -1,0 +1,36 @@
+"""Our logits are those of transformers, for random weights in every parameter."""
+
+import numpy as np
+import pytest
+from their_models import MODELS, family_of, load, logits_of, microbatch, read_model, their_logits
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+# float32 rounds to 6e-8; logits of a few units, through sums of some hundred terms, to a few 1e-6.
+TOLERANCE = 1e-4
+
+SHAPES = [(3, 18), (1, 20), (5, 7)]
+
+
+def assert_same_logits(transformers, folder, name, *, batch, seq):
+    numbers = microbatch(family_of(name), batch=batch, seq=seq, seed=batch)
+    ours = logits_of(*read_model(folder), numbers)
+    theirs = their_logits(load(transformers, folder, MODELS[name][0]), numbers)
+    assert ours.keys() == theirs.keys()
+    assert np.abs(theirs["masked_lm"]).max() > 1  # or the tolerance would say little
+    for head, logits in theirs.items():
+        assert ours[head].shape == logits.shape
+        assert ours[head].dtype == np.float32
+        assert np.abs(ours[head] - logits).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "shape"), [(name, SHAPES[i % 3]) for i, name in enumerate(MODELS)], ids=[*MODELS])
+def test_logits_are_those_of_transformers(transformers, saved, name, shape):
+    assert_same_logits(transformers, saved(name), name, batch=shape[0], seq=shape[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("batch", "seq"), [(1, 1), *SHAPES])
+def test_logits_are_those_of_transformers_in_every_shape(transformers, saved, name, batch, seq):
+    assert_same_logits(transformers, saved(name), name, batch=batch, seq=seq)

@@ -1,0 +1,105 @@
+"""A Llama of transformers, trained here on a mesh, is what transformers and PyTorch's AdamW make of it.
+
+Both compute in float32 and round in other orders, a few 1e-7 of a gradient. AdamW divides by the root of the second
+moment, which makes noise of the smallest gradients as large as any: 1e-3 of what three steps change is asked of each
+tensor.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from their_models import LLAMA, load, new_model
+
+from jaxpipe.convert import convert
+from jaxpipe.training.metrics import METRICS
+from jaxpipe.training.optimizer import learning_rate
+from jaxpipe.training.text import batches_of, read_corpus
+from jaxpipe.training.workdir import read_config
+
+ROOT = Path(__file__).parents[2]
+NUM_STEPS, LARGEST_ERROR = 3, 1e-3
+MESH = ["--config.mesh.data=2", "--config.mesh.pipe=2", "--config.mesh.tensor=2", "--config.mesh.platform=cpu"]
+BATCH = ["--config.data.batch_size=8", "--config.data.seq_len=16", "--config.pipeline.num_microbatches=4"]
+STEPS = [f"--config.train.steps={NUM_STEPS}", "--config.optimizer.learning_rate=0.01"]
+
+
+@pytest.fixture(scope="module")
+def original(transformers, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama") / "original"
+    sizes = LLAMA | {"vocab_size": 300, "num_hidden_layers": 4, "num_attention_heads": 4, "tie_word_embeddings": False}
+    new_model(transformers, "LlamaForCausalLM", sizes).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(original):
+    """The folder of our run; converted beside it, and converted back."""
+    folder = original.parent
+    convert(f"hf:{original}", str(folder / "converted"))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "jaxpipe.train", f"--config=configs/finetune.py:{folder / 'converted'}"),
+            *(f"--workdir={folder / 'run'}", *MESH, *BATCH, *STEPS),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    convert(str(folder / "run"), f"hf:{folder / 'back'}")
+    return folder / "run"
+
+
+def train_in_torch(model, run: Path) -> list[float]:
+    """The same steps of `model`, on the same tokens; its losses."""
+    import torch
+
+    config = read_config(str(run))
+    optimizer, batches = config.optimizer, batches_of(config, read_corpus(config).train)
+    # Decay for matrix products alone, not for norms and embeddings; the head's product is one.
+    groups: dict[float, list] = {optimizer.weight_decay: [], 0.0: []}
+    for name, parameter in model.named_parameters():
+        groups[optimizer.weight_decay if "proj" in name or "lm_head" in name else 0.0].append(parameter)
+    adamw = torch.optim.AdamW(
+        [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()],
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.epsilon,
+    )
+    losses = []
+    for step in range(NUM_STEPS):
+        batch = {name: torch.tensor(array).long().flatten(0, 1) for name, array in batches.at(step).items()}
+        logits = model(input_ids=batch["tokens"]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
+        adamw.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.max_grad_norm)
+        for group in adamw.param_groups:
+            group["lr"] = float(learning_rate(config)(step))
+        adamw.step()
+        losses.append(loss.item())
+    return losses
+
+
+def numbers(model) -> dict[str, np.ndarray]:
+    return {name: value.detach().numpy().astype(np.float64) for name, value in model.state_dict().items()}
+
+
+def test_three_steps_on_a_mesh_are_those_of_torch(transformers, original, trained):
+    model = load(transformers, original, "LlamaForCausalLM")
+    before = {name: value.copy() for name, value in numbers(model).items()}
+    losses = train_in_torch(model, trained)
+    wanted, found = numbers(model), numbers(load(transformers, trained.parent / "back", "LlamaForCausalLM"))
+    rows = [json.loads(line) for line in (trained / METRICS).read_text().splitlines()]
+    assert [row["loss"] for row in rows] == pytest.approx(losses, rel=1e-5)
+    assert found.keys() == wanted.keys()
+    changes = {name: np.linalg.norm(wanted[name] - start) for name, start in before.items()}
+    assert min(changes.values()) > 0
+    errors = {name: np.linalg.norm(found[name] - wanted[name]) / change for name, change in changes.items()}
+    assert max(errors.values()) <= LARGEST_ERROR, errors

@@ -1,0 +1,150 @@
+"""Small models of transformers with random numbers in every parameter, and their logits beside ours."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpipe.config import model_config
+from jaxpipe.convert import import_model
+from jaxpipe.huggingface import TensorFiles, TensorMap, configs
+from jaxpipe.models import LanguageModel
+from jaxpipe.training.checkpoint import restore_canonical
+from jaxpipe.training.workdir import read_config
+
+GPT2 = {"vocab_size": 61, "n_positions": 20, "n_embd": 48, "n_layer": 3, "n_head": 4}
+LLAMA = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+BERT = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 72,
+    "max_position_embeddings": 20,
+    "type_vocab_size": 3,
+}
+# Slow frequencies turn once in more than 16 positions, fast ones four times in less.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "gpt2_untied": ("GPT2LMHeadModel", GPT2 | {"tie_word_embeddings": False, "n_inner": 56}),
+    "gpt2_erf": ("GPT2LMHeadModel", GPT2 | {"activation_function": "gelu", "layer_norm_epsilon": 0.1}),
+    "gpt2_relu": ("GPT2LMHeadModel", GPT2 | {"activation_function": "relu"}),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "llama_tied": ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+    "llama_epsilon": ("LlamaForCausalLM", LLAMA | {"rms_norm_eps": 0.1, "num_key_value_heads": 1}),
+    "llama3": ("LlamaForCausalLM", LLAMA | {"rope_parameters": LLAMA3}),
+    "llama_linear": (
+        "LlamaForCausalLM",
+        LLAMA | {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}},
+    ),
+    "llama_biases": ("LlamaForCausalLM", LLAMA | {"attention_bias": True, "mlp_bias": True}),
+    "llama_heads": ("LlamaForCausalLM", LLAMA | {"head_dim": 14}),
+    "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 5}),
+    "mistral_all": ("MistralForCausalLM", LLAMA | {"sliding_window": None}),
+    "qwen2": ("Qwen2ForCausalLM", LLAMA),
+    "qwen2_window": (
+        "Qwen2ForCausalLM",
+        LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "tie_word_embeddings": True},
+    ),
+    "bert": ("MegatronBertForPreTraining", BERT),
+    "bert_tanh": ("MegatronBertForPreTraining", BERT | {"hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
+    "bert_masked": ("MegatronBertForMaskedLM", BERT),
+}
+
+
+def new_model(transformers, name: str, config: dict[str, Any]):
+    """A model with noise in every parameter: initial biases are 0 and norms 1, where a mistake in them would hide."""
+    import torch
+
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**config))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = 0.2 * torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise + parameter.mean().round())  # 1 for the scales of norms
+    return model.eval()
+
+
+def load(transformers, folder: Path, name: str, **options):
+    return getattr(transformers, name).from_pretrained(folder, **options).eval()
+
+
+def microbatch(family: str, *, batch: int = 3, seq: int = 18, seed: int = 0) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    numbers = {"tokens": generator.integers(61, size=(batch, seq), dtype=np.int32)}
+    if family == "bert":
+        length = generator.integers(seq // 2 + 1, seq + 1, size=(batch, 1))
+        numbers["token_types"] = generator.integers(3, size=(batch, seq), dtype=np.int32)
+        numbers["padding_mask"] = (np.arange(seq) < length).astype(np.int32)
+    return numbers
+
+
+def their_logits(model, numbers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Logits by name; those of positions that are padding are 0."""
+    import torch
+
+    names = {"tokens": "input_ids", "token_types": "token_type_ids", "padding_mask": "attention_mask"}
+    with torch.no_grad():
+        output = model(**{names[name]: torch.tensor(array, dtype=torch.long) for name, array in numbers.items()})
+    if hasattr(output, "seq_relationship_logits"):
+        found = {"masked_lm": output.prediction_logits, "sentence_order": output.seq_relationship_logits}
+    else:
+        found = {"masked_lm": output.logits}
+    return _without_padding({name: logits.numpy() for name, logits in found.items()}, numbers)
+
+
+def our_logits(workdir: Path, numbers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of the last checkpoint of a run."""
+    model = LanguageModel(model_config(read_config(str(workdir))))
+    return logits_of(model, restore_canonical(workdir, model=model)[1], numbers)
+
+
+def logits_of(model: LanguageModel, params: Any, numbers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found = jax.jit(model.logits)(params, numbers)
+    found = found if isinstance(found, dict) else {"masked_lm": found}
+    return _without_padding({name: np.asarray(logits) for name, logits in found.items()}, numbers)
+
+
+def read_model(folder: Path) -> tuple[LanguageModel, Any]:
+    """Our model and its parameters, from a folder of transformers, without a run between."""
+    theirs = configs.load_config(folder)
+    config = model_config(configs.read_config(theirs, where=str(folder)))
+    files = TensorFiles(folder)
+    architecture = configs.architecture_of(theirs, where=str(folder))
+    tensors = TensorMap.of_names(architecture, config, files.entries)
+    tensors.check(files.entries, where=str(folder))
+    return LanguageModel(config), tensors.read(files, where=str(folder))
+
+
+def _without_padding(logits: dict[str, np.ndarray], numbers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    if "padding_mask" in numbers:
+        logits["masked_lm"] = np.where(numbers["padding_mask"][:, :, None] == 1, logits["masked_lm"], 0)
+    return logits
+
+
+def imported(folder: Path, workdir: Path) -> Path:
+    import_model(str(folder), str(workdir))
+    return workdir
+
+
+def family_of(name: str) -> str:
+    return "bert" if name.startswith("bert") else "gpt" if name.startswith("gpt") else "llama"
