@@ -8,7 +8,6 @@ The checkpoint knows no mesh: `--config.mesh.pipe=2` or another schedule evaluat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import flags
 from ml_collections import config_flags
@@ -17,7 +16,8 @@ from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import require, run
 from jaxpipe.training import workdir
 from jaxpipe.training.checkpoint import restore_params
-from jaxpipe.training.evaluate import heldout_loss
+from jaxpipe.training.evaluate import heldout_losses
+from jaxpipe.training.losses import in_words
 from jaxpipe.training.setup import set_up
 from jaxpipe.training.step import make_eval_step
 
@@ -37,13 +37,11 @@ def main(_: Sequence[str]) -> None:
     config = FLAGS.config
     check(config, name=f"{FLAGS.workdir}/{workdir.CONFIG}")
     setup = set_up(config)
-    step, params = restore_params(
-        Path(FLAGS.workdir).expanduser().absolute(), model=setup.model, pipeline=setup.pipeline
-    )
+    step, params = restore_params(workdir.path_of(FLAGS.workdir), model=setup.model, pipeline=setup.pipeline)
     eval_step = make_eval_step(setup.pipeline)
-    loss = heldout_loss(eval_step, setup.pipeline, params, setup.heldout_batches, num_batches=config.train.eval_batches)
+    heldout = heldout_losses(eval_step, setup, params, num_batches=config.train.eval_batches)
     print(f"devices    {setup.devices.reason}")
-    print(f"step {step}: held-out loss {loss:.4f} nats per byte")
+    print(f"step {step}: held-out {in_words(heldout)}")
 
 
 if __name__ == "__main__":

@@ -16,16 +16,18 @@ from ml_collections import config_flags
 
 from jaxpipe.config import check
 from jaxpipe.config.command_line import require, run
+from jaxpipe.huggingface import copy_origin
 from jaxpipe.schedules import simulate
 from jaxpipe.schedules.render import svg
 from jaxpipe.training import workdir
 from jaxpipe.training.checkpoint import save_params
-from jaxpipe.training.evaluate import heldout_loss
+from jaxpipe.training.evaluate import heldout_losses
+from jaxpipe.training.losses import in_words
 from jaxpipe.training.metrics import MetricsWriter, check_finite
-from jaxpipe.training.optimizer import learning_rate, make_optimizer
 from jaxpipe.training.report import report
-from jaxpipe.training.setup import dropout_seed, put_batch, set_up
-from jaxpipe.training.step import init_state, make_eval_step, make_train_step
+from jaxpipe.training.setup import optimizer_and_step, put_batch, set_up
+from jaxpipe.training.start import first_state
+from jaxpipe.training.step import make_eval_step
 
 FLAGS = flags.FLAGS
 
@@ -51,23 +53,18 @@ def main(_: Sequence[str]) -> None:
     config.mesh.platform = setup.devices.platform
 
     # ---- State and traced step
-    optimizer = make_optimizer(config)
-    state = init_state(setup.model, pipeline, optimizer, seed=config.train.seed)
+    optimizer, train_step = optimizer_and_step(config, setup.model, pipeline)
+    state = first_state(config, setup, optimizer)
     first_batch = put_batch(pipeline, setup.train_batches.at(0))
     print(report(setup, state, first_batch), flush=True)
     start = time.perf_counter()
-    train_step = make_train_step(
-        pipeline,
-        optimizer,
-        learning_rate(config),
-        max_grad_norm=config.optimizer.max_grad_norm,
-        dropout_seed=dropout_seed(config, setup.model),
-    )
     train_step = train_step.lower(state, first_batch)
 
     # ---- Files of the run: not before all that can be wrong has been found
     path = workdir.create(FLAGS.workdir)
     workdir.write_config(path, config)
+    if config.checkpoint.init_from:
+        copy_origin(workdir.path_of(config.checkpoint.init_from), path)
     (path / workdir.SCHEDULE).write_text(svg(pipeline.schedule, simulate(pipeline.schedule)))
 
     # ---- Compiled steps
@@ -89,11 +86,10 @@ def main(_: Sequence[str]) -> None:
 
             # ---- Held-out loss, now and then and at the end
             if step % config.train.eval_every == 0 or step == config.train.steps:
-                numbers["eval_loss"] = heldout_loss(
-                    eval_step, pipeline, state.params, setup.heldout_batches, num_batches=config.train.eval_batches
-                )
-                check_finite(step, {"eval_loss": numbers["eval_loss"]})
-                metrics.say(f"step {step}: held-out loss {numbers['eval_loss']:.4f} nats per byte")
+                heldout = heldout_losses(eval_step, setup, state.params, num_batches=config.train.eval_batches)
+                check_finite(step, heldout)
+                metrics.say(f"step {step}: held-out {in_words(heldout)}")
+                numbers |= heldout
             metrics.write(step, numbers)
 
     # ---- Checkpoint

@@ -14,6 +14,7 @@ from jaxpipe.bench import memory
 from jaxpipe.bench.formula import layer_bytes
 from jaxpipe.bench.problem import make_problem
 from jaxpipe.config import base_config, check, model_config
+from jaxpipe.training import setup
 from jaxpipe.training.setup import build_pipeline
 
 KEYS = {
@@ -166,6 +167,6 @@ def test_the_step_whose_bytes_are_measured_drops_as_the_trainers(dropping_proble
     def stop(*_, dropout_seed, **__):
         raise InterruptedError(f"dropout_seed={dropout_seed}")
 
-    monkeypatch.setattr(memory, "make_train_step", stop)
+    monkeypatch.setattr(setup, "make_train_step", stop)
     with pytest.raises(InterruptedError, match="dropout_seed=7"):
         memory.measure_memory(dropping_problem)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxpipe.config import base_config
+from jaxpipe.training.workdir import write_config
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -74,13 +77,15 @@ def test_show_commands_run(tmp_path: Path):
 
 
 @pytest.mark.parametrize("call", module_calls(), ids=shlex.join)
-def test_command_names_what_exists(call: list[str]):
+def test_command_names_what_exists(call: list[str], tmp_path: Path):
     module, *arguments = call
     assert importlib.util.find_spec(module), f"no module {module}"
     fields = [argument.split("=")[0] for argument in arguments if argument.startswith("--config.")]
     files = [argument.partition("=")[2] for argument in arguments if argument.startswith("--config=")]
-    for file in files:
-        config = runpy.run_path(str(ROOT / file))["get_config"]()
+    write_config(tmp_path, base_config("llama"))
+    for file, colon, _ in (file.partition(":") for file in files):
+        get_config = runpy.run_path(str(ROOT / file))["get_config"]
+        config = get_config(str(tmp_path)) if colon else get_config()  # the folder of a run
         for field in fields:
             section, name = field.removeprefix("--config.").split(".")
             assert name in config[section], f"{field} is no field of {file}"

@@ -24,7 +24,7 @@ def compile_step(num_devices: int, num_microbatches: int):
     """Compiles one step; returns (seconds to trace, lower and compile, compiled)."""
     mesh = make_mesh(data=1, pipe=num_devices, tensor=1, devices=jax.devices("cpu")[:num_devices])
     model = LanguageModel(
-        GPTConfig(num_layers=num_devices, hidden=HIDDEN, num_heads=2, vocab_size=256, seq_len=SEQ_LEN)
+        GPTConfig(num_layers=num_devices, hidden=HIDDEN, num_heads=2, vocab_size=256, num_positions=SEQ_LEN)
     )
     schedule = build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches)
     functions = StageFunctions.of(model)

@@ -31,7 +31,7 @@ def main() -> None:
             hidden=HIDDEN,
             num_heads=32,
             vocab_size=51200,
-            seq_len=SEQ_LEN,
+            num_positions=SEQ_LEN,
             recompute="attention",
         )
     )

@@ -15,8 +15,8 @@ from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.hlo import whole_writes
 from jaxpipe.program.pages import PageForm
-from jaxpipe.training.optimizer import learning_rate, make_optimizer
-from jaxpipe.training.step import init_state, make_train_step
+from jaxpipe.training.setup import optimizer_and_step
+from jaxpipe.training.step import init_state
 
 _HLO_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "bool": "pred", "int32": "s32", "uint8": "u8"}
 
@@ -32,15 +32,8 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
         gradient sums of several layers, in the program's loops.
     """
     config, pipeline, table = problem.config, problem.pipeline, problem.pipeline.table
-    optimizer = make_optimizer(config)
+    optimizer, step = optimizer_and_step(config, problem.model, pipeline)
     state = init_state(problem.model, pipeline, optimizer, seed=0)
-    step = make_train_step(
-        pipeline,
-        optimizer,
-        learning_rate(config),
-        max_grad_norm=config.optimizer.max_grad_norm,
-        dropout_seed=problem.dropout_seed,
-    )
     start = time.perf_counter()
     compiled = step.lower(state, problem.batch).compile()
     compile_s = time.perf_counter() - start

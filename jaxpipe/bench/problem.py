@@ -13,7 +13,9 @@ from ml_collections import ConfigDict
 from jaxpipe.bench import unpipelined
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
+from jaxpipe.training.losses import factors
 from jaxpipe.training.setup import build_pipeline, dropout_seed
+from jaxpipe.training.text import example_batch
 
 PyTree = Any
 
@@ -30,7 +32,7 @@ class Problem:
         batch: on the mesh.
         canonical: parameters in compute dtype, on this process's first device.
         local_batch: the batch there.
-        scale: 1 / tokens of the batch.
+        scale: what makes means of the sums of losses.
         dropout_seed: as the trainer's; None where the model drops nothing.
     """
 
@@ -41,7 +43,7 @@ class Problem:
     batch: PyTree
     canonical: PyTree
     local_batch: PyTree
-    scale: np.float32
+    scale: PyTree
     dropout_seed: int | None
 
     @property
@@ -63,12 +65,9 @@ class Problem:
 
 def make_problem(config: ConfigDict, devices: tuple[Any, ...]) -> Problem:
     """The problem of a checked config on `devices`."""
-    data, num_microbatches = config.data, config.pipeline.num_microbatches
     split_model, pipeline = build_pipeline(config, devices)
     model = LanguageModel(split_model.config)
-    shape = (num_microbatches, data.batch_size // num_microbatches, data.seq_len)
-    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (2, *shape), dtype=np.int32)
-    local_batch = {"tokens": tokens[0], "targets": tokens[1]}
+    local_batch = example_batch(config)
 
     def init() -> PyTree:
         return model.init(jax.random.key(0))
@@ -88,6 +87,6 @@ def make_problem(config: ConfigDict, devices: tuple[Any, ...]) -> Problem:
         ),
         canonical=jax.jit(computed_with)(),
         local_batch=local_batch,
-        scale=np.float32(1 / tokens[1].size),
+        scale=jax.tree.map(np.float32, factors(model.num_losses(local_batch))),
         dropout_seed=dropout_seed(config, model),
     )

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from jaxpipe.program import Pipeline
-from jaxpipe.training.optimizer import learning_rate, make_optimizer
-from jaxpipe.training.setup import build_pipeline, dropout_seed
-from jaxpipe.training.step import TrainState, make_train_step, state_like
+from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step
+from jaxpipe.training.step import TrainState, state_like
+from jaxpipe.training.text import example_batch
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class CompiledStep:
     Attributes:
         pipeline: whose step it is.
         state: shapes and shardings of the train state.
-        batch: of the batch, leaves [num_microbatches, microbatch size, seq].
+        batch: of the batch, leaves [num_microbatches, microbatch size, ...].
         has_dropout: whether the step drops anything.
         compiled: jax's compiled step (state, batch) -> (state, metrics).
         compile_s: tracing, lowering and compiling.
@@ -50,22 +49,16 @@ def compile_step(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: i
         ConfigError: `model.attention` cannot be compiled for these devices, or `mesh.order` is not possible on them.
     """
     model, pipeline = build_pipeline(config, devices, gpus_per_node=gpus_per_node)
-    optimizer, seed = make_optimizer(config), dropout_seed(config, model)
+    optimizer, step = optimizer_and_step(config, model, pipeline)
     state, batch = state_like(model, pipeline, optimizer), _batch_like(config, pipeline)
-    step = make_train_step(
-        pipeline,
-        optimizer,
-        learning_rate(config),
-        max_grad_norm=config.optimizer.max_grad_norm,
-        dropout_seed=seed,
-    )
     start = time.perf_counter()
     compiled = step.lower(state, batch).compile()
-    return CompiledStep(pipeline, state, batch, seed is not None, compiled, time.perf_counter() - start)
+    has_dropout = dropout_seed(config, model) is not None
+    return CompiledStep(pipeline, state, batch, has_dropout, compiled, time.perf_counter() - start)
 
 
 def _batch_like(config: ConfigDict, pipeline: Pipeline) -> dict[str, jax.ShapeDtypeStruct]:
-    num_microbatches = config.pipeline.num_microbatches
-    shape = (num_microbatches, config.data.batch_size // num_microbatches, config.data.seq_len)
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=pipeline.batch_sharding)
-    return {"tokens": tokens, "targets": tokens}
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=pipeline.batch_sharding),
+        example_batch(config),
+    )

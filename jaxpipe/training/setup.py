@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import optax
 from ml_collections import ConfigDict
 
 from jaxpipe.config.checks import AUTO, build_schedule, layers_per_stage, model_config
 from jaxpipe.config.model_checks import check_attention_kernel
-from jaxpipe.data import Batches, Corpus, load_corpus
+from jaxpipe.data import Batches, Corpus
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, order_devices
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Costs, Schedule
+from jaxpipe.training.optimizer import learning_rate, make_optimizer
+from jaxpipe.training.step import make_train_step
+from jaxpipe.training.text import batches_of, read_corpus
 
 # In forwards: a matrix product of forward has two in backward; a layer that is computed again adds one. Attention that
 # is computed again adds little.
@@ -51,23 +55,10 @@ def set_up(config: ConfigDict) -> Setup:
     Raises:
         ConfigError: files or devices that are not there.
     """
-    data = config.data
-    corpus = load_corpus(
-        data.files, heldout_fraction=data.heldout_fraction, batch_size=data.batch_size, seq_len=data.seq_len
-    )
-
-    def batches_of(tokens):
-        return Batches(
-            tokens,
-            seq_len=data.seq_len,
-            batch_size=data.batch_size,
-            num_microbatches=config.pipeline.num_microbatches,
-            seed=data.seed,
-        )
-
+    corpus = read_corpus(config)
     devices = devices_of(config)
     model, pipeline = build_pipeline(config, devices.devices)
-    return Setup(corpus, batches_of(corpus.train), batches_of(corpus.heldout), devices, model, pipeline)
+    return Setup(corpus, batches_of(config, corpus.train), batches_of(config, corpus.heldout), devices, model, pipeline)
 
 
 def devices_of(config: ConfigDict) -> Devices:
@@ -117,6 +108,22 @@ def build_pipeline(
         costs=Costs(backward=BACKWARD_COSTS[config.model.recompute]),
     )
     return model, pipeline
+
+
+def optimizer_and_step(
+    config: ConfigDict, model: LanguageModel, pipeline: Pipeline
+) -> tuple[optax.GradientTransformation, Any]:
+    """The optimizer of a config, and the jitted train step that applies it."""
+    optimizer = make_optimizer(config)
+    step = make_train_step(
+        model,
+        pipeline,
+        optimizer,
+        learning_rate(config),
+        max_grad_norm=config.optimizer.max_grad_norm,
+        dropout_seed=dropout_seed(config, model),
+    )
+    return optimizer, step
 
 
 def _orders_to_try(schedule: Schedule) -> tuple[str, ...]:

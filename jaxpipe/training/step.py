@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
+from jaxpipe.training.losses import factors, named
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["params", "optimizer", "step"], meta_fields=[])
@@ -36,8 +37,18 @@ def init_state(
     model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int
 ) -> TrainState:
     """The state before the first step, made where it will live; the same for every mesh and schedule."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state_like(model, pipeline, optimizer))
-    return jax.jit(partial(_init, model, pipeline, optimizer), out_shardings=shardings)(jax.random.key(seed))
+    make = jax.jit(
+        partial(_init, model, pipeline, optimizer), out_shardings=_shardings(state_like(model, pipeline, optimizer))
+    )
+    return make(jax.random.key(seed))
+
+
+def state_of(
+    model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any
+) -> TrainState:
+    """The state before the first step of a run that starts from staged `params`, which are donated."""
+    shardings = _shardings(state_like(model, pipeline, optimizer))
+    return jax.jit(partial(_before_first_step, optimizer), out_shardings=shardings, donate_argnums=0)(params)
 
 
 def state_like(model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation) -> TrainState:
@@ -62,11 +73,19 @@ def state_like(model: LanguageModel, pipeline: Pipeline, optimizer: optax.Gradie
 def _init(
     model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation, key: jax.Array
 ) -> TrainState:
-    params = pipeline.to_stages(model.init(key))
+    return _before_first_step(optimizer, pipeline.to_stages(model.init(key)))
+
+
+def _before_first_step(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
     return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
 
+def _shardings(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
 def make_train_step(
+    model: LanguageModel,
     pipeline: Pipeline,
     optimizer: optax.GradientTransformation,
     learning_rate: optax.Schedule,
@@ -77,26 +96,28 @@ def make_train_step(
     """The jitted step (state, batch) -> (state, metrics); the state is donated.
 
     Args:
+        model: counts the losses.
         pipeline: finds loss and gradients.
         optimizer: elementwise, so that each device updates what it holds.
         learning_rate: for the metrics.
         max_grad_norm: gradients with a larger global norm are scaled to this.
         dropout_seed: decides, with the step, what is dropped; None for models that drop nothing.
 
-    The metrics are float32 scalars: loss, grad_norm (before scaling), learning_rate.
+    The metrics are float32 scalars: loss, each kind of it where there are several, grad_norm (before scaling),
+    learning_rate.
     """
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-        num_valid = (batch["targets"] >= 0).sum()
+        scale = factors(model.num_losses(batch))
         key = None if dropout_seed is None else jax.random.fold_in(jax.random.key(dropout_seed), state.step)
-        loss, grads = pipeline.loss_and_grads(state.params, batch, 1.0 / num_valid, key)
+        means, grads = pipeline.loss_and_grads(state.params, batch, scale, key)
         norm = pipeline.global_norm(grads)
         shrink = jnp.where(norm > max_grad_norm, max_grad_norm / norm, 1.0)
         grads = jax.tree.map(lambda leaf: shrink * leaf, grads)
         updates, moments = optimizer.update(grads, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {
-            "loss": loss,
+            **named(means),
             "grad_norm": norm,
             "learning_rate": learning_rate(state.step),
         }
@@ -106,9 +127,9 @@ def make_train_step(
 
 
 def make_eval_step(pipeline: Pipeline) -> Any:
-    """The jitted (params, batch) -> sum of the losses of the batch's valid tokens."""
+    """The jitted (params, batch) -> sum of the batch's losses, of each kind."""
 
-    def eval_step(params: Any, batch: Any) -> jax.Array:
+    def eval_step(params: Any, batch: Any) -> Any:
         return pipeline.loss(params, batch, 1.0)
 
     return jax.jit(eval_step)

@@ -21,13 +21,18 @@ CONFIG, METRICS, SCHEDULE, TENSORBOARD, CHECKPOINTS = (
 )
 
 
+def path_of(workdir: str) -> Path:
+    """The absolute path of a working folder, as it is named on the command line or in a config."""
+    return Path(workdir).expanduser().absolute()
+
+
 def check_new(workdir: str) -> Path:
     """Where the folder of a new run will be; makes nothing.
 
     Raises:
         ConfigError: a file stands there, a run that would be overwritten, or nothing can be written there.
     """
-    path = Path(workdir).expanduser().absolute()
+    path = path_of(workdir)
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     if not there.is_dir():
         raise ConfigError(
@@ -73,7 +78,7 @@ def read_config(workdir: str) -> ConfigDict:
     Raises:
         ConfigError: no run there, or a config with other fields than this version has.
     """
-    path = Path(workdir).expanduser() / CONFIG
+    path = path_of(workdir) / CONFIG
     if not path.is_file():
         raise ConfigError(
             f"--workdir={workdir} holds no run\n"

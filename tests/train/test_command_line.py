@@ -85,7 +85,7 @@ def test_a_run_has_the_fields_of_its_family(llama_run):
     done = _run(llama_run, "--config.model.num_kv_heads=1")
     assert done.returncode == 0, done.stderr
     assert "num_kv_heads: 1\n" in done.stdout
-    _assert_error(_run(llama_run, "--config.model.hidden_dropout=0.1"), "model.family='gpt' alone")
+    _assert_error(_run(llama_run, "--config.model.hidden_dropout=0.1"), "model.family='gpt' or 'bert' alone")
     _assert_error(_run(llama_run, "--config.model.hiden=1"), "Did you mean 'model.hidden'?")
 
 
@@ -93,7 +93,10 @@ def test_a_run_has_the_fields_of_its_family(llama_run):
     ("code", "words"),
     [
         ("config = base_config()\n    config.model.rope_theta = 1e6", ["model.family='llama' alone"]),
-        ("config = base_config('llama')\n    config.model.hidden_dropout = 0.1", ["model.family='gpt' alone"]),
+        (
+            "config = base_config('llama')\n    config.model.hidden_dropout = 0.1",
+            ["model.family='gpt' or 'bert' alone"],
+        ),
         ("config = base_config('lama')", ["model.family='lama' is not known", "Did you mean 'llama'?"]),
     ],
 )

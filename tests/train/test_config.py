@@ -1,14 +1,16 @@
 """Every config error is found before anything is compiled and says how to mend it."""
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxpipe.config import base_config, check, layers_per_stage, model_config
 from jaxpipe.config.model_section import EXAMPLES, FIELDS
 from jaxpipe.errors import ConfigError
-from jaxpipe.models import GPTConfig, LlamaConfig
+from jaxpipe.models import BertConfig, GPTConfig, LlamaConfig
 from jaxpipe.models.rotary import RotaryScaling
 
 ROOT = Path(__file__).parents[2]
@@ -49,8 +51,32 @@ def test_a_mistyped_field_names_the_closest():
         ({"pipeline__schedule": "1f1"}, ["Did you mean '1f1b'?", "field-choice", "gpipe"]),
         ({"pipeline__options": "num_chunks=2", "mesh__pipe": 4}, ["1f1b", "num_chunks", "no options"]),
         ({"mesh__pipe": 9, "pipeline__num_microbatches": 8}, ["9 stages", "mesh.pipe=8 or less"]),
-        ({"mesh__tensor": 3}, ["mesh.tensor=3 does not divide model.num_heads=2, model.vocab_size=256", "tensor=2,"]),
-        ({"mesh__tensor": 2, "model__vocab_size": 257}, ["257 = 2 x 128 + 1", "tensor=1,", "or model.vocab_size=258"]),
+        ({"mesh__tensor": 3}, ["mesh.tensor=3 does not divide rows of words=256, model.num_heads=2", "tensor=2,"]),
+        (
+            {"mesh__tensor": 2, "model__vocab_size": 257, "model__vocab_multiple": 1},
+            ["257 = 2 x 128 + 1", "tensor=1,", "or model.vocab_multiple=2"],
+        ),
+        ({"mesh__tensor": 2, "model__feed_forward": "511"}, ["model.feed_forward: 511 = 2 x 255 + 1"]),
+        ({"model__feed_forward": "4h"}, ["word-or-number", "'auto'"]),
+        ({"model__num_positions": "0"}, ["word-or-number", "'auto'"]),
+        ({"model__num_positions": "127"}, ["rule positions", "tokens 127 .. 127 have none", "data.seq_len=127"]),
+        ({"model__activation": "gelu_tan"}, ["model-activation", "Did you mean 'gelu_tanh'?"]),
+        ({"model__norm_epsilon": 0.0}, ["more than 0"]),
+        ({"model__vocab_multiple": 0}, ["1 or more"]),
+        ({"family": "bert", "model__num_token_types": 1}, ["token-types", "or model.sentence_order=False"]),
+        ({"family": "llama", "model__head_size": "65"}, ["rotary-pairs", "model.head_size=66"]),
+        ({"family": "llama", "model__sliding_window": "auto"}, ["word-or-number", "'none'"]),
+        ({"family": "llama", "model__rope_scaling": "yarn"}, ["field-choice", "linear, llama3"]),
+        ({"family": "llama", "model__rope_scaling": "linear"}, ["rope-scaling", "no effect", "factor=1.0"]),
+        (
+            {
+                "family": "llama",
+                "model__rope_scaling": "linear",
+                "model__rope_scaling_factor": 2.0,
+                "model__rope_high_frequency_factor": 8.0,
+            },
+            ["rope-scaling", "no effect", "leave rope_high_frequency_factor out"],
+        ),
         ({"mesh__tensor": 2, "data__seq_len": 127}, ["tensor-divides", "data.seq_len: 127 = 2 x 63 + 1"]),
         ({"family": "llama", "mesh__tensor": 2, "model__num_kv_heads": 1}, ["model.num_kv_heads=1\n", "tensor=1,"]),
         ({"family": "llama", "mesh__tensor": 2, "model__feed_forward": 301}, ["model.feed_forward=301\n"]),
@@ -136,7 +162,12 @@ def test_the_model_takes_every_field_of_its_family():
         model__num_layers=3,
         model__hidden=20,
         model__num_heads=5,
+        model__feed_forward="50",
         model__vocab_size=300,
+        model__vocab_multiple=64,
+        model__num_positions="11",
+        model__norm_epsilon=0.5,
+        model__activation="relu",
         model__tie_embeddings=False,
         model__embedding_dropout=0.1,
         model__attention_dropout=0.2,
@@ -145,19 +176,28 @@ def test_the_model_takes_every_field_of_its_family():
         model__recompute="full",
         data__seq_len=9,
     )
-    assert model_config(gpt) == GPTConfig(
-        num_layers=3,
-        hidden=20,
-        num_heads=5,
-        vocab_size=300,
-        seq_len=9,
-        tie_embeddings=False,
-        embedding_dropout=0.1,
-        attention_dropout=0.2,
-        hidden_dropout=0.3,
-        attention="chunked",
-        recompute="full",
-    )
+    sizes: dict[str, Any] = {
+        "num_layers": 3,
+        "hidden": 20,
+        "num_heads": 5,
+        "feed_forward": 50,
+        "vocab_size": 300,
+        "vocab_multiple": 64,
+        "num_positions": 11,
+        "norm_epsilon": 0.5,
+        "activation": "relu",
+        "tie_embeddings": False,
+        "embedding_dropout": 0.1,
+        "attention_dropout": 0.2,
+        "hidden_dropout": 0.3,
+        "attention": "chunked",
+        "recompute": "full",
+    }
+    assert model_config(gpt) == GPTConfig(**sizes)
+    bert = base_config("bert")
+    bert.model.update({name: str(size) if type(bert.model[name]) is str else size for name, size in sizes.items()})
+    bert.model.update(num_token_types=3, sentence_order=False)
+    assert model_config(bert) == BertConfig(**sizes, num_token_types=3, sentence_order=False)
     llama = _with(
         "llama",
         model__num_layers=3,
@@ -165,8 +205,14 @@ def test_the_model_takes_every_field_of_its_family():
         model__num_heads=6,
         model__num_kv_heads=2,
         model__feed_forward=50,
+        model__head_size="10",
         model__vocab_size=300,
+        model__vocab_multiple=64,
         model__tie_embeddings=True,
+        model__query_key_value_bias=True,
+        model__output_bias=True,
+        model__feed_forward_bias=True,
+        model__sliding_window="7",
         model__rope_theta=5.0,
         model__rope_scaling_factor=2.0,
         model__rope_low_frequency_factor=3.0,
@@ -177,24 +223,43 @@ def test_the_model_takes_every_field_of_its_family():
         model__recompute="full",
     )
     scaling = RotaryScaling(factor=2.0, low_freq_factor=3.0, high_freq_factor=7.0, original_max_position=11)
-    assert model_config(llama) == LlamaConfig(
+    model = LlamaConfig(
         num_layers=3,
         hidden=24,
         num_heads=6,
         num_kv_heads=2,
         feed_forward=50,
+        head_size=10,
         vocab_size=300,
+        vocab_multiple=64,
         tie_embeddings=True,
+        query_key_value_bias=True,
+        output_bias=True,
+        feed_forward_bias=True,
+        sliding_window=7,
         rope_theta=5.0,
         rope_scaling=scaling,
         norm_epsilon=0.5,
         attention="chunked",
         recompute="full",
     )
+    assert model_config(llama) == model
+    llama.model.rope_scaling = "linear"
+    assert model_config(llama) == replace(model, rope_scaling=replace(scaling, kind="linear"))
     llama.model.rope_scaling_factor = 1.0
     unscaled = model_config(llama)
     assert isinstance(unscaled, LlamaConfig)
     assert unscaled.rope_scaling is None
+
+
+@pytest.mark.parametrize("family", FIELDS)
+def test_what_is_derived_is_derived_from_the_config(family):
+    model = model_config(_with(family, model__hidden=64, model__num_heads=4, data__seq_len=64))
+    if isinstance(model, LlamaConfig):
+        assert (model.size_of_head, model.sliding_window) == (16, None)
+    else:
+        assert (model.num_positions, model.feed_forward) == (64, None)
+    assert model.num_rows == (384 if family == "bert" else 256)  # the next multiple of 128
 
 
 def test_layers_per_stage_are_the_given_counts_or_the_most_balanced():

@@ -33,7 +33,7 @@ def test_learning_rate_needs_no_warm_up(config):
 
 def test_only_kernels_decay(config):
     model = LanguageModel(
-        GPTConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=16, seq_len=4, tie_embeddings=False)
+        GPTConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=16, num_positions=4, tie_embeddings=False)
     )
     params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), jax.eval_shape(model.init, jax.random.key(0)))
     optimizer = make_optimizer(config)

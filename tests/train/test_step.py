@@ -16,7 +16,7 @@ from jaxpipe.schedules import build
 from jaxpipe.training.step import TrainState, make_eval_step, make_train_step
 
 NUM_MICROBATCHES, NUM_LAYERS = 3, 2
-SIZES: dict[str, Any] = {"num_layers": NUM_LAYERS, "hidden": 16, "num_heads": 2, "vocab_size": 32, "seq_len": 8}
+SIZES: dict[str, Any] = {"num_layers": NUM_LAYERS, "hidden": 16, "num_heads": 2, "vocab_size": 32, "num_positions": 8}
 DROPS: dict[str, Any] = {"embedding_dropout": 0.2, "attention_dropout": 0.2, "hidden_dropout": 0.2}
 # Its state is the gradient as it was given, so that a test can look at it.
 GIVEN = optax.trace(decay=0.0)
@@ -59,7 +59,12 @@ def _batch(pipeline: Pipeline):
 def _steps(pipeline: Pipeline, num_steps: int, *, max_grad_norm: float, dropout_seed: int | None = None):
     """The gradients and the metrics of each step, all from the first parameters: only their number is new."""
     train_step = make_train_step(
-        pipeline, GIVEN, lambda step: 0.1 / (step + 1), max_grad_norm=max_grad_norm, dropout_seed=dropout_seed
+        LanguageModel(GPTConfig(**SIZES)),
+        pipeline,
+        GIVEN,
+        lambda step: 0.1 / (step + 1),
+        max_grad_norm=max_grad_norm,
+        dropout_seed=dropout_seed,
     )
     batch = _batch(pipeline)
 

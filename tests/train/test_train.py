@@ -53,6 +53,17 @@ def test_eval_prints_the_last_held_out_loss_on_any_mesh_and_schedule(trained):
         assert float(found[1]) == pytest.approx(expected, abs=1e-3)
 
 
+def test_a_sample_goes_on_from_the_prompt_and_the_seed_decides_how(trained):
+    workdir, _ = trained
+    said = [
+        run("sample", f"--workdir={workdir}", "--prompt=def é", "--num_tokens=20", f"--seed={seed}")
+        for seed in (1, 1, 2)
+    ]
+    assert [done.returncode for done in said] == [0, 0, 0], said[0].stderr
+    assert all(done.stdout.startswith("parameters of step 6\ndef é") for done in said)
+    assert said[0].stdout == said[1].stdout != said[2].stdout
+
+
 def test_the_losses_do_not_depend_on_mesh_schedule_or_microbatches(trained, tmp_path):
     other = tmp_path / "other"
     done = train(

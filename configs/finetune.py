@@ -1,0 +1,27 @@
+"""Goes on training a model that is there: one converted from Hugging Face, or one of an earlier run.
+
+The folder's own config, its model among it, and its parameters; everything else can be set on the command line.
+
+Command:  python -m jaxpipe.train --config=configs/finetune.py:runs/llama --workdir=runs/tuned
+Hardware: as the model needs
+Time:     as the model needs
+Number:   not yet measured
+"""
+
+from ml_collections import ConfigDict
+
+from jaxpipe.errors import ConfigError
+from jaxpipe.training.workdir import read_config
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The config of the working folder `arg`, whose parameters the run starts from."""
+    if not arg:
+        raise ConfigError(
+            "configs/finetune.py is given no working folder\n"
+            "  rule finetune-folder: it goes on from the parameters of a run, or of a converted model\n"
+            "  repair: name it after a colon, for example --config=configs/finetune.py:runs/llama"
+        )
+    config = read_config(arg)
+    config.checkpoint.init_from = arg
+    return config

@@ -1,0 +1,75 @@
+"""Prints what a trained GPT or LLaMA says after a prompt: a look at a model, simple and not fast.
+
+    python -m jaxpipe.sample --workdir=DIR --prompt=TEXT [--num_tokens=200] [--temperature=0.8] [--top_k=40] [--seed=0]
+
+On one device, without a pipeline; it ends early where the model ends the document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+
+from jaxpipe.config import model_config
+from jaxpipe.config.base import MASKED_FAMILIES
+from jaxpipe.config.command_line import require, run
+from jaxpipe.config.model_section import FIELDS
+from jaxpipe.data import load_tokenizer
+from jaxpipe.errors import ConfigError
+from jaxpipe.models import LanguageModel
+from jaxpipe.models.generation import generate
+from jaxpipe.training import workdir
+from jaxpipe.training.checkpoint import restore_canonical
+
+FLAGS = flags.FLAGS
+
+
+def define_flags(arguments: list[str]) -> None:
+    """Defines --workdir, --prompt and how tokens are drawn."""
+    require("workdir", arguments, example="runs/quickstart")
+    require("prompt", arguments, example="'def '")
+    flags.DEFINE_string("workdir", None, "Folder of a run, or of a converted model.")
+    flags.DEFINE_string("prompt", None, "The text that is continued.")
+    flags.DEFINE_integer("num_tokens", 200, "Tokens that follow it, at most.", lower_bound=1)
+    flags.DEFINE_float("temperature", 0.8, "Logits are divided by it; 0 takes the likeliest token.", lower_bound=0.0)
+    flags.DEFINE_integer("top_k", None, "Only so many of the likeliest tokens are drawn from.", lower_bound=1)
+    flags.DEFINE_integer("seed", 0, "Decides what is drawn.", lower_bound=0)
+
+
+def main(_: Sequence[str]) -> None:
+    """One continuation."""
+    config = workdir.read_config(FLAGS.workdir)
+    if config.model.family in MASKED_FAMILIES:
+        causal = " or ".join(family for family in FIELDS if family not in MASKED_FAMILIES)
+        raise ConfigError(
+            f"--workdir={FLAGS.workdir} holds a model of family {config.model.family!r}\n"
+            "  rule sample-causal: only a model that has learned to foretell the next token can go on\n"
+            f"  repair: name the folder of a run of {causal}"
+        )
+    tokenizer = load_tokenizer(config.data.tokenizer, is_masked=False)
+    model = LanguageModel(model_config(config))
+    step, params = restore_canonical(workdir.path_of(FLAGS.workdir), model=model)
+    params = jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params)
+
+    text = [int(token) for token in tokenizer.encode(FLAGS.prompt)]
+    for token in generate(
+        model,
+        params,
+        [*tokenizer.beginning, *text],
+        num_tokens=FLAGS.num_tokens,
+        window=config.data.seq_len,
+        temperature=FLAGS.temperature,
+        top_k=FLAGS.top_k,
+        seed=FLAGS.seed,
+    ):
+        if token == tokenizer.separator:
+            break
+        text.append(token)
+    print(f"parameters of step {step}")
+    print(tokenizer.decode(text))
+
+
+if __name__ == "__main__":
+    run(main, define_flags=define_flags)

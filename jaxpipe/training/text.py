@@ -1,0 +1,76 @@
+"""What a config's `data` asks for: the text as tokens, its sequences, and the batches of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxpipe.config.base import MASKED_FAMILIES
+from jaxpipe.data import (
+    Batch,
+    Batches,
+    CausalSequences,
+    Corpus,
+    MaskedSequences,
+    Sequences,
+    Tokenizer,
+    load_corpus,
+    load_tokenizer,
+)
+
+
+def read_corpus(config: ConfigDict) -> Corpus:
+    """The tokens of the config's files.
+
+    Raises:
+        ConfigError: files or a tokenizer that are not there, or too little text.
+    """
+    data = config.data
+    return load_corpus(
+        data.files,
+        tokenizer=tokenizer_of(config),
+        heldout_fraction=data.heldout_fraction,
+        batch_size=data.batch_size,
+        seq_len=data.seq_len,
+    )
+
+
+def tokenizer_of(config: ConfigDict) -> Tokenizer:
+    """The tokenizer that `data` names, with the special tokens that the model's family needs.
+
+    Raises:
+        ConfigError: it is not there, or lacks them.
+    """
+    return load_tokenizer(config.data.tokenizer, is_masked=config.model.family in MASKED_FAMILIES)
+
+
+def batches_of(config: ConfigDict, tokens: np.ndarray) -> Batches:
+    """The batches of `tokens` "tokens"."""
+    return Batches(
+        _sequences_of(config, tokens),
+        batch_size=config.data.batch_size,
+        num_microbatches=config.pipeline.num_microbatches,
+        seed=config.data.seed,
+    )
+
+
+def example_batch(config: ConfigDict) -> Batch:
+    """A batch as a run of `config` gets them, of random words: for what does not depend on their values."""
+    data, tokenizer = config.data, tokenizer_of(config)
+    words = np.arange(tokenizer.vocab_size) if tokenizer.masked is None else tokenizer.masked.words
+    return batches_of(config, np.random.default_rng(0).choice(words, data.batch_size * data.seq_len + 1)).at(0)
+
+
+def _sequences_of(config: ConfigDict, tokens: np.ndarray) -> Sequences:
+    data, vocabulary = config.data, tokenizer_of(config).masked
+    if vocabulary is None:
+        return CausalSequences(tokens, data.seq_len)
+    return MaskedSequences(
+        tokens,
+        data.seq_len,
+        vocabulary=vocabulary,
+        mask_fraction=data.mask_fraction,
+        short_fraction=data.short_fraction,
+        seed=data.seed,
+        sentence_order=config.model.sentence_order,
+    )
