@@ -94,7 +94,7 @@ def test_command_names_what_exists(call: list[str], tmp_path: Path):
 def test_two_commands_set_up_everything():
     train, test = setup_commands()
     assert "jaxpipe.train" in train
-    assert test.endswith("pytest")
+    assert test.endswith("pytest -n 2")
 
 
 def test_ci_runs_the_test_command():

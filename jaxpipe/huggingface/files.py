@@ -120,11 +120,11 @@ def _read_index(folder: Path) -> str:
 def _shards(folder: Path, index: str) -> list[str]:
     """The files of an index, in its order."""
     names = list(dict.fromkeys(json.loads(index)["weight_map"].values()))
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
     if missing:
         raise ConfigError(
             f"{folder} lacks {len(missing)} of the {len(names)} files of {INDEX}\n"
-            "  rule huggingface-shards: all files of the index are there\n"
+            "  rule huggingface-shards: all files of the index are there, in the folder itself\n"
             f"{listed(missing)}"
             "  repair: load the missing files"
         )

@@ -38,25 +38,31 @@ def staged(target: Path, *, flag: str) -> Iterator[Path]:
         flag: that named it, as it was given.
 
     Raises:
-        ConfigError: `target` is there, or cannot be made.
+        ConfigError: `target` is there, or cannot be made or filled.
     """
     check_target(target, flag=flag)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
-        raise ConfigError(
-            f"{flag} cannot be written\n"
-            "  rule convert-target: the folder can be made\n"
-            f"      {error.filename}: {error.strerror}\n"
-            "  repair: name another folder, or give yourself the right to write there"
-        ) from error
+        raise _not_written(flag, error) from error
     try:
         yield folder
         folder.chmod(0o777 & ~_umask())  # mkdtemp lets nobody else in
         folder.rename(target)
+    except OSError as error:
+        raise _not_written(flag, error) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _not_written(flag: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{flag} cannot be written\n"
+        "  rule convert-target: the folder can be made, and has room for the model\n"
+        f"      {error.filename or 'while writing'}: {error.strerror}\n"
+        "  repair: name another folder, give yourself the right to write there, or make room"
+    )
 
 
 def _umask() -> int:

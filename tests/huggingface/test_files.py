@@ -1,6 +1,8 @@
 """Files that are not a whole model are refused, with the names of the tensors, and nothing is left behind."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from their_models import LLAMA
 from jaxpipe.convert import export_model, import_model
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import configs
+from jaxpipe.huggingface.headers import Writer
 from jaxpipe.huggingface.layout import as_it_came, as_new
 from jaxpipe.huggingface.origin import Origin
 from jaxpipe.huggingface.tensors import TensorMap
@@ -170,6 +173,17 @@ def test_what_fails_late_leaves_nothing(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run"]
     export_model(str(tmp_path / "run"), str(tmp_path / "back"), dtype="bfloat16")
     assert load_file(tmp_path / "back" / "model.safetensors")["lm_head.weight"][3, 4] == 70144  # 137 * 2**9
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    import_model(str(write(tmp_path / "hf", tensors())), str(tmp_path / "run"))
+    monkeypatch.setattr(Writer, "write", full)
+    with pytest.raises(ConfigError, match=r"back cannot be written\n *rule convert-target[^\n]*\n *while writing: No"):
+        export_model(str(tmp_path / "run"), str(tmp_path / "back"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run"]
 
 
 def test_a_run_that_is_another_model_than_its_origin_is_refused(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.models.generation import generate
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 WINDOW, NUM_TOKENS, PROMPT = 6, 9, [3, 1, 4]
 MODEL = LanguageModel(GPTConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=11, num_positions=WINDOW))
 
@@ -20,8 +21,11 @@ def params():
     return jax.tree.map(lambda leaf: generator.normal(0, 0.7, leaf.shape).astype(np.float32), shapes)
 
 
+logits = jax.jit(MODEL.logits)
+
+
 def last_logits(params, text):
-    return np.asarray(MODEL.logits(params, {"tokens": jnp.array([text[-WINDOW:]])})[0, -1])
+    return np.asarray(logits(params, {"tokens": jnp.array([text[-WINDOW:]])})[0, -1])
 
 
 def say(params, **options):

@@ -1,7 +1,8 @@
 """Every registered schedule, with its options, has the loss and the gradients of plain `jax.grad`.
 
-The bounds are those of `tiny_gpt` and `tiny_mlp`. With as many microbatches as the schedule builds at once, some more
-(whole units, and some of a unit left out), and one, which of two replicas leaves one without a gradient.
+The bounds are those of `tiny_gpt`, `tiny_bert` and `tiny_mlp`. With as many microbatches as the schedule builds
+at once, some more (whole units, and some of a unit left out), and one, which of two replicas leaves one without a
+gradient.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import tiny_bert
 import tiny_gpt
 import tiny_mlp
 from legal_devices import TWO_REPLICAS, variants
@@ -37,6 +39,7 @@ FEW = [
     Case("gpt", "bitpipe", {}, 4, 8, data=2),
     Case("gpt", "bitpipe", {"scaling": "early_forwarding"}, 4, 9, tied=False),
     Case("gpt", "interleaved_1f1b", {"group_size": 5}, 4, 7, data=2, tied=False),
+    Case("bert", "bpipe", {}, 4, 6, tied=False),
     Case("mlp", "bitpipe", {"num_chunks": 4}, 2, 1),
     Case("mlp", "bitpipe", {"num_chunks": 3, "v_shape": False, "scaling": "figure"}, 4, 11, data=2),
     Case("mlp", "bitpipe", {"num_chunks": 1, "scaling": "figure"}, 8, 16),
@@ -58,10 +61,12 @@ ALL = [
     if num_devices != 6 or name in TWO_REPLICAS
 ]
 ALL += [
-    Case("gpt", name, options, num_devices, 2 * num_devices + data, data=data, tied=data == 1)
+    Case(model, name, options, num_devices, 2 * num_devices + data, data=data, tied=data == 1)
+    for model in ("gpt", "bert")
     for name, options, num_devices in variants(4)
     for data in (1, 2)
 ]
+ALL += [Case("bert", name, options, num_devices, 3) for name, options, num_devices in variants(2)]
 
 
 def schedule_of(case: Case) -> Schedule:
@@ -78,6 +83,9 @@ def assert_equivalent(case: Case) -> None:
     num_layers = num_uneven_layers(schedule)
     if case.model == "mlp":
         tiny_mlp.assert_equivalent(tiny_mlp.make_pipeline(schedule, num_layers=num_layers, data=case.data))
+    elif case.model == "bert":
+        options = {"data": case.data, "tie_embeddings": case.tied}
+        tiny_bert.assert_equivalent(schedule, num_layers=num_layers, **options)
     else:
         pipeline = tiny_gpt.make_pipeline(schedule, num_layers=num_layers, data=case.data, tie_embeddings=case.tied)
         tiny_gpt.assert_equivalent(pipeline, tie_embeddings=case.tied)

@@ -42,7 +42,7 @@ def make_params(num_layers: int, dtype: str = "float32"):
 def make_batch(num_microbatches: int, dtype: str = "float32"):
     generator = np.random.default_rng(1)
     x = generator.normal(size=(num_microbatches, MICROBATCH_SIZE, NUM_INPUTS))
-    gate = generator.integers(-1, 3, (num_microbatches, MICROBATCH_SIZE))
+    gate = generator.integers(0, 2, (num_microbatches, MICROBATCH_SIZE))
     return {
         "x": jnp.asarray(x, dtype),
         "y": jnp.asarray(np.sin(x).sum(-1), dtype),
