@@ -24,4 +24,6 @@ def get_config(arg: str = "") -> ConfigDict:
         )
     config = read_config(arg)
     config.checkpoint.init_from = arg
+    if config.model.get("num_positions") == "auto":  # the table stays as long as it is, for shorter sequences too
+        config.model.num_positions = str(config.data.seq_len)
     return config
