@@ -15,47 +15,29 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.activations import ACTIVATIONS
 from jaxpipe.models.bert_head import BertHead
-from jaxpipe.models.choices import check_activation, check_choices, check_heads, num_valid, rows_of_words
-from jaxpipe.models.ends import Embedding
-from jaxpipe.models.layer_norm_block import layer_norm_block
+from jaxpipe.models.choices import num_valid
+from jaxpipe.models.layer_norm_sizes import LayerNormSizes
 
 
 @dataclass(frozen=True)
-class BertConfig:
-    """Sizes and choices of a BERT.
+class BertConfig(LayerNormSizes):
+    """Sizes and choices of a BERT: those of `LayerNormSizes`, explained there, and two of its own.
 
     Attributes:
         num_token_types: "token_types" are 0 .. num_token_types - 1.
         sentence_order: whether it also learns in which order the two segments of a sequence stood.
-        others: as in `GPTConfig`.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
     """
 
-    num_layers: int
-    hidden: int
-    num_heads: int
-    vocab_size: int
-    num_positions: int
-    feed_forward: int | None = None
     activation: str = "gelu"
-    norm_epsilon: float = 1e-5
-    vocab_multiple: int = 1
     num_token_types: int = 2
     sentence_order: bool = True
-    tie_embeddings: bool = True
-    attention: str = "xla"
-    recompute: str = "none"
-    embedding_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    hidden_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         """Checks."""
-        check_heads(hidden=self.hidden, num_heads=self.num_heads)
-        check_activation(self.activation)
-        check_choices(attention=self.attention, recompute=self.recompute)
+        super().__post_init__()
         if self.sentence_order and self.num_token_types < 2:
             raise ConfigError(
                 f"model.num_token_types={self.num_token_types} with model.sentence_order=True\n"
@@ -64,16 +46,6 @@ class BertConfig:
                 "  repair: set model.num_token_types=2, or model.sentence_order=False"
             )
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the tables of words."""
-        return rows_of_words(self.vocab_size, self.vocab_multiple)
-
-    @property
-    def has_dropout(self) -> bool:
-        """Whether training drops anything."""
-        return max(self.embedding_dropout, self.attention_dropout, self.hidden_dropout) > 0
-
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """{"masked_lm"} and "sentence_order": how many of the batch's "targets" and orders are valid, int32."""
         words = {"masked_lm": num_valid(batch["targets"])}
@@ -81,20 +53,11 @@ class BertConfig:
 
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Token, position and token type tables."""
-        return Embedding(
-            vocab_size=self.vocab_size,
-            num_rows=self.num_rows,
-            num_positions=self.num_positions,
-            num_token_types=self.num_token_types,
-            hidden=self.hidden,
-            dropout_rate=self.embedding_dropout,
-            tensor=tensor,
-            rngs=rngs,
-        )
+        return self._embedding(tensor, rngs, num_token_types=self.num_token_types)
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """One layer, of attention in both directions."""
-        return layer_norm_block(self, causal=False, tensor=tensor, rngs=rngs)
+        return self._block(tensor, rngs, causal=False)
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and losses."""

@@ -8,68 +8,19 @@ from typing import Any
 from flax import nnx
 
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models.choices import check_activation, check_choices, check_heads, num_valid, rows_of_words
-from jaxpipe.models.ends import Embedding, Head
-from jaxpipe.models.layer_norm_block import layer_norm_block
+from jaxpipe.models.choices import num_valid
+from jaxpipe.models.ends import Head
+from jaxpipe.models.layer_norm_sizes import LayerNormSizes
 from jaxpipe.models.norms import LayerNorm
 
 
 @dataclass(frozen=True)
-class GPTConfig:
-    """Sizes and choices of a GPT.
-
-    Attributes:
-        num_layers: transformer layers, >= 1.
-        hidden: size of the residual stream; `num_heads` divides it.
-        num_heads: attention heads.
-        vocab_size: tokens are 0 .. vocab_size - 1.
-        num_positions: learned positions; no sequence is longer.
-        feed_forward: size between the products of the feed forward; None: 4 hidden.
-        activation: between these products, a key of `jaxpipe.models.activations.ACTIVATIONS`.
-        norm_epsilon: added to the variance in the norms.
-        vocab_multiple: the tables of words have a multiple of so many rows; those beyond the words change nothing.
-        tie_embeddings: whether the logits use the token table in place of a kernel of their own.
-        attention: a key of `jaxpipe.models.attention.ATTENTION`.
-        recompute: what backward computes again in place of keeping it: nothing; the attention scores and
-            probabilities; or the whole layer.
-        embedding_dropout, attention_dropout, hidden_dropout: the part, in [0, 1), that training drops of the
-            embeddings, of the attention probabilities, and of what a layer adds to the stream.
+class GPTConfig(LayerNormSizes):
+    """Sizes and choices of a GPT: those of `LayerNormSizes`, each explained there.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
     """
-
-    num_layers: int
-    hidden: int
-    num_heads: int
-    vocab_size: int
-    num_positions: int
-    feed_forward: int | None = None
-    activation: str = "gelu_tanh"
-    norm_epsilon: float = 1e-5
-    vocab_multiple: int = 1
-    tie_embeddings: bool = True
-    attention: str = "xla"
-    recompute: str = "none"
-    embedding_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    hidden_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Checks."""
-        check_heads(hidden=self.hidden, num_heads=self.num_heads)
-        check_activation(self.activation)
-        check_choices(attention=self.attention, recompute=self.recompute)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the tables of words."""
-        return rows_of_words(self.vocab_size, self.vocab_multiple)
-
-    @property
-    def has_dropout(self) -> bool:
-        """Whether training drops anything."""
-        return max(self.embedding_dropout, self.attention_dropout, self.hidden_dropout) > 0
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """How many of the batch's "targets" are valid, int32."""
@@ -77,19 +28,11 @@ class GPTConfig:
 
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Token and position tables."""
-        return Embedding(
-            vocab_size=self.vocab_size,
-            num_rows=self.num_rows,
-            num_positions=self.num_positions,
-            hidden=self.hidden,
-            dropout_rate=self.embedding_dropout,
-            tensor=tensor,
-            rngs=rngs,
-        )
+        return self._embedding(tensor, rngs)
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """One layer, of causal attention."""
-        return layer_norm_block(self, causal=True, tensor=tensor, rngs=rngs)
+        return self._block(tensor, rngs, causal=True)
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and loss."""

@@ -36,14 +36,14 @@ class LlamaConfig:
         feed_forward: size between the products of the feed forward.
         vocab_size: tokens are 0 .. vocab_size - 1.
         head_size: of each head, even; None: hidden / num_heads.
-        vocab_multiple, tie_embeddings: as in `GPTConfig`.
+        vocab_multiple, tie_embeddings: as in `LayerNormSizes`.
         query_key_value_bias, output_bias, feed_forward_bias: whether the products to queries, keys and values, the
             product of attention back to the stream, and the feed forward's have biases.
         sliding_window: how many keys a query sees, the last ones, itself included; None: all up to itself.
         rope_theta: base of the rotary frequencies.
         rope_scaling: how they are stretched for long contexts, or None.
         norm_epsilon: added to the mean square in the norms.
-        attention, recompute: as in `GPTConfig`.
+        attention, recompute: as in `LayerNormSizes`.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
