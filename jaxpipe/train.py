@@ -16,7 +16,7 @@ from ml_collections import config_flags
 
 from jaxpipe.config import check
 from jaxpipe.config.command_line import require, run
-from jaxpipe.huggingface import copy_origin
+from jaxpipe.huggingface import copied_name, copy_origin
 from jaxpipe.schedules import simulate
 from jaxpipe.schedules.render import svg
 from jaxpipe.training import workdir
@@ -62,9 +62,11 @@ def main(_: Sequence[str]) -> None:
 
     # ---- Files of the run: not before all that can be wrong has been found
     path = workdir.create(FLAGS.workdir)
-    workdir.write_config(path, config)
     if config.checkpoint.init_from:
-        copy_origin(workdir.path_of(config.checkpoint.init_from), path)
+        source = workdir.path_of(config.checkpoint.init_from)
+        copy_origin(source, path)
+        config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
+    workdir.write_config(path, config)
     (path / workdir.SCHEDULE).write_text(svg(pipeline.schedule, simulate(pipeline.schedule)))
 
     # ---- Compiled steps

@@ -6,7 +6,7 @@ both ways. Left to others: checkpoints and the command (`jaxpipe.convert`).
 
 from jaxpipe.huggingface.configs import ARCHITECTURES
 from jaxpipe.huggingface.files import TensorFiles
-from jaxpipe.huggingface.origin import copy_origin
+from jaxpipe.huggingface.origin import copied_name, copy_origin
 from jaxpipe.huggingface.tensors import TensorMap
 
-__all__ = ["ARCHITECTURES", "TensorFiles", "TensorMap", "copy_origin"]
+__all__ = ["ARCHITECTURES", "TensorFiles", "TensorMap", "copied_name", "copy_origin"]

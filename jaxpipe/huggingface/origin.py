@@ -95,6 +95,12 @@ def copy_origin(source: Path, target: Path) -> None:
         shutil.copytree(source / FOLDER, target / FOLDER)
 
 
+def copied_name(name: str, source: Path, target: Path) -> str:
+    """The file `name` as `copy_origin` left it in the run `target`, where it is one of the origin of `source`."""
+    path = Path(name)
+    return str(target / FOLDER / path.name) if path.parent == source / FOLDER else name
+
+
 def copy_companions(source: Path, target: Path) -> list[str]:
     """Copies the companions in `source` to `target`; their names."""
     found = [name for name in COMPANIONS if (source / name).is_file()]

@@ -18,7 +18,7 @@ from jax import lax
 from tiny_models import QUICKLY, pipeline_of
 
 from jaxpipe.bench.memory import gradient_shapes, pool_shapes
-from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
+from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.program.exchange import exchange_scope
 from jaxpipe.program.hlo import EXCHANGE, PAGE_TRANSFER, computations, num_instructions, permute_pairs, whole_writes
 from jaxpipe.program.partition import Part
@@ -32,14 +32,18 @@ SHAPE = re.compile(r"f32\[[\d,]*\]")
 def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, data=1, tensor=1):
     """The pipeline, shapes of its staged parameters and of pages, and the optimized HLO."""
     sizes = {"num_layers": num_layers, "hidden": hidden, "num_heads": 4, "vocab_size": 48}
-    if family == "gpt":
-        config = GPTConfig(**sizes, num_positions=seq_len)
+    if family != "llama":
+        config = {"gpt": GPTConfig, "bert": BertConfig}[family](**sizes, num_positions=seq_len)
     else:
         config = LlamaConfig(**sizes, num_kv_heads=2, feed_forward=hidden * 3 // 2)
     pipeline = pipeline_of(schedule, config, data=data, tensor=tensor)
     params = jax.eval_shape(lambda: pipeline.to_stages(LanguageModel(config).init(jax.random.key(0))))
-    tokens = jax.ShapeDtypeStruct((schedule.num_microbatches, 2, seq_len), jnp.int32)
+    leading = (schedule.num_microbatches, 2)
+    tokens = jax.ShapeDtypeStruct((*leading, seq_len), jnp.int32)
     batch = {"tokens": tokens, "targets": tokens}
+    if family == "bert":
+        batch |= dict.fromkeys(("token_types", "padding_mask", "predicted"), tokens)
+        batch["sentence_order"] = jax.ShapeDtypeStruct(leading, jnp.int32)
     compiled: Any = pipeline.loss_and_grads.lower(params, batch, 1.0).compile(compiler_options=QUICKLY)
     return pipeline, params, pipeline.pages(params, batch), compiled.as_text()
 
@@ -78,6 +82,7 @@ PROGRAMS = [
     ("1f1b", 8, 16, 16, {"family": "llama", "hidden": 64, "seq_len": 32}),
     ("1f1b", 2, 8, 7, {"data": 2, "tensor": 2}),
     ("1f1b", 2, 8, 8, {"family": "llama", "data": 2, "tensor": 2}),
+    ("1f1b", 2, 8, 7, {"family": "bert", "tensor": 2}),
 ]
 
 
