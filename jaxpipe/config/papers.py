@@ -1,7 +1,7 @@
 """What all sizes of one paper share; a file in `configs/` adds the size, the batch and the mesh.
 
-Steps, warm-up and text are the run's own, in `train`, `optimizer` and `data`: tokens are bytes here, not
-the papers' words, so a vocabulary is as long as theirs for the sake of the same work.
+Steps, warm-up and text are the run's own, in `train`, `optimizer` and `data`: tokens are bytes unless
+`data.tokenizer` names others, and a vocabulary is as long as the paper's for the sake of the same work.
 """
 
 from __future__ import annotations
