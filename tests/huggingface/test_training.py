@@ -96,6 +96,8 @@ def test_three_steps_on_a_mesh_are_those_of_torch(transformers, original, traine
     before = {name: value.copy() for name, value in numbers(model).items()}
     losses = train_in_torch(model, trained)
     wanted, found = numbers(model), numbers(load(transformers, trained.parent / "back", "LlamaForCausalLM"))
+    # What the model brought along went with the run: it comes back in the form that it had.
+    assert (trained.parent / "back" / "config.json").read_bytes() == (original / "config.json").read_bytes()
     rows = [json.loads(line) for line in (trained / METRICS).read_text().splitlines()]
     assert [row["loss"] for row in rows] == pytest.approx(losses, rel=1e-5)
     assert found.keys() == wanted.keys()
