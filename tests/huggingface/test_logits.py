@@ -12,8 +12,8 @@ TOLERANCE = 1e-4
 SHAPES = [(3, 18), (1, 20), (5, 7)]
 
 
-def assert_same_logits(transformers, folder, name, *, batch, seq):
-    numbers = microbatch(family_of(name), batch=batch, seq=seq, seed=batch)
+def assert_same_logits(transformers, folder, name, *, batch, seq, is_padded=False):
+    numbers = microbatch(family_of(name), batch=batch, seq=seq, seed=batch, is_padded=is_padded)
     ours = logits_of(*read_model(folder), numbers)
     theirs = their_logits(load(transformers, folder, MODELS[name][0]), numbers)
     assert ours.keys() == theirs.keys()
@@ -27,6 +27,11 @@ def assert_same_logits(transformers, folder, name, *, batch, seq):
 @pytest.mark.parametrize(("name", "shape"), [(name, SHAPES[i % 3]) for i, name in enumerate(MODELS)], ids=[*MODELS])
 def test_logits_are_those_of_transformers(transformers, saved, name, shape):
     assert_same_logits(transformers, saved(name), name, batch=shape[0], seq=shape[1])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "mistral"])
+def test_logits_of_padded_texts_are_those_of_transformers(transformers, saved, name):
+    assert_same_logits(transformers, saved(name), name, batch=3, seq=18, is_padded=True)
 
 
 @pytest.mark.slow

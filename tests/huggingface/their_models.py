@@ -88,12 +88,16 @@ def load(transformers, folder: Path, name: str, **options):
     return getattr(transformers, name).from_pretrained(folder, **options).eval()
 
 
-def microbatch(family: str, *, batch: int = 3, seq: int = 18, seed: int = 0) -> dict[str, np.ndarray]:
+def microbatch(
+    family: str, *, batch: int = 3, seq: int = 18, seed: int = 0, is_padded: bool = False
+) -> dict[str, np.ndarray]:
+    """Tokens, of a BERT with token types and padding, of others with padding if `is_padded`."""
     generator = np.random.default_rng(seed)
     numbers = {"tokens": generator.integers(61, size=(batch, seq), dtype=np.int32)}
     if family == "bert":
-        length = generator.integers(seq // 2 + 1, seq + 1, size=(batch, 1))
         numbers["token_types"] = generator.integers(3, size=(batch, seq), dtype=np.int32)
+    if family == "bert" or is_padded:
+        length = generator.integers(seq // 2 + 1, seq + 1, size=(batch, 1))
         numbers["padding_mask"] = (np.arange(seq) < length).astype(np.int32)
     return numbers
 
