@@ -19,9 +19,7 @@ def gpt3() -> ConfigDict:
     """
     config = base_config("gpt")
     config.model.vocab_size = 51200
-    config.model.embedding_dropout = 0.1
-    config.model.attention_dropout = 0.1
-    config.model.hidden_dropout = 0.1
+    _drop_tenths(config)
     config.data.seq_len = 2048
     return _large(config)
 
@@ -34,9 +32,7 @@ def bert() -> ConfigDict:
     """
     config = base_config("bert")
     config.model.vocab_size = 30522
-    config.model.embedding_dropout = 0.1
-    config.model.attention_dropout = 0.1
-    config.model.hidden_dropout = 0.1
+    _drop_tenths(config)
     config.data.seq_len = 512
     config.optimizer.beta2 = 0.999
     config.optimizer.weight_decay = 0.01
@@ -69,6 +65,10 @@ def llama3() -> ConfigDict:
     config.data.batch_size = 512
     config.data.seq_len = 8192
     return _large(config)
+
+
+def _drop_tenths(config: ConfigDict) -> None:
+    config.model.embedding_dropout = config.model.attention_dropout = config.model.hidden_dropout = 0.1
 
 
 def _large(config: ConfigDict) -> ConfigDict:

@@ -29,9 +29,9 @@ class StageFunctions:
             names the dim split over `tensor`, for example P(None, "tensor"); None where none is split.
 
     `shared` are the parameters of embedding and head (a tied one is just used by both), `microbatch` is
-    the batch's pytree without its leading microbatch axis: what all layers read of it, as a padding mask, travels to no
-    stage, since every device has the batch. `random` is what a training step's random
-    numbers come from, None where nothing is random.
+    the batch's pytree without its leading microbatch axis. What all layers read of it, as a padding mask, is sent to
+    no stage, since every device has the batch, and is given again in backward; what a layer makes of it is kept like
+    an activation. `random` is what a training step's random numbers come from, None where nothing is random.
 
     Over a `tensor` axis of several devices, each calls the functions together with the others, with its
     part of the split parameters, and may exchange values with them. All of them must get the same loss from

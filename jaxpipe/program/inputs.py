@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
@@ -123,6 +124,24 @@ def check_functions(
             "  repair: sum, do not average, and cast to float32"
         )
     return x, loss
+
+
+def scale_of_each(losses: PyTree, scale: PyTree) -> PyTree:
+    """A factor for each of `losses`, float32: `scale` has one for each, or is one for all.
+
+    Raises:
+        CompileError: it has others.
+    """
+    structure, found = jax.tree.structure(losses), jax.tree.structure(scale)
+    if found == jax.tree.structure(0):
+        return jax.tree.map(lambda _: jnp.asarray(scale, jnp.float32), losses)
+    if found != structure:
+        raise CompileError(
+            f"scale is {found}, and head returns {structure}.\n"
+            "  rule loss-scale: scale is one number for all losses, or one for each that head returns\n"
+            "  repair: give a pytree of numbers like what head returns, or one number"
+        )
+    return jax.tree.map(lambda factor: jnp.asarray(factor, jnp.float32), scale)
 
 
 def _one_array(name: str, value: Any) -> jax.ShapeDtypeStruct:

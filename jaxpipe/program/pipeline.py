@@ -19,7 +19,14 @@ from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program import residuals
 from jaxpipe.program.actions import Actions, Row, State
 from jaxpipe.program.contract import StageFunctions
-from jaxpipe.program.inputs import check_actions, check_functions, check_inputs, check_mesh, shapes_on_a_device
+from jaxpipe.program.inputs import (
+    check_actions,
+    check_functions,
+    check_inputs,
+    check_mesh,
+    scale_of_each,
+    shapes_on_a_device,
+)
 from jaxpipe.program.layout import Layout, balanced_split
 from jaxpipe.program.pages import PageForm
 from jaxpipe.program.partition import Part, compute_copies, partition, reduced_parts
@@ -192,7 +199,7 @@ class Pipeline:
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
             check_vma=False,
-        )(params, batch, _for_each(self.loss_like(params, batch), scale), _key_data(key), _rows(table))
+        )(params, batch, scale_of_each(self.loss_like(params, batch), scale), _key_data(key), _rows(table))
 
     def _actions(
         self,
@@ -289,13 +296,6 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
         departing=[pages(1) for _ in range(table.num_lanes)],
         leaving=[one_layer() for _ in range(table.num_exchange_lanes)],
     )
-
-
-def _for_each(losses: PyTree, scale: PyTree) -> PyTree:
-    """A factor for each of `losses`, float32: `scale` has one for each, or is one for all."""
-    if jax.tree.structure(scale) == jax.tree.structure(0):
-        return jax.tree.map(lambda _: jnp.asarray(scale, jnp.float32), losses)
-    return jax.tree.map(lambda _, factor: jnp.asarray(factor, jnp.float32), losses, scale)
 
 
 def _key_data(key: jax.Array | None) -> jax.Array | None:

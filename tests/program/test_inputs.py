@@ -116,3 +116,28 @@ def test_functions_that_break_the_contract_are_refused(rule, changed, function):
     pipeline = Pipeline(SCHEDULE, make_mesh(pipe=2), functions, num_layers=4)
     with refuses(rule):
         getattr(pipeline, function)(pipeline.to_stages(make_params(4)), make_batch(3))
+
+
+def two_losses(shared, x, microbatch):
+    return {"square": (x * x).sum(), "first": x[:, 0].sum()}
+
+
+@pytest.mark.parametrize("scale", [{"square": 1.0}, (1.0, 2.0), {"square": 1.0, "other": 1.0}])
+def test_a_scale_of_other_losses_is_refused(scale):
+    functions = dataclasses.replace(FUNCTIONS, head=two_losses)
+    pipeline = Pipeline(SCHEDULE, make_mesh(pipe=2), functions, num_layers=4)
+    with refuses("loss-scale"):
+        pipeline.loss_and_grads(pipeline.to_stages(make_params(4)), make_batch(3), scale)
+
+
+def test_one_scale_is_for_all_losses():
+    functions = dataclasses.replace(FUNCTIONS, head=two_losses)
+    pipeline = Pipeline(SCHEDULE, make_mesh(pipe=2), functions, num_layers=4)
+    params, batch = pipeline.to_stages(make_params(4)), make_batch(3)
+    plain = pipeline.loss(params, batch)
+    assert set(plain) == {"square", "first"}
+    for scale in (0.5, {"square": 0.5, "first": 0.5}):
+        halves = pipeline.loss(params, batch, scale)
+        assert {name: float(loss) for name, loss in halves.items()} == pytest.approx(
+            {name: 0.5 * float(loss) for name, loss in plain.items()}, rel=1e-6
+        )
