@@ -16,7 +16,7 @@ from jaxpipe.config import model_config
 from jaxpipe.config.base import MASKED_FAMILIES
 from jaxpipe.config.command_line import require, run
 from jaxpipe.config.model_section import FIELDS
-from jaxpipe.data import load_tokenizer
+from jaxpipe.config.tokenizer import tokenizer_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.generation import generate
@@ -48,7 +48,7 @@ def main(_: Sequence[str]) -> None:
             "  rule sample-causal: only a model that has learned to foretell the next token can go on\n"
             f"  repair: name the folder of a run of {causal}"
         )
-    tokenizer = load_tokenizer(config.data.tokenizer, is_masked=False)
+    tokenizer = tokenizer_of(config)
     model = LanguageModel(model_config(config))
     step, params = restore_canonical(workdir.path_of(FLAGS.workdir), model=model)
     params = jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params)

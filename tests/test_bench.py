@@ -145,12 +145,10 @@ def test_a_slot_is_no_larger_than_the_literature_says(family, recompute, attenti
 
 
 @pytest.fixture(scope="module")
-def dropping_problem():
+def dropping_problem(compiled_quickly):
     config = tiny_config("gpt", tensor=2, embedding_dropout=0.2, attention_dropout=0.2, hidden_dropout=0.2)
     config.train.seed = 7
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield make_problem(config, tuple(jax.devices()[:8]))
-    jax.config.update("jax_disable_most_optimizations", False)
+    return make_problem(config, tuple(jax.devices()[:8]))
 
 
 def test_both_sides_compute_the_same_with_dropout(dropping_problem):

@@ -32,8 +32,7 @@ def layer_bytes(config: ModelConfig, *, batch: int, seq_len: int, tensor: int, i
         heads = config.size_of_head * (2 * a + 2 * config.num_kv_heads)
         numbers, masks = 4 * h + heads + 3 * config.feed_forward, 0
     else:
-        width = 4 * h if config.feed_forward is None else config.feed_forward
-        numbers, masks = 8 * h + 2 * width, 2 * h if config.hidden_dropout else 0
+        numbers, masks = 8 * h + 2 * config.width, 2 * h if config.hidden_dropout else 0
     if config.recompute == "full":
         numbers, masks = h, 0
     elif config.recompute == "none" and config.attention == "xla":

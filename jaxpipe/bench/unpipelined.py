@@ -17,7 +17,7 @@ PyTree = Any
 def loss_and_grads(
     model: LanguageModel, params: PyTree, batch: PyTree, scale: PyTree, key: jax.Array | None = None
 ) -> tuple[PyTree, PyTree]:
-    """Losses and float32 gradients of their sum by `jax.value_and_grad`, scanned over layers and microbatches.
+    """Losses and float32 gradients of their sum by `jax.grad`, scanned over layers and microbatches.
 
     Args:
         model: as one device computes it.

@@ -5,20 +5,19 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from jaxpipe.config.base import MASKED_FAMILIES
-from jaxpipe.data import load_tokenizer
+from jaxpipe.config.tokenizer import tokenizer_of
 from jaxpipe.data.masked import SHORTEST_SEQ_LEN
 from jaxpipe.errors import ConfigError
 
 
 def check_vocabulary(config: ConfigDict) -> None:
     """Raises ConfigError for a tokenizer that cannot be had, or a vocabulary that lacks tokens of it."""
-    name = config.data.tokenizer
-    needed = load_tokenizer(name, is_masked=config.model.family in MASKED_FAMILIES).vocab_size
+    needed = tokenizer_of(config).vocab_size
     if config.model.vocab_size < needed:
         raise ConfigError(
             f"model.vocab_size={config.model.vocab_size} is less than the tokens there are\n"
             "  rule vocabulary: the model has a word for every token\n"
-            f"      data.tokenizer={name!r} of a {config.model.family}: tokens 0 .. {needed - 1}\n"
+            f"      data.tokenizer={config.data.tokenizer!r} of a {config.model.family}: tokens 0 .. {needed - 1}\n"
             f"  repair: set model.vocab_size={needed}"
         )
 

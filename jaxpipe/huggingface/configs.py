@@ -161,9 +161,9 @@ def _resolved(ours: Any) -> dict[str, Any]:
     """The fields of a model's config, with numbers in place of what may be derived."""
     fields = {name: getattr(ours, name) for name in asdict(ours)}
     if fields["feed_forward"] is None:
-        fields["feed_forward"] = 4 * ours.hidden
-    if "head_size" in fields and fields["head_size"] is None:
-        fields["head_size"] = ours.hidden // ours.num_heads
+        fields["feed_forward"] = ours.width
+    if "head_size" in fields:
+        fields["head_size"] = ours.size_of_head
     return fields
 
 

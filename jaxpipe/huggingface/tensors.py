@@ -158,7 +158,7 @@ class TensorMap:
         config = self._config
         return Sizes(
             num_groups=getattr(config, "num_kv_heads", config.num_heads),
-            head_size=getattr(config, "head_size", None) or config.hidden // config.num_heads,
+            head_size=config.size_of_head,
             vocab_size=config.vocab_size,
             num_rows=config.num_rows,
         )

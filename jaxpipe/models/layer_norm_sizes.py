@@ -66,6 +66,16 @@ class LayerNormSizes:
         check_choices(attention=self.attention, recompute=self.recompute)
 
     @property
+    def width(self) -> int:
+        """Numbers between the products of the feed forward: `feed_forward`, or what it is derived as."""
+        return 4 * self.hidden if self.feed_forward is None else self.feed_forward
+
+    @property
+    def size_of_head(self) -> int:
+        """Numbers of a head."""
+        return self.hidden // self.num_heads
+
+    @property
     def num_rows(self) -> int:
         """Rows of the tables of words."""
         return rows_of_words(self.vocab_size, self.vocab_multiple)
@@ -95,7 +105,7 @@ class LayerNormSizes:
         attention = SelfAttention(
             LayerNorm(hidden, epsilon=self.norm_epsilon),
             hidden=hidden,
-            heads=Heads(self.num_heads, self.num_heads, hidden // self.num_heads),
+            heads=Heads(self.num_heads, self.num_heads, self.size_of_head),
             bias=True,
             output_bias=True,
             attend=attend_of(self.attention, self.recompute),
@@ -111,7 +121,7 @@ class LayerNormSizes:
         feed_forward = FeedForward(
             LayerNorm(hidden, epsilon=self.norm_epsilon),
             hidden=hidden,
-            width=4 * hidden if self.feed_forward is None else self.feed_forward,
+            width=self.width,
             names=("up",),
             activation=ACTIVATIONS[self.activation],
             bias=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxpipe.config.base import MASKED_FAMILIES
+from jaxpipe.config.tokenizer import tokenizer_of
 from jaxpipe.data import (
     Batch,
     Batches,
@@ -13,9 +13,7 @@ from jaxpipe.data import (
     Corpus,
     MaskedSequences,
     Sequences,
-    Tokenizer,
     load_corpus,
-    load_tokenizer,
 )
 
 
@@ -33,15 +31,6 @@ def read_corpus(config: ConfigDict) -> Corpus:
         batch_size=data.batch_size,
         seq_len=data.seq_len,
     )
-
-
-def tokenizer_of(config: ConfigDict) -> Tokenizer:
-    """The tokenizer that `data` names, with the special tokens that the model's family needs.
-
-    Raises:
-        ConfigError: it is not there, or lacks them.
-    """
-    return load_tokenizer(config.data.tokenizer, is_masked=config.model.family in MASKED_FAMILIES)
 
 
 def batches_of(config: ConfigDict, tokens: np.ndarray) -> Batches:
