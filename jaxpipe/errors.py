@@ -1,7 +1,7 @@
 """The errors that users see, and their five-part form: where, what, rule, picture, repair.
 
-Every error that jaxpipe can foresee is one of these, raised before anything is compiled; only a
-TrainingError comes later, from the numbers of a run.
+Every error that jaxpipe can foresee is one of these, raised before anything is compiled. Later come only a
+TrainingError, from the numbers of a run, a DataError and a CheckpointError, from files, and a LostProcess.
 """
 
 
@@ -23,6 +23,18 @@ class ConfigError(JaxpipeError):
 
 class TrainingError(JaxpipeError):
     """A run has left the finite numbers, so that going on would be useless."""
+
+
+class DataError(JaxpipeError):
+    """A file of tokens or of text is damaged, or holds what the model has no words for."""
+
+
+class CheckpointError(JaxpipeError):
+    """A checkpoint cannot be written, or is damaged."""
+
+
+class LostProcess(JaxpipeError):  # noqa: N818  # it says what happened
+    """Another process of the run has ended or is stuck, so that this one cannot go on."""
 
 
 def closest(name: str, known: list[str]) -> str:

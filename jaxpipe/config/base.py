@@ -27,7 +27,9 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.model = _section(FIELDS[family])
 
     config.data = _section()
-    config.data.files = "auto"  # a glob of text files, ** descends; "auto": Python's standard library
+    # A glob of text files, ** descends; "auto": Python's standard library; "indexed:PREFIX": what jaxpipe.prepare
+    # wrote, or Megatron-LM, as PREFIX.bin and PREFIX.idx; "indexed:0.7 PREFIX 0.3 PREFIX": a blend, by weight.
+    config.data.files = "auto"
     config.data.tokenizer = "byte"  # a token is a byte; or the path of a tokenizer.json, or of a folder that has one
     config.data.batch_size = 32  # sequences of one step, over all devices
     config.data.seq_len = 128  # tokens of one sequence
@@ -75,10 +77,17 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.train.seed = 0  # of the initial parameters and of dropout
     config.train.eval_every = 100  # steps between held-out losses; there is always one at the end
     config.train.eval_batches = 8  # held-out batches of one evaluation, at most
+    # Steps one after another whose gradients are not finite, and so change nothing, before the run stops.
+    config.train.max_skipped_in_row = 5
+    config.train.lost_after_s = 120.0  # a process that is lost, or stuck in a step, for so long ends the run
 
     config.checkpoint = _section()
     config.checkpoint.init_from = ""  # a working folder whose parameters the run starts from; "": initial ones
-    config.checkpoint.save_at_end = True  # the parameters, in DIR/checkpoints
+    config.checkpoint.save_every = 100  # steps between checkpoints of the train state; 0: none before the end
+    config.checkpoint.save_at_end = True
+    config.checkpoint.keep_last = 3  # so many of the newest
+    config.checkpoint.keep_every = 0  # and for good those of every so many steps; 0: none
+    config.checkpoint.keep_best = 0  # and so many of those with the least held-out loss
     return config.lock()
 
 

@@ -42,6 +42,9 @@ AT_LEAST_ZERO = (
     "optimizer.final_learning_rate_fraction",
     "optimizer.weight_decay",
     "optimizer.beta1",
+    "checkpoint.save_every",
+    "checkpoint.keep_every",
+    "checkpoint.keep_best",
 )
 
 AT_LEAST_ONE = ("model.rope_scaling_factor",)
