@@ -2,7 +2,11 @@
 
 It runs 1F1B; with --config.pipeline.schedule=bitpipe it runs BitPipe, four layers a stage.
 
-Command:  python -m jaxpipe.train --config=configs/bert_64.py --workdir=runs/bert_64 --config.data.files='*.txt'
+Data:     Wikipedia as wikiextractor's --json leaves it, wiki/AA/wiki_00 and so on: an object with a text on each line
+          python -m jaxpipe.prepare --input='wiki/**/wiki_*' --format=jsonl --tokenizer=bpe:30522 --masked
+              --output=data/wiki
+Command:  python -m jaxpipe.train --config=configs/bert_64.py --workdir=runs/bert_64
+              --config.data.files=indexed:data/wiki --config.data.tokenizer=data/wiki.tokenizer.json
 Hardware: 8 GPUs of 80 GB (pipe 8), as estimated
 Time:     not yet measured
 Number:   not yet measured

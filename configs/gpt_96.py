@@ -2,7 +2,10 @@
 
 It runs 1F1B; with --config.pipeline.schedule=bitpipe it runs BitPipe, six layers a stage.
 
-Command:  python -m jaxpipe.train --config=configs/gpt_96.py --workdir=runs/gpt_96 --config.data.files='*.txt'
+Data:     OpenWebText as JSON lines with a text in each; of its text files, one a page, --input='openwebtext/**/*.txt'
+          python -m jaxpipe.prepare --input='openwebtext/**/*.jsonl' --tokenizer=bpe:50257 --output=data/openwebtext
+Command:  python -m jaxpipe.train --config=configs/gpt_96.py --workdir=runs/gpt_96
+              --config.data.files=indexed:data/openwebtext --config.data.tokenizer=data/openwebtext.tokenizer.json
 Hardware: 8 GPUs of 80 GB (pipe 8), as estimated
 Time:     not yet measured
 Number:   not yet measured

@@ -23,6 +23,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.pipeline.schedule = "1f1b"
     config.pipeline.num_microbatches = 16
     config.mesh.pipe = 8
+    config.mesh.deterministic = True
     config.optimizer.learning_rate = 5e-3
     config.train.steps = 400
     config.train.eval_every = 100

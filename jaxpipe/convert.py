@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from absl import flags
 
+from jaxpipe.checkpoints import open_canonical, save_canonical
 from jaxpipe.config import model_config
 from jaxpipe.config.command_line import require, run
 from jaxpipe.errors import ConfigError
@@ -31,7 +32,6 @@ from jaxpipe.huggingface.staging import check_target, staged
 from jaxpipe.huggingface.tensors import TensorMap
 from jaxpipe.models import LanguageModel
 from jaxpipe.training import workdir
-from jaxpipe.training.checkpoint import open_canonical, save_canonical
 
 FLAGS = flags.FLAGS
 MARK = "hf:"

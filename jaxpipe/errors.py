@@ -4,6 +4,8 @@ Every error that jaxpipe can foresee is one of these, raised before anything is 
 TrainingError, from the numbers of a run, a DataError and a CheckpointError, from files, and a LostProcess.
 """
 
+EXIT_STATUS = 2  # of a command that ends with one of these
+
 
 class JaxpipeError(ValueError):
     """Base of all errors that jaxpipe raises for something the user can mend."""
@@ -22,7 +24,7 @@ class ConfigError(JaxpipeError):
 
 
 class TrainingError(JaxpipeError):
-    """A run has left the finite numbers, so that going on would be useless."""
+    """A run has left the finite numbers, or cannot write its own, so that going on would be useless."""
 
 
 class DataError(JaxpipeError):

@@ -2,7 +2,8 @@
 
     python -m jaxpipe.eval --workdir=DIR [--config.FIELD=VALUE ...]
 
-The checkpoint knows no mesh: `--config.mesh.pipe=2` or another schedule evaluates the same parameters.
+The checkpoint knows no mesh: `--config.mesh.pipe=2`, another schedule or other processes evaluate the same
+parameters.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
+from jaxpipe.checkpoints import restore_params
 from jaxpipe.config import base_config, check
-from jaxpipe.config.command_line import require, run
+from jaxpipe.config.command_line import define_process_flags, require, run
+from jaxpipe.processes import Together, say
 from jaxpipe.training import workdir
-from jaxpipe.training.checkpoint import restore_params
 from jaxpipe.training.evaluate import heldout_losses
 from jaxpipe.training.losses import in_words
 from jaxpipe.training.setup import set_up
@@ -30,18 +32,22 @@ def define_flags(arguments: list[str]) -> None:
     flags.DEFINE_string("workdir", None, "Folder of a run.")
     config = workdir.read_config(directory) if directory else base_config()
     config_flags.DEFINE_config_dict("config", config, help_string="The run's config.")
+    define_process_flags()
 
 
 def main(_: Sequence[str]) -> None:
     """One evaluation."""
     config = FLAGS.config
     check(config, name=f"{FLAGS.workdir}/{workdir.CONFIG}")
-    setup = set_up(config)
-    step, params = restore_params(workdir.path_of(FLAGS.workdir), model=setup.model, pipeline=setup.pipeline)
-    eval_step = make_eval_step(setup.pipeline)
-    heldout = heldout_losses(eval_step, setup, params, num_batches=config.train.eval_batches)
-    print(f"devices    {setup.devices.reason}")
-    print(f"step {step}: held-out {in_words(heldout)}")
+    with Together(
+        FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id, lost_after_s=config.train.lost_after_s
+    ) as processes:
+        setup = set_up(config, num_processes=processes.count)
+        step, params = restore_params(workdir.path_of(FLAGS.workdir), model=setup.model, pipeline=setup.pipeline)
+        eval_step = make_eval_step(setup.pipeline)
+        heldout = heldout_losses(eval_step, setup, params, num_batches=config.train.eval_batches)
+        say(f"devices    {setup.devices.reason}")
+        say(f"step {step}: held-out {in_words(heldout)}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax
 from absl import flags
 
+from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.config import model_config
 from jaxpipe.config.base import MASKED_FAMILIES
 from jaxpipe.config.command_line import require, run
@@ -21,7 +22,6 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.generation import generate
 from jaxpipe.training import workdir
-from jaxpipe.training.checkpoint import restore_canonical
 
 FLAGS = flags.FLAGS
 

@@ -2,102 +2,215 @@
 
     python -m jaxpipe.train --config=configs/quickstart.py --workdir=DIR [--config.FIELD=VALUE ...]
 
-Writes to DIR: config.json, schedule.svg, metrics.jsonl (one object a step), tensorboard/, checkpoints/.
+The same command goes on with a run that has ended early, from its newest checkpoint. On several machines every
+process runs it: see `jaxpipe.launch` and configs/launch/. Writes to DIR: config.json, schedule.svg, timeline.json,
+metrics.jsonl (one object a step), tensorboard/, checkpoints/, logs/ (a file of each process), profile/.
+
+Exit status: 0 done; 2 an error that is said; 75 stopped by SIGTERM or SIGINT, with a checkpoint, to be started again;
+76 another process is lost or stuck.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import jax
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
+from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import check
-from jaxpipe.config.command_line import require, run
+from jaxpipe.config.command_line import define_process_flags, require, run
 from jaxpipe.huggingface import copied_name, copy_origin
+from jaxpipe.processes import Together, log_to, print_with, say
 from jaxpipe.schedules import simulate
 from jaxpipe.schedules.render import svg
 from jaxpipe.training import workdir
-from jaxpipe.training.checkpoint import save_params
 from jaxpipe.training.evaluate import heldout_losses
 from jaxpipe.training.losses import in_words
-from jaxpipe.training.metrics import MetricsWriter, check_finite
+from jaxpipe.training.memory import check_memory
+from jaxpipe.training.metrics import open_metrics
+from jaxpipe.training.profiler import Profiler, profile_steps
 from jaxpipe.training.report import report
-from jaxpipe.training.setup import optimizer_and_step, put_batch, set_up
+from jaxpipe.training.resume import changes
+from jaxpipe.training.setup import Setup, local_rows, optimizer_and_step, put_batch, set_up
+from jaxpipe.training.skipped import SkippedSteps
+from jaxpipe.training.speed import Speed
 from jaxpipe.training.start import first_state
-from jaxpipe.training.step import make_eval_step
+from jaxpipe.training.step import make_eval_step, state_like
+from jaxpipe.training.timeline import write_timeline
 
 FLAGS = flags.FLAGS
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may start the same command again
 
 
 def define_flags(arguments: list[str]) -> None:
-    """Defines --config and --workdir."""
+    """Defines --config, --workdir and what goes with them."""
     require("config", arguments, example="configs/quickstart.py")
     require("workdir", arguments, example="runs/first")
     config_flags.DEFINE_config_file("config", help_string="Python file with get_config(); see jaxpipe.config.base.")
     flags.DEFINE_string("workdir", None, "Folder for the files of this run.")
+    flags.DEFINE_bool("dry_run", False, "Check and compile everything, train and write nothing.")
+    flags.DEFINE_string("profile_steps", "", "FIRST:LAST, both included: a profiler trace of these steps.")
+    define_process_flags()
 
 
 def main(_: Sequence[str]) -> None:
     """One training run, top to bottom."""
-    # ---- Config: everything that can be wrong is found here, before anything is compiled
+    # ---- Config: everything that can be wrong is found before anything is compiled
     config = FLAGS.config
     check(config, name=config_flags.get_config_filename(FLAGS["config"]))
-    workdir.check_new(FLAGS.workdir)
+    with Together(
+        FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id, lost_after_s=config.train.lost_after_s
+    ) as processes:
+        train(config, processes)
+
+
+def train(config: ConfigDict, processes: Together) -> None:
+    """The run of a checked config, in one of its processes."""
+    # ---- The folder of the run: a new one, or one to go on with
+    path = workdir.check(FLAGS.workdir)
+    goes_on = processes.agree("goes_on", str(workdir.holds_run(path))) == str(True)
+    if goes_on:
+        _take_up(path, config)
 
     # ---- Text, devices, model, pipeline
-    setup = set_up(config)
-    pipeline = setup.pipeline
+    setup = set_up(config, num_processes=processes.count)
     config.mesh.platform = setup.devices.platform
+    optimizer, train_step = optimizer_and_step(config, setup.model, setup.pipeline)
+    like = state_like(setup.model, setup.pipeline, optimizer)
+    batch = setup.train_batches.at(0)
+    check_memory(setup.pipeline, like, batch)
 
-    # ---- State and traced step
-    optimizer, train_step = optimizer_and_step(config, setup.model, pipeline)
-    state = first_state(config, setup, optimizer)
-    first_batch = put_batch(pipeline, setup.train_batches.at(0))
-    print(report(setup, state, first_batch), flush=True)
-    start = time.perf_counter()
-    train_step = train_step.lower(state, first_batch)
+    with _checkpoints(path, config, setup) as checkpoints:
+        # ---- State: the first one, or that of the newest checkpoint
+        num_done = 0
+        if goes_on and checkpoints.steps():
+            num_done, state = checkpoints.restore(like)
+        else:
+            state = first_state(config, setup, optimizer)
+        traced_steps = profile_steps(FLAGS.profile_steps, num_steps=config.train.steps, first_step=num_done)
+        batch = put_batch(setup.pipeline, batch)
+        say(report(setup, state, batch))
+        if goes_on:
+            say(f"goes on    from {f'the checkpoint of step {num_done}' if num_done else 'step 0: no checkpoint yet'}")
+        if num_done >= config.train.steps:
+            say(f"done       all {config.train.steps} steps, before")
+            return
 
-    # ---- Files of the run: not before all that can be wrong has been found
-    path = workdir.create(FLAGS.workdir)
+        # ---- Files of the run: not before all that can be wrong has been found
+        start = time.perf_counter()
+        train_step = train_step.lower(state, batch)
+        if not FLAGS.dry_run:
+            log_to(workdir.create(FLAGS.workdir), process=processes.index)
+            if processes.is_first:
+                _write_files(path, config, setup, goes_on=goes_on)
+
+        # ---- Compiled step
+        train_step = train_step.compile()
+        say(f"compiled   in {time.perf_counter() - start:.1f} s")
+        if FLAGS.dry_run:
+            say("dry run    ends here: nothing is trained or written")
+            return
+
+        # ---- Training
+        with Profiler(path, traced_steps) as profiler:
+            _train(config, processes, setup, checkpoints, profiler, path, train_step, state, num_done)
+
+        # ---- The end: the last checkpoint is complete before the run says so
+        checkpoints.wait()
+        if checkpoints.steps():
+            say(f"checkpoint {path / CHECKPOINTS / str(checkpoints.steps()[-1])}")
+    if processes.stop.reason:
+        say(f"stopped    because {processes.stop.reason}; the same command goes on from there")
+        sys.exit(EXIT_STOPPED)
+
+
+def _train(
+    config: ConfigDict,
+    processes: Together,
+    setup: Setup,
+    checkpoints: Checkpoints,
+    profiler: Profiler,
+    path: Path,
+    train_step: Any,
+    state: Any,
+    num_done: int,
+) -> None:
+    """The steps from the first that is not done to the last, or to the one after which a signal stops them."""
+    pipeline, num_steps = setup.pipeline, config.train.steps
+    eval_step, speed = make_eval_step(pipeline), Speed(setup.model, pipeline, setup.train_batches.at(0))
+    skipped_steps = SkippedSteps(pipeline, max_in_row=config.train.max_skipped_in_row)
+    rows = local_rows(pipeline, config.data.batch_size // config.pipeline.num_microbatches)
+    with (
+        closing(setup.train_batches.following(num_done, rows)) as batches,
+        open_metrics(path, num_steps=num_steps, first_step=num_done) as metrics,
+    ):
+        print_with(metrics.say)
+        for step in range(num_done + 1, num_steps + 1):
+            # ---- One step
+            processes.begin(f"step {step}")
+            profiler.before(step)
+            start = time.perf_counter()
+            state, numbers = train_step(state, put_batch(pipeline, next(batches), rows))
+            numbers = jax.device_get(numbers)
+            numbers = {name: numbers[name].item() for name in ("loss", *numbers)}
+            numbers |= speed.numbers(time.perf_counter() - start)
+            if traced := profiler.after(step):
+                say(traced)
+            stops = processes.stops_after_step()
+
+            # ---- Held-out loss, now and then and at the end
+            if step == num_steps or (step % config.train.eval_every == 0 and not stops):
+                processes.begin(f"the evaluation after step {step}")
+                heldout = heldout_losses(eval_step, setup, state.params, num_batches=config.train.eval_batches)
+                say(f"step {step}: held-out {in_words(heldout)}; {speed.spread_in_words()}")
+                numbers |= heldout | speed.spread()
+            metrics.write(step, numbers)
+            if skipped := skipped_steps.check(step, numbers, state.params):
+                say(skipped)
+
+            # ---- Checkpoint, written in the background; none of parameters that may be bad themselves
+            if stops or (_saves_after(step, config) and not skipped):
+                processes.begin(f"the checkpoint of step {step}")
+                checkpoints.save(step, state, config=config.to_dict(), heldout_loss=numbers.get("eval_loss"))
+            if stops:
+                return
+
+
+def _checkpoints(path: Path, config: ConfigDict, setup: Setup) -> Checkpoints:
+    keep = Keep(config.checkpoint.keep_last, config.checkpoint.keep_every, config.checkpoint.keep_best)
+    return Checkpoints(path / CHECKPOINTS, pipeline=setup.pipeline, keep=keep, read_only=FLAGS.dry_run, say=say)
+
+
+def _take_up(path: Path, config: ConfigDict) -> None:
+    """Checks that the run in `path` can go on as `config` says, and says what changes."""
     if config.checkpoint.init_from:
+        source = workdir.path_of(config.checkpoint.init_from)
+        config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
+    for change in changes(path, config):
+        say(f"changed    {change}")
+
+
+def _write_files(path: Path, config: ConfigDict, setup: Setup, *, goes_on: bool) -> None:
+    """Writes what a run leaves besides its numbers; the config last, since with it a run has begun."""
+    if config.checkpoint.init_from and not goes_on:
         source = workdir.path_of(config.checkpoint.init_from)
         copy_origin(source, path)
         config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
+    (path / workdir.SCHEDULE).write_text(svg(setup.pipeline.schedule, simulate(setup.pipeline.schedule)))
+    write_timeline(path, setup)
     workdir.write_config(path, config)
-    (path / workdir.SCHEDULE).write_text(svg(pipeline.schedule, simulate(pipeline.schedule)))
 
-    # ---- Compiled steps
-    train_step = train_step.compile()
-    print(f"compiled   in {time.perf_counter() - start:.1f} s", flush=True)
-    eval_step = make_eval_step(pipeline)
 
-    # ---- Training
-    num_tokens = config.data.batch_size * config.data.seq_len
-    with MetricsWriter(path, num_steps=config.train.steps) as metrics:
-        for step in range(1, config.train.steps + 1):
-            start = time.perf_counter()
-            state, numbers = train_step(state, put_batch(pipeline, setup.train_batches.at(step - 1)))
-            numbers = jax.tree.map(float, numbers)
-            step_time_s = time.perf_counter() - start
-            numbers = {"loss": numbers.pop("loss"), **numbers}
-            check_finite(step, numbers)
-            numbers |= {"tokens_per_s": num_tokens / step_time_s, "step_time_s": step_time_s}
-
-            # ---- Held-out loss, now and then and at the end
-            if step % config.train.eval_every == 0 or step == config.train.steps:
-                heldout = heldout_losses(eval_step, setup, state.params, num_batches=config.train.eval_batches)
-                check_finite(step, heldout)
-                metrics.say(f"step {step}: held-out {in_words(heldout)}")
-                numbers |= heldout
-            metrics.write(step, numbers)
-
-    # ---- Checkpoint
-    if config.checkpoint.save_at_end:
-        saved = save_params(path, step=config.train.steps, params=state.params, pipeline=pipeline)
-        print(f"checkpoint {saved}")
+def _saves_after(step: int, config: ConfigDict) -> bool:
+    every = config.checkpoint.save_every
+    return config.checkpoint.save_at_end if step == config.train.steps else every > 0 and step % every == 0
 
 
 if __name__ == "__main__":

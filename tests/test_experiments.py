@@ -1,6 +1,7 @@
 """The experiments' scripts at small size."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -88,3 +89,84 @@ def test_flops_of_a_block_are_those_of_the_literature(block):
     s, h, width, key_and_value = 8192, 4096, 14336, 2 * 8 * 128
     kernels = h * (2 * h + key_and_value + 3 * width)
     assert block.block_flops(block.full_case("llama3_8b", "gpu")) == 3 * (2 * s * kernels + 4 * s**2 * h)
+
+
+def test_every_case_of_the_loader_is_read(tmp_path):
+    text = experiment("009_loader").table(tmp_path, num_tokens=300_000, measured_s=0.0, trained=1.0)
+    _, _, *rows = text.splitlines()
+    assert len(rows) == 5
+    for row in rows:
+        _, _, in_place, ahead, ratio, _ = (cell.strip() for cell in row.split("|"))
+        assert min(float(cell.replace(",", "")) for cell in (in_place, ahead, ratio)) > 0
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """The experiment on a cluster; its folder's modules, as Python finds them for a script."""
+    monkeypatch.syspath_prepend(EXPERIMENTS / "010_cluster")
+    (tmp_path / "tiny.py").write_text(TINY)
+    yield experiment("010_cluster")
+    for name in ("measured", "predicted"):
+        del sys.modules[name]
+
+
+TINY = """
+from jaxpipe.config import base_config
+
+def get_config(arg=""):
+    config = base_config("gpt")
+    config.model.num_layers, config.model.hidden, config.model.num_heads = 8, 16, 2
+    config.data.batch_size, config.data.seq_len = 8, 16
+    config.pipeline.num_microbatches = 8
+    config.mesh.pipe, config.mesh.platform = 4, "cpu"
+    return config
+"""
+
+
+def table_cells(text):
+    """Schedule -> the cells of its row."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    return {row[0]: row[1:] for row in rows[2:]}
+
+
+def test_the_cluster_experiment_reads_what_runs_have_left(cluster, tmp_path, capsys):
+    for name, times_s in {"1f1b": [9.0, 2.0, 1.0, 3.0], "bpipe": [9.0, 2.0, 2.0, 5.0]}.items():
+        (tmp_path / name).mkdir()
+        rows = [{"step": step, "step_time_s": time_s} for step, time_s in enumerate(times_s, start=1)]
+        if name == "1f1b":
+            rows = [row | {"mfu": 0.9 / row["step_time_s"], "peak_bytes_in_use": row["step"] * 2**29} for row in rows]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cluster.main(["--read", f"--config={tmp_path}/tiny.py", f"--workdir={tmp_path}", "--warmup_steps=1"])
+    printed = capsys.readouterr().out
+    assert "3 steps after 1 to warm up" in printed
+    cells = table_cells(printed)
+    # 3 steps of 8 samples in 6 s and in 9 s. 1F1B's bubble is (D-1)/(N+D-1); BitPipe's of D=4, N=2D 6 forwards of a
+    # stage beside 6N; the work is the same, so their steps are as 1 - 6/54 to 1 - 3/11.
+    not_yet = "not yet measured"
+    assert cells["1f1b"][:-1] == ["4.00", "2", "1.000", "1.000", "0.273", "0.450", "2.00"]
+    assert cells["bpipe"][:-1] == ["2.67", "2", "1.000", "1.000", "0.273", "-", "-"]
+    assert cells["bitpipe"][:-1] == [not_yet, not_yet, not_yet, "0.818", "0.111", not_yet, not_yet]
+    assert all(float(row[-1]) >= 0 for row in cells.values())
+
+
+def test_the_cluster_experiment_runs_end_to_end(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "SCHEDULES", ("1f1b",))
+    page = tmp_path / "README.md"
+    page.write_text(f"Before.\n{cluster.BEGIN}old\n{cluster.END}After.\n")
+    monkeypatch.setattr(cluster, "README", page)
+    further = ["--config.mesh.pipe=2", "--config.model.num_layers=2", "--config.model.vocab_size=256"]
+    arguments = [f"--config={tmp_path}/tiny.py", f"--workdir={tmp_path}/runs", "--warmup_steps=1", "--steps=2"]
+    cluster.main([*arguments, "--write", "--", *further])
+    steps = [json.loads(line)["step"] for line in (tmp_path / "runs/1f1b/metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3]
+    written = page.read_text()
+    assert written.startswith("Before.\n")
+    assert written.endswith("After.\n")
+    assert "2 steps after 1 to warm up" in written
+    samples_per_s, step_time_s, ratio, *_ = table_cells(written)["1f1b"]
+    assert float(samples_per_s) * float(step_time_s) == pytest.approx(8, rel=0.01)  # of two, the median is the mean
+    assert ratio == "1.000"
+
+
+def test_the_page_of_the_cluster_experiment_takes_the_table(cluster):
+    assert cluster.write("new", cluster.README.read_text()).count("new\n") == 1

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from ml_collections import ConfigDict
 
 from jaxpipe.config.base import base_config
+from jaxpipe.config.checkpoint_checks import check_best, check_kept_steps
 from jaxpipe.config.choice import check_choice
-from jaxpipe.config.data_checks import check_masked_sequence, check_vocabulary
+from jaxpipe.config.data_checks import check_blend, check_masked_sequence, check_vocabulary
 from jaxpipe.config.mesh_checks import check_batch, check_tensor
 from jaxpipe.config.model_checks import (
     check_attention_kernel,
@@ -143,6 +144,7 @@ def _schedule(config: ConfigDict) -> Checks:
 
 def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_vocabulary(config)
+    yield lambda: check_blend(config)
     yield lambda: check_masked_sequence(config)
     yield lambda: model_config(config)
     yield lambda: check_positions(config)
@@ -151,3 +153,5 @@ def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_tensor(config)
     yield lambda: layers_per_stage(config)
     yield lambda: check_batch(config)
+    yield lambda: check_kept_steps(config)
+    yield lambda: check_best(config)

@@ -17,9 +17,7 @@ from ml_collections import config_dict
 from jaxpipe.config.base import base_config
 from jaxpipe.config.model_section import FIELDS
 from jaxpipe.config.unknown_field import unknown_field
-from jaxpipe.errors import ConfigError, JaxpipeError, closest
-
-EXIT_STATUS = 2
+from jaxpipe.errors import EXIT_STATUS, ConfigError, JaxpipeError, closest
 
 _HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 
@@ -68,6 +66,15 @@ def require(flag: str, arguments: Sequence[str], *, example: str) -> str:
             f"  repair: add for example --{flag}={example}"
         )
     return value
+
+
+def define_process_flags() -> None:
+    """Defines the flags by which several processes find each other; see `jaxpipe.processes.join`."""
+    flags.DEFINE_string(
+        "coordinator_address", None, "HOST:PORT of process 0; without it jax looks for SLURM, Kubernetes or Open MPI."
+    )
+    flags.DEFINE_integer("num_processes", None, "Processes of the run, with --coordinator_address.")
+    flags.DEFINE_integer("process_id", None, "Number of this process, with --coordinator_address.")
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Rules of `data` that need the model: a vocabulary for its tokens, sequences that hold what a masked model needs."""
+"""Rules of `data`: a vocabulary for its tokens, a blend with weights, sequences that hold what a masked model needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config.base import MASKED_FAMILIES
 from jaxpipe.config.tokenizer import tokenizer_of
+from jaxpipe.data.blend import INDEXED, parse_blend
 from jaxpipe.data.masked import SHORTEST_SEQ_LEN
 from jaxpipe.errors import ConfigError
 
@@ -20,6 +21,12 @@ def check_vocabulary(config: ConfigDict) -> None:
             f"      data.tokenizer={config.data.tokenizer!r} of a {config.model.family}: tokens 0 .. {needed - 1}\n"
             f"  repair: set model.vocab_size={needed}"
         )
+
+
+def check_blend(config: ConfigDict) -> None:
+    """Raises ConfigError for prepared files that are named neither alone nor with their weights."""
+    if config.data.files.startswith(INDEXED):
+        parse_blend(config.data.files)
 
 
 def check_masked_sequence(config: ConfigDict) -> None:

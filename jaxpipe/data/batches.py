@@ -1,73 +1,124 @@
-"""Which sequences make the batch of a step: a pure function of (sequences, seed, step).
+"""Which sequences make the batch of a step: a pure function of (sources, weights, seed, step).
 
-So a run that starts again at any step sees what it would have seen. The sequences of a batch do not
-depend on the number of microbatches, only their grouping does. Left to others: what a sequence is (`sequences`).
+So a run that starts again at any step sees what it would have seen, and each process of a run makes only the rows that
+its devices need. The sequences of a batch do not depend on the number of microbatches, only their grouping does. Left
+to others: what a sequence is (`sequences`), and in which order they come (`order`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from fractions import Fraction
+from functools import cached_property
 
+import grain
 import numpy as np
 
+from jaxpipe.data.order import Order
 from jaxpipe.data.sequences import Batch, Sequences
+
+NUM_THREADS = 2
+NUM_AHEAD = 4  # batches
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of sequences; every epoch takes them in another order.
+    """Batches of sequences, one behind the other without regard to epochs, each of which has another order.
+
+    A batch may end one epoch and begin the next.
 
     Attributes:
-        sequences: of one text.
+        sources: sequences of a text each.
         batch_size: sequences of one step; `num_microbatches` divides it.
         num_microbatches: microbatches of one step.
         seed: decides the order.
+        weights: of each source; its share of the sequences is its weight over the sum of all.
 
     Example:
         >>> from jaxpipe.data import CausalSequences
         >>> sequences = CausalSequences(np.arange(100), seq_len=4)
-        >>> batches = Batches(sequences, batch_size=6, num_microbatches=3, seed=0)
+        >>> batches = Batches((sequences,), batch_size=6, num_microbatches=3, seed=0)
         >>> batches.at(0)["tokens"].shape
         (3, 2, 4)
+        >>> batches.at(0, rows=np.array([1]))["tokens"].shape
+        (3, 1, 4)
     """
 
-    sequences: Sequences
+    sources: tuple[Sequences, ...]
     batch_size: int
     num_microbatches: int
     seed: int
+    weights: tuple[Fraction, ...] = (Fraction(1),)
 
-    def at(self, step: int) -> Batch:
+    def at(self, step: int, rows: np.ndarray | None = None) -> Batch:
         """The batch of `step`: int32 arrays "num_microbatches microbatch_size ...", as the sequences have them.
 
-        An epoch leaves out the sequences that do not fill a batch; another order leaves out others.
+        Args:
+            step: 0 or more; none costs more than another.
+            rows: "row", which of `microbatch_size` to make; None makes all.
+
+        Raises:
+            DataError: a file holds what the model has no words for.
         """
-        epoch, index = divmod(step, self.sequences.num_sequences // self.batch_size)
-        order = _order(self.seed, epoch, self.sequences.num_sequences)
-        indices = order[index * self.batch_size : (index + 1) * self.batch_size]
-        return self._grouped(self.sequences.take(indices, epoch=epoch))
+        places = self._places(step)
+        places = places if rows is None else places[:, rows]
+        taken = self._take(self._order.at(places.ravel()))
+        return {name: values.reshape(*places.shape, *values.shape[1:]) for name, values in taken.items()}
+
+    def following(self, step: int, rows: np.ndarray | None = None) -> Generator[Batch, None, None]:
+        """The batches of `step`, `step` + 1, ... without end, made ahead in background threads.
+
+        What goes wrong in one of them is raised here, at the batch that it belongs to. `close` ends them.
+
+        Args:
+            step: the first one.
+            rows: as of `at`.
+        """
+        batches = grain.MapDataset.range(step, sys.maxsize).map(lambda step: self.at(step, rows))
+        ahead = iter(batches.to_iter_dataset(grain.ReadOptions(NUM_THREADS, NUM_AHEAD)))
+        try:
+            yield from ahead
+        finally:
+            ahead.close()
 
     def first(self, num_batches: int) -> Iterator[Batch]:
         """At most `num_batches` batches without repeating a sequence, for evaluation: always the same ones.
 
-        Where the sequences end before a batch is full, the rest of it counts for nothing.
+        They end where a source would begin its second epoch, so that each has its share. The rest of a batch that is
+        not full counts for nothing.
         """
-        order = _order(self.seed, 0, self.sequences.num_sequences)
-        for start in range(0, min(num_batches * self.batch_size, len(order)), self.batch_size):
-            taken = self.sequences.take(order[start : start + self.batch_size], epoch=0)
-            filling = self.sequences.fill(max(0, start + self.batch_size - len(order)))
-            yield self._grouped({name: np.concatenate([taken[name], filling[name]]) for name in taken})
+        for step in range(num_batches):
+            places = self._places(step)
+            addresses = self._order.at(places.ravel())
+            (repeated,) = addresses[:, 1].nonzero()
+            num_new = repeated[0] if len(repeated) else self.batch_size
+            if num_new == 0:
+                return
+            taken = self._take(addresses[:num_new])
+            filling = self.sources[0].fill(self.batch_size - num_new)
+            yield {
+                name: np.concatenate([taken[name], filling[name]]).reshape(*places.shape, *taken[name].shape[1:])
+                for name in taken
+            }
+            if num_new < self.batch_size:
+                return
 
-    def _grouped(self, batch: Batch) -> Batch:
-        size = (self.num_microbatches, self.batch_size // self.num_microbatches)
-        return {name: values.reshape(*size, *values.shape[1:]) for name, values in batch.items()}
+    @cached_property
+    def _order(self) -> Order:
+        return Order(tuple(source.num_sequences for source in self.sources), self.weights, self.seed)
 
+    def _places(self, step: int) -> np.ndarray:
+        """The places of a step in the order, "num_microbatches microbatch_size"."""
+        return step * self.batch_size + np.arange(self.batch_size).reshape(self.num_microbatches, -1)
 
-@lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, num_sequences: int) -> np.ndarray:
-    """The order of an epoch, drawn once for all its steps."""
-    # RandomState, because NumPy promises that its stream never changes between versions.
-    order = np.random.RandomState([seed, epoch]).permutation(num_sequences)
-    order.flags.writeable = False
-    return order
+    def _take(self, addresses: np.ndarray) -> Batch:
+        """The sequences at `addresses` "sequence 3", in their order."""
+        groups, group = np.unique(addresses[:, :2], axis=0, return_inverse=True)
+        parts = [
+            self.sources[source].take(addresses[group == index, 2], epoch=int(epoch))
+            for index, (source, epoch) in enumerate(groups)
+        ]
+        back = np.argsort(np.argsort(group, kind="stable"))
+        return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxpipe.data.blocks import Tokens
 from jaxpipe.data.sequences import Batch
 
 
@@ -13,8 +14,11 @@ from jaxpipe.data.sequences import Batch
 class CausalSequences:
     """The text cut into sequences that do not overlap; every epoch sees the same ones.
 
+    Documents are packed by concatenating and splitting: they stand one behind the other, each ended by a separator, and
+    a sequence may end one and begin the next. Nothing is padded and nothing left out but the end of the text.
+
     Attributes:
-        tokens: "tokens"; at least `seq_len + 1`.
+        tokens: at least `seq_len + 1`; read where a sequence is taken.
         seq_len: tokens of one sequence.
 
     Example:
@@ -22,7 +26,7 @@ class CausalSequences:
         array([[ 9, 10, 11, 12]], dtype=int32)
     """
 
-    tokens: np.ndarray
+    tokens: Tokens
     seq_len: int
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxpipe.data.blocks import Tokens
 from jaxpipe.data.draws import raw_draws
 from jaxpipe.data.masked_vocabulary import MaskedVocabulary
 from jaxpipe.data.masking import choose_words, num_predicted, replace_words
@@ -27,7 +28,7 @@ class MaskedSequences:
         predicted 2, targets jumps, sentence_order 1
 
     Attributes:
-        tokens: "tokens"; at least `seq_len - 3`, ids of `vocabulary`.
+        tokens: at least `seq_len - 3`, ids of `vocabulary`; read where a sequence is taken.
         seq_len: tokens of one sequence with its special ones and padding; at least 5.
         vocabulary: the special tokens, and which ids are words.
         mask_fraction: of the words of a text, those to predict, in (0, 1].
@@ -44,7 +45,7 @@ class MaskedSequences:
         (2, 3)
     """
 
-    tokens: np.ndarray
+    tokens: Tokens
     seq_len: int
     vocabulary: MaskedVocabulary
     mask_fraction: float

@@ -37,16 +37,19 @@ class Devices:
     reason: str
 
 
-def choose_devices(num_devices: int, *, platform: str = "auto", deterministic: bool = False) -> Devices:
+def choose_devices(
+    num_devices: int, *, platform: str = "auto", deterministic: bool = False, num_processes: int = 1
+) -> Devices:
     """`num_devices` devices: GPUs where there are so many, else virtual CPU devices.
 
     Args:
         num_devices: data x pipe x tensor.
         platform: "gpu" or "cpu" takes these or none; "auto" prefers GPUs.
         deterministic: whether one device adds in the same order every time.
+        num_processes: that have joined, each with as many of the devices.
 
     Raises:
-        ConfigError: `platform` is unknown or has fewer devices than needed.
+        ConfigError: `platform` is unknown or has fewer devices than needed, or the processes cannot share them.
     """
     if platform not in PLATFORMS:
         raise ConfigError(
@@ -57,16 +60,19 @@ def choose_devices(num_devices: int, *, platform: str = "auto", deterministic: b
     if platform != "cpu":
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", GPU_MEMORY_FRACTION)
         add_flags(GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
+    _check_shared(num_devices, num_processes)
     if platform != "gpu":
-        _ask_for_cpu_devices(num_devices)
+        _ask_for_cpu_devices(num_devices // num_processes)
     gpus = [] if platform == "cpu" else _devices("gpu")
     if platform == "gpu" or len(gpus) >= num_devices:
         _check_count(gpus, num_devices, "GPUs", repair="mesh.platform='auto' for virtual CPU devices")
+        _check_all_used(len(gpus), num_devices, num_processes)
         return Devices("gpu", tuple(gpus[:num_devices]), f"{num_devices} of {len(gpus)} GPUs, {gpus[0].device_kind}")
     cpus = _devices("cpu")
     _check_count(cpus, num_devices, "CPU devices", repair=f"take {_COUNT_FLAG} out of XLA_FLAGS")
-    jax.config.update("jax_default_device", cpus[0])
+    jax.config.update("jax_default_device", jax.local_devices(backend="cpu")[0])
     why = "as mesh.platform says" if platform == "cpu" else f"because there are {len(gpus)} GPUs"
+    why = why if num_processes == 1 else f"{num_devices // num_processes} in each of {num_processes} processes, {why}"
     return Devices("cpu", tuple(cpus[:num_devices]), f"{num_devices} virtual CPU devices, {why}")
 
 
@@ -85,6 +91,26 @@ def _devices(platform: str) -> list[Any]:
         return jax.devices(platform)
     except RuntimeError:  # this machine, or JAX_PLATFORMS, has no such backend
         return []
+
+
+def _check_shared(num_devices: int, num_processes: int) -> None:
+    if num_devices % num_processes:
+        raise ConfigError(
+            f"the mesh needs {num_devices} devices of {num_processes} processes\n"
+            "  rule devices-of-processes: every process has as many devices of the mesh as any other\n"
+            f"      {num_devices} = {num_processes} x {num_devices // num_processes} + {num_devices % num_processes}\n"
+            "  repair: set a mesh of a multiple of the processes, or start another number of them"
+        )
+
+
+def _check_all_used(num_there: int, num_devices: int, num_processes: int) -> None:
+    if num_processes > 1 and num_there != num_devices:
+        raise ConfigError(
+            f"the mesh takes {num_devices} of the {num_there} GPUs of {num_processes} processes\n"
+            "  rule devices-of-processes: the mesh of several processes takes all their GPUs\n"
+            f"      {num_devices} < {num_there}\n"
+            f"  repair: set a mesh of {num_there} devices, mesh.data for example, or start fewer processes"
+        )
 
 
 def _check_count(found: list[Any], num_needed: int, kind: str, *, repair: str) -> None:

@@ -25,6 +25,7 @@ class Hardware:
         memory_bytes: all of it, what the driver and libraries take included.
         memory_bytes_per_s: of reads and writes together.
         bf16_flops_per_s: peak of dense matrix products.
+        tf32_flops_per_s: the same of float32 numbers, which are rounded to TF32 as XLA's default has it.
         nvlink_bytes_per_s: to other GPUs of the node, one way.
         network_bytes_per_s: to other nodes, one way.
         compute_capability: major, minor.
@@ -40,6 +41,7 @@ class Hardware:
     memory_bytes: int
     memory_bytes_per_s: int
     bf16_flops_per_s: float
+    tf32_flops_per_s: float
     nvlink_bytes_per_s: float
     network_bytes_per_s: float
     compute_capability: tuple[int, int]
@@ -56,6 +58,7 @@ _A100 = Hardware(
     memory_bytes=85_100_068_864,
     memory_bytes_per_s=2_039_040_000_000,
     bf16_flops_per_s=312e12,
+    tf32_flops_per_s=156e12,
     nvlink_bytes_per_s=300e9,
     network_bytes_per_s=25e9,
     compute_capability=(8, 0),
@@ -71,6 +74,7 @@ _H100 = Hardware(
     memory_bytes=84_942_979_072,
     memory_bytes_per_s=3_352_320_000_000,
     bf16_flops_per_s=989.5e12,
+    tf32_flops_per_s=494.7e12,
     nvlink_bytes_per_s=450e9,
     network_bytes_per_s=50e9,
     compute_capability=(9, 0),
@@ -96,6 +100,27 @@ HARDWARE: dict[str, Hardware] = {
         ),
     )
 }
+
+# GPUs with the peak of another, by its driver's name: all forms of the A100 have one, by its data sheet.
+_OTHER_FORMS = dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), _A100)
+
+
+def peak_flops_per_s(description: str, *, dtype: str) -> float | None:
+    """The peak of dense matrix products on one GPU, None where it is not known, as on a CPU.
+
+    Args:
+        description: as its driver names it, which is jax's `device_kind`.
+        dtype: of the numbers, "float32" or "bfloat16".
+
+    Example:
+        >>> peak_flops_per_s("NVIDIA H200", dtype="bfloat16") / 1e12
+        989.5
+    """
+    hardware = {each.description: each for each in HARDWARE.values()} | _OTHER_FORMS
+    found = hardware.get(description)
+    if found is None:
+        return None
+    return {"bfloat16": found.bf16_flops_per_s, "float32": found.tf32_flops_per_s}.get(dtype)
 
 
 def target_config(hardware: Hardware) -> str:

@@ -94,7 +94,7 @@ class Layout:
         self.pairs = tuple((device, placement.partner_of(device)) for device in devices)
         used = np.flatnonzero(self.canonical.ravel() >= 0)
         _, where = np.unique(self.canonical.ravel()[used], return_index=True)
-        self._row = used[where]  # [num_layers] a row that holds the layer
+        self.row_of_layer = used[where]  # [num_layers] a row, of those of all devices, that holds the layer
 
     def to_stages(self, params: PyTree) -> PyTree:
         """Staged parameters from canonical ones; traceable."""
@@ -114,10 +114,8 @@ class Layout:
 
     def from_stages(self, params: PyTree) -> PyTree:
         """Canonical parameters (or their gradients) from staged ones; traceable."""
-        num_rows = self.canonical.size
-        return {
-            **params,
-            "layers": jax.tree.map(
-                lambda leaf: jnp.take(leaf.reshape(num_rows, *leaf.shape[3:]), self._row, axis=0), params["layers"]
-            ),
-        }
+
+        def in_order(leaf: jax.Array) -> jax.Array:
+            return jnp.take(leaf.reshape(self.canonical.size, *leaf.shape[3:]), self.row_of_layer, axis=0)
+
+        return {**params, "layers": jax.tree.map(in_order, params["layers"])}

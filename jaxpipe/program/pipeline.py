@@ -137,20 +137,29 @@ class Pipeline:
         """The same placement and microbatches, forwards alone: what `loss` executes."""
         return lower(forwards(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
 
-    def global_norm(self, grads: PyTree) -> jax.Array:
-        """The root of the sum of squares of all gradients, as `loss_and_grads` returns them; traceable."""
+    def square_sums(self, grads: PyTree) -> jax.Array:
+        """The sum of squares of each gradient, as `loss_and_grads` returns them; traceable.
+
+        The root of their sum is the global norm. What is sent is one vector for each way in which parameters are split.
+
+        Returns:
+            Float32 "leaf", in the order of `jax.tree.leaves`; not finite where a gradient is not, or its square.
+        """
         parts = self.parts(grads)
 
-        def norm(grads: PyTree) -> jax.Array:
-            squares: dict[tuple[str, ...], jax.Array] = {}
-            for leaf, part in zip(jax.tree.leaves(grads), jax.tree.leaves(parts), strict=True):
-                axes = part.split_axes
-                squares[axes] = squares.get(axes, jnp.zeros(())) + jnp.square(leaf).sum()
-            sums = [sum_over(square, axes, deterministic=self.deterministic) for axes, square in squares.items()]
-            return jnp.sqrt(sum(sums))
+        def sums(grads: PyTree) -> jax.Array:
+            squares: dict[tuple[str, ...], list[jax.Array]] = {}
+            places: dict[tuple[str, ...], list[int]] = {}
+            for place, (leaf, part) in enumerate(zip(jax.tree.leaves(grads), jax.tree.leaves(parts), strict=True)):
+                squares.setdefault(part.split_axes, []).append(jnp.square(leaf).sum())
+                places.setdefault(part.split_axes, []).append(place)
+            vectors = [
+                sum_over(jnp.stack(terms), axes, deterministic=self.deterministic) for axes, terms in squares.items()
+            ]
+            return jnp.concatenate(vectors)[np.argsort(np.concatenate(list(places.values())))]
 
         specs = jax.tree.map(lambda part: part.spec(), parts)
-        return jax.shard_map(norm, mesh=self.mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(grads)
+        return jax.shard_map(sums, mesh=self.mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(grads)
 
     def slot_bytes(self, params: PyTree, batch: PyTree) -> int:
         """Bytes per device of the residuals of one (stage, microbatch), on the longest stage."""

@@ -1,1 +1,1 @@
-"""The pieces of the trainer: model and pipeline from a config, optimizer, train step, metrics, checkpoint."""
+"""The pieces of the trainer: model and pipeline from a config, optimizer, train step, metrics."""

@@ -9,6 +9,7 @@ import jax
 from jaxpipe.program.accounting import bytes_per_device, held_bytes
 from jaxpipe.schedules import peak_activations, simulate
 from jaxpipe.training.setup import Setup
+from jaxpipe.training.speed import in_words
 from jaxpipe.training.step import TrainState
 
 
@@ -24,6 +25,7 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
         f"data       {setup.corpus.num_files} files, {len(setup.corpus.train):,} training tokens,"
         f" {len(setup.corpus.heldout):,} held out",
         f"model      {num_params:,} parameters, layers per stage {', '.join(map(str, pipeline.layers_per_stage))}",
+        f"flops      {in_words(setup.model, pipeline, batch)}",
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
         f" {schedule.num_microbatches} microbatches",
         f"bubble     {simulate(schedule).bubble_ratio:.1%} predicted, backward = 2 forward",

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
 from jaxpipe.config.checks import AUTO, build_schedule, layers_per_stage, model_config
 from jaxpipe.config.model_checks import check_attention_kernel
-from jaxpipe.data import Batches, Corpus
+from jaxpipe.data import Batch, Batches, Corpus
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, order_devices
 from jaxpipe.models import LanguageModel
@@ -49,19 +50,23 @@ class Setup:
     pipeline: Pipeline
 
 
-def set_up(config: ConfigDict) -> Setup:
+def set_up(config: ConfigDict, *, num_processes: int = 1) -> Setup:
     """Builds what a checked config asks for; reads the text first, since that can fail and is quick.
+
+    Args:
+        config: checked.
+        num_processes: that have joined.
 
     Raises:
         ConfigError: files or devices that are not there.
     """
     corpus = read_corpus(config)
-    devices = devices_of(config)
+    devices = devices_of(config, num_processes=num_processes)
     model, pipeline = build_pipeline(config, devices.devices)
     return Setup(corpus, batches_of(config, corpus.train), batches_of(config, corpus.heldout), devices, model, pipeline)
 
 
-def devices_of(config: ConfigDict) -> Devices:
+def devices_of(config: ConfigDict, *, num_processes: int = 1) -> Devices:
     """The devices of the config's mesh; before any other use of jax.
 
     Raises:
@@ -69,7 +74,9 @@ def devices_of(config: ConfigDict) -> Devices:
     """
     mesh = config.mesh
     num_devices = mesh.data * mesh.pipe * mesh.tensor
-    return choose_devices(num_devices, platform=mesh.platform, deterministic=mesh.deterministic)
+    return choose_devices(
+        num_devices, platform=mesh.platform, deterministic=mesh.deterministic, num_processes=num_processes
+    )
 
 
 def dropout_seed(config: ConfigDict, model: LanguageModel) -> int | None:
@@ -151,6 +158,36 @@ def _check_attention(config: ConfigDict, devices: Sequence[Any]) -> None:
     check_attention_kernel(decided)
 
 
-def put_batch(pipeline: Pipeline, batch: dict) -> dict:
-    """`batch` on the devices, as the pipeline wants it."""
-    return jax.device_put(batch, pipeline.batch_sharding)
+def local_rows(pipeline: Pipeline, microbatch_size: int) -> np.ndarray:
+    """Which rows of every microbatch the devices of this process hold, in ascending order: "row".
+
+    They are all rows where devices of every index of `data` are among them, as where the pipe axis spans processes.
+    """
+    indices = pipeline.batch_sharding.addressable_devices_indices_map((1, microbatch_size)).values()
+    return np.unique([np.arange(microbatch_size)[index[1]] for index in indices if index is not None])
+
+
+def put_batch(pipeline: Pipeline, batch: Batch, rows: np.ndarray | None = None) -> dict[str, jax.Array]:
+    """`batch` on the devices of all processes, as the pipeline wants it.
+
+    Args:
+        pipeline: of the mesh.
+        batch: leaves "num_microbatches row ...", the same numbers in every process that holds a row.
+        rows: those of `local_rows` where `batch` has no others; None where it has all.
+    """
+    num_data = pipeline.mesh.shape["data"]
+
+    def put(leaf: np.ndarray) -> jax.Array:
+        num_microbatches, num_rows, *rest = leaf.shape
+        if rows is not None:
+            num_rows = num_rows * num_data // len(local_rows(pipeline, num_data))
+
+        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None  # asked for devices of this process alone
+            start, stop, _ = index[1].indices(num_rows)
+            begin = start if rows is None else int(np.searchsorted(rows, start))
+            return leaf[:, begin : begin + stop - start]
+
+        return jax.make_array_from_callback((num_microbatches, num_rows, *rest), pipeline.batch_sharding, shard)
+
+    return {name: put(leaf) for name, leaf in batch.items()}

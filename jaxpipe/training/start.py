@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 from ml_collections import ConfigDict
 
-from jaxpipe.training.checkpoint import restore_params
+from jaxpipe.checkpoints import restore_params
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.step import TrainState, init_state, state_of
 from jaxpipe.training.workdir import path_of

@@ -12,7 +12,9 @@ from jaxpipe.data import (
     CausalSequences,
     Corpus,
     MaskedSequences,
+    Part,
     Sequences,
+    Tokens,
     load_corpus,
 )
 
@@ -22,24 +24,28 @@ def read_corpus(config: ConfigDict) -> Corpus:
 
     Raises:
         ConfigError: files or a tokenizer that are not there, or too little text.
+        DataError: a prepared file is damaged.
     """
-    data = config.data
+    data, tokenizer = config.data, tokenizer_of(config)
     return load_corpus(
         data.files,
-        tokenizer=tokenizer_of(config),
+        tokenizer=tokenizer,
+        # What is masked is looked up among the tokenizer's words, of which the model may have more.
+        vocab_size=config.model.vocab_size if tokenizer.masked is None else tokenizer.vocab_size,
         heldout_fraction=data.heldout_fraction,
         batch_size=data.batch_size,
         seq_len=data.seq_len,
     )
 
 
-def batches_of(config: ConfigDict, tokens: np.ndarray) -> Batches:
-    """The batches of `tokens` "tokens"."""
+def batches_of(config: ConfigDict, part: Part) -> Batches:
+    """The batches of a part of the text, each source with its share."""
     return Batches(
-        _sequences_of(config, tokens),
+        tuple(_sequences_of(config, tokens, source) for source, tokens in enumerate(part.sources)),
         batch_size=config.data.batch_size,
         num_microbatches=config.pipeline.num_microbatches,
         seed=config.data.seed,
+        weights=part.weights,
     )
 
 
@@ -47,10 +53,11 @@ def example_batch(config: ConfigDict) -> Batch:
     """A batch as a run of `config` gets them, of random words: for what does not depend on their values."""
     data, tokenizer = config.data, tokenizer_of(config)
     words = np.arange(tokenizer.vocab_size) if tokenizer.masked is None else tokenizer.masked.words
-    return batches_of(config, np.random.default_rng(0).choice(words, data.batch_size * data.seq_len + 1)).at(0)
+    tokens = np.random.default_rng(0).choice(words, data.batch_size * data.seq_len + 1)
+    return batches_of(config, Part((tokens,))).at(0)
 
 
-def _sequences_of(config: ConfigDict, tokens: np.ndarray) -> Sequences:
+def _sequences_of(config: ConfigDict, tokens: Tokens, source: int) -> Sequences:
     data, vocabulary = config.data, tokenizer_of(config).masked
     if vocabulary is None:
         return CausalSequences(tokens, data.seq_len)
@@ -60,6 +67,7 @@ def _sequences_of(config: ConfigDict, tokens: np.ndarray) -> Sequences:
         vocabulary=vocabulary,
         mask_fraction=data.mask_fraction,
         short_fraction=data.short_fraction,
-        seed=data.seed,
+        # Of 64 bits, of which data.seed has 32: sources are masked each in its own way.
+        seed=data.seed + (source << 32),
         sentence_order=config.model.sentence_order,
     )

@@ -8,17 +8,12 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import base_config
 from jaxpipe.config.unknown_field import unknown_field
 from jaxpipe.errors import ConfigError
 
-CONFIG, METRICS, SCHEDULE, TENSORBOARD, CHECKPOINTS = (
-    "config.json",
-    "metrics.jsonl",
-    "schedule.svg",
-    "tensorboard",
-    "checkpoints",
-)
+CONFIG, METRICS, SCHEDULE, TENSORBOARD = "config.json", "metrics.jsonl", "schedule.svg", "tensorboard"
 
 
 def path_of(workdir: str) -> Path:
@@ -26,11 +21,11 @@ def path_of(workdir: str) -> Path:
     return Path(workdir).expanduser().absolute()
 
 
-def check_new(workdir: str) -> Path:
-    """Where the folder of a new run will be; makes nothing.
+def check(workdir: str) -> Path:
+    """Where a run is or will be; makes nothing.
 
     Raises:
-        ConfigError: a file stands there, a run that would be overwritten, or nothing can be written there.
+        ConfigError: a file stands there, or files of a run without its config, or nothing can be written there.
     """
     path = path_of(workdir)
     there = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -42,24 +37,29 @@ def check_new(workdir: str) -> Path:
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise _not_writable(workdir, f"{there}: no permission to write")
-    found = [name for name in (CONFIG, METRICS, SCHEDULE, TENSORBOARD, CHECKPOINTS) if (path / name).exists()]
-    if found:
+    found = [name for name in (METRICS, SCHEDULE, TENSORBOARD, CHECKPOINTS) if (path / name).exists()]
+    if found and not holds_run(path):
         raise ConfigError(
-            f"--workdir={workdir} holds a run\n"
-            "  rule workdir-new: a run never overwrites another\n"
-            f"      there: {', '.join(found)}\n"
+            f"--workdir={workdir} holds a part of a run\n"
+            f"  rule workdir-run: a run goes on from its folder with {CONFIG} in it, and never overwrites another\n"
+            f"      there: {', '.join(found)}; not there: {CONFIG}\n"
             "  repair: name another --workdir, or move these away"
         )
     return path
 
 
+def holds_run(path: Path) -> bool:
+    """Whether a run has begun in the folder."""
+    return (path / CONFIG).is_file()
+
+
 def create(workdir: str) -> Path:
-    """Makes the folder for a new run.
+    """Makes the folder of a run, if it is not there.
 
     Raises:
-        ConfigError: as `check_new`, or the folder cannot be made.
+        ConfigError: as `check`, or the folder cannot be made.
     """
-    path = check_new(workdir)
+    path = check(workdir)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -68,8 +68,10 @@ def create(workdir: str) -> Path:
 
 
 def write_config(path: Path, config: ConfigDict) -> None:
-    """Writes `config` as JSON."""
-    (path / CONFIG).write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+    """Writes `config` as JSON, in one piece: a process that is killed meanwhile leaves the old one."""
+    written = path / f"{CONFIG}.partial"
+    written.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+    written.replace(path / CONFIG)
 
 
 def read_config(workdir: str) -> ConfigDict:

@@ -1,26 +1,45 @@
-"""Files to tokens: determinism, the held-out part, clear errors."""
+"""Files to tokens: determinism, the held-out part, prepared files of any size, clear errors."""
 
+import tracemalloc
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from jaxpipe.data import load_corpus, load_tokenizer
-from jaxpipe.data.corpus import split
-from jaxpipe.errors import ConfigError
+from jaxpipe.data import Batches, CausalSequences, load_corpus, load_tokenizer
+from jaxpipe.data.indexed import IndexedTokens
+from jaxpipe.data.indexed_writer import write_indexed
+from jaxpipe.errors import ConfigError, DataError
 
 BYTES = load_tokenizer("byte", is_masked=False)
-SIZES = {"tokenizer": BYTES, "heldout_fraction": 0.25, "batch_size": 2, "seq_len": 4}
+SIZES = {"tokenizer": BYTES, "vocab_size": 256, "heldout_fraction": 0.25, "batch_size": 2, "seq_len": 4}
+INDEXED = {**SIZES, "vocab_size": 10_000}
+
+
+def all_of(tokens):
+    return tokens[np.arange(len(tokens))]
+
+
+def text_of(part) -> bytes:
+    (tokens,) = part.sources
+    return all_of(tokens).tobytes()
+
+
+def write(prefix, tokens):
+    with write_indexed(str(prefix), vocab_size=100_000) as writer:
+        writer.add(tokens)
 
 
 def test_standard_library_is_real_text_and_the_same_each_time():
-    first = load_corpus("auto", tokenizer=BYTES, heldout_fraction=0.05, batch_size=32, seq_len=128)
-    again = load_corpus("auto", tokenizer=BYTES, heldout_fraction=0.05, batch_size=32, seq_len=128)
+    sizes = {**SIZES, "heldout_fraction": 0.05, "batch_size": 32, "seq_len": 128}
+    first, again = load_corpus("auto", **sizes), load_corpus("auto", **sizes)
     assert len(first.train) > 5_000_000
     assert 0.03 < len(first.heldout) / (len(first.train) + len(first.heldout)) < 0.07
-    np.testing.assert_array_equal(first.train, again.train)
-    assert b"\nimport " in first.train.tobytes()
-    assert b"\nimport " in first.heldout.tobytes()
+    assert text_of(first.train) == text_of(again.train)
+    assert b"\nimport " in text_of(first.train)
+    assert b"\nimport " in text_of(first.heldout)
 
 
 def test_glob_takes_files_in_order_of_their_paths(tmp_path):
@@ -31,16 +50,68 @@ def test_glob_takes_files_in_order_of_their_paths(tmp_path):
     corpus = load_corpus(str(tmp_path / "**" / "*.txt"), **SIZES)
     assert corpus.num_files == 2
     assert len(corpus.train) + len(corpus.heldout) == 82
-    assert corpus.train.tobytes().startswith(b"abc ")
-    assert b"def " in corpus.train.tobytes()
-    assert b"no" not in corpus.train.tobytes()
+    assert text_of(corpus.train).startswith(b"abc ")
+    assert b"def " in text_of(corpus.train)
+    assert b"no" not in text_of(corpus.train)
 
 
-def test_split_holds_out_whole_blocks_and_loses_nothing():
-    tokens = np.arange(40)
-    train, heldout = split(tokens, every=4)
-    np.testing.assert_array_equal(heldout, np.arange(30, 40))
-    np.testing.assert_array_equal(np.sort(np.concatenate([train, heldout])), tokens)
+def test_prepared_files_have_the_tokens_of_the_text_that_they_were_prepared_from(tmp_path):
+    text = np.random.default_rng(0).integers(256, size=1000)
+    (tmp_path / "text.txt").write_bytes(text.astype(np.uint8).tobytes())
+    write(tmp_path / "text", np.append(text, BYTES.separator))
+    found = load_corpus(f"indexed:{tmp_path}/text", **SIZES)
+    expected = load_corpus(f"{tmp_path}/text.txt", **SIZES)
+    for part, other in [(found.train, expected.train), (found.heldout, expected.heldout)]:
+        np.testing.assert_array_equal(all_of(part.sources[0]), all_of(other.sources[0]))
+    assert found.num_files == 1
+    assert found.train.weights == (1,)
+
+
+def test_what_is_held_out_is_never_trained_on_in_any_source(tmp_path):
+    write(tmp_path / "a", np.arange(400))
+    write(tmp_path / "b", np.arange(1000, 1100))
+    corpus = load_corpus(f"indexed:0.8 {tmp_path}/a 0.2 {tmp_path}/b", **INDEXED)
+    assert corpus.train.weights == corpus.heldout.weights == (Fraction("0.8"), Fraction("0.2"))
+
+    def tokens_of(part, num_steps):
+        sources = tuple(CausalSequences(tokens, 4) for tokens in part.sources)
+        batches = Batches(sources, batch_size=5, num_microbatches=1, seed=0, weights=part.weights)
+        seen = [batches.at(step) for step in range(num_steps)]
+        return {int(token) for batch in seen for values in batch.values() for token in values.ravel()}
+
+    trained, heldout = tokens_of(corpus.train, 60), tokens_of(corpus.heldout, 60)
+    assert not trained & heldout
+    # Three epochs and more of each, of whole sequences: what is missing is the end of a part.
+    assert len(trained) + len(heldout) > 500 - 4 * 5
+    assert min(len({t for t in seen if t // 1000 == source}) for seen in (trained, heldout) for source in (0, 1)) > 20
+
+
+def test_ten_gigabytes_cost_no_more_memory_than_what_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "large.bin"
+    with path.open("wb") as file:
+        file.truncate(10 * 10**9)  # a sparse file: no block of the disk is taken
+    tokens = np.memmap(path, np.uint16, mode="r")
+    monkeypatch.setattr(IndexedTokens, "open", lambda prefix: SimpleNamespace(tokens=tokens))
+    tracemalloc.start()
+    corpus = load_corpus(f"indexed:{tmp_path}/large", **INDEXED)
+    batches = Batches((CausalSequences(corpus.train.sources[0], 1024),), batch_size=8, num_microbatches=2, seed=0)
+    for step in (0, 10**6, 10**12):
+        assert not batches.at(step)["tokens"].any()
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(corpus.train) + len(corpus.heldout) == 5 * 10**9
+    assert peak_bytes < 8 * 1025 * 8 * 20  # twenty arrays of 64-bit numbers of a batch
+
+
+def test_a_token_that_the_model_has_no_word_for_is_found_where_it_is_read(tmp_path):
+    tokens = np.arange(100)
+    tokens[60] = 300
+    write(tmp_path / "a", tokens)
+    train = load_corpus(f"indexed:{tmp_path}/a", **SIZES).train.sources[0]
+    places = np.flatnonzero(all_of(load_corpus(f"indexed:{tmp_path}/a", **INDEXED).train.sources[0]) != 300)
+    train[places]
+    with pytest.raises(DataError, match=r"a.bin: token 300 at place 60 is no word(.|\n)*vocab_size=256"):
+        all_of(train)
 
 
 def test_missing_files_name_the_glob(tmp_path):
@@ -69,3 +140,15 @@ def test_text_one_token_too_short_says_how_many_are_needed_and_found(tmp_path):
     corpus = load_corpus(str(text), **SIZES)
     assert len(corpus.heldout) >= 5
     assert len(corpus.train) >= 9
+
+
+def test_of_a_blend_the_source_that_is_too_short_for_its_share_is_named(tmp_path):
+    write(tmp_path / "long", np.arange(1000))
+    write(tmp_path / "short", np.arange(43))
+    # 8 of 16 sequences: 8 x 4 + 1 = 33 tokens in 3 of 4 blocks, which are of 11 tokens: 44 tokens.
+    files = f"indexed:1 {tmp_path}/long 1 {tmp_path}/short"
+    with pytest.raises(ConfigError, match=r"/short' is too short(.|\n)*needed 44 tokens(.|\n)*found  43 tokens"):
+        load_corpus(files, **{**INDEXED, "batch_size": 16})
+    write(tmp_path / "short", np.arange(44))
+    corpus = load_corpus(files, **{**INDEXED, "batch_size": 16})
+    assert len(corpus.train.sources[1]) >= 33

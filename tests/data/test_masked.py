@@ -142,8 +142,8 @@ def test_without_sentence_order_the_packing_is_the_same_and_nothing_is_swapped()
 
 
 def test_batches_and_microbatches_only_group():
-    few = Batches(SEQUENCES, batch_size=20, num_microbatches=5, seed=0)
-    many = Batches(SEQUENCES, batch_size=100, num_microbatches=1, seed=0)
+    few = Batches((SEQUENCES,), batch_size=20, num_microbatches=5, seed=0)
+    many = Batches((SEQUENCES,), batch_size=100, num_microbatches=1, seed=0)
     steps = [few.at(step) for step in range(5)]
     assert steps[0]["tokens"].shape == (5, 4, SEQ_LEN)
     assert steps[0]["sentence_order"].shape == (5, 4)
@@ -152,7 +152,7 @@ def test_batches_and_microbatches_only_group():
 
 
 def test_another_epoch_masks_the_same_sequences_anew():
-    batches = Batches(SEQUENCES, batch_size=NUM_SEQUENCES, num_microbatches=1, seed=0)
+    batches = Batches((SEQUENCES,), batch_size=NUM_SEQUENCES, num_microbatches=1, seed=0)
     first, second = ({name: values[0] for name, values in batches.at(step).items()} for step in (0, 1))
 
     def window_of(batch, row):
@@ -166,7 +166,7 @@ def test_another_epoch_masks_the_same_sequences_anew():
 
 def test_evaluation_sees_every_sequence_once_and_what_is_missing_counts_for_nothing():
     sequences = MaskedSequences(SEQUENCES.tokens[: 10 * WINDOW], SEQ_LEN, VOCABULARY, 0.15, 0.1, 0, sentence_order=True)
-    batches = Batches(sequences, batch_size=4, num_microbatches=2, seed=0)
+    batches = Batches((sequences,), batch_size=4, num_microbatches=2, seed=0)
     *full, last = batches.first(100)
     assert len(full) == 2
     for again, batch in zip(batches.first(100), [*full, last], strict=True):

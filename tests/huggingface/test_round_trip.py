@@ -19,11 +19,11 @@ from their_models import (
     their_logits,
 )
 
+from jaxpipe.checkpoints import restore_canonical, save_canonical
 from jaxpipe.config import base_config, model_config
 from jaxpipe.convert import export_model
 from jaxpipe.huggingface import copy_origin, layout
 from jaxpipe.models import LanguageModel
-from jaxpipe.training.checkpoint import restore_canonical, save_canonical
 from jaxpipe.training.workdir import read_config, write_config
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")

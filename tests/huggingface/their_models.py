@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.config import model_config
 from jaxpipe.convert import import_model
 from jaxpipe.huggingface import TensorFiles, TensorMap, configs
 from jaxpipe.models import LanguageModel
-from jaxpipe.training.checkpoint import restore_canonical
 from jaxpipe.training.workdir import read_config
 
 GPT2 = {"vocab_size": 61, "n_positions": 20, "n_embd": 48, "n_layer": 3, "n_head": 4}

@@ -22,13 +22,18 @@ SMALL = [
 ]
 
 
-def run(module: str, *arguments: str, is_optimized: bool = False) -> subprocess.CompletedProcess:
-    """`python -m jaxpipe.MODULE`; `is_optimized` compiles as a user's run does, which takes longer."""
+def environment(*, is_optimized: bool = False) -> dict[str, str]:
+    """Of a command; `is_optimized` compiles as a user's run does, which takes longer."""
     optimization = {} if is_optimized else {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **optimization}
+
+
+def run(module: str, *arguments: str, is_optimized: bool = False) -> subprocess.CompletedProcess:
+    """`python -m jaxpipe.MODULE`."""
     return subprocess.run(
         [sys.executable, "-m", f"jaxpipe.{module}", *arguments],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **optimization},
+        env=environment(is_optimized=is_optimized),
         capture_output=True,
         text=True,
         check=False,

@@ -70,7 +70,7 @@ def _steps(pipeline: Pipeline, num_steps: int, *, max_grad_norm: float, dropout_
 
     def state(step: int) -> TrainState:
         params = _params(pipeline)
-        return TrainState(params, GIVEN.init(params), jnp.int32(step))
+        return TrainState(params, GIVEN.init(params), jnp.int32(step), jnp.int32(0), jnp.int32(0))
 
     compiled = train_step.lower(state(0), batch).compile(compiler_options=QUICKLY)
     after = [compiled(state(step), batch) for step in range(num_steps)]
@@ -122,3 +122,14 @@ def test_the_eval_step_drops_nothing():
     total = make_eval_step(pipeline)(_params(pipeline), batch)
     plain, _ = _plain_loss_and_gradient()
     assert float(total) / int((batch["targets"] >= 0).sum()) == pytest.approx(float(plain), rel=1e-5)
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_square_sums_are_those_of_every_leaf_in_order(is_deterministic):
+    pipeline = _pipeline(LanguageModel(GPTConfig(**SIZES), TensorAxis(2)), data=2, tensor=2)
+    pipeline.deterministic = is_deterministic
+    params = _params(pipeline)
+    expected = [np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(_canonical())]
+    assert len(set(expected)) > 5
+    found = jax.jit(pipeline.square_sums, compiler_options=QUICKLY)(params)
+    assert np.asarray(found) == pytest.approx(expected, rel=1e-5)

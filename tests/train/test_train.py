@@ -20,9 +20,11 @@ def test_a_run_leaves_its_files(trained):
     config = json.loads((workdir / "config.json").read_text())
     assert config["pipeline"]["num_microbatches"] == 3
     axes = {"data": 2, "pipe": 2, "tensor": 1}
-    assert config["mesh"] == {**axes, "platform": "cpu", "order": "auto", "deterministic": False}
+    assert config["mesh"] == {**axes, "platform": "cpu", "order": "auto", "deterministic": True}
     assert (workdir / "schedule.svg").read_text().startswith("<svg")
     assert list((workdir / "tensorboard").glob("events.*"))
+    assert (workdir / "logs" / "process_0000.log").read_text().count("held-out loss") == 2
+    assert json.loads((workdir / "timeline.json").read_text())
     assert (workdir / "checkpoints" / "6").is_dir()
 
 
@@ -77,9 +79,9 @@ def test_the_losses_do_not_depend_on_mesh_schedule_or_microbatches(trained, tmp_
 def test_a_run_is_never_overwritten(trained):
     workdir, _ = trained
     before = (workdir / "metrics.jsonl").read_bytes()
-    done = train(workdir)
+    done = train(workdir, "--config.model.hidden=32")
     assert done.returncode == 2
-    assert "holds a run" in done.stderr
+    assert "holds a run of another model" in done.stderr
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
@@ -104,16 +106,21 @@ def test_errors_are_one_message_without_a_traceback(arguments, words, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_written(tmp_path):
+def test_steps_that_are_not_finite_are_skipped_said_and_end_the_run(tmp_path):
     workdir = tmp_path / "run"
-    done = train(workdir, "--config.optimizer.learning_rate=1e37")
+    bad = ["--config.optimizer.learning_rate=1e37", "--config.checkpoint.save_every=1"]
+    done = train(workdir, *bad, "--config.train.max_skipped_in_row=2", "--config.train.steps=9")
     assert done.returncode == 2
-    found = re.search(r"^TrainingError: step (\d): \w+=(nan|inf)\n +rule finite-numbers", done.stderr, re.MULTILINE)
+    found = re.search(
+        r"^TrainingError: step (\d): loss or gradients are not finite, 2 steps in a row", done.stderr, re.M
+    )
     assert found, done.stderr
     rows = metrics(workdir)
-    assert len(rows) == int(found[1]) - 1
-    assert all(math.isfinite(number) for row in rows for number in row.values())
-    assert not (workdir / "checkpoints").exists()
+    assert [row["skipped"] for row in rows] == [0] * (int(found[1]) - 2) + [1, 1]
+    assert all(row["grad_norm"] is not None for row in rows[:-2])
+    assert f"step {int(found[1]) - 1}: skipped, 1 in a row" in done.stdout
+    # of the skipped ones there is no checkpoint
+    assert max(int(path.name) for path in (workdir / "checkpoints").iterdir()) == int(found[1]) - 2
 
 
 def test_eval_of_another_model_names_the_first_parameter_that_differs(trained):

@@ -13,7 +13,7 @@ from jaxpipe.training import workdir
 
 
 def test_checking_makes_nothing(tmp_path):
-    path = workdir.check_new(f"{tmp_path}/a/b")
+    path = workdir.check(f"{tmp_path}/a/b")
     assert path == tmp_path / "a" / "b"
     assert list(tmp_path.iterdir()) == []
     assert workdir.create(f"{tmp_path}/a/b").is_dir()
@@ -22,13 +22,13 @@ def test_checking_makes_nothing(tmp_path):
 def test_a_file_on_the_way_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"/file is a file\n *rule workdir-folder"):
-        workdir.check_new(f"{tmp_path}/file/run")
+        workdir.check(f"{tmp_path}/file/run")
 
 
 def test_a_folder_without_the_right_to_write_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
     with pytest.raises(ConfigError, match=r"cannot be written\n *rule workdir-writable"):
-        workdir.check_new(f"{tmp_path}/run")
+        workdir.check(f"{tmp_path}/run")
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):

@@ -1,0 +1,188 @@
+"""Kills a run again and again, and compares what comes out in the end with a run that nobody disturbed.
+
+    python experiments/011_kills/run.py [--num_kills=20] [--num_processes=1] [--seed=0] [--folder=DIR]
+
+Half of the kills strike while a checkpoint is being written, as soon as its half-written folder is seen or a little
+later; the others strike at a random moment, compilation and restoring included. See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxpipe.checkpoints import CHECKPOINTS
+from jaxpipe.checkpoints.arrays import read_array, shapes
+from jaxpipe.checkpoints.files import complete_steps, unfinished
+from jaxpipe.training.workdir import METRICS
+
+ROOT = Path(__file__).parents[2]
+NUM_STEPS, SAVE_EVERY = 60, 3
+MEASURED = ("tokens_per_s", "samples_per_s", "step_time_s", "step_time_median_s", "step_time_p10_s", "step_time_p90_s")
+RUN = [
+    "--config=configs/quickstart.py",
+    "--config.mesh.pipe=2",
+    "--config.mesh.data=2",
+    "--config.pipeline.num_microbatches=4",
+    "--config.model.num_layers=4",
+    "--config.model.hidden=64",
+    "--config.model.hidden_dropout=0.1",
+    "--config.data.batch_size=16",
+    f"--config.train.steps={NUM_STEPS}",
+    "--config.train.eval_every=20",
+    "--config.train.eval_batches=1",
+    f"--config.checkpoint.save_every={SAVE_EVERY}",
+]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What one kill met with, and what the start before it did.
+
+    Attributes:
+        during_save: whether it was to strike during a save.
+        after_s: since the start.
+        resumed_from: the step that the start said it goes on from; None where it was killed before it could say.
+        complete: the newest complete checkpoint that the kill left, 0 for none.
+        num_half_written: checkpoints that it left half-written.
+    """
+
+    during_save: bool
+    after_s: float
+    resumed_from: int | None
+    complete: int
+    num_half_written: int
+
+
+def start(workdir: Path, *, num_processes: int) -> subprocess.Popen:
+    """The run, begun or gone on with, in a process group of its own."""
+    arguments = [*RUN, f"--workdir={workdir}"]
+    module = ["jaxpipe.train", *arguments]
+    if num_processes > 1:
+        module = ["jaxpipe.launch", f"--num_processes={num_processes}", "--", *arguments]
+    with _log(workdir).open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *module],
+            cwd=ROOT,
+            env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def finish(workdir: Path, *, num_processes: int) -> float:
+    """Runs to the end; the seconds that it took."""
+    begun = time.monotonic()
+    status = start(workdir, num_processes=num_processes).wait()
+    if status:
+        raise SystemExit(f"the run ended with {status}: see {_log(workdir)}")
+    return time.monotonic() - begun
+
+
+def kill(workdir: Path, draw: random.Random, *, during_save: bool, num_processes: int, longest_s: float) -> Kill:
+    """Starts the run and kills all its processes."""
+    folder, num_said = workdir / CHECKPOINTS, len(resumptions(workdir))
+    strikes_s = draw.choice([0.0, draw.uniform(0, 0.1)]) if during_save else draw.uniform(0, longest_s)
+    process, begun = start(workdir, num_processes=num_processes), time.monotonic()
+    try:
+        left = set(unfinished(folder))  # of an earlier kill, until this start cleans it up
+        while during_save and process.poll() is None and not set(unfinished(folder)) - left:
+            left &= set(unfinished(folder))
+            time.sleep(0.0005)
+        end = time.monotonic() + strikes_s
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.005)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    said = resumptions(workdir)[num_said:]
+    return Kill(
+        during_save=during_save,
+        after_s=time.monotonic() - begun,
+        resumed_from=said[0] if said else None,
+        complete=max(complete_steps(folder), default=0),
+        num_half_written=len(unfinished(folder)),
+    )
+
+
+def resumptions(workdir: Path) -> list[int]:
+    """The steps that the starts of a run said they go on from, in their order."""
+    text = _log(workdir).read_text(errors="replace") if _log(workdir).exists() else ""
+    return [int(step) for step in re.findall(r"goes on +from (?:the checkpoint of )?step (\d+)", text)]
+
+
+def rows(workdir: Path) -> list[dict]:
+    """The rows of metrics without what is measured by the clock."""
+    lines = (workdir / METRICS).read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name not in MEASURED} for line in lines]
+
+
+def arrays(workdir: Path) -> dict[str, bytes]:
+    """The arrays of the last checkpoint: parameters, optimizer, counters."""
+    folder = workdir / CHECKPOINTS / str(NUM_STEPS)
+    return {name: read_array(folder, name).tobytes() for name in shapes(folder)}
+
+
+def lost_steps(kills: list[Kill]) -> list[str]:
+    """Every start that went on from another step than the newest complete checkpoint that the kill before it left."""
+    complete, wrong = 0, []
+    for number, one in enumerate(kills, start=1):
+        if one.resumed_from not in (None, complete):
+            wrong.append(f"kill {number}: went on from {one.resumed_from}, and {complete} was complete")
+        complete = one.complete
+    return wrong
+
+
+def measure(folder: Path, *, num_kills: int, seed: int, num_processes: int) -> tuple[list[Kill], list[str]]:
+    """The kills, and what is wrong in the end: nothing."""
+    calm, killed, draw = folder / "calm", folder / "killed", random.Random(seed)
+    longest_s = finish(calm, num_processes=num_processes)
+    kills = []
+    for number in range(num_kills):
+        kills.append(kill(killed, draw, during_save=number % 2 == 0, num_processes=num_processes, longest_s=longest_s))
+        print(f"{number + 1:3} {kills[-1]}", flush=True)
+    finish(killed, num_processes=num_processes)
+    wrong = lost_steps(kills)
+    if rows(calm) != rows(killed):
+        wrong.append("the rows of metrics.jsonl differ")
+    if arrays(calm) != arrays(killed):
+        wrong.append("the arrays of the last checkpoint differ")
+    return kills, wrong
+
+
+def main() -> None:
+    """Prints each kill, and a verdict."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num_kills", type=int, default=20)
+    parser.add_argument("--num_processes", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", help="where the two runs are left; by default they are deleted")
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(flags.folder or temporary).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        kills, wrong = measure(folder, num_kills=flags.num_kills, seed=flags.seed, num_processes=flags.num_processes)
+        half_written = sum(one.num_half_written > 0 for one in kills)
+        print(f"{len(kills)} kills, {half_written} of them left a checkpoint half-written")
+        print("\n".join(wrong) or "the same parameters, optimizer, counters and losses as of the run without kills")
+    raise SystemExit(bool(wrong))
+
+
+def _log(workdir: Path) -> Path:
+    return workdir.with_suffix(".log")
+
+
+if __name__ == "__main__":
+    main()

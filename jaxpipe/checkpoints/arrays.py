@@ -1,0 +1,124 @@
+"""Named arrays to and from the folder of one checkpoint, by Orbax; each process writes and reads its shards alone.
+
+A folder is written under another name, and gets its own when all that belongs into it is there. The names are
+paths, as "params.layers.attention.norm.scale".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import type_handlers
+
+Arrays = Mapping[str, Any]
+
+
+class ArrayWriter:
+    """Writes one checkpoint at a time in the background."""
+
+    def __init__(self, *, before_commit: Callable[[], None]):
+        """Starts nothing.
+
+        Args:
+            before_commit: called in a thread of process 0 when all arrays of a checkpoint are written, before its
+                folder gets its name; if it raises, the folder does not get it.
+        """
+        logging.getLogger("absl").addFilter(_is_not_of_orbax)
+        # Orbax's own file of metadata changes after `before_commit`, so that no sum could hold for it.
+        without: Any = _NoStepMetadata()
+        self._checkpointer = ocp.AsyncCheckpointer(
+            _handler(),
+            async_options=ocp.AsyncOptions(
+                post_finalization_callback=before_commit, create_directories_asynchronously=False
+            ),
+            checkpoint_metadata_store=without,
+        )
+
+    def start(self, folder: Path, arrays: Arrays) -> None:
+        """Starts to write `arrays`, of jax or numpy; they must not change before `wait` returns.
+
+        Raises:
+            Exception: whatever Orbax and the file system say.
+        """
+        self._checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
+
+    def wait(self) -> None:
+        """Returns when the checkpoint is complete.
+
+        Raises:
+            Exception: whatever went wrong in the background.
+        """
+        self._checkpointer.wait_until_finished()
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._checkpointer.close()
+
+
+def read_arrays(folder: Path, like: Arrays) -> dict[str, jax.Array]:
+    """Some arrays of a checkpoint; `like` has their ShapeDtypeStructs, with shardings."""
+    arguments = ocp.checkpoint_utils.construct_restore_args(dict(like))
+    return _restore(folder, dict(like), arguments)
+
+
+def read_array(folder: Path, name: str) -> np.ndarray:
+    """One array of a checkpoint, in the memory of this host."""
+    return _restore(folder, {name: 0}, {name: ocp.RestoreArgs(restore_type=np.ndarray)})[name]
+
+
+def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each array of a checkpoint."""
+    tree = _handler().metadata(epath.Path(folder)).tree
+    return {name: tuple(leaf.shape) for name, leaf in tree.items()}
+
+
+def _restore(folder: Path, like: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    restore = ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
+    return _handler().restore(epath.Path(folder), args=restore)
+
+
+def _handler() -> ocp.PyTreeCheckpointHandler:
+    """Few files, no compression, which float32 does not yield to, and no second copy on several devices."""
+    arrays = type_handlers.ArrayHandler(enable_write_sharding_file=False, use_replica_parallel=False)
+    registry = type_handlers.create_type_handler_registry(
+        (jax.Array, arrays), (np.ndarray, type_handlers.NumpyHandler())
+    )
+    form: dict[str, Any] = {"use_ocdbt": True, "use_zarr3": True, "use_compression": False}
+    handler = ocp.BasePyTreeCheckpointHandler(
+        **form, type_handler_registry=registry, enable_post_merge_validation=False
+    )
+    return ocp.PyTreeCheckpointHandler(**form, type_handler_registry=registry, handler_impl=handler)
+
+
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    """What goes wrong in its threads it logs with many traces, and raises besides."""
+    return "orbax/checkpoint" not in record.pathname
+
+
+class _NoStepMetadata:
+    """A MetadataStore of Orbax that stores nothing."""
+
+    def is_blocking_writer(self) -> bool:
+        return True
+
+    def write(self, file_path: Any, metadata: Any) -> None:
+        pass
+
+    def read(self, file_path: Any) -> None:
+        return None
+
+    def update(self, file_path: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_until_finished(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

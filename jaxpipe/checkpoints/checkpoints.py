@@ -1,0 +1,176 @@
+"""The checkpoints of a run: written in the background, kept by rule, and restored from the newest undamaged one.
+
+No checkpoint is deleted before a newer one is complete, and none that is damaged: it is set aside.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+
+from jaxpipe.checkpoints import files
+from jaxpipe.checkpoints.arrays import ArrayWriter, read_arrays, shapes
+from jaxpipe.checkpoints.checks import check_same, not_written
+from jaxpipe.checkpoints.choice import newest_undamaged
+from jaxpipe.checkpoints.files import About
+from jaxpipe.checkpoints.keep import Keep
+from jaxpipe.checkpoints.state import StateForm
+from jaxpipe.checkpoints.sums import write_sums
+from jaxpipe.errors import CheckpointError
+from jaxpipe.program import Pipeline
+
+
+class Checkpoints:
+    """The checkpoints in one folder, for the train states of one pipeline.
+
+    All processes of a run make one and call its methods in the same order. When its context is left, the last
+    checkpoint is complete.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        pipeline: Pipeline,
+        keep: Keep,
+        read_only: bool = False,
+        say: Callable[[str], None] = print,
+    ):
+        """Deletes what killed processes left half-written in `folder`, unless it is only read.
+
+        Args:
+            folder: of the checkpoints, one that all processes see; made with the first of them.
+            pipeline: of the states.
+            keep: which checkpoints are kept.
+            read_only: nothing is written, deleted or set aside.
+            say: is told of checkpoints that are passed over, in every process, and set aside, in the first.
+        """
+        self.folder, self._pipeline, self._keep, self._read_only, self._say = folder, pipeline, keep, read_only, say
+        self._form: StateForm | None = None
+        self._writer: ArrayWriter | None = None
+        self._in_flight: About | None = None  # of the checkpoint that is being written
+        self._last: int | None = None  # the step that was saved or restored last
+        if not read_only:
+            self._clean()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.wait()
+        except CheckpointError as failed:
+            if error is None:
+                raise
+            self._say(str(failed))
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+
+    def steps(self) -> list[int]:
+        """Steps whose checkpoints are complete, ascending."""
+        return files.complete_steps(self.folder)
+
+    def save(self, step: int, state: Any, *, config: dict[str, Any], heldout_loss: float | None = None) -> None:
+        """Starts to write the checkpoint of `step`; `state` may be donated when this returns.
+
+        Does nothing where `step` is the one that was saved or restored last. Any other checkpoint of this step, or of
+        a later one, is of a course that the run has left, and is set aside.
+
+        Args:
+            step: batches consumed.
+            state: the train state.
+            config: of the run, as JSON can hold it.
+            heldout_loss: the newest, where there is one.
+
+        Raises:
+            CheckpointError: this checkpoint or the one before it cannot be written.
+        """
+        assert not self._read_only
+        self.wait()
+        if step == self._last:
+            return
+        self._last = step
+        self._in_flight = About(step, datetime.now(UTC).isoformat(timespec="seconds"), config, heldout_loss)
+        try:
+            self._set_aside([later for later in self.steps() if later >= step], "replaced")
+            if self._writer is None:
+                self._writer = ArrayWriter(before_commit=self._before_commit)
+            self._writer.start(self.folder / str(step), self._form_of(state).to_arrays(state))
+        except Exception as error:
+            raise self._failed(step, error) from error
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is complete, and those that need not be kept are deleted.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        if self._in_flight is None or self._writer is None:
+            return
+        try:
+            self._writer.wait()
+        except Exception as error:
+            raise self._failed(self._in_flight.step, error) from error
+        self._in_flight = None
+        if jax.process_index() == 0:
+            for step, reasons in self._keep.reasons(files.heldout_losses(self.folder)).items():
+                if not reasons:
+                    files.delete(self.folder, step)
+
+    def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
+        """The step and the state of a checkpoint: the newest that is undamaged, or that of `step`.
+
+        Args:
+            like: the state's ShapeDtypeStructs with shardings.
+            step: of the checkpoint; None takes the newest, and sets damaged ones aside.
+
+        Raises:
+            CheckpointError: all that are complete are damaged, or that of `step` is.
+            ConfigError: there is none, or it is of another model or optimizer.
+        """
+        self.wait()
+        chosen = newest_undamaged(self.folder, step=step, say=self._say)
+        form = self._form_of(like)
+        check_same(shapes(chosen.folder), form.shapes, folder=chosen.folder)
+        if not self._read_only:
+            self._set_aside(chosen.damaged, "damaged")
+        state = form.to_state(lambda leaves: read_arrays(chosen.folder, leaves))
+        self._last = chosen.step
+        return chosen.step, state
+
+    def _form_of(self, like: Any) -> StateForm:
+        self._form = self._form or StateForm(like, like.params, self._pipeline)
+        return self._form
+
+    def _before_commit(self) -> None:
+        """In a thread of Orbax, of the first process alone."""
+        assert self._in_flight is not None
+        folder = files.unfinished_path(self.folder, self._in_flight.step)
+        self._in_flight.write(folder)
+        write_sums(folder)
+
+    def _set_aside(self, steps: Iterable[int], why: str) -> None:
+        if jax.process_index() == 0:
+            for step in sorted(steps):
+                self._say(f"checkpoint of step {step} is set aside as {files.set_aside(self.folder, step, why).name}")
+
+    def _failed(self, step: int, error: Exception) -> CheckpointError:
+        """What to raise; what was written of the checkpoint is deleted, since the disk may be full."""
+        self._in_flight = self._last = None
+        self._clean()
+        return not_written(self.folder, step, error, self.steps())
+
+    def _clean(self) -> None:
+        if jax.process_index() == 0:
+            for path in files.unfinished(self.folder):
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,119 @@
+"""A train state as the named canonical arrays of a checkpoint, and back, on whatever mesh and schedule.
+
+Wherever the tree of the parameters stands in the state, as themselves or as a moment of the optimizer, its leaves
+are staged; all else are numbers that every device holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxpipe.checkpoints.arrays import Arrays
+from jaxpipe.program import Pipeline
+from jaxpipe.program.canonical import Canonical
+from jaxpipe.program.partition import Part
+
+GROUP_BYTES = 2**28  # on a device: leaves that are copied at the same time, if they are not larger one by one
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of the state.
+
+    Attributes:
+        name: its path, "params.layers.attention.norm.scale".
+        part: how devices hold it.
+        like: its canonical form, sharded.
+    """
+
+    name: str
+    part: Part
+    like: jax.ShapeDtypeStruct
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the canonical form, on one device."""
+        sharding = self.like.sharding
+        assert sharding is not None
+        return math.prod(sharding.shard_shape(self.like.shape)) * self.like.dtype.itemsize
+
+
+class StateForm:
+    """The leaves of a train state, of which not more than a group is copied at a time.
+
+    Attributes:
+        groups: of leaves, in the order of the state's.
+    """
+
+    def __init__(self, like: Any, params: Any, pipeline: Pipeline):
+        """Describes states like `like`.
+
+        Args:
+            like: a state, or its shapes.
+            params: the staged parameters in it.
+            pipeline: to which they belong.
+        """
+        self._canonical = Canonical(pipeline.layout, pipeline.mesh)
+        self._structure = jax.tree.structure(like)
+        # GPUs need their memory: the copies of a group leave for the host before the next are made.
+        self._host = "pinned_host" if pipeline.mesh.devices.flat[0].platform == "gpu" else None
+        parts, of_params = jax.tree.leaves(pipeline.parts(params)), jax.tree.structure(params)
+
+        def is_staged(node: Any) -> bool:
+            return jax.tree.structure(node) == of_params
+
+        self.groups: list[list[Leaf]] = []
+        for path, subtree in jax.tree_util.tree_leaves_with_path(like, is_leaf=is_staged):
+            leaves = jax.tree_util.tree_leaves_with_path(subtree)
+            held = parts if is_staged(subtree) else [_of_number(leaf) for _, leaf in leaves]
+            self._add([self._leaf((*path, *rest), leaf, part) for (rest, leaf), part in zip(leaves, held, strict=True)])
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the canonical arrays."""
+        return {leaf.name: leaf.like.shape for group in self.groups for leaf in group}
+
+    def to_arrays(self, state: Any) -> dict[str, jax.Array]:
+        """New canonical arrays, so that `state` may be donated; on GPUs they are in the memory of the host."""
+        leaves, arrays = iter(jax.tree.leaves(state)), {}
+        for group in self.groups:
+            copies = self._canonical.from_stages([next(leaves) for _ in group], [leaf.part for leaf in group])
+            if self._host is not None:
+                hosts = [copy.sharding.with_memory_kind(self._host) for copy in copies]
+                copies = jax.block_until_ready(jax.device_put(copies, hosts))
+            arrays |= {leaf.name: copy for leaf, copy in zip(group, copies, strict=True)}
+        return arrays
+
+    def to_state(self, read: Callable[[Arrays], Arrays]) -> Any:
+        """The state of the arrays that `read` returns, given some of their ShapeDtypeStructs by name."""
+        leaves = []
+        for group in self.groups:
+            arrays = read({leaf.name: leaf.like for leaf in group})
+            parts = [leaf.part for leaf in group]
+            leaves += self._canonical.to_stages([arrays[leaf.name] for leaf in group], parts)
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def _leaf(self, path: Any, staged: Any, part: Part) -> Leaf:
+        sharding, shape = self._canonical.sharding(part), self._canonical.shape(part, tuple(staged.shape))
+        like = jax.ShapeDtypeStruct(shape, staged.dtype, sharding=sharding)
+        return Leaf(jax.tree_util.keystr(path, simple=True, separator="."), part, like)
+
+    def _add(self, leaves: list[Leaf]) -> None:
+        """Parameters and moments in groups of the same leaves, which are converted by the same programs."""
+        room = 0
+        for leaf in leaves:
+            if leaf.num_bytes > room:
+                self.groups.append([])
+                room = GROUP_BYTES
+            self.groups[-1].append(leaf)
+            room -= leaf.num_bytes
+
+
+def _of_number(leaf: Any) -> Part:
+    """How devices hold what is no parameter: whole."""
+    return Part(None, None, (), (), 1, tuple(leaf.shape), stacked=False)

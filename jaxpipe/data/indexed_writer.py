@@ -1,0 +1,151 @@
+"""Tokens to PREFIX.bin and PREFIX.idx, document by document, as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from jaxpipe.data.indexed_format import (
+    DTYPES,
+    END,
+    HEADER,
+    LENGTH,
+    MAGIC,
+    POINTER,
+    VERSION,
+    dtype_code,
+    index_path,
+    tokens_path,
+)
+from jaxpipe.data.whole_files import whole_files
+from jaxpipe.errors import DataError
+
+LONGEST = np.iinfo(LENGTH).max  # tokens of a sequence; a longer document has several
+_BLOCK = 64  # arrays of lengths, one from each call of `add`, that are written at a time
+
+
+class IndexedWriter:
+    """Writes tokens in Megatron-LM's indexed format; made by `write_indexed`.
+
+    Holds 8 bytes a document in memory; the tokens are written as they come.
+
+    Attributes:
+        num_tokens: written so far.
+    """
+
+    def __init__(self, file: BinaryIO, *, vocab_size: int):
+        self._file = file
+        self._vocab_size = vocab_size
+        self._code = dtype_code(vocab_size)
+        self._open_tokens = 0  # of the document that has begun and not ended
+        self._lengths: list[np.ndarray] = []
+        self._num_sequences: list[np.ndarray] = []  # of each document
+        self.num_tokens = 0
+
+    @property
+    def num_documents(self) -> int:
+        """Those that have ended."""
+        return sum(map(len, self._num_sequences))
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of a token in the file."""
+        return DTYPES[self._code]
+
+    def add(self, tokens: np.ndarray, lengths: np.ndarray | None = None, *, is_open: bool = False) -> None:
+        """Writes documents.
+
+        Args:
+            tokens: "tokens", integers, all documents one after the other.
+            lengths: "document", tokens of each, all of `tokens` together; None for one document.
+            is_open: whether the last one goes on with what is added next.
+
+        Raises:
+            DataError: a token is not in the vocabulary.
+        """
+        lengths = np.array([len(tokens)] if lengths is None else lengths, np.int64)
+        assert lengths.sum() == len(tokens)
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
+            raise DataError(
+                f"tokens from {tokens.min()} to {tokens.max()}\n"
+                "  rule vocabulary: every token is a word of the vocabulary\n"
+                f"      vocab_size={self._vocab_size}\n"
+                "  repair: give the size of the vocabulary that the tokens come from"
+            )
+        self._file.write(np.ascontiguousarray(tokens, self.dtype).data)
+        self.num_tokens += len(tokens)
+        if not len(lengths):
+            return
+        lengths[0] += self._open_tokens
+        self._open_tokens = int(lengths[-1]) if is_open else 0
+        self._end(lengths[:-1] if is_open else lengths)
+
+    def _end(self, documents: np.ndarray) -> None:
+        num_sequences = np.maximum(1, -(-documents // LONGEST))
+        lengths = np.full(num_sequences.sum(), LONGEST)
+        lengths[np.cumsum(num_sequences) - 1] = documents - (num_sequences - 1) * LONGEST
+        self._lengths.append(lengths.astype(LENGTH))
+        self._num_sequences.append(num_sequences.astype(np.int32))
+
+    def write_index(self, file: BinaryIO) -> None:
+        """Writes what PREFIX.idx holds; a document that is open ends here."""
+        if self._open_tokens:
+            self._end(np.array([self._open_tokens]))
+            self._open_tokens = 0
+        num_documents, num_sequences = self.num_documents, sum(map(len, self._lengths))
+        file.write(HEADER.pack(MAGIC, VERSION, self._code, num_sequences, num_documents + 1))
+        for lengths in _blocks(self._lengths):
+            file.write(lengths.data)
+        first_byte = 0
+        for lengths in _blocks(self._lengths):
+            ends = first_byte + np.cumsum(lengths, dtype=POINTER) * self.dtype.itemsize
+            file.write((ends - lengths.astype(POINTER) * self.dtype.itemsize).data)
+            first_byte = ends[-1]
+        end = np.zeros(1, END)
+        file.write(end.data)
+        for num_sequences in _blocks(self._num_sequences):
+            ends = end[-1] + np.cumsum(num_sequences, dtype=END)
+            file.write(ends.data)
+            end = ends
+
+
+@contextmanager
+def write_indexed(
+    prefix: str, *, vocab_size: int, beside: Mapping[str, bytes] | None = None
+) -> Iterator[IndexedWriter]:
+    """A writer of PREFIX.bin and PREFIX.idx, which are there when the block has ended without an error.
+
+    Args:
+        prefix: of both; files that are there are replaced.
+        vocab_size: every token is less; decides the dtype.
+        beside: other files of the same prefix by suffix, as ".tokenizer.json".
+
+    Raises:
+        DataError: a file cannot be written, or a token is not in the vocabulary; then nothing is left.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     with write_indexed(f"{folder}/text", vocab_size=256) as writer:
+        ...         writer.add(np.array([4, 5, 6]))
+        ...         writer.add(np.array([7, 8, 9]), lengths=np.array([1, 2]))
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['text.bin', 'text.idx']
+    """
+    others = {Path(f"{prefix}{suffix}").expanduser(): content for suffix, content in (beside or {}).items()}
+    with whole_files([tokens_path(prefix), *others, index_path(prefix)]) as (tokens, *rest):
+        writer = IndexedWriter(tokens, vocab_size=vocab_size)
+        yield writer
+        for file, content in zip(rest, [*others.values()], strict=False):
+            file.write(content)
+        writer.write_index(rest[-1])
+
+
+def _blocks(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:
+    """The same numbers in fewer and longer arrays, as small files come in small ones."""
+    for start in range(0, len(arrays), _BLOCK):
+        yield np.concatenate(arrays[start : start + _BLOCK])

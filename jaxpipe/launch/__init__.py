@@ -1,0 +1,1 @@
+"""`python -m jaxpipe.launch`: several local processes that run one program together; needs no JAX."""

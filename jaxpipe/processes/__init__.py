@@ -1,0 +1,8 @@
+"""Several processes that run one program together: how they find, agree with and watch each other."""
+
+from jaxpipe.processes.join import check_flags
+from jaxpipe.processes.log import log, log_to, print_with, say
+from jaxpipe.processes.together import Together
+from jaxpipe.processes.watch import EXIT_LOST
+
+__all__ = ["EXIT_LOST", "Together", "check_flags", "log", "log_to", "print_with", "say"]

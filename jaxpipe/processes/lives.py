@@ -1,0 +1,137 @@
+"""Who of the processes is lost or stuck, from what was heard of each and when: pure bookkeeping, without clock or jax.
+
+Every process does the same things in the same order (steps, evaluations, checkpoints), and counts them: its position.
+Times are seconds of one clock, whichever.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+
+SPEAKS_WITHIN = 0.25  # of the limit
+USUAL_TIMES = 10  # as long as the longest thing so far: what takes longer hangs, even where nobody is behind
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a process tells of itself.
+
+    Attributes:
+        position: how many things it has begun.
+        doing: the last of them, in words.
+        where: host and process id.
+        number: of the line, so that a new one differs from the last.
+        end: None while it lives; "" where it ended as it should, else the error that ended it.
+    """
+
+    position: int
+    doing: str
+    where: str
+    number: int = 0
+    end: str | None = None
+
+    def begin(self, doing: str) -> Life:
+        """The same process, one thing further."""
+        return replace(self, position=self.position + 1, doing=doing)
+
+    def line(self) -> str:
+        """As text."""
+        return json.dumps(asdict(self))
+
+
+def parse(line: str) -> Life:
+    """What `Life.line` wrote."""
+    return Life(**json.loads(line))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A process that the others cannot wait for.
+
+    Attributes:
+        process: its number; None where all hang and none is behind the others.
+        why: what is known, in words.
+    """
+
+    process: int | None
+    why: str
+
+
+class Lives:
+    """What one process knows of all."""
+
+    def __init__(self, own: Life, *, index: int, limit_s: float, now: float):
+        """Knows nothing yet of the others.
+
+        Args:
+            own: what this process tells of itself.
+            index: of this process.
+            limit_s: who is silent or behind for longer is lost.
+            now: the time.
+        """
+        self.own = own
+        self._index, self._limit_s = index, limit_s
+        self._known: dict[int, Life] = {}
+        self._changed_s: dict[int, float] = {}
+        self._answered_s = self._began_s = now
+        self._longest_s: float | None = None  # of the things done so far
+
+    def begin(self, doing: str, now: float) -> None:
+        """This process begins something that it may wait for others in."""
+        if self.own.position:
+            self._longest_s = max(self._longest_s or 0.0, now - self._began_s)
+        self.own, self._began_s = self.own.begin(doing), now
+
+    def heard(self, lives: dict[int, Life], now: float) -> None:
+        """What the store holds, process -> its newest line."""
+        self._answered_s = now
+        for process, life in lives.items():
+            if life != self._known.get(process):
+                self._known[process], self._changed_s[process] = life, now
+
+    def start_anew(self, now: float) -> None:
+        """After a time in which this process could hear nothing."""
+        self._answered_s = self._began_s = now
+        self._changed_s = dict.fromkeys(self._changed_s, now)
+
+    def where(self, process: int) -> str:
+        """Host and process id of `process`, as far as it has told, and what it began last."""
+        life = self.own if process == self._index else self._known.get(process)
+        return "never heard of" if life is None else f"{life.where}; its last: {life.doing}"
+
+    def lost(self, now: float) -> Loss | None:
+        """The first process that cannot be waited for any more."""
+        silent_s = now - self._answered_s
+        if silent_s > self._limit_s:
+            return Loss(0, f"the store that it holds has not answered for {silent_s:.0f} s")
+        return self._ended_or_silent() or self._stuck(now)
+
+    def _ended_or_silent(self) -> Loss | None:
+        for process, life in self._others().items():
+            if life.end:
+                return Loss(process, f"it ended: {life.end}")
+            silent_s = self._answered_s - self._changed_s[process]  # while the store did answer
+            if life.end is None and silent_s > self._limit_s:
+                return Loss(process, f"nothing heard of it for {silent_s:.0f} s")
+        return None
+
+    def _stuck(self, now: float) -> Loss | None:
+        others, waited_s = self._others(), now - self._began_s
+        if waited_s <= self._limit_s:
+            return None
+        behind = [process for process, life in others.items() if life.position < self.own.position]
+        if behind:
+            first = min(behind, key=lambda process: others[process].position)
+            return Loss(first, f"it has not begun {self.own.doing}, in which others wait for {waited_s:.0f} s")
+        if any(life.position > self.own.position for life in others.values()):
+            return Loss(self._index, f"it is in {self.own.doing} for {waited_s:.0f} s, and others are further")
+        # Of a process that has just fallen silent nobody knows yet how far it is.
+        all_speak = now - min([self._answered_s, *self._changed_s.values()]) < SPEAKS_WITHIN * self._limit_s
+        longest_s = self._limit_s if self._longest_s is None else self._longest_s
+        if all_speak and waited_s > USUAL_TIMES * longest_s:
+            return Loss(None, f"every process has been in {self.own.doing} for {waited_s:.0f} s")
+        return None
+
+    def _others(self) -> dict[int, Life]:
+        return {process: life for process, life in self._known.items() if process != self._index}

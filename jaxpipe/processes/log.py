@@ -1,0 +1,64 @@
+"""What a run says: printed by process 0 alone, and written by every process into a file of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+FOLDER = "logs"
+LOGGER = logging.getLogger("jaxpipe")
+
+_print: list[Callable[[str], None]] = [print]
+
+
+def file_of(path: Path, process: int) -> Path:
+    """The log of `process` in a run's folder."""
+    return path / FOLDER / f"process_{process:04}.log"
+
+
+def log_to(path: Path, *, process: int) -> None:
+    """From now on everything said, logged or warned of by this process goes into its file in a run's folder, too."""
+    file = file_of(path, process)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False
+    show = warnings.showwarning
+
+    def show_and_log(message, category, filename, lineno, file=None, line=None) -> None:
+        LOGGER.info("warning: %s", message)
+        show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show_and_log
+
+
+def print_with(write: Callable[[str], None]) -> None:
+    """From now on `say` prints with `write`, for example that of a progress bar."""
+    if _print[0] is not _nothing:
+        _print[0] = write
+
+
+def only_log() -> None:
+    """From now on `say` prints nothing."""
+    _print[0] = _nothing
+
+
+def say(text: str) -> None:
+    """Prints `text`, unless another process does, and logs it."""
+    LOGGER.info("%s", text)
+    _print[0](text)
+    sys.stdout.flush()
+
+
+def log(text: str) -> None:
+    """Logs `text` without printing it."""
+    LOGGER.info("%s", text)
+
+
+def _nothing(text: str) -> None:
+    del text

@@ -1,0 +1,56 @@
+"""What a run that goes on may do otherwise than before: mesh, schedule, optimizer, but not its model and its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from jaxpipe.errors import ConfigError
+from jaxpipe.training.workdir import read_config
+
+# How a model is computed, which its parameters do not show.
+FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
+DECIDED = ("mesh.platform",)  # "auto" in the one, what it has become in the other
+
+
+def changes(path: Path, config: ConfigDict) -> list[str]:
+    """The fields in which `config` differs from that of the run in `path`, as "pipeline.schedule: 1f1b -> bpipe".
+
+    Raises:
+        ConfigError: fields of the model or of the data are among them.
+    """
+    before = read_config(str(path))
+    if before.model.family != config.model.family:
+        raise _refused(path, [_in_words("model.family", before.model.family, config.model.family)])
+    fields = [(section, field) for section in before for field in before[section]]
+    differ = {
+        f"{section}.{field}": _in_words(f"{section}.{field}", before[section][field], config[section][field])
+        for section, field in fields
+        if before[section][field] != config[section][field]
+    }
+    refused = [words for name, words in differ.items() if _is_fixed(name)]
+    if refused:
+        raise _refused(path, refused)
+    return [words for name, words in differ.items() if name not in DECIDED]
+
+
+def _is_fixed(name: str) -> bool:
+    section, field = name.split(".")
+    return section == "data" or (section == "model" and field not in FREE_OF_MODEL)
+
+
+def _in_words(name: str, before: object, now: object) -> str:
+    return f"{name}: {before} -> {now}"
+
+
+def _refused(path: Path, refused: list[str]) -> ConfigError:
+    listed = "".join(f"      {words}\n" for words in refused)
+    return ConfigError(
+        f"--workdir={path} holds a run of another model or on other data\n"
+        "  rule same-run: a run goes on with its model and its data, since its parameters are of the one and its"
+        " position counts batches of the other\n"
+        f"{listed}"
+        "  repair: name another --workdir, or leave these fields as they were; checkpoint.init_from starts a new run"
+        " from the parameters"
+    )

@@ -1,0 +1,109 @@
+"""How fast a run is: tokens, samples and steps in their time, the part of the devices' peak, and bytes in use."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpipe.mesh.hardware import peak_flops_per_s
+from jaxpipe.models import LanguageModel, ModelConfig
+from jaxpipe.models.flops import model_flops
+from jaxpipe.program import Pipeline
+
+MOST_STEPS = 100  # of the last ones that the spread is of
+
+
+class Speed:
+    """Turns the time of each step into the numbers of its row, and those of the last steps into their spread.
+
+    MFU, model FLOPs utilization, is the model's FLOPs of a second as a part of what all devices could do at most:
+    `jaxpipe.models.flops` over time and peak. Where the peak is not known the numbers have no "mfu", and where the
+    devices do not count their memory, as CPUs, no "bytes_in_use" and "peak_bytes_in_use"; these are the largest of
+    this process's devices.
+    Source: Chowdhery et al., PaLM, 2022, section 4.1 and appendix B.
+    """
+
+    def __init__(self, model: LanguageModel, pipeline: Pipeline, batch: Mapping[str, Any]):
+        """Counts what a step asks for.
+
+        Args:
+            model: that is trained.
+            pipeline: that trains it, on the devices that MFU is counted against, in its dtype.
+            batch: of one step, leaves [num_microbatches, microbatch size, ...] of all devices, or their shapes.
+        """
+        self._num_tokens, self._num_samples = math.prod(batch["tokens"].shape), math.prod(batch["tokens"].shape[:2])
+        self._step_flops, self._peak_flops_per_s = step_flops(model, batch), peak_of(pipeline)
+        self._devices = list(pipeline.mesh.local_devices)
+        self._times_s: deque[float] = deque(maxlen=MOST_STEPS)
+
+    def numbers(self, step_time_s: float) -> dict[str, float]:
+        """The numbers of a step that took so long."""
+        self._times_s.append(step_time_s)
+        numbers = {
+            "tokens_per_s": self._num_tokens / step_time_s,
+            "samples_per_s": self._num_samples / step_time_s,
+            "step_time_s": step_time_s,
+        }
+        if self._peak_flops_per_s is not None:
+            numbers["mfu"] = self._step_flops / (step_time_s * self._peak_flops_per_s)
+        return numbers | bytes_in_use(self._devices)
+
+    def spread(self) -> dict[str, float]:
+        """Median, 10 % and 90 % quantile of the times of the last steps, at most MOST_STEPS; empty before the first."""
+        if not self._times_s:
+            return {}
+        low, median, high = np.quantile(self._times_s, (0.1, 0.5, 0.9)).tolist()
+        return {"step_time_median_s": median, "step_time_p10_s": low, "step_time_p90_s": high}
+
+    def spread_in_words(self) -> str:
+        """The same, to print."""
+        if not self._times_s:
+            return "no step timed yet"
+        spread = self.spread()
+        return (
+            f"{spread['step_time_median_s']:.4g} s a step, 10 % to 90 %: {spread['step_time_p10_s']:.4g} to"
+            f" {spread['step_time_p90_s']:.4g} s, of the last {len(self._times_s)} steps"
+        )
+
+
+def step_flops(model: LanguageModel, batch: Mapping[str, Any]) -> int:
+    """The model's FLOPs, forward and backward, of a batch with leaves [num_microbatches, microbatch size, ...]."""
+    *num_sequences, seq_len = batch["tokens"].shape
+    config = cast(ModelConfig, model.config)  # what a config can ask for
+    num_predicted = batch["predicted"].shape[-1] if "predicted" in batch else None
+    return math.prod(num_sequences) * model_flops(config, seq_len=seq_len, num_predicted=num_predicted)
+
+
+def peak_of(pipeline: Pipeline) -> float | None:
+    """FLOPs a second that all devices of `pipeline` do together at most; None where one's peak is not known."""
+    dtype = jnp.dtype(pipeline.dtype or "float32").name
+    peaks = [peak_flops_per_s(device.device_kind, dtype=dtype) for device in pipeline.mesh.devices.flat]
+    return None if None in peaks else sum(peak for peak in peaks if peak is not None)
+
+
+def bytes_in_use(devices: Sequence[Any]) -> dict[str, float]:
+    """The largest of `devices`' bytes in use, now and at most so far; empty where none counts them."""
+    counts = [counted for device in devices if (counted := device.memory_stats())]  # None on CPUs
+    names = ("bytes_in_use", "peak_bytes_in_use")
+    return {
+        name: max(counted[name] for counted in counts)
+        for name in names
+        if counts and all(name in counted for counted in counts)
+    }
+
+
+def in_words(model: LanguageModel, pipeline: Pipeline, batch: Mapping[str, Any]) -> str:
+    """The model's FLOPs of a token, and what MFU is counted against, to print."""
+    per_token = step_flops(model, batch) / math.prod(batch["tokens"].shape)
+    num_devices, kind, peak = pipeline.mesh.size, pipeline.mesh.devices.flat[0].device_kind, peak_of(pipeline)
+    counted = (
+        f"no MFU, since the peak of {kind!r} is not known"
+        if peak is None
+        else f"MFU is of {num_devices} x {peak / num_devices / 1e12:g} TFLOP/s, the peak of {kind!r}"
+    )
+    return f"{per_token:,.0f} per token, forward and backward; {counted}"

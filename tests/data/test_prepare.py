@@ -1,0 +1,213 @@
+"""Text files and JSON lines to tokens on the disk: which documents, in which order, and the command itself."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_tokenizers import TEXT, write_bpe, write_word_pieces
+
+from jaxpipe.data import load_tokenizer
+from jaxpipe.data.indexed import IndexedTokens
+from jaxpipe.errors import ConfigError, DataError
+from jaxpipe.prepare import prepare
+from jaxpipe.prepare.command import told
+
+ROOT = Path(__file__).parents[2]
+ASTRAL = "Où est 東京? 😀 \u00a0 ½ don't\r\n\tx = 10**3  # _a_\nthe dog\n  the cat\n\n\n"
+
+
+def documents_of(prefix: str) -> list[list[int]]:
+    """The tokens of each document."""
+    found = IndexedTokens.open(prefix)
+    ends = np.concatenate([[0], np.cumsum(found.lengths)])[found.documents]
+    return [found.tokens[start:end].tolist() for start, end in pairwise(ends)]
+
+
+def texts_in(prefix: str, tokenizer: str, *, is_masked: bool = False) -> Iterator[str]:
+    """Each document decoded, without the separator that ends it."""
+    loaded = load_tokenizer(tokenizer, is_masked=is_masked)
+    for document in documents_of(prefix):
+        assert document[-1] == loaded.separator
+        yield loaded.decode(document[:-1])
+
+
+def bytes_of(prefix: str) -> list[bytes]:
+    return [Path(prefix + suffix).read_bytes() for suffix in (".bin", ".idx")]
+
+
+def test_a_file_is_a_document_and_files_come_in_order_of_their_paths(tmp_path):
+    (tmp_path / "b").mkdir()
+    for name in ("b/1.txt", "a.txt", "c.txt", "b/0.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "c.md").write_text("no")
+    prefix = str(tmp_path / "out" / "data")
+    inputs = [str(tmp_path / "c.txt"), str(tmp_path / "**" / "*.txt")]
+    prepared = prepare(inputs, tokenizer="byte", output=prefix)
+    assert list(texts_in(prefix, "byte")) == ["a.txt", "b/0.txt", "b/1.txt", "c.txt"]
+    assert (prepared.num_files, prepared.num_documents, prepared.num_tokens) == (4, 4, 28)
+    assert prepared.num_text_bytes == 24
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["data.bin", "data.idx"]
+
+
+@pytest.mark.parametrize("name", ["text.jsonl", "text.json", "text.jsonl.gz", "wiki_00"])
+def test_a_line_of_json_is_a_document(tmp_path, name):
+    lines = "".join(json.dumps({"id": 3, "text": text}) + "\n" for text in [*TEXT, ASTRAL])
+    data = b"\xef\xbb\xbf" + lines.replace("\n", "\r\n\n", 1).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    prefix = str(tmp_path / "data")
+    form = "jsonl" if name == "wiki_00" else "auto"
+    prepared = prepare([str(tmp_path / name)], tokenizer="byte", output=prefix, form=form)
+    assert list(texts_in(prefix, "byte")) == [*TEXT, ASTRAL]
+    assert prepared.num_text_bytes == sum(len(text.encode()) for text in [*TEXT, ASTRAL])
+
+
+def test_the_text_stands_under_another_key_and_text_may_be_zipped(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"content": "one", "text": 3}')
+    prepare([str(tmp_path / "a.jsonl")], tokenizer="byte", output=str(tmp_path / "a"), jsonl_key="content")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"two"))
+    prepare([str(tmp_path / "b.txt.gz")], tokenizer="byte", output=str(tmp_path / "b"))
+    assert [*texts_in(str(tmp_path / "a"), "byte"), *texts_in(str(tmp_path / "b"), "byte")] == ["one", "two"]
+
+
+@pytest.mark.parametrize("write", [write_bpe, write_word_pieces])
+def test_tokens_are_those_of_the_tokenizer(tmp_path, write):
+    """Byte pairs go through the table of words, pieces of words through the library; both give its tokens."""
+    file = write(tmp_path)
+    for index, text in enumerate([*TEXT, "<|endoftext|>[SEP]", ASTRAL]):
+        (tmp_path / f"{index}.txt").write_bytes(text.encode())
+    prefix = str(tmp_path / "data")
+    prepared = prepare([str(tmp_path / "*.txt")], tokenizer=str(tmp_path), output=prefix)
+    tokenizer = load_tokenizer(str(file), is_masked=False)
+    expected = [
+        [*tokenizer.encode(text).tolist(), tokenizer.separator] for text in [*TEXT, "<|endoftext|>[SEP]", ASTRAL]
+    ]
+    assert documents_of(prefix) == expected
+    assert Path(f"{prefix}.tokenizer.json").read_bytes() == file.read_bytes()
+    assert prepared.tokenizer == f"{prefix}.tokenizer.json"
+    assert prepared.vocab_size == tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_trained_vocabulary_gives_the_text_back(tmp_path, is_masked):
+    for index, text in enumerate([*TEXT, ASTRAL]):
+        (tmp_path / f"{index}.txt").write_bytes(text.encode())
+    prefix = str(tmp_path / "data")
+    prepared = prepare([f"{tmp_path}/*.txt"], tokenizer="bpe:300", output=prefix, is_masked=is_masked)
+    assert list(texts_in(prefix, prepared.tokenizer, is_masked=is_masked)) == [*TEXT, ASTRAL]
+    assert prepared.vocab_size == 300
+    assert prepared.num_tokens < prepared.num_text_bytes / 1.5  # it has learned these words
+    masked = load_tokenizer(prepared.tokenizer, is_masked=is_masked).masked
+    if masked is not None:
+        special = [masked.padding, masked.classification, masked.separator, masked.mask]
+        assert load_tokenizer(prepared.tokenizer, is_masked=True).decode(special) == "[PAD][CLS][SEP][MASK]"
+        assert not masked.is_word[1]  # [UNK]
+        assert masked.is_word[5:].all()
+
+
+def test_processes_change_nothing(tmp_path, monkeypatch):
+    """Blocks of a few bytes, so that there are many, and documents go over from one to the next."""
+    file = write_bpe(tmp_path)
+    monkeypatch.setattr("jaxpipe.prepare.reading.PART_BYTES", 100)
+    for index in range(12):
+        (tmp_path / f"{index:02}.txt").write_bytes((TEXT[index % 6] + ASTRAL).encode() * (index * index % 7))
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXT * 3))
+    inputs = [f"{tmp_path}/*.txt", f"{tmp_path}/*.jsonl"]
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    prepare(inputs, tokenizer=str(file), output=one, num_workers=1)
+    prepared = prepare(inputs, tokenizer=str(file), output=two, num_workers=2)
+    assert bytes_of(one) == bytes_of(two)
+    monkeypatch.undo()
+    whole = str(tmp_path / "whole")
+    assert prepare(inputs, tokenizer=str(file), output=whole).num_documents == prepared.num_documents == 28
+    assert prepared.empty.num == 2
+    assert bytes_of(whole) == bytes_of(one)
+
+
+def test_output_that_is_there_is_kept_unless_asked(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    arguments = {"tokenizer": str(write_bpe(tmp_path)), "output": str(tmp_path / "data")}
+    prepare([f"{tmp_path}/a.txt"], **arguments)
+    before = bytes_of(arguments["output"])
+    (tmp_path / "a.txt").write_text("two")
+    with pytest.raises(
+        ConfigError, match=r"rule output-files: nothing.*\n *there: .*data.bin, .*data.idx, .*data.token"
+    ):
+        prepare([f"{tmp_path}/a.txt"], **arguments)
+    assert bytes_of(arguments["output"]) == before
+    prepare([f"{tmp_path}/a.txt"], **arguments | {"tokenizer": "byte"}, overwrite=True)
+    assert list(texts_in(arguments["output"], "byte")) == ["two"]
+    assert not (tmp_path / "data.tokenizer.json").exists()
+
+
+def test_a_large_text_is_sampled_from_its_beginning_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxpipe.prepare.sample.SAMPLE_BYTES", 2000)
+    monkeypatch.setattr("jaxpipe.prepare.sample.STRETCH_BYTES", 100)
+    from jaxpipe.prepare.input_files import find_files
+    from jaxpipe.prepare.sample import sample_texts
+
+    lines = [json.dumps({"text": f"{line:04}"}) + "\n" for line in range(1000)]
+    (tmp_path / "0.jsonl").write_text("".join(lines[:700]))
+    (tmp_path / "1.jsonl").write_text("".join(lines[700:]))
+    found = [int(text) for text in sample_texts(find_files([f"{tmp_path}/*"]), key="text")]
+    assert found == sorted(found)
+    assert 60 <= len(found) <= 140  # 2000 bytes are 111 lines of 18; some are cut
+    assert np.histogram(found, 10, range=(0, 1000))[0].min() >= 5
+    with pytest.raises(DataError, match=r"0.jsonl:1 has no text under 'body'"):
+        list(sample_texts(find_files([f"{tmp_path}/*"]), key="body"))
+
+
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "jaxpipe.prepare", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_tells_what_it_did_and_how_to_train(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for index, text in enumerate([*TEXT, ""]):
+        (tmp_path / "texts" / f"{index}.txt").write_text(text)
+    (tmp_path / "texts" / "7.txt").write_bytes(b"caf\xe9")
+    arguments = ["--input=texts/*.txt", "--tokenizer=bpe:290", "--output=data/cats", "--num_workers=2"]
+    done = run(*arguments, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    num_tokens = IndexedTokens.open(str(tmp_path / "data" / "cats")).num_tokens
+    num_bytes = sum(len(text.encode()) for text in TEXT) + len("caf\ufffd".encode())
+    for line in [
+        "training   a vocabulary of 290 words",
+        "replaced   1 places that are no UTF-8, by U+FFFD; the first in texts/7.txt",
+        "left out   1 empty documents; the first in texts/6.txt",
+        "documents  7",
+        "vocabulary 290 words",
+        f"tokens     {num_tokens}, uint16; {num_bytes / num_tokens:.2f} bytes a token",
+        "written    data/cats.bin, data/cats.idx, data/cats.tokenizer.json",
+        "train with --config.data.files=indexed:data/cats --config.data.tokenizer=data/cats.tokenizer.json"
+        " --config.model.vocab_size=290",
+    ]:
+        assert line in done.stdout.splitlines()
+
+
+def test_a_flag_that_is_missing_is_named(tmp_path):
+    done = run("--input=a", "--output=b", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ConfigError: --tokenizer is missing\n  rule flags: ")
+
+
+def test_bytes_are_told_without_a_tokenizer_file(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    prepared = prepare([f"{tmp_path}/a.txt"], tokenizer="byte", output=f"{tmp_path}/my data", is_masked=True)
+    lines = told(prepared).splitlines()
+    assert lines[-2] == f"written    {tmp_path}/my data.bin, {tmp_path}/my data.idx"
+    assert lines[-1].endswith("my data' --config.data.tokenizer=byte --config.model.vocab_size=260")
+    assert len(lines) == 7

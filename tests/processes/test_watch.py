@@ -1,0 +1,104 @@
+"""Processes that are killed, stopped, stuck or that fail: all others end in time, and say which one it was."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxpipe.processes import EXIT_LOST
+
+COUNT, BOUND_S = 4, 8.0
+LOOP = Path(__file__).parent / "loop.py"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+class Loops:
+    """The processes, started; killed when the test ends, however it does."""
+
+    def __init__(self, folder: Path, *fault: str):
+        port = free_port()
+        self.outputs = [folder / f"process_{index}" for index in range(COUNT)]
+        self.processes = []
+        for index, output in enumerate(self.outputs):
+            command = [sys.executable, str(LOOP), str(port), str(COUNT), str(index), str(BOUND_S), *fault]
+            with output.open("w") as file:
+                self.processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
+
+    def wait_until_all_run(self) -> None:
+        while not all("runs" in self.text(index) for index in range(COUNT)):
+            assert all(process.poll() is None for process in self.processes), self.text(0)
+            time.sleep(0.05)
+
+    def text(self, index: int) -> str:
+        return self.outputs[index].read_text(errors="replace")
+
+    def codes(self, *, but: int | None, within_s: float) -> list[int]:
+        """Exit codes of all processes `but` one; fails if one has not ended in time."""
+        end = time.monotonic() + within_s
+        return [
+            process.wait(timeout=max(0.0, end - time.monotonic()))
+            for index, process in enumerate(self.processes)
+            if index != but
+        ]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("victim", [2, 0])
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_a_process_that_is_gone_ends_all_others_within_the_bound_with_its_name(tmp_path, victim, name):
+    with Loops(tmp_path) as loops:
+        loops.wait_until_all_run()
+        loops.processes[victim].send_signal(getattr(signal, name))
+        assert loops.codes(but=victim, within_s=BOUND_S) == [EXIT_LOST] * (COUNT - 1)
+        for index in set(range(COUNT)) - {victim}:
+            assert f"LostProcess: process {victim} of {COUNT} is lost: " in loops.text(index)
+            assert "rule processes-alive" in loops.text(index)
+            assert f"pid {loops.processes[victim].pid}; its last: step" in loops.text(index)
+
+
+@pytest.mark.parametrize("victim", [2, 0])
+def test_a_process_that_is_stuck_is_named(tmp_path, victim):
+    with Loops(tmp_path, "sleep", str(victim)) as loops:
+        loops.wait_until_all_run()
+        assert loops.codes(but=None, within_s=2 * BOUND_S) == [EXIT_LOST] * COUNT
+        for index in range(COUNT):
+            assert f"LostProcess: process {victim} of {COUNT} is lost: it" in loops.text(index)
+
+
+@pytest.mark.parametrize("victim", [2, 0])
+def test_an_error_in_one_process_ends_all_at_once_and_is_told_by_each(tmp_path, victim):
+    with Loops(tmp_path, "raise", str(victim)) as loops:
+        loops.wait_until_all_run()
+        codes = loops.codes(but=None, within_s=BOUND_S / 2)
+        assert codes.pop(victim) == 1
+        assert codes == [EXIT_LOST] * (COUNT - 1)
+        assert "ValueError: no room on this disk" in loops.text(victim)
+        for index in set(range(COUNT)) - {victim}:
+            assert f"process {victim} of {COUNT} is lost: " in loops.text(index)
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
+    with Loops(tmp_path) as loops:
+        loops.wait_until_all_run()
+        loops.processes[2].send_signal(signal.SIGTERM)
+        assert loops.codes(but=None, within_s=60) == [0] * COUNT
+        stops = [line for index in range(COUNT) for line in loops.text(index).splitlines() if "stopped" in line]
+        assert len(stops) == COUNT
+        assert len(set(stops)) == 1
+        assert stops[0].endswith(": process 2 got SIGTERM")

@@ -1,0 +1,79 @@
+"""Which steps are traced, and that the trace is of these."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxpipe.errors import ConfigError
+from jaxpipe.training.profiler import Profiler, ProfileSteps, profile_steps
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"), [("10:12", (10, 12)), ("1:300", (1, 300)), ("300:300", (300, 300)), ("7", (7, 7))]
+)
+def test_steps_are_named_with_both_ends(text, steps):
+    assert profile_steps(text, num_steps=300) == ProfileSteps(*steps)
+
+
+@pytest.mark.parametrize("text", ["12:10", "0:2", "299:301", "a:b", "1:2:3", "-1:2", ":", "1.5:2", "10:"])
+def test_steps_that_the_run_does_not_do_are_an_error(text):
+    with pytest.raises(ConfigError, match=rf"--profile_steps={text} (?s:.*)does steps 1 to 300(?s:.*)repair: .*10:12"):
+        profile_steps(text, num_steps=300)
+
+
+def test_steps_that_are_done_already_are_an_error():
+    assert profile_steps("21:22", num_steps=25, first_step=20) == ProfileSteps(21, 22)
+    with pytest.raises(ConfigError, match=r"does steps 21 to 25(?s:.*)profile_steps=25:25"):
+        profile_steps("20:22", num_steps=25, first_step=20)
+
+
+def test_no_text_is_no_trace(tmp_path):
+    assert profile_steps("", num_steps=300) is None
+    with Profiler(tmp_path, None) as profiler:
+        profiler.before(1)
+        assert profiler.after(1) is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is asked of jax's profiler, in order."""
+    calls = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: calls.append("start"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
+    return calls
+
+
+def run(path, steps, last, calls):
+    said = []
+    with Profiler(path, steps) as profiler:
+        for step in range(1, last + 1):
+            profiler.before(step)
+            calls.append(step)
+            said.append(profiler.after(step))
+    return said
+
+
+def test_the_trace_begins_before_the_first_and_ends_after_the_last(tmp_path, calls):
+    said = run(tmp_path, ProfileSteps(2, 3), 5, calls)
+    assert calls == [1, "start", 2, 3, "stop", 4, 5]
+    assert [text is not None for text in said] == [False, False, True, False, False]
+    assert said[2] == f"step 3: trace of steps 2 to 3 in {tmp_path}/profile/process_0000"
+
+
+def test_a_run_that_ends_early_writes_its_trace(tmp_path, calls):
+    run(tmp_path, ProfileSteps(2, 9), 3, calls)
+    assert calls == [1, "start", 2, 3, "stop"]
+
+
+def test_the_trace_is_a_file_of_the_profiler(tmp_path):
+    step = jax.jit(lambda x: x @ x)
+    with Profiler(tmp_path, ProfileSteps(2, 2)) as profiler:
+        for number in (1, 2, 3):
+            profiler.before(number)
+            step(jnp.ones((8, 8))).block_until_ready()
+            profiler.after(number)
+    (trace,) = (tmp_path / "profile" / "process_0000").rglob("*.xplane.pb")
+    content = trace.read_bytes()
+    assert b"step_num" in content
+    assert b"train" in content

@@ -1,0 +1,148 @@
+"""A run that ended early goes on where it was, bit for bit, or says why it does not."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from running import ROOT, SMALL, environment, metrics, run, train
+
+from jaxpipe.checkpoints import CHECKPOINTS
+from jaxpipe.checkpoints.arrays import read_array, shapes
+from jaxpipe.checkpoints.files import complete_steps
+
+LONG = ["--config.mesh.deterministic=True", "--config.train.steps=40", "--config.train.eval_every=20"]
+SAVES = ["--config.checkpoint.save_every=4", "--config.model.hidden_dropout=0.1"]
+CLOCK = re.compile("time|per_s")
+
+
+def numbers(workdir):
+    """What does not depend on the clock."""
+    return [{name: value for name, value in row.items() if not CLOCK.search(name)} for row in metrics(workdir)]
+
+
+def arrays(workdir, step):
+    folder = workdir / CHECKPOINTS / str(step)
+    return {name: read_array(folder, name) for name in shapes(folder)}
+
+
+def assert_same(workdir, other, *, step=40):
+    assert numbers(workdir) == numbers(other)
+    ours, theirs = arrays(workdir, step), arrays(other, step)
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name, strict=True)
+
+
+def stopped_after(workdir, num_rows, number, *arguments):
+    """The exit status of a run that gets signal `number` once it has written `num_rows` rows."""
+    command = [sys.executable, "-m", "jaxpipe.train", "--config=configs/quickstart.py", f"--workdir={workdir}"]
+    process = subprocess.Popen(
+        [*command, *SMALL, *LONG, *SAVES, *arguments], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    while process.poll() is None:
+        if (workdir / "metrics.jsonl").exists() and len(metrics(workdir)) >= num_rows:
+            process.send_signal(number)
+            break
+        time.sleep(0.01)
+    return process.communicate()[0], process.returncode
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    done = train(workdir, *LONG, *SAVES)
+    assert done.returncode == 0, done.stderr
+    return workdir
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_a_checkpoint_a_status_to_requeue_on_and_nothing_lost(whole, tmp_path, number):
+    text, status = stopped_after(tmp_path / "run", 6, number)
+    assert status == 75
+    stopped = len(metrics(tmp_path / "run"))
+    assert f"process 0 got {number.name}" in text
+    assert complete_steps(tmp_path / "run" / CHECKPOINTS)[-1] == stopped < 40
+    done = train(tmp_path / "run", *LONG, *SAVES)
+    assert done.returncode == 0, done.stderr
+    assert f"goes on    from the checkpoint of step {stopped}\n" in done.stdout
+    assert_same(tmp_path / "run", whole)
+
+
+def test_another_mesh_and_schedule_go_on_and_are_said(whole, tmp_path):
+    stopped_after(tmp_path / "run", 6, signal.SIGTERM)
+    stopped = len(metrics(tmp_path / "run"))
+    other = ["--config.mesh.pipe=1", "--config.mesh.tensor=2", "--config.pipeline.schedule=gpipe"]
+    done = train(tmp_path / "run", *LONG, *SAVES, *other)
+    assert done.returncode == 0, done.stderr
+    assert "changed    pipeline.schedule: 1f1b -> gpipe\n" in done.stdout
+    assert "changed    mesh.pipe: 2 -> 1\n" in done.stdout
+    assert numbers(tmp_path / "run")[:stopped] == numbers(whole)[:stopped]
+    ours, theirs = ([row["loss"] for row in numbers(workdir)] for workdir in (tmp_path / "run", whole))
+    assert ours == pytest.approx(theirs, rel=1e-4)  # float32 sums in another order
+
+
+def test_a_run_that_is_done_says_so_and_changes_nothing(whole):
+    before = (whole / "metrics.jsonl").read_bytes()
+    done = train(whole, *LONG, *SAVES)
+    assert done.returncode == 0, done.stderr
+    assert "done       all 40 steps" in done.stdout
+    assert (whole / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("--config.model.hidden=32", "model.hidden: 16 -> 32"),
+        ("--config.data.seed=3", "data.seed: 0 -> 3"),
+        ("--config.data.batch_size=24", "data.batch_size: 12 -> 24"),
+    ],
+)
+def test_another_model_or_other_data_is_another_run(whole, change, words):
+    before = json.loads((whole / "config.json").read_text())
+    done = train(whole, *LONG, *SAVES, change)
+    assert done.returncode == 2
+    assert "rule same-run" in done.stderr
+    assert words in done.stderr
+    assert json.loads((whole / "config.json").read_text()) == before
+
+
+def test_damaged_checkpoints_are_passed_over_aloud_and_if_all_are_the_run_never_starts_anew(whole, tmp_path):
+    workdir = tmp_path / "run"
+    subprocess.run(["cp", "-r", whole, workdir], check=True)
+    steps = complete_steps(workdir / CHECKPOINTS)
+    assert steps == [32, 36, 40]  # the last three
+    for step in steps:
+        (largest,) = sorted((workdir / CHECKPOINTS / str(step)).rglob("d/*"), key=lambda file: file.stat().st_size)[-1:]
+        content = bytearray(largest.read_bytes())
+        content[len(content) // 2] ^= 1
+        largest.write_bytes(content)
+        if step == 36:
+            shown = run("checkpoints", "verify", str(workdir))
+            assert shown.returncode == 2
+            assert "32/" in shown.stderr + shown.stdout
+    done = train(workdir, *LONG, *SAVES)
+    assert done.returncode == 2
+    assert done.stderr.startswith("CheckpointError: no undamaged checkpoint")
+    assert complete_steps(workdir / CHECKPOINTS) == steps
+
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)  # 40 is whole again
+    (workdir / CHECKPOINTS / "40").rename(workdir / CHECKPOINTS / "28")
+    more = [*LONG[:1], "--config.train.steps=42", *LONG[2:]]
+    done = train(workdir, *more, *SAVES)
+    assert "checkpoint of step 36 is damaged and passed over" in done.stdout
+    assert "goes on    from the checkpoint of step 28" in done.stdout
+
+
+def test_a_dry_run_compiles_and_writes_nothing(tmp_path):
+    done = train(tmp_path / "run", "--dry_run")
+    assert done.returncode == 0, done.stderr
+    assert "compiled   in" in done.stdout
+    assert "dry run    ends here" in done.stdout
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,51 @@
+"""The predicted timeline: as long as the schedule's closed form says, in the unit that it names."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxpipe.schedules import build
+from jaxpipe.training.timeline import predicted_costs, write_timeline
+
+
+def trace(path, *, layers_per_stage=(3, 3, 3, 3), recompute="none"):
+    schedule = build("1f1b", num_devices=4, num_microbatches=8)
+    setup: Any = SimpleNamespace(
+        pipeline=SimpleNamespace(schedule=schedule, layers_per_stage=layers_per_stage),
+        model=SimpleNamespace(config=SimpleNamespace(recompute=recompute)),
+    )
+    write_timeline(path, setup)
+    return json.loads((path / "timeline.json").read_text())
+
+
+def microseconds(events):
+    """When the last action ends."""
+    return max(event["ts"] + event["dur"] for event in events if event["ph"] == "X")
+
+
+# 1F1B takes (N + D - 1) (forward + backward), Narayanan et al., SC 2021, section 2.2.1.
+@pytest.mark.parametrize(("recompute", "backward"), [("none", 2), ("attention", 2), ("full", 3)])
+def test_it_takes_as_long_as_the_closed_form(tmp_path, recompute, backward):
+    events = trace(tmp_path, recompute=recompute)
+    assert microseconds(events) == pytest.approx(1000 * (8 + 4 - 1) * (1 + backward))
+    assert sum(event["ph"] == "X" for event in events) == 2 * 4 * 8
+
+
+def test_the_unit_is_said(tmp_path):
+    (label,) = [event for event in trace(tmp_path) if event["name"] == "process_labels"]
+    assert label["args"]["labels"] == "predicted: 1 ms is a forward of 3 layers"
+
+
+def test_a_stage_takes_as_long_as_its_layers(tmp_path):
+    events = trace(tmp_path, layers_per_stage=(1, 2, 2, 3))
+    forward = {event["args"]["stage"]: event["dur"] for event in events if event.get("cat") == "F"}
+    assert forward == pytest.approx({0: 500, 1: 1000, 2: 1000, 3: 1500})
+
+
+def test_the_halves_of_a_split_backward_are_the_whole():
+    costs = predicted_costs((1, 3), backward=3.0)
+    assert costs.backward == pytest.approx((1.5, 4.5))
+    assert costs.input_gradient == pytest.approx((1.0, 3.0))
+    assert costs.weight_gradient == pytest.approx((0.5, 1.5))
