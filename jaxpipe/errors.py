@@ -4,11 +4,15 @@ Every error that jaxpipe can foresee is one of these, raised before anything is 
 TrainingError, from the numbers of a run, a DataError and a CheckpointError, from files, and a LostProcess.
 """
 
-EXIT_STATUS = 2  # of a command that ends with one of these
-
 
 class JaxpipeError(ValueError):
-    """Base of all errors that jaxpipe raises for something the user can mend."""
+    """Base of all errors that jaxpipe raises for something the user can mend.
+
+    Attributes:
+        exit_status: of a command that ends with it.
+    """
+
+    exit_status = 2
 
 
 class ScheduleError(JaxpipeError):
@@ -36,7 +40,9 @@ class CheckpointError(JaxpipeError):
 
 
 class LostProcess(JaxpipeError):  # noqa: N818  # it says what happened
-    """Another process of the run has ended or is stuck, so that this one cannot go on."""
+    """Another process of the run has not come, has ended or is stuck, so that this one cannot go on."""
+
+    exit_status = 76  # so that a scheduler may start the run again
 
 
 def closest(name: str, known: list[str]) -> str:

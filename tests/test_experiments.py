@@ -164,7 +164,7 @@ def test_the_cluster_experiment_runs_end_to_end(cluster, tmp_path, monkeypatch):
     assert written.endswith("After.\n")
     assert "2 steps after 1 to warm up" in written
     samples_per_s, step_time_s, ratio, *_ = table_cells(written)["1f1b"]
-    assert float(samples_per_s) * float(step_time_s) == pytest.approx(8, rel=0.01)  # of two, the median is the mean
+    assert float(samples_per_s) * float(step_time_s) == pytest.approx(8, rel=0.05)  # of two, the median is the mean
     assert ratio == "1.000"
 
 

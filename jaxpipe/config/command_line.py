@@ -17,7 +17,7 @@ from ml_collections import config_dict
 from jaxpipe.config.base import base_config
 from jaxpipe.config.model_section import FIELDS
 from jaxpipe.config.unknown_field import unknown_field
-from jaxpipe.errors import EXIT_STATUS, ConfigError, JaxpipeError, closest
+from jaxpipe.errors import ConfigError, JaxpipeError, closest
 
 _HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 
@@ -25,7 +25,7 @@ _HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 def run(main: Callable[[Sequence[str]], None], *, define_flags: Callable[[list[str]], None]) -> None:
     """Parses the flags, runs `main`, and exits; an argument that is no flag is an error.
 
-    A JaxpipeError is printed to stderr as it is, with exit status 2.
+    A JaxpipeError is printed to stderr as it is, and its exit status is the command's.
 
     Args:
         main: takes the program's name, which is all that absl leaves of the arguments.
@@ -44,12 +44,12 @@ def run(main: Callable[[Sequence[str]], None], *, define_flags: Callable[[list[s
 
 
 def with_errors(call: Callable[[], None]) -> None:
-    """Calls `call`; prints a JaxpipeError without traceback and exits with status 2."""
+    """Calls `call`; prints a JaxpipeError without traceback and exits with its status."""
     try:
         call()
     except JaxpipeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(EXIT_STATUS)
+        sys.exit(error.exit_status)
 
 
 def require(flag: str, arguments: Sequence[str], *, example: str) -> str:

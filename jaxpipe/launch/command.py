@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from jaxpipe.errors import EXIT_STATUS, ConfigError, JaxpipeError
+from jaxpipe.errors import ConfigError, JaxpipeError
 from jaxpipe.launch.group import Group
 
 FLAGS = flags.FLAGS
@@ -31,7 +31,7 @@ def run() -> None:
         app.run(main, argv=own, flags_parser=_parse)
     except JaxpipeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(EXIT_STATUS)
+        sys.exit(error.exit_status)
 
 
 def launch(arguments: Sequence[str]) -> int:

@@ -3,6 +3,5 @@
 from jaxpipe.processes.join import check_flags
 from jaxpipe.processes.log import log, log_to, print_with, say
 from jaxpipe.processes.together import Together
-from jaxpipe.processes.watch import EXIT_LOST
 
-__all__ = ["EXIT_LOST", "Together", "check_flags", "log", "log_to", "print_with", "say"]
+__all__ = ["Together", "check_flags", "log", "log_to", "print_with", "say"]

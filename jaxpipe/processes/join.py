@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import jax
 from jax._src import clusters, distributed
 
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, LostProcess
 
 REACHED_WITHIN_S = 2.0
 
@@ -80,7 +80,8 @@ def join(
             it does not wait for all of it.
 
     Raises:
-        ConfigError: the flags do not belong together, or not all processes have come in time.
+        ConfigError: the flags do not belong together.
+        LostProcess: not all processes have come in time.
     """
     check_flags(coordinator_address, num_processes, process_id)
     if coordinator_address is None and not is_cluster():
@@ -90,7 +91,7 @@ def join(
             coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=math.ceil(2 * lost_after_s)
         )
     except (RuntimeError, ValueError) as error:
-        raise ConfigError(
+        raise LostProcess(
             f"the processes have not found each other: {str(error).splitlines()[0]}\n"
             "  rule processes: all start within five minutes and reach process 0\n"
             f"      --coordinator_address={coordinator_address} --num_processes={num_processes}"

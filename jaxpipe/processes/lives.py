@@ -100,35 +100,42 @@ class Lives:
         life = self.own if process == self._index else self._known.get(process)
         return "never heard of" if life is None else f"{life.where}; its last: {life.doing}"
 
-    def lost(self, now: float) -> Loss | None:
-        """The first process that cannot be waited for any more."""
-        silent_s = now - self._answered_s
-        if silent_s > self._limit_s:
-            return Loss(0, f"the store that it holds has not answered for {silent_s:.0f} s")
-        return self._ended_or_silent() or self._stuck(now)
+    def lost(self, now: float, *, patience: float = 1.0) -> Loss | None:
+        """The first process that cannot be waited for any more.
 
-    def _ended_or_silent(self) -> Loss | None:
+        Args:
+            now: the time.
+            patience: in limits.
+        """
+        limit_s, silent_s = patience * self._limit_s, now - self._answered_s
+        if silent_s > limit_s:
+            return Loss(0, f"the store that it holds has not answered for {silent_s:.0f} s")
+        return self._ended_or_silent(limit_s) or self._stuck(now, limit_s)
+
+    def _ended_or_silent(self, limit_s: float) -> Loss | None:
         for process, life in self._others().items():
             if life.end:
                 return Loss(process, f"it ended: {life.end}")
             silent_s = self._answered_s - self._changed_s[process]  # while the store did answer
-            if life.end is None and silent_s > self._limit_s:
+            if life.end is None and silent_s > limit_s:
                 return Loss(process, f"nothing heard of it for {silent_s:.0f} s")
         return None
 
-    def _stuck(self, now: float) -> Loss | None:
+    def _stuck(self, now: float, limit_s: float) -> Loss | None:
         others, waited_s = self._others(), now - self._began_s
-        if waited_s <= self._limit_s:
+        if waited_s <= limit_s or not self.own.position:
             return None
         behind = [process for process, life in others.items() if life.position < self.own.position]
         if behind:
             first = min(behind, key=lambda process: others[process].position)
+            if not others[first].position and waited_s <= USUAL_TIMES * limit_s:
+                return None  # nobody knows how long a start takes: reading, compiling
             return Loss(first, f"it has not begun {self.own.doing}, in which others wait for {waited_s:.0f} s")
         if any(life.position > self.own.position for life in others.values()):
             return Loss(self._index, f"it is in {self.own.doing} for {waited_s:.0f} s, and others are further")
         # Of a process that has just fallen silent nobody knows yet how far it is.
-        all_speak = now - min([self._answered_s, *self._changed_s.values()]) < SPEAKS_WITHIN * self._limit_s
-        longest_s = self._limit_s if self._longest_s is None else self._longest_s
+        all_speak = now - min([self._answered_s, *self._changed_s.values()]) < SPEAKS_WITHIN * limit_s
+        longest_s = limit_s if self._longest_s is None else self._longest_s
         if all_speak and waited_s > USUAL_TIMES * longest_s:
             return Loss(None, f"every process has been in {self.own.doing} for {waited_s:.0f} s")
         return None

@@ -14,32 +14,35 @@ FOLDER = "stop/"
 class Stop:
     """Whether the run is to stop; a context manager, because it takes over the signals.
 
-    A process that has got a signal says so in the store before it begins its next step, and no process ends a step
-    that another has not begun: so all of them read it after that step. A second signal is Python's own again.
+    All processes do the same things in the same order, and count them: positions. A process that has got a signal
+    writes into the store, before it begins its next position, that the run stops after that one. No process ends a
+    step that another has not begun: so after that step, and not before, all of them read it and stop.
 
     Attributes:
-        reason: "" or which signal, and which process got it.
+        reason: "" or which process got which signal.
     """
 
     def __init__(self, store: Store, *, process: int):
         """Of the process with number `process`."""
         self.reason = ""
         self._store, self._process = store, process
+        self._position = 0
         self._got = ""
         self._before: dict[int, object] = {}
 
-    def tell(self) -> None:
-        """Tells the others of a signal that this process has got; before it joins them in a step."""
+    def begin(self) -> None:
+        """Begins the next position; tells the others first of a signal that this process has got."""
+        self._position += 1
         if self._got:
-            self._store.set(f"{FOLDER}{self._process}", self._got)
+            self._store.set(f"{FOLDER}{self._process}", f"{self._position} {self._got}")
             self._got = ""
 
     def is_asked(self) -> bool:
-        """Whether to stop; asked after the same step, all processes get the same answer."""
-        asked = self._store.under(FOLDER)
-        if asked:
-            self.reason = " and ".join(f"process {process} got {name}" for process, name in sorted(asked.items()))
-        return bool(asked)
+        """Whether to stop now: asked after the same step, all processes get the same answer."""
+        asked = {int(process): text.split() for process, text in self._store.under(FOLDER).items()}
+        due = {process: name for process, (position, name) in asked.items() if int(position) <= self._position}
+        self.reason = " and ".join(f"process {process} got {name}" for process, name in sorted(due.items()))
+        return bool(due)
 
     def __enter__(self) -> Stop:
         """Listens."""
@@ -56,4 +59,5 @@ class Stop:
 
     def _listen(self, number: int, frame: FrameType | None) -> None:
         self._got = signal.Signals(number).name
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)  # who presses twice does not want to wait

@@ -6,7 +6,7 @@ import sys
 import traceback
 from types import TracebackType
 
-from jaxpipe.errors import EXIT_STATUS, JaxpipeError
+from jaxpipe.errors import JaxpipeError
 from jaxpipe.processes.join import join, leave
 from jaxpipe.processes.log import log, only_log
 from jaxpipe.processes.stop import Stop
@@ -40,7 +40,8 @@ class Together:
             lost_after_s: so long after a process is lost or stuck all others have ended.
 
         Raises:
-            ConfigError: the flags do not belong together, or not all processes have come in time.
+            ConfigError: the flags do not belong together.
+            LostProcess: not all processes have come in time.
         """
         processes = join(coordinator_address, num_processes, process_id, lost_after_s=lost_after_s)
         self.index, self.count = processes.index, processes.count
@@ -62,7 +63,7 @@ class Together:
     def begin(self, doing: str) -> None:
         """Says what this process begins and may have to wait for others in; all begin the same things in turn."""
         self._watch.begin(doing)
-        self.stop.tell()
+        self.stop.begin()
 
     def stops_after_step(self) -> bool:
         """Whether a signal asks the run to stop: the same answer in every process, after the same step."""
@@ -85,6 +86,6 @@ class Together:
         if self.count > 1 and error is not None and not isinstance(error, SystemExit):
             if isinstance(error, JaxpipeError):
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
-                leave(EXIT_STATUS)
+                leave(error.exit_status)
             traceback.print_exception(error)
             leave(1)

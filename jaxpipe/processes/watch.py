@@ -25,8 +25,8 @@ from jaxpipe.processes.lives import Life, Lives, Loss, parse
 from jaxpipe.processes.log import log
 from jaxpipe.processes.store import Store
 
-EXIT_LOST = 76
 DECIDED_AT = 0.75  # of the bound: the rest is for telling it and ending
+SUSPECTED_AT = 0.5  # of the time after which a process is lost
 LIVES, VERDICT = "lives/", "verdict/"
 
 
@@ -109,7 +109,9 @@ class Watch:
 
     def _before_abort(self) -> None:
         if not self._ended.is_set() and not reaches_first():
-            _end(self._message(Loss(0, "its port is closed")))
+            # Process 0 may have left because of another, and this one be late to see why.
+            suspect = self._lives.lost(time.monotonic(), patience=SUSPECTED_AT)
+            _end(self._message(suspect or Loss(0, "its port is closed")))
 
     def _message(self, loss: Loss) -> str:
         count, process = self._processes.count, loss.process
@@ -136,4 +138,4 @@ def _end(message: str) -> None:
     text = f"{LostProcess.__name__}: {message}"
     log(text)
     print(f"\n{text}", file=sys.stderr)
-    leave(EXIT_LOST)
+    leave(LostProcess.exit_status)

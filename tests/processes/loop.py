@@ -30,14 +30,14 @@ def main() -> None:
         )
         ones = jax.make_array_from_callback((int(count),), NamedSharding(mesh, P("process")), lambda _: jnp.ones((1,)))
         for step in range(MOST_STEPS):
-            if fault and (int(index), step) == (int(fault[1]), 20):
+            if fault and (int(index), step) == (int(fault[1]), 90):
                 break_down(fault[0])
             processes.begin(f"step {step}")
             assert float(total(ones)[0]) == int(count)
             if processes.stops_after_step():
                 print(f"stopped after step {step}: {processes.stop.reason}", flush=True)
                 return
-            if step == 5:
+            if step == 60:  # all have heard of each other
                 print("runs", flush=True)
             time.sleep(0.02)
 

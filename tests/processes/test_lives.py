@@ -78,18 +78,33 @@ def test_who_has_ended_as_it_should_may_be_silent(lives):
 
 def test_who_has_not_begun_what_others_wait_in_is_stuck(lives):
     lives.begin("step 1", 0.0)
+    lives.begin("step 2", 0.0)
     for now in range(0, 31, 5):
-        hear(lives, now, _0=life(1, now), _2=life(0, now))
+        hear(lives, now, _0=life(2, now), _2=life(1, now, doing="step 1"))
     assert lives.lost(30.0) is None
     loss = lives.lost(30.5)
-    assert (loss.process, loss.why) == (2, "it has not begun step 1, in which others wait for 30 s")
-    assert lives.where(2) == "host a, pid 1; its last: its start"
+    assert (loss.process, loss.why) == (2, "it has not begun step 2, in which others wait for 30 s")
+    assert lives.where(2) == "host a, pid 1; its last: step 1"
 
 
-def test_who_is_behind_all_others_is_stuck_itself(lives):
+def test_a_start_may_take_ten_times_as_long(lives):
+    lives.begin("step 1", 0.0)
+    for now in range(0, 301, 5):
+        hear(lives, now, _0=life(1, now), _2=life(0, now))
+        assert lives.lost(now) is None
+    hear(lives, 301.0, _0=life(1, 301), _2=life(0, 301))
+    assert lives.lost(301.0).process == 2
+
+
+def test_who_is_behind_all_others_is_stuck_itself_unless_it_still_starts(lives):
     for now in range(0, 36, 5):
-        hear(lives, now, _0=life(1, now), _2=life(1, now))
-    assert lives.lost(35.0).process == 1
+        hear(lives, now, _0=life(2, now), _2=life(2, now))
+    assert lives.lost(35.0) is None
+    lives.begin("step 1", 35.0)
+    for now in range(35, 71, 5):
+        hear(lives, now, _0=life(2, now), _2=life(2, now))
+    assert lives.lost(65.0) is None
+    assert lives.lost(65.5).process == 1
 
 
 def test_a_step_that_takes_ten_times_as_long_as_any_before_hangs(lives):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxpipe.processes import EXIT_LOST
+from jaxpipe.errors import LostProcess
 
 COUNT, BOUND_S = 4, 8.0
+EXIT_LOST = LostProcess.exit_status
 LOOP = Path(__file__).parent / "loop.py"
 
 

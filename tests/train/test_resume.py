@@ -1,41 +1,25 @@
 """A run that ended early goes on where it was, bit for bit, or says why it does not."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
+from resuming import assert_same_arrays, numbers
 from running import ROOT, SMALL, environment, metrics, run, train
 
 from jaxpipe.checkpoints import CHECKPOINTS
-from jaxpipe.checkpoints.arrays import read_array, shapes
 from jaxpipe.checkpoints.files import complete_steps
 
 LONG = ["--config.mesh.deterministic=True", "--config.train.steps=40", "--config.train.eval_every=20"]
 SAVES = ["--config.checkpoint.save_every=4", "--config.model.hidden_dropout=0.1"]
-CLOCK = re.compile("time|per_s")
 
 
-def numbers(workdir):
-    """What does not depend on the clock."""
-    return [{name: value for name, value in row.items() if not CLOCK.search(name)} for row in metrics(workdir)]
-
-
-def arrays(workdir, step):
-    folder = workdir / CHECKPOINTS / str(step)
-    return {name: read_array(folder, name) for name in shapes(folder)}
-
-
-def assert_same(workdir, other, *, step=40):
+def assert_same(workdir, other):
     assert numbers(workdir) == numbers(other)
-    ours, theirs = arrays(workdir, step), arrays(other, step)
-    assert ours.keys() == theirs.keys()
-    for name, array in ours.items():
-        np.testing.assert_array_equal(array, theirs[name], err_msg=name, strict=True)
+    assert_same_arrays(workdir, other, step=40)
 
 
 def stopped_after(workdir, num_rows, number, *arguments):
