@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,19 @@ from jaxpipe.processes import Together, log_to, print_with, say
 from jaxpipe.schedules import simulate
 from jaxpipe.schedules.render import svg
 from jaxpipe.training import workdir
+from jaxpipe.training.claim import claimed
 from jaxpipe.training.evaluate import heldout_losses
 from jaxpipe.training.losses import in_words
 from jaxpipe.training.memory import check_memory
 from jaxpipe.training.metrics import open_metrics
 from jaxpipe.training.profiler import Profiler, profile_steps
 from jaxpipe.training.report import report
-from jaxpipe.training.resume import changes
+from jaxpipe.training.resume import changes, check_first_step
 from jaxpipe.training.setup import Setup, local_rows, optimizer_and_step, put_batch, set_up
 from jaxpipe.training.skipped import SkippedSteps
 from jaxpipe.training.speed import Speed
 from jaxpipe.training.start import first_state
-from jaxpipe.training.step import make_eval_step, state_like
+from jaxpipe.training.step import TrainState, make_eval_step, state_like
 from jaxpipe.training.timeline import write_timeline
 
 FLAGS = flags.FLAGS
@@ -73,62 +74,75 @@ def main(_: Sequence[str]) -> None:
 
 def train(config: ConfigDict, processes: Together) -> None:
     """The run of a checked config, in one of its processes."""
-    # ---- The folder of the run: a new one, or one to go on with
-    path = workdir.check(FLAGS.workdir)
-    goes_on = processes.agree("goes_on", str(workdir.holds_run(path))) == str(True)
-    if goes_on:
-        _take_up(path, config)
+    with ExitStack() as stack:
+        # ---- The folder of the run: a new one, or one to go on with
+        path = workdir.check(FLAGS.workdir)
+        goes_on = processes.agree("goes_on", str(workdir.holds_run(path))) == str(True)
+        claim = claimed(FLAGS.workdir, is_first=processes.is_first, agree=processes.agree)
+        if goes_on:
+            if not FLAGS.dry_run:
+                stack.enter_context(claim)
+            _take_up(path, config)
 
-    # ---- Text, devices, model, pipeline
-    setup = set_up(config, num_processes=processes.count)
-    config.mesh.platform = setup.devices.platform
-    optimizer, train_step = optimizer_and_step(config, setup.model, setup.pipeline)
-    like = state_like(setup.model, setup.pipeline, optimizer)
-    batch = setup.train_batches.at(0)
-    check_memory(setup.pipeline, like, batch)
+        # ---- Text, devices, model, pipeline
+        setup = set_up(config, num_processes=processes.count)
+        config.mesh.platform = setup.devices.platform
+        optimizer, train_step = optimizer_and_step(config, setup.model, setup.pipeline)
+        like = state_like(setup.model, setup.pipeline, optimizer)
+        batch = setup.train_batches.at(0)
+        check_memory(setup.pipeline, like, batch)
 
-    with _checkpoints(path, config, setup) as checkpoints:
         # ---- State: the first one, or that of the newest checkpoint
-        num_done = 0
-        if goes_on and checkpoints.steps():
+        checkpoints = stack.enter_context(_checkpoints(path, config, setup))
+        if goes_on and processes.agree("has_checkpoint", str(bool(checkpoints.steps()))) == str(True):
             num_done, state = checkpoints.restore(like)
+            say(f"goes on    from the checkpoint of step {num_done}")
         else:
-            state = first_state(config, setup, optimizer)
+            num_done, state = 0, first_state(config, setup, optimizer)
+            if goes_on:
+                check_first_step(path)
+                say("goes on    from step 0: it has written no checkpoint yet")
         traced_steps = profile_steps(FLAGS.profile_steps, num_steps=config.train.steps, first_step=num_done)
         batch = put_batch(setup.pipeline, batch)
         say(report(setup, state, batch))
-        if goes_on:
-            say(f"goes on    from {f'the checkpoint of step {num_done}' if num_done else 'step 0: no checkpoint yet'}")
         if num_done >= config.train.steps:
             say(f"done       all {config.train.steps} steps, before")
             return
 
         # ---- Files of the run: not before all that can be wrong has been found
         start = time.perf_counter()
-        train_step = train_step.lower(state, batch)
+        train_step, eval_step = (
+            train_step.lower(state, batch),
+            make_eval_step(setup.pipeline).lower(state.params, batch),
+        )
         if not FLAGS.dry_run:
-            log_to(workdir.create(FLAGS.workdir), process=processes.index)
-            if processes.is_first:
-                _write_files(path, config, setup, goes_on=goes_on)
+            if not goes_on:
+                stack.enter_context(claim)
+            with workdir.writing(FLAGS.workdir):
+                log_to(path, process=processes.index)
+                if processes.is_first:
+                    _write_files(path, config, setup, goes_on=goes_on)
 
-        # ---- Compiled step
-        train_step = train_step.compile()
+        # ---- Compiled steps
+        train_step, eval_step = train_step.compile(), eval_step.compile()
+        del batch
         say(f"compiled   in {time.perf_counter() - start:.1f} s")
         if FLAGS.dry_run:
             say("dry run    ends here: nothing is trained or written")
             return
 
         # ---- Training
-        with Profiler(path, traced_steps) as profiler:
-            _train(config, processes, setup, checkpoints, profiler, path, train_step, state, num_done)
+        profiler = stack.enter_context(Profiler(path, traced_steps))
+        num_done = _train(config, processes, setup, checkpoints, profiler, path, train_step, eval_step, state, num_done)
 
         # ---- The end: the last checkpoint is complete before the run says so
+        processes.begin("the last checkpoint")
         checkpoints.wait()
         if checkpoints.steps():
             say(f"checkpoint {path / CHECKPOINTS / str(checkpoints.steps()[-1])}")
-    if processes.stop.reason:
-        say(f"stopped    because {processes.stop.reason}; the same command goes on from there")
-        sys.exit(EXIT_STOPPED)
+        if num_done < config.train.steps:
+            say(f"stopped    because {processes.stop.reason}; the same command goes on from there")
+            sys.exit(EXIT_STOPPED)
 
 
 def _train(
@@ -139,12 +153,17 @@ def _train(
     profiler: Profiler,
     path: Path,
     train_step: Any,
-    state: Any,
+    eval_step: Any,
+    state: TrainState,
     num_done: int,
-) -> None:
-    """The steps from the first that is not done to the last, or to the one after which a signal stops them."""
+) -> int:
+    """The steps from the first that is not done to the last, or to the one after which a signal stops them.
+
+    Returns:
+        The steps that are done.
+    """
     pipeline, num_steps = setup.pipeline, config.train.steps
-    eval_step, speed = make_eval_step(pipeline), Speed(setup.model, pipeline, setup.train_batches.at(0))
+    speed = Speed(setup.model, pipeline, setup.train_batches.at(0))
     skipped_steps = SkippedSteps(pipeline, max_in_row=config.train.max_skipped_in_row)
     rows = local_rows(pipeline, config.data.batch_size // config.pipeline.num_microbatches)
     with (
@@ -154,7 +173,7 @@ def _train(
         print_with(metrics.say)
         for step in range(num_done + 1, num_steps + 1):
             # ---- One step
-            processes.begin(f"step {step}")
+            processes.begin(f"step {step}", is_step=True)
             profiler.before(step)
             start = time.perf_counter()
             state, numbers = train_step(state, put_batch(pipeline, next(batches), rows))
@@ -166,7 +185,7 @@ def _train(
             stops = processes.stops_after_step()
 
             # ---- Held-out loss, now and then and at the end
-            if step == num_steps or (step % config.train.eval_every == 0 and not stops):
+            if step == num_steps or step % config.train.eval_every == 0:
                 processes.begin(f"the evaluation after step {step}")
                 heldout = heldout_losses(eval_step, setup, state.params, num_batches=config.train.eval_batches)
                 say(f"step {step}: held-out {in_words(heldout)}; {speed.spread_in_words()}")
@@ -180,7 +199,8 @@ def _train(
                 processes.begin(f"the checkpoint of step {step}")
                 checkpoints.save(step, state, config=config.to_dict(), heldout_loss=numbers.get("eval_loss"))
             if stops:
-                return
+                return step
+    return num_steps
 
 
 def _checkpoints(path: Path, config: ConfigDict, setup: Setup) -> Checkpoints:

@@ -23,20 +23,22 @@ Arrays = Mapping[str, Any]
 class ArrayWriter:
     """Writes one checkpoint at a time in the background."""
 
-    def __init__(self, *, before_commit: Callable[[], None]):
+    def __init__(self, *, before_commit: Callable[[Path], None]):
         """Starts nothing.
 
         Args:
-            before_commit: called in a thread of process 0 when all arrays of a checkpoint are written, before its
-                folder gets its name; if it raises, the folder does not get it.
+            before_commit: called with the folder in a thread of process 0 when all arrays of a checkpoint are
+                written, before the folder gets its name; if it raises, the folder does not get it.
         """
+        self._unfinished: Path | None = None
+        self._call = before_commit
         logging.getLogger("absl").addFilter(_is_not_of_orbax)
         # Orbax's own file of metadata changes after `before_commit`, so that no sum could hold for it.
         without: Any = _NoStepMetadata()
         self._checkpointer = ocp.AsyncCheckpointer(
             _handler(),
             async_options=ocp.AsyncOptions(
-                post_finalization_callback=before_commit, create_directories_asynchronously=False
+                post_finalization_callback=self._before_commit, create_directories_asynchronously=False
             ),
             checkpoint_metadata_store=without,
         )
@@ -47,6 +49,7 @@ class ArrayWriter:
         Raises:
             Exception: whatever Orbax and the file system say.
         """
+        self._unfinished = unfinished_path(folder.parent, int(folder.name))
         self._checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
 
     def wait(self) -> None:

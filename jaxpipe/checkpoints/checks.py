@@ -84,6 +84,17 @@ def damaged_files(folder: Path, damaged: Mapping[int, Sequence[str]]) -> Checkpo
     )
 
 
+def parts_missing(folder: Path, missing: Sequence[str]) -> CheckpointError:
+    """A checkpoint that is being written in `folder` lacks what some processes have written elsewhere."""
+    more = f", and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
+    return CheckpointError(
+        f"the checkpoint {folder} lacks the parts of some processes: {len(missing)}\n"
+        "  rule checkpoint-shared: all processes of a run write into one folder, which all of them see\n"
+        f"      not there: {', '.join(missing[:_MOST_SHOWN])}{more}\n"
+        "  repair: name a --workdir on a file system that all machines share"
+    )
+
+
 def not_written(folder: Path, step: int, error: Exception, complete: Sequence[int]) -> CheckpointError:
     """The checkpoint of `step` failed with `error`."""
     lines = str(error).splitlines() or [type(error).__name__]

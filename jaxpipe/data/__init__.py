@@ -4,6 +4,7 @@ from jaxpipe.data.batches import Batches
 from jaxpipe.data.blocks import Tokens
 from jaxpipe.data.causal import CausalSequences
 from jaxpipe.data.corpus import Corpus, Part, load_corpus
+from jaxpipe.data.fingerprint import Fingerprint
 from jaxpipe.data.masked import MaskedSequences
 from jaxpipe.data.masked_vocabulary import MaskedVocabulary
 from jaxpipe.data.sequences import Batch, Sequences
@@ -14,6 +15,7 @@ __all__ = [
     "Batches",
     "CausalSequences",
     "Corpus",
+    "Fingerprint",
     "MaskedSequences",
     "MaskedVocabulary",
     "Part",

@@ -55,6 +55,11 @@ class ByteTokenizer:
         """None."""
         return ()
 
+    @property
+    def identity(self) -> str:
+        """Its name."""
+        return "byte"
+
     def encode(self, text: str | bytes) -> np.ndarray:
         """The bytes of `text`, in UTF-8 where it is no bytes yet."""
         text = text.encode() if isinstance(text, str) else text

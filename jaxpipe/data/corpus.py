@@ -9,11 +9,14 @@ found and prepared ones mapped (`text_files`, `blend`, `indexed`), and cutting t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from jaxpipe.data.blend import INDEXED, parse_blend
 from jaxpipe.data.blocks import Tokens, split
+from jaxpipe.data.fingerprint import Fingerprint, fingerprint
 from jaxpipe.data.indexed import IndexedTokens
 from jaxpipe.data.indexed_format import tokens_path
 from jaxpipe.data.known_tokens import KnownTokens
@@ -47,11 +50,24 @@ class Corpus:
         num_files: files that the tokens come from.
         train: what is trained on.
         heldout: the same sources with the same weights, other tokens of them.
+        rows: all tokens of each source, by its name, in the order of the sources.
+        tokenizer: that they are words of.
     """
 
     num_files: int
     train: Part
     heldout: Part
+    rows: Mapping[str, Tokens]
+    tokenizer: Tokenizer
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """By what these tokens are known again, wherever their files lie.
+
+        Raises:
+            DataError: a file holds what the model has no words for.
+        """
+        return fingerprint(self.rows, dict(zip(self.rows, self.train.weights, strict=True)), self.tokenizer)
 
 
 def load_corpus(
@@ -86,7 +102,7 @@ def load_corpus(
         _check_length(name, len(row), num_sequences=num_sequences, seq_len=seq_len, every=every)
     train, heldout = zip(*(split(row, every=every) for row in rows.values()), strict=True)
     shares = tuple(weights.values())
-    return Corpus(num_files, Part(train, shares), Part(heldout, shares))
+    return Corpus(num_files, Part(train, shares), Part(heldout, shares), rows, tokenizer)
 
 
 def _open(prefix: str, vocab_size: int) -> KnownTokens:

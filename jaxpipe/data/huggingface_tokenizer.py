@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,6 +50,13 @@ class HuggingFaceTokenizer:
         """What the file says to put before a text: LLaMA's <s>; of GPT-2 none."""
         encoding = self.library.encode("a")
         return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
+
+    @property
+    def identity(self) -> str:
+        """The SHA-256 of all words and their ids, and of which are special: the same of a file that is saved again."""
+        words = sorted(self.library.get_vocab(with_added_tokens=True).items())
+        content = json.dumps([words, sorted(_marked_special(self.library))])
+        return f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """The tokens of `text`; bytes that are no UTF-8 read as U+FFFD."""

@@ -41,6 +41,11 @@ class Tokenizer(Protocol):
         """The tokens that stand before a text that a model goes on with: where it was taught so, one."""
         ...
 
+    @property
+    def identity(self) -> str:
+        """The same of two tokenizers whose tokens mean the same, wherever they come from."""
+        ...
+
     def encode(self, text: str | bytes) -> np.ndarray:
         """The "tokens" of `text`, no special ones among them: a text that spells one is text."""
         ...

@@ -90,9 +90,11 @@ def read_origin(workdir: Path) -> Origin | None:
 
 
 def copy_origin(source: Path, target: Path) -> None:
-    """Copies what the run in `source` keeps of its origin, if anything, to the run in `target`."""
-    if (source / FOLDER).is_dir():
-        shutil.copytree(source / FOLDER, target / FOLDER)
+    """Copies what the run in `source` keeps of its origin, if anything, to the run in `target`, whole or not at all."""
+    if (source / FOLDER).is_dir() and not (target / FOLDER).exists():
+        partial = target / f"{FOLDER}.partial"
+        shutil.copytree(source / FOLDER, partial, dirs_exist_ok=True)
+        partial.rename(target / FOLDER)
 
 
 def copied_name(name: str, source: Path, target: Path) -> str:

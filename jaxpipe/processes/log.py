@@ -12,6 +12,7 @@ FOLDER = "logs"
 LOGGER = logging.getLogger("jaxpipe")
 
 _print: list[Callable[[str], None]] = [print]
+_early: list[str] = []  # what was logged before there was a file
 
 
 def file_of(path: Path, process: int) -> Path:
@@ -20,7 +21,7 @@ def file_of(path: Path, process: int) -> Path:
 
 
 def log_to(path: Path, *, process: int) -> None:
-    """From now on everything said, logged or warned of by this process goes into its file in a run's folder, too."""
+    """What this process says, logs or warns of goes into its file in a run's folder, too, and what it has said so far."""
     file = file_of(path, process)
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
@@ -28,6 +29,8 @@ def log_to(path: Path, *, process: int) -> None:
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False
+    while _early:
+        LOGGER.info("%s", _early.pop(0))
     show = warnings.showwarning
 
     def show_and_log(message, category, filename, lineno, file=None, line=None) -> None:
@@ -50,14 +53,17 @@ def only_log() -> None:
 
 def say(text: str) -> None:
     """Prints `text`, unless another process does, and logs it."""
-    LOGGER.info("%s", text)
+    log(text)
     _print[0](text)
     sys.stdout.flush()
 
 
 def log(text: str) -> None:
     """Logs `text` without printing it."""
-    LOGGER.info("%s", text)
+    if LOGGER.handlers:
+        LOGGER.info("%s", text)
+    else:
+        _early.append(text)
 
 
 def _nothing(text: str) -> None:

@@ -27,15 +27,15 @@ class Stop:
         self.reason = ""
         self._store, self._process = store, process
         self._position = 0
-        self._got = ""
+        self._got, self._has_told = "", False
         self._before: dict[int, object] = {}
 
     def begin(self) -> None:
         """Begins the next position; tells the others first of a signal that this process has got."""
         self._position += 1
-        if self._got:
+        if self._got and not self._has_told:  # once: others may already have read it
             self._store.set(f"{FOLDER}{self._process}", f"{self._position} {self._got}")
-            self._got = ""
+            self._has_told = True
 
     def is_asked(self) -> bool:
         """Whether to stop now: asked after the same step, all processes get the same answer."""

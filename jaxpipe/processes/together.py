@@ -60,10 +60,15 @@ class Together:
         """What process 0 has for `text`; waits for it. Before and after devices are there."""
         return self._store.word_of_first(f"agreed/{on}", text, is_first=self.is_first)
 
-    def begin(self, doing: str) -> None:
-        """Says what this process begins and may have to wait for others in; all begin the same things in turn."""
-        self._watch.begin(doing)
+    def begin(self, doing: str, *, is_step: bool = False) -> None:
+        """Says what this process begins and may have to wait for others in; all begin the same things in turn.
+
+        Args:
+            doing: in words.
+            is_step: whether it is a step of the run; other things may take ten times as long.
+        """
         self.stop.begin()
+        self._watch.begin(doing, is_step=is_step)
 
     def stops_after_step(self) -> bool:
         """Whether a signal asks the run to stop: the same answer in every process, after the same step."""

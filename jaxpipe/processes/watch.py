@@ -16,9 +16,7 @@ import time
 from dataclasses import replace
 from types import TracebackType
 
-import jax
-
-from jaxpipe.errors import LostProcess
+from jaxpipe.errors import JaxpipeError, LostProcess
 from jaxpipe.processes.abort import at_abort
 from jaxpipe.processes.join import Processes, leave, reaches_first
 from jaxpipe.processes.lives import Life, Lives, Loss, parse
@@ -27,6 +25,8 @@ from jaxpipe.processes.store import Store
 
 DECIDED_AT = 0.75  # of the bound: the rest is for telling it and ending
 SUSPECTED_AT = 0.5  # of the time after which a process is lost
+READ_WITHIN_PERIODS = 4
+WORDS_OF_COLLECTIVES = ("Gloo", "gloo", "NCCL", "onnection", "ollective")
 LIVES, VERDICT = "lives/", "verdict/"
 
 
@@ -47,9 +47,9 @@ class Watch:
         self._lives = Lives(own, index=processes.index, limit_s=DECIDED_AT * lost_after_s, now=time.monotonic())
         self._ended = threading.Event()
 
-    def begin(self, doing: str) -> None:
+    def begin(self, doing: str, *, is_step: bool) -> None:
         """Says what this process begins and may have to wait for others in; all begin the same things in turn."""
-        self._lives.begin(doing, time.monotonic())
+        self._lives.begin(doing, time.monotonic(), is_step=is_step)
 
     def __enter__(self) -> Watch:
         """Begins."""
@@ -67,12 +67,22 @@ class Watch:
         The loss of another process shows as an error of a collective, too: so that one waits until a loss would have
         been seen; the process ends meanwhile if that is what it was.
         """
-        if self._processes.count > 1:
-            if error is not None and _is_of_collective(error):
-                self._ended.wait(self._lost_after_s)
-            self._ended.set()
-            end = "" if error is None else f"{type(error).__name__}: {error}".partition("\n")[0]
-            self._tell(replace(self._lives.own, end=end))
+        if self._processes.count == 1:
+            return
+        if error is not None and _is_of_collective(error):
+            self._ended.wait(self._lost_after_s)
+        self._ended.set()
+        if error is None or isinstance(error, SystemExit):
+            self._tell(replace(self._lives.own, end=""))
+            return
+        status = error.exit_status if isinstance(error, JaxpipeError) else 1
+        self._tell(replace(self._lives.own, end=f"{type(error).__name__}: {error}".partition("\n")[0], status=status))
+        self._wait_as_first()
+
+    def _wait_as_first(self) -> None:
+        """The store ends with process 0: the others read first."""
+        if self._processes.is_first:
+            time.sleep(READ_WITHIN_PERIODS * self._period_s)
 
     def _tell(self, life: Life) -> None:
         self._store.set(f"{LIVES}{self._processes.index}", life.line())
@@ -90,7 +100,8 @@ class Watch:
                 continue
             self._lives.heard({int(process): parse(line) for process, line in lines.items()}, time.monotonic())
             if verdict:
-                _end(verdict["0"])
+                status, _, message = verdict["0"].partition(" ")
+                _end(message, int(status))
 
     def _judge(self) -> None:
         """The other thread, which hangs nowhere."""
@@ -103,15 +114,15 @@ class Watch:
             if loss := self._lives.lost(now):
                 message = self._message(loss)
                 if self._processes.is_first:
-                    self._store.set(f"{VERDICT}0", message)
-                    time.sleep(4 * self._period_s)  # the store ends with this process: the others read first
-                _end(message)
+                    self._store.set(f"{VERDICT}0", f"{loss.status} {message}")
+                self._wait_as_first()
+                _end(message, loss.status)
 
     def _before_abort(self) -> None:
         if not self._ended.is_set() and not reaches_first():
             # Process 0 may have left because of another, and this one be late to see why.
-            suspect = self._lives.lost(time.monotonic(), patience=SUSPECTED_AT)
-            _end(self._message(suspect or Loss(0, "its port is closed")))
+            suspect = self._lives.lost(time.monotonic(), patience=SUSPECTED_AT) or Loss(0, "its port is closed")
+            _end(self._message(suspect), suspect.status)
 
     def _message(self, loss: Loss) -> str:
         count, process = self._processes.count, loss.process
@@ -131,11 +142,11 @@ class Watch:
 
 
 def _is_of_collective(error: BaseException) -> bool:
-    return isinstance(error, jax.errors.JaxRuntimeError) or any(word in str(error) for word in ("Gloo", "NCCL"))
+    return any(word in str(error) for word in WORDS_OF_COLLECTIVES)
 
 
-def _end(message: str) -> None:
+def _end(message: str, status: int) -> None:
     text = f"{LostProcess.__name__}: {message}"
     log(text)
     print(f"\n{text}", file=sys.stderr)
-    leave(LostProcess.exit_status)
+    leave(status)

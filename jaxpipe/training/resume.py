@@ -6,8 +6,9 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from jaxpipe.errors import ConfigError
-from jaxpipe.training.workdir import read_config
+from jaxpipe.checkpoints import CHECKPOINTS
+from jaxpipe.errors import CheckpointError, ConfigError
+from jaxpipe.training.workdir import METRICS, read_config
 
 # How a model is computed, which its parameters do not show.
 FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
@@ -33,6 +34,22 @@ def changes(path: Path, config: ConfigDict) -> list[str]:
     if refused:
         raise _refused(path, refused)
     return [words for name, words in differ.items() if name not in DECIDED]
+
+
+def check_first_step(path: Path) -> None:
+    """Raises CheckpointError for a run without checkpoints that is too far for having none.
+
+    A run writes its checkpoints in the background, the second not before the first is complete.
+    """
+    every, rows = read_config(str(path)).checkpoint.save_every, path / METRICS
+    num_rows = sum(1 for _ in rows.open("rb")) if rows.is_file() else 0
+    if every and num_rows >= 2 * every:
+        raise CheckpointError(
+            f"--workdir={path} holds a run of {num_rows} steps, and none of its checkpoints\n"
+            "  rule checkpoints-there: a run goes on from a checkpoint, from step 0 only where it has written none\n"
+            f"      checkpoint.save_every={every}; {path / CHECKPOINTS} has no complete one\n"
+            "  repair: put the checkpoints back (is the disk mounted?), or name another --workdir for a new run"
+        )
 
 
 def _is_fixed(name: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -37,7 +39,7 @@ def check(workdir: str) -> Path:
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise _not_writable(workdir, f"{there}: no permission to write")
-    found = [name for name in (METRICS, SCHEDULE, TENSORBOARD, CHECKPOINTS) if (path / name).exists()]
+    found = [name for name in (METRICS, TENSORBOARD, CHECKPOINTS) if (path / name).exists()]
     if found and not holds_run(path):
         raise ConfigError(
             f"--workdir={workdir} holds a part of a run\n"
@@ -53,18 +55,17 @@ def holds_run(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def create(workdir: str) -> Path:
-    """Makes the folder of a run, if it is not there.
+@contextmanager
+def writing(workdir: str) -> Iterator[None]:
+    """Around what writes the files of a run.
 
     Raises:
-        ConfigError: as `check`, or the folder cannot be made.
+        ConfigError: in place of an OSError: no room, no permission.
     """
-    path = check(workdir)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
-        raise _not_writable(workdir, f"{error.filename}: {error.strerror}") from error
-    return path
+        raise _not_writable(workdir, f"{error.filename or workdir}: {error.strerror}") from error
 
 
 def write_config(path: Path, config: ConfigDict) -> None:

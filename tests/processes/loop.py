@@ -32,11 +32,11 @@ def main() -> None:
         for step in range(MOST_STEPS):
             if fault and (int(index), step) == (int(fault[1]), 90):
                 break_down(fault[0])
-            processes.begin(f"step {step}")
+            processes.begin(f"step {step}", is_step=True)
             assert float(total(ones)[0]) == int(count)
             if processes.stops_after_step():
                 print(f"stopped after step {step}: {processes.stop.reason}", flush=True)
-                return
+                sys.exit(75)
             if step == 60:  # all have heard of each other
                 print("runs", flush=True)
             time.sleep(0.02)

@@ -7,8 +7,8 @@ from jaxpipe.processes.lives import Life, Lives, parse
 LIMIT_S = 30.0
 
 
-def life(position=0, number=0, end=None, doing="its start"):
-    return Life(position, doing, "host a, pid 1", number, end)
+def life(position=0, number=0, end=None, doing="its start", status=0):
+    return Life(position, doing, "host a, pid 1", number, position > 0, end, status)
 
 
 @pytest.fixture
@@ -65,15 +65,20 @@ def test_a_store_that_does_not_answer_means_process_0(lives):
 
 
 def test_an_error_of_another_is_told_at_once(lives):
-    hear(lives, 1.0, _2=life(end="ConfigError: no file"))
+    hear(lives, 1.0, _2=life(end="ConfigError: no file", status=2))
     loss = lives.lost(1.0)
-    assert (loss.process, loss.why) == (2, "it ended: ConfigError: no file")
+    assert (loss.process, loss.why, loss.status) == (2, "it ended: ConfigError: no file", 2)
 
 
 def test_who_has_ended_as_it_should_may_be_silent(lives):
     for now in range(0, 60, 5):
         hear(lives, now, _2=life(end=""))
     assert lives.lost(55.0) is None
+    lives.begin("step 1", 55.0)
+    for now in range(55, 400, 5):
+        hear(lives, now, _0=life(1, now), _2=life(end=""))
+    loss = lives.lost(395.0)
+    assert loss.process is None  # it waits for nobody who is there
 
 
 def test_who_has_not_begun_what_others_wait_in_is_stuck(lives):
@@ -85,6 +90,16 @@ def test_who_has_not_begun_what_others_wait_in_is_stuck(lives):
     loss = lives.lost(30.5)
     assert (loss.process, loss.why) == (2, "it has not begun step 2, in which others wait for 30 s")
     assert lives.where(2) == "host a, pid 1; its last: step 1"
+
+
+def test_an_evaluation_may_take_ten_times_as_long_as_a_step(lives):
+    lives.begin("step 1", 0.0)
+    lives.begin("the evaluation", 0.0, is_step=False)
+    for now in range(0, 301, 5):
+        hear(lives, now, _0=life(2, now), _2=life(2, now))
+        assert lives.lost(now) is None
+    hear(lives, 301.0, _0=life(2, 301), _2=life(2, 301))
+    assert lives.lost(301.0).process is None
 
 
 def test_a_start_may_take_ten_times_as_long(lives):

@@ -48,6 +48,17 @@ def test_one_that_is_late_to_ask_does_not_stop_a_step_before_the_other(both):
     assert fast.is_asked()
 
 
+def test_a_second_signal_puts_nothing_off(both):
+    first, second = both
+    send(first, signal.SIGTERM)
+    for stop in both:
+        stop.begin()
+    send(first, signal.SIGTERM)
+    assert first.is_asked()
+    first.begin()  # the checkpoint
+    assert second.is_asked()
+
+
 def test_signals_in_both_stop_once(both):
     for stop in both:
         stop.begin()

@@ -8,15 +8,28 @@ import pytest
 
 from jaxpipe.config import base_config
 from jaxpipe.config.model_section import FIELDS
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import CheckpointError, ConfigError
 from jaxpipe.training import workdir
+from jaxpipe.training.claim import LOCK, claimed
+from jaxpipe.training.resume import check_first_step
+
+
+def alone(name):
+    """The claim of a run of one process."""
+    return claimed(name, is_first=True, agree=lambda _, text: text)
+
+
+def second(name, owner):
+    """The claim of another process than the first, to which the first says `owner`."""
+    return claimed(name, is_first=False, agree=lambda *_: owner)
 
 
 def test_checking_makes_nothing(tmp_path):
     path = workdir.check(f"{tmp_path}/a/b")
     assert path == tmp_path / "a" / "b"
     assert list(tmp_path.iterdir()) == []
-    assert workdir.create(f"{tmp_path}/a/b").is_dir()
+    with alone(f"{tmp_path}/a/b"):
+        assert path.is_dir()
 
 
 def test_a_file_on_the_way_is_named(tmp_path):
@@ -36,8 +49,11 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
         raise OSError(30, "Read-only file system", str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(ConfigError, match=r"rule workdir-writable[^\n]*\n *[^\n]*run: Read-only file system"):
-        workdir.create(f"{tmp_path}/run")
+    with (
+        pytest.raises(ConfigError, match=r"rule workdir-writable[^\n]*\n *[^\n]*run: Read-only file system"),
+        alone(f"{tmp_path}/run"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("family", FIELDS)
@@ -65,3 +81,43 @@ def test_a_config_with_other_fields_is_refused(tmp_path, change, words):
         workdir.read_config(str(tmp_path))
     for word in [*words, str(tmp_path), "repair: "]:
         assert word in str(error.value)
+
+
+def test_a_folder_is_one_runs_at_a_time(tmp_path):
+    with alone(f"{tmp_path}/run"):
+        holder = (tmp_path / "run" / LOCK).read_text()
+        with pytest.raises(ConfigError, match="another run is at work there") as error, alone(f"{tmp_path}/run"):
+            pass
+        assert f"pid {os.getpid()}" in str(error.value)
+        assert (tmp_path / "run" / LOCK).read_text() == holder
+    with alone(f"{tmp_path}/run"):
+        assert (tmp_path / "run" / LOCK).read_text() != holder
+
+
+def test_all_processes_see_the_folder_of_the_first(tmp_path):
+    with alone(f"{tmp_path}/run"):
+        owner = (tmp_path / "run" / LOCK).read_text()
+        with second(f"{tmp_path}/run", owner):
+            pass
+        assert (tmp_path / "run" / LOCK).read_text() == owner
+        with pytest.raises(ConfigError, match="rule workdir-shared"), second(f"{tmp_path}/other", owner):
+            pass
+
+
+def test_a_picture_alone_is_no_run(tmp_path):
+    (tmp_path / workdir.SCHEDULE).write_text("<svg")  # from a process that was killed before it wrote the config
+    assert workdir.check(str(tmp_path)) == tmp_path
+    (tmp_path / workdir.METRICS).write_text("")
+    with pytest.raises(ConfigError, match=r"holds a part of a run\n *rule workdir-run"):
+        workdir.check(str(tmp_path))
+
+
+def test_a_run_that_has_lost_its_checkpoints_never_starts_anew(tmp_path):
+    config = base_config()
+    config.checkpoint.save_every = 4
+    workdir.write_config(tmp_path, config)
+    (tmp_path / workdir.METRICS).write_text("{}\n" * 7)  # the first one may still have been in flight
+    check_first_step(tmp_path)
+    (tmp_path / workdir.METRICS).write_text("{}\n" * 8)
+    with pytest.raises(CheckpointError, match="rule checkpoints-there"):
+        check_first_step(tmp_path)
