@@ -43,7 +43,9 @@ def main(_: Sequence[str]) -> None:
         FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
         setup = set_up(config, num_processes=processes.count)
-        step, params = restore_params(workdir.path_of(FLAGS.workdir), model=setup.model, pipeline=setup.pipeline)
+        step, params = restore_params(
+            workdir.path_of(FLAGS.workdir), model=setup.model, pipeline=setup.pipeline, say=say
+        )
         eval_step = make_eval_step(setup.pipeline)
         heldout = heldout_losses(eval_step, setup, params, num_batches=config.train.eval_batches)
         say(f"devices    {setup.devices.reason}")

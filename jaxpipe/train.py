@@ -36,9 +36,10 @@ from jaxpipe.training.evaluate import heldout_losses
 from jaxpipe.training.losses import in_words
 from jaxpipe.training.memory import check_memory
 from jaxpipe.training.metrics import open_metrics
-from jaxpipe.training.profiler import Profiler, profile_steps
+from jaxpipe.training.profiler import Profiler, ProfileSteps, done_in_words, profile_steps
 from jaxpipe.training.report import report
 from jaxpipe.training.resume import changes, check_first_step
+from jaxpipe.training.same_data import check_same_as_first, check_same_data, write_fingerprint
 from jaxpipe.training.setup import Setup, local_rows, optimizer_and_step, put_batch, set_up
 from jaxpipe.training.skipped import SkippedSteps
 from jaxpipe.training.speed import Speed
@@ -66,13 +67,14 @@ def main(_: Sequence[str]) -> None:
     # ---- Config: everything that can be wrong is found before anything is compiled
     config = FLAGS.config
     check(config, name=config_flags.get_config_filename(FLAGS["config"]))
+    traced_steps = profile_steps(FLAGS.profile_steps, num_steps=config.train.steps)
     with Together(
         FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
-        train(config, processes)
+        train(config, processes, traced_steps)
 
 
-def train(config: ConfigDict, processes: Together) -> None:
+def train(config: ConfigDict, processes: Together, traced_steps: ProfileSteps | None) -> None:
     """The run of a checked config, in one of its processes."""
     with ExitStack() as stack:
         # ---- The folder of the run: a new one, or one to go on with
@@ -87,6 +89,11 @@ def train(config: ConfigDict, processes: Together) -> None:
         # ---- Text, devices, model, pipeline
         setup = set_up(config, num_processes=processes.count)
         config.mesh.platform = setup.devices.platform
+        fingerprint = setup.corpus.fingerprint
+        first = processes.agree("data", fingerprint.to_json())
+        check_same_as_first(first, fingerprint, process=processes.index)
+        if goes_on:
+            check_same_data(path, fingerprint)
         optimizer, train_step = optimizer_and_step(config, setup.model, setup.pipeline)
         like = state_like(setup.model, setup.pipeline, optimizer)
         batch = setup.train_batches.at(0)
@@ -102,9 +109,10 @@ def train(config: ConfigDict, processes: Together) -> None:
             if goes_on:
                 check_first_step(path)
                 say("goes on    from step 0: it has written no checkpoint yet")
-        traced_steps = profile_steps(FLAGS.profile_steps, num_steps=config.train.steps, first_step=num_done)
         batch = put_batch(setup.pipeline, batch)
         say(report(setup, state, batch))
+        if done := done_in_words(traced_steps, num_done):
+            say(f"profile    {done}")
         if num_done >= config.train.steps:
             say(f"done       all {config.train.steps} steps, before")
             return
@@ -141,7 +149,7 @@ def train(config: ConfigDict, processes: Together) -> None:
         if checkpoints.steps():
             say(f"checkpoint {path / CHECKPOINTS / str(checkpoints.steps()[-1])}")
         if num_done < config.train.steps:
-            say(f"stopped    because {processes.stop.reason}; the same command goes on from there")
+            say(f"stopped    because {processes.stop.reason}; the same command goes on from the newest checkpoint")
             sys.exit(EXIT_STOPPED)
 
 
@@ -192,10 +200,11 @@ def _train(
                 numbers |= heldout | speed.spread()
             metrics.write(step, numbers)
             if skipped := skipped_steps.check(step, numbers, state.params):
-                say(skipped)
+                say(skipped.text)
 
-            # ---- Checkpoint, written in the background; none of parameters that may be bad themselves
-            if stops or (_saves_after(step, config) and not skipped):
+            # ---- Checkpoint, written in the background
+            is_fit = not (skipped and skipped.are_params_bad)
+            if (stops or _saves_after(step, config)) and is_fit:
                 processes.begin(f"the checkpoint of step {step}")
                 checkpoints.save(step, state, config=config.to_dict(), heldout_loss=numbers.get("eval_loss"))
             if stops:
@@ -225,6 +234,7 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, goes_on: bool)
         config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
     (path / workdir.SCHEDULE).write_text(svg(setup.pipeline.schedule, simulate(setup.pipeline.schedule)))
     write_timeline(path, setup)
+    write_fingerprint(path, setup.corpus.fingerprint)
     workdir.write_config(path, config)
 
 

@@ -170,3 +170,10 @@ def test_the_cluster_experiment_runs_end_to_end(cluster, tmp_path, monkeypatch):
 
 def test_the_page_of_the_cluster_experiment_takes_the_table(cluster):
     assert cluster.write("new", cluster.README.read_text()).count("new\n") == 1
+
+
+def test_kills_lose_nothing(tmp_path):
+    run = experiment("011_kills")
+    kills, wrong = run.measure(tmp_path, run.Size(num_steps=20, num_processes=1), num_kills=2, seed=3)
+    assert wrong == []
+    assert kills[0].num_half_written == 1  # so that it is a kill in the middle of a save

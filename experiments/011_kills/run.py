@@ -1,6 +1,6 @@
 """Kills a run again and again, and compares what comes out in the end with a run that nobody disturbed.
 
-    python experiments/011_kills/run.py [--num_kills=20] [--num_processes=1] [--seed=0] [--folder=DIR]
+    python experiments/011_kills/run.py [--num_kills=20] [--num_steps=60] [--num_processes=1] [--seed=0] [--folder=DIR]
 
 Half of the kills strike while a checkpoint is being written, as soon as its half-written folder is seen or a little
 later; the others strike at a random moment, compilation and restoring included. See README.md beside this file.
@@ -27,7 +27,6 @@ from jaxpipe.checkpoints.files import complete_steps, unfinished
 from jaxpipe.training.workdir import METRICS
 
 ROOT = Path(__file__).parents[2]
-NUM_STEPS, SAVE_EVERY = 60, 3
 MEASURED = ("tokens_per_s", "samples_per_s", "step_time_s", "step_time_median_s", "step_time_p10_s", "step_time_p90_s")
 RUN = [
     "--config=configs/quickstart.py",
@@ -38,10 +37,9 @@ RUN = [
     "--config.model.hidden=64",
     "--config.model.hidden_dropout=0.1",
     "--config.data.batch_size=16",
-    f"--config.train.steps={NUM_STEPS}",
     "--config.train.eval_every=20",
     "--config.train.eval_batches=1",
-    f"--config.checkpoint.save_every={SAVE_EVERY}",
+    "--config.checkpoint.save_every=3",
 ]
 
 
@@ -64,12 +62,20 @@ class Kill:
     num_half_written: int
 
 
-def start(workdir: Path, *, num_processes: int) -> subprocess.Popen:
+@dataclass(frozen=True)
+class Size:
+    """How long a run is, and of how many processes."""
+
+    num_steps: int
+    num_processes: int
+
+
+def start(workdir: Path, size: Size) -> subprocess.Popen:
     """The run, begun or gone on with, in a process group of its own."""
-    arguments = [*RUN, f"--workdir={workdir}"]
+    arguments = [*RUN, f"--config.train.steps={size.num_steps}", f"--workdir={workdir}"]
     module = ["jaxpipe.train", *arguments]
-    if num_processes > 1:
-        module = ["jaxpipe.launch", f"--num_processes={num_processes}", "--", *arguments]
+    if size.num_processes > 1:
+        module = ["jaxpipe.launch", f"--num_processes={size.num_processes}", "--", *arguments]
     with _log(workdir).open("a") as log:
         return subprocess.Popen(
             [sys.executable, "-m", *module],
@@ -81,20 +87,20 @@ def start(workdir: Path, *, num_processes: int) -> subprocess.Popen:
         )
 
 
-def finish(workdir: Path, *, num_processes: int) -> float:
+def finish(workdir: Path, size: Size) -> float:
     """Runs to the end; the seconds that it took."""
     begun = time.monotonic()
-    status = start(workdir, num_processes=num_processes).wait()
+    status = start(workdir, size).wait()
     if status:
         raise SystemExit(f"the run ended with {status}: see {_log(workdir)}")
     return time.monotonic() - begun
 
 
-def kill(workdir: Path, draw: random.Random, *, during_save: bool, num_processes: int, longest_s: float) -> Kill:
+def kill(workdir: Path, size: Size, draw: random.Random, *, during_save: bool, longest_s: float) -> Kill:
     """Starts the run and kills all its processes."""
     folder, num_said = workdir / CHECKPOINTS, len(resumptions(workdir))
     strikes_s = draw.choice([0.0, draw.uniform(0, 0.1)]) if during_save else draw.uniform(0, longest_s)
-    process, begun = start(workdir, num_processes=num_processes), time.monotonic()
+    process, begun = start(workdir, size), time.monotonic()
     try:
         left = set(unfinished(folder))  # of an earlier kill, until this start cleans it up
         while during_save and process.poll() is None and not set(unfinished(folder)) - left:
@@ -131,7 +137,7 @@ def rows(workdir: Path) -> list[dict]:
 
 def arrays(workdir: Path) -> dict[str, bytes]:
     """The arrays of the last checkpoint: parameters, optimizer, counters."""
-    folder = workdir / CHECKPOINTS / str(NUM_STEPS)
+    folder = workdir / CHECKPOINTS / str(max(complete_steps(workdir / CHECKPOINTS)))
     return {name: read_array(folder, name).tobytes() for name in shapes(folder)}
 
 
@@ -145,15 +151,15 @@ def lost_steps(kills: list[Kill]) -> list[str]:
     return wrong
 
 
-def measure(folder: Path, *, num_kills: int, seed: int, num_processes: int) -> tuple[list[Kill], list[str]]:
+def measure(folder: Path, size: Size, *, num_kills: int, seed: int) -> tuple[list[Kill], list[str]]:
     """The kills, and what is wrong in the end: nothing."""
     calm, killed, draw = folder / "calm", folder / "killed", random.Random(seed)
-    longest_s = finish(calm, num_processes=num_processes)
+    longest_s = finish(calm, size)
     kills = []
     for number in range(num_kills):
-        kills.append(kill(killed, draw, during_save=number % 2 == 0, num_processes=num_processes, longest_s=longest_s))
+        kills.append(kill(killed, size, draw, during_save=number % 2 == 0, longest_s=longest_s))
         print(f"{number + 1:3} {kills[-1]}", flush=True)
-    finish(killed, num_processes=num_processes)
+    finish(killed, size)
     wrong = lost_steps(kills)
     if rows(calm) != rows(killed):
         wrong.append("the rows of metrics.jsonl differ")
@@ -166,6 +172,7 @@ def main() -> None:
     """Prints each kill, and a verdict."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--num_kills", type=int, default=20)
+    parser.add_argument("--num_steps", type=int, default=60)
     parser.add_argument("--num_processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="where the two runs are left; by default they are deleted")
@@ -173,7 +180,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(flags.folder or temporary).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        kills, wrong = measure(folder, num_kills=flags.num_kills, seed=flags.seed, num_processes=flags.num_processes)
+        kills, wrong = measure(
+            folder, Size(flags.num_steps, flags.num_processes), num_kills=flags.num_kills, seed=flags.seed
+        )
         half_written = sum(one.num_half_written > 0 for one in kills)
         print(f"{len(kills)} kills, {half_written} of them left a checkpoint half-written")
         print("\n".join(wrong) or "the same parameters, optimizer, counters and losses as of the run without kills")

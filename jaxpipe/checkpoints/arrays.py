@@ -17,6 +17,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import type_handlers
 
+from jaxpipe.checkpoints.files import unfinished_path
+from jaxpipe.checkpoints.parts import check_parts, writers
+
 Arrays = Mapping[str, Any]
 
 
@@ -27,11 +30,11 @@ class ArrayWriter:
         """Starts nothing.
 
         Args:
-            before_commit: called with the folder in a thread of process 0 when all arrays of a checkpoint are
-                written, before the folder gets its name; if it raises, the folder does not get it.
+            before_commit: called with the folder in a thread of process 0 when the parts of all processes are in it,
+                before it gets its name; if it raises, the folder does not get it.
         """
-        self._unfinished: Path | None = None
-        self._call = before_commit
+        self._of_caller = before_commit
+        self._started: tuple[Path, frozenset[int]] | None = None  # folder and processes of the last one
         logging.getLogger("absl").addFilter(_is_not_of_orbax)
         # Orbax's own file of metadata changes after `before_commit`, so that no sum could hold for it.
         without: Any = _NoStepMetadata()
@@ -49,13 +52,14 @@ class ArrayWriter:
         Raises:
             Exception: whatever Orbax and the file system say.
         """
-        self._unfinished = unfinished_path(folder.parent, int(folder.name))
+        self._started = unfinished_path(folder.parent, int(folder.name)), writers(arrays)
         self._checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
 
     def wait(self) -> None:
         """Returns when the checkpoint is complete.
 
         Raises:
+            CheckpointError: the part of some process is not in the folder.
             Exception: whatever went wrong in the background.
         """
         self._checkpointer.wait_until_finished()
@@ -63,6 +67,12 @@ class ArrayWriter:
     def close(self) -> None:
         """Ends its threads."""
         self._checkpointer.close()
+
+    def _before_commit(self) -> None:
+        assert self._started is not None
+        folder, processes = self._started
+        check_parts(folder, processes)
+        self._of_caller(folder)
 
 
 def read_arrays(folder: Path, like: Arrays) -> dict[str, jax.Array]:

@@ -17,9 +17,10 @@ import jax
 from jaxpipe.checkpoints import files
 from jaxpipe.checkpoints.arrays import ArrayWriter, read_arrays, shapes
 from jaxpipe.checkpoints.checks import check_same, not_written
-from jaxpipe.checkpoints.choice import newest_undamaged
+from jaxpipe.checkpoints.choice import Choice
 from jaxpipe.checkpoints.files import About
 from jaxpipe.checkpoints.keep import Keep
+from jaxpipe.checkpoints.reading import read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
 from jaxpipe.checkpoints.sums import write_sums
 from jaxpipe.errors import CheckpointError
@@ -130,6 +131,8 @@ class Checkpoints:
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
         """The step and the state of a checkpoint: the newest that is undamaged, or that of `step`.
 
+        One that the run of this folder deletes meanwhile is passed over.
+
         Args:
             like: the state's ShapeDtypeStructs with shardings.
             step: of the checkpoint; None takes the newest, and sets damaged ones aside.
@@ -139,23 +142,25 @@ class Checkpoints:
             ConfigError: there is none, or it is of another model or optimizer.
         """
         self.wait()
-        chosen = newest_undamaged(self.folder, step=step, say=self._say)
         form = self._form_of(like)
-        check_same(shapes(chosen.folder), form.shapes, folder=chosen.folder)
-        if not self._read_only:
-            self._set_aside(chosen.damaged, "damaged")
-        state = form.to_state(lambda leaves: read_arrays(chosen.folder, leaves))
-        self._last = chosen.step
-        return chosen.step, state
+
+        def read(chosen: Choice) -> tuple[int, Any]:
+            folder = chosen.folder
+            check_same(read_whole(folder, lambda: shapes(folder)), form.shapes, folder=folder)
+            if not self._read_only:
+                self._set_aside(chosen.damaged, "damaged")
+            return chosen.step, form.to_state(lambda leaves: read_whole(folder, lambda: read_arrays(folder, leaves)))
+
+        self._last, state = read_newest(self.folder, read, step=step, say=self._say)
+        return self._last, state
 
     def _form_of(self, like: Any) -> StateForm:
         self._form = self._form or StateForm(like, like.params, self._pipeline)
         return self._form
 
-    def _before_commit(self) -> None:
+    def _before_commit(self, folder: Path) -> None:
         """In a thread of Orbax, of the first process alone."""
         assert self._in_flight is not None
-        folder = files.unfinished_path(self.folder, self._in_flight.step)
         self._in_flight.write(folder)
         write_sums(folder)
 
@@ -168,6 +173,8 @@ class Checkpoints:
         """What to raise; what was written of the checkpoint is deleted, since the disk may be full."""
         self._in_flight = self._last = None
         self._clean()
+        if isinstance(error, CheckpointError):
+            return CheckpointError(str(error))
         return not_written(self.folder, step, error, self.steps())
 
     def _clean(self) -> None:

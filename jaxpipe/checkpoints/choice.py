@@ -13,6 +13,8 @@ from jaxpipe.checkpoints.checks import all_damaged, no_checkpoint
 from jaxpipe.checkpoints.files import complete_steps
 from jaxpipe.checkpoints.sums import damages
 
+_VANISHED = "vanished"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -32,7 +34,7 @@ class Choice:
 def newest_undamaged(folder: Path, *, step: int | None = None, say: Callable[[str], None] = print) -> Choice:
     """The newest checkpoint in `folder` whose files are as its sums say, or that of `step`, if it is undamaged.
 
-    The processes of a run share the files among them.
+    The processes of a run share the files among them. A checkpoint that is deleted meanwhile is not damaged, but none.
 
     Args:
         folder: of the checkpoints.
@@ -44,8 +46,10 @@ def newest_undamaged(folder: Path, *, step: int | None = None, say: Callable[[st
         ConfigError: there is none.
     """
     damaged: dict[int, str] = {}
+    vanished: set[int] = set()
     while True:
-        left = [there for there in complete_steps(folder) if there not in damaged and step in (None, there)]
+        passed = damaged.keys() | vanished
+        left = [there for there in complete_steps(folder) if there not in passed and step in (None, there)]
         chosen = word_of_first(str(left[-1]) if left else "")
         if not chosen:
             raise all_damaged(folder, damaged) if damaged else no_checkpoint(folder, step)
@@ -53,6 +57,9 @@ def newest_undamaged(folder: Path, *, step: int | None = None, say: Callable[[st
         wrong = [word for word in words_of_all(mine[0] if mine else "") if word]
         if not wrong:
             return Choice(folder / chosen, int(chosen), damaged)
+        if word_of_first(_VANISHED if not (folder / chosen).is_dir() else ""):
+            vanished.add(int(chosen))
+            continue
         damaged[int(chosen)] = wrong[0]
         if step is None:
             say(f"checkpoint of step {chosen} is damaged and passed over: {wrong[0]}")

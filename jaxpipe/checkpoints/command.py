@@ -15,6 +15,7 @@ from jaxpipe.checkpoints.sums import damages
 from jaxpipe.errors import JaxpipeError
 
 _HEAD = ("step", "complete", "MiB", "written (UTC)", "held-out loss", "kept because of")
+_SET_ASIDE = "set aside"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,13 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def list_checkpoints(folder: Path) -> str:
-    """A table of all that stands in `folder`.
+    """A table of all that stands in `folder`, as far as it is not deleted meanwhile.
 
     Raises:
         ConfigError: there is nothing.
     """
     abouts = {step: files.read_about(folder / str(step)) for step in files.complete_steps(folder)}
-    others = dict.fromkeys(files.set_aside_paths(folder), "set aside")
+    others = dict.fromkeys(files.set_aside_paths(folder), _SET_ASIDE)
     others |= dict.fromkeys(files.unfinished(folder), "half-written, or half-deleted")
     if not abouts and not others:
         raise no_checkpoint(folder, None)
@@ -52,10 +53,14 @@ def list_checkpoints(folder: Path) -> str:
     kept = _keep(abouts).reasons(losses)
     rows = [_row(folder / str(step), about, kept[step]) for step, about in abouts.items()]
     rows += [(path.name, "no", _mebibytes(path), "", "", what) for path, what in others.items()]
-    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (_HEAD, *rows)
-    )
+    rows = [_HEAD, *(row for row in rows if (folder / row[0]).is_dir())]
+    if len(rows) == 1:
+        return list_checkpoints(folder)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if any(row[-1] == _SET_ASIDE for row in rows):
+        lines.append("nothing deletes what is set aside: delete it when you do not need it")
+    return "\n".join(lines)
 
 
 def verify_checkpoints(folder: Path) -> None:
@@ -70,6 +75,9 @@ def verify_checkpoints(folder: Path) -> None:
         raise no_checkpoint(folder, None)
     for step in steps:
         found = damages(folder / str(step))
+        if found and not (folder / str(step)).is_dir():
+            print(f"step {step}: deleted meanwhile by its run", flush=True)
+            continue
         print(f"step {step}: {f'damaged files: {len(found)}' if found else 'undamaged'}", flush=True)
         if found:
             wrong[step] = found

@@ -5,12 +5,15 @@ checkpoints/40/about.json    its step and time, the config, the held-out loss
 checkpoints/40/SHA256SUMS    of its other files
 checkpoints/60.orbax-...     being written, or left by a process that was killed
 checkpoints/40.damaged       set aside, since the run had to start again from an earlier one
+checkpoints/20.deleted       being deleted, or left where that was not possible
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from typing import Any
 CHECKPOINTS, ABOUT = "checkpoints", "about.json"
 # Orbax writes it last, into a folder that is otherwise complete; it says no more than the folder's name.
 COMMITTED = "commit_success.txt"
-_UNFINISHED, _DELETED = ".orbax-checkpoint-tmp", ".deleted"
+_UNFINISHED, _DELETED = ".orbax-checkpoint-tmp", "deleted"
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,15 @@ def complete_steps(folder: Path) -> list[int]:
     """Steps whose checkpoints are complete, ascending; whether they are undamaged only their sums say."""
     if not folder.is_dir():
         return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and path.is_dir())
+    # One that vanishes meanwhile counts, lest there seem to be none: the one for which it was deleted may not be seen.
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and not path.is_file())
 
 
 def unfinished(folder: Path) -> list[Path]:
     """What killed processes left: half-written checkpoints, and half-deleted ones."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if _UNFINISHED in path.name or path.name.endswith(_DELETED))
+    return sorted(path for path in folder.iterdir() if _UNFINISHED in path.name or f".{_DELETED}" in path.name)
 
 
 def set_aside_paths(folder: Path) -> list[Path]:
@@ -83,7 +87,7 @@ def unfinished_path(folder: Path, step: int) -> Path:
 
 
 def set_aside(folder: Path, step: int, why: str) -> Path:
-    """Gives the checkpoint of `step` another name, with "damaged" or "replaced" in it; returns where it now is."""
+    """Gives the checkpoint of `step` another name, with `why` in it, as "damaged"; returns where it now is."""
     number, path = 1, folder / f"{step}.{why}"
     while path.exists():
         number += 1
@@ -92,10 +96,23 @@ def set_aside(folder: Path, step: int, why: str) -> Path:
 
 
 def delete(folder: Path, step: int) -> None:
-    """Deletes the checkpoint of `step`, which is complete until it is no checkpoint any more."""
-    shutil.rmtree((folder / str(step)).rename(folder / f"{step}{_DELETED}"))
+    """Deletes the checkpoint of `step`, which is complete until it is no checkpoint any more.
+
+    What cannot be deleted now, on NFS a file that another process reads, is left to the next start of the run.
+    """
+    with suppress(OSError):
+        shutil.rmtree(set_aside(folder, step, _DELETED), ignore_errors=True)
 
 
 def num_bytes(folder: Path) -> int:
-    """Bytes of all files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Bytes of all files in a folder; those that vanish meanwhile count as none."""
+    total = 0
+    for path in paths_of_files(folder):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
+def paths_of_files(folder: Path) -> list[Path]:
+    """All files in a folder and in those below it, as far as they do not vanish meanwhile."""
+    return [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]

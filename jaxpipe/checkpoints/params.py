@@ -5,7 +5,7 @@ With a pipeline they go to its devices; without one they are numpy arrays of thi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,8 +18,9 @@ import numpy as np
 
 from jaxpipe.checkpoints.arrays import ArrayWriter, read_array, read_arrays, shapes
 from jaxpipe.checkpoints.checks import check_same
-from jaxpipe.checkpoints.choice import newest_undamaged
-from jaxpipe.checkpoints.files import CHECKPOINTS, About, unfinished_path
+from jaxpipe.checkpoints.choice import Choice
+from jaxpipe.checkpoints.files import CHECKPOINTS, About
+from jaxpipe.checkpoints.reading import read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
 from jaxpipe.checkpoints.sums import write_sums
 from jaxpipe.models import LanguageModel
@@ -34,9 +35,9 @@ def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
     folder = workdir / CHECKPOINTS
     about = About(step, datetime.now(UTC).isoformat(timespec="seconds"), {}, None)
 
-    def before_commit() -> None:
-        about.write(unfinished_path(folder, step))
-        write_sums(unfinished_path(folder, step))
+    def before_commit(unfinished: Path) -> None:
+        about.write(unfinished)
+        write_sums(unfinished)
 
     writer = ArrayWriter(before_commit=before_commit)
     try:
@@ -47,17 +48,30 @@ def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
     return folder / str(step)
 
 
-def restore_params(workdir: Path, *, model: LanguageModel, pipeline: Pipeline) -> tuple[int, Any]:
+def restore_params(
+    workdir: Path, *, model: LanguageModel, pipeline: Pipeline, say: Callable[[str], None] = print
+) -> tuple[int, Any]:
     """The step and the staged parameters of the newest undamaged checkpoint in `workdir`.
+
+    Args:
+        workdir: of the run, which may go on meanwhile.
+        model: of the run.
+        pipeline: to whose devices they go.
+        say: is told of those that are passed over, in every process.
 
     Raises:
         ConfigError: there is none, or it is of another model.
         CheckpointError: all are damaged.
     """
-    with open_canonical(workdir, model=model) as saved:
-        params = jax.eval_shape(pipeline.to_stages, _shapes_of(model))
-        form = StateForm({"params": params}, params, pipeline)
-        return saved.step, form.to_state(lambda leaves: read_arrays(saved.folder, leaves))["params"]
+    params = jax.eval_shape(pipeline.to_stages, _shapes_of(model))
+    form = StateForm({"params": params}, params, pipeline)
+
+    def read(chosen: Choice) -> tuple[int, Any]:
+        folder = _checked(chosen, model).folder
+        state = form.to_state(lambda leaves: read_whole(folder, lambda: read_arrays(folder, leaves)))
+        return chosen.step, state["params"]
+
+    return read_newest(workdir / CHECKPOINTS, read, say=say)
 
 
 @dataclass(frozen=True)
@@ -73,43 +87,61 @@ class SavedParams:
     folder: Path
 
     def read(self, path: str) -> np.ndarray:
-        """The parameter at `path`, as "layers.attention.norm.scale", with all its layers."""
-        return read_array(self.folder, f"params.{path}")
+        """The parameter at `path`, as "layers.attention.norm.scale", with all its layers.
+
+        Raises:
+            CheckpointError: the run has deleted the checkpoint meanwhile.
+        """
+        return read_whole(self.folder, lambda: read_array(self.folder, f"params.{path}"))
 
 
 @contextmanager
-def open_canonical(workdir: Path, *, model: LanguageModel, step: int | None = None) -> Iterator[SavedParams]:
+def open_canonical(
+    workdir: Path, *, model: LanguageModel, step: int | None = None, say: Callable[[str], None] = print
+) -> Iterator[SavedParams]:
     """The parameters of one checkpoint in `workdir`, read as they are needed.
 
     Args:
         workdir: of the run.
         model: of the run.
         step: of the checkpoint; None takes the newest that is undamaged.
+        say: is told of those that are passed over, in every process.
 
     Raises:
         ConfigError: there is none, or it is of another model.
         CheckpointError: all are damaged, or that of `step` is.
     """
-    found = newest_undamaged(workdir / CHECKPOINTS, step=step)
-    wanted = {name: tuple(leaf.shape) for name, leaf in _named(_shapes_of(model))}
-    check_same(shapes(found.folder), wanted, folder=found.folder)
-    yield SavedParams(found.step, found.folder)
+    yield read_newest(workdir / CHECKPOINTS, lambda chosen: _checked(chosen, model), step=step, say=say)
 
 
-def restore_canonical(workdir: Path, *, model: LanguageModel, step: int | None = None) -> tuple[int, Any]:
+def restore_canonical(
+    workdir: Path, *, model: LanguageModel, step: int | None = None, say: Callable[[str], None] = print
+) -> tuple[int, Any]:
     """The step and the canonical parameters, numpy arrays of this host, of a checkpoint in `workdir`.
 
     Args:
         workdir: of the run.
         model: of the run.
         step: of the checkpoint; None takes the newest that is undamaged.
+        say: is told of those that are passed over, in every process.
 
     Raises:
         ConfigError: there is none, or it is of another model.
         CheckpointError: all are damaged, or that of `step` is.
     """
-    with open_canonical(workdir, model=model, step=step) as saved:
+
+    def read(chosen: Choice) -> tuple[int, Any]:
+        saved = _checked(chosen, model)
         return saved.step, jax.tree_util.tree_map_with_path(lambda path, _: saved.read(_name(path)), _shapes_of(model))
+
+    return read_newest(workdir / CHECKPOINTS, read, step=step, say=say)
+
+
+def _checked(chosen: Choice, model: LanguageModel) -> SavedParams:
+    """That which was chosen, if it is of this model."""
+    wanted = {name: tuple(leaf.shape) for name, leaf in _named(_shapes_of(model))}
+    check_same(read_whole(chosen.folder, lambda: shapes(chosen.folder)), wanted, folder=chosen.folder)
+    return SavedParams(chosen.step, chosen.folder)
 
 
 def _shapes_of(model: LanguageModel) -> Any:

@@ -5,20 +5,22 @@ A process that writes into a folder of the same name on a disk of its own notice
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from jaxpipe.checkpoints.arrays import Arrays
 from jaxpipe.checkpoints.checks import parts_missing
 
 _PART = "ocdbt.process_"
 
 
-def writers(arrays: Arrays) -> frozenset[int]:
-    """The processes that write a part of `arrays`, of jax or numpy: those that hold the first copy of some shard."""
-    found: set[int] = set()
-    kinds = {(array.sharding, array.shape): array for array in arrays.values() if isinstance(array, jax.Array)}
+def writers(arrays: Mapping[str, Any]) -> frozenset[int]:
+    """The processes that write a part of `arrays`: each the shards whose first copy it holds, 0 what is of numpy."""
+    of_jax = [array for array in arrays.values() if isinstance(array, jax.Array)]
+    found = {0} if len(of_jax) < len(arrays) else set()
+    kinds = {(array.sharding, array.shape): array for array in of_jax}  # few, where shards are many
     for array in kinds.values():
         if len(found) == jax.process_count():
             break

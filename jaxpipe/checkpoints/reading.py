@@ -18,12 +18,12 @@ _VANISHED = "vanished"
 
 
 class VanishedError(CheckpointError):
-    """A checkpoint was deleted while it was read."""
+    """A checkpoint was deleted or set aside while it was read."""
 
     def __init__(self, folder: Path):
         """Names the checkpoint in `folder`."""
         super().__init__(
-            f"the checkpoint {folder} was deleted while it was read\n"
+            f"the checkpoint {folder} was deleted or set aside while it was read\n"
             "  rule checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others\n"
             f"      there no more: {folder}\n"
             "  repair: give the same command again, for the newest, or name a step that is kept"
@@ -54,7 +54,7 @@ def read_newest(
         try:
             return read(chosen)
         except VanishedError:
-            say(f"checkpoint of step {chosen.step} was deleted while it was read, and is passed over")
+            say(f"checkpoint of step {chosen.step} has vanished while it was read: another is read")
 
 
 def read_whole(folder: Path, read: Callable[[], Result]) -> Result:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from jaxpipe.checkpoints.files import COMMITTED
+from jaxpipe.checkpoints.files import COMMITTED, paths_of_files
 
 SUMS = "SHA256SUMS"
 _MOST_THREADS = 8
@@ -18,7 +18,7 @@ _BLOCK_BYTES = 2**20
 def write_sums(folder: Path, *, num_threads: int = _MOST_THREADS) -> None:
     """Writes the sums of all files in `folder`; hashing leaves Python's lock to others."""
     names = _names(folder)
-    with ThreadPoolExecutor(min(num_threads, len(os.sched_getaffinity(0)))) as pool:
+    with ThreadPoolExecutor(min(num_threads, _num_cores())) as pool:
         sums = list(pool.map(lambda name: _sum(folder / name), names))
     (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)))
 
@@ -46,6 +46,11 @@ def damages(folder: Path, *, share: int = 0, num_shares: int = 1) -> list[str]:
         return missing + added + [damage for damage in wrong if damage]
 
 
+def _num_cores() -> int:
+    """That this process may use, as far as the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _damage(folder: Path, name: str, expected: str) -> str:
     try:
         found = _sum(folder / name)
@@ -71,5 +76,5 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _names(folder: Path) -> Sequence[str]:
-    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = (path.relative_to(folder).as_posix() for path in paths_of_files(folder))
     return sorted(name for name in files if name not in (SUMS, COMMITTED))

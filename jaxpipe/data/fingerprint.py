@@ -115,7 +115,7 @@ def _crc32(row: Tokens) -> int:
     crc = 0
     for start in _block_starts(len(row)):
         block = row[np.arange(start, min(start + BLOCK_TOKENS, len(row)))]
-        crc = zlib.crc32(block.astype("<i4"), crc)
+        crc = zlib.crc32(block.astype("<i4").tobytes(), crc)
     return crc
 
 

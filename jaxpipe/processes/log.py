@@ -21,7 +21,7 @@ def file_of(path: Path, process: int) -> Path:
 
 
 def log_to(path: Path, *, process: int) -> None:
-    """What this process says, logs or warns of goes into its file in a run's folder, too, and what it has said so far."""
+    """What this process says, logs or warns of goes into its file in a run's folder; what it has said so far, too."""
     file = file_of(path, process)
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)

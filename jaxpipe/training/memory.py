@@ -34,9 +34,9 @@ def check_memory(pipeline: Pipeline, state: TrainState, batch: Any, *, limit_byt
     needed = sum(parts.values())
     if limit_bytes is None or needed <= limit_bytes:
         return
-    picture = ", ".join(f"{kind} {num / GIB:.2f}" for kind, num in parts.items() if num)
+    picture = ", ".join(f"{kind} {num / GIB:.3g}" for kind, num in parts.items() if num)
     raise ConfigError(
-        f"a step needs at least {needed / GIB:.2f} GiB on each device, which has {limit_bytes / GIB:.2f} GiB\n"
+        f"a step needs at least {needed / GIB:.3g} GiB on each device, which has {limit_bytes / GIB:.3g} GiB\n"
         "  rule memory: train state and what the schedule holds fit the device\n"
         f"      GiB: {picture}\n"
         "  repair: more mesh.pipe, mesh.tensor or mesh.data, pipeline.schedule='bpipe', smaller microbatches (more"

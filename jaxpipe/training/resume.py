@@ -1,4 +1,7 @@
-"""What a run that goes on may do otherwise than before: mesh, schedule, optimizer, but not its model and its data."""
+"""What a run that goes on may do otherwise than before: mesh, schedule, optimizer, but not its model and its data.
+
+Left to others: whether files of other names hold the same tokens (`same_data`).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.errors import CheckpointError, ConfigError
+from jaxpipe.training.same_data import DATA
 from jaxpipe.training.workdir import METRICS, read_config
 
 # How a model is computed, which its parameters do not show.
 FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
+FREE_OF_DATA = ("files", "tokenizer")  # where they lie, once it is known by what to know them again
 DECIDED = ("mesh.platform",)  # "auto" in the one, what it has become in the other
 
 
@@ -19,7 +24,7 @@ def changes(path: Path, config: ConfigDict) -> list[str]:
     """The fields in which `config` differs from that of the run in `path`, as "pipeline.schedule: 1f1b -> bpipe".
 
     Raises:
-        ConfigError: fields of the model or of the data are among them.
+        ConfigError: fields are among them that decide the model, or the order of the data.
     """
     before = read_config(str(path))
     if before.model.family != config.model.family:
@@ -30,7 +35,7 @@ def changes(path: Path, config: ConfigDict) -> list[str]:
         for section, field in fields
         if before[section][field] != config[section][field]
     }
-    refused = [words for name, words in differ.items() if _is_fixed(name)]
+    refused = [words for name, words in differ.items() if _is_fixed(name, knows_data=(path / DATA).is_file())]
     if refused:
         raise _refused(path, refused)
     return [words for name, words in differ.items() if name not in DECIDED]
@@ -52,9 +57,10 @@ def check_first_step(path: Path) -> None:
         )
 
 
-def _is_fixed(name: str) -> bool:
+def _is_fixed(name: str, *, knows_data: bool) -> bool:
     section, field = name.split(".")
-    return section == "data" or (section == "model" and field not in FREE_OF_MODEL)
+    free = {"model": FREE_OF_MODEL, "data": FREE_OF_DATA if knows_data else ()}
+    return section in free and field not in free[section]
 
 
 def _in_words(name: str, before: object, now: object) -> str:

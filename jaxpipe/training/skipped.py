@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.errors import TrainingError
 from jaxpipe.program import Pipeline
 
@@ -23,6 +25,20 @@ def parameter_names(params: Any) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
 
 
+@dataclass(frozen=True)
+class Skipped:
+    """A step that was skipped.
+
+    Attributes:
+        text: what to say of it.
+        are_params_bad: whether a parameter is itself not finite or too large to square, so that a checkpoint of them
+            is of no use. If not, they are as the last good step left them.
+    """
+
+    text: str
+    are_params_bad: bool
+
+
 class SkippedSteps:
     """Looks at every step's metrics, and at the parameters where a step was skipped."""
 
@@ -35,8 +51,8 @@ class SkippedSteps:
         """
         self._square_sums, self._max_in_row = jax.jit(pipeline.square_sums), max_in_row
 
-    def check(self, step: int, numbers: Mapping[str, float], params: Any) -> str | None:
-        """What to say of a step that was skipped; None of one that was not.
+    def check(self, step: int, numbers: Mapping[str, float], params: Any) -> Skipped | None:
+        """What there is to know of a step that was skipped; None of one that was not.
 
         All processes call it alike, since what they find out of the parameters they find out together.
 
@@ -52,24 +68,40 @@ class SkippedSteps:
             return None
         num_in_row = int(numbers["num_skipped_in_row"])
         values = f"loss {numbers['loss']:.4g}, gradient norm {numbers['grad_norm']:.4g}"
-        culprit = self._culprit(numbers, params)
+        culprit, are_params_bad = self._culprit(numbers, params)
         if num_in_row < self._max_in_row:
-            return f"step {step}: skipped, {num_in_row} in a row; {values}; {culprit}"
+            return Skipped(f"step {step}: skipped, {num_in_row} in a row; {values}; {culprit}", are_params_bad)
+        last_good = step - num_in_row
         raise TrainingError(
             f"step {step}: loss or gradients are not finite, {num_in_row} steps in a row\n"
             f"  rule finite-numbers: a run ends after train.max_skipped_in_row={self._max_in_row} such steps\n"
             f"      {values}\n"
             f"      {culprit}\n"
-            f"      parameters and optimizer are as step {step - num_in_row} left them\n"
-            "  repair: go on from an earlier checkpoint with a smaller optimizer.learning_rate or"
-            " optimizer.max_grad_norm, a larger optimizer.warmup_fraction, or model.dtype='float32'"
+            f"      parameters and optimizer are as step {last_good} left them\n"
+            f"  repair: {_repair(last_good, are_params_bad=are_params_bad)}"
         )
 
-    def _culprit(self, numbers: Mapping[str, float], params: Any) -> str:
-        """Which parameter is bad in itself, or the first of those whose gradients are."""
+    def _culprit(self, numbers: Mapping[str, float], params: Any) -> tuple[str, bool]:
+        """Which parameter is bad in itself, or the first of those whose gradients are; and whether one is itself."""
         names, of_params = parameter_names(params), ~np.isfinite(np.asarray(self._square_sums(params)))
         if of_params.any():
-            return f"first bad parameter: {names[int(of_params.argmax())]}, itself not finite or too large to square"
+            name = names[int(of_params.argmax())]
+            return f"first bad parameter: {name}, itself not finite or too large to square", True
         if numbers["bad_parameter"] >= 0:
-            return f"first bad parameter: {names[int(numbers['bad_parameter'])]}, by its gradient"
-        return "the gradient of every parameter is finite"
+            return f"first bad parameter: {names[int(numbers['bad_parameter'])]}, by its gradient", False
+        return "the gradient of every parameter is finite", False
+
+
+def _repair(last_good: int, *, are_params_bad: bool) -> str:
+    """How to go on where the parameters are as step `last_good` left them."""
+    if are_params_bad and last_good == 0:
+        return "the run began with these parameters: name another checkpoint.init_from"
+    away = (
+        f"{CHECKPOINTS}/{last_good}, if it is there, holds these parameters: move it"
+        if are_params_bad
+        else f"go on from before the trouble: move the newest folders of {CHECKPOINTS}/"
+    )
+    return (
+        f"{away} out of the run's folder, then give the same command, which takes the newest that is left, with a"
+        " smaller optimizer.learning_rate or optimizer.max_grad_norm, or with model.dtype='float32'"
+    )

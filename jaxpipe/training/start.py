@@ -6,6 +6,7 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import restore_params
+from jaxpipe.processes import say
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.step import TrainState, init_state, state_of
 from jaxpipe.training.workdir import path_of
@@ -20,5 +21,5 @@ def first_state(config: ConfigDict, setup: Setup, optimizer: optax.GradientTrans
     model, pipeline = setup.model, setup.pipeline
     if not config.checkpoint.init_from:
         return init_state(model, pipeline, optimizer, seed=config.train.seed)
-    _, params = restore_params(path_of(config.checkpoint.init_from), model=model, pipeline=pipeline)
+    _, params = restore_params(path_of(config.checkpoint.init_from), model=model, pipeline=pipeline, say=say)
     return state_of(model, pipeline, optimizer, params)

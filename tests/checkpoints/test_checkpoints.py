@@ -1,5 +1,6 @@
 """Checkpoints over the steps of a run: which are kept, what is passed over, what cannot be written."""
 
+import errno
 import os
 import resource
 import signal
@@ -15,7 +16,7 @@ import pytest
 from tiny_states import FORMS, MODEL, SIZES, assert_equal, like_of, make_pipeline, numbers, staged
 
 from jaxpipe.checkpoints import Checkpoints, Keep, restore_canonical, restore_params, save_canonical
-from jaxpipe.checkpoints.files import complete_steps, read_about, unfinished_path
+from jaxpipe.checkpoints.files import complete_steps, delete, read_about, set_aside, unfinished_path
 from jaxpipe.checkpoints.sums import SUMS, damages
 from jaxpipe.errors import CheckpointError, ConfigError
 from jaxpipe.models import GPTConfig, LanguageModel
@@ -233,6 +234,39 @@ def test_parameters_alone(tmp_path, pipeline, states):
     assert [step for step, _ in found] == [30, 0]
     for _, params in found:
         assert_equal(params, staged(numbers(2), other, count=0).params)
+
+
+def test_files_that_cannot_be_deleted_are_left_to_the_next_start(tmp_path, pipeline, states, monkeypatch):
+    """As on NFS, where a file that another process reads stays under another name."""
+
+    def remove(path, *args, **kwargs):
+        if os.fspath(path).endswith(SUMS):
+            raise OSError(errno.EBUSY, "Device or resource busy", path)
+        unlink(path, *args, **kwargs)
+
+    unlink = os.unlink
+    with monkeypatch.context() as patched:
+        patched.setattr("os.unlink", remove)
+        for _ in range(2):  # step 10 comes and goes again
+            with Checkpoints(tmp_path, pipeline=pipeline, keep=Keep(last=1)) as saved:
+                for step, state in zip((10, 20), states, strict=False):
+                    saved.save(step, state, config={})
+            set_aside(tmp_path, 20, "replaced")
+    assert names(tmp_path) == ["10.deleted", "10.deleted.2", "20.replaced", "20.replaced.2"]
+    assert complete_steps(tmp_path) == []
+    Checkpoints(tmp_path, pipeline=pipeline, keep=Keep())
+    assert names(tmp_path) == ["20.replaced", "20.replaced.2"]
+
+
+def test_a_checkpoint_that_cannot_be_renamed_is_kept(tmp_path, monkeypatch):
+    def refuse(path, target):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    (tmp_path / "10").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.rename", refuse)
+        delete(tmp_path, 10)
+    assert names(tmp_path) == ["10"]
 
 
 @pytest.fixture

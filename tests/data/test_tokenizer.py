@@ -111,16 +111,19 @@ def test_files_become_masked_sequences_of_pieces_of_words(tmp_path):
     for index, text in enumerate(TEXT):
         (tmp_path / f"{index}.txt").write_text(text * 5)
     tokenizer = load_tokenizer(str(tmp_path), is_masked=True)
-    corpus = load_corpus(str(tmp_path / "*.txt"), tokenizer=tokenizer, heldout_fraction=0.25, batch_size=2, seq_len=16)
+    sizes = {"vocab_size": tokenizer.vocab_size, "heldout_fraction": 0.25, "batch_size": 2, "seq_len": 16}
+    corpus = load_corpus(str(tmp_path / "*.txt"), tokenizer=tokenizer, **sizes)
     assert corpus.num_files == len(TEXT)
-    assert corpus.train.dtype == np.uint8
-    sequences = MaskedSequences(corpus.train, 16, masked_of(tokenizer), 0.15, 0.0, seed=0, sentence_order=False)
+    (source,) = corpus.train.sources
+    train = source[np.arange(len(source))]
+    assert train.dtype == np.uint8
+    sequences = MaskedSequences(train, 16, masked_of(tokenizer), 0.15, 0.0, seed=0, sentence_order=False)
     batch = sequences.take(np.arange(sequences.num_sequences), epoch=0)
     for row in range(sequences.num_sequences):
         tokens = batch["tokens"][row].copy()
         tokens[batch["predicted"][row]] = batch["targets"][row]
         text = np.delete(tokens[1:-1], np.flatnonzero(batch["token_types"][row] == 1)[0] - 2)
-        np.testing.assert_array_equal(text, corpus.train[row * 13 : (row + 1) * 13])
+        np.testing.assert_array_equal(text, train[row * 13 : (row + 1) * 13])
 
 
 @pytest.mark.parametrize(

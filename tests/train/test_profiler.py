@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.training.profiler import Profiler, ProfileSteps, profile_steps
+from jaxpipe.training.profiler import Profiler, ProfileSteps, done_in_words, profile_steps
 
 
 @pytest.mark.parametrize(
@@ -17,14 +17,29 @@ def test_steps_are_named_with_both_ends(text, steps):
 
 @pytest.mark.parametrize("text", ["12:10", "0:2", "299:301", "a:b", "1:2:3", "-1:2", ":", "1.5:2", "10:"])
 def test_steps_that_the_run_does_not_do_are_an_error(text):
-    with pytest.raises(ConfigError, match=rf"--profile_steps={text} (?s:.*)does steps 1 to 300(?s:.*)repair: .*10:12"):
+    with pytest.raises(ConfigError, match=rf"--profile_steps={text} (?s:.*)has steps 1 to 300(?s:.*)repair: .*10:12"):
         profile_steps(text, num_steps=300)
 
 
-def test_steps_that_are_done_already_are_an_error():
-    assert profile_steps("21:22", num_steps=25, first_step=20) == ProfileSteps(21, 22)
-    with pytest.raises(ConfigError, match=r"does steps 21 to 25(?s:.*)profile_steps=25:25"):
-        profile_steps("20:22", num_steps=25, first_step=20)
+def test_the_example_is_of_the_run():
+    with pytest.raises(ConfigError, match=r"has steps 1 to 5(?s:.*)profile_steps=5:5"):
+        profile_steps("4:6", num_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("num_done", "said"),
+    [
+        (0, None),
+        (9, None),
+        (10, "steps 10 to 10 are done: steps 11 to 12 are traced"),
+        (11, "steps 10 to 11 are done: steps 12 to 12 are traced"),
+        (12, "steps 10 to 12 are done: nothing is traced"),
+        (20, "steps 10 to 12 are done: nothing is traced"),
+    ],
+)
+def test_steps_that_are_done_before_a_run_goes_on_are_said(num_done, said):
+    assert done_in_words(ProfileSteps(10, 12), num_done) == said
+    assert done_in_words(None, num_done) is None
 
 
 def test_no_text_is_no_trace(tmp_path):
@@ -44,10 +59,10 @@ def calls(monkeypatch):
     return calls
 
 
-def run(path, steps, last, calls):
+def run(path, steps, last, calls, num_done=0):
     said = []
     with Profiler(path, steps) as profiler:
-        for step in range(1, last + 1):
+        for step in range(num_done + 1, last + 1):
             profiler.before(step)
             calls.append(step)
             said.append(profiler.after(step))
@@ -59,6 +74,18 @@ def test_the_trace_begins_before_the_first_and_ends_after_the_last(tmp_path, cal
     assert calls == [1, "start", 2, 3, "stop", 4, 5]
     assert [text is not None for text in said] == [False, False, True, False, False]
     assert said[2] == f"step 3: trace of steps 2 to 3 in {tmp_path}/profile/process_0000"
+
+
+def test_a_run_that_goes_on_within_the_steps_traces_the_rest_of_them(tmp_path, calls):
+    said = run(tmp_path, ProfileSteps(2, 4), 6, calls, num_done=2)
+    assert calls == ["start", 3, 4, "stop", 5, 6]
+    assert said[1] == f"step 4: trace of steps 3 to 4 in {tmp_path}/profile/process_0000"
+
+
+def test_a_run_that_goes_on_behind_the_steps_traces_nothing(tmp_path, calls):
+    assert run(tmp_path, ProfileSteps(2, 3), 14, calls, num_done=12) == [None, None]
+    assert calls == [13, 14]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_ends_early_writes_its_trace(tmp_path, calls):

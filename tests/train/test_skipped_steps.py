@@ -15,7 +15,7 @@ from jaxpipe.errors import TrainingError
 from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import build
-from jaxpipe.training.skipped import SkippedSteps, parameter_names
+from jaxpipe.training.skipped import Skipped, SkippedSteps, parameter_names
 from jaxpipe.training.step import init_state, make_train_step
 
 NUM_MICROBATCHES, MICROBATCH_SIZE, HIDDEN, NUM_LAYERS = 3, 4, 8, 4
@@ -168,15 +168,17 @@ def test_the_parameter_with_a_bad_gradient_is_named_wherever_its_layer_is(layer)
     assert parameter_names(state.params)[numbers["bad_parameter"]] == "layers.root"
     said = check(with_layer("root", 0.0, layer=layer), num_steps=1, max_in_row=2)
     assert said is not None
-    assert "step 1: skipped, 1 in a row" in said
-    assert said.endswith("first bad parameter: layers.root, by its gradient")
+    assert "step 1: skipped, 1 in a row" in said.text
+    assert said.text.endswith("first bad parameter: layers.root, by its gradient")
+    assert not said.are_params_bad
 
 
 def test_a_parameter_that_is_bad_itself_is_named_before_those_whose_gradients_are():
     said = check(with_layer("kernel", np.nan, layer=3), num_steps=1, max_in_row=2)
     assert said is not None
     # Every gradient is bad, that of layers.bias first.
-    assert said.endswith("first bad parameter: layers.kernel, itself not finite or too large to square")
+    assert said.text.endswith("first bad parameter: layers.kernel, itself not finite or too large to square")
+    assert said.are_params_bad
 
 
 def test_so_many_in_a_row_end_the_run():
@@ -189,9 +191,28 @@ def test_so_many_in_a_row_end_the_run():
         r" *loss 0\.\d+, gradient norm \w+\n"
         r" *first bad parameter: layers\.root, by its gradient\n"
         r" *parameters and optimizer are as step 0 left them\n"
-        r" *repair: ",
+        r" *repair: .* move the newest folders of checkpoints/ out",
     ):
         check(params, num_steps=3, max_in_row=3)
+
+
+def error_after(step: int, *, num_in_row: int) -> str:
+    """Of a run whose parameters are bad in themselves."""
+    numbers = {"skipped": 1, "num_skipped_in_row": num_in_row, "loss": np.nan, "grad_norm": np.nan, "bad_parameter": 0}
+    with pytest.raises(TrainingError) as error:
+        skipped_steps(num_in_row).check(step, numbers, state_of(with_layer("kernel", np.inf, layer=1)).params)
+    return str(error.value)
+
+
+def test_the_checkpoint_of_bad_parameters_is_to_be_moved_away():
+    error = error_after(43, num_in_row=3)
+    assert "repair: checkpoints/40, if it is there, holds these parameters: move it out" in error
+
+
+def test_parameters_that_were_bad_before_the_first_step_are_not_gone_on_with():
+    assert error_after(3, num_in_row=3).endswith(
+        "repair: the run began with these parameters: name another checkpoint.init_from"
+    )
 
 
 def test_nothing_is_said_of_a_good_step():
@@ -201,7 +222,8 @@ def test_nothing_is_said_of_a_good_step():
 def test_a_loss_alone_that_is_not_finite_has_no_parameter():
     numbers = {"skipped": 1, "num_skipped_in_row": 1, "loss": np.inf, "grad_norm": 1.0, "bad_parameter": -1}
     said = skipped_steps(2).check(4, numbers, state_of(make_params()).params)
-    assert said == "step 4: skipped, 1 in a row; loss inf, gradient norm 1; the gradient of every parameter is finite"
+    text = "step 4: skipped, 1 in a row; loss inf, gradient norm 1; the gradient of every parameter is finite"
+    assert said == Skipped(text, are_params_bad=False)
 
 
 def test_skipping_takes_no_memory():
@@ -219,10 +241,11 @@ def test_skipping_takes_no_memory():
         return optax.apply_updates(state.params, updates), moments
 
     step = make_train_step(big, pipeline(), OPTIMIZER, learning_rate, max_grad_norm=1.0)
-    found, expected = (
+    analyses: Any = [
         each.lower(state, like).compile(compiler_options=QUICKLY).memory_analysis()
         for each in (step, jax.jit(plain, donate_argnums=0))
-    )
+    ]
+    found, expected = analyses
     assert found.alias_size_in_bytes == expected.alias_size_in_bytes + 3 * 4  # the counters
     kernel_bytes = NUM_LAYERS // 2 * hidden * hidden * 4 // 2  # of a device's two layers, its half
     assert found.temp_size_in_bytes < expected.temp_size_in_bytes + kernel_bytes / 10
