@@ -141,32 +141,29 @@ def test_what_is_passed_over_is_said_as_the_caller_wants(run, pipeline, capsys):
     assert not capsys.readouterr().out
 
 
+# What Orbax had begun to read in its own event loop is not waited for.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_beside_a_run_that_writes_and_deletes(run, capsys):
     """A thread makes checkpoints as fast as it can, of the same numbers, and keeps one."""
-    folder, done = run / CHECKPOINTS, threading.Event()
+    folder = run / CHECKPOINTS
     delete(folder, 1)
 
     def write():
-        for step in count(3):
-            if done.is_set():
-                return
+        for step in range(3, 53):
             shutil.copytree(folder / str(step - 1), folder / f"{step}.orbax-checkpoint-tmp")
             (folder / f"{step}.orbax-checkpoint-tmp").rename(folder / str(step))
             delete(folder, step - 1)
 
     writer = threading.Thread(target=write)
     writer.start()
-    try:
-        for _ in range(5):
-            _, params = restore_canonical(run, model=MODEL, say=lambda text: None)
-            assert_params(params, numbers(2))
-            assert main(["list", str(run)]) == 0
-            assert main(["verify", str(run)]) == 0
-    finally:
-        done.set()
-        writer.join()
+    while writer.is_alive():
+        assert main(["list", str(run)]) == 0
+        assert main(["verify", str(run)]) == 0
+        _, params = restore_canonical(run, model=MODEL, say=lambda text: None)
+        assert_params(params, numbers(2))
+    writer.join()
     assert "damaged files" not in capsys.readouterr().out
-    assert complete_steps(folder)[0] > 2
+    assert complete_steps(folder) == [52]
 
 
 def assert_params(params, expected):

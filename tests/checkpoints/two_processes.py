@@ -9,8 +9,17 @@ from pathlib import Path
 import jax
 from tiny_states import FORMS, assert_equal, like_of, make_pipeline, numbers, staged
 
-from jaxpipe.checkpoints import Checkpoints, Keep
+from jaxpipe.checkpoints import Checkpoints, Keep, checkpoints
 from jaxpipe.checkpoints.agreement import words_of_all
+from jaxpipe.checkpoints.arrays import Arrays, read_arrays
+from jaxpipe.checkpoints.files import delete
+from jaxpipe.checkpoints.parts import writers
+
+
+def delete_and_read(folder: Path, like: Arrays) -> Arrays:
+    """The run deletes its newest checkpoint meanwhile."""
+    delete(folder.parent, 5)
+    return read_arrays(folder, like)
 
 
 def main(folder: Path, process: int, coordinator: str) -> None:
@@ -24,6 +33,8 @@ def main(folder: Path, process: int, coordinator: str) -> None:
     with Checkpoints(folder, pipeline=pipeline, keep=Keep(), say=said.append) as saved:
         step, state = saved.restore(like_of(pipeline))
         assert step == 1
+        assert writers({"kernel": state.params["layers"]["attention"]["query_key_value"]["kernel"]}) == {0, 1}
+        assert writers({"step": state.step}) == {0}  # all devices hold it
         assert_equal(state, staged(numbers(1), pipeline, count=1))
         for step in (2, 3):
             saved.save(step, staged(numbers(step), pipeline, count=step), config={})
@@ -39,6 +50,11 @@ def main(folder: Path, process: int, coordinator: str) -> None:
         assert step == 2
         assert_equal(state, staged(numbers(2), pipeline, count=2))
         saved.save(4, state, config={})
+        saved.save(5, state, config={})
+    if process == 1:
+        checkpoints.read_arrays = delete_and_read  # only there it is seen
+    with Checkpoints(folder, pipeline=pipeline, keep=Keep(), read_only=True, say=said.append) as saved:
+        assert saved.restore(like_of(pipeline))[0] == 4
     print(*said, sep="\n")
 
 
