@@ -15,11 +15,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import jax
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
@@ -27,24 +25,20 @@ from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import check
 from jaxpipe.config.command_line import define_process_flags, require, run
 from jaxpipe.huggingface import copied_name, copy_origin
-from jaxpipe.processes import Together, log_to, print_with, say
+from jaxpipe.processes import Together, log_to, say
 from jaxpipe.schedules import simulate
 from jaxpipe.schedules.render import svg
 from jaxpipe.training import workdir
 from jaxpipe.training.claim import claimed
-from jaxpipe.training.evaluate import heldout_losses
-from jaxpipe.training.losses import in_words
+from jaxpipe.training.loop import Loop
 from jaxpipe.training.memory import check_memory
-from jaxpipe.training.metrics import open_metrics
 from jaxpipe.training.profiler import Profiler, ProfileSteps, done_in_words, profile_steps
 from jaxpipe.training.report import report
 from jaxpipe.training.resume import changes, check_first_step
 from jaxpipe.training.same_data import check_same_as_first, check_same_data, write_fingerprint
-from jaxpipe.training.setup import Setup, local_rows, optimizer_and_step, put_batch, set_up
-from jaxpipe.training.skipped import SkippedSteps
-from jaxpipe.training.speed import Speed
+from jaxpipe.training.setup import Setup, optimizer_and_step, put_batch, set_up
 from jaxpipe.training.start import first_state
-from jaxpipe.training.step import TrainState, make_eval_step, state_like
+from jaxpipe.training.step import make_eval_step, state_like
 from jaxpipe.training.timeline import write_timeline
 
 FLAGS = flags.FLAGS
@@ -89,11 +83,7 @@ def train(config: ConfigDict, processes: Together, traced_steps: ProfileSteps | 
         # ---- Text, devices, model, pipeline
         setup = set_up(config, num_processes=processes.count)
         config.mesh.platform = setup.devices.platform
-        fingerprint = setup.corpus.fingerprint
-        first = processes.agree("data", fingerprint.to_json())
-        check_same_as_first(first, fingerprint, process=processes.index)
-        if goes_on:
-            check_same_data(path, fingerprint)
+        _check_data(path, setup, processes, goes_on=goes_on)
         optimizer, train_step = optimizer_and_step(config, setup.model, setup.pipeline)
         like = state_like(setup.model, setup.pipeline, optimizer)
         batch = setup.train_batches.at(0)
@@ -119,10 +109,8 @@ def train(config: ConfigDict, processes: Together, traced_steps: ProfileSteps | 
 
         # ---- Files of the run: not before all that can be wrong has been found
         start = time.perf_counter()
-        train_step, eval_step = (
-            train_step.lower(state, batch),
-            make_eval_step(setup.pipeline).lower(state.params, batch),
-        )
+        train_step = train_step.lower(state, batch)
+        eval_step = make_eval_step(setup.pipeline).lower(state.params, batch)
         if not FLAGS.dry_run:
             if not goes_on:
                 stack.enter_context(claim)
@@ -141,7 +129,8 @@ def train(config: ConfigDict, processes: Together, traced_steps: ProfileSteps | 
 
         # ---- Training
         profiler = stack.enter_context(Profiler(path, traced_steps))
-        num_done = _train(config, processes, setup, checkpoints, profiler, path, train_step, eval_step, state, num_done)
+        loop = Loop(config, path, processes, setup, checkpoints, profiler, train_step, eval_step)
+        num_done = loop.run(state, num_done=num_done)
 
         # ---- The end: the last checkpoint is complete before the run says so
         processes.begin("the last checkpoint")
@@ -151,65 +140,6 @@ def train(config: ConfigDict, processes: Together, traced_steps: ProfileSteps | 
         if num_done < config.train.steps:
             say(f"stopped    because {processes.stop.reason}; the same command goes on from the newest checkpoint")
             sys.exit(EXIT_STOPPED)
-
-
-def _train(
-    config: ConfigDict,
-    processes: Together,
-    setup: Setup,
-    checkpoints: Checkpoints,
-    profiler: Profiler,
-    path: Path,
-    train_step: Any,
-    eval_step: Any,
-    state: TrainState,
-    num_done: int,
-) -> int:
-    """The steps from the first that is not done to the last, or to the one after which a signal stops them.
-
-    Returns:
-        The steps that are done.
-    """
-    pipeline, num_steps = setup.pipeline, config.train.steps
-    speed = Speed(setup.model, pipeline, setup.train_batches.at(0))
-    skipped_steps = SkippedSteps(pipeline, max_in_row=config.train.max_skipped_in_row)
-    rows = local_rows(pipeline, config.data.batch_size // config.pipeline.num_microbatches)
-    with (
-        closing(setup.train_batches.following(num_done, rows)) as batches,
-        open_metrics(path, num_steps=num_steps, first_step=num_done) as metrics,
-    ):
-        print_with(metrics.say)
-        for step in range(num_done + 1, num_steps + 1):
-            # ---- One step
-            processes.begin(f"step {step}", is_step=True)
-            profiler.before(step)
-            start = time.perf_counter()
-            state, numbers = train_step(state, put_batch(pipeline, next(batches), rows))
-            numbers = jax.device_get(numbers)
-            numbers = {name: numbers[name].item() for name in ("loss", *numbers)}
-            numbers |= speed.numbers(time.perf_counter() - start)
-            if traced := profiler.after(step):
-                say(traced)
-            stops = processes.stops_after_step()
-
-            # ---- Held-out loss, now and then and at the end
-            if step == num_steps or step % config.train.eval_every == 0:
-                processes.begin(f"the evaluation after step {step}")
-                heldout = heldout_losses(eval_step, setup, state.params, num_batches=config.train.eval_batches)
-                say(f"step {step}: held-out {in_words(heldout)}; {speed.spread_in_words()}")
-                numbers |= heldout | speed.spread()
-            metrics.write(step, numbers)
-            if skipped := skipped_steps.check(step, numbers, state.params):
-                say(skipped.text)
-
-            # ---- Checkpoint, written in the background
-            is_fit = not (skipped and skipped.are_params_bad)
-            if (stops or _saves_after(step, config)) and is_fit:
-                processes.begin(f"the checkpoint of step {step}")
-                checkpoints.save(step, state, config=config.to_dict(), heldout_loss=numbers.get("eval_loss"))
-            if stops:
-                return step
-    return num_steps
 
 
 def _checkpoints(path: Path, config: ConfigDict, setup: Setup) -> Checkpoints:
@@ -226,6 +156,14 @@ def _take_up(path: Path, config: ConfigDict) -> None:
         say(f"changed    {change}")
 
 
+def _check_data(path: Path, setup: Setup, processes: Together, *, goes_on: bool) -> None:
+    """Checks that all processes read the same text, and the same as the run that goes on."""
+    fingerprint = setup.corpus.fingerprint
+    check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
+    if goes_on:
+        check_same_data(path, fingerprint)
+
+
 def _write_files(path: Path, config: ConfigDict, setup: Setup, *, goes_on: bool) -> None:
     """Writes what a run leaves besides its numbers; the config last, since with it a run has begun."""
     if config.checkpoint.init_from and not goes_on:
@@ -236,11 +174,6 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, goes_on: bool)
     write_timeline(path, setup)
     write_fingerprint(path, setup.corpus.fingerprint)
     workdir.write_config(path, config)
-
-
-def _saves_after(step: int, config: ConfigDict) -> bool:
-    every = config.checkpoint.save_every
-    return config.checkpoint.save_at_end if step == config.train.steps else every > 0 and step % every == 0
 
 
 if __name__ == "__main__":
