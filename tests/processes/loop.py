@@ -3,12 +3,8 @@
 python loop.py PORT COUNT INDEX BOUND_S [FAULT INDEX]
 """
 
-import os
 import sys
 import time
-
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_cpu_collective_call_terminate_timeout_seconds=3600"
 
 import jax
 import jax.numpy as jnp

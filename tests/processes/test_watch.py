@@ -1,5 +1,6 @@
 """Processes that are killed, stopped, stuck or that fail: all others end in time, and say which one it was."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from jaxpipe.errors import LostProcess
 
 COUNT, BOUND_S = 4, 8.0
 EXIT_LOST = LostProcess.exit_status
+ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_cpu_collective_call_terminate_timeout_seconds=3600"}
 LOOP = Path(__file__).parent / "loop.py"
 
 
@@ -32,7 +34,7 @@ class Loops:
         for index, output in enumerate(self.outputs):
             command = [sys.executable, str(LOOP), str(port), str(COUNT), str(index), str(BOUND_S), *fault]
             with output.open("w") as file:
-                self.processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
+                self.processes.append(subprocess.Popen(command, env=ENVIRONMENT, stdout=file, stderr=subprocess.STDOUT))
 
     def wait_until_all_run(self) -> None:
         while not all("runs" in self.text(index) for index in range(COUNT)):
@@ -73,7 +75,7 @@ def test_a_process_that_is_gone_ends_all_others_within_the_bound_with_its_name(t
             assert f"pid {loops.processes[victim].pid}; its last: step" in loops.text(index)
 
 
-@pytest.mark.parametrize("victim", [2, 0])
+@pytest.mark.parametrize("victim", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_process_that_is_stuck_is_named(tmp_path, victim):
     with Loops(tmp_path, "sleep", str(victim)) as loops:
         loops.wait_until_all_run()

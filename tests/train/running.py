@@ -14,6 +14,7 @@ SMALL = [
     "--config.pipeline.num_microbatches=3",
     "--config.model.num_layers=3",
     "--config.model.hidden=16",
+    "--config.data.files=jaxpipe/**/*.py",
     "--config.data.batch_size=12",
     "--config.data.seq_len=16",
     "--config.train.steps=6",

@@ -1,6 +1,5 @@
 """Runs of several processes: the digits of one process, one checkpoint for all, and no hang when one is gone."""
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ TINY = [
     "--config.mesh.deterministic=True",
     "--config.pipeline.num_microbatches=8",
     "--config.model.hidden=16",
-    "--config.data.files=jaxpipe/schedules/*.py",
+    "--config.data.files=jaxpipe/**/*.py",
     "--config.model.hidden_dropout=0.1",
     "--config.data.batch_size=16",
     "--config.data.seq_len=16",
@@ -79,14 +78,8 @@ def test_four_processes_have_the_digits_of_one_and_write_one_checkpoint(schedule
     assert numbers(four) == numbers(one)
     assert_same_arrays(four, one, step=4)
 
-    # One process goes on from what the four left at step 2.
-    shutil.rmtree(four / CHECKPOINTS / "4")
-    assert "goes on    from the checkpoint of step 2" in run_alone(four, *SCHEDULES[schedule])
-    assert numbers(four) == numbers(one)
-    assert_same_arrays(four, one, step=4)
 
-
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
 def test_when_one_is_gone_the_others_end_in_time_and_the_run_goes_on(name, tmp_path):
     workdir, bound_s = tmp_path / "run", 12
     long = ["--config.train.steps=10000", "--config.checkpoint.save_every=5", f"--config.train.lost_after_s={bound_s}"]
