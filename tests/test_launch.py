@@ -39,6 +39,11 @@ sys.exit(75)
 """
 
 
+def hear_sigint():
+    """A shell has what it starts in the background ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(tmp_path):
     """Starts the launcher for a program in a process group of its own; what is left of it is killed."""
@@ -49,7 +54,15 @@ def start(tmp_path):
         command = [sys.executable, "-m", "jaxpipe.launch", "--module=toy", *flags, "--", *arguments]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        launcher = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, text=True, **pipes)
+        launcher = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            start_new_session=True,
+            text=True,
+            preexec_fn=hear_sigint,
+            **pipes,
+        )
         started.append(launcher)
         return launcher
 

@@ -45,7 +45,7 @@ class Watch:
         self._period_s = min(1.0, lost_after_s / 20)
         own = Life(position=0, doing="its start", where=f"host {socket.gethostname()}, pid {os.getpid()}")
         self._lives = Lives(own, index=processes.index, limit_s=DECIDED_AT * lost_after_s, now=time.monotonic())
-        self._ended = threading.Event()
+        self._ended, self._telling = threading.Event(), threading.Lock()
 
     def begin(self, doing: str, *, is_step: bool) -> None:
         """Says what this process begins and may have to wait for others in; all begin the same things in turn."""
@@ -71,12 +71,11 @@ class Watch:
             return
         if error is not None and _is_of_collective(error):
             self._ended.wait(self._lost_after_s)
-        self._ended.set()
         if error is None or isinstance(error, SystemExit):
-            self._tell(replace(self._lives.own, end=""))
+            self._tell_the_last("", 0)
             return
         status = error.exit_status if isinstance(error, JaxpipeError) else 1
-        self._tell(replace(self._lives.own, end=f"{type(error).__name__}: {error}".partition("\n")[0], status=status))
+        self._tell_the_last(f"{type(error).__name__}: {error}".partition("\n")[0], status)
         self._wait_as_first()
 
     def _wait_as_first(self) -> None:
@@ -85,7 +84,15 @@ class Watch:
             time.sleep(READ_WITHIN_PERIODS * self._period_s)
 
     def _tell(self, life: Life) -> None:
-        self._store.set(f"{LIVES}{self._processes.index}", life.line())
+        with self._telling:
+            if not self._ended.is_set():
+                self._store.set(f"{LIVES}{self._processes.index}", life.line())
+
+    def _tell_the_last(self, end: str, status: int) -> None:
+        life = replace(self._lives.own, end=end, status=status)
+        with self._telling:  # no line of the other thread may come behind this one
+            self._ended.set()
+            self._store.set(f"{LIVES}{self._processes.index}", life.line())
 
     def _exchange(self) -> None:
         """One thread, which hangs where the store does."""
