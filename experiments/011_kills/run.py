@@ -1,6 +1,6 @@
 """Kills a run again and again, and compares what comes out in the end with a run that nobody disturbed.
 
-    python experiments/011_kills/run.py [--num_kills=20] [--num_steps=60] [--num_processes=1] [--seed=0] [--folder=DIR]
+    python experiments/011_kills/run.py [--num_kills=20] [--num_steps=400] [--num_processes=1] [--seed=0] [--folder=DIR]
 
 Half of the kills strike while a checkpoint is being written, as soon as its half-written folder is seen or a little
 later; the others strike at a random moment, compilation and restoring included. See README.md beside this file.
@@ -143,6 +143,11 @@ def arrays(workdir: Path) -> dict[str, bytes]:
     return {name: read_array(folder, name).tobytes() for name in shapes(folder)}
 
 
+def late(kills: list[Kill], size: Size) -> int:
+    """How many kills struck a run that was done."""
+    return sum(one.resumed_from == size.num_steps for one in kills)
+
+
 def lost_steps(kills: list[Kill]) -> list[str]:
     """Every start that went on from another step than the newest complete checkpoint that the kill before it left."""
     complete, wrong = 0, []
@@ -156,7 +161,7 @@ def lost_steps(kills: list[Kill]) -> list[str]:
 def measure(folder: Path, size: Size, *, num_kills: int, seed: int) -> tuple[list[Kill], list[str]]:
     """The kills, and what is wrong in the end: nothing."""
     calm, killed, draw = folder / "calm", folder / "killed", random.Random(seed)
-    longest_s = finish(calm, size)
+    longest_s = 0.5 * finish(calm, size)  # so that the last kills do not come when all is done
     kills = []
     for number in range(num_kills):
         kills.append(kill(killed, size, draw, during_save=number % 2 == 0, longest_s=longest_s))
@@ -174,7 +179,7 @@ def main() -> None:
     """Prints each kill, and a verdict."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--num_kills", type=int, default=20)
-    parser.add_argument("--num_steps", type=int, default=60)
+    parser.add_argument("--num_steps", type=int, default=400)
     parser.add_argument("--num_processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="where the two runs are left; by default they are deleted")
@@ -182,11 +187,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(flags.folder or temporary).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        kills, wrong = measure(
-            folder, Size(flags.num_steps, flags.num_processes), num_kills=flags.num_kills, seed=flags.seed
-        )
+        size = Size(flags.num_steps, flags.num_processes)
+        kills, wrong = measure(folder, size, num_kills=flags.num_kills, seed=flags.seed)
         half_written = sum(one.num_half_written > 0 for one in kills)
-        print(f"{len(kills)} kills, {half_written} of them left a checkpoint half-written")
+        print(f"{len(kills)} kills, {half_written} left a checkpoint half-written, {late(kills, size)} came too late")
         print("\n".join(wrong) or "the same parameters, optimizer, counters and losses as of the run without kills")
     raise SystemExit(bool(wrong))
 
