@@ -3,7 +3,7 @@
 Command:  python -m jaxpipe.train --config=configs/quickstart.py --workdir=runs/quickstart
 Hardware: 2 CPU cores (8 virtual devices), or 8 GPUs where they are
 Time:     about 2 minutes, compilation included
-Number:   held-out loss 1.71 nats per byte (on the standard library of Python 3.11.7)
+Number:   held-out loss 1.70 nats per byte (on the standard library of Python 3.11.7)
 """
 
 from ml_collections import ConfigDict
