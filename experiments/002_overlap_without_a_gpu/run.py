@@ -56,7 +56,7 @@ def main() -> None:
     compiled = pipeline.loss_and_grads.lower(params, batch, 1.0).compile()
     compile_s = time.perf_counter() - start
     text, memory = compiled.as_text(), compiled.memory_analysis()
-    pool = pool_shapes(pipeline.table.pages.num_pages, pipeline.pages(params, batch))
+    pool = pool_shapes(pipeline.storage(params, batch))
     permutes, hidden = overlapped_permutes(text)
     held = held_bytes(pipeline, params, batch)
     workspace = max(workspace_bytes(pipeline, params, batch, has_dropout=False).values())

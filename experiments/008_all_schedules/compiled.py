@@ -45,7 +45,7 @@ def unit_bytes(devices: Sequence[Any]) -> UnitBytes:
     layer = jax.tree.leaves(pipeline.local_shapes(params, batch)[0]["layer"])
     return UnitBytes(
         message=message.size * message.dtype.itemsize,
-        page=pipeline.pages(params, batch).num_bytes,
+        page=pipeline.storage(params, batch).page_bytes,
         layer=sum(leaf.size * leaf.dtype.itemsize for leaf in layer),
     )
 

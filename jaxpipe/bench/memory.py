@@ -14,7 +14,7 @@ from jaxpipe.config import model_config
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.hlo import whole_writes
-from jaxpipe.program.pages import PageForm
+from jaxpipe.program.storage import Storage
 from jaxpipe.training.setup import optimizer_and_step
 from jaxpipe.training.step import init_state
 
@@ -39,7 +39,7 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
     compile_s = time.perf_counter() - start
     memory, text = compiled.memory_analysis(), compiled.as_text()
 
-    pages = pipeline.pages(problem.params, problem.batch)
+    storage = pipeline.storage(problem.params, problem.batch)
     held = held_bytes(pipeline, problem.params, problem.batch)
     workspace = workspace_bytes(pipeline, problem.params, problem.batch, has_dropout=problem.dropout_seed is not None)
     message = pipeline.message_like(problem.params, problem.batch)
@@ -59,7 +59,7 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
         "formula_slot_bytes": formula * max(pipeline.layers_per_stage),
         "num_slots": table.num_slots,
         "expected_temp_bytes": sum(held.values()) + max(workspace.values()),
-        "hlo_slot_copies": len(whole_writes(text, pool_shapes(table.pages.num_pages, pages))),
+        "hlo_slot_copies": len(whole_writes(text, pool_shapes(storage))),
         "hlo_gradient_copies": len(whole_writes(text, gradient_shapes(pipeline, problem.params))),
     }
 
@@ -77,7 +77,7 @@ def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
     return {f"f32[{','.join(map(str, shape))}]" for shape in shapes}
 
 
-def pool_shapes(num_pages: int, pages: PageForm) -> set[str]:
-    """The shapes of the page pool's leaves, as HLO writes them."""
-    rows = pages.pool_like(num_pages)
-    return {f"{_HLO_DTYPES[str(row.dtype)]}[{num_pages},{row.shape[1]}]" for row in rows}
+def pool_shapes(storage: Storage) -> set[str]:
+    """The shapes of the page pools' leaves, as HLO writes them."""
+    rows = [row for pool in storage.pools for row in pool.like()]
+    return {f"{_HLO_DTYPES[str(row.dtype)]}[{','.join(map(str, row.shape))}]" for row in rows}

@@ -6,7 +6,7 @@ largest counts. Left to others: what is held (`jaxpipe.program.accounting`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.mesh import Randomness
 from jaxpipe.program import Pipeline, residuals
 from jaxpipe.program.actions import add
+from jaxpipe.program.halves import halve
 
 PyTree = Any
 _NUM_LAYERS = 2  # of which the part computes with one, so that it takes a slice as an action does
@@ -34,12 +35,14 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
 
     Returns:
         layer_forward; layer_backward, with its gradients added to the running sums; head, forward and backward,
-        and embed_backward, likewise.
+        and embed_backward, likewise; layer_input_gradient and layer_weight_gradient, where any backward is in two
+        parts.
     """
     functions, x = pipeline.functions, pipeline.message_like(params, batch)
     copies, microbatch = pipeline.local_shapes(params, batch)
     shared, layers = copies["shared"], _stacked(copies["layer"])
-    pages = _stacked(list(pipeline.pages(params, batch, random=has_dropout).residuals))
+    kept = pipeline.storage(params, batch, random=has_dropout).kept
+    pages = _stacked(list(kept.residuals))
     random = Randomness.like() if has_dropout else None
     index, scale = _like((), np.int32), pipeline.loss_like(params, batch)
 
@@ -48,7 +51,7 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
 
     def layer_backward(sums: PyTree, layers: PyTree, pages: PyTree, dy: jax.Array, i: jax.Array, *given: PyTree) -> Any:
         d_layer, dx = residuals.backward(functions.layer, _at(layers, i), _at(pages, i), x, dy, *given)
-        return jax.tree.map(lambda total, d: total.at[i].add(d.astype(total.dtype)), sums, d_layer), dx
+        return _added(sums, jax.tree.leaves(d_layer), i), dx
 
     def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: PyTree) -> Any:
         loss, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
@@ -59,12 +62,42 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
         return add(sums, vjp(dx)[0])
 
+    def layer_input_gradient(sums: PyTree, layers: PyTree, pages: PyTree, dy: Any, i: jax.Array, *given: PyTree) -> Any:
+        params, saved = _at(layers, i), _at(pages, i)
+        halves = halve(functions.layer, params, saved, x, *given)
+        dx, grads, left = halves.input_gradient(params, saved, dy, *given)
+        return _added(sums, grads, i), dx, left
+
+    def layer_weight_gradient(sums: PyTree, layers: PyTree, left: PyTree, i: jax.Array, *given: PyTree) -> Any:
+        params = _at(layers, i)
+        halves = halve(functions.layer, params, kept.residuals, x, *given)
+        return _added(sums, halves.weight_gradient(params, *_at(left, i), *given), i)
+
+    by_halves = {}
+    if pipeline.table.has_halves:
+        left = _stacked(([kept.residuals[k] for k in kept.for_weights], list(kept.left)))
+        given = microbatch, random
+        by_halves = {
+            "layer_input_gradient": _temp_bytes(
+                pipeline, layer_input_gradient, layers, layers, pages, x, index, *given
+            ),
+            "layer_weight_gradient": _temp_bytes(pipeline, layer_weight_gradient, layers, layers, left, index, *given),
+        }
     return {
+        **by_halves,
         "layer_forward": _temp_bytes(pipeline, layer_forward, None, layers, x, index, microbatch, random),
         "layer_backward": _temp_bytes(pipeline, layer_backward, layers, layers, pages, x, index, microbatch, random),
         "head": _temp_bytes(pipeline, head, shared, shared, x, microbatch, scale),
         "embed_backward": _temp_bytes(pipeline, embed_backward, shared, shared, microbatch, random, x),
     }
+
+
+def _added(sums: PyTree, grads: Sequence[jax.Array | None], i: jax.Array) -> PyTree:
+    leaves, structure = jax.tree.flatten(sums)
+    pairs = zip(leaves, grads, strict=True)
+    return jax.tree.unflatten(
+        structure, [total if d is None else total.at[i].add(d.astype(total.dtype)) for total, d in pairs]
+    )
 
 
 def _temp_bytes(pipeline: Pipeline, function: Callable, sums_of: PyTree | None, *arguments: PyTree) -> int:

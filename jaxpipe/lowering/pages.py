@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxpipe.lowering.lifetimes import allocate_per_device
+from jaxpipe.lowering.spans import Span
+from jaxpipe.lowering.transfers import NOTHING_PARKED, Parked
 from jaxpipe.schedules.action import Kind
 
 if TYPE_CHECKING:
@@ -21,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Pages:
-    """Residual pages of one table; every device has the same number of them (one program, one set of buffers)."""
+    """Pages of one table for one span; every device has the same number of them (one program, one set of buffers)."""
 
-    of_layer: np.ndarray  # [R, D, layer] that the action writes (F) or reads (B)
+    of_layer: np.ndarray  # [R, D, layer] that the action writes or reads
     departure: np.ndarray  # [R, D, lane] read at the end of the round, to travel in the next
     num_departures: np.ndarray  # [R, D] lanes that are used
     landing: np.ndarray  # [R, D, lane] where what travelled in the round is stored
@@ -32,44 +34,86 @@ class Pages:
     num_slots: float  # (stage, microbatch) on one device at the worst moment: own, parked and in transit
 
 
-def allocate_pages(table: RoundTable) -> Pages:
+def allocate_pages(table: RoundTable, span: Span) -> Pages:
     """Pages for every (stage, microbatch, layer), wherever it is."""
-    columns, parked = table.schedule.columns, table.parked
-    shape, num_lanes = (table.num_rounds, table.schedule.num_devices), table.num_lanes
+    num_lanes = table.num_lanes
+    shape = (table.num_rounds, table.schedule.num_devices)
     pages = np.zeros((*shape, max(table.layers_per_stage)), np.int32)
     departure, landing = (np.zeros((*shape, num_lanes), np.int32) for _ in range(2))
     num_departures, num_landings = (np.zeros(shape, np.int32) for _ in range(2))
     if not table.has_backward:
         return Pages(pages, departure, num_departures, landing, num_landings, 0, 0)
 
-    num_layers = np.array(table.layers_per_stage)
-    backward = np.flatnonzero(columns.is_kind(Kind.B, Kind.I))
-    num_parked = np.bincount(parked.backward, minlength=len(columns.kind))
-    lives = _lives(table, backward)
-    num_whole = num_layers[columns.stage[backward]] - num_parked[backward]
+    held = _held(table, span)
+    parked, num_parked = held.parked, held.num_parked
+    lives = _lives(held)
     units, num_pages = allocate_per_device(
         np.concatenate([life.device for life in lives]),
         np.concatenate([life.start for life in lives]),
         np.concatenate([life.end for life in lives]),
-        np.concatenate([num_whole, np.ones(3 * len(parked.layer), int)]),
+        np.concatenate([held.num_layers - num_parked, np.ones(3 * len(parked.layer), int)]),
     )
 
-    whole, moved = units[: len(backward)], np.array([taken[0] for taken in units[len(backward) :]], dtype=int)
-    written, read = table.rounds[table.dependencies.local], table.rounds
-    for i, taken in zip(backward.tolist(), whole, strict=True):
-        layers, device = slice(num_parked[i], num_parked[i] + len(taken)), columns.device[i]
-        pages[written[i], device, layers] = pages[read[i], device, layers] = taken
+    num_held = len(held.device)
+    whole, moved = units[:num_held], np.array([taken[0] for taken in units[num_held:]], dtype=int)
+    for i, taken in enumerate(whole):
+        layers, device = slice(num_parked[i], num_parked[i] + len(taken)), held.device[i]
+        for round_ in (held.written[i], held.read[i], held.last[i]):
+            pages[round_, device, layers] = taken
     before, away, after = moved.reshape(3, -1)
-    pages[written[parked.backward], parked.home, parked.layer] = before
-    pages[read[parked.backward], parked.home, parked.layer] = after
+    of_held = held.of_parked
+    pages[held.written[of_held], parked.home, parked.layer] = before
+    for round_ in (held.read, held.last):
+        pages[round_[of_held], parked.home, parked.layer] = after
 
     moves = parked.moves
     departure[moves.round - 1, moves.source, moves.lane] = np.concatenate([before, away])
     landing[moves.round, moves.target, moves.lane] = np.concatenate([away, after])
     np.add.at(num_departures, (moves.round - 1, moves.source), 1)
     np.add.at(num_landings, (moves.round, moves.target), 1)
-    num_slots = _most_slots(table, backward, num_parked)
+    num_slots = _most_slots(table, held)
     return Pages(pages, departure, num_departures, landing, num_landings, num_pages, num_slots)
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """What a span keeps: H (stage, microbatch), each from the round that writes it to the last one that reads it."""
+
+    device: np.ndarray  # [H]
+    num_layers: np.ndarray  # [H]
+    written: np.ndarray  # [H] round
+    read: np.ndarray  # [H] round of the first action that reads it
+    last: np.ndarray  # [H] round
+    parked: Parked
+    of_parked: np.ndarray  # [T] index in H
+
+    @property
+    def num_parked(self) -> np.ndarray:
+        """[H] pages that spend a part of their life on the paired device."""
+        return np.bincount(self.of_parked, minlength=len(self.device))
+
+
+def _held(table: RoundTable, span: Span) -> _Held:
+    columns, rounds, local = table.schedule.columns, table.rounds, table.dependencies.local
+    weight = np.flatnonzero(columns.is_kind(Kind.W))
+    last = rounds.copy()  # [A] of a backward, the round in which it or its W is done
+    last[local[weight]] = rounds[weight]
+    if span is Span.WEIGHT_GRADIENT:
+        actions, written, parked = local[weight], rounds[local[weight]], NOTHING_PARKED
+    else:
+        actions, parked = np.flatnonzero(columns.is_kind(Kind.B, Kind.I)), table.parked
+        written = rounds[local[actions]]
+    index = np.zeros(len(rounds), dtype=int)
+    index[actions] = np.arange(len(actions))
+    return _Held(
+        device=columns.device[actions],
+        num_layers=np.array(table.layers_per_stage)[columns.stage[actions]],
+        written=written,
+        read=rounds[actions],
+        last=(rounds if span is Span.INPUT_GRADIENT else last)[actions],
+        parked=parked,
+        of_parked=index[parked.backward],
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,33 +125,31 @@ class _Life:
     end: np.ndarray
 
 
-def _lives(table: RoundTable, backward: np.ndarray, *, in_transit: bool = False) -> tuple[_Life, ...]:
-    """Of the pages that stay, one life per action of `backward`; of parked ones before, away and after.
+def _lives(held: _Held, *, in_transit: bool = False) -> tuple[_Life, ...]:
+    """Of the pages that stay, one life per (stage, microbatch); of parked ones before, away and after.
 
     Args:
         in_transit: whether a page that travels is held on both devices until the end of its round; in the pool
             it is at neither until then.
     """
-    columns, parked = table.schedule.columns, table.parked
-    written, read = 2 * table.rounds[table.dependencies.local], 2 * table.rounds
+    parked, written, last = held.parked, 2 * held.written, 2 * held.last
     source, target = (1, 0) if in_transit else (-1, 1)  # half rounds from the start of the round of the transfer
     out, back = 2 * parked.leaves, 2 * parked.returns
     return (
-        _Life(columns.device[backward], written[backward], read[backward]),
-        _Life(parked.home, written[parked.backward], out + source),
+        _Life(held.device, written, last),
+        _Life(parked.home, written[held.of_parked], out + source),
         _Life(parked.partner, out + target, back + source),
-        _Life(parked.home, back + target, read[parked.backward]),
+        _Life(parked.home, back + target, last[held.of_parked]),
     )
 
 
-def _most_slots(table: RoundTable, backward: np.ndarray, num_parked: np.ndarray) -> float:
+def _most_slots(table: RoundTable, held: _Held) -> float:
     """The most (stage, microbatch) of one device that share a moment; a whole number as an int."""
-    stage, num_layers = table.schedule.columns.stage, np.array(table.layers_per_stage)
     one = lcm(*table.layers_per_stage)
-    of_page = one // num_layers[stage]
-    stays = (num_layers[stage] - num_parked)[backward] * of_page[backward]
-    weights = np.concatenate([stays, *[of_page[table.parked.backward]] * 3])
-    lives = _lives(table, backward, in_transit=True)
+    of_page = one // held.num_layers
+    stays = (held.num_layers - held.num_parked) * of_page
+    weights = np.concatenate([stays, *[of_page[held.of_parked]] * 3])
+    lives = _lives(held, in_transit=True)
     owner, start, end = (np.concatenate([getattr(life, name) for life in lives]) for name in ("device", "start", "end"))
     time, change, owner = np.concatenate([start, end + 1]), np.concatenate([weights, -weights]), np.tile(owner, 2)
     order = np.lexsort((change, time, owner))

@@ -19,6 +19,7 @@ from jaxpipe.lowering.messages import Pair, permutes_of
 from jaxpipe.lowering.moves import Moves
 from jaxpipe.lowering.pages import Pages, allocate_pages
 from jaxpipe.lowering.segment import Segment
+from jaxpipe.lowering.spans import Span
 from jaxpipe.lowering.transfers import Parked
 from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.dependencies import Dependencies, dependencies
@@ -196,9 +197,24 @@ class RoundTable:
         return allocate_inbox(self)
 
     @cached_property
+    def has_halves(self) -> bool:
+        """Whether any backward is in two parts, I and W."""
+        return bool((self.schedule.columns.kind == Kind.W).any())
+
+    @cached_property
     def pages(self) -> Pages:
-        """Where residuals are kept."""
-        return allocate_pages(self)
+        """Where residuals are kept, and after an I what it leaves for its W."""
+        return allocate_pages(self, Span.SLOT)
+
+    @cached_property
+    def input_gradient_pages(self) -> Pages:
+        """Where residuals are kept that no W reads, if in a pool of their own."""
+        return allocate_pages(self, Span.INPUT_GRADIENT)
+
+    @cached_property
+    def weight_gradient_pages(self) -> Pages:
+        """Where what an I leaves for its W is kept, if in a pool of its own."""
+        return allocate_pages(self, Span.WEIGHT_GRADIENT)
 
     @property
     def num_slots(self) -> float:

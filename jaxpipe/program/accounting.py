@@ -21,9 +21,9 @@ def held_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> dict[str, i
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
 
     Returns:
-        pages: residuals, own and parked; transit: see `transit_bytes`; weights: compute copies of the parameters,
-        where they are not the masters themselves; gradients: float32 running sums; messages: those that wait, the
-        one at work, the one sent and one for each permute in flight.
+        pages: residuals, own and parked, and what I leaves for W; transit: see `transit_bytes`; weights: compute
+        copies of the parameters, where they are not the masters themselves; gradients: float32 running sums;
+        messages: those that wait, the one at work, the one sent and one for each permute in flight.
     """
     table, message = pipeline.table, _bytes(pipeline.message_like(params, batch))
     num_in_flight, num_replicas = max(map(len, table.permutes), default=0), pipeline.schedule.num_replicas
@@ -36,7 +36,7 @@ def held_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> dict[str, i
         kinds["weights"] += size * dtype.itemsize if is_copied else 0
         kinds["gradients"] += 4 * size
     return {
-        "pages": table.pages.num_pages * pipeline.pages(params, batch).num_bytes,
+        "pages": pipeline.storage(params, batch).num_bytes,
         "transit": transit_bytes(pipeline, params, batch),
         **kinds,
         "messages": (table.inbox.num_inbox + 1 + 2 + num_in_flight) * message,
@@ -54,7 +54,7 @@ def transit_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> int:
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
     """
     table, parts = pipeline.table, jax.tree.leaves(pipeline.parts(params)["layers"])
-    pages = table.num_lanes * pipeline.pages(params, batch).num_bytes
+    pages = table.num_lanes * sum(pool.page_bytes for pool in pipeline.storage(params, batch).travelling)
     gradients = table.num_exchange_lanes * sum(4 * math.prod(part.master_shape) for part in parts)
     return 2 * (pages + gradients)
 

@@ -1,26 +1,29 @@
-"""What a device does in one action: the forward and the backward of one stage for one microbatch.
+"""What a device does in one action: the forward and the backward of one stage for one microbatch, whole or by halves.
 
-Both walk the layers of the stage. Forward writes each layer's residuals straight into pages of the pool;
-backward reads them in reverse and adds each layer's weight gradient to the running float32 sum in place.
+All walk the layers of the stage. Forward writes each layer's residuals straight into pages of a pool;
+backward reads them in reverse and adds each layer's weight gradient to the running float32 sum in place. Of its
+halves I leaves in pages what W needs, which comes later and computes nothing anew.
 The first stage's actions begin and end with the embedding, the last stage's forward ends with head, loss
 and their backward: what it sends on is the gradient of its output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.mesh import Randomness
 from jaxpipe.program import residuals
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.guard import when
-from jaxpipe.program.pages import PageForm
+from jaxpipe.program.halves import Halves
 from jaxpipe.program.partition import reduce_chunk
+from jaxpipe.program.storage import Pools, Storage
 from jaxpipe.schedules.action import Kind
 
 PyTree = Any
@@ -32,7 +35,7 @@ class State(NamedTuple):
     """What an action changes, in place."""
 
     message: jax.Array  # x.shape: before the action what it reads, after it what it produced
-    pool: list[jax.Array]  # [num_pages, width] for each dtype of residuals
+    pools: Pools
     grads: PyTree  # float32 running sums: {"shared", "layers": [chunk, layer, ...]}
     loss: PyTree  # float32 running sums, one for each kind of loss
     num_done: jax.Array  # int32: actions so far
@@ -49,10 +52,10 @@ class Row(NamedTuple):
     next_source: Integers
     keep: Integers
     arrival: Integers  # [permute]
-    pages: Integers  # [layer]
-    departure: Integers  # [lane]
+    pages: Integers  # [pool, layer]
+    departure: Integers  # [pool, lane]
     num_departures: Integers
-    landing: Integers  # [lane]
+    landing: Integers  # [pool, lane]
     num_landings: Integers
     given: Integers  # [lane, (chunk, layer)]
     num_given: Integers
@@ -74,7 +77,8 @@ class Actions:
     static_layers: int | None  # layers of every stage, where they are equal
     num_stages: int
     x_like: jax.ShapeDtypeStruct
-    pages: PageForm
+    storage: Storage
+    halves: Halves | None  # of a layer's backward, where any is in two parts
     keeps_residuals: bool  # False: forwards alone, no gradients
     parts: PyTree  # how devices hold the layers' parameters
     deterministic: bool  # whether sums over devices are added in mesh order
@@ -86,7 +90,12 @@ class Actions:
 
     def run(self, kind: Kind, row: Row, state: State) -> State:
         """`state` after the action of `kind`, on devices whose row asks for it."""
-        action = {Kind.F: self._forward, Kind.B: self._backward}[kind]
+        action = {
+            Kind.F: self._forward,
+            Kind.B: self._backward,
+            Kind.I: self._input_gradient,
+            Kind.W: self._weight_gradient,
+        }[kind]
 
         def act(state: State) -> State:
             return action(row, state)._replace(num_done=state.num_done + 1)
@@ -126,15 +135,15 @@ class Actions:
             row.stage == 0, lambda _: functions.embed(shared, microbatch, self._random(row, EMBEDDING)), state.message
         )
 
-        def layer(i: jax.Array, walk: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, list[jax.Array]]:
-            x, pool = walk
+        def layer(i: jax.Array, walk: tuple[jax.Array, Pools]) -> tuple[jax.Array, Pools]:
+            x, pools = walk
             random = self._random(row, self.first_layer[row.chunk] + i)
             if not self.keeps_residuals:
-                return functions.layer(self._layer_params(row, i), x, microbatch, random), pool
+                return functions.layer(self._layer_params(row, i), x, microbatch, random), pools
             y, kept = residuals.forward(functions.layer, self._layer_params(row, i), x, microbatch, random)
-            return y, self.pages.write(pool, row.pages[i], kept)
+            return y, self.storage.write_residuals(pools, row.pages[:, i], kept)
 
-        y, pool = lax.fori_loop(0, self._num_layers(row), layer, (x, state.pool))
+        y, pools = lax.fori_loop(0, self._num_layers(row), layer, (x, state.pools))
 
         def turn_around(ends: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
             y, loss, sums = ends
@@ -146,27 +155,65 @@ class Actions:
 
         ends = (y, state.loss, state.grads["shared"])
         message, loss, sums = when(row.stage == self.num_stages - 1, turn_around, ends)
-        return state._replace(message=message, pool=pool, grads={**state.grads, "shared": sums}, loss=loss)
+        return state._replace(message=message, pools=pools, grads={**state.grads, "shared": sums}, loss=loss)
 
     def _backward(self, row: Row, state: State) -> State:
-        functions, shared, microbatch = self.functions, self.params["shared"], self._microbatch(row)
-        num_layers = self._num_layers(row)
-
         def layer(turn: jax.Array, walk: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
             dy, sums = walk
-            i = num_layers - 1 - turn
-            kept = self.pages.read(state.pool, row.pages[i])
-            random = self._random(row, self.first_layer[row.chunk] + i)
-            layer_params = self._layer_params(row, i)
-            d_params, dx = residuals.backward(functions.layer, layer_params, kept, self.x_like, dy, microbatch, random)
-            sums = jax.tree.map(lambda total, d: _add_at(total, row.chunk, i, d), sums, d_params)
-            return dx, sums
+            i, params, given = self._last_first(row, turn)
+            kept = self.storage.read_residuals(state.pools, row.pages[:, i])
+            d_params, dx = residuals.backward(self.functions.layer, params, kept, self.x_like, dy, *given)
+            return dx, _add_layer(sums, row.chunk, i, jax.tree.leaves(d_params))
 
-        dx, layers = lax.fori_loop(0, num_layers, layer, (state.message, state.grads["layers"]))
+        dx, layers = lax.fori_loop(0, self._num_layers(row), layer, (state.message, state.grads["layers"]))
+        return self._arrive(row, state, dx, layers)
+
+    def _input_gradient(self, row: Row, state: State) -> State:
+        assert self.halves
+        halves = self.halves
+
+        storage, last = self.storage, self._num_layers(row) - 1
+
+        # What I leaves may take the place of what it reads. Each layer's is written when the next has its turn, before
+        # anything is read: a read that no write follows needs no copy of the pool. The first writes back what is there.
+        def layer(turn: jax.Array, walk: tuple[jax.Array, PyTree, Pools, list[jax.Array]]) -> tuple:
+            dy, sums, pools, left = walk
+            i, params, given = self._last_first(row, turn)
+            pools = storage.write_left(pools, row.pages[:, jnp.minimum(i + 1, last)], left)
+            kept = storage.read_residuals(pools, row.pages[:, i])
+            dx, grads, left = halves.input_gradient(params, kept, dy, *given)
+            return dx, _add_layer(sums, row.chunk, i, grads), pools, left
+
+        walk = state.message, state.grads["layers"], state.pools, storage.read_left(state.pools, row.pages[:, last])
+        dx, layers, pools, left = lax.fori_loop(0, last + 1, layer, walk)
+        return self._arrive(row, state, dx, layers)._replace(pools=storage.write_left(pools, row.pages[:, 0], left))
+
+    def _weight_gradient(self, row: Row, state: State) -> State:
+        assert self.halves
+        halves = self.halves
+
+        def layer(turn: jax.Array, sums: PyTree) -> PyTree:
+            i, params, given = self._last_first(row, turn)
+            pages = row.pages[:, i]
+            kept, left = self.storage.read_for_weights(state.pools, pages), self.storage.read_left(state.pools, pages)
+            return _add_layer(sums, row.chunk, i, halves.weight_gradient(params, kept, left, *given))
+
+        layers = lax.fori_loop(0, self._num_layers(row), layer, state.grads["layers"])
+        return state._replace(grads={**state.grads, "layers": layers})
+
+    def _last_first(self, row: Row, turn: jax.Array) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
+        """The layer of a turn when layers are walked in reverse; its parameters; the microbatch and its randomness."""
+        i = self._num_layers(row) - 1 - turn
+        random = self._random(row, self.first_layer[row.chunk] + i)
+        return i, self._layer_params(row, i), (self._microbatch(row), random)
+
+    def _arrive(self, row: Row, state: State, dx: jax.Array, layers: PyTree) -> State:
+        """`state` once the gradient of the stage's input is there: the embedding's, or what is sent on."""
+        shared, microbatch = self.params["shared"], self._microbatch(row)
 
         def embed(sums: PyTree) -> PyTree:
             random = self._random(row, EMBEDDING)
-            _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
+            _, vjp = jax.vjp(lambda shared: self.functions.embed(shared, microbatch, random), shared)
             return add(sums, vjp(dx)[0])
 
         sums = when(row.stage == 0, embed, state.grads["shared"])
@@ -201,6 +248,17 @@ def _add_at(total: jax.Array, chunk: jax.Array, layer: jax.Array, value: jax.Arr
     """
     updated = _slice(total, chunk, layer) + value.astype(total.dtype)[None, None]
     return lax.dynamic_update_slice(total, updated, (chunk, layer) + (0,) * value.ndim)
+
+
+def _add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequence[jax.Array | None]) -> PyTree:
+    """Running sums of layers with the gradients of one added; None is nothing to add.
+
+    Args:
+        grads: of each leaf.
+    """
+    leaves, structure = jax.tree.flatten(totals)
+    added = [total if d is None else _add_at(total, chunk, layer, d) for total, d in zip(leaves, grads, strict=True)]
+    return jax.tree.unflatten(structure, added)
 
 
 def _slice(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:

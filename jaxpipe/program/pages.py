@@ -1,4 +1,4 @@
-"""How residuals lie in a page: all that one layer keeps of one microbatch, in one row for each dtype.
+"""How arrays lie in a page: all that one layer keeps of one microbatch for one span, in one row for each dtype.
 
 A page is the unit of storage and of transfer, so it is as few arrays as can be: what moves a page moves one
 slice of one array. Rows are flat: between a forward and a backward that prefer different orders of dims, XLA would
@@ -13,60 +13,86 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 
 @dataclass(frozen=True)
-class PageForm:
-    """Where each residual stands in a page.
+class Pool:
+    """Pages of one size.
 
     Attributes:
-        residuals: shape and dtype of each.
+        num_pages: of every device.
+        rows: (dtype, width): of each dtype, how many numbers a page has.
     """
 
-    residuals: tuple[jax.ShapeDtypeStruct, ...]
+    num_pages: int
+    rows: tuple[tuple[Any, int], ...]
 
-    @cached_property
-    def dtypes(self) -> tuple[Any, ...]:
-        """Of the rows; pools and pages are lists in this order."""
-        return tuple(dict.fromkeys(like.dtype for like in self.residuals))
-
-    @cached_property
-    def widths(self) -> tuple[int, ...]:
-        """Numbers in each row."""
-        return tuple(sum(like.size for like in self.residuals if like.dtype == dtype) for dtype in self.dtypes)
+    @property
+    def page_bytes(self) -> int:
+        """Of one page."""
+        return sum(width * jnp.dtype(dtype).itemsize for dtype, width in self.rows)
 
     @property
     def num_bytes(self) -> int:
-        """Of one page."""
-        return sum(like.size * like.dtype.itemsize for like in self.residuals)
+        """Of all pages."""
+        return self.num_pages * self.page_bytes
 
-    def pool_like(self, num_pages: int) -> list[jax.ShapeDtypeStruct]:
+    def like(self, num_pages: int | None = None) -> list[jax.ShapeDtypeStruct]:
         """[dtype] -> [num_pages, width]."""
-        rows = zip(self.widths, self.dtypes, strict=True)
-        return [jax.ShapeDtypeStruct((num_pages, width), dtype) for width, dtype in rows]
+        number = self.num_pages if num_pages is None else num_pages
+        return [jax.ShapeDtypeStruct((number, width), dtype) for dtype, width in self.rows]
 
-    def write(self, pool: list[jax.Array], page: jax.Array, residuals: Sequence[jax.Array]) -> list[jax.Array]:
-        """`pool` with `residuals` in row `page`, in place."""
-        pool = list(pool)
-        for (row, start), residual in zip(self._places, residuals, strict=True):
-            pool[row] = lax.dynamic_update_slice(pool[row], residual.reshape(1, -1), (page, start))
-        return pool
 
-    def read(self, pool: list[jax.Array], page: jax.Array) -> list[jax.Array]:
-        """The residuals in row `page`."""
-        return [
-            lax.dynamic_slice(pool[row], (page, start), (1, like.size)).reshape(like.shape)
-            for (row, start), like in zip(self._places, self.residuals, strict=True)
-        ]
+@dataclass(frozen=True)
+class PageForm:
+    """Where each array stands in a page.
+
+    Attributes:
+        arrays: shape and dtype of each.
+        behind: of the same page, what stands before them.
+    """
+
+    arrays: tuple[jax.ShapeDtypeStruct, ...]
+    behind: tuple[jax.ShapeDtypeStruct, ...] = ()
 
     @cached_property
-    def _places(self) -> list[tuple[int, int]]:
-        """[residual] its row, and where in the row it starts."""
-        ends = [0] * len(self.dtypes)
+    def ends(self) -> dict[Any, int]:
+        """Dtype -> numbers of it, all together."""
+        ends: dict[Any, int] = {}
+        for like in (*self.behind, *self.arrays):
+            ends[like.dtype] = ends.get(like.dtype, 0) + like.size
+        return ends
+
+    def write(self, pool: list[jax.Array], rows: Pool, page: jax.Array, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """`pool`, of the form `rows`, with `arrays` in `page`, in place."""
+        pool = list(pool)
+        for (row, start), array in zip(self._places(rows), arrays, strict=True):
+            pool[row] = lax.dynamic_update_slice(pool[row], array.reshape(1, -1), (page, start))
+        return pool
+
+    def read(self, pool: list[jax.Array], rows: Pool, page: jax.Array) -> list[jax.Array]:
+        """The arrays in `page` of `pool`, which has the form `rows`."""
+        return [
+            lax.dynamic_slice(pool[row], (page, start), (1, like.size)).reshape(like.shape)
+            for (row, start), like in zip(self._places(rows), self.arrays, strict=True)
+        ]
+
+    def _places(self, rows: Pool) -> list[tuple[int, int]]:
+        """[array] its row, and where in the row it starts."""
+        dtypes = [dtype for dtype, _ in rows.rows]
+        ends = PageForm(self.behind).ends
         places = []
-        for like in self.residuals:
-            row = self.dtypes.index(like.dtype)
-            places.append((row, ends[row]))
-            ends[row] += like.size
+        for like in self.arrays:
+            start = ends.get(like.dtype, 0)
+            places.append((dtypes.index(like.dtype), start))
+            ends[like.dtype] = start + like.size
         return places
+
+
+def pool_of(num_pages: int, *forms: PageForm) -> Pool:
+    """A pool of pages in each of which one of `forms` has room."""
+    dtypes = dict.fromkeys(dtype for form in forms for dtype in form.ends)
+    widths = [(dtype, max(form.ends.get(dtype, 0) for form in forms)) for dtype in dtypes]
+    return Pool(num_pages, tuple(row for row in widths if row[1]))

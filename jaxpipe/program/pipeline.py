@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -16,21 +16,22 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.mesh import Randomness
 from jaxpipe.mesh.collectives import sum_over
-from jaxpipe.program import residuals
 from jaxpipe.program.actions import Actions, Row, State
 from jaxpipe.program.contract import StageFunctions
+from jaxpipe.program.halves import Halves, halve
 from jaxpipe.program.inputs import (
     check_actions,
     check_functions,
     check_inputs,
     check_mesh,
     scale_of_each,
-    shapes_on_a_device,
 )
+from jaxpipe.program.kept import kept_by_a_layer
 from jaxpipe.program.layout import Layout, balanced_split
-from jaxpipe.program.pages import PageForm
+from jaxpipe.program.pages import Pool
 from jaxpipe.program.partition import Part, compute_copies, partition, reduced_parts
 from jaxpipe.program.rounds import Carry, run_rounds
+from jaxpipe.program.storage import Storage, make_storage
 from jaxpipe.schedules.forwards import forwards
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
@@ -162,11 +163,11 @@ class Pipeline:
         return jax.shard_map(sums, mesh=self.mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(grads)
 
     def slot_bytes(self, params: PyTree, batch: PyTree) -> int:
-        """Bytes per device of the residuals of one (stage, microbatch), on the longest stage."""
-        return self.pages(params, batch).num_bytes * max(self.layers_per_stage)
+        """Bytes per device of the pages of one (stage, microbatch), on the longest stage."""
+        return self.storage(params, batch).page_bytes * max(self.layers_per_stage)
 
-    def pages(self, params: PyTree, batch: PyTree, *, random: bool = True) -> PageForm:
-        """What a page holds: what one layer keeps of one microbatch on one device.
+    def storage(self, params: PyTree, batch: PyTree, *, random: bool = True) -> Storage:
+        """What is kept from an action to a later one, and how.
 
         Args:
             params: staged, or their shapes.
@@ -175,10 +176,10 @@ class Pipeline:
         """
         params, microbatch = self.local_shapes(params, batch)
         x, _ = check_functions(self.functions, self.mesh, params, microbatch)
-        keep = partial(residuals.forward, self.functions.layer)
         like = Randomness.like() if random else None
-        kept = shapes_on_a_device(self.mesh, keep, params["layer"], x, microbatch, like)[1]
-        return PageForm(tuple(kept))
+        by_halves = self.table.has_halves
+        kept = kept_by_a_layer(self.functions, self.mesh, params["layer"], x, microbatch, like, by_halves=by_halves)
+        return make_storage(self.table, kept)
 
     def message_like(self, params: PyTree, batch: PyTree) -> jax.ShapeDtypeStruct:
         """Shape and dtype of one message between stages, on one device."""
@@ -193,12 +194,14 @@ class Pipeline:
     ) -> tuple[PyTree, PyTree]:
         check_inputs(self.schedule, self.mesh, self.layout, params, batch)
         parts, x_like = self.parts(params), self.message_like(params, batch)
-        pages = self.pages(params, batch, random=key is not None)
+        like = self.local_shapes(params, batch)
+        storage = self.storage(params, batch, random=key is not None)
 
         def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree]:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = compute_copies({**params, "layers": layers}, parts, self.dtype, pairs=self.layout.pairs)
-            actions = self._actions(table, params, parts, batch, scale, key, x_like, pages)
+            halves = self._halves(like, x_like, storage, key) if table.has_halves else None
+            actions = self._actions(table, params, parts, batch, scale, key, x_like, storage, halves)
             return self._totals(run_rounds(table, actions, rows, _empty_carry(table, actions)).state, parts)
 
         specs = jax.tree.map(lambda part: part.spec(), parts)
@@ -208,7 +211,7 @@ class Pipeline:
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
             check_vma=False,
-        )(params, batch, scale_of_each(self.loss_like(params, batch), scale), _key_data(key), _rows(table))
+        )(params, batch, scale_of_each(self.loss_like(params, batch), scale), _key_data(key), _rows(table, storage))
 
     def _actions(
         self,
@@ -219,7 +222,8 @@ class Pipeline:
         scale: PyTree,
         key: jax.Array | None,
         x_like: jax.ShapeDtypeStruct,
-        pages: PageForm,
+        storage: Storage,
+        halves: Halves | None,
     ) -> Actions:
         """The actions of one device, inside shard_map."""
         equal = len(set(self.layers_per_stage)) == 1
@@ -235,11 +239,20 @@ class Pipeline:
             static_layers=self.layers_per_stage[0] if equal else None,
             num_stages=self.schedule.num_stages,
             x_like=x_like,
-            pages=pages,
+            storage=storage,
+            halves=halves,
             keeps_residuals=table.has_backward,
             parts=parts["layers"],
             deterministic=self.deterministic,
         )
+
+    def _halves(
+        self, like: tuple[PyTree, PyTree], x_like: jax.ShapeDtypeStruct, storage: Storage, key: jax.Array | None
+    ) -> Halves:
+        """The halves of a layer's backward, inside shard_map; `like` as `local_shapes` gives them."""
+        params, microbatch = like
+        random = None if key is None else Randomness.like()
+        return halve(self.functions.layer, params["layer"], storage.kept.residuals, x_like, microbatch, random)
 
     def _totals(self, state: State, parts: PyTree) -> tuple[PyTree, PyTree]:
         """Loss and gradients of the step, from what each device has summed up; empty ones of forwards alone."""
@@ -278,10 +291,10 @@ def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
     """What a device holds before the first round."""
-    inbox, x_like = table.inbox, actions.x_like
+    inbox, x_like, storage = table.inbox, actions.x_like, actions.storage
 
-    def pages(number: int) -> list[jax.Array]:
-        return [empty(row.shape, row.dtype) for row in actions.pages.pool_like(number)]
+    def pages(pool: Pool, number: int | None = None) -> list[jax.Array]:
+        return [empty(row.shape, row.dtype) for row in pool.like(number)]
 
     def one_layer() -> PyTree:
         def empty_part(leaf: jax.Array, part: Part) -> jax.Array:
@@ -293,7 +306,7 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
     message = empty(x_like.shape, x_like.dtype)
     state = State(
         message=message,
-        pool=pages(table.pages.num_pages) if table.has_backward else [],
+        pools=[pages(pool) for pool in storage.pools] if table.has_backward else [],
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
         loss=jax.tree.map(jnp.zeros_like, actions.scale),
         num_done=jnp.zeros((), jnp.int32),
@@ -302,7 +315,7 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
         state,
         out=message,
         inbox=empty((inbox.num_inbox + 1, *x_like.shape), x_like.dtype),
-        departing=[pages(1) for _ in range(table.num_lanes)],
+        departing=[[pages(pool, 1) for pool in storage.travelling] for _ in range(table.num_lanes)],
         leaving=[one_layer() for _ in range(table.num_exchange_lanes)],
     )
 
@@ -311,9 +324,10 @@ def _key_data(key: jax.Array | None) -> jax.Array | None:
     return None if key is None else jax.random.key_data(key)
 
 
-def _rows(table: RoundTable) -> Row:
+def _rows(table: RoundTable, storage: Storage) -> Row:
     """The table's grids as leaves [D, R, ...], to be sharded over `pipe`."""
-    inbox, grids = table.inbox, table.exchange_grids
+    inbox, grids, pages = table.inbox, table.exchange_grids, storage.grids
+    travelling = pages[: len(storage.travelling)]
     rows = Row(
         kind=table.kind,
         stage=table.stage,
@@ -323,10 +337,10 @@ def _rows(table: RoundTable) -> Row:
         next_source=inbox.next_source,
         keep=inbox.keep,
         arrival=inbox.arrival,
-        pages=table.pages.of_layer,
-        departure=table.pages.departure,
+        pages=np.stack([grid.of_layer for grid in pages], axis=2),
+        departure=np.stack([grid.departure for grid in travelling], axis=2),
         num_departures=table.pages.num_departures,
-        landing=table.pages.landing,
+        landing=np.stack([grid.landing for grid in travelling], axis=2),
         num_landings=table.pages.num_landings,
         given=grids.given,
         num_given=grids.num_given,

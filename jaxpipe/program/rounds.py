@@ -82,7 +82,8 @@ def _round(table: RoundTable, position: int, actions: Actions, row: Row, carry: 
     departing, state = transfers.read(table, position, row, carry.departing, state)
     state = exchange.add(row, gradients, state)
     leaving, state = exchange.read(table, position, row, carry.leaving, state)
-    out = jnp.where(row.kind == IDLE, carry.out, own) if table.has_delays else own
+    produces_none = (row.kind == IDLE) | (row.kind == Kind.W)
+    out = jnp.where(produces_none, carry.out, own) if table.has_delays else own
     return Carry(state, out, inbox, departing, leaving)
 
 

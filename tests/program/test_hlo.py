@@ -30,7 +30,7 @@ SHAPE = re.compile(r"f32\[[\d,]*\]")
 
 
 def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, data=1, tensor=1):
-    """The pipeline, shapes of its staged parameters and of pages, and the optimized HLO."""
+    """The pipeline, shapes of its staged parameters, its storage, and the optimized HLO."""
     sizes = {"num_layers": num_layers, "hidden": hidden, "num_heads": 4, "vocab_size": 48}
     if family != "llama":
         config = {"gpt": GPTConfig, "bert": BertConfig}[family](**sizes, num_positions=seq_len)
@@ -45,7 +45,7 @@ def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, da
         batch |= dict.fromkeys(("token_types", "padding_mask", "predicted"), tokens)
         batch["sentence_order"] = jax.ShapeDtypeStruct(leading, jnp.int32)
     compiled: Any = pipeline.loss_and_grads.lower(params, batch, 1.0).compile(compiler_options=QUICKLY)
-    return pipeline, params, pipeline.pages(params, batch), compiled.as_text()
+    return pipeline, params, pipeline.storage(params, batch), compiled.as_text()
 
 
 def pairs_by_scope(pipeline, permutes, scope) -> dict[str, set[tuple[int, int]]]:
@@ -90,8 +90,8 @@ PROGRAMS = [
 def test_no_writes_of_the_whole_pool_or_gradient_sums_in_the_loops(program):
     name, num_devices, num_microbatches, num_layers, sizes = program
     schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
-    pipeline, params, pages, text = compile_step(schedule, num_layers=num_layers, **sizes)
-    shapes = pool_shapes(pipeline.table.pages.num_pages, pages)
+    pipeline, params, storage, text = compile_step(schedule, num_layers=num_layers, **sizes)
+    shapes = pool_shapes(storage)
     if max(pipeline.layers_per_stage) > 1:
         shapes |= gradient_shapes(pipeline, params)
     assert all(shape in text for shape in shapes)
@@ -132,8 +132,8 @@ def test_pages_travel_between_the_pairs_of_the_table(index):
 
 @bpipe_programs
 def test_at_most_four_permutes_are_in_a_round(index):
-    pipeline, _, pages, text = compile_bpipe(index)
-    table = pipeline.table
+    pipeline, _, storage, text = compile_bpipe(index)
+    table, num_rows = pipeline.table, sum(len(pool.rows) for pool in storage.travelling)
     in_round = Counter(
         re.findall(r"position\d+_", instruction.rest)[-1]
         for computation in computations(text)[0].values()
@@ -142,7 +142,7 @@ def test_at_most_four_permutes_are_in_a_round(index):
     )
     assert in_round == Counter(
         {
-            f"position{position}_": len(permutes) + len(pages.dtypes) * len(lanes)
+            f"position{position}_": len(permutes) + num_rows * len(lanes)
             for position, (permutes, lanes) in enumerate(zip(table.permutes, table.transfers, strict=True))
         }
     )
@@ -151,8 +151,8 @@ def test_at_most_four_permutes_are_in_a_round(index):
 
 @bpipe_programs
 def test_pages_leave_and_land_without_writes_of_the_whole_pool_or_gradient_sums(index):
-    pipeline, params, pages, text = compile_bpipe(index)
-    shapes = pool_shapes(pipeline.table.pages.num_pages, pages)
+    pipeline, params, storage, text = compile_bpipe(index)
+    shapes = pool_shapes(storage)
     if max(pipeline.layers_per_stage) > 1:
         shapes |= gradient_shapes(pipeline, params)
     assert all(shape in text for shape in shapes)
@@ -197,7 +197,7 @@ def test_messages_and_gradients_travel_between_the_pairs_of_the_table(index):
 
 @chunked_programs
 def test_chunks_of_both_replicas_are_summed_without_writes_of_all_of_them(index):
-    pipeline, params, pages, text = compile_chunked(index)
+    pipeline, params, storage, text = compile_chunked(index)
     sums, schedule = gradient_shapes(pipeline, params), pipeline.schedule
     num_rows = schedule.num_replicas * pipeline.layout.num_layers // schedule.num_devices
     layer = [part.compute_shape for part in jax.tree.leaves(pipeline.parts(params)["layers"])]
@@ -205,7 +205,7 @@ def test_chunks_of_both_replicas_are_summed_without_writes_of_all_of_them(index)
     assert {math.prod(map(int, re.findall(r"\d+", shape)[1:])) for shape in sums} == {
         num_rows * size for size in matrix_sizes
     }
-    shapes = pool_shapes(pipeline.table.pages.num_pages, pages) | sums
+    shapes = pool_shapes(storage) | sums
     assert all(shape in text for shape in shapes)
     assert whole_writes(text, shapes) == []
 

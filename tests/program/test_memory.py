@@ -133,7 +133,7 @@ def test_pages_messages_and_slots_have_the_sizes_of_the_model():
     local_x = jax.ShapeDtypeStruct((tiny_mlp.MICROBATCH_SIZE // 2, tiny_mlp.HIDDEN), np.float32)
     assert pipeline.message_like(params, batch) == local_x
     # The gradient of x @ kernel needs x; the kernel is no residual.
-    assert [(leaf.shape, leaf.dtype) for leaf in pipeline.pages(params, batch).residuals] == [
+    assert [(leaf.shape, leaf.dtype) for leaf in pipeline.storage(params, batch).kept.residuals] == [
         (local_x.shape, local_x.dtype)
     ]
     assert pipeline.slot_bytes(params, batch) == 3 * local_x.size * 4

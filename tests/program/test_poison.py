@@ -66,8 +66,11 @@ def poison(monkeypatch):
 
     def read_into_poisoned_lanes(table, position, row, departing, state):
         departing, state = read(table, position, row, poisoned_from(departing, 0), state)
-        pages = jnp.where(jnp.arange(table.num_lanes) < row.num_departures, row.departure, table.pages.num_pages)
-        return departing, state._replace(pool=[leaf.at[pages].set(jnp.nan, mode="drop") for leaf in state.pool])
+        pools = list(state.pools)
+        for k, left in enumerate(row.departure[: len(pools)]):
+            left = jnp.where(jnp.arange(table.num_lanes) < row.num_departures, left, len(pools[k][0]))
+            pools[k] = [leaf.at[left].set(jnp.nan, mode="drop") for leaf in pools[k]]
+        return departing, state._replace(pools=pools)
 
     def add_from_poisoned_arrivals(row, arrived, state):
         return add(row, poisoned_from(arrived, row.num_received), state)
