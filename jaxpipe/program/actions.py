@@ -184,8 +184,10 @@ class Actions:
             dx, grads, left = halves.input_gradient(params, kept, dy, *given)
             return dx, _add_layer(sums, row.chunk, i, grads), pools, left
 
+        # A number of turns that the compiler does not know: of a single turn it would make no loop.
+        num_turns = last + 1 if isinstance(last, int) and last else last + 1 + jnp.minimum(state.num_done, 0)
         walk = state.message, state.grads["layers"], state.pools, storage.read_left(state.pools, row.pages[:, last])
-        dx, layers, pools, left = lax.fori_loop(0, last + 1, layer, walk)
+        dx, layers, pools, left = lax.fori_loop(0, num_turns, layer, walk)
         return self._arrive(row, state, dx, layers)._replace(pools=storage.write_left(pools, row.pages[:, 0], left))
 
     def _weight_gradient(self, row: Row, state: State) -> State:
