@@ -6,7 +6,7 @@ from typing import Any
 from jaxpipe.schedules import REGISTRY
 
 LEAST_DEVICES = {"bpipe": 4}
-TWO_REPLICAS = ("bitpipe", "chimera", "gems", "mixpipe")  # on an even number of devices
+TWO_REPLICAS = ("bitpipe", "chimera", "dualpipe", "gems", "mixpipe")  # on an even number of devices
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("bitpipe", {"num_chunks": 1}),
@@ -22,12 +22,16 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("breadth_first", {"num_chunks": 4}),
     ("chimera", {"forward_doubling": True}),
     ("chimera", {"eager_sync": False}),
+    ("dualpipe", {"backward_first": True, "eager_sync": False}),
+    ("dualpipe_v", {"backward_first": True, "input_gradient": 1.2, "weight_gradient": 0.8}),
     ("gems", {"eager_sync": False}),
     ("hanayo", {"waves": 2}),
     ("interleaved_1f1b", {"num_chunks": 1}),
     ("interleaved_1f1b", {"num_chunks": 4}),
     ("interleaved_1f1b", {"num_chunks": 3, "group_size": 9}),
     ("mixpipe", {"injected": 2, "eager_sync": False}),
+    ("v_min", {"input_gradient": 1.2, "weight_gradient": 0.8}),
+    ("zb_h1", {"input_gradient": 0.9, "weight_gradient": 1.3}),
 ]
 
 

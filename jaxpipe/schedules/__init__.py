@@ -9,7 +9,9 @@ from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped
 from jaxpipe.schedules.registry import REGISTRY, build
 from jaxpipe.schedules.rules import RULES, Violation, check, violations
 from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.search import MemoryBound, Problem, costs_of_stages, optimize, peak_memory
 from jaxpipe.schedules.simulate import Costs, Timeline, simulate
+from jaxpipe.schedules.split_backward import split_backward
 from jaxpipe.schedules.transfers import Transfers, transfers
 
 __all__ = [
@@ -19,7 +21,9 @@ __all__ = [
     "Action",
     "Costs",
     "Kind",
+    "MemoryBound",
     "Placement",
+    "Problem",
     "Schedule",
     "Stored",
     "Timeline",
@@ -29,14 +33,18 @@ __all__ = [
     "bidirectional",
     "build",
     "check",
+    "costs_of_stages",
     "from_csv",
     "from_json",
     "linear",
     "looped",
+    "optimize",
     "parse_action",
     "peak_activations",
+    "peak_memory",
     "read_csv",
     "simulate",
+    "split_backward",
     "stored",
     "to_csv",
     "to_json",

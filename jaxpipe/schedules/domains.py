@@ -88,5 +88,25 @@ def check_choice(name: str, option: str, value: object, choices: Sequence[str]) 
         )
 
 
+def check_times(name: str, **times: object) -> None:
+    """Options that say what an action takes.
+
+    Args:
+        name: of the schedule.
+        times: of a stage's actions, in any one unit.
+
+    Raises:
+        ScheduleError: one of `times` is no finite number above 0.
+    """
+    for option, value in times.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ScheduleError(
+                f"{option}={value!r} for schedule {name!r}.\n"
+                f"  rule option-time: {option} is the time of one stage's action, a finite number above 0; only ratios "
+                "of times matter\n"
+                f"  repair: set {option}=1.0, or what it takes by measurement"
+            )
+
+
 def _nearest(value: object, least: int) -> int:
     return max(round(value), least) if isinstance(value, float) and math.isfinite(value) else least

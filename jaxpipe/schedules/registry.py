@@ -10,6 +10,8 @@ from jaxpipe.schedules.bitpipe import bitpipe
 from jaxpipe.schedules.bpipe import bpipe
 from jaxpipe.schedules.breadth_first import breadth_first
 from jaxpipe.schedules.chimera import chimera
+from jaxpipe.schedules.dualpipe import dualpipe
+from jaxpipe.schedules.dualpipe_v import dualpipe_v
 from jaxpipe.schedules.gems import gems
 from jaxpipe.schedules.gpipe import gpipe
 from jaxpipe.schedules.hanayo import hanayo
@@ -17,6 +19,11 @@ from jaxpipe.schedules.interleaved import interleaved_1f1b
 from jaxpipe.schedules.mixpipe import mixpipe
 from jaxpipe.schedules.one_f_one_b import one_f_one_b
 from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.v_half import v_half
+from jaxpipe.schedules.v_min import v_min
+from jaxpipe.schedules.zb_h1 import zb_h1
+from jaxpipe.schedules.zb_h2 import zb_h2
+from jaxpipe.schedules.zb_v import zb_v
 
 REGISTRY: dict[str, Callable[..., Schedule]] = {
     "1f1b": one_f_one_b,
@@ -24,11 +31,18 @@ REGISTRY: dict[str, Callable[..., Schedule]] = {
     "bpipe": bpipe,
     "breadth_first": breadth_first,
     "chimera": chimera,
+    "dualpipe": dualpipe,
+    "dualpipe_v": dualpipe_v,
     "gems": gems,
     "gpipe": gpipe,
     "hanayo": hanayo,
     "interleaved_1f1b": interleaved_1f1b,
     "mixpipe": mixpipe,
+    "v_half": v_half,
+    "v_min": v_min,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "zb_v": zb_v,
 }
 
 

@@ -98,10 +98,32 @@ class Timeline:
     @cached_property
     def bubble_ratio(self) -> float:
         """1 - (most work of any device) / makespan, as in BitPipe's Table 2."""
+        return 1.0 - self._most_work / self.makespan if self.makespan else 0.0
+
+    @cached_property
+    def bubble_ratio_per_device_span(self) -> float:
+        """1 - (most work of any device) / (the longest time from a device's first computation to its last one's end).
+
+        As the zero-bubble papers measure: what a device waits before its first forward is no bubble of its own.
+
+        Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 5: cost is the longest such time.
+        """
+        columns = self.schedule.columns
+        is_work = columns.is_kind(*COMPUTE_KINDS)
+        first = np.full(self.schedule.num_devices, np.inf)
+        last = np.zeros(self.schedule.num_devices)
+        np.minimum.at(first, columns.device[is_work], self.start[is_work])
+        np.maximum.at(last, columns.device[is_work], self.end[is_work])
+        longest = float((last - first).max(initial=0.0))
+        return 1.0 - self._most_work / longest if longest else 0.0
+
+    @cached_property
+    def _most_work(self) -> float:
+        """The most time that any device computes."""
         columns = self.schedule.columns
         is_work = columns.is_kind(*COMPUTE_KINDS)
         work = np.bincount(columns.device, (self.end - self.start) * is_work, minlength=self.schedule.num_devices)
-        return 1.0 - float(work.max()) / self.makespan if self.makespan else 0.0
+        return float(work.max(initial=0.0))
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:

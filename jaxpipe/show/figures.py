@@ -89,7 +89,7 @@ class Figures:
 
 
 def show_text(figures: Figures) -> str:
-    """The grid, then makespan, bubble ratio, peak activations, what travels and the figures of the program."""
+    """The grid, then makespan, bubble ratios, peak activations, what travels and the figures of the program."""
     schedule, timeline, spmd = figures.schedule, figures.timeline, figures.spmd
     return (
         f"{text(schedule, timeline)}\n"
@@ -98,6 +98,7 @@ def show_text(figures: Figures) -> str:
         f"num_replicas={schedule.num_replicas}\n"
         f"makespan          {timeline.makespan:g}\n"
         f"bubble ratio      {timeline.bubble_ratio:.4f}\n"
+        f"by device span    {timeline.bubble_ratio_per_device_span:.4f}, each device from its own first action on\n"
         f"peak activations  {_numbers(peak_activations(schedule))} Ma\n"
         f"{_replicas_in_words(figures)}"
         f"{_transfers_in_words(figures)}"
@@ -152,6 +153,7 @@ def show_json(figures: Figures) -> str:
         "costs": {name: getattr(figures.costs, name) for name in COST_NAMES},
         "makespan": timeline.makespan,
         "bubble_ratio": timeline.bubble_ratio,
+        "bubble_ratio_per_device_span": timeline.bubble_ratio_per_device_span,
         "peak_activations": peak_activations(schedule).tolist(),
         "weights": schedule.num_replicas,
         "spmd": figures.spmd,

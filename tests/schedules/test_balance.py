@@ -23,6 +23,7 @@ from jaxpipe.schedules import (
     check,
     peak_activations,
     simulate,
+    split_backward,
     stored,
     transfers,
 )
@@ -205,6 +206,46 @@ def test_split_backwards_hold_more_whole_microbatches():
     for options in UNITS:
         schedule = check(balance(split, bound=6, **options))
         assert most_stored(schedule, between_pairs(schedule, 0.5)) <= 6
+
+
+def test_split_1f1b_keeps_the_bound_of_bpipe_until_weight_gradients():
+    for num_devices, options in product((4, 5, 8, 9), UNITS):
+        for num_microbatches in (num_devices, 2 * num_devices + 1):
+            split = split_backward(build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches))
+            schedule = check(balance(split, **options))
+            assert without_moves(schedule) == split.rows
+            for time in TRANSFERS:  # at most a W
+                costs = between_pairs(schedule, time)
+                assert most_stored(schedule, costs) == paper_bound(num_devices), (num_devices, options, time)
+                assert simulate(schedule, costs).makespan == simulate(split).makespan
+
+
+def test_weight_gradients_wherever_they_stand_keep_a_bound():
+    random, num_kept = np.random.default_rng(0), 0
+    plain = [
+        build("1f1b", num_devices=8, num_microbatches=17),
+        interleaved(num_devices=4, num_chunks=2, num_microbatches=8),
+    ]
+    for schedule, options, _ in product(plain, UNITS, range(4)):
+        rows = []
+        for row in with_split_backward(schedule, num_late=0).rows:
+            placed, late = [], []
+            for action in row:
+                (late if action.kind is Kind.W else placed).append(action)
+                while late and random.random() < 0.5:
+                    placed.append(late.pop(random.integers(len(late))))
+            rows.append((*placed, *late))
+        split = check(replace(schedule, rows=tuple(rows)))
+        most = int(peak_activations(split).max() * split.placement.num_chunks)
+        for bound in range(most // 2, most):
+            try:
+                balanced = check(balance(split, bound=bound, **options))
+            except ScheduleError:
+                continue
+            num_kept += 1
+            for time in TRANSFERS:
+                assert most_stored(balanced, between_pairs(balanced, time)) <= bound
+    assert num_kept > 20
 
 
 def test_few_microbatches_need_no_transfers():

@@ -10,7 +10,7 @@ from jaxpipe.schedules.interleaved import _row
 from jaxpipe.schedules.options import read_options
 from jaxpipe.schedules.phantoms import without_phantoms
 
-BIDIRECTIONAL = ("gems", "chimera", "bitpipe", "mixpipe")
+BIDIRECTIONAL = ("gems", "chimera", "bitpipe", "mixpipe", "dualpipe")
 
 
 @pytest.mark.parametrize("name", BIDIRECTIONAL)
@@ -32,6 +32,10 @@ def test_two_replicas_need_an_even_number_of_devices(name, d, repair):
         ("chimera", "forward_doubling=1", "set forward_doubling=true or forward_doubling=false$"),
         ("gems", "eager_sync=never", "set eager_sync=true or"),
         ("bitpipe", "scaling=concatenated", "Did you mean 'concatenate'.*one of concatenate, figure, early_forwarding"),
+        ("dualpipe", "forward=0", "forward is the time of one stage's action, .*set forward=1.0"),
+        ("dualpipe_v", "weight_gradient=nan", "weight_gradient=nan .*set weight_gradient=1.0"),
+        ("dualpipe_v", "input_gradient=true", "input_gradient=True .*set input_gradient=1.0"),
+        ("dualpipe_v", "backward_first=1", "set backward_first=true or backward_first=false$"),
         ("chimera", "num_chunks=2", "schedule 'chimera' has no option 'num_chunks'"),
     ],
 )
@@ -77,7 +81,7 @@ def test_a_short_last_group_would_deadlock():
     assert not violations(build("interleaved_1f1b", num_devices=8, num_microbatches=12))
 
 
-@pytest.mark.parametrize("name", ["chimera", "bitpipe"])
+@pytest.mark.parametrize("name", ["chimera", "bitpipe", "dualpipe"])
 def test_left_out_microbatches_keep_directions_equal(name):
     for d, n in product((2, 4, 8), (1, 2, 3, 5, 6, 13)):
         columns = build(name, num_devices=d, num_microbatches=n).columns

@@ -27,6 +27,16 @@ CASES = [
     ("chimera", 4, 7),
     ("bitpipe", 4, 4),
     ("bitpipe", 2, 3),
+    ("dualpipe", 4, 8),
+    ("dualpipe", 2, 3),
+    ("dualpipe_v", 2, 4),
+    ("dualpipe_v", 3, 4),
+    ("zb_h1", 4, 8),
+    ("zb_h2", 3, 6),
+    ("zb_v", 4, 8),
+    ("zb_v", 3, 2),
+    ("v_half", 4, 6),
+    ("v_min", 4, 6),
 ]
 # rows with their EVICT and LOAD actions
 ROWS = [

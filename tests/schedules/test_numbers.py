@@ -61,6 +61,30 @@ def test_weight_gradients_are_waited_for_by_nobody():
     assert peak_activations(schedule).tolist() == [2.0, 2.0]
 
 
+def test_what_a_device_waits_for_its_first_forward_is_no_bubble_by_device_span():
+    def timeline_of(*rows: str):
+        actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
+        return simulate(Schedule("span", linear(2), len(rows[0].split()) // 3, actions))
+
+    # device 0 waits for 1I0 from 2 to 3, and computes from 0 to 7; device 1 from 1 to 7
+    timeline = timeline_of("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1")
+    assert timeline.bubble_ratio == pytest.approx(1 - 6 / 7)
+    assert timeline.bubble_ratio_per_device_span == pytest.approx(1 - 6 / 7)
+    # zero bubble with 2D-1 in flight, as ZB-H2 has it: device 0 computes from 0 to 9, device 1 from 1 to 10
+    timeline = timeline_of("0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2", "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2")
+    assert timeline.bubble_ratio == pytest.approx(1 - 9 / 10)
+    assert timeline.bubble_ratio_per_device_span == 0.0
+
+
+def test_transfers_are_in_no_device_span():
+    schedule = build("chimera", num_devices=2, num_microbatches=2)
+    timeline = simulate(schedule, Costs(transfer=0.0, link={(0, 1): 0.0}, gradient_messages=5.0))
+    slow = simulate(schedule, Costs(link={(1, 0): 0.5}, gradient_messages=1e3))
+    assert timeline.bubble_ratio_per_device_span == 0.0
+    assert slow.makespan > 100
+    assert slow.bubble_ratio_per_device_span < 0.2
+
+
 def test_two_chunks_count_half_an_activation_each():
     rows = ("0F0 1F0 1B0 0B0",)
     placement = Placement(1, ((0, 0),))

@@ -34,6 +34,18 @@ def one_moves(*, share: Fraction) -> Schedule:
     return Schedule("by hand", linear(2), 2, actions, (share, Fraction(1)))
 
 
+def test_halves_of_backwards_have_colours_and_names_of_their_own():
+    rows = ("0F0 0F1 0I0 0W0 0B1", "1F0 1I0 1F1 1B1 1W0")
+    actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
+    schedule = Schedule("halves", linear(2), 2, actions)
+    shown = styles(schedule)
+    assert [style.label for style in shown] == ["forward", "backward", "input gradient", "weight gradient"]
+    assert len({style.fill for style in shown}) == 4
+    timeline = simulate(schedule)  # a backward of two cells, its halves of one
+    assert text(schedule, timeline) == ("0  0F0 0F1 ... 0I0 0W0 ... 0B1 0B1\n1  ... 1F0 1I0 1F1 1B1 1B1 1W0 ...\n")
+    assert all(f">{style.label}</text>" in svg(schedule, timeline) for style in shown)
+
+
 def test_text_is_drawn_to_scale():
     schedule = build("gpipe", num_devices=2, num_microbatches=1)
     # transfer 0.5 and F 0.5 are one cell, B 1.5 is three

@@ -39,7 +39,8 @@ def test_json_content(capsys):
     values = json.loads(shown(capsys, *SMALL, "--backward=3", "--format=json"))
     assert set(values) == {
         "schedule", "num_devices", "num_microbatches", "num_stages", "num_replicas", "costs", "makespan",
-        "bubble_ratio", "peak_activations", "actions", "spmd", "layers_per_stage", "transfers", "weights", "gradients",
+        "bubble_ratio", "bubble_ratio_per_device_span", "peak_activations", "actions", "spmd", "layers_per_stage",
+        "transfers", "weights", "gradients",
     }  # fmt: skip
     assert (values["schedule"], values["num_devices"], values["num_microbatches"]) == ("1f1b", 4, 6)
     assert (values["num_stages"], values["num_replicas"]) == (4, 1)
@@ -49,6 +50,8 @@ def test_json_content(capsys):
     }  # fmt: skip
     assert values["makespan"] == (6 + 4 - 1) * (1 + 3)
     assert values["bubble_ratio"] == pytest.approx(3 / 9)
+    # device 0 is the first and the last to compute
+    assert values["bubble_ratio_per_device_span"] == pytest.approx(3 / 9)
     assert values["peak_activations"] == [4, 3, 2, 1]
     assert [len(row) for row in values["actions"]] == [12] * 4
     assert values["actions"][3][:2] == [
@@ -116,6 +119,7 @@ def test_text_is_grid_and_figures(capsys):
     ]
     assert "makespan          9" in lines
     assert "bubble ratio      0.3333" in lines
+    assert "by device span    0.3333, each device from its own first action on" in lines
     assert "peak activations  2 2 Ma" in lines
     assert any(line.startswith("spmd              makespan 9,") for line in lines)
 
