@@ -14,7 +14,9 @@ import numpy as np
 
 from jaxpipe.lowering.checkerboard import CHECKERBOARD_ROUNDS, checkerboard_rounds
 from jaxpipe.lowering.exchange import NOTHING_EXCHANGED, with_exchange
+from jaxpipe.lowering.fitted import fitted_rounds
 from jaxpipe.lowering.in_step import IN_STEP_ROUNDS, in_step_rounds
+from jaxpipe.lowering.meetings import meetings
 from jaxpipe.lowering.replay import replay_makespans
 from jaxpipe.lowering.rounds import (
     ALTERNATING_ROUNDS,
@@ -32,16 +34,19 @@ from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.simulate import Costs, simulate
 
 MAX_BODY_ROUNDS = 8
-# A fold is judged at several costs, since the program is compiled before they are known; the last with a
-# transfer of a tenth of a forward.
+# A fold is judged at several costs, since the program is compiled before they are known: halves of a backward as long
+# as each other, and either of them the longer one; the last with a transfer of a tenth of a forward.
 JUDGES = (
-    Costs(backward=1.0),
-    Costs(backward=2.0),
-    Costs(backward=3.0),
-    Costs(backward=1.0, transfer=0.1),
+    Costs(backward=1.0, input_gradient=0.5, weight_gradient=0.5),
+    Costs(backward=2.0, input_gradient=1.3, weight_gradient=0.7),
+    Costs(backward=2.0, input_gradient=0.7, weight_gradient=1.3),
+    Costs(backward=3.0, input_gradient=1.5, weight_gradient=1.5),
+    Costs(backward=1.0, input_gradient=0.5, weight_gradient=0.5, transfer=0.1, gradient_messages=0.0),
 )
-GOOD_ENOUGH_RATIOS = np.array([1.001, 1.001, 1.001, 1.02])
+GOOD_ENOUGH_RATIOS = np.array([1.001, 1.001, 1.001, 1.001, 1.02])
 LIKELY_TRANSFER = 0.02  # of a message, in forwards
+GOOD_ENOUGH_IF_LIKELY = 1.01  # with likely transfers, of rounds fitted to the costs that are expected
+SHARES_OF_SLACK = (0.0, 0.5, 1.0)  # for which actions wait, to fit
 
 
 def lower(
@@ -59,7 +64,8 @@ def lower(
         rolled: False makes the body as long as the step, for debugging: the program grows with N.
         costs: what actions are expected to cost, where it matters: for schedules with EVICT and LOAD, whose paired
             devices meet in a round, and where none waits for the other only if rounds keep step with time; and for
-            those of which no fold is fast whatever actions cost. By default a backward of two forwards.
+            those of which no fold is fast whatever actions cost, as are most with backwards in two parts. By default a
+            backward of two forwards, or an I and a W of one each.
     """
     if layers_per_stage is None:
         layers_per_stage = (1,) * schedule.num_stages
@@ -84,24 +90,42 @@ class _Problem:
         """The first candidate that is good whatever actions cost, or else the best at `costs`.
 
         That is one as fast as the asynchronous clock while transfers take no time, if there is any, and of these or
-        else of all the fastest with likely transfers.
+        else of all the fastest with likely transfers. Rounds fitted to `costs` are for backwards in two parts, and for
+        where no other fold is as fast.
         """
         judges, limits = JUDGES, GOOD_ENOUGH_RATIOS
         if self.schedule.has_transfers:
             judges, limits = (costs,), GOOD_ENOUGH_RATIOS[:1]
-        expected = [costs, replace(costs, transfer=LIKELY_TRANSFER * float(np.mean(costs.forward)))]
+        without_exchange = replace(costs, gradient_messages=0.0)
+        transfer = LIKELY_TRANSFER * float(np.mean(costs.forward))
+        expected = [without_exchange, replace(without_exchange, transfer=transfer)]
         everyone = [*judges, *expected]
         asynchronous = np.array([simulate(self.steps, judge).makespan for judge in everyone])
         best, least = None, (True, float("inf"))
         for table in self.candidates(costs):
-            slowdown = replay_makespans(table, everyone) / asynchronous
-            if (slowdown[: len(judges)] <= limits).all():
-                return table
+            slowdown = replay_makespans(self.as_judged(table), everyone) / asynchronous
             without, likely = slowdown[len(judges) :]
+            if (slowdown[: len(judges)] <= limits).all() and without <= limits[0]:
+                return table
             if (key := (without > limits[0], likely)) < least:
                 best, least = table, key
+        for table in self.fitted(costs) if self.has_halves or least[0] else ():
+            without, likely = replay_makespans(self.as_judged(table), expected) / asynchronous[len(judges) :]
+            if (key := (without > limits[0], likely)) < least:
+                best, least = table, key
+            if key <= (False, GOOD_ENOUGH_IF_LIKELY):
+                break
         assert best is not None
         return best
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether any backward is in two parts, I and W."""
+        return bool(self.steps.columns.is_kind(Kind.W).any())
+
+    def as_judged(self, table: RoundTable) -> RoundTable:
+        """`table`; of backwards in two parts with the exchange, whose devices may wait for each other."""
+        return with_exchange(table, self.schedule) if self.has_halves else table
 
     def candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first.
@@ -129,6 +153,16 @@ class _Problem:
             yield self.fold(rounds, body_rounds=body_rounds)
         rounds, travels = in_step_rounds(self.steps, in_forwards(costs))
         yield self.fold(rounds, body_rounds=IN_STEP_ROUNDS, travels=travels)
+
+    def fitted(self, costs: Costs) -> Iterator[RoundTable]:
+        """Tables of rounds that are fitted to `costs`, the smallest programs first."""
+        *small, largest = meetings(self.steps)
+        for body in (*small, largest):
+            for share in SHARES_OF_SLACK:
+                fitted = fitted_rounds(self.steps, costs, body, share_of_slack=share, may_wait=body is largest)
+                if fitted is not None:
+                    rounds, travels = fitted
+                    yield self.fold(rounds, body_rounds=body.body_rounds, travels=travels)
 
     def fold(
         self,

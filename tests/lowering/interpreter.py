@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 
 from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.lowering.inbox import FIRST_PERMUTE, NOTHING, OWN
+from jaxpipe.lowering.pages import Pages
 from jaxpipe.schedules import Action, Kind
+
+# What an action does with the pages of its (stage, microbatch): it fills empty ones, or reads them, and may free them.
+FILLS, READS, FREES = "fills", "reads", "frees"
+POOLS = {
+    "pages": {Kind.F: FILLS, Kind.B: FREES, Kind.I: READS, Kind.W: FREES},
+    "input_gradient_pages": {Kind.F: FILLS, Kind.B: FREES, Kind.I: FREES},
+    "weight_gradient_pages": {Kind.I: FILLS, Kind.W: FREES},
+}
 
 # Labels of messages: what leaves stage s for microbatch m is ("x", s, m); its gradient is ("dx", s, m).
 GARBAGE = ("garbage",)
@@ -20,8 +29,8 @@ class Device:
     """What one device holds; a page that nothing needs is None."""
 
     inbox: list
-    pool: list
-    departing: list
+    pools: dict  # one of the names in POOLS -> pages
+    departing: dict  # the same -> [lane] pages that travel next
     leaving: list
     message: tuple = GARBAGE
     out: tuple = GARBAGE
@@ -38,12 +47,12 @@ def interpret(table: RoundTable) -> None:
             have not done just what the rows of the schedule say, or the owner of a stage has not the gradients of
             every microbatch in the end, once.
     """
-    schedule, inbox = table.schedule, table.inbox
+    schedule, inbox, pools = table.schedule, table.inbox, _pools(table)
     devices = [
         Device(
             inbox=[None] * (inbox.num_inbox + 1),
-            pool=[None] * table.pages.num_pages,
-            departing=[GARBAGE] * table.num_lanes,
+            pools={name: [None] * pages.num_pages for name, pages in pools.items()},
+            departing={name: [GARBAGE] * table.num_lanes for name in pools},
             leaving=[GARBAGE] * table.num_exchange_lanes,
         )
         for _ in range(schedule.num_devices)
@@ -51,10 +60,13 @@ def interpret(table: RoundTable) -> None:
     for round_ in range(table.num_rounds):
         position = table.position[round_]
         arrived = [_permute(pairs, [device.out for device in devices]) for pairs in table.permutes[position]]
-        landed = [
-            _permute(pairs, [device.departing[lane] for device in devices])
-            for lane, pairs in enumerate(table.transfers[position])
-        ]
+        landed = {
+            name: [
+                _permute(pairs, [device.departing[name][lane] for device in devices])
+                for lane, pairs in enumerate(table.transfers[position])
+            ]
+            for name in pools
+        }
         gradients = [
             _permute(pairs, [device.leaving[lane] for device in devices])
             for lane, pairs in enumerate(table.exchanges[position])
@@ -63,25 +75,30 @@ def interpret(table: RoundTable) -> None:
             where = f"round {round_}, device {d}"
             _act(table, round_, d, device, where)
             own = device.message
-            if table.kind[round_, d] != IDLE or not table.has_delays:
-                device.out = own
+            if table.kind[round_, d] not in (IDLE, Kind.W) or not table.has_delays:
+                device.out = own  # what waits for a later round stays, while its device idles or does a W
             for k, brought in enumerate(arrived):
                 _store(device, inbox.arrival[round_, d, k], brought[d], inbox.num_inbox, where)
             _store(device, inbox.keep[round_, d], own, inbox.num_inbox, where)
             _choose(device, inbox.next_source[round_, d], own, [brought[d] for brought in arrived], where)
-            _land(
-                device,
-                table.pages.landing[round_, d, : table.pages.num_landings[round_, d]],
-                [brought[d] for brought in landed],
-                where,
-            )
-            _depart(device, table.pages.departure[round_, d, : table.pages.num_departures[round_, d]], where)
+            for name, pages in pools.items():
+                pool = device.pools[name]
+                landing = pages.landing[round_, d, : pages.num_landings[round_, d]]
+                _land(pool, landing, [brought[d] for brought in landed[name]], where)
+                departure = pages.departure[round_, d, : pages.num_departures[round_, d]]
+                device.departing[name] = _depart(pool, departure, table.num_lanes, where)
             _exchange(table, round_, d, device, [brought[d] for brought in gradients], where)
     for d, device in enumerate(devices):
         assert tuple(device.done) == schedule.rows[d], f"device {d} did {device.done}"
         _check_sums(table, d, device)
-        assert not any(device.pool), f"device {d} keeps residuals that no backward has read: {device.pool}"
+        for name, pool in device.pools.items():
+            assert not any(pool), f"device {d} keeps {name} that no backward has read: {pool}"
         assert not any(device.inbox[:-1]), f"device {d} keeps messages that nobody has read: {device.inbox}"
+
+
+def _pools(table) -> dict[str, Pages]:
+    names = [] if not table.has_backward else POOLS if table.has_halves else ["pages"]
+    return {name: getattr(table, name) for name in names}
 
 
 def _permute(pairs, outs):
@@ -105,27 +122,33 @@ def _act(table, round_, d, device, where):
     where = f"{where}: {action}"
     assert kind in table.kinds[table.position[round_]], f"{where} is not in the body"
     assert held == stage, f"{where} runs another chunk"
-    reads = ("dx", stage, microbatch) if kind is Kind.B else ("x", stage - 1, microbatch)
-    if reads[1] >= 0:
+    reads = ("x", stage - 1, microbatch) if kind is Kind.F else ("dx", stage, microbatch)
+    if reads[1] >= 0 and kind is not Kind.W:
         assert device.message == reads, f"{where} reads {device.message}"
-    pages = table.pages.of_layer[round_, d, : table.layers_per_stage[stage]].tolist() if table.has_backward else []
-    for layer, page in enumerate(pages):
-        residuals = (stage, microbatch, layer)
-        if kind is Kind.F:
-            assert device.pool[page] is None, f"{where} overwrites residuals {device.pool[page]}"
-            device.pool[page] = residuals
-        else:
-            assert device.pool[page] == residuals, f"{where} reads residuals {device.pool[page]}"
-            device.pool[page] = None
-    if kind is Kind.B:
-        for layer in range(len(pages)):
+    for name, pages in _pools(table).items():
+        of_layer = pages.of_layer[round_, d, : table.layers_per_stage[stage]].tolist()
+        _use(device.pools[name], of_layer, POOLS[name].get(kind), (stage, microbatch), f"{where}, {name}")
+    if kind in (Kind.B, Kind.W):
+        for layer in range(table.layers_per_stage[stage]):
             device.sums[table.chunk[round_, d], layer].append((stage, layer, microbatch))
+    if kind in (Kind.B, Kind.I):
         device.message = ("dx", stage - 1, microbatch)
-    elif stage == schedule.num_stages - 1:  # the turn-around: head, loss and their backward
+    elif kind is Kind.F and stage == schedule.num_stages - 1:  # the turn-around: head, loss and their backward
         device.message = ("dx", stage, microbatch)
-    else:
+    elif kind is Kind.F:
         device.message = ("x", stage, microbatch)
     device.done.append(action)
+
+
+def _use(pool, pages, use, owner, where):
+    for layer, page in enumerate(pages if use else []):
+        residuals = (*owner, layer)
+        if use is FILLS:
+            assert pool[page] is None, f"{where} overwrites {pool[page]}"
+            pool[page] = residuals
+        else:
+            assert pool[page] == residuals, f"{where} reads {pool[page]}"
+            pool[page] = residuals if use is READS else None
 
 
 def _store(device, page, message, num_inbox, where):
@@ -135,18 +158,19 @@ def _store(device, page, message, num_inbox, where):
     device.inbox[page] = message
 
 
-def _land(device, pages, lanes, where):
+def _land(pool, pages, lanes, where):
     for lane, page in enumerate(pages):
         assert lanes[lane] != GARBAGE, f"{where} stores a page that nobody sent"
-        assert device.pool[page] is None, f"{where}: {lanes[lane]} overwrites residuals {device.pool[page]}"
-        device.pool[page] = lanes[lane]
+        assert pool[page] is None, f"{where}: {lanes[lane]} overwrites residuals {pool[page]}"
+        pool[page] = lanes[lane]
 
 
-def _depart(device, pages, where):
-    device.departing = [GARBAGE] * len(device.departing)
+def _depart(pool, pages, num_lanes, where):
+    departing = [GARBAGE] * num_lanes
     for lane, page in enumerate(pages):
-        assert device.pool[page] is not None, f"{where} sends an empty page"
-        device.departing[lane], device.pool[page] = device.pool[page], None
+        assert pool[page] is not None, f"{where} sends an empty page"
+        departing[lane], pool[page] = pool[page], None
+    return departing
 
 
 def _exchange(table, round_, d, device, arrived, where):

@@ -1,8 +1,8 @@
 """Orders that are found by search have no period: their rounds go by the expected costs. What do they lose?
 
-At backwards of one and of two forwards nothing. At three, and where messages take a tenth of a forward, what was
-measured at 4, 8 and 16 devices and N in D, 4D is the best that we know, rounded up: between two forwards there is one
-exchange, behind which nothing hides, and an action of three forwards passes one that its neighbours wait in.
+At backwards of one and of two forwards nothing, at three next to nothing. Where messages take a tenth of a forward,
+what was measured at 4, 8 and 16 devices and N in D, 4D is the best that we know, rounded up: between two forwards there
+is one exchange, behind which nothing hides.
 """
 
 import pytest
@@ -12,16 +12,16 @@ from jaxpipe.lowering import lower
 from jaxpipe.lowering.replay import replay_makespans
 from jaxpipe.schedules import Costs, build, simulate
 
-# name, options, the ratios at a backward of three forwards, and at a transfer of 0.1 forward with one, two, three
+# name, options, the ratios at a transfer of 0.1 forward with backwards of one, two, three
 MEASURED = [
-    ("bitpipe", {"scaling": "figure"}, 1.001, (1.13, 1.10, 1.06)),
-    ("bitpipe", {"scaling": "early_forwarding"}, 1.08, (1.16, 1.14, 1.14)),
-    ("bitpipe", {"scaling": "early_forwarding", "num_chunks": 1}, 1.08, (1.18, 1.14, 1.14)),
-    ("chimera", {"forward_doubling": True}, 1.03, (1.15, 1.11, 1.08)),
-    ("hanayo", {}, 1.08, (1.17, 1.16, 1.15)),
-    ("hanayo", {"waves": 2}, 1.08, (1.18, 1.16, 1.10)),
-    ("mixpipe", {}, 1.08, (1.18, 1.16, 1.14)),
-    ("mixpipe", {"injected": 4}, 1.001, (1.18, 1.12, 1.09)),
+    ("bitpipe", {"scaling": "figure"}, (1.13, 1.10, 1.06)),
+    ("bitpipe", {"scaling": "early_forwarding"}, (1.16, 1.14, 1.10)),
+    ("bitpipe", {"scaling": "early_forwarding", "num_chunks": 1}, (1.18, 1.14, 1.10)),
+    ("chimera", {"forward_doubling": True}, (1.15, 1.11, 1.04)),
+    ("hanayo", {}, (1.17, 1.16, 1.06)),
+    ("hanayo", {"waves": 2}, (1.18, 1.16, 1.06)),
+    ("mixpipe", {}, (1.18, 1.16, 1.06)),
+    ("mixpipe", {"injected": 4}, (1.18, 1.12, 1.06)),
 ]
 FEW = [(4, 16), (8, 8)]
 ALL = [(4, 4), *FEW, (8, 32), (16, 16), (16, 64)]
@@ -35,23 +35,29 @@ def slowdowns(name: str, num_devices: int, num_microbatches: int, backward: floa
     return (replay_makespans(table, costs) / [simulate(schedule, c).makespan for c in costs]).tolist()
 
 
-def assert_as_measured(sizes, name, options, at_three, exposed):
+def assert_as_measured(sizes, name, options, exposed):
     for num_devices, num_microbatches in sizes:
         for backward, most in zip((1.0, 2.0, 3.0), exposed, strict=True):
             without, likely = slowdowns(name, num_devices, num_microbatches, backward, **options)
-            assert without <= (at_three if backward == 3.0 else 1.001)
+            assert without <= (1.005 if backward == 3.0 else 1.001)
             assert likely <= most
 
 
-@pytest.mark.parametrize(("name", "options", "at_three", "exposed"), MEASURED, ids=str)
-def test_what_searched_orders_lose(name, options, at_three, exposed):
-    assert_as_measured(FEW, name, options, at_three, exposed)
+@pytest.mark.parametrize(("name", "options", "exposed"), MEASURED, ids=str)
+def test_what_searched_orders_lose(name, options, exposed):
+    assert_as_measured(FEW, name, options, exposed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "options", "at_three", "exposed"), MEASURED, ids=str)
-def test_what_searched_orders_lose_of_all(name, options, at_three, exposed):
-    assert_as_measured(ALL, name, options, at_three, exposed)
+@pytest.mark.parametrize(("name", "options", "exposed"), MEASURED, ids=str)
+def test_what_searched_orders_lose_of_all(name, options, exposed):
+    assert_as_measured(ALL, name, options, exposed)
+
+
+@pytest.mark.parametrize(("name", "options", "exposed"), MEASURED, ids=str)
+def test_nor_do_they_where_a_backward_takes_no_whole_forwards(name, options, exposed):
+    for num_devices, num_microbatches in FEW:
+        assert slowdowns(name, num_devices, num_microbatches, 2.3, **options)[0] <= 1.001
 
 
 @pytest.mark.slow

@@ -5,13 +5,13 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from interpreter import interpret
+from interpreter import FILLS, FREES, POOLS, interpret
 from legal_devices import variants
 from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 
-from jaxpipe.lowering import IDLE, RoundTable, lower
+from jaxpipe.lowering import Pages, RoundTable, lower
 from jaxpipe.lowering.inbox import NOTHING
-from jaxpipe.schedules import REGISTRY, Kind, Schedule, build
+from jaxpipe.schedules import REGISTRY, Costs, Schedule, balance, build, split_backward
 from jaxpipe.schedules.forwards import forwards
 
 
@@ -19,14 +19,23 @@ def uneven_layers(schedule: Schedule) -> tuple[int, ...]:
     return tuple(1 + (2 * stage + 1) % 3 for stage in range(schedule.num_stages))
 
 
-def most_layers_at_once(schedule: Schedule, layers_per_stage: tuple[int, ...]) -> int:
-    """Layers with residuals on one device at the worst moment, read off the rows alone."""
+def most_layers_at_once(schedule: Schedule, layers_per_stage: tuple[int, ...], pool: str = "pages") -> int:
+    """Layers of `pool` on one device at the worst moment, read off the rows alone: those filled less those freed."""
     peaks = []
     for row in schedule.rows:
-        sign = {Kind.F: 1, Kind.B: -1}
-        change = [layers_per_stage[action.stage] * sign.get(action.kind, 0) for action in row]
-        peaks.append(np.cumsum(change).max())
+        held = most = 0
+        for action in row:
+            use = POOLS[pool].get(action.kind)
+            # An action that frees pages in one pool may fill some in another, never in the same one.
+            held += layers_per_stage[action.stage] * {FILLS: 1, FREES: -1}.get(use, 0)
+            most = max(most, held)
+        peaks.append(most)
     return max(peaks)
+
+
+def assert_as_few_pages_as_can_be(table: RoundTable, schedule: Schedule, layers_per_stage: tuple[int, ...]) -> None:
+    for pool in POOLS if table.has_halves else ["pages"]:
+        assert getattr(table, pool).num_pages == most_layers_at_once(schedule, layers_per_stage, pool)
 
 
 def assert_stored_safely(name: str, num_devices: int, num_microbatches: int, *, rolled: bool, **options) -> None:
@@ -35,7 +44,7 @@ def assert_stored_safely(name: str, num_devices: int, num_microbatches: int, *, 
     table = lower(schedule, layers_per_stage=layers_per_stage, rolled=rolled)
     interpret(table)
     if not schedule.has_transfers:
-        assert table.pages.num_pages == most_layers_at_once(schedule, layers_per_stage)
+        assert_as_few_pages_as_can_be(table, schedule, layers_per_stage)
 
 
 @pytest.mark.parametrize(("name", "options", "num_devices"), variants(1, 2, 3, 4, 8), ids=str)
@@ -66,7 +75,35 @@ def test_user_schedules_are_stored_safely(placement, seed):
     for rolled in (True, False):
         table = lower(schedule, layers_per_stage=uneven_layers(schedule), rolled=rolled)
         interpret(table)
-        assert table.pages.num_pages == most_layers_at_once(schedule, uneven_layers(schedule))
+        assert_as_few_pages_as_can_be(table, schedule, uneven_layers(schedule))
+
+
+@pytest.mark.parametrize("placement", [*PLACEMENTS.values(), *TWO_WAYS.values()], ids=[*PLACEMENTS, *TWO_WAYS])
+@pytest.mark.parametrize("seed", range(8))
+def test_so_they_are_with_backwards_in_two_parts(placement, seed):
+    halves = (0.5, 1.0)[seed % 2]
+    schedule = random_schedule(placement, num_microbatches=2 + seed, seed=seed, halves=halves)
+    for rolled in (True, False):
+        table = lower(schedule, layers_per_stage=uneven_layers(schedule), rolled=rolled)
+        interpret(table)
+        assert_as_few_pages_as_can_be(table, schedule, uneven_layers(schedule))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "bitpipe", "chimera", "gpipe", "hanayo", "interleaved_1f1b"])
+def test_split_schedules_are_stored_safely(name):
+    schedule = split_backward(build(name, num_devices=4, num_microbatches=9))
+    for costs in (Costs(), Costs(input_gradient=0.9, weight_gradient=1.3)):
+        table = lower(schedule, layers_per_stage=uneven_layers(schedule), costs=costs)
+        interpret(table)
+        assert_as_few_pages_as_can_be(table, schedule, uneven_layers(schedule))
+
+
+def test_parked_pages_of_backwards_in_two_parts_are_stored_safely():
+    for unit in ("page", "microbatch"):
+        schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)), unit=unit)
+        table = lower(schedule, layers_per_stage=(3, 2, 1, 2))
+        assert len(table.parked.layer)
+        interpret(table)
 
 
 def test_a_handwritten_v_is_stored_safely():
@@ -83,13 +120,15 @@ def test_forwards_alone_keep_no_residuals(name):
 def corruptions(table: RoundTable):
     """Every way to spoil one used entry of the table: (what, a function that spoils it)."""
     inbox, pages = table.inbox, table.pages
-    for round_, device in np.argwhere(table.kind != IDLE).tolist():
-        for layer in range(table.layers_per_stage[table.stage[round_, device]]):
+    for pool in POOLS if table.has_halves else ["pages"]:
+        used: Pages = getattr(table, pool)
+        for round_, device in np.argwhere(np.isin(table.kind, list(POOLS[pool]))).tolist():
+            for layer in range(table.layers_per_stage[table.stage[round_, device]]):
 
-            def shift_page(where=(round_, device, layer)):
-                pages.of_layer[where] = (pages.of_layer[where] + 1) % pages.num_pages
+                def shift_page(used=used, where=(round_, device, layer)):
+                    used.of_layer[where] = (used.of_layer[where] + 1) % used.num_pages
 
-            yield f"residual page of round {round_}, device {device}, layer {layer}", shift_page
+                yield f"one of {pool} of round {round_}, device {device}, layer {layer}", shift_page
     for grid, number in ((pages.departure, pages.num_departures), (pages.landing, pages.num_landings)):
         for where in map(tuple, np.argwhere(number).tolist()):
 
@@ -145,6 +184,7 @@ TABLES = {
     "handwritten V": lambda: lower(handwritten_v()),
     "bpipe": lambda: lower(build("bpipe", num_devices=4, num_microbatches=5), layers_per_stage=(3, 2, 1, 2)),
     "bitpipe": lambda: lower(build("bitpipe", num_devices=2, num_microbatches=3), layers_per_stage=(1, 2, 1, 2)),
+    "zb_h1": lambda: lower(build("zb_h1", num_devices=3, num_microbatches=4), layers_per_stage=(2, 1, 2)),
     "random": lambda: lower(random_schedule(PLACEMENTS["back and forth"], num_microbatches=3, seed=3)),
 }
 

@@ -32,10 +32,13 @@ TWO_WAYS = {
 }
 
 
-def random_schedule(placement: Placement, *, num_microbatches: int, seed: int, has_syncs: bool = False) -> Schedule:
+def random_schedule(
+    placement: Placement, *, num_microbatches: int, seed: int, has_syncs: bool = False, halves: float = 0.0
+) -> Schedule:
     """Rows in the order in which a random device takes a random action that is ready, over and over.
 
     Each microbatch runs in a random replica. A SYNC stands anywhere behind the last backward of its stage and replica.
+    Of the backwards a share of `halves` is in two parts.
     """
     generator = random.Random(seed)
     last_stage = placement.num_stages - 1
@@ -46,10 +49,13 @@ def random_schedule(placement: Placement, *, num_microbatches: int, seed: int, h
         action = ready.pop(generator.randrange(len(ready)))
         kind, stage, _, replica = action
         rows[placement.device_of(stage, replica)].append(action)
-        if kind is Kind.F:
-            ready.append(action._replace(stage=stage + 1) if stage < last_stage else action._replace(kind=Kind.B))
-        elif stage > 0:
-            ready.append(action._replace(stage=stage - 1))
+        if kind is Kind.F and stage < last_stage:
+            ready.append(action._replace(stage=stage + 1))
+        elif kind is Kind.F or (kind is not Kind.W and stage > 0):
+            backward = Kind.I if halves and generator.random() < halves else Kind.B
+            ready.append(action._replace(kind=backward, stage=last_stage if kind is Kind.F else stage - 1))
+        if kind is Kind.I:
+            ready.append(action._replace(kind=Kind.W))
     if has_syncs:
         for row, held in zip(rows, placement.stages_of, strict=True):
             for replica, stage in held:

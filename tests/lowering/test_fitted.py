@@ -1,0 +1,105 @@
+"""Rounds fitted to the asynchronous clock: what they promise, and that they keep the order of rows and messages."""
+
+import random
+
+import numpy as np
+import pytest
+from interpreter import interpret
+from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
+
+from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.exchange import with_exchange
+from jaxpipe.lowering.fitted import fitted_rounds
+from jaxpipe.lowering.lower import _Problem
+from jaxpipe.lowering.meetings import Meetings, meetings
+from jaxpipe.lowering.replay import replay_makespans
+from jaxpipe.lowering.slack import latest_starts
+from jaxpipe.lowering.transfers import without_transfers
+from jaxpipe.schedules import Costs, Kind, Schedule, build, linear, parse_action, simulate
+
+ALL_PLACEMENTS = {**PLACEMENTS, **TWO_WAYS}
+SPLIT_COSTS = [
+    Costs(input_gradient=1.0, weight_gradient=1.0),
+    Costs(input_gradient=1.2, weight_gradient=0.8),
+    Costs(input_gradient=0.9, weight_gradient=1.3),
+]
+
+
+def table_of(schedule: Schedule, body: Meetings, fitted: tuple[np.ndarray, np.ndarray]) -> RoundTable:
+    rounds, travels = fitted
+    problem = _Problem(schedule, without_transfers(schedule), (1,) * schedule.num_stages)
+    return with_exchange(problem.fold(rounds, body_rounds=body.body_rounds, travels=travels), schedule)
+
+
+@pytest.mark.parametrize("placement", ALL_PLACEMENTS.values(), ids=ALL_PLACEMENTS)
+@pytest.mark.parametrize("seed", range(4))
+def test_what_fits_without_waiting_is_as_fast_as_the_asynchronous_clock(placement, seed):
+    """Whatever the row, whatever each stage costs; and the program does what the rows say."""
+    schedule = random_schedule(placement, num_microbatches=3 + seed, seed=seed, halves=(0.0, 0.5, 1.0)[seed % 3])
+    draw = random.Random(seed)
+    of_stages = [tuple(draw.uniform(0.5, 1.5) for _ in range(schedule.num_stages)) for _ in range(4)]
+    for costs in (Costs(*of_stages), *SPLIT_COSTS):
+        for body in meetings(schedule):
+            for share in (0.0, 0.5, 1.0):
+                fitted = fitted_rounds(schedule, costs, body, share_of_slack=share, may_wait=False)
+                if fitted is not None:
+                    table = table_of(schedule, body, fitted)
+                    interpret(table)
+                    assert replay_makespans(table, [costs])[0] == pytest.approx(simulate(schedule, costs).makespan)
+                waiting = fitted_rounds(schedule, costs, body, share_of_slack=share)
+                assert waiting is not None
+                interpret(table_of(schedule, body, waiting))
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "zb_v", "dualpipe_v"])
+def test_weight_gradients_stand_where_devices_meet(name):
+    schedule = build(name, num_devices=4, num_microbatches=8)
+    _, body = meetings(schedule)
+    fitted = fitted_rounds(schedule, SPLIT_COSTS[2], body)
+    assert fitted is not None
+    assert (fitted[0][schedule.columns.is_kind(Kind.W)] % 2 == 0).all()
+
+
+def test_by_hand():
+    """Two devices, two microbatches, one link in each round; F, I and W all take one.
+
+    Device 0 does F in rounds 0 and 1; the first message travels in 1, is read in 2, while the second travels; the
+    gradient of the first leaves in 4, at device 0 its I stands in 5; a W follows in the next round.
+    """
+    rows = ("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1")
+    actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
+    schedule = Schedule("by hand", linear(2), 2, actions)
+    together = next(meetings(schedule))
+    fitted = fitted_rounds(schedule, SPLIT_COSTS[0], together, may_wait=False)
+    assert fitted is not None
+    assert fitted[0].tolist() == [0, 1, 5, 6, 7, 8, 2, 3, 4, 5, 6, 7]
+
+
+def test_where_nothing_fits_there_is_nothing_without_waiting():
+    # With W longer than I, devices that all meet in every round get ahead of each other in ZB-H1.
+    schedule = build("zb_h1", num_devices=8, num_microbatches=32)
+    costs = Costs(input_gradient=0.9, weight_gradient=1.3)
+    together, turns = meetings(schedule)
+    assert fitted_rounds(schedule, costs, together, may_wait=False) is None
+    assert fitted_rounds(schedule, costs, turns, may_wait=False) is not None
+
+
+@pytest.mark.parametrize("placement", ALL_PLACEMENTS.values(), ids=ALL_PLACEMENTS)
+def test_the_latest_starts_are_those_of_the_schedule_read_backwards(placement):
+    """Each action ends when what follows it begins, the last ones with the step."""
+    schedule = random_schedule(placement, num_microbatches=5, seed=2, halves=0.5)
+    timeline = simulate(schedule, SPLIT_COSTS[1])
+    latest, duration = latest_starts(timeline), timeline.end - timeline.start
+    assert (latest >= timeline.start - 1e-9).all()
+    columns = schedule.columns
+    for action in range(len(latest)):
+        kind, stage, microbatch = columns.kind[action], columns.stage[action], columns.microbatch[action]
+        after = {
+            Kind.F: (Kind.F, stage + 1) if stage + 1 < schedule.num_stages else (Kind.B, stage),
+            Kind.W: (None, -1),
+        }.get(Kind(kind), (Kind.B, stage - 1))
+        readers = (columns.stage == after[1]) & (columns.microbatch == microbatch)
+        readers &= columns.is_kind(Kind.F) if after[0] is Kind.F else columns.is_kind(Kind.B, Kind.I)
+        follows = (columns.device == columns.device[action]) & (columns.position == columns.position[action] + 1)
+        ends = min([timeline.makespan, *latest[readers], *latest[follows]])
+        assert latest[action] + duration[action] == pytest.approx(ends)
