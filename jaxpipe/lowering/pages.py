@@ -110,7 +110,7 @@ def _held(table: RoundTable, span: Span) -> _Held:
         num_layers=np.array(table.layers_per_stage)[columns.stage[actions]],
         written=written,
         read=rounds[actions],
-        last=(rounds if span is Span.INPUT_GRADIENT else last)[actions],
+        last=last[actions],
         parked=parked,
         of_parked=index[parked.backward],
     )

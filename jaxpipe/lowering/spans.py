@@ -9,5 +9,4 @@ class Span(enum.Enum):
     """From one action of a (stage, microbatch) to a later one."""
 
     SLOT = "F to B or W"
-    INPUT_GRADIENT = "F to B or I"
     WEIGHT_GRADIENT = "I to W"

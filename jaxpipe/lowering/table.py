@@ -203,17 +203,12 @@ class RoundTable:
 
     @cached_property
     def pages(self) -> Pages:
-        """Where residuals are kept, and after an I what it leaves for its W."""
+        """Where residuals are kept and, in the place of those that I alone reads, what I leaves for its W."""
         return allocate_pages(self, Span.SLOT)
 
     @cached_property
-    def input_gradient_pages(self) -> Pages:
-        """Where residuals are kept that no W reads, if in a pool of their own."""
-        return allocate_pages(self, Span.INPUT_GRADIENT)
-
-    @cached_property
     def weight_gradient_pages(self) -> Pages:
-        """Where what an I leaves for its W is kept, if in a pool of its own."""
+        """Where that part of what an I leaves for its W is kept that has no room there."""
         return allocate_pages(self, Span.WEIGHT_GRADIENT)
 
     @property

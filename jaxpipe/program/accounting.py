@@ -21,11 +21,13 @@ def held_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> dict[str, i
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
 
     Returns:
-        pages: residuals, own and parked, and what I leaves for W; transit: see `transit_bytes`; weights: compute
-        copies of the parameters, where they are not the masters themselves; gradients: float32 running sums;
-        messages: those that wait, the one at work, the one sent and one for each permute in flight.
+        pages: residuals, own and parked, and what I leaves for W; left: the same of one layer, before it is in its
+        page; transit: see `transit_bytes`; weights: compute copies of the parameters, where they are not the masters
+        themselves; gradients: float32 running sums; messages: those that wait, the one at work, the one sent and one
+        for each permute in flight.
     """
     table, message = pipeline.table, _bytes(pipeline.message_like(params, batch))
+    storage = pipeline.storage(params, batch)
     num_in_flight, num_replicas = max(map(len, table.permutes), default=0), pipeline.schedule.num_replicas
     kinds = {"weights": 0, "gradients": 0}
     for leaf, part in zip(jax.tree.leaves(params), jax.tree.leaves(pipeline.parts(params)), strict=True):
@@ -36,7 +38,8 @@ def held_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> dict[str, i
         kinds["weights"] += size * dtype.itemsize if is_copied else 0
         kinds["gradients"] += 4 * size
     return {
-        "pages": pipeline.storage(params, batch).num_bytes,
+        "pages": storage.num_bytes,
+        "left": sum(map(_bytes, storage.kept.left)),
         "transit": transit_bytes(pipeline, params, batch),
         **kinds,
         "messages": (table.inbox.num_inbox + 1 + 2 + num_in_flight) * message,
@@ -54,7 +57,7 @@ def transit_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> int:
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
     """
     table, parts = pipeline.table, jax.tree.leaves(pipeline.parts(params)["layers"])
-    pages = table.num_lanes * sum(pool.page_bytes for pool in pipeline.storage(params, batch).travelling)
+    pages = table.num_lanes * pipeline.storage(params, batch).pools[0].page_bytes
     gradients = table.num_exchange_lanes * sum(4 * math.prod(part.master_shape) for part in parts)
     return 2 * (pages + gradients)
 

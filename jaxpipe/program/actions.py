@@ -53,9 +53,9 @@ class Row(NamedTuple):
     keep: Integers
     arrival: Integers  # [permute]
     pages: Integers  # [pool, layer]
-    departure: Integers  # [pool, lane]
+    departure: Integers  # [lane]
     num_departures: Integers
-    landing: Integers  # [pool, lane]
+    landing: Integers  # [lane]
     num_landings: Integers
     given: Integers  # [lane, (chunk, layer)]
     num_given: Integers
@@ -172,23 +172,29 @@ class Actions:
         assert self.halves
         halves = self.halves
 
-        storage, last = self.storage, self._num_layers(row) - 1
-
-        # What I leaves may take the place of what it reads. Each layer's is written when the next has its turn, before
-        # anything is read: a read that no write follows needs no copy of the pool. The first writes back what is there.
-        def layer(turn: jax.Array, walk: tuple[jax.Array, PyTree, Pools, list[jax.Array]]) -> tuple:
-            dy, sums, pools, left = walk
+        def layer(turn: jax.Array, walk: tuple) -> tuple:
+            dy, sums, left, pools, num_done = walk
             i, params, given = self._last_first(row, turn)
-            pools = storage.write_left(pools, row.pages[:, jnp.minimum(i + 1, last)], left)
-            kept = storage.read_residuals(pools, row.pages[:, i])
-            dx, grads, left = halves.input_gradient(params, kept, dy, *given)
-            return dx, _add_layer(sums, row.chunk, i, grads), pools, left
 
-        # A number of turns that the compiler does not know: of a single turn it would make no loop.
-        num_turns = last + 1 if isinstance(last, int) and last else last + 1 + jnp.minimum(state.num_done, 0)
-        walk = state.message, state.grads["layers"], state.pools, storage.read_left(state.pools, row.pages[:, last])
-        dx, layers, pools, left = lax.fori_loop(0, num_turns, layer, walk)
-        return self._arrive(row, state, dx, layers)._replace(pools=storage.write_left(pools, row.pages[:, 0], left))
+            def compute(walk: tuple) -> tuple:
+                dy, sums, _, num_done = walk
+                kept = self.storage.read_residuals(pools, row.pages[:, i])
+                dx, grads, left = halves.input_gradient(params, kept, dy, *given)
+                return dx, _add_layer(sums, row.chunk, i, grads), left, num_done + 1
+
+            dx, sums, left, num_done = when(num_done >= 0, compute, (dy, sums, left, num_done))
+
+            def write(walk: tuple) -> tuple:
+                pools, num_done = walk
+                return self.storage.write_left(pools, row.pages[:, i], left), num_done + 1
+
+            pools, num_done = when(num_done >= 0, write, (pools, num_done))
+            return dx, sums, left, pools, num_done
+
+        left = [jnp.zeros(like.shape, like.dtype) for like in self.storage.kept.left]
+        walk = state.message, state.grads["layers"], left, state.pools, state.num_done
+        dx, layers, left, pools, _ = lax.fori_loop(0, self._num_layers(row), layer, walk)
+        return self._arrive(row, state, dx, layers)._replace(pools=pools)
 
     def _weight_gradient(self, row: Row, state: State) -> State:
         assert self.halves
@@ -235,6 +241,15 @@ def in_turn(
 
     carry, num_done = when(wanted & (state.num_done >= 0), act, (carry, state.num_done))
     return carry, state._replace(num_done=num_done)
+
+
+def _once_there(index: jax.Array, arrays: PyTree) -> jax.Array:
+    """`index`, not before `arrays` are computed.
+
+    Nothing is greater than infinity. The compiler does not know: else it would write ahead of a read, into a copy.
+    """
+    ones = [leaf.ravel()[0].astype(jnp.float32) > jnp.inf for leaf in jax.tree.leaves(arrays)]
+    return index + jnp.stack(ones).any().astype(index.dtype)
 
 
 def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:

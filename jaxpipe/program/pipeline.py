@@ -26,7 +26,7 @@ from jaxpipe.program.inputs import (
     check_mesh,
     scale_of_each,
 )
-from jaxpipe.program.kept import kept_by_a_layer
+from jaxpipe.program.kept import Kept, kept_by_a_layer
 from jaxpipe.program.layout import Layout, balanced_split
 from jaxpipe.program.pages import Pool
 from jaxpipe.program.partition import Part, compute_copies, partition, reduced_parts
@@ -174,12 +174,15 @@ class Pipeline:
             batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
             random: whether the step has a key.
         """
+        return make_storage(self.table, self._kept(params, batch, random=random))
+
+    def _kept(self, params: PyTree, batch: PyTree, *, random: bool) -> Kept:
+        """What one layer keeps of one microbatch on one device."""
         params, microbatch = self.local_shapes(params, batch)
         x, _ = check_functions(self.functions, self.mesh, params, microbatch)
         like = Randomness.like() if random else None
         by_halves = self.table.has_halves
-        kept = kept_by_a_layer(self.functions, self.mesh, params["layer"], x, microbatch, like, by_halves=by_halves)
-        return make_storage(self.table, kept)
+        return kept_by_a_layer(self.functions, self.mesh, params["layer"], x, microbatch, like, by_halves=by_halves)
 
     def message_like(self, params: PyTree, batch: PyTree) -> jax.ShapeDtypeStruct:
         """Shape and dtype of one message between stages, on one device."""
@@ -195,7 +198,8 @@ class Pipeline:
         check_inputs(self.schedule, self.mesh, self.layout, params, batch)
         parts, x_like = self.parts(params), self.message_like(params, batch)
         like = self.local_shapes(params, batch)
-        storage = self.storage(params, batch, random=key is not None)
+        kept = self._kept(params, batch, random=key is not None) if table.has_backward else Kept(())
+        storage = make_storage(table, kept)
 
         def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree]:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
@@ -306,7 +310,7 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
     message = empty(x_like.shape, x_like.dtype)
     state = State(
         message=message,
-        pools=[pages(pool) for pool in storage.pools] if table.has_backward else [],
+        pools=[pages(pool) for pool in storage.pools],
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
         loss=jax.tree.map(jnp.zeros_like, actions.scale),
         num_done=jnp.zeros((), jnp.int32),
@@ -315,7 +319,7 @@ def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
         state,
         out=message,
         inbox=empty((inbox.num_inbox + 1, *x_like.shape), x_like.dtype),
-        departing=[[pages(pool, 1) for pool in storage.travelling] for _ in range(table.num_lanes)],
+        departing=[pages(storage.pools[0], 1) for _ in range(table.num_lanes)],
         leaving=[one_layer() for _ in range(table.num_exchange_lanes)],
     )
 
@@ -326,8 +330,7 @@ def _key_data(key: jax.Array | None) -> jax.Array | None:
 
 def _rows(table: RoundTable, storage: Storage) -> Row:
     """The table's grids as leaves [D, R, ...], to be sharded over `pipe`."""
-    inbox, grids, pages = table.inbox, table.exchange_grids, storage.grids
-    travelling = pages[: len(storage.travelling)]
+    inbox, grids, slots = table.inbox, table.exchange_grids, table.pages
     rows = Row(
         kind=table.kind,
         stage=table.stage,
@@ -337,11 +340,11 @@ def _rows(table: RoundTable, storage: Storage) -> Row:
         next_source=inbox.next_source,
         keep=inbox.keep,
         arrival=inbox.arrival,
-        pages=np.stack([grid.of_layer for grid in pages], axis=2),
-        departure=np.stack([grid.departure for grid in travelling], axis=2),
-        num_departures=table.pages.num_departures,
-        landing=np.stack([grid.landing for grid in travelling], axis=2),
-        num_landings=table.pages.num_landings,
+        pages=np.stack([pages.of_layer for pages in storage.grids], axis=2),
+        departure=slots.departure,
+        num_departures=slots.num_departures,
+        landing=slots.landing,
+        num_landings=slots.num_landings,
         given=grids.given,
         num_given=grids.num_given,
         received=grids.received,

@@ -1,7 +1,7 @@
 """Parked pages on their way to the paired device and back: read at the end of a round, sent in the next, then stored.
 
-A page that travels is held twice, where it left and where it lands, in a lane each: a buffer of one page of each pool.
-The pools themselves are read and written a page at a time, in place.
+A page that travels is held twice, where it left and where it lands, in a lane each: a buffer of one page. The
+pool of slots itself is read and written a page at a time, in place.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from jax import lax
 from jaxpipe.lowering import RoundTable
 from jaxpipe.program import lanes
 from jaxpipe.program.actions import Row, State, in_turn
-from jaxpipe.program.storage import Pools
 
-Page = list[list[jax.Array]]  # [pool][dtype] -> [1, width]
+Page = list[jax.Array]  # [dtype] -> [1, width]
 
 
 def send(table: RoundTable, position: int, departing: Sequence[Page]) -> list[Page]:
@@ -29,15 +28,12 @@ def store(row: Row, landed: Sequence[Page], state: State) -> State:
     """`state` with what has landed in the pages that the table gives it."""
     for lane, page in enumerate(landed):
 
-        def store_page(pools: Pools, _: jax.Array, lane: int = lane, page: Page = page) -> Pools:
-            return [
-                [lax.dynamic_update_slice(leaf, part, (place, 0)) for leaf, part in zip(pool, parts, strict=True)]
-                for pool, parts, place in zip(pools, page, row.landing[:, lane], strict=True)
-            ]
+        def store_page(slots: Page, _: jax.Array, lane: int = lane, page: Page = page) -> Page:
+            place = (row.landing[lane], 0)
+            return [lax.dynamic_update_slice(leaf, part, place) for leaf, part in zip(slots, page, strict=True)]
 
-        num_pools = len(page)
-        pools, state = in_turn(row.num_landings > lane, store_page, state.pools[:num_pools], state)
-        state = state._replace(pools=[*pools, *state.pools[num_pools:]])
+        slots, state = in_turn(row.num_landings > lane, store_page, state.pools[0], state)
+        state = state._replace(pools=[slots, *state.pools[1:]])
     return state
 
 
@@ -47,12 +43,9 @@ def read(
     """`departing` with the pages that travel in the next round, and `state` for what comes after."""
     pools = state.pools
 
-    def read_page(lane: int, page: Page, num_done: jax.Array) -> Page:
-        places = [lanes.once_wanted(row.departure[k, lane], num_done) for k in range(len(page))]
-        return [
-            [lax.dynamic_slice(leaf, (place, 0), (1, leaf.shape[1])) for leaf in pool]
-            for pool, place in zip(pools, places, strict=False)
-        ]
+    def read_page(lane: int, _: Page, num_done: jax.Array) -> Page:
+        place = (lanes.once_wanted(row.departure[lane], num_done), 0)
+        return [lax.dynamic_slice(leaf, place, (1, leaf.shape[1])) for leaf in pools[0]]
 
     num_lanes = table.pages.num_departures[table.position == position].max()
     return lanes.read(num_lanes, row.num_departures, departing, read_page, state)

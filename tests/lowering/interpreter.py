@@ -16,7 +16,6 @@ from jaxpipe.schedules import Action, Kind
 FILLS, READS, FREES = "fills", "reads", "frees"
 POOLS = {
     "pages": {Kind.F: FILLS, Kind.B: FREES, Kind.I: READS, Kind.W: FREES},
-    "input_gradient_pages": {Kind.F: FILLS, Kind.B: FREES, Kind.I: FREES},
     "weight_gradient_pages": {Kind.I: FILLS, Kind.W: FREES},
 }
 

@@ -24,14 +24,14 @@ from jaxpipe.program.hlo import EXCHANGE, PAGE_TRANSFER, computations, num_instr
 from jaxpipe.program.partition import Part
 from jaxpipe.program.rounds import permute_scope
 from jaxpipe.program.transfers import transfer_scope
-from jaxpipe.schedules import Schedule, build
+from jaxpipe.schedules import Kind, Schedule, build
 
 SHAPE = re.compile(r"f32\[[\d,]*\]")
 
 
-def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, data=1, tensor=1):
+def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, data=1, tensor=1, recompute="none"):
     """The pipeline, shapes of its staged parameters, its storage, and the optimized HLO."""
-    sizes = {"num_layers": num_layers, "hidden": hidden, "num_heads": 4, "vocab_size": 48}
+    sizes = {"num_layers": num_layers, "hidden": hidden, "num_heads": 4, "vocab_size": 48, "recompute": recompute}
     if family != "llama":
         config = {"gpt": GPTConfig, "bert": BertConfig}[family](**sizes, num_positions=seq_len)
     else:
@@ -98,6 +98,30 @@ def test_no_writes_of_the_whole_pool_or_gradient_sums_in_the_loops(program):
     assert whole_writes(text, shapes) == []
 
 
+# Backwards in two parts: with one layer a stage and several, and with recomputation, where what I leaves has most of
+# its room apart.
+HALVED_PROGRAMS = [
+    ("zb_h1", 4, 6, 4, {}),
+    ("zb_h1", 4, 6, 7, {"family": "llama"}),
+    ("v_half", 2, 4, 8, {"recompute": "full"}),
+    ("dualpipe", 4, 8, 8, {"recompute": "full"}),
+]
+
+
+@pytest.mark.parametrize("program", HALVED_PROGRAMS, ids=str)
+def test_nor_are_there_where_weight_gradients_come_later(program):
+    name, num_devices, num_microbatches, num_layers, sizes = program
+    schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
+    pipeline, params, storage, text = compile_step(schedule, num_layers=num_layers, **sizes)
+    assert Kind.W in set().union(*pipeline.table.kinds)
+    assert len(storage.pools) == 2
+    shapes = pool_shapes(storage)
+    if max(pipeline.layers_per_stage) > 1:
+        shapes |= gradient_shapes(pipeline, params)
+    assert all(shape in text for shape in shapes)
+    assert whole_writes(text, shapes) == []
+
+
 # Microbatches, what travels, and layers: one, three and seven a stage, the last with two lanes, as whole microbatches
 # of four layers.
 BPIPE_PROGRAMS = [
@@ -133,7 +157,7 @@ def test_pages_travel_between_the_pairs_of_the_table(index):
 @bpipe_programs
 def test_at_most_four_permutes_are_in_a_round(index):
     pipeline, _, storage, text = compile_bpipe(index)
-    table, num_rows = pipeline.table, sum(len(pool.rows) for pool in storage.travelling)
+    table, num_rows = pipeline.table, len(storage.pools[0].rows)
     in_round = Counter(
         re.findall(r"position\d+_", instruction.rest)[-1]
         for computation in computations(text)[0].values()

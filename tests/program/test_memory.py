@@ -18,7 +18,9 @@ from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.hlo import num_instructions
+from jaxpipe.program.kept import Kept
 from jaxpipe.program.pipeline import _rows
+from jaxpipe.program.storage import make_storage
 from jaxpipe.schedules import build
 from jaxpipe.training.step import init_state, make_train_step
 
@@ -80,7 +82,8 @@ def compile_for(pipeline: Pipeline, make_params, shape: tuple[int, ...]) -> tupl
 def bytes_sized_by_n(name: str, num_microbatches: int) -> int:
     """Of the tables, for all devices, and of token ids and targets."""
     pipeline, _ = compiled(name, num_microbatches)
-    tables = sum(leaf.nbytes for leaf in jax.tree.leaves(_rows(pipeline.table)))
+    rows = _rows(pipeline.table, make_storage(pipeline.table, Kept(())))
+    tables = sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
     return tables + 2 * 4 * num_microbatches * tiny_gpt.MICROBATCH_SIZE * tiny_gpt.SEQ_LEN
 
 
@@ -198,6 +201,22 @@ def test_held_bytes_of_two_replicas_are_twice_the_weights_and_gradients():
     } | {("1f1b", n): held(4, 4 * 2 * n * x, 0, 2 * n * (h * h + h) + ends, 4 * x) for n in (1, 4)}
 
 
-def held(itemsize: int, *numbers: int, transit: int = 0) -> dict[str, int]:
-    kinds = ("pages", "weights", "gradients", "messages", "transit")
-    return {kind: itemsize * number for kind, number in zip(kinds, (*numbers, transit), strict=True)}
+def test_held_bytes_of_halves_are_slots_and_the_gradient_that_waits_for_its_weights():
+    found = {}
+    for num_layers in (1, 2):
+        schedule = build("zb_h1", num_devices=2, num_microbatches=5)
+        pipeline = Pipeline(schedule, make_mesh(pipe=2), ONE_PRODUCT, num_layers=2 * num_layers, split_masters=False)
+        params, batch = pipeline.to_stages(tiny_mlp.make_params(2 * num_layers)), tiny_mlp.make_batch(5)
+        found[num_layers] = held_bytes(pipeline, params, batch)
+    h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
+    ends = tiny_mlp.NUM_INPUTS * h + h
+    # W of x @ k + b reads x and the gradient of the product, as large: of each layer both are kept, x from F to W, and
+    # the gradient from I to W, on either device of up to D = 2 microbatches. One layer's is held besides, while I
+    # computes. One message more than with 1F1B waits.
+    num_messages = 4 + pipeline.table.inbox.num_inbox
+    assert found == {n: held(4, 2 * 2 * n * x, 0, n * (h * h + h) + ends, num_messages * x, left=x) for n in (1, 2)}
+
+
+def held(itemsize: int, *numbers: int, transit: int = 0, left: int = 0) -> dict[str, int]:
+    kinds = ("pages", "weights", "gradients", "messages", "transit", "left")
+    return {kind: itemsize * number for kind, number in zip(kinds, (*numbers, transit, left), strict=True)}

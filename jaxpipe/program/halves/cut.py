@@ -22,6 +22,7 @@ Atom = core.Var | core.Literal
 _FORM = {"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "reshape", "rev", "squeeze", "transpose"}
 _FORM |= {"all_gather"}
 _PRODUCTS = {"conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general"}
+_COMBINE = ("reduce", "scatter", "select_and_scatter")  # their jaxprs say how two numbers become one
 _FOREIGN = {"custom_call", "ffi_call", "pallas_call", "pure_callback", "triton_kernel_call"}
 
 
@@ -125,6 +126,8 @@ def _from(equations: Sequence[core.JaxprEqn], values: set[core.Var]) -> set[core
 def is_product(equation: core.JaxprEqn) -> bool:
     """Whether it may cost much: a matrix product or convolution, a loop or branch, or what is no jaxpr."""
     name = equation.primitive.name
+    if name.startswith(_COMBINE):
+        return False
     return name in _PRODUCTS | _FOREIGN or any(True for _ in core.jaxprs_in_params(equation.params))
 
 

@@ -104,16 +104,16 @@ class _Halves:
             outs = [k for k in range(len(outvars)) if early[k] == is_now]
             carried, stacked = [k for k in outs if k < num_carry], [k for k in outs if k >= num_carry]
 
-            def body(carry: list[Any], given: Values) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
-                values = {**consts, **given, **dict(zip([carry_in[k] for k in carried], carry, strict=True))}
+            def body(carry: list[Any], of_turn: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+                values = {**consts, **dict(zip(given, of_turn, strict=True))}
+                values.update(zip([carry_in[k] for k in carried], carry, strict=True))
                 found = evaluate(equations, values, [*[outvars[k] for k in (*carried, *stacked)], *kept])
                 num_carried, num_outs = len(carried), len(outs)
                 return found[:num_carried], (found[num_carried:num_outs], found[num_outs:])
 
             first = [init[carry_in[k]] for k in carried]
-            last, (ys, saved) = jax.lax.scan(
-                body, first, given, length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
-            )
+            turns = {name: params[name] for name in ("length", "reverse", "unroll")}
+            last, (ys, saved) = jax.lax.scan(body, first, list(given.values()), **turns)
             for k, value in zip([*carried, *stacked], [*last, *ys], strict=True):
                 results[k] = value
             return dict(zip(kept, saved, strict=True))
