@@ -172,6 +172,8 @@ class Actions:
         assert self.halves
         halves = self.halves
 
+        # What I leaves may take the place of what it reads. Reads and writes stand in guards of their own, of which the
+        # second waits for the first (`num_done`): in one, the compiler would copy the pool for the reader.
         def layer(turn: jax.Array, walk: tuple) -> tuple:
             dy, sums, left, pools, num_done = walk
             i, params, given = self._last_first(row, turn)
@@ -193,7 +195,7 @@ class Actions:
 
         left = [jnp.zeros(like.shape, like.dtype) for like in self.storage.kept.left]
         walk = state.message, state.grads["layers"], left, state.pools, state.num_done
-        dx, layers, left, pools, _ = lax.fori_loop(0, self._num_layers(row), layer, walk)
+        dx, layers, _, pools, _ = lax.fori_loop(0, self._num_layers(row), layer, walk)
         return self._arrive(row, state, dx, layers)._replace(pools=pools)
 
     def _weight_gradient(self, row: Row, state: State) -> State:
@@ -241,15 +243,6 @@ def in_turn(
 
     carry, num_done = when(wanted & (state.num_done >= 0), act, (carry, state.num_done))
     return carry, state._replace(num_done=num_done)
-
-
-def _once_there(index: jax.Array, arrays: PyTree) -> jax.Array:
-    """`index`, not before `arrays` are computed.
-
-    Nothing is greater than infinity. The compiler does not know: else it would write ahead of a read, into a copy.
-    """
-    ones = [leaf.ravel()[0].astype(jnp.float32) > jnp.inf for leaf in jax.tree.leaves(arrays)]
-    return index + jnp.stack(ones).any().astype(index.dtype)
 
 
 def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:

@@ -17,6 +17,8 @@ from jaxpipe.lowering.pages import Pages
 from jaxpipe.program.kept import Kept, Shapes
 from jaxpipe.program.pages import PageForm, Pool, pool_of
 
+_MOST_SUMS = 10_000  # of array sizes that are compared; a layer has a dozen arrays, mostly multiples of one size
+
 Pools = list[list[jax.Array]]  # [pool][dtype] -> [num_pages, width]
 
 
@@ -121,13 +123,14 @@ def _of(shapes: Shapes, chosen: Iterable[int]) -> Shapes:
 
 
 def _fitting(shapes: Shapes, room: dict) -> tuple[int, ...]:
-    """Indices of the arrays that together fill `room`, dtype -> numbers, best."""
+    """Indices of the arrays that together fill `room`, dtype -> numbers, best, as far as `_MOST_SUMS` shows."""
     fitting: list[int] = []
     for dtype, width in room.items():
         filled: dict[int, tuple[int, ...]] = {0: ()}  # numbers -> the arrays that have as many
         for i, like in enumerate(shapes):
             if like.dtype == dtype:
                 more = {numbers + like.size: (*chosen, i) for numbers, chosen in filled.items()}
-                filled = {numbers: chosen for numbers, chosen in more.items() if numbers <= width} | filled
+                filled |= {numbers: chosen for numbers, chosen in more.items() if numbers <= width}
+                filled = dict(sorted(filled.items())[-_MOST_SUMS:])
         fitting += filled[max(filled)]
     return tuple(sorted(fitting))

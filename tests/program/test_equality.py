@@ -61,6 +61,8 @@ FEW = [
     Case("bert", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True),
     Case("bert", "bitpipe", 2, 2, 2, "attention", layers_per_stage=(1, 2, 1, 2)),
     Case("bert", "interleaved_1f1b", 1, 2, 2, "full", dropout=0.3),
+    Case("gpt", "zb_h1", 2, 2, 2, "none", dropout=0.3, tied=True),
+    Case("llama", "v_min", 1, 2, 2, "full", layers_per_stage=(1, 2, 1, 2)),
 ]
 SIXTEEN = Case("gpt", "1f1b", 2, 4, 2, "none", dropout=0.3, tied=True)
 
@@ -91,6 +93,10 @@ ALL += [
         ("gpipe", 2, "interleaved_1f1b"),
         ("1f1b", 4, "chimera"),
         ("gpipe", 4, "mixpipe"),
+        ("1f1b", 2, "v_min"),
+        ("gpipe", 2, "zb_h1"),
+        ("1f1b", 4, "dualpipe"),
+        ("gpipe", 4, "zb_h2"),
     )
     if (case.schedule, case.pipe) == (schedule, pipe)
 ]

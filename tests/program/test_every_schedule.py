@@ -18,7 +18,7 @@ from legal_devices import TWO_REPLICAS, variants
 from tiny_models import run_quickly
 
 from jaxpipe.program import Pipeline
-from jaxpipe.schedules import Schedule, build
+from jaxpipe.schedules import Kind, Schedule, balance, build, split_backward
 
 
 class Case(NamedTuple):
@@ -29,10 +29,19 @@ class Case(NamedTuple):
     num_microbatches: int
     data: int = 1
     tied: bool = True
+    split: bool = False  # every B into I and W
+    balanced: bool = False
+    one_layer: bool = False  # a stage has one; else some have two
 
     def __str__(self) -> str:
         options = [f"{name}={value}" for name, value in self.options.items()]
-        return "-".join(map(str, (*self[:2], *options, *self[3:])))
+        chosen = [name for name in ("split", "balanced", "one_layer") if getattr(self, name)]
+        return "-".join(map(str, (*self[:2], *options, *self[3:7], *chosen)))
+
+
+def has_whole_backwards(name: str, options: Mapping[str, Any], num_devices: int) -> bool:
+    schedule = build(name, num_devices=num_devices, num_microbatches=2 * num_devices + 1, **options)
+    return any(action.kind is Kind.B for row in schedule.rows for action in row)
 
 
 FEW = [
@@ -52,6 +61,15 @@ FEW = [
     Case("mlp", "hanayo", {"waves": 2}, 4, 9, data=2),
     Case("mlp", "mixpipe", {}, 8, 16),
     Case("mlp", "mixpipe", {"injected": 3, "eager_sync": False}, 4, 9),
+    Case("mlp", "zb_h1", {}, 4, 7, data=2),
+    Case("mlp", "zb_h2", {}, 8, 5, one_layer=True),
+    Case("gpt", "zb_v", {}, 2, 3),
+    Case("bert", "v_half", {}, 2, 5, tied=False),
+    Case("mlp", "v_min", {}, 4, 9),
+    Case("mlp", "dualpipe", {}, 4, 8, data=2),
+    Case("mlp", "dualpipe_v", {}, 2, 4, one_layer=True),
+    Case("mlp", "bitpipe", {}, 4, 6, split=True),
+    Case("mlp", "1f1b", {}, 4, 8, split=True, balanced=True),
 ]
 
 ALL = [
@@ -67,20 +85,29 @@ ALL += [
     for data in (1, 2)
 ]
 ALL += [Case("bert", name, options, num_devices, 3) for name, options, num_devices in variants(2)]
+ALL += [Case("mlp", name, options, num_devices, 9, one_layer=True) for name, options, num_devices in variants(4)]
+ALL += [
+    Case("mlp", name, options, num_devices, 2 * num_devices + 1, split=True)
+    for name, options, num_devices in variants(2, 4, 8)
+    if has_whole_backwards(name, options, num_devices)
+]
+ALL += [Case("gpt", "1f1b", {}, num_devices, 9, split=True, balanced=True) for num_devices in (4, 8)]
 
 
 def schedule_of(case: Case) -> Schedule:
-    return build(case.name, num_devices=case.num_devices, num_microbatches=case.num_microbatches, **case.options)
+    schedule = build(case.name, num_devices=case.num_devices, num_microbatches=case.num_microbatches, **case.options)
+    schedule = split_backward(schedule) if case.split else schedule
+    return balance(schedule) if case.balanced else schedule
 
 
-def num_uneven_layers(schedule: Schedule) -> int:
-    """A few more than stages."""
-    return schedule.num_stages + 1 + schedule.num_stages // 8
+def num_layers_of(case: Case, schedule: Schedule) -> int:
+    """One a stage, or a few more."""
+    return schedule.num_stages + (0 if case.one_layer else 1 + schedule.num_stages // 8)
 
 
 def assert_equivalent(case: Case) -> None:
     schedule = schedule_of(case)
-    num_layers = num_uneven_layers(schedule)
+    num_layers = num_layers_of(case, schedule)
     if case.model == "mlp":
         tiny_mlp.assert_equivalent(tiny_mlp.make_pipeline(schedule, num_layers=num_layers, data=case.data))
     elif case.model == "bert":

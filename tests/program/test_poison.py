@@ -15,8 +15,9 @@ from csv_schedules import CSV
 from tiny_models import config_of, pipeline_of, random_batch, random_params, run_quickly
 
 from jaxpipe.lowering import IDLE
+from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline, exchange, transfers
-from jaxpipe.schedules import Kind, build, from_csv
+from jaxpipe.schedules import Kind, balance, build, from_csv, split_backward
 
 LLAMA = config_of("llama", num_layers=4)
 
@@ -45,12 +46,38 @@ def make_mlp_that_sends_pages(unit: str = "page") -> Pipeline:
     return pipeline
 
 
-def make_mlp(name: str = "1f1b", **options) -> Pipeline:
+def make_mlp(name: str = "1f1b", num_microbatches: int = 6, **options) -> Pipeline:
     """Of a schedule as a user writes it; or of four devices and six microbatches, with up to two layers a stage."""
     if name in CSV:
         return tiny_mlp.make_pipeline(from_csv(CSV[name], name=name), num_layers=6)
-    schedule = build(name, num_devices=4, num_microbatches=6, **options)
+    schedule = build(name, num_devices=4, num_microbatches=num_microbatches, **options)
     return tiny_mlp.make_pipeline(schedule, num_layers=schedule.num_stages + 2)
+
+
+def make_mlp_of_halves() -> Pipeline:
+    """With B, and with I whose W come later."""
+    pipeline = make_mlp("dualpipe", num_microbatches=8)
+    assert {Kind.B, Kind.I, Kind.W} <= set().union(*pipeline.table.kinds)
+    return pipeline
+
+
+def make_mlp_of_halves_that_sends_pages() -> Pipeline:
+    schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)))
+    pipeline = tiny_mlp.make_pipeline(schedule, num_layers=12)
+    assert pipeline.table.num_lanes
+    assert pipeline.table.has_halves
+    return pipeline
+
+
+def make_mlp_that_recomputes() -> Pipeline:
+    """Forward keeps its input alone, which W reads: what I leaves has no room in its place."""
+    schedule = build("v_half", num_devices=4, num_microbatches=6)
+    functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=jax.checkpoint(tiny_mlp.layer))
+    pipeline = Pipeline(schedule, make_mesh(pipe=4), functions, num_layers=schedule.num_stages + 2)
+    params = jax.eval_shape(pipeline.to_stages, tiny_mlp.make_params(pipeline.layout.num_layers))
+    storage = pipeline.storage(params, tiny_mlp.make_batch(6))
+    assert [len(place.chosen) for place in storage.left] == [0, 1]
+    return pipeline
 
 
 @pytest.fixture
@@ -66,11 +93,9 @@ def poison(monkeypatch):
 
     def read_into_poisoned_lanes(table, position, row, departing, state):
         departing, state = read(table, position, row, poisoned_from(departing, 0), state)
-        pools = list(state.pools)
-        for k, left in enumerate(row.departure[: len(pools)]):
-            left = jnp.where(jnp.arange(table.num_lanes) < row.num_departures, left, len(pools[k][0]))
-            pools[k] = [leaf.at[left].set(jnp.nan, mode="drop") for leaf in pools[k]]
-        return departing, state._replace(pools=pools)
+        pages = jnp.where(jnp.arange(table.num_lanes) < row.num_departures, row.departure, table.pages.num_pages)
+        slots = [[leaf.at[pages].set(jnp.nan, mode="drop") for leaf in pool] for pool in state.pools[:1]]
+        return departing, state._replace(pools=[*slots, *state.pools[1:]])
 
     def add_from_poisoned_arrivals(row, arrived, state):
         return add(row, poisoned_from(arrived, row.num_received), state)
@@ -111,11 +136,17 @@ def poisoned_from(lanes, first):
         (lambda: make_mlp("interleaved_1f1b"), tiny_mlp.loss_and_grads),
         (make_mlp_that_sends_pages, tiny_mlp.loss_and_grads),
         (lambda: make_mlp_that_sends_pages("microbatch"), tiny_mlp.loss_and_grads),
+        (lambda: make_mlp("zb_h1"), tiny_mlp.loss_and_grads),
+        (make_mlp_of_halves, tiny_mlp.loss_and_grads),
+        (make_mlp_of_halves_that_sends_pages, tiny_mlp.loss_and_grads),
+        (make_mlp_that_recomputes, tiny_mlp.loss_and_grads),
     ],
     ids=[
         *("GPT", "LLaMA over data and tensor", "1f1b", "gpipe", "odd order", "V"),
         *("two replicas", "two replicas in step with time", "forward doubling", "interleaved"),
         *("pages", "whole microbatches"),
+        *("I and W", "B, I and W", "I and W, and pages"),
+        "what I leaves apart",
     ],
 )
 def test_poisoned_storage_changes_nothing(make, run, poison):
@@ -175,6 +206,71 @@ def test_the_poison_would_be_seen(spoil, poison):
         spoil(pipeline)
         finite = [bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(tiny_mlp.loss_and_grads(pipeline))]
         assert all(finite) != poisoned, finite
+
+
+def weights_of_an_unwritten_page(pipeline: Pipeline) -> None:
+    """One more page, which one layer of one W reads."""
+    table, pages = pipeline.table, pipeline.table.pages
+    of_layer = pages.of_layer.copy()
+    round_, device = np.argwhere(table.kind == Kind.W)[-1]
+    of_layer[round_, device, 0] = pages.num_pages
+    vars(table)["pages"] = dataclasses.replace(pages, of_layer=of_layer, num_pages=pages.num_pages + 1)
+
+
+def leave_it_elsewhere(pipeline: Pipeline) -> None:
+    """One I leaves what has no room in the slot in a page that no W reads; its W reads one that nobody writes."""
+    table, pages = pipeline.table, pipeline.table.weight_gradient_pages
+    of_layer, num_pages = pages.of_layer.copy(), pages.num_pages
+    columns = table.schedule.columns
+    weights = np.flatnonzero(columns.kind == Kind.W)[-1]
+    inputs = table.dependencies.local[weights]
+    device = columns.device[weights]
+    of_layer[table.rounds[weights], device, 0] = num_pages
+    of_layer[table.rounds[inputs], device, 0] = num_pages + 1
+    vars(table)["weight_gradient_pages"] = dataclasses.replace(pages, of_layer=of_layer, num_pages=num_pages + 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "spoil"),
+    [(lambda: make_mlp("zb_h1"), weights_of_an_unwritten_page), (make_mlp_that_recomputes, leave_it_elsewhere)],
+    ids=["in place", "apart"],
+)
+def test_the_poison_would_be_seen_by_weight_gradients(make, spoil, poison):
+    for poisoned in (False, True):
+        if poisoned:
+            poison()
+        pipeline = make()
+        spoil(pipeline)
+        loss, grads = tiny_mlp.loss_and_grads(pipeline)
+        assert np.isfinite(loss)  # no W is needed for it
+        finite = [bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(grads)]
+        assert all(finite) != poisoned, finite
+
+
+def wait_in_the_place_of_another(pipeline: Pipeline) -> None:
+    """Of two microbatches that wait for their W at once, both have left what it needs in the same page."""
+    table, pages = pipeline.table, pipeline.table.weight_gradient_pages
+    columns, of_layer = table.schedule.columns, pages.of_layer.copy()
+    weights = np.flatnonzero(columns.kind == Kind.W)
+    inputs = table.dependencies.local[weights]
+    device, left, read = columns.device[weights], table.rounds[inputs], table.rounds[weights]
+    a, b = next(
+        (a, b)
+        for a in range(len(weights))
+        for b in range(len(weights))
+        if device[a] == device[b] and left[a] < left[b] < read[a]
+    )
+    of_layer[left[b], device[b]] = of_layer[read[b], device[b]] = of_layer[left[a], device[a]]
+    vars(table)["weight_gradient_pages"] = dataclasses.replace(pages, of_layer=of_layer)
+
+
+def test_gradients_would_show_that_what_waits_is_overwritten():
+    """All is written before it is read: no poison is seen."""
+    tiny_mlp.assert_equivalent(make_mlp_that_recomputes())
+    pipeline = make_mlp_that_recomputes()
+    wait_in_the_place_of_another(pipeline)
+    with pytest.raises(AssertionError):
+        tiny_mlp.assert_equivalent(pipeline)
 
 
 def read_a_page_before_it_lands(pipeline: Pipeline) -> None:

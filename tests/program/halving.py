@@ -1,0 +1,59 @@
+"""A layer's whole backward and its two halves, as functions of one list of arguments each."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpipe.program import residuals
+from jaxpipe.program.halves import Halves, halve
+
+# A second half that computed something of the forward anew, or drew random numbers again, would run one of these.
+ANEW = {"cumsum", "div", "erf", "exp", "log", "logistic", "max", "reduce_sum", "rsqrt", "sqrt", "tanh"}
+ANEW |= {"random_bits", "random_wrap", "threefry2x32", "xor"}
+
+
+class Halving(NamedTuple):
+    """B, I and W of a layer.
+
+    Attributes:
+        halves: of arguments with these shapes.
+        whole: (params, residuals, dy, *given) -> (gradients of params, dx).
+        input_gradient: of the same -> (dx, gradients, what is left); a gradient is None where it is W's.
+        weight_gradient: (params, residuals, left, *given) -> gradients, None where they are I's.
+    """
+
+    halves: Halves
+    whole: Callable
+    input_gradient: Callable
+    weight_gradient: Callable
+
+    def both(self, params: Any, kept: Sequence[jax.Array], dy: jax.Array, *given: Any) -> tuple[Any, jax.Array]:
+        """What `whole` returns, by I and W."""
+        dx, early, left = self.input_gradient(params, kept, dy, *given)
+        late = self.weight_gradient(params, kept, left, *given)
+        assert all((now is None) != (later is None) for now, later in zip(early, late, strict=True))
+        grads = [later if now is None else now for now, later in zip(early, late, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(params), grads), dx
+
+    @property
+    def is_early(self) -> list[bool]:
+        """[parameter] whether its gradient is I's."""
+        return self.halves.cut.is_early[:-1]
+
+
+def halving(layer: Callable, params: Any, kept: Sequence[Any], x: Any, *given: Any) -> Halving:
+    """The halves of `layer` for arguments like these."""
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    halves = halve(layer, params, kept, like, *given)
+
+    def whole(params, kept, dy, *given):
+        return residuals.backward(layer, params, kept, like, dy, *given)
+
+    def input_gradient(params, kept, dy, *given):
+        return halves.input_gradient(params, kept, dy, *given)
+
+    def weight_gradient(params, kept, left, *given):
+        return halves.weight_gradient(params, [kept[i] for i in halves.kept], left, *given)
+
+    return Halving(halves, whole, input_gradient, weight_gradient)

@@ -1,0 +1,86 @@
+"""I and W of any layer together are its backward: the same numbers by the same products, nothing computed anew."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from halved_layers import LAYERS, X, normal
+from halving import ANEW, Halving, halving
+from jaxprs import num_products, num_runs
+from tiny_models import QUICKLY
+
+from jaxpipe.program import residuals
+
+# Of a gradient's norm: float32 rounds to 6e-8, and XLA sums a forward and its backward in one program in other orders.
+LARGEST_ERROR = 1e-6
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+@functools.cache
+def arguments_of(name: str) -> tuple[Any, ...]:
+    """Parameters, input, output's gradient, and what is given, of which integers have no gradient."""
+    layer = LAYERS[name]
+    params = jax.tree.map(lambda leaf: leaf.astype(layer.dtype), layer.params)
+    return params, normal(*X).astype(layer.dtype), (normal(*X) ** 2).astype(layer.dtype), layer.given
+
+
+@functools.cache
+def kept_by(name: str) -> list[jax.ShapeDtypeStruct]:
+    """Residuals."""
+    params, x, _, given = arguments_of(name)
+    forward = functools.partial(residuals.forward, LAYERS[name].function)
+    return jax.eval_shape(lambda *arguments: forward(*arguments)[1], params, x, given)
+
+
+@functools.cache
+def halved(name: str) -> Halving:
+    params, x, _, given = arguments_of(name)
+    return halving(LAYERS[name].function, params, kept_by(name), x, given)
+
+
+def in_float64(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+
+
+@every_layer
+def test_the_gradients_are_those_of_the_whole_backward(name):
+    (params, x, dy, given), parts = arguments_of(name), halved(name)
+    function = LAYERS[name].function
+
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    def plain(params, x, dy):
+        _, vjp = jax.vjp(lambda params, x: function(params, x, given), params, x)
+        return residuals.forward(function, params, x, given)[1], vjp(dy)
+
+    kept, expected = plain(params, x, dy)
+    whole = jax.jit(parts.whole, compiler_options=QUICKLY)(params, kept, dy, given)
+    found = jax.jit(parts.both, compiler_options=QUICKLY)(params, kept, dy, given)
+    # Of a loop that is two, XLA orders the terms of a product in another way.
+    if "loop" not in name:
+        jax.tree.map(np.testing.assert_array_equal, found, whole)
+    for reference in (whole, expected):
+        for leaf, wanted in zip(in_float64(found), in_float64(reference), strict=True):
+            assert np.linalg.norm(leaf - wanted) <= LARGEST_ERROR * np.linalg.norm(wanted)
+
+
+@every_layer
+def test_each_product_is_computed_once_and_nothing_anew(name):
+    (params, _, dy, given), parts, layer, kept = arguments_of(name), halved(name), LAYERS[name], kept_by(name)
+    now = num_runs(parts.input_gradient, params, kept, dy, given)
+    later = num_runs(parts.weight_gradient, params, kept, list(parts.halves.left), given)
+    assert (num_products(now), num_products(later)) == (layer.now, layer.later)
+    assert num_products(num_runs(parts.whole, params, kept, dy, given)) == layer.now + layer.later
+    assert ANEW & set(later) == set(layer.again)
+
+
+@every_layer
+def test_what_waits_for_the_second_half(name):
+    parts, layer, kept = halved(name), LAYERS[name], kept_by(name)
+    names = sorted(layer.params)  # the order of a dict's leaves
+    assert {key for key, is_early in zip(names, parts.is_early, strict=True) if is_early} == set(layer.early)
+    if layer.left is not None:
+        assert sorted(like.shape for like in parts.halves.left) == sorted(layer.left)
+    if layer.kept is not None:
+        assert sorted(kept[i].shape for i in parts.halves.kept) == sorted(layer.kept)
