@@ -49,6 +49,7 @@ def cut(
     params: Collection[core.Var] = (),
     given: Collection[core.Var] = (),
     put_off: Collection[core.Var] = (),
+    gradients: Collection[core.Var] | None = None,
 ) -> Cut:
     """The halves of `jaxpr`.
 
@@ -58,9 +59,12 @@ def cut(
         params: inputs that the second half has anyway, and from which it may compute whatever is no product.
         given: other inputs that it has anyway.
         put_off: inputs that the first half does not have.
+        gradients: inputs on which the products depend that are put off; others compute forward again, which is done
+            now. By default all inputs.
     """
     wanted = _needed(jaxpr.eqns, [out for out, w in zip(jaxpr.outvars, is_wanted, strict=True) if w])
-    is_later = _products_and_after(jaxpr.eqns, wanted, put_off)
+    of_gradients = _after(jaxpr.eqns, set(jaxpr.invars if gradients is None else gradients))
+    is_later = _products_and_after(jaxpr.eqns, wanted | (set(range(len(jaxpr.eqns))) - of_gradients), put_off)
     after = {out for i in is_later for out in jaxpr.eqns[i].outvars} | set(put_off)
     is_early = [isinstance(out, core.Literal) or out not in after for out in jaxpr.outvars]
     of_params = _from(jaxpr.eqns, set(params) | set(jaxpr.constvars))
@@ -101,14 +105,24 @@ def _needed(equations: Sequence[core.JaxprEqn], outs: Iterable[Atom], known: Col
     return needed
 
 
+def _after(equations: Sequence[core.JaxprEqn], values: set[core.Var]) -> set[int]:
+    """Indices of the equations that depend on `values`."""
+    found = set()
+    for i, equation in enumerate(equations):
+        if not values.isdisjoint(_vars(equation.invars)):
+            found.add(i)
+            values.update(equation.outvars)
+    return found
+
+
 def _products_and_after(
-    equations: Sequence[core.JaxprEqn], wanted: set[int], put_off: Collection[core.Var]
+    equations: Sequence[core.JaxprEqn], done_now: set[int], put_off: Collection[core.Var]
 ) -> set[int]:
-    """Indices of the products that are not wanted now, and of what depends on one or on what is put off."""
+    """Indices of the products that are not `done_now`, and of what depends on one or on what is put off."""
     values, found = set(put_off), set()
     for i, equation in enumerate(equations):
         depends = not values.isdisjoint(_vars(equation.invars))
-        if i not in wanted and (depends or is_product(equation)):
+        if i not in done_now and (depends or is_product(equation)):
             found.add(i)
             values.update(equation.outvars)
     return found

@@ -121,6 +121,12 @@ def halve(layer: Callable, params: PyTree, kept: Sequence[Any], x_like: jax.Shap
     num_params = len(jax.tree.leaves(params))
     is_wanted = [False] * num_params + [True]
     closed = without_mixed_scans(closed, is_wanted)
-    invars = closed.jaxpr.invars
-    found = cut(closed.jaxpr, is_wanted, params=invars[:num_params], given=invars[num_params + len(kept) + 1 :])
+    invars, behind = closed.jaxpr.invars, num_params + len(kept)
+    found = cut(
+        closed.jaxpr,
+        is_wanted,
+        params=invars[:num_params],
+        given=invars[behind + 1 :],
+        gradients=invars[behind : behind + 1],
+    )
     return Halves(closed, found, num_params, len(kept))
