@@ -3,7 +3,8 @@
 from jaxpipe.schedules.action import NO_MICROBATCH, Action, Kind, parse_action
 from jaxpipe.schedules.balance import balance
 from jaxpipe.schedules.csv_form import from_csv, read_csv, to_csv
-from jaxpipe.schedules.json_form import from_json, to_json
+from jaxpipe.schedules.files import read_schedule, write_schedule
+from jaxpipe.schedules.json_form import from_json, read_json, to_json
 from jaxpipe.schedules.memory import Stored, peak_activations, stored
 from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
 from jaxpipe.schedules.registry import REGISTRY, build
@@ -43,6 +44,8 @@ __all__ = [
     "peak_activations",
     "peak_memory",
     "read_csv",
+    "read_json",
+    "read_schedule",
     "simulate",
     "split_backward",
     "stored",
@@ -50,5 +53,6 @@ __all__ = [
     "to_json",
     "transfers",
     "violations",
+    "write_schedule",
     "zig_zag",
 ]

@@ -35,8 +35,8 @@ def chimera(
 
     On the SPMD clock, the exchange of gradients apart: as long as on the asynchronous one whatever a backward costs;
     with messages of 0.1 forward up to 1.03 times at D=4, 1.02 at D=8. With `forward_doubling` rounds go by the expected
-    costs: as long at a backward of one or two forwards, measured up to 1.04 times at one of three, and up to 1.16, 1.12
-    or 1.08 times with such messages. With the exchange, gradients of a layer taking 0.6 forwards, units without
+    costs: as long at a backward of one or two forwards, measured up to 1.004 times at one of three, and up to 1.15,
+    1.11 or 1.06 times with such messages. With the exchange, gradients of a layer taking 0.6 forwards, units without
     doubling take up to 1.10 times at D=4, 1.05 at D=8.
 
     Needs even D, any N >= 1: where N is not whole units, the last one is built whole, and microbatches of both

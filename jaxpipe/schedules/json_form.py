@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from pathlib import Path
 
 from jaxpipe.errors import ScheduleError, closest
 from jaxpipe.schedules.action import Action, parse_action
@@ -45,6 +46,25 @@ def to_json(schedule: Schedule) -> str:
         head["parked"] = [str(share) for share in schedule.parked]
     rows = ",\n".join("  " + json.dumps([str(action) for action in row]) for row in schedule.rows)
     return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n'
+
+
+def read_json(path: str | Path) -> Schedule:
+    """The schedule in the file `path`, with the name that it has there.
+
+    Raises:
+        ScheduleError: the file cannot be read, or `from_json` cannot read what is in it.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise ScheduleError(
+            f"cannot read {str(path)!r}: {reason}.\n  rule {_RULE}\n  repair: give the path of such a file"
+        ) from None
+    try:
+        return from_json(text)
+    except ScheduleError as error:
+        raise ScheduleError(f"{path}: {error}") from None
 
 
 def from_json(text: str) -> Schedule:

@@ -1,10 +1,10 @@
 """V-Min: two chunks of a V on each device at a third of the memory of 1F1B."""
 
-from jaxpipe.schedules.building_block import v_min_block
-from jaxpipe.schedules.capped_search import capped
+from jaxpipe.schedules.orders.building_block import v_min_block
+from jaxpipe.schedules.orders.capped_search import capped
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.split_chains import durations
+from jaxpipe.schedules.times import checked_times
 
 
 def v_min(
@@ -32,8 +32,9 @@ def v_min(
 
     Found as `v_half` is, from a block of its own and under a lower cap.
 
-    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at F=I=W; measured up to 1.23
-    times at times of 1, 0.9, 1.3 or 1, 1.2, 0.8, and up to 1.34 times with messages of 0.1 forward.
+    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at times of 1, 1, 1, of
+    1, 1.2, 0.8 and of 1, 0.9, 1.3 (D in 2, 4, 5, 8, N to 4D); with messages of 0.02 or 0.1 forward up to 1.007 or
+    1.032 times.
 
     Args:
         num_devices: devices on the `pipe` axis.
@@ -46,6 +47,6 @@ def v_min(
     Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (arXiv 2405.15362), which writes B
     for our I; block and bound as in github.com/sail-sg/zero-bubble. What comes of it, with its bubble, is ours.
     """
-    times = durations("v_min", forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
+    times = checked_times("v_min", forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
     cap = 2 * ((num_devices + 4) // 3)  # stages' activations, two to an Ma
     return capped("v_min", zig_zag(num_devices, 2), num_microbatches, times, cap, v_min_block(num_devices))

@@ -1,9 +1,9 @@
 """ZB-H1: 1F1B with split backwards, whose weight gradients fill the end of the step, at the memory of 1F1B."""
 
-from jaxpipe.schedules.capped_search import capped
+from jaxpipe.schedules.orders.capped_search import capped
 from jaxpipe.schedules.placement import linear
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.split_chains import durations
+from jaxpipe.schedules.times import checked_times
 
 
 def zb_h1(
@@ -29,10 +29,11 @@ def zb_h1(
 
     How it is found: a free device takes an F or I that is ready, by what it prefers, and W where none is, without ever
     storing more than D Ma. Then all actions move as late as they can, and as early as they can, while the step gets
-    shorter. Of four preferences the best result is taken, the shortest at the times given (`capped_search`).
+    shorter. Of four patterns the best result is taken, the shortest at the times given (`capped_search`).
 
-    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at F=I=W; measured up to 1.18
-    times at times of 1, 0.9, 1.3 or 1, 1.2, 0.8, and up to 1.32 times with messages of 0.1 forward.
+    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at times of 1, 1, 1, of
+    1, 1.2, 0.8 and of 1, 0.9, 1.3 (D in 2, 4, 5, 8, N to 4D); with messages of 0.02 or 0.1 forward up to 1.010 or
+    1.054 times.
 
     Args:
         num_devices: devices on the `pipe` axis.
@@ -45,6 +46,6 @@ def zb_h1(
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241), which writes B for our I;
     published formulas as in github.com/sail-sg/zero-bubble. The order is ours.
     """
-    times = durations("zb_h1", forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
+    times = checked_times("zb_h1", forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
     cap = num_devices
     return capped("zb_h1", linear(num_devices), num_microbatches, times, cap)

@@ -1,10 +1,10 @@
 """ZB-V: two chunks of a V on each device and no gap, at the memory of 1F1B."""
 
-from jaxpipe.schedules.building_block import zb_v_block
-from jaxpipe.schedules.capped_search import capped
+from jaxpipe.schedules.orders.building_block import zb_v_block
+from jaxpipe.schedules.orders.capped_search import capped
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.split_chains import durations
+from jaxpipe.schedules.times import checked_times
 
 
 def zb_v(
@@ -33,8 +33,9 @@ def zb_v(
     devices that start first also made to end first. The best result is taken, the shortest at the times given
     (`capped_search`).
 
-    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at F=I=W; measured up to 1.14
-    times at times of 1, 0.9, 1.3 or 1, 1.2, 0.8, and up to 1.26 times with messages of 0.1 forward.
+    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at times of 1, 1, 1, of
+    1, 1.2, 0.8 and of 1, 0.9, 1.3 (D in 2, 4, 5, 8, N to 4D); with messages of 0.02 or 0.1 forward up to 1.009 or
+    1.046 times.
 
     Args:
         num_devices: devices on the `pipe` axis.
@@ -47,7 +48,7 @@ def zb_v(
     Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (arXiv 2405.15362), which writes B
     for our I, and github.com/sail-sg/zero-bubble for cap and bubble. Block and order are ours.
     """
-    times = durations("zb_v", forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
+    times = checked_times("zb_v", forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
     cap = 2 * num_devices  # stages' activations, two to an Ma
     return capped(
         "zb_v", zig_zag(num_devices, 2), num_microbatches, times, cap, zb_v_block(num_devices), staggered=True

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from jaxpipe.schedules import Placement, Schedule, bidirectional, check, linear, peak_activations, simulate, zig_zag
-from jaxpipe.schedules.chain_rows import num_chains, route_of, rows_of
-from jaxpipe.schedules.list_scheduling import Order, Preference, best_order, list_schedule
+from jaxpipe.schedules.orders.chain_rows import num_chains, route_of, rows_of
+from jaxpipe.schedules.orders.list_scheduling import Order, Preference, best_order, list_schedule
 
 
 def every_step_at_every_moment(route: tuple[int, ...], num_chains: int, preference: Preference) -> list[list[int]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.lowering import lower
-from jaxpipe.schedules import build, from_csv
+from jaxpipe.schedules import build, from_csv, to_json
 from jaxpipe.show import main
 from jaxpipe.show.sent import sent
 
@@ -171,6 +171,13 @@ def test_csv_goes_round(capsys, tmp_path):
     assert shown(capsys, f"--csv={path}", "--format=json") == shown(capsys, *SMALL, "--format=json")
 
 
+@pytest.mark.parametrize("name", ["1f1b", "chimera"])
+def test_a_schedule_in_json_is_shown(capsys, tmp_path, name):
+    path = tmp_path / "mine.json"
+    path.write_text(to_json(build(name, num_devices=4, num_microbatches=6)))
+    assert shown(capsys, f"--json={path}") == shown(capsys, name, *SMALL[1:])
+
+
 @pytest.mark.parametrize("form", ["text", "json", "csv", "svg", "png", "chrome"])
 def test_output_file_holds_what_is_printed(capsys, tmp_path, form):
     path = tmp_path / "picture"
@@ -211,6 +218,9 @@ def test_output_file_holds_what_is_printed(capsys, tmp_path, form):
         ([*SMALL, "--csv=mine.csv"], "leave NAME out"),
         (["--csv=mine.csv", "--num_devices=4"], "leave --num_devices out"),
         (["--csv=/no/such/file.csv"], "cannot read '/no/such/file.csv'"),
+        ([*SMALL, "--json=mine.json"], "--json says the whole schedule: leave NAME out"),
+        (["--csv=mine.csv", "--json=mine.json"], "--csv says the whole schedule: leave --json out"),
+        (["--json=/no/such/file.json"], "cannot read '/no/such/file.json'"),
     ],
 )
 def test_mistakes_are_told_in_plain_text(capsys, arguments, message):

@@ -18,8 +18,11 @@ from jaxpipe.schedules import (
     linear,
     parse_action,
     read_csv,
+    read_json,
+    read_schedule,
     to_csv,
     to_json,
+    write_schedule,
 )
 from jaxpipe.schedules.rules import check
 
@@ -166,3 +169,36 @@ def test_json_mistakes_are_named(text, message):
     with pytest.raises(ScheduleError, match=message) as error:
         from_json(text)
     assert "repair: " in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "ending"), [("zb_v", "csv"), ("bpipe", "csv"), ("zb_v", "json"), ("chimera", "json")])
+def test_files_read_back_equal_by_their_ending(tmp_path, name, ending):
+    schedule, path = build(name, num_devices=4, num_microbatches=5), tmp_path / f"{name}.{ending}"
+    write_schedule(schedule, path)
+    assert read_schedule(path) == schedule
+    assert path.read_text() == (to_csv if ending == "csv" else to_json)(schedule)
+
+
+def test_files_that_are_no_schedules_are_named(tmp_path):
+    schedule = build("chimera", num_devices=2, num_microbatches=2)
+    with pytest.raises(ScheduleError, match=r"rule schedule-file: its name ends in \.csv or \.json\n.*'mine\.json'"):
+        write_schedule(schedule, "mine.txt")
+    with pytest.raises(ScheduleError, match=r"rule schedule-file: its name ends in \.csv or \.json\n"):
+        read_schedule("mine.txt")
+    with pytest.raises(ScheduleError, match=r"cannot write '.*/no/mine\.json': No such file or directory"):
+        write_schedule(schedule, tmp_path / "no" / "mine.json")
+    with pytest.raises(ScheduleError, match=r"cannot be written as CSV"):
+        write_schedule(schedule, tmp_path / "mine.csv")
+    assert list(tmp_path.iterdir()) == []
+    path = tmp_path / "mine.json"
+    with pytest.raises(ScheduleError, match=r"cannot read '.*/mine\.json': No such file or directory"):
+        read_json(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ScheduleError, match=r"cannot read '.*/mine\.json': it is not a text file"):
+        read_json(path)
+    path.write_text("{}")
+    with pytest.raises(ScheduleError, match=r"mine\.json: this is not a schedule in JSON: the key 'name' is missing"):
+        read_json(path)
+    path.write_text(to_json(schedule).replace("0F0", "0F7"))
+    with pytest.raises(ScheduleError, match=r"broken in 'chimera'"):
+        read_schedule(path)

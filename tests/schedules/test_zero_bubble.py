@@ -12,17 +12,15 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, peak_activations, simulate, zig_zag
-from jaxpipe.schedules.building_block import INTERVAL, repeated, v_half_block, v_min_block, zb_v_block
-from jaxpipe.schedules.justification import justified
-from jaxpipe.schedules.split_chains import (
-    TICKS_PER_FORWARD,
-    UNIT_DURATIONS,
-    Durations,
-    SplitChains,
-    durations,
-    in_order,
-)
-from jaxpipe.schedules.split_list_scheduling import SplitPreference, list_schedule_split
+from jaxpipe.schedules.orders.building_block import INTERVAL, repeated, v_half_block, v_min_block, zb_v_block
+from jaxpipe.schedules.orders.capped_search import merit
+from jaxpipe.schedules.orders.greedy import greedy
+from jaxpipe.schedules.orders.justification import in_order, justified
+from jaxpipe.schedules.orders.pattern import NEVER_FIRST, Pattern
+from jaxpipe.schedules.orders.shop import Shop, shop_of
+from jaxpipe.schedules.orders.sizes import Sizes
+from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.times import Times
 
 NAMES = ("zb_h1", "zb_h2", "zb_v", "v_half", "v_min")
 OTHER_TIMES = [(1.0, 1.2, 0.8), (1.0, 0.9, 1.3), (1.0, 1.5, 0.5)]  # F, I, W
@@ -74,6 +72,12 @@ def test_the_last_device_starts_late_and_nothing_else_is_lost(name, d):
 @pytest.mark.parametrize(("name", "ratio"), [("zb_h1", 7 / 103), ("zb_h2", 7 / 103), ("zb_v", 7 / 199)])
 def test_bubble_ratio_of_eight_devices(name, ratio):
     assert simulate(built(name, 8, 32)).bubble_ratio == pytest.approx(ratio, abs=1e-12)
+
+
+@pytest.mark.parametrize("d", [3, 4, 5, 6])
+def test_zb_h1_loses_nothing_else_whatever_microbatches(d):
+    for n in range(d, 4 * d + 1):
+        assert bubble(built("zb_h1", d, n)) == d - 1, n
 
 
 @pytest.mark.parametrize("d", [2, 5, 8])
@@ -150,9 +154,9 @@ def test_only_ratios_of_times_matter():
         assert built(name, 4, 6, (0.7, 0.7, 0.7)) == built(name, 4, 6)
 
 
-def test_times_are_whole_ticks():
-    times = durations("zb_v", forward=2.0, input_gradient=2.4, weight_gradient=1e-12)
-    assert times == (TICKS_PER_FORWARD, 12 * TICKS_PER_FORWARD // 10, 1)
+def test_times_are_whole_ticks_of_at_least_one():
+    shop = split_shop(linear(1), 1, 1, Times(1.0, 1.2, 1e-12), ticks_per_unit=1e6)
+    assert shop.duration == [1_000_000, 1_200_000, 1]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -185,77 +189,106 @@ def test_blocks_are_the_published_ones():
         assert [v_half_block(p)[step] for step in at] == expected
 
 
-def random_case(source: random.Random) -> tuple[SplitChains, Schedule, Durations, int, list[int]]:
-    """Chains, an empty schedule of their placement, times, a cap and what list scheduling makes of a preference."""
+def split_shop(placement: Placement, num_chains: int, cap: int, times: Times, *, ticks_per_unit: float = 1.0) -> Shop:
+    return shop_of(placement, num_chains, times.costs, Sizes(cap), is_split=True, ticks_per_unit=ticks_per_unit)
+
+
+def random_case(source: random.Random) -> tuple[Shop, list[int]]:
+    """A shop with times and a cap, and what list scheduling makes of a pattern."""
     d = source.randint(1, 5)
     placement = zig_zag(d, source.choice((1, 2, 3)))
-    chains = SplitChains(placement.devices[0], source.randint(1, 7))
-    times = Durations(*(source.randint(1, 5) for _ in range(3)))
+    num_chains, times = source.randint(1, 7), Times(*(source.randint(1, 5) for _ in range(3)))
     cap = source.randint(placement.num_chunks, 3 * placement.num_stages)
-    spacing, forward, backward, delay = (source.randint(0, 9) for _ in range(4))
-    preference = SplitPreference(spacing, forward, backward, delay - 5, source.random() < 0.5)
-    start = list_schedule_split(chains, times, cap, preference)
-    return chains, Schedule("listed", placement, chains.num_chains, ()), times, cap, start
+    shop = split_shop(placement, num_chains, cap, times)
+    pattern = Pattern(
+        hops=tuple(source.choice((1.0, 2.0, 3.0)) for _ in range(2 * placement.num_chunks)),
+        turn=source.choice((-NEVER_FIRST, 0.0, 0.5)),
+        weight_delay=2 * NEVER_FIRST,
+        weight_wait=source.choice((0.0, 1.0)),
+    )
+    order = greedy(shop, pattern.guide(shop), 10**9)
+    assert order
+    return shop, order.start
 
 
-def with_rows(empty: Schedule, chains: SplitChains, start: list[int]) -> Schedule:
-    rows = chains.rows_of(start, empty.placement)
-    return check(Schedule("found", empty.placement, empty.num_microbatches, rows))
+def with_rows(shop: Shop, start: list[int]) -> Schedule:
+    return check(Schedule("found", shop.placement, shop.num_chains, shop.rows_of(shop.order_of(start))))
 
 
-def length_of(start: list[int], chains: SplitChains, times: Durations) -> int:
-    ends = np.array(start).reshape(chains.num_chains, chains.num_steps) + chains.duration_of(times)
+def length_of(start: list[int], shop: Shop) -> int:
+    ends = np.array(start).reshape(shop.num_chains, shop.num_steps) + shop.duration
     return int(ends.max())
 
 
-def simulated(schedule: Schedule, times: Durations) -> float:
-    return simulate(schedule, Costs(forward=times[0], input_gradient=times[1], weight_gradient=times[2])).makespan
+def simulated(schedule: Schedule, shop: Shop) -> float:
+    forward, input_gradient, weight_gradient = shop.duration[:: shop.placement.num_stages]
+    costs = Costs(forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
+    return simulate(schedule, costs).makespan
 
 
 def test_list_scheduling_never_stops_and_keeps_its_cap():
     source = random.Random(0)
     num_full = 0
     for _ in range(200):
-        chains, empty, times, cap, start = random_case(source)
-        schedule = with_rows(empty, chains, start)
-        peak = peak_activations(schedule).max() * empty.placement.num_chunks
-        assert peak <= cap
-        num_full += peak == cap
+        shop, start = random_case(source)
+        schedule = with_rows(shop, start)
+        peak = peak_activations(schedule).max() * shop.placement.num_chunks
+        assert peak <= shop.sizes.capacity
+        num_full += peak == shop.sizes.capacity
         # a W that waits for a longer gap than it gets may start earlier when only the order is kept
-        assert simulated(schedule, times) <= length_of(start, chains, times)
-        assert in_order(start, chains, times) == in_order(in_order(start, chains, times), chains, times)
+        assert simulated(schedule, shop) <= length_of(start, shop)
+        assert in_order(start, shop) == in_order(in_order(start, shop), shop)
     assert num_full > 50
+
+
+def test_merit_is_what_the_simulator_says():
+    source = random.Random(2)
+    for _ in range(50):
+        shop, start = random_case(source)
+        start = in_order(start, shop)
+        schedule = with_rows(shop, start)
+        makespan, gaps, most_stored = merit(start, shop)
+        assert makespan == simulated(schedule, shop)
+        assert most_stored == peak_activations(schedule).max() * shop.placement.num_chunks
+        ends = np.array(start).reshape(shop.num_chains, shop.num_steps) + shop.duration
+        waits = []
+        for device in range(shop.placement.num_devices):
+            steps = np.array(shop.device_of[0]) == device
+            first = ends[:, steps] - np.array(shop.duration)[steps]
+            waits.append(ends[:, steps].max() - first.min() - shop.num_chains * np.array(shop.duration)[steps].sum())
+        assert gaps == max(waits)
 
 
 def test_a_justified_step_is_no_longer_legal_and_keeps_the_cap():
     source = random.Random(1)
     num_shorter = 0
     for _ in range(200):
-        chains, empty, times, cap, start = random_case(source)
-        moved = justified(start, chains, times, cap)
-        schedule = with_rows(empty, chains, moved)
-        assert peak_activations(schedule).max() * empty.placement.num_chunks <= cap
-        length, before = length_of(moved, chains, times), length_of(start, chains, times)
-        assert simulated(schedule, times) == length <= before
+        shop, start = random_case(source)
+        moved = justified(start, shop)
+        schedule = with_rows(shop, moved)
+        assert peak_activations(schedule).max() * shop.placement.num_chunks <= shop.sizes.capacity
+        length, before = length_of(moved, shop), length_of(start, shop)
+        assert simulated(schedule, shop) == length <= before
         num_shorter += length < before
     assert num_shorter > 20
 
 
 def test_a_justified_block_of_one_microbatch_is_its_chain():
-    chains = SplitChains(zig_zag(4, 2).devices[0], 1)
-    moved = justified(repeated(v_half_block(4), chains), chains, UNIT_DURATIONS, 2)
+    shop = split_shop(zig_zag(4, 2), 1, 2, Times())
+    moved = justified(repeated(v_half_block(4), shop), shop)
     # 8 stages forward and back without a wait, then W
-    assert length_of(moved, chains, UNIT_DURATIONS) == 2 * 8 + 1
+    assert length_of(moved, shop) == 2 * 8 + 1
     assert moved[:16] == list(range(16))
 
 
 def test_tails_let_first_devices_end_first():
-    chains = SplitChains(linear(4).devices[0], 8)
-    preference = SplitPreference(3, 1, 1, -100)
-    start = list_schedule_split(chains, UNIT_DURATIONS, 7, preference)
-    moved = justified(start, chains, UNIT_DURATIONS, 7, [3, 2, 1, 0])
+    shop = split_shop(linear(4), 8, 7, Times())
+    pattern = Pattern((1.0, 1.0), turn=-NEVER_FIRST, weight_delay=2 * NEVER_FIRST, weight_wait=0.9)
+    order = greedy(shop, pattern.guide(shop), 10**9)
+    assert order
+    moved = justified(order.start, shop, [3, 2, 1, 0])
     last = [0] * 4
     for index, at in enumerate(moved):
-        device = chains.device_of[index % chains.num_steps]
+        device = shop.device_of[0][index % shop.num_steps]
         last[device] = max(last[device], at + 1)
     assert last == [24, 25, 26, 27]

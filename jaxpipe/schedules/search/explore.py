@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from jaxpipe.schedules.search.greedy import Guide, Order, greedy
+from jaxpipe.schedules.orders.device import Guide
+from jaxpipe.schedules.orders.greedy import Order, greedy
+from jaxpipe.schedules.orders.pattern import Pattern, plain
+from jaxpipe.schedules.orders.shop import Shop
 from jaxpipe.schedules.search.neighbours import guide_of, neighbour
-from jaxpipe.schedules.search.pattern import Pattern, drawn, plain, varied
-from jaxpipe.schedules.search.shop import Shop
+from jaxpipe.schedules.search.variation import drawn, varied
 
 _DRAWN, _VARIED, _NEAR = 0.25, 0.45, 0.3  # shares of the trials
 _PROMISING = (3, 2, 1)  # shops that are searched further, one time after the other

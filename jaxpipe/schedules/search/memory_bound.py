@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.memory import stored
+from jaxpipe.schedules.orders.sizes import Sizes
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.simulate import Costs, simulate
@@ -66,20 +66,6 @@ class MemoryBound:
     def least(self, placement: Placement) -> float:
         """The least limit that a schedule on `placement` keeps: one microbatch after the other, whole backwards."""
         return self.activations + placement.num_replicas * self.replica
-
-
-class Sizes(NamedTuple):
-    """Attributes of a bound, for one stage and without replicas, all times `unit`."""
-
-    capacity: int
-    activations: int
-    weight_gradient: int
-    unit: int
-
-    @property
-    def growth(self) -> int:
-        """How much more a stage's microbatch takes from the start of its I on."""
-        return max(0, self.weight_gradient - self.activations)
 
 
 def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None = None) -> np.ndarray:

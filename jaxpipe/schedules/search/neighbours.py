@@ -8,23 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxpipe.schedules.action import COMPUTE_KINDS, MOVE_KINDS, Kind
+from jaxpipe.schedules.orders.device import Guide
+from jaxpipe.schedules.orders.shop import Shop
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.search.greedy import Guide
-from jaxpipe.schedules.search.shop import Shop
 from jaxpipe.schedules.simulate import Costs, simulate
-
-_EARLIEST = 10**12  # ticks that keep keys above 0
 
 
 def guide_of(shop: Shop, start: Sequence[int]) -> Guide:
     """What leads `greedy` to the order of `start`, [chain * K + step] in ticks, or to one that is a little better."""
-    return Guide([_EARLIEST + at for at in start], start[:: shop.num_steps])
+    return Guide(start, start[:: shop.num_steps])
 
 
 def neighbour(shop: Shop, start: Sequence[int], rng: random.Random) -> Guide:
     """What leads to an order near `start`: some keys moved at random, of a few chains or of one step of many."""
     num_chains, num_steps, interval = shop.num_chains, shop.num_steps, shop.interval
-    keys = [_EARLIEST + at for at in start]
+    keys = list(start)
     size = interval * rng.choice((0.1, 0.3, 1.0, 3.0))
     first = rng.randrange(num_chains)
     if rng.random() < 0.5:

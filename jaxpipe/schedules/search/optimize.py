@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.domains import check_count, check_times
+from jaxpipe.schedules.orders.shop import Shop, shop_of
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
@@ -21,12 +23,12 @@ from jaxpipe.schedules.search.memory_bound import MemoryBound, peak_memory, peak
 from jaxpipe.schedules.search.neighbours import starts_in
 from jaxpipe.schedules.search.problem import Problem, problem_of
 from jaxpipe.schedules.search.registered import registered, split_forms, times_of
-from jaxpipe.schedules.search.shop import Shop, shop_of
 from jaxpipe.schedules.search.stage_costs import costs_of_stages
 from jaxpipe.schedules.simulate import Costs, simulate
 
 Clock = Callable[[Schedule, Costs], float]
 
+NUM_TRIALS = 1200
 _DIGITS = 9  # of a makespan that count; equal sums in another order differ in later ones
 _LONGEST = 10**8  # ticks of a device's share, so that sums of decimal costs are exact
 _NUM_KNOWN = 3  # registered schedules of a placement, near which is searched
@@ -43,7 +45,7 @@ def optimize(
     costs: Costs | None = None,
     memory_bound: MemoryBound | float,
     clock: Clock = asynchronous,
-    num_trials: int = 1200,
+    num_trials: int = NUM_TRIALS,
 ) -> Schedule:
     """Returns the shortest schedule found that solves `problem` and keeps `memory_bound` on every device.
 
@@ -86,6 +88,30 @@ def optimize(
     Source: ours. Building blocks that set what is stored: Qi et al., Pipeline Parallelism with Controllable Memory,
     NeurIPS 2024 (arXiv 2405.15362).
     """
+    return search(problem, costs=costs, memory_bound=memory_bound, clock=clock, num_trials=num_trials).shortest
+
+
+class Found(NamedTuple):
+    """What a search finds.
+
+    Attributes:
+        shortest: the schedule that `optimize` returns.
+        registered: the shortest of the registered ones that keep the bound, whole or split; None if none does.
+    """
+
+    shortest: Schedule
+    registered: Schedule | None
+
+
+def search(
+    problem: Problem | Schedule,
+    *,
+    costs: Costs | None = None,
+    memory_bound: MemoryBound | float,
+    clock: Clock = asynchronous,
+    num_trials: int = NUM_TRIALS,
+) -> Found:
+    """Returns what `optimize` finds, and what it is to be compared with; arguments and errors are its own."""
     check_count("optimize", "num_trials", num_trials, least=0)
     given = (check(problem),) if isinstance(problem, Schedule) else ()
     if not isinstance(memory_bound, MemoryBound):
@@ -95,9 +121,17 @@ def optimize(
         check_times("optimize", **{kind: np.min(getattr(costs, kind)).item()})
     question = _Question(problem_of(problem), costs, memory_bound)
     question.check_feasible()
-    fitting = [each for each in question.candidates(given) if question.fits(each)]
+    registered = [each for each in question.registered() if question.fits(each)]
+    fitting = [*filter(question.fits, question.forms_of(given)), *registered]
     fitting.sort(key=question.merit)
-    return question.shortest([*fitting, *question.found(fitting, num_trials)], clock)
+    shortest = question.shortest([*fitting, *question.found(fitting, num_trials)], clock)
+    if shortest is None:
+        raise ScheduleError(
+            f"no registered schedule keeps limit={memory_bound.limit:g}, and num_trials={num_trials}.\n"
+            "  rule memory-bound: a schedule keeps it on every device\n"
+            "  repair: set num_trials=1 or more: a search finds one"
+        )
+    return Found(shortest, question.shortest(registered, clock))
 
 
 @dataclass(frozen=True)
@@ -131,13 +165,20 @@ class _Question:
                 f"  repair: set limit={least:g} or more"
             )
 
-    def candidates(self, given: Sequence[Schedule]) -> Iterable[Schedule]:
-        """What need not be searched."""
-        slots = (self.bound.limit - self.bound.replica) / self.bound.activations
+    @property
+    def slots(self) -> float:
+        """The microbatches, in Ma, for which there is room."""
+        return (self.bound.limit - self.bound.replica) / self.bound.activations
+
+    def forms_of(self, given: Sequence[Schedule]) -> Iterable[Schedule]:
+        """Schedules that are given, whole and split."""
         for schedule in given:
             yield schedule
-            yield from split_forms(schedule, times_of(self.costs, self.problem.num_devices), slots)
-        yield from registered(self.problem, self.costs, slots)
+            yield from split_forms(schedule, times_of(self.costs, self.problem.num_devices), self.slots)
+
+    def registered(self) -> Iterable[Schedule]:
+        """Registered schedules, whole and split."""
+        return registered(self.problem, self.costs, self.slots)
 
     def fits(self, schedule: Schedule) -> bool:
         sizes = self.bound.sizes(schedule.placement)
@@ -187,8 +228,11 @@ class _Question:
                     ticks_per_unit=self.ticks_per_unit,
                 )
 
-    def shortest(self, schedules: Sequence[Schedule], clock: Clock) -> Schedule:
-        """The shortest on `clock`; of several the one with the best merit, the first if these are equal too."""
+    def shortest(self, schedules: Sequence[Schedule], clock: Clock) -> Schedule | None:
+        """The shortest on `clock`; of several the one with the best merit, the first if these are equal too.
+
+        None of none.
+        """
         best: tuple[float, Schedule] | None = None
         for (least, *_), schedule in sorted(((self.merit(each), each) for each in schedules), key=lambda each: each[0]):
             if best is not None and least >= best[0]:
@@ -196,8 +240,7 @@ class _Question:
             makespan = _rounded(clock(schedule, self.costs_on(schedule.placement)))
             if best is None or makespan < best[0]:
                 best = makespan, schedule
-        assert best  # one microbatch after the other keeps any bound that is feasible
-        return best[1]
+        return best and best[1]
 
 
 def _rounded(makespan: float) -> float:

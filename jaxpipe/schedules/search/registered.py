@@ -13,8 +13,8 @@ from jaxpipe.schedules.search.problem import Problem
 from jaxpipe.schedules.search.stage_costs import share_of
 from jaxpipe.schedules.simulate import Costs
 from jaxpipe.schedules.split_backward import split_backward
+from jaxpipe.schedules.times import Times
 
-_TIMES = ("forward", "input_gradient", "weight_gradient")
 # Option -> what is tried of it, where a generator takes it; the default is among these or comes first.
 _VALUES: dict[str, tuple[object, ...]] = {
     "num_chunks": (1, 2, 3, 4),
@@ -52,7 +52,7 @@ def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedul
 
 def times_of(costs: Costs, num_devices: int) -> dict[str, float]:
     """The times that generators ask for, of the mean device's share."""
-    return {time: share_of(getattr(costs, time), num_devices) for time in _TIMES}
+    return {time: share_of(getattr(costs, time), num_devices) for time in Times._fields}
 
 
 def split_forms(schedule: Schedule, times: dict[str, float], slots: float) -> Iterator[Schedule]:

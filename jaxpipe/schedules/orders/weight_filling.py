@@ -9,21 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from jaxpipe.schedules.action import COMPUTE_KINDS, Action, Kind
 from jaxpipe.schedules.phantoms import Rows
+from jaxpipe.schedules.times import Times
 
 _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
 _Key = tuple[Kind, int, int]  # kind, stage, microbatch
-
-
-class Times(NamedTuple):
-    """What a stage's F, I and W take, in any one unit."""
-
-    forward: float = 1.0
-    input_gradient: float = 1.0
-    weight_gradient: float = 1.0
 
 
 def with_weight_gradients(

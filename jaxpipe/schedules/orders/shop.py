@@ -1,26 +1,31 @@
-"""A placement, costs and sizes as flat lists of whole numbers, for the inner loop of the search.
+"""A shop, as scheduling theory has it: all actions of a step, numbered, with who runs them and what they take.
 
 A chain is one microbatch of one replica. Its steps are the F of stages 0, 1, ..., the I of the stages the other way
-round, and the W in the order of the I; whole backwards stand where I does, and have no W. Chain c is of replica c % R.
+round, and the W in the order of the I; whole backwards stand where I does, and have no W. Step k of chain c has the
+number c * K + k, for K steps of a chain; chain c is of replica c % R. A step waits for the one before it, W for its I.
+
+Goes in: placement, costs, sizes. Comes out: flat lists of whole numbers, for inner loops, and from orders of these
+numbers the rows of a schedule.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxpipe.schedules.action import Action, Kind
+from jaxpipe.schedules.orders.sizes import Sizes
 from jaxpipe.schedules.phantoms import Rows
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.search.memory_bound import Sizes
 from jaxpipe.schedules.simulate import Costs
 from jaxpipe.schedules.sync import with_sync
 
 
 @dataclass(frozen=True)
 class Shop:
-    """What `greedy` runs. S stages, D devices, R replicas, v chunks; K = 3S steps of a chain, 2S of whole backwards.
+    """All chains of a step. S stages, D devices, R replicas, v chunks; K = 3S steps of a chain, 2S of whole backwards.
 
     Attributes:
         placement: of the stages.
@@ -54,12 +59,19 @@ class Shop:
         """Ticks of the busiest device's work on one microbatch."""
         return max(self.work) // self.num_chains
 
-    def rows_of(self, order: list[list[int]]) -> Rows:
-        """The rows of `order`, [device][position] -> chain * K + step; of two replicas, with SYNC."""
-        num_stages, num_replicas = self.placement.num_stages, self.placement.num_replicas
-        backward = Kind.I if self.is_split else Kind.B
-        steps = [(Kind.F, stage) for stage in range(num_stages)]
-        steps += [(kind, stage) for kind in (backward, Kind.W) for stage in reversed(range(num_stages))]
+    def order_of(self, start: Sequence[int]) -> list[list[int]]:
+        """[device][position] -> action, by `start`, [action] in ticks."""
+        num_steps, num_replicas = self.num_steps, self.placement.num_replicas
+        order: list[list[int]] = [[] for _ in range(self.placement.num_devices)]
+        for index in sorted(range(len(start)), key=start.__getitem__):
+            chain, step = divmod(index, num_steps)
+            order[self.device_of[chain % num_replicas][step]].append(index)
+        return order
+
+    def rows_of(self, order: Sequence[Sequence[int]]) -> Rows:
+        """The rows of `order`, [device][position] -> action; of two replicas, with SYNC."""
+        num_replicas = self.placement.num_replicas
+        steps = steps_of(self.placement.num_stages, (Kind.I, Kind.W) if self.is_split else (Kind.B,))
         rows = []
         for indices in order:
             row = []
@@ -82,6 +94,17 @@ class Shop:
                 starts[devices[step]] = min(starts[devices[step]], now)
                 now += self.duration[step] + travel[step]
         return starts
+
+
+def steps_of(num_stages: int, backward: Sequence[Kind]) -> list[tuple[Kind, int]]:
+    """[step] -> kind and stage of a chain whose backwards are of the kinds `backward`.
+
+    Example:
+        >>> [f"{stage}{kind.name}" for kind, stage in steps_of(2, (Kind.I, Kind.W))]
+        ['0F', '1F', '1I', '0I', '1W', '0W']
+    """
+    forwards = [(Kind.F, stage) for stage in range(num_stages)]
+    return forwards + [(kind, stage) for kind in backward for stage in reversed(range(num_stages))]
 
 
 def shop_of(

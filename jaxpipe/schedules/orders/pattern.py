@@ -1,20 +1,19 @@
 """What all microbatches have in common: when the steps of one are planned, and how far apart microbatches start.
 
-Goes in: a few numbers. Comes out: a `Guide` for `greedy`. A pattern says what the building blocks of controllable
+Goes in: a few numbers. Comes out: a `Guide` for `greedy`. Which numbers are good, `capped_search` knows for some
+schedules, and the search tries. A pattern says what the building blocks of controllable
 memory (Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024) say: how long a microbatch takes for
 each hop sets how long each device stores it. Here it is a preference, not a timetable: devices do what is ready.
 """
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from jaxpipe.schedules.search.greedy import Guide
-from jaxpipe.schedules.search.shop import Shop
+from jaxpipe.schedules.orders.device import Guide
+from jaxpipe.schedules.orders.shop import Shop
 
-_NEVER_FIRST = 1000.0  # intervals: W only where nothing else is ready
-_EARLIEST = 10**12  # ticks that keep keys above 0
+NEVER_FIRST = 1000.0  # intervals: W only where nothing else is ready
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Pattern:
 
     hops: tuple[float, ...]
     turn: float = 0.0
-    weight_delay: float = _NEVER_FIRST
+    weight_delay: float = NEVER_FIRST
     spacing: float = 0.0
     burst: float = 0.0
     forward_wait: float = 0.0
@@ -49,7 +48,7 @@ class Pattern:
         quotas = _quotas(shop, plan, self.room) if self.room >= 0 else ()
         if self.shifts:
             plan = [at + shift for at, shift in zip(plan, self.shifts, strict=True)]
-        keys = [_EARLIEST + chain * interval + at for chain in range(shop.num_chains) for at in plan]
+        keys = [chain * interval + at for chain in range(shop.num_chains) for at in plan]
         release = [
             max(0, int((chain - self.burst) * interval * self.spacing)) if self.spacing else 0
             for chain in range(shop.num_chains)
@@ -74,52 +73,10 @@ def plain(shop: Shop) -> Pattern:
     return Pattern((1.0,) * (2 * shop.placement.num_chunks))
 
 
-def drawn(shop: Shop, rng: random.Random) -> Pattern:
-    """A pattern at random."""
-    return Pattern(
-        hops=tuple(rng.choice((1.0, 1.0, 1.5, 2.0, 2.5, 3.0)) for _ in range(2 * shop.placement.num_chunks)),
-        **{field: draw(rng) for field, draw in _DRAWS.items()},  # pyright: ignore[reportArgumentType]
-    )
-
-
-def varied(pattern: Pattern, shop: Shop, rng: random.Random) -> Pattern:
-    """`pattern` with one thing changed at random: hops, another field, or shifts of some steps."""
-    what = rng.random()
-    if what < 0.35:
-        hops = list(pattern.hops)
-        for _ in range(rng.choice((1, 1, 2))):
-            which = rng.randrange(len(hops))
-            hops[which] = max(0.0, hops[which] + rng.choice((-0.5, -0.25, -0.1, 0.1, 0.25, 0.5)))
-        return replace(pattern, hops=tuple(hops))
-    if what < 0.7:
-        field = rng.choice(list(_DRAWS))
-        value = getattr(pattern, field)
-        if field == "room" or not value or value == _NEVER_FIRST or rng.random() < 0.5:
-            return replace(pattern, **{field: _DRAWS[field](rng)})
-        return replace(pattern, **{field: max(0.0, value + rng.gauss(0.0, _STEPS[field]))})
-    shifts = list(pattern.shifts or (0,) * shop.num_steps)
-    size = shop.interval * rng.choice((0.05, 0.15, 0.5))
-    for _ in range(rng.choice((1, 2, 4, 8, shop.num_steps))):
-        shifts[rng.randrange(len(shifts))] += int(rng.gauss(0.0, size))
-    return replace(pattern, shifts=tuple(shifts))
-
-
-_DRAWS = {
-    "turn": lambda rng: rng.choice((0.0, 0.0, 0.2, 0.4)),
-    "weight_delay": lambda rng: rng.choice((-1.0, 0.0, 0.5, 1.0, 2.0, _NEVER_FIRST)),
-    "spacing": lambda rng: rng.choice((0.0, 0.8, 0.9, 0.95, 1.0, 1.0, 1.05, 1.1, 1.15)),
-    "burst": lambda rng: rng.choice((0.0, 1.0, 2.0, 3.0, 4.0)),
-    "forward_wait": lambda rng: rng.choice((0.0, 0.0, 0.3, 0.6, 1.0)),
-    "weight_wait": lambda rng: rng.choice((0.0, 0.0, 0.3, 0.6, 1.0)),
-    "room": lambda rng: rng.choice((-1, 0, 1, 2)),
-}
-_STEPS = {"turn": 0.1, "weight_delay": 0.2, "spacing": 0.05, "burst": 0.4, "forward_wait": 0.2, "weight_wait": 0.2}
-
-
 def _quotas(shop: Shop, plan: list[int], room: int) -> list[list[int]]:
     """[device][slot] forwards it may hold, in proportion to how long the plan stores them; one at least."""
     num_stages = shop.placement.num_stages
-    fits = shop.sizes.capacity // shop.sizes.activations
+    fits = shop.sizes.num_forwards
     last = [plan[2 * num_stages - 1 - stage] + shop.duration[2 * num_stages - 1 - stage] for stage in range(num_stages)]
     quotas = []
     for stages in shop.placement.stages_of:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.lifetimes import Lifetime
-from jaxpipe.schedules.moves import Move, Plan
+from jaxpipe.schedules.balance.lifetimes import Lifetime
+from jaxpipe.schedules.balance.moves import Move, Plan
 
 
 def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlapped: bool) -> Plan | None:

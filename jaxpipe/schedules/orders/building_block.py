@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxpipe.schedules.split_chains import SplitChains
+from jaxpipe.schedules.orders.shop import Shop
 
 INTERVAL = 6  # slots from one microbatch to the next: F, I and W of two stages
 
@@ -60,13 +60,13 @@ def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, 
     return slots
 
 
-def repeated(block: Sequence[int], chains: SplitChains) -> list[int]:
+def repeated(block: Sequence[int], shop: Shop) -> list[int]:
     """[action] its slot, with `block` for every chain, `INTERVAL` slots apart."""
-    num_stages, num_steps, device_of = len(chains.route), chains.num_steps, chains.device_of
-    start = [0] * (num_steps * chains.num_chains)
-    taken: list[set[int]] = [set() for _ in range(chains.num_devices)]
+    num_stages, num_steps, device_of = shop.placement.num_stages, shop.num_steps, shop.device_of[0]
+    start = [0] * (num_steps * shop.num_chains)
+    taken: list[set[int]] = [set() for _ in range(shop.placement.num_devices)]
     gradients: list[list[int]] = [[] for _ in taken]
-    for chain in range(chains.num_chains):
+    for chain in range(shop.num_chains):
         for step, slot in enumerate(block):
             start[num_steps * chain + step] = INTERVAL * chain + slot
             taken[device_of[step]].add(INTERVAL * chain + slot)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxpipe.schedules.action import Action, Kind
+from jaxpipe.schedules.orders.shop import steps_of
 from jaxpipe.schedules.phantoms import Rows, without_phantoms
 from jaxpipe.schedules.placement import Placement
 
@@ -39,7 +40,7 @@ def rows_of(order: Sequence[Sequence[int]], placement: Placement, *, num_microba
     the last direction has one less.
 
     Args:
-        order: [worker][position] -> chain * steps + step, as `list_scheduling.Order` has it.
+        order: [worker][position] -> chain * steps + step, numbered as in `shop` with whole backwards.
         placement: of one replica, or of two mirrored ones.
         num_microbatches: of one step.
 
@@ -47,14 +48,11 @@ def rows_of(order: Sequence[Sequence[int]], placement: Placement, *, num_microba
         [device][position] -> F or B.
     """
     number = _microbatch_numbers(placement, num_chains(placement, num_microbatches))
-    num_stages = placement.num_stages
-    route = route_of(placement)
-    steps = [(Kind.F, stage) for stage in range(num_stages)]
-    steps += [(Kind.B, stage) for stage in reversed(range(num_stages))]
+    steps = steps_of(placement.num_stages, (Kind.B,))
     rows = []
     for device in range(placement.num_devices):
         worker = min(device, placement.partner_of(device)) if placement.num_replicas == 2 else device
-        replica_of = [int(placement.devices[0][stage] != device) for stage in range(len(route))]
+        replica_of = [int(holder != device) for holder in placement.devices[0]]
         row = []
         for index in order[worker]:
             chain, step = divmod(index, len(steps))

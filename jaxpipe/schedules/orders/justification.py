@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxpipe.schedules.split_chains import Durations, SplitChains
+from jaxpipe.schedules.orders.shop import Shop
 
 _MOST_ROUNDS = 20  # 3 to 6 are usual
 
@@ -41,20 +41,31 @@ class _Actions(NamedTuple):
     tail: list[int]
 
 
-def justified(
-    start: Sequence[int], chains: SplitChains, times: Durations, cap: int, tails: Sequence[int] = ()
-) -> list[int]:
+def in_order(start: Sequence[int], shop: Shop) -> list[int]:
+    """[action] start, in ticks, when every device keeps the order of `start` and waits for nothing else."""
+    num_stages, num_steps, duration = shop.placement.num_stages, shop.num_steps, shop.duration
+    device_of = shop.device_of[0]
+    end = [0] * len(start)
+    free_at = [0] * shop.placement.num_devices
+    for index in sorted(range(len(start)), key=start.__getitem__):
+        step = index % num_steps
+        ready = end[index - num_stages] if step >= 2 * num_stages else end[index - 1] if step else 0
+        device = device_of[step]
+        free_at[device] = end[index] = max(free_at[device], ready) + duration[step]
+    return [ended - duration[index % num_steps] for index, ended in enumerate(end)]
+
+
+def justified(start: Sequence[int], shop: Shop, tails: Sequence[int] = ()) -> list[int]:
     """[action] start, in ticks, in a step that is no longer and in which each action is as early as it can be.
 
     Args:
-        start: [action] in ticks, at which no device stores more than `cap`.
-        chains: all actions.
-        times: of them, in ticks.
-        cap: stages' activations that a device may store, from the start of F to the end of W.
+        start: [action] in ticks, at which no device stores more than it may.
+        shop: of one replica and split backwards; a stage's activations count from the start of F to the end of W.
         tails: [device] ticks that the step is taken to last after the device's last action; none by default. Where
             devices start one after the other, tails have them end one after the other.
     """
-    onward = _actions_of(chains, times, tails or [0] * chains.num_devices)
+    cap = shop.sizes.num_forwards
+    onward = _actions_of(shop, tails or [0] * shop.placement.num_devices)
     backwards = _read_backwards(onward)
     best = _as_early_as_possible(start, onward, cap)
     latest, length = best, _length(best, onward)
@@ -67,20 +78,21 @@ def justified(
     return best
 
 
-def _actions_of(chains: SplitChains, times: Durations, tails: Sequence[int]) -> _Actions:
-    num_stages, num_steps = len(chains.route), chains.num_steps
+def _actions_of(shop: Shop, tails: Sequence[int]) -> _Actions:
+    num_stages, num_steps, num_chains = shop.placement.num_stages, shop.num_steps, shop.num_chains
+    device_of = shop.device_of[0]
     takes = [1] * num_stages + [0] * num_stages + [-1] * num_stages
     waits_for: list[tuple[int, ...]] = []
-    for first in range(0, num_steps * chains.num_chains, num_steps):
+    for first in range(0, num_steps * num_chains, num_steps):
         waits_for += [(first + step - 1,) if step else () for step in range(2 * num_stages)]
         waits_for += [(first + step,) for step in range(num_stages, 2 * num_stages)]
     return _Actions(
-        list(chains.device_of) * chains.num_chains,
-        chains.duration_of(times) * chains.num_chains,
+        device_of * num_chains,
+        shop.duration * num_chains,
         waits_for,
-        takes * chains.num_chains,
+        takes * num_chains,
         [0] * len(waits_for),
-        [tails[device] for device in chains.device_of] * chains.num_chains,
+        [tails[device] for device in device_of] * num_chains,
     )
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from jaxpipe.errors import ScheduleError, closest
 from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.lifetimes import lifetimes
-from jaxpipe.schedules.microbatch_plan import microbatch_plan
-from jaxpipe.schedules.moves import Plan, with_moves
-from jaxpipe.schedules.page_plan import page_plan
+from jaxpipe.schedules.balance.lifetimes import lifetimes
+from jaxpipe.schedules.balance.microbatch_plan import microbatch_plan
+from jaxpipe.schedules.balance.moves import Plan, with_moves
+from jaxpipe.schedules.balance.page_plan import page_plan
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
 

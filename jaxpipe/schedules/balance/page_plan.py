@@ -11,8 +11,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.lifetimes import Lifetime, num_stored, num_within
-from jaxpipe.schedules.moves import Move, Plan
+from jaxpipe.schedules.balance.lifetimes import Lifetime, num_stored, num_within
+from jaxpipe.schedules.balance.moves import Move, Plan
 
 
 class _Stay(NamedTuple):
