@@ -14,12 +14,13 @@ from absl import flags
 from ml_collections import config_flags
 
 from jaxpipe.checkpoints import restore_params
-from jaxpipe.config import base_config, check
+from jaxpipe.config import base_config, build_schedule, check
 from jaxpipe.config.command_line import define_process_flags, require, run
 from jaxpipe.processes import Together, say
 from jaxpipe.training import workdir
 from jaxpipe.training.evaluate import heldout_losses
 from jaxpipe.training.losses import in_words
+from jaxpipe.training.same_schedule import check_same_schedule
 from jaxpipe.training.setup import set_up
 from jaxpipe.training.step import make_eval_step
 
@@ -42,6 +43,7 @@ def main(_: Sequence[str]) -> None:
     with Together(
         FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
+        check_same_schedule(processes, build_schedule(config))
         setup = set_up(config, num_processes=processes.count)
         step, params = restore_params(
             workdir.path_of(FLAGS.workdir), model=setup.model, pipeline=setup.pipeline, say=say

@@ -3,8 +3,8 @@
     python -m jaxpipe.train --config=configs/quickstart.py --workdir=DIR [--config.FIELD=VALUE ...]
 
 The same command goes on with a run that has ended early, from its newest checkpoint. On several machines every
-process runs it: see `jaxpipe.launch` and configs/launch/. Writes to DIR: config.json, schedule.svg, timeline.json,
-metrics.jsonl (one object a step), tensorboard/, checkpoints/, logs/ (a file of each process), profile/.
+process runs it: see `jaxpipe.launch` and configs/launch/. Writes to DIR: config.json, schedule.json, schedule.svg,
+timeline.json, metrics.jsonl (one object a step), tensorboard/, checkpoints/, logs/ (a file of each process), profile/.
 
 Exit status: 0 done; 2 an error that is said; 75 stopped by SIGTERM or SIGINT, with a checkpoint, to be started again;
 76 another process is lost or stuck.
@@ -22,7 +22,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
-from jaxpipe.config import check
+from jaxpipe.config import build_schedule, check
 from jaxpipe.config.command_line import define_process_flags, require, run
 from jaxpipe.huggingface import copied_name, copy_origin
 from jaxpipe.processes import Together, log_to, say
@@ -36,6 +36,7 @@ from jaxpipe.training.profiler import Profiler, ProfileSteps, done_in_words, pro
 from jaxpipe.training.report import report
 from jaxpipe.training.resume import changes, check_first_step
 from jaxpipe.training.same_data import check_same_as_first, check_same_data, write_fingerprint
+from jaxpipe.training.same_schedule import check_same_schedule, keep_schedule
 from jaxpipe.training.setup import Setup, optimizer_and_step, put_batch, set_up
 from jaxpipe.training.start import first_state
 from jaxpipe.training.step import make_eval_step, state_like
@@ -81,6 +82,7 @@ def train(config: ConfigDict, processes: Together, traced_steps: ProfileSteps | 
             _take_up(path, config)
 
         # ---- Text, devices, model, pipeline
+        check_same_schedule(processes, build_schedule(config))
         setup = set_up(config, num_processes=processes.count)
         config.mesh.platform = setup.devices.platform
         _check_data(path, setup, processes, goes_on=goes_on)
@@ -170,6 +172,7 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, goes_on: bool)
         source = workdir.path_of(config.checkpoint.init_from)
         copy_origin(source, path)
         config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
+    keep_schedule(path, setup.pipeline.schedule)
     (path / workdir.SCHEDULE).write_text(svg(setup.pipeline.schedule, simulate(setup.pipeline.schedule)))
     write_timeline(path, setup)
     write_fingerprint(path, setup.corpus.fingerprint)

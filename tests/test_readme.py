@@ -64,16 +64,17 @@ def test_blocks_see_eight_devices(tmp_path: Path):
     assert result.returncode == 0, result.stderr
 
 
-def test_show_commands_run(tmp_path: Path):
-    """In the README's order and one folder, as one reads a file that another writes."""
-    shows = [call for call in module_calls() if call[0] == "jaxpipe.show"]
-    assert shows
-    for call in shows:
-        result = run_python(["-m", *call], tmp_path)
+def test_show_and_optimize_commands_run(tmp_path: Path):
+    """In the README's order and one folder, as one reads a file that another writes; searches are cut short."""
+    shows = {"jaxpipe.show": [], "jaxpipe.optimize": ["--num_trials=20"]}
+    calls = [call for call in module_calls() if call[0] in shows]
+    assert {call[0] for call in calls} == set(shows)
+    for call in calls:
+        result = run_python(["-m", *call, *shows[call[0]]], tmp_path)
         assert result.returncode == 0, f"{shlex.join(call)}\n{result.stderr}"
         written = [argument.partition("=")[2] for argument in call if argument.startswith("--output=")]
         assert all((tmp_path / name).stat().st_size for name in written)
-        assert bool(result.stdout) == (not written)
+        assert bool(result.stdout) == (call[0] == "jaxpipe.optimize" or not written)
 
 
 @pytest.mark.parametrize("call", module_calls(), ids=shlex.join)

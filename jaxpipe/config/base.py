@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from jaxpipe.config.choice import check_choice
 from jaxpipe.config.model_section import FIELDS
 
+AUTO = "auto"  # of a field that is derived from others
 MASKED_FAMILIES = ("bert",)  # those that predict words which are masked in the text; the others, the next token
 
 
@@ -40,8 +41,12 @@ def base_config(family: str = "gpt") -> ConfigDict:
         config.data.short_fraction = 0.1  # about this part of the sequences is shorter than seq_len
 
     config.pipeline = _section()
-    config.pipeline.schedule = "1f1b"  # a key of jaxpipe.schedules.REGISTRY
+    # A key of jaxpipe.schedules.REGISTRY; or the path of a schedule's .csv or .json, as jaxpipe.optimize writes it.
+    config.pipeline.schedule = "1f1b"
     config.pipeline.options = ""  # of the schedule, as "num_chunks=3,eager_sync=false" of bitpipe
+    # What a stage's actions are expected to take, for rounds and predictions: "input_gradient=1.2,weight_gradient=0.8",
+    # forward and backward likewise; only ratios matter. "auto": by model.recompute, but for what options tell.
+    config.pipeline.costs = "auto"
     config.pipeline.num_microbatches = 16  # of one step; times mesh.data divides data.batch_size
     config.pipeline.layers_per_stage = "auto"  # one count a stage, as "4,4,3,5"; "auto": as balanced as possible
     config.pipeline.embedding_layers = 0.0  # what the embedding costs the first stage, in layers, for "auto"

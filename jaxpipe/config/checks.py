@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.base import base_config
+from jaxpipe.config.base import AUTO, base_config
 from jaxpipe.config.checkpoint_checks import check_best, check_kept_steps
 from jaxpipe.config.choice import check_choice
+from jaxpipe.config.costs import check_costs
 from jaxpipe.config.data_checks import check_blend, check_masked_sequence, check_vocabulary
 from jaxpipe.config.mesh_checks import check_batch, check_tensor
 from jaxpipe.config.model_checks import (
@@ -24,10 +25,10 @@ from jaxpipe.config.model_checks import (
     check_words_and_numbers,
 )
 from jaxpipe.config.model_section import model_config
-from jaxpipe.config.stages import AUTO, build_schedule, layers_per_stage
+from jaxpipe.config.schedules import build_schedule, check_schedule_name
+from jaxpipe.config.stages import layers_per_stage
 from jaxpipe.errors import ConfigError, JaxpipeError
 from jaxpipe.mesh.assignment import ORDERS
-from jaxpipe.schedules import REGISTRY
 
 DTYPES = ("float32", "bfloat16")
 AT_LEAST_ZERO = (
@@ -119,7 +120,8 @@ def _ranges(config: ConfigDict) -> Checks:
     yield lambda: check_words_and_numbers(config)
     yield lambda: check_choice("model.dtype", config.model.dtype, DTYPES)
     yield lambda: check_choice("mesh.order", config.mesh.order, (AUTO, *ORDERS))
-    yield lambda: check_choice("pipeline.schedule", config.pipeline.schedule, tuple(REGISTRY))
+    yield lambda: check_schedule_name(config)
+    yield lambda: check_costs(config)
 
 
 def _check_range(path: str, value: float) -> None:

@@ -1,30 +1,14 @@
-"""The schedule that a config asks for, and how many layers each of its stages holds."""
+"""How many layers each stage of the schedule that a config asks for holds."""
 
 from __future__ import annotations
 
-from functools import cache
-
 from ml_collections import ConfigDict
 
+from jaxpipe.config.base import AUTO
+from jaxpipe.config.schedules import build_schedule
 from jaxpipe.errors import ConfigError
 from jaxpipe.program import balanced_split
-from jaxpipe.schedules import Schedule, build
-from jaxpipe.schedules.options import read_options
-
-AUTO = "auto"
-
-
-def build_schedule(config: ConfigDict) -> Schedule:
-    """The schedule that `pipeline` and `mesh.pipe` ask for."""
-    pipeline = config.pipeline
-    return _build(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, pipeline.options)
-
-
-@cache
-def _build(name: str, num_devices: int, num_microbatches: int, options: str) -> Schedule:
-    """Built once for all who ask: some schedules are searched for."""
-    written = (option for option in options.split(",") if option)
-    return build(name, num_devices=num_devices, num_microbatches=num_microbatches, **read_options(written))
+from jaxpipe.schedules.files import is_file_name
 
 
 def layers_per_stage(config: ConfigDict) -> tuple[int, ...]:
@@ -49,12 +33,14 @@ def layers_per_stage(config: ConfigDict) -> tuple[int, ...]:
 def _check_enough_layers(config: ConfigDict) -> None:
     num_stages, num_chunks = _num_stages(config), build_schedule(config).placement.num_chunks
     if num_stages > config.model.num_layers:
+        fewer = f"mesh.pipe={max(1, config.model.num_layers // num_chunks)} or less, or "
+        if is_file_name(config.pipeline.schedule):  # whose devices and stages are as they are
+            fewer = ""
         raise ConfigError(
             f"{num_stages} stages for model.num_layers={config.model.num_layers}\n"
             "  rule layer-per-stage: every stage holds at least one layer\n"
             f"      mesh.pipe={config.mesh.pipe} x {num_chunks} on each device = {num_stages}\n"
-            f"  repair: set mesh.pipe={max(1, config.model.num_layers // num_chunks)} or less,"
-            f" or model.num_layers={num_stages} or more"
+            f"  repair: set {fewer}model.num_layers={num_stages} or more"
         )
 
 

@@ -12,6 +12,7 @@ from jaxpipe.errors import JaxpipeError, ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, simulate
 from jaxpipe.schedules.balance import least_bound, row_peaks
 from jaxpipe.schedules.csv_form import read_csv, to_csv
+from jaxpipe.schedules.json_form import read_json
 from jaxpipe.schedules.options import read_options
 from jaxpipe.schedules.render import chrome_trace, memory, png, svg
 from jaxpipe.schedules.rules import check
@@ -69,8 +70,8 @@ FORMATS: dict[str, Callable[[Schedule, Costs, argparse.Namespace], str | bytes]]
 
 def _schedule(flags: argparse.Namespace) -> Schedule:
     """The schedule that the flags name; a user's own has passed the rules."""
-    if flags.csv:
-        return check(read_csv(flags.csv))
+    if flags.csv or flags.json:
+        return check(read_csv(flags.csv) if flags.csv else read_json(flags.json))
     options = _options(flags)
     return build(flags.name, num_devices=flags.num_devices, num_microbatches=flags.num_microbatches, **options)
 

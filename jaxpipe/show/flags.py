@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Collection, Sequence
 
-from jaxpipe.errors import closest
 from jaxpipe.schedules import REGISTRY, Costs
+from jaxpipe.show.arguments import as_size, as_time, parse_all
 
 _LAYERS_PER_STAGE = 4
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient", "transfer")
@@ -21,8 +20,9 @@ def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argpa
         prog="python -m jaxpipe.show", description="Show a pipeline schedule and its figures.", allow_abbrev=False
     )
     add = parser.add_argument
-    add("name", nargs="?", help=f"one of {', '.join(sorted(REGISTRY))}; or give --csv")
+    add("name", nargs="?", help=f"one of {', '.join(sorted(REGISTRY))}; or give --csv or --json")
     add("--csv", metavar="FILE", help="in place of NAME: a schedule in PyTorch's compute-only CSV format")
+    add("--json", metavar="FILE", help="the same in JSON, as jaxpipe.optimize writes it; has room for two replicas")
     add("--num_devices", type=int, metavar="D", help="devices on the pipe axis")
     add("--num_microbatches", type=int, metavar="N", help="microbatches of one step")
     add("--num_chunks", type=int, metavar="V", help="stages of one replica on each device")
@@ -32,7 +32,7 @@ def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argpa
         what = "one message between two devices" if name == "transfer" else f"one stage's {name.replace('_', ' ')}"
         add(
             f"--{name}",
-            type=_time,
+            type=as_time,
             metavar="TIME",
             default=getattr(defaults, name),
             help=f"time of {what}, default %(default)g",
@@ -45,30 +45,29 @@ def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argpa
     )
     add(
         "--slot_messages",
-        type=_size,
+        type=as_size,
         metavar="RATIO",
         help="how many times as long as a message a whole microbatch takes to EVICT or LOAD, "
         f"default {defaults.slot_messages:g} for each layer",
     )
     add(
         "--gradient_messages",
-        type=_size,
+        type=as_size,
         metavar="RATIO",
         help="how many times as long as a message the SYNC of a stage takes, "
         f"default {defaults.gradient_messages:g} for each layer",
     )
     add("--compare", action="append", default=[], metavar="NAME", help="for --format=memory: a schedule to draw beside")
-    add("--slot_bytes", type=_size, metavar="BYTES", help="for --format=memory: residuals of one microbatch and stage")
+    add(
+        "--slot_bytes", type=as_size, metavar="BYTES", help="for --format=memory: residuals of one microbatch and stage"
+    )
     add("--placement", action="store_true", help="show where the stages stand on --topology instead")
     add("--topology", metavar="HARDWARE:NODESxGPUS", help="the cluster for --placement, as a100-80g:2x8")
     add("--tensor", type=int, metavar="T", help="for --placement: GPUs that share each layer, default 1")
     add("--data", type=int, metavar="C", help="for --placement: copies of the pipeline, default 1")
     add("--format", choices=list(formats), default="text", help="default %(default)s")
     add("--output", metavar="FILE", help="write there instead of to the terminal")
-    flags, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        known = [option for action in parser._actions for option in action.option_strings]
-        parser.error(f"unknown argument {unknown[0]!r}.{closest(unknown[0].split('=')[0], known)}")
+    flags = parse_all(parser, arguments)
     if flags.format == "png" and not flags.output:
         parser.error("--format=png is no text: give --output=FILE too")
     _check_memory(parser, flags)
@@ -80,12 +79,13 @@ def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argpa
     for flag in _RATIOS:
         if getattr(flags, flag) is None:
             setattr(flags, flag, getattr(defaults, flag) * flags.layers_per_stage)
-    if flags.csv:
-        for flag in ("name", "num_devices", "num_microbatches", "num_chunks", "option"):
-            if getattr(flags, flag) not in (None, []):
-                parser.error(f"--csv says the whole schedule: leave {'NAME' if flag == 'name' else '--' + flag} out")
+    if form := "csv" if flags.csv else "json" if flags.json else None:
+        for flag in ("name", "num_devices", "num_microbatches", "num_chunks", "option", "json"):
+            if flag != form and getattr(flags, flag) not in (None, []):
+                leave = "NAME" if flag == "name" else f"--{flag}"
+                parser.error(f"--{form} says the whole schedule: leave {leave} out")
     elif not flags.name:
-        parser.error(f"give the NAME of a schedule ({', '.join(sorted(REGISTRY))}) or --csv=FILE")
+        parser.error(f"give the NAME of a schedule ({', '.join(sorted(REGISTRY))}), --csv=FILE or --json=FILE")
     else:
         for flag in ("num_devices", "num_microbatches"):
             if getattr(flags, flag) is None:
@@ -125,22 +125,3 @@ def _check_placement(parser: argparse.ArgumentParser, flags: argparse.Namespace)
         if value is not None and value < 1:
             parser.error(f"--{flag}={value}: give 1 or more")
         setattr(flags, flag, value or 1)
-
-
-def _time(value: str) -> float:
-    return _number(value, "time", least=0.0)
-
-
-def _size(value: str) -> float:
-    return _number(value, "size", least=math.ulp(0.0))
-
-
-def _number(value: str, what: str, *, least: float) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not least <= number < math.inf:
-        bound = "above 0" if least else "0 or more"
-        raise argparse.ArgumentTypeError(f"{value!r} is not a {what}: give a finite number, {bound}")
-    return number

@@ -1,4 +1,4 @@
-"""What the compiled program really sends for EVICT, LOAD and SYNC; the schedule says what is asked for."""
+"""What the compiled program really sends, messages and for EVICT, LOAD and SYNC; the schedule asks for less."""
 
 from __future__ import annotations
 
@@ -48,3 +48,18 @@ def sent_gradients(table: RoundTable) -> np.ndarray:
         for source, _ in itertools.chain.from_iterable(lanes):
             layers[source] += repetitions
     return layers / table.layers_per_stage[0]
+
+
+def asked_messages(table: RoundTable) -> np.ndarray:
+    """[device] messages that the schedule has it send to other devices."""
+    senders, _ = table.messages
+    return np.bincount(table.schedule.columns.device[senders], minlength=table.schedule.num_devices)
+
+
+def sent_messages(table: RoundTable) -> np.ndarray:
+    """[device] messages that one step's permutes carry away from it, those that nobody asked for too."""
+    carried = np.zeros(table.schedule.num_devices, dtype=int)
+    for position in table.position.tolist():
+        for source, _ in itertools.chain.from_iterable(table.permutes[position]):
+            carried[source] += 1
+    return carried

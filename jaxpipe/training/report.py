@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 
 from jaxpipe.program.accounting import bytes_per_device, held_bytes
-from jaxpipe.schedules import peak_activations, simulate
+from jaxpipe.schedules import Kind, peak_activations, simulate
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.speed import in_words
 from jaxpipe.training.step import TrainState
@@ -28,14 +29,42 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
         f"flops      {in_words(setup.model, pipeline, batch)}",
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
         f" {schedule.num_microbatches} microbatches",
-        f"bubble     {simulate(schedule).bubble_ratio:.1%} predicted, backward = 2 forward",
+        f"bubble     {simulate(schedule, setup.costs).bubble_ratio:.1%} predicted, {_costs_in_words(setup)}",
         f"rounds     {pipeline.table.num_rounds}",
         f"slots      {num_slots:g} of {_mebibytes(slot_bytes)} per device; the schedule's peak is"
         f" {peak_activations(schedule).max():g} Ma",
         f"bytes      per device: train state {_mebibytes(bytes_per_device(state))}, "
         + ", ".join(f"{kind} {_mebibytes(num_bytes)}" for kind, num_bytes in held.items()),
+        *_halves_in_words(setup, state, batch),
     ]
     return "\n".join(lines)
+
+
+def _costs_in_words(setup: Setup) -> str:
+    """What is expected of the backwards that the schedule has."""
+    columns, times = setup.pipeline.schedule.columns, setup.costs.of_kind(1)[:, 0]
+    names = {Kind.B: "backward", Kind.I: "I", Kind.W: "W"}
+    there = [kind for kind in names if columns.is_kind(kind).any()]
+    return ", ".join(f"{names[kind]} = {times[kind] / times[Kind.F]:g}" for kind in there) + " forward"
+
+
+def _halves_in_words(setup: Setup, state: TrainState, batch: Any) -> list[str]:
+    """What a slot holds for I and then for W; nothing where all backwards are whole."""
+    pipeline = setup.pipeline
+    if not pipeline.table.has_halves:
+        return []
+    kept, num_layers = pipeline.storage(state.params, batch).kept, max(pipeline.layers_per_stage)
+    until_backward = num_layers * _num_bytes(kept.residuals)
+    for_weights = num_layers * _num_bytes((*(kept.residuals[i] for i in kept.for_weights), *kept.left))
+    more = ": more than whole backwards keep at all" if for_weights > until_backward else ""
+    return [
+        f"halves     a slot has {_mebibytes(until_backward)} from F to I, as for a whole backward, and"
+        f" {_mebibytes(for_weights)} from I to W{more}"
+    ]
+
+
+def _num_bytes(arrays: Iterable[jax.ShapeDtypeStruct]) -> int:
+    return sum(array.size * array.dtype.itemsize for array in arrays)
 
 
 def _mebibytes(num_bytes: int) -> str:

@@ -10,8 +10,10 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS
+from jaxpipe.config import build_schedule
 from jaxpipe.errors import CheckpointError, ConfigError
 from jaxpipe.training.same_data import DATA
+from jaxpipe.training.same_schedule import is_other
 from jaxpipe.training.workdir import METRICS, read_config
 
 # How a model is computed, which its parameters do not show.
@@ -19,9 +21,13 @@ FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attent
 FREE_OF_DATA = ("files", "tokenizer")  # where they lie, once it is known by what to know them again
 DECIDED = ("mesh.platform",)  # "auto" in the one, what it has become in the other
 
+DECIDES_SCHEDULE = {"mesh.pipe", "pipeline.schedule", "pipeline.options", "pipeline.num_microbatches"}
+
 
 def changes(path: Path, config: ConfigDict) -> list[str]:
     """The fields in which `config` differs from that of the run in `path`, as "pipeline.schedule: 1f1b -> bpipe".
+
+    Also a schedule of other actions under the same fields, as of a file that has changed.
 
     Raises:
         ConfigError: fields are among them that decide the model, or the order of the data.
@@ -38,7 +44,10 @@ def changes(path: Path, config: ConfigDict) -> list[str]:
     refused = [words for name, words in differ.items() if _is_fixed(name, knows_data=(path / DATA).is_file())]
     if refused:
         raise _refused(path, refused)
-    return [words for name, words in differ.items() if name not in DECIDED]
+    found = [words for name, words in differ.items() if name not in DECIDED]
+    if not differ.keys() & DECIDES_SCHEDULE and is_other(path, build_schedule(config)):
+        found.append(f"pipeline.schedule: {config.pipeline.schedule} has other actions than before")
+    return found
 
 
 def check_first_step(path: Path) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from jaxpipe.config.checks import AUTO, build_schedule, layers_per_stage, model_config
+from jaxpipe.config import build_schedule, expected_costs, layers_per_stage, model_config
+from jaxpipe.config.base import AUTO
 from jaxpipe.config.model_checks import check_attention_kernel
 from jaxpipe.data import Batch, Batches, Corpus
 from jaxpipe.errors import ConfigError
@@ -23,10 +24,6 @@ from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.training.optimizer import learning_rate, make_optimizer
 from jaxpipe.training.step import make_train_step
 from jaxpipe.training.text import batches_of, read_corpus
-
-# In forwards: a matrix product of forward has two in backward; a layer that is computed again adds one. Attention that
-# is computed again adds little.
-BACKWARD_COSTS = {"none": 2.0, "attention": 2.0, "full": 3.0}
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,7 @@ class Setup:
         devices: what the mesh is made of, and why.
         model: the model's functions, for the mesh's `tensor` axis.
         pipeline: the compiled program's maker.
+        costs: what a stage's actions are expected to take.
     """
 
     corpus: Corpus
@@ -48,6 +46,7 @@ class Setup:
     devices: Devices
     model: LanguageModel
     pipeline: Pipeline
+    costs: Costs
 
 
 def set_up(config: ConfigDict, *, num_processes: int = 1) -> Setup:
@@ -63,7 +62,15 @@ def set_up(config: ConfigDict, *, num_processes: int = 1) -> Setup:
     corpus = read_corpus(config)
     devices = devices_of(config, num_processes=num_processes)
     model, pipeline = build_pipeline(config, devices.devices)
-    return Setup(corpus, batches_of(config, corpus.train), batches_of(config, corpus.heldout), devices, model, pipeline)
+    return Setup(
+        corpus,
+        train_batches=batches_of(config, corpus.train),
+        heldout_batches=batches_of(config, corpus.heldout),
+        devices=devices,
+        model=model,
+        pipeline=pipeline,
+        costs=expected_costs(config),
+    )
 
 
 def devices_of(config: ConfigDict, *, num_processes: int = 1) -> Devices:
@@ -112,7 +119,7 @@ def build_pipeline(
         dtype=config.model.dtype,
         split_masters=config.optimizer.zero1,
         deterministic=mesh.deterministic,
-        costs=Costs(backward=BACKWARD_COSTS[config.model.recompute]),
+        costs=expected_costs(config),
     )
     return model, pipeline
 

@@ -6,34 +6,38 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxpipe.schedules import Costs, simulate
+from jaxpipe.schedules import Costs, Kind, simulate
 from jaxpipe.schedules.render import chrome_trace
-from jaxpipe.training.setup import BACKWARD_COSTS, Setup
+from jaxpipe.training.setup import Setup
 
 TIMELINE = "timeline.json"
 
 
-def predicted_costs(layers_per_stage: Sequence[int], *, backward: float) -> Costs:
+def predicted_costs(layers_per_stage: Sequence[int], expected: Costs) -> Costs:
     """Costs in forwards of a stage with the mean number of layers.
 
     Args:
         layers_per_stage: [stage]; a stage costs as its layers do, embedding and head nothing.
-        backward: of a layer, in forwards; where it is split, its part for the weights is one forward.
+        expected: of a stage with the mean number of layers, in any one unit; one number each.
     """
     mean = sum(layers_per_stage) / len(layers_per_stage)
-    forward = tuple(num / mean for num in layers_per_stage)
+    times = expected.of_kind(1)[:, 0] / (mean * expected.of_kind(1)[Kind.F, 0])
+
+    def of_stages(kind: Kind) -> tuple[float, ...]:
+        return tuple(float(times[kind]) * num for num in layers_per_stage)
+
     return Costs(
-        forward=forward,
-        backward=tuple(backward * cost for cost in forward),
-        input_gradient=tuple((backward - 1) * cost for cost in forward),
-        weight_gradient=forward,
+        forward=of_stages(Kind.F),
+        backward=of_stages(Kind.B),
+        input_gradient=of_stages(Kind.I),
+        weight_gradient=of_stages(Kind.W),
     )
 
 
 def write_timeline(path: Path, setup: Setup) -> None:
     """Writes TIMELINE into the run's folder `path`: a millisecond of the trace is a forward of the mean stage."""
     schedule, layers_per_stage = setup.pipeline.schedule, setup.pipeline.layers_per_stage
-    costs = predicted_costs(layers_per_stage, backward=BACKWARD_COSTS[setup.model.config.recompute])
+    costs = predicted_costs(layers_per_stage, setup.costs)
     label = f"predicted: 1 ms is a forward of {sum(layers_per_stage) / len(layers_per_stage):g} layers"
     labels = {"name": "process_labels", "ph": "M", "pid": 0, "args": {"labels": label}}
     trace = [labels, *chrome_trace(schedule, simulate(schedule, costs))]

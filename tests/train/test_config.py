@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxpipe.config import base_config, check, layers_per_stage, model_config
+from jaxpipe.config import base_config, check, expected_costs, layers_per_stage, model_config
 from jaxpipe.config.model_section import EXAMPLES, FIELDS
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import BertConfig, GPTConfig, LlamaConfig
@@ -49,6 +49,10 @@ def test_a_mistyped_field_names_the_closest():
         ({"data__batch_size": 49, "mesh__data": 2}, ["x mesh.data=2", "data.batch_size=64, the nearest"]),
         ({"data__batch_size": 5}, ["data.batch_size=16, the nearest"]),
         ({"pipeline__schedule": "1f1"}, ["Did you mean '1f1b'?", "field-choice", "gpipe"]),
+        ({"pipeline__costs": "input=1.2"}, ["expected-costs", "not so: input=1.2", "input_gradient, weight_gradient"]),
+        ({"pipeline__costs": "forward=0,backward=2"}, ["expected-costs", "not so: forward=0\n"]),
+        ({"pipeline__costs": "backward=two"}, ["expected-costs", "not so: backward=two\n"]),
+        ({"pipeline__costs": "fast"}, ["expected-costs", "not so: 'fast'", "pipeline.costs='auto'"]),
         ({"pipeline__options": "num_chunks=2", "mesh__pipe": 4}, ["1f1b", "num_chunks", "no options"]),
         ({"mesh__pipe": 9, "pipeline__num_microbatches": 8}, ["9 stages", "mesh.pipe=8 or less"]),
         ({"mesh__tensor": 3}, ["mesh.tensor=3 does not divide rows of words=256, model.num_heads=2", "tensor=2,"]),
@@ -269,6 +273,34 @@ def test_layers_per_stage_are_the_given_counts_or_the_most_balanced():
     assert layers_per_stage(_with(**four)) == (4, 4, 4, 4)
     costs = {"pipeline__embedding_layers": 1.0, "pipeline__head_layers": 3.0}
     assert layers_per_stage(_with(**four, **costs)) == (4, 5, 5, 2)
+
+
+# A matrix product has one product in forward, one in I and one in W; a layer that is computed again, one more in I.
+@pytest.mark.parametrize(
+    ("values", "times"),
+    [
+        ({}, (1, 2, 1, 1)),
+        ({"model__recompute": "attention"}, (1, 2, 1, 1)),
+        ({"model__recompute": "full"}, (1, 3, 2, 1)),
+        ({"pipeline__costs": "forward=2,backward=5,input_gradient=3,weight_gradient=1.5"}, (2, 5, 3, 1.5)),
+        ({"pipeline__costs": "input_gradient=1.5", "model__recompute": "full"}, (1, 3, 1.5, 1)),
+        (
+            {"pipeline__schedule": "zb_v", "pipeline__options": "input_gradient=1.2,weight_gradient=0.8"},
+            (1, 2, 1.2, 0.8),
+        ),
+        (
+            {
+                "pipeline__schedule": "zb_v",
+                "pipeline__options": "input_gradient=1.2",
+                "pipeline__costs": "weight_gradient=0.7",
+            },
+            (1, 2, 1, 0.7),
+        ),
+    ],
+)
+def test_expected_costs_are_those_of_recomputation_of_the_options_or_given(values, times):
+    costs = expected_costs(_with(**values))
+    assert (costs.forward, costs.backward, costs.input_gradient, costs.weight_gradient) == times
 
 
 def test_all_broken_rules_of_a_round_are_reported():

@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 
-from jaxpipe.schedules import build
+from jaxpipe.config import base_config, expected_costs
+from jaxpipe.schedules import Costs, build
 from jaxpipe.training.timeline import predicted_costs, write_timeline
 
 
 def trace(path, *, layers_per_stage=(3, 3, 3, 3), recompute="none"):
+    config = base_config()
+    config.model.recompute = recompute
     schedule = build("1f1b", num_devices=4, num_microbatches=8)
     setup: Any = SimpleNamespace(
         pipeline=SimpleNamespace(schedule=schedule, layers_per_stage=layers_per_stage),
-        model=SimpleNamespace(config=SimpleNamespace(recompute=recompute)),
+        costs=expected_costs(config),
     )
     write_timeline(path, setup)
     return json.loads((path / "timeline.json").read_text())
@@ -45,7 +48,8 @@ def test_a_stage_takes_as_long_as_its_layers(tmp_path):
 
 
 def test_the_halves_of_a_split_backward_are_the_whole():
-    costs = predicted_costs((1, 3), backward=3.0)
+    costs = predicted_costs((1, 3), Costs(forward=2.0, backward=6.0, input_gradient=4.0, weight_gradient=2.0))
+    assert costs.forward == pytest.approx((0.5, 1.5))
     assert costs.backward == pytest.approx((1.5, 4.5))
     assert costs.input_gradient == pytest.approx((1.0, 3.0))
     assert costs.weight_gradient == pytest.approx((0.5, 1.5))
