@@ -16,6 +16,7 @@ from tables import NUM_DEVICES, NUM_LAYERS, NUMS_MICROBATCHES, UnitBytes, markdo
 
 from jaxpipe.compile import compile_step, predict
 from jaxpipe.config import base_config, check
+from jaxpipe.program import Pipeline
 from jaxpipe.training.optimizer import make_optimizer
 from jaxpipe.training.setup import build_pipeline
 from jaxpipe.training.step import state_like
@@ -35,12 +36,8 @@ def make_config(row: Row, num_microbatches: int) -> ConfigDict:
 
 
 def unit_bytes(devices: Sequence[Any]) -> UnitBytes:
-    """The same for all schedules; from shapes alone."""
-    config = make_config(ROWS[0], NUM_DEVICES)
-    model, pipeline = build_pipeline(config, devices)
-    params = state_like(model, pipeline, make_optimizer(config)).params
-    tokens = jax.ShapeDtypeStruct((NUM_DEVICES, MICROBATCH_SIZE, SEQ_LEN), "int32")
-    batch = {"tokens": tokens, "targets": tokens}
+    """The same for all schedules, but for pages, which are those of whole backwards; from shapes alone."""
+    pipeline, params, batch = _shapes(ROWS[0], devices)
     message = pipeline.message_like(params, batch)
     layer = jax.tree.leaves(pipeline.local_shapes(params, batch)[0]["layer"])
     return UnitBytes(
@@ -48,6 +45,21 @@ def unit_bytes(devices: Sequence[Any]) -> UnitBytes:
         page=pipeline.storage(params, batch).page_bytes,
         layer=sum(leaf.size * leaf.dtype.itemsize for leaf in layer),
     )
+
+
+def page_bytes(row: Row, devices: Sequence[Any]) -> tuple[int, ...]:
+    """Of one schedule's pools, of slots and of what I leaves for W, if anything: bytes of a page."""
+    pipeline, params, batch = _shapes(row, devices)
+    return tuple(pool.page_bytes for pool in pipeline.storage(params, batch).pools)
+
+
+def _shapes(row: Row, devices: Sequence[Any]) -> tuple[Pipeline, Any, dict[str, jax.ShapeDtypeStruct]]:
+    """The pipeline at N=D, its parameters and a batch."""
+    config = make_config(row, NUM_DEVICES)
+    model, pipeline = build_pipeline(config, devices)
+    params = state_like(model, pipeline, make_optimizer(config)).params
+    tokens = jax.ShapeDtypeStruct((NUM_DEVICES, MICROBATCH_SIZE, SEQ_LEN), "int32")
+    return pipeline, params, {"tokens": tokens, "targets": tokens}
 
 
 def bytes_table(devices: Sequence[Any]) -> str:

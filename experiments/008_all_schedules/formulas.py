@@ -16,6 +16,9 @@ SOURCES = {
     "c": "BPipe's bound as Obscura, USENIX ATC 2025, section 9.3, gives it",
     "d": "PipeOffload, arXiv 2503.01328",
     "e": "BitPipe, Table 6",
+    "f": "zero bubble, arXiv 2401.10241, and github.com/sail-sg/zero-bubble; 0 is of a device from its first action on",
+    "g": "controllable memory, arXiv 2405.15362, and the same repository; its bubbles are approximate",
+    "h": "github.com/deepseek-ai/DualPipe, where F and B at once take as long as one after the other; N >= 2D",
 }
 
 
@@ -79,6 +82,9 @@ _dapple_messages = Formula("2N+2(D-1)", lambda d, n: (2 * n + 2 * (d - 1),), "e"
 _interleaved_messages = Formula("4N+4(D-1)", lambda d, n: (4 * n + 4 * (d - 1),), "e")
 _chimera_messages = Formula("2N+2(D-1), and M_grad", _dapple_messages.of, "e")
 _bitpipe_messages = Formula("4N+4(D-1), and M_grad", _interleaved_messages.of, "e")
+_no_gap = Formula("0", lambda d, n: (0.0,) if n >= 2 * d else (), "f")
+_start_alone = Formula("(D-1)/(3N+D-1)", lambda d, n: ((d - 1) / (3 * n + d - 1),))
+_start_of_v = Formula("(D-1)/(6N+D-1)", lambda d, n: ((d - 1) / (6 * n + d - 1),))
 
 ROWS = (
     Row("gpipe", "gpipe", "", (_one_chunk_bubble,), (Formula("N", lambda d, n: (n, n), "a"),)),
@@ -193,4 +199,68 @@ ROWS = (
         (_bitpipe_messages,),
     ),
     Row("bitpipe, without V", "bitpipe", "v_shape=false", (_concatenated,), (_own_unit_peak,)),
+    Row(
+        "zb_h1",
+        "zb_h1",
+        "",
+        (Formula("(D-1)/(3N+D-1)", _start_alone.of, "f"),),
+        (Formula("D", lambda d, n: (d, d), "f"),),
+    ),
+    Row(
+        "zb_h2",
+        "zb_h2",
+        "",
+        (_no_gap, _start_alone),
+        (
+            Formula("about 2D-1", lambda d, n: _from_two_units(2 * d - 1, 2 * d - 1, d, n), "f"),
+            Formula("at N=D N", lambda d, n: () if n >= 2 * d else (n, n)),
+        ),
+    ),
+    Row("zb_v", "zb_v", "", (_no_gap, _start_of_v), (Formula("at most D", lambda d, n: (None, d), "f"),)),
+    Row(
+        "v_half",
+        "v_half",
+        "",
+        (
+            Formula("about D/(2N)", lambda d, n: (d / (2 * n),), "g"),
+            _bubble("3D-7 for even D", lambda d, n: 3 * d - 7, 6),
+        ),
+        (Formula("floor((D+2)/2)", lambda d, n: ((d + 2) // 2,), "g"),),
+    ),
+    Row(
+        "v_min",
+        "v_min",
+        "",
+        (
+            Formula("about 2D/(3N)", lambda d, n: (2 * d / (3 * n),), "g"),
+            _bubble("4D-7, 4D-5, 4D-9 for D mod 3 = 0, 1, 2", lambda d, n: 4 * d - (7, 5, 9)[d % 3], 6),
+        ),
+        (Formula("floor((D+4)/3)", lambda d, n: ((d + 4) // 3,), "g"),),
+    ),
+    Row(
+        "dualpipe",
+        "dualpipe",
+        "",
+        (
+            Formula("(D-2)/(3N+D-2)", lambda d, n: _unit_bubble.of(d, n) if n >= 2 * d else (), "h"),
+            Formula("(D-2)/(6N+D-2)", lambda d, n: ((d - 2) / (6 * n + d - 2),)),
+        ),
+        (
+            Formula("D+1", lambda d, n: _from_two_units(d + 1, d + 1, d, n), "h"),
+            Formula("at N=D N", lambda d, n: () if n >= 2 * d else (n, n)),
+        ),
+    ),
+    Row(
+        "dualpipe_v",
+        "dualpipe_v",
+        "",
+        (
+            Formula("(D-1)/(3N+D-1)", lambda d, n: _start_alone.of(d, n) if n >= 2 * d else (), "h"),
+            _start_of_v,
+        ),
+        (
+            Formula("D+1/2", lambda d, n: _from_two_units(d + 1 / 2, d + 1 / 2, d, n), "h"),
+            Formula("at N=D N", lambda d, n: () if n >= 2 * d else (n, n)),
+        ),
+    ),
 )

@@ -7,7 +7,6 @@ of bytes that XLA allocates.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,17 +14,17 @@ from functools import cache
 import numpy as np
 from formulas import ROWS, Formula, Row
 
-from jaxpipe.lowering import RoundTable
 from jaxpipe.schedules import Costs, build, peak_activations
 from jaxpipe.schedules.options import read_options
 from jaxpipe.show.figures import Figures
+from jaxpipe.show.sent import asked_messages, sent_messages
 
 NUM_DEVICES, NUMS_MICROBATCHES = 8, (8, 32)
 NUM_LAYERS = 32  # of the model, on all devices together
 COSTS = {
-    "b=f": Costs(backward=1.0),
+    "b=f": Costs(backward=1.0, input_gradient=0.5, weight_gradient=0.5),
     "b=2f": Costs(),
-    "b=3f": Costs(backward=3.0),
+    "b=3f": Costs(backward=3.0, input_gradient=1.5, weight_gradient=1.5),
     "b=2f, message 0.1f": Costs(transfer=0.1, slot_messages=0.0, gradient_messages=0.0),
 }
 
@@ -123,21 +122,6 @@ def traffic_table(size: UnitBytes) -> str:
         rows.append(cells)
     heads = _heads("formula", "messages", "permutes", "MB")
     return markdown(["schedule", "messages", *heads], rows)
-
-
-def asked_messages(table: RoundTable) -> np.ndarray:
-    """[device] messages that it sends to other devices."""
-    senders, _ = table.messages
-    return np.bincount(table.schedule.columns.device[senders], minlength=table.schedule.num_devices)
-
-
-def sent_messages(table: RoundTable) -> np.ndarray:
-    """[device] messages that one step's permutes carry away from it, those that nobody asked for too."""
-    carried = np.zeros(table.schedule.num_devices, dtype=int)
-    for position in table.position.tolist():
-        for source, _ in itertools.chain.from_iterable(table.permutes[position]):
-            carried[source] += 1
-    return carried
 
 
 def asked_bytes(found: Figures, size: UnitBytes) -> np.ndarray:

@@ -1,0 +1,162 @@
+"""The schedules that are compared, and the figures of each at two costs.
+
+Goes in: nothing. Comes out: `ROWS`, their schedules at given costs, and `Measured`, what is told of a schedule. Orders
+that are searched under a bound are `found`'s.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, costs_of_stages, peak_activations, split_backward
+from jaxpipe.schedules.options import read_options
+from jaxpipe.show.figures import Figures
+from jaxpipe.show.sent import asked_messages, sent_messages
+
+NUM_DEVICES, NUM_MICROBATCHES = 8, 32
+NUM_LAYERS = 32  # of the model, on all devices together; EVICT and LOAD move pages, one a layer
+# Of a device's share of the model, whatever the placement: F, I, W; a whole backward takes 2.
+COSTS = {"1/1/1": Costs(), "1/1.2/0.8": Costs(input_gradient=1.2, weight_gradient=0.8)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One schedule of the table.
+
+    Attributes:
+        name: of the schedule, as `build` takes it.
+        options: as `pipeline.options` takes them; times of F, I and W are added where it asks for them.
+        split: whether its backwards are split afterwards.
+        bound: of `split_backward`, in slots; None for no more than it stored before.
+    """
+
+    name: str
+    options: str = ""
+    split: bool = False
+    bound: int | None = None
+
+    @property
+    def label(self) -> str:
+        """As printed: name, options, and how it is split."""
+        words = [f"split, bound={self.bound}" if self.bound else "split"] if self.split else []
+        return ", ".join([self.name, *filter(None, [self.options]), *words])
+
+    def schedule(self, costs: Costs) -> Schedule:
+        """The schedule at `costs`, which are of a device's share."""
+        times = {name: getattr(costs, name) for name in ("forward", "input_gradient", "weight_gradient")}
+        asked = inspect.signature(REGISTRY[self.name]).parameters
+        schedule = build(
+            self.name,
+            num_devices=NUM_DEVICES,
+            num_microbatches=NUM_MICROBATCHES,
+            **read_options(option for option in self.options.split(",") if option),
+            **{name: time for name, time in times.items() if name in asked},
+        )
+        if not self.split:
+            return schedule
+        return split_backward(schedule, bound=self.bound, **({} if schedule.has_transfers else times))
+
+
+ROWS = (
+    Row("gpipe"),
+    Row("1f1b"),
+    Row("bpipe"),
+    Row("bpipe", "unit=microbatch"),
+    Row("interleaved_1f1b", "num_chunks=2"),
+    Row("breadth_first", "num_chunks=2"),
+    Row("gems"),
+    Row("chimera"),
+    Row("chimera", "forward_doubling=true"),
+    Row("mixpipe", "injected=max"),
+    Row("hanayo", "waves=1"),
+    Row("hanayo", "waves=2"),
+    Row("bitpipe", "num_chunks=2"),
+    Row("bitpipe", "num_chunks=4"),
+    Row("bitpipe", "scaling=figure"),
+    Row("bitpipe", "scaling=early_forwarding"),
+    Row("bitpipe", "v_shape=false"),
+    Row("zb_h1"),
+    Row("zb_h2"),
+    Row("zb_v"),
+    Row("v_half"),
+    Row("v_min"),
+    Row("dualpipe"),
+    Row("dualpipe_v"),
+    Row("1f1b", split=True),
+    Row("1f1b", split=True, bound=8),
+    Row("bpipe", split=True),
+    Row("interleaved_1f1b", "num_chunks=2", split=True, bound=23),
+    Row("chimera", split=True),
+    Row("mixpipe", "injected=max", split=True),
+    Row("hanayo", "waves=1", split=True),
+    Row("hanayo", "waves=2", split=True),
+    Row("bitpipe", "num_chunks=2", split=True),
+    Row("bitpipe", "num_chunks=4", split=True),
+    Row("bitpipe", "scaling=early_forwarding", split=True),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The figures of one schedule.
+
+    Attributes:
+        schedule: a legal one.
+        costs: of a device's share.
+    """
+
+    schedule: Schedule
+    costs: Costs
+
+    @cached_property
+    def figures(self) -> Figures:
+        """On both clocks, at costs of its stages."""
+        costs = costs_of_stages(self.costs, self.schedule.placement)
+        return Figures(self.schedule, costs, NUM_LAYERS // self.schedule.num_stages)
+
+    @cached_property
+    def peak(self) -> float:
+        """The most activations on any device, in Ma."""
+        return float(peak_activations(self.schedule).max())
+
+    @property
+    def bubble_ratio(self) -> float:
+        """On the asynchronous clock."""
+        return self.figures.timeline.bubble_ratio
+
+    @property
+    def slowdown(self) -> float:
+        """The makespan on the SPMD clock over that on the asynchronous one."""
+        return self.figures.spmd["makespan"] / self.figures.timeline.makespan
+
+    @property
+    def cells(self) -> list[str]:
+        """As `HEADS` names them."""
+        table, placement, evicted = self.figures.table, self.schedule.placement, self.figures.transfers["evicted"]
+        asked, sent = asked_messages(table).max(), sent_messages(table).max()
+        return [
+            f"{self.bubble_ratio:.4f}",
+            f"{self.figures.timeline.bubble_ratio_per_device_span:.4f}",
+            f"{self.slowdown:.3f}",
+            f"{self.peak:g}",
+            f"{placement.num_replicas}",
+            f"{placement.num_replicas * placement.num_chunks}",
+            f"{asked} / {sent}",
+            f"{sum(evicted['asked']):g} / {sum(evicted['sent']):g}" if self.schedule.has_transfers else "-",
+            f"{self.figures.spmd['body_rounds']}",
+        ]
+
+
+HEADS = (
+    "bubble ratio",
+    "by device span",
+    "SPMD / asynchronous",
+    "peak, Ma",
+    "replicas",
+    "stages of a device",
+    "messages",
+    "slots evicted",
+    "body rounds",
+)

@@ -1,0 +1,151 @@
+"""Bubble against memory, for all schedules and for what is searched under a bound: one table, one picture.
+
+python experiments/013_memory_against_bubble/run.py             # fifteen seconds; prints the table
+python experiments/013_memory_against_bubble/run.py --write     # puts it into the project's README and draws bubble.png
+python experiments/013_memory_against_bubble/run.py --search --write    # two minutes more: searches anew first
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+from compared import COSTS, HEADS, ROWS, Measured, Row
+from found import PLACEMENTS, Found, read, search
+from picture import Panel, Point, draw
+
+from jaxpipe.schedules import Kind, Schedule
+
+README = Path(__file__).parents[2] / "README.md"
+PICTURE = Path(__file__).parent / "bubble.png"
+BEGIN = "<!-- begin of what experiments/013_memory_against_bubble/run.py --write writes -->\n"
+END = "<!-- end of what experiments/013_memory_against_bubble/run.py --write writes -->\n"
+TITLE = (
+    "D=8, N=32. Costs of a device's share of the model: F, I and W 1, 1 and 1, then 1, 1.2 and 0.8, a whole backward 2,"
+    "\ntransfers at no cost. Where a figure differs between the two, both stand there. Messages are those of the device"
+    "\nthat sends most in a step, slots evicted those of all devices, each coming back once: asked for by the schedule"
+    "\n/ sent by the program."
+)
+_SHORT = {
+    "unit=microbatch": "whole microbatches",
+    "forward_doubling=true": "forward doubling",
+    "injected=max": "",
+    "scaling=figure": "figure's order",
+    "scaling=early_forwarding": "early forwarding",
+    "v_shape=false": "without V",
+}
+
+
+@cache
+def measured(row: Row, costs: str) -> Measured:
+    """The figures of a row at one of `COSTS`."""
+    return _measured(row.schedule(COSTS[costs]), costs)
+
+
+@cache
+def found() -> tuple[Found, ...]:
+    """What the last search has left."""
+    return tuple(read())
+
+
+def measured_of(each: Found) -> Measured:
+    """The figures of what was found; one file's are worked out once."""
+    return _measured(each.schedule, each.costs)
+
+
+@cache
+def _measured(schedule: Schedule, costs: str) -> Measured:
+    return Measured(schedule, COSTS[costs])
+
+
+def table() -> str:
+    """The rows of all schedules, then those of `optimize`, as Markdown."""
+    lines = [[row.label, *_both([measured(row, costs).cells for costs in COSTS])] for row in ROWS]
+    lines += [[label, *_both([measured_of(each).cells for each in both])] for label, both in _curve_rows()]
+    head = ["schedule", *HEADS]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines)) + "\n"
+
+
+def _both(cells: list[list[str]]) -> list[str]:
+    return ["; ".join(dict.fromkeys(both)) for both in zip(*cells, strict=True)]
+
+
+def _curve_rows() -> Iterator[tuple[str, list[Found]]]:
+    """A label and what was found at each of `COSTS`, one row where neither changes from bound to bound."""
+    for placements in PLACEMENTS:
+        by_costs = [[each for each in found() if (each.costs, each.placements) == (c, placements)] for c in COSTS]
+        rows = zip(*by_costs, strict=True)
+        for _, same in groupby(rows, key=lambda both: [each.schedule for each in both]):
+            both, *more = same
+            last = f"..{more[-1][0].bound}" if more else ""
+            place = "V" if placements == "V" else "any placement"
+            yield f"optimize, {place}, memory_bound={both[0].bound}{last}", list(both)
+
+
+def panels() -> list[Panel]:
+    """What the picture shows."""
+    return [
+        Panel(
+            f"F, I, W = {costs.replace('/', ', ')}",
+            tuple(_point(row, measured(row, costs)) for row in ROWS),
+            {name: tuple(_curve(costs, name)) for name in PLACEMENTS},
+        )
+        for costs in COSTS
+    ]
+
+
+def _point(row: Row, figures: Measured) -> Point:
+    options = _SHORT.get(row.options, row.options.replace("num_chunks", "v").replace("waves", "W"))
+    words = [row.name, options, "split" if row.split else "", f"bound={row.bound}" if row.bound else ""]
+    schedule = figures.schedule
+    return Point(
+        text=" ".join(filter(None, words)),
+        peak=figures.peak,
+        bubble_ratio=round(figures.bubble_ratio, 6),
+        num_replicas=schedule.num_replicas,
+        has_transfers=schedule.has_transfers,
+        has_halves=bool(schedule.columns.is_kind(Kind.W).any()),
+    )
+
+
+def _curve(costs: str, placements: str) -> Iterator[tuple[float, float]]:
+    for each in found():
+        if (each.costs, each.placements) == (costs, placements):
+            yield each.bound, round(measured_of(each).bubble_ratio, 6)
+
+
+def document() -> str:
+    """What stands in the README."""
+    picture = PICTURE.relative_to(README.parent)
+    return f"![bubble ratio against peak activations of every schedule]({picture})\n\n{TITLE}\n\n{table()}"
+
+
+def write(text: str, readme: str) -> str:
+    """`readme` with `text` between its two comments."""
+    before, rest = readme.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def main() -> None:
+    """Prints the table; searches and writes where asked."""
+    parser = argparse.ArgumentParser(description="Bubble against memory, as Markdown and PNG.", allow_abbrev=False)
+    parser.add_argument("--search", action="store_true", help="search anew under every bound: two minutes")
+    parser.add_argument("--write", action="store_true", help="put the table into README.md, and draw the picture")
+    flags = parser.parse_args()
+    if flags.search:
+        search()
+    text = document()
+    print(text, end="")
+    if flags.write:
+        PICTURE.write_bytes(draw(panels()))
+        README.write_text(write(text, README.read_text()))
+        print(f"wrote {README.name} and {PICTURE.name}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
