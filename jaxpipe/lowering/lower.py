@@ -1,7 +1,7 @@
 """From a schedule to the round table that the SPMD program executes.
 
-Among the ways to fold a schedule's rounds into one loop body, the first whose replayed makespan equals
-the asynchronous one, else the best.
+Among the ways to fold a schedule's rounds into one loop body, the first that is as fast as the asynchronous clock
+whatever actions cost, else the best at the costs that are expected.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Problem:
     """What is folded."""
 
     schedule: Schedule
-    steps: Schedule  # the same without EVICT and LOAD
+    steps: Schedule  # its compute actions alone
     layers_per_stage: tuple[int, ...]
 
     def best_table(self, costs: Costs) -> RoundTable:

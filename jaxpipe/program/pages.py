@@ -94,5 +94,4 @@ class PageForm:
 def pool_of(num_pages: int, *forms: PageForm) -> Pool:
     """A pool of pages in each of which one of `forms` has room."""
     dtypes = dict.fromkeys(dtype for form in forms for dtype in form.ends)
-    widths = [(dtype, max(form.ends.get(dtype, 0) for form in forms)) for dtype in dtypes]
-    return Pool(num_pages, tuple(row for row in widths if row[1]))
+    return Pool(num_pages, tuple((dtype, max(form.ends.get(dtype, 0) for form in forms)) for dtype in dtypes))

@@ -163,8 +163,8 @@ class Pipeline:
         return jax.shard_map(sums, mesh=self.mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(grads)
 
     def slot_bytes(self, params: PyTree, batch: PyTree) -> int:
-        """Bytes per device of the pages of one (stage, microbatch), on the longest stage."""
-        return self.storage(params, batch).page_bytes * max(self.layers_per_stage)
+        """Bytes per device of one slot, on the longest stage; what I leaves apart for its W is no part of it."""
+        return self.storage(params, batch).pools[0].page_bytes * max(self.layers_per_stage)
 
     def storage(self, params: PyTree, batch: PyTree, *, random: bool = True) -> Storage:
         """What is kept from an action to a later one, and how.

@@ -94,6 +94,10 @@ def low_rank(params, x, _):
     return x @ (params["a"] @ params["b"])
 
 
+def low_rank_squashed(params, x, _):
+    return x @ jnp.tanh(params["a"] @ params["b"])
+
+
 @jax.custom_vjp
 def own_product(x, kernel):
     return x @ kernel
@@ -130,6 +134,16 @@ def turns_with_outputs(params, x, _):
     """A loop of which every turn gives something to what comes after it."""
     _, each = lax.scan(lambda x, k: (jnp.tanh(x @ k), x), x, params["kernel"])
     return each.sum(0)
+
+
+def turns_of_two(params, x, _):
+    """A loop with two carries that feed each other, of which only one is an output."""
+
+    def turn(carries, kernel):
+        x, y = carries
+        return (x + jnp.tanh(y), jnp.tanh(x * (y @ kernel))), None
+
+    return lax.scan(turn, (x, jnp.ones(X)), params["kernel"])[0][0]
 
 
 def turns_of_turns(params, x, _):
@@ -174,6 +188,20 @@ def dropped(params, x, random):
 def dropped_by_jax(params, x, random):
     kept = jax.random.bernoulli(jax.random.wrap_key_data(random.key), 0.5, WIDE)
     return x + jnp.where(kept, jnp.tanh(x @ params["up"]), 0.0) @ params["down"]
+
+
+def dropped_on_both_ways(params, x, random):
+    """Two masks from two keys, of which the second's numbers go into a product that the input does not go through."""
+    first, second = jax.random.split(jax.random.wrap_key_data(random.key))
+    y = jnp.where(jax.random.bernoulli(first, 0.5, X), jnp.tanh(x @ params["kernel"]), 0.0)
+    return x + y + jnp.where(jax.random.bernoulli(second, 0.5, X), params["bias"], 0.0) @ params["kernel"]
+
+
+def dropped_by_a_key_of_the_input(params, x, random):
+    key = jax.random.wrap_key_data(random.key)
+    for token in x[:2]:
+        key = jax.random.fold_in(key, jnp.argmax(token))
+    return x + jnp.where(jax.random.bernoulli(key, 0.5, X), params["bias"], 0.0) @ params["kernel"]
 
 
 def masked(params, x, mask):
@@ -228,6 +256,10 @@ LAYERS = {
     "a product of parameters": Layer(
         low_rank, {"a": normal(HIDDEN, 2), "b": normal(2, HIDDEN)}, 1, 3, left=[X], kept=[X]
     ),
+    # Recomputed for the input's gradient, and read again for the parameters': W is given it, though it has a and b.
+    "a product of parameters in a checkpoint": Layer(
+        checkpoint(low_rank_squashed), {"a": normal(HIDDEN, 2), "b": normal(2, HIDDEN)}, 2, 3, left=[X, (HIDDEN,) * 2]
+    ),
     "checkpoint": AGAIN,
     "checkpoint behind a barrier": AGAIN._replace(function=jax.checkpoint(feed_forward)),
     # The outer one computes again what goes into `down`, which its gradient alone needs, the inner one for the input's:
@@ -246,6 +278,7 @@ LAYERS = {
     "a loop with outputs": Layer(
         turns_with_outputs, {"kernel": STACK["kernel"]}, 3, 3, left=[(TURNS, *X)], kept=[(TURNS, *X)]
     ),
+    "a loop of two": Layer(turns_of_two, {"kernel": STACK["kernel"]}, 3, 3, left=[(TURNS, *X)], kept=[(TURNS, *X)]),
     "a loop in a checkpoint": Layer(checkpoint(turns), STACK, 6, 3, left=[(TURNS, *X)] * 2, kept=[], early=("bias",)),
     "checkpoints in a loop": Layer(
         partial(turns, fn=checkpoint), STACK, 6, 3, left=[(TURNS, *X)], kept=[(TURNS, *X)], early=("bias",)
@@ -265,6 +298,18 @@ LAYERS = {
     "dropout in a checkpoint": AGAIN._replace(function=checkpoint(dropped), left=[X, WIDE, (1, *WIDE)], given=RANDOM),
     "dropout by jax": Layer(dropped_by_jax, UP_DOWN, 2, 2, left=[X, WIDE], kept=[X, WIDE], given=RANDOM),
     "dropout by jax in a checkpoint": AGAIN._replace(function=checkpoint(dropped_by_jax), given=RANDOM),
+    # W draws the second mask, and makes the key for it again: a key is nothing that a page can hold.
+    "dropout by jax that W alone needs, in a checkpoint": Layer(
+        checkpoint(dropped_on_both_ways), KERNEL | {"bias": normal(HIDDEN)}, 2, 3, left=[X, X], kept=[X], given=RANDOM
+    ),
+    "dropout by a key of the input": Layer(
+        checkpoint(dropped_by_a_key_of_the_input),
+        KERNEL | {"bias": normal(HIDDEN)},
+        *(0, 2),
+        left=[X, (), ()],
+        kept=[],
+        given=RANDOM,
+    ),
     "a mask": Layer(masked, KERNEL, 1, 1, left=[X], kept=[X], given=MASK),
     "bfloat16, summed in float32": Layer(summed_in_float32, KERNEL, 1, 1, left=[X], kept=[X], dtype="bfloat16"),
     "an input without gradient": Layer(input_without_gradient, KERNEL, 0, 1, left=[X], kept=[X]),

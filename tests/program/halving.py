@@ -8,9 +8,9 @@ import jax
 from jaxpipe.program import residuals
 from jaxpipe.program.halves import Halves, halve
 
-# A second half that computed something of the forward anew, or drew random numbers again, would run one of these.
+# Halves of which both computed something of the forward, or drew the same random numbers, would run one of these twice.
 ANEW = {"cumsum", "div", "erf", "exp", "log", "logistic", "max", "reduce_sum", "rsqrt", "sqrt", "tanh"}
-ANEW |= {"random_bits", "random_wrap", "threefry2x32", "xor"}
+ANEW |= {"random_bits", "threefry2x32", "xor"}
 
 
 class Halving(NamedTuple):

@@ -203,12 +203,13 @@ def test_held_bytes_of_two_replicas_are_twice_the_weights_and_gradients():
 
 def test_held_bytes_of_halves_are_slots_and_the_gradient_that_waits_for_its_weights():
     found = {}
+    h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
     for num_layers in (1, 2):
         schedule = build("zb_h1", num_devices=2, num_microbatches=5)
         pipeline = Pipeline(schedule, make_mesh(pipe=2), ONE_PRODUCT, num_layers=2 * num_layers, split_masters=False)
         params, batch = pipeline.to_stages(tiny_mlp.make_params(2 * num_layers)), tiny_mlp.make_batch(5)
         found[num_layers] = held_bytes(pipeline, params, batch)
-    h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
+        assert pipeline.slot_bytes(params, batch) == 4 * num_layers * x  # x alone: what waits for W is in no slot
     ends = tiny_mlp.NUM_INPUTS * h + h
     # W of x @ k + b reads x and the gradient of the product, as large: of each layer both are kept, x from F to W, and
     # the gradient from I to W, on either device of up to D = 2 microbatches. One layer's is held besides, while I

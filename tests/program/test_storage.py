@@ -26,7 +26,7 @@ def numbers(*likes: jax.ShapeDtypeStruct, seed: int = 0) -> list[jax.Array]:
 
 
 def nan_pool(pool: Pool) -> list[jax.Array]:
-    return [jnp.full(like.shape, jnp.nan, like.dtype) for like in pool.like()]
+    return [jnp.full(like.shape, jnp.nan).astype(like.dtype) for like in pool.like()]
 
 
 def assert_same(found, expected) -> None:
@@ -47,6 +47,14 @@ def test_a_pool_has_a_row_for_each_dtype_with_room_for_the_widest_form():
 
 def test_a_pool_of_nothing_has_no_rows():
     assert pool_of(6, PageForm(())).rows == ()
+
+
+def test_an_array_without_numbers_has_its_place():
+    nothing = jax.ShapeDtypeStruct((2, 0), "int8")
+    form = PageForm((nothing, WIDE))
+    pool, arrays = pool_of(3, form), numbers(nothing, WIDE)
+    assert pool.page_bytes == 12 * 4
+    assert_same(form.read(form.write(nan_pool(pool), pool, jnp.int32(1), arrays), pool, jnp.int32(1)), arrays)
 
 
 def test_a_page_gives_back_what_is_written_and_no_other_is_touched():

@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import jax
 import jax.extend.core as core
+import jax.numpy as jnp
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 Atom = core.Var | core.Literal
 
-# They compute nothing: the second half may repeat them, to be given the smaller of the two forms of a value.
+# They compute nothing: the second half may repeat them, to be given the smaller of the two forms of a value. So it may
+# what makes random keys, which no page can hold.
 _FORM = {"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "reshape", "rev", "squeeze", "transpose"}
 _FORM |= {"all_gather"}
 _PRODUCTS = {"conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general"}
@@ -162,12 +165,12 @@ class _Sources:
             if i in is_later or self.free.issuperset(equation.outvars):
                 continue
             read = [self.node[v] for v in _vars(equation.invars) if v in self.node]
-            is_form = equation.primitive.name in _FORM
+            is_form = equation.primitive.name in _FORM or all(map(_is_key, equation.outvars))
             if is_form and not read:
                 self.free.update(equation.outvars)
                 continue
             for out in equation.outvars:
-                if is_form and self.cost[read[0]] <= _bytes(out):
+                if is_form and len(read) == 1 and self.cost[read[0]] <= _bytes(out):
                     self.node[out] = read[0]
                     continue
                 node = self._add(out)
@@ -193,6 +196,7 @@ class _Sources:
         unit = max(sum(self.cost) >> 28, 1)
         capacity = [max(-(-cost // unit), 1) for cost in self.cost]
         unlimited = sum(capacity) + 1
+        capacity = [unlimited if _is_key(v) else each for v, each in zip(self.base, capacity, strict=True)]
         edges = [(2 * n, 2 * n + 1, capacity[n]) for n in range(num_nodes)]
         edges += [(2 * a + 1, 2 * b, unlimited) for a, b in dict.fromkeys(self.edges)]
         edges += [(source, 2 * n, unlimited) for n in self.roots] + [(2 * n + 1, sink, unlimited) for n in sinks]
@@ -207,3 +211,9 @@ class _Sources:
 def _bytes(v: core.Var) -> int:
     """Of a value; one of no size counts as one, so that it is handed on only where it is read."""
     return max(v.aval.size * v.aval.dtype.itemsize, 1)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _is_key(v: core.Var) -> bool:
+    """Whether it is of random keys, a dtype that numpy does not have."""
+    dtype = v.aval.dtype  # pyright: ignore[reportAttributeAccessIssue]
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)

@@ -40,7 +40,7 @@ class Halves:
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
-        """Residuals that W reads; I may read them too."""
+        """Indices of the residuals that W reads; I may read them too."""
         return tuple(i for i, v in enumerate(self._residuals) if v in self.cut.saved)
 
     @cached_property
