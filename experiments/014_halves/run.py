@@ -46,7 +46,7 @@ def row(model: LanguageModel, num_repeats: int) -> str:
     given = {"tokens": jnp.zeros((BATCH, SEQ_LEN), jnp.int32)}, None
     _, kept = jax.jit(lambda params, x: residuals.forward(model.layer, params, x, *given))(params, x)
     halves = halve(model.layer, params, kept, like, *given)
-    for_weights = [kept[i] for i in halves.kept]
+    for_weights = [kept[i] for i in halves.for_weights]
 
     def whole(sums: list, params: Any, kept: list, dy: jax.Array) -> Any:
         d_params, dx = residuals.backward(model.layer, params, kept, like, dy, *given)

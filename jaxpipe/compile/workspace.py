@@ -74,7 +74,7 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         return _added(sums, halves.weight_gradient(params, *_at(left, i), *given), i)
 
     by_halves = {}
-    if pipeline.table.has_halves:
+    if pipeline.table.schedule.has_halves:
         left = _stacked(([kept.residuals[k] for k in kept.for_weights], list(kept.left)))
         given = microbatch, random
         by_halves = {

@@ -109,7 +109,7 @@ class _Problem:
                 return table
             if (key := (without > limits[0], likely)) < least:
                 best, least = table, key
-        for table in self.fitted(costs) if self.has_halves or least[0] else ():
+        for table in self.fitted(costs) if self.schedule.has_halves or least[0] else ():
             without, likely = replay_makespans(self.as_judged(table), expected) / asynchronous[len(judges) :]
             if (key := (without > limits[0], likely)) < least:
                 best, least = table, key
@@ -118,14 +118,9 @@ class _Problem:
         assert best is not None
         return best
 
-    @property
-    def has_halves(self) -> bool:
-        """Whether any backward is in two parts, I and W."""
-        return bool(self.steps.columns.is_kind(Kind.W).any())
-
     def as_judged(self, table: RoundTable) -> RoundTable:
         """`table`; of backwards in two parts with the exchange, whose devices may wait for each other."""
-        return with_exchange(table, self.schedule) if self.has_halves else table
+        return with_exchange(table, self.schedule) if self.schedule.has_halves else table
 
     def candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first.

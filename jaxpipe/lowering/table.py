@@ -197,11 +197,6 @@ class RoundTable:
         return allocate_inbox(self)
 
     @cached_property
-    def has_halves(self) -> bool:
-        """Whether any backward is in two parts, I and W."""
-        return bool((self.schedule.columns.kind == Kind.W).any())
-
-    @cached_property
     def pages(self) -> Pages:
         """Where residuals are kept and, in the place of those that I alone reads, what I leaves for its W."""
         return allocate_pages(self, Span.SLOT)

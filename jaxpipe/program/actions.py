@@ -172,12 +172,12 @@ class Actions:
         assert self.halves
         halves = self.halves
 
-        # What I leaves may take the place of what it reads. Reads and writes stand in guards of their own, of which the
-        # second waits for the first (`num_done`): in one, the compiler would copy the pool for the reader.
         def layer(turn: jax.Array, walk: tuple) -> tuple:
             dy, sums, left, pools, num_done = walk
             i, params, given = self._last_first(row, turn)
 
+            # What I leaves may take the place of what it reads. In a guard of its own, the reader is done before
+            # anything is written; else the compiler would copy the pool for it.
             def compute(walk: tuple) -> tuple:
                 dy, sums, _, num_done = walk
                 kept = self.storage.read_residuals(pools, row.pages[:, i])
@@ -185,13 +185,7 @@ class Actions:
                 return dx, _add_layer(sums, row.chunk, i, grads), left, num_done + 1
 
             dx, sums, left, num_done = when(num_done >= 0, compute, (dy, sums, left, num_done))
-
-            def write(walk: tuple) -> tuple:
-                pools, num_done = walk
-                return self.storage.write_left(pools, row.pages[:, i], left), num_done + 1
-
-            pools, num_done = when(num_done >= 0, write, (pools, num_done))
-            return dx, sums, left, pools, num_done
+            return dx, sums, left, self.storage.write_left(pools, row.pages[:, i], left), num_done
 
         left = [jnp.zeros(like.shape, like.dtype) for like in self.storage.kept.left]
         walk = state.message, state.grads["layers"], left, state.pools, state.num_done

@@ -60,7 +60,7 @@ def kept_by_a_layer(
         if not by_halves:
             return kept, []
         halves = halve(functions.layer, params, kept, x, *given)
-        for_weights = halves.kept
+        for_weights = halves.for_weights
         return kept, halves.input_gradient(params, kept, x, *given)[2]
 
     kept, left = shapes_on_a_device(mesh, keep, params, x, *given)

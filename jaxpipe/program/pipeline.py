@@ -17,6 +17,7 @@ from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.mesh import Randomness
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.actions import Actions, Row, State
+from jaxpipe.program.beginning import empty_carry, rows_of
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.halves import Halves, halve
 from jaxpipe.program.inputs import (
@@ -28,9 +29,8 @@ from jaxpipe.program.inputs import (
 )
 from jaxpipe.program.kept import Kept, kept_by_a_layer
 from jaxpipe.program.layout import Layout, balanced_split
-from jaxpipe.program.pages import Pool
 from jaxpipe.program.partition import Part, compute_copies, partition, reduced_parts
-from jaxpipe.program.rounds import Carry, run_rounds
+from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.storage import Storage, make_storage
 from jaxpipe.schedules.forwards import forwards
 from jaxpipe.schedules.rules import check
@@ -181,7 +181,7 @@ class Pipeline:
         params, microbatch = self.local_shapes(params, batch)
         x, _ = check_functions(self.functions, self.mesh, params, microbatch)
         like = Randomness.like() if random else None
-        by_halves = self.table.has_halves
+        by_halves = self.table.schedule.has_halves
         return kept_by_a_layer(self.functions, self.mesh, params["layer"], x, microbatch, like, by_halves=by_halves)
 
     def message_like(self, params: PyTree, batch: PyTree) -> jax.ShapeDtypeStruct:
@@ -204,9 +204,9 @@ class Pipeline:
         def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree]:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = compute_copies({**params, "layers": layers}, parts, self.dtype, pairs=self.layout.pairs)
-            halves = self._halves(like, x_like, storage, key) if table.has_halves else None
+            halves = self._halves(like, x_like, storage, key) if table.schedule.has_halves else None
             actions = self._actions(table, params, parts, batch, scale, key, x_like, storage, halves)
-            return self._totals(run_rounds(table, actions, rows, _empty_carry(table, actions)).state, parts)
+            return self._totals(run_rounds(table, actions, rows, empty_carry(table, actions)).state, parts)
 
         specs = jax.tree.map(lambda part: part.spec(), parts)
         return jax.shard_map(
@@ -215,7 +215,7 @@ class Pipeline:
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
             check_vma=False,
-        )(params, batch, scale_of_each(self.loss_like(params, batch), scale), _key_data(key), _rows(table, storage))
+        )(params, batch, scale_of_each(self.loss_like(params, batch), scale), _key_data(key), rows_of(table, storage))
 
     def _actions(
         self,
@@ -288,66 +288,5 @@ class Pipeline:
 _BATCH = P(None, "data")
 
 
-def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Storage that nothing reads before it is written."""
-    return jnp.zeros(shape, dtype)
-
-
-def _empty_carry(table: RoundTable, actions: Actions) -> Carry:
-    """What a device holds before the first round."""
-    inbox, x_like, storage = table.inbox, actions.x_like, actions.storage
-
-    def pages(pool: Pool, number: int | None = None) -> list[jax.Array]:
-        return [empty(row.shape, row.dtype) for row in pool.like(number)]
-
-    def one_layer() -> PyTree:
-        def empty_part(leaf: jax.Array, part: Part) -> jax.Array:
-            return empty((1, 1, *part.master_shape), jnp.float32)
-
-        return jax.tree.map(empty_part, actions.params["layers"], actions.parts)
-
-    sums = actions.params if table.has_backward else {"shared": (), "layers": ()}
-    message = empty(x_like.shape, x_like.dtype)
-    state = State(
-        message=message,
-        pools=[pages(pool) for pool in storage.pools],
-        grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
-        loss=jax.tree.map(jnp.zeros_like, actions.scale),
-        num_done=jnp.zeros((), jnp.int32),
-    )
-    return Carry(
-        state,
-        out=message,
-        inbox=empty((inbox.num_inbox + 1, *x_like.shape), x_like.dtype),
-        departing=[pages(storage.pools[0], 1) for _ in range(table.num_lanes)],
-        leaving=[one_layer() for _ in range(table.num_exchange_lanes)],
-    )
-
-
 def _key_data(key: jax.Array | None) -> jax.Array | None:
     return None if key is None else jax.random.key_data(key)
-
-
-def _rows(table: RoundTable, storage: Storage) -> Row:
-    """The table's grids as leaves [D, R, ...], to be sharded over `pipe`."""
-    inbox, grids, slots = table.inbox, table.exchange_grids, table.pages
-    rows = Row(
-        kind=table.kind,
-        stage=table.stage,
-        chunk=table.chunk,
-        microbatch=table.microbatch,
-        completes=table.completes,
-        next_source=inbox.next_source,
-        keep=inbox.keep,
-        arrival=inbox.arrival,
-        pages=np.stack([pages.of_layer for pages in storage.grids], axis=2),
-        departure=slots.departure,
-        num_departures=slots.num_departures,
-        landing=slots.landing,
-        num_landings=slots.num_landings,
-        given=grids.given,
-        num_given=grids.num_given,
-        received=grids.received,
-        num_received=grids.num_received,
-    )
-    return jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)

@@ -62,6 +62,11 @@ class Schedule:
         """Whether activations move between paired devices: EVICT and LOAD."""
         return bool(self.columns.is_kind(*MOVE_KINDS).any())
 
+    @property
+    def has_halves(self) -> bool:
+        """Whether any backward is in two parts, I and W."""
+        return bool(self.columns.is_kind(Kind.W).any())
+
     @cached_property
     def columns(self) -> Columns:
         """All actions as integer arrays, device by device in row order."""

@@ -51,7 +51,7 @@ def _costs_in_words(setup: Setup) -> str:
 def _halves_in_words(setup: Setup, state: TrainState, batch: Any) -> list[str]:
     """What a slot holds for I and then for W; nothing where all backwards are whole."""
     pipeline = setup.pipeline
-    if not pipeline.table.has_halves:
+    if not pipeline.table.schedule.has_halves:
         return []
     kept, num_layers = pipeline.storage(state.params, batch).kept, max(pipeline.layers_per_stage)
     until_backward = num_layers * _num_bytes(kept.residuals)

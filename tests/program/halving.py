@@ -54,6 +54,6 @@ def halving(layer: Callable, params: Any, kept: Sequence[Any], x: Any, *given: A
         return halves.input_gradient(params, kept, dy, *given)
 
     def weight_gradient(params, kept, left, *given):
-        return halves.weight_gradient(params, [kept[i] for i in halves.kept], left, *given)
+        return halves.weight_gradient(params, [kept[i] for i in halves.for_weights], left, *given)
 
     return Halving(halves, whole, input_gradient, weight_gradient)

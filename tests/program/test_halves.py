@@ -84,7 +84,7 @@ def test_what_waits_for_the_second_half(name):
     if layer.left is not None:
         assert sorted(like.shape for like in parts.halves.left) == sorted(layer.left)
     if layer.kept is not None:
-        assert sorted(kept[i].shape for i in parts.halves.kept) == sorted(layer.kept)
+        assert sorted(kept[i].shape for i in parts.halves.for_weights) == sorted(layer.kept)
 
 
 @pytest.mark.parametrize("name", ["two products", "checkpoint", "gelu"])
@@ -95,6 +95,6 @@ def test_gigabytes_are_cut_as_bytes_are(name):
         x = jax.ShapeDtypeStruct((factor * X[0], X[1]), layer.dtype)
         kept = jax.eval_shape(lambda *given: residuals.forward(layer.function, *given)[1], layer.params, x, None)
         halves = halving(layer.function, layer.params, kept, x, None).halves
-        num_numbers = [like.size // factor for like in (*halves.left, *(kept[i] for i in halves.kept))]
-        found.append((halves.kept, num_numbers))
+        num_numbers = [like.size // factor for like in (*halves.left, *(kept[i] for i in halves.for_weights))]
+        found.append((halves.for_weights, num_numbers))
     assert found[0] == found[1]

@@ -73,7 +73,7 @@ def layer_and_halving(case: tuple[str, str, str], dtype: str = "float32") -> tup
 
 def read_by_weights(kept: Sequence[Any], parts: Halving) -> list[Any]:
     """All that W is given: residuals, and what I has left."""
-    return [*(kept[i] for i in parts.halves.kept), *parts.halves.left]
+    return [*(kept[i] for i in parts.halves.for_weights), *parts.halves.left]
 
 
 def num_numbers(family: str, num_devices: int = 1) -> int:

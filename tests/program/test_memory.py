@@ -17,9 +17,9 @@ from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
+from jaxpipe.program.beginning import rows_of
 from jaxpipe.program.hlo import num_instructions
 from jaxpipe.program.kept import Kept
-from jaxpipe.program.pipeline import _rows
 from jaxpipe.program.storage import make_storage
 from jaxpipe.schedules import build
 from jaxpipe.training.step import init_state, make_train_step
@@ -82,7 +82,7 @@ def compile_for(pipeline: Pipeline, make_params, shape: tuple[int, ...]) -> tupl
 def bytes_sized_by_n(name: str, num_microbatches: int) -> int:
     """Of the tables, for all devices, and of token ids and targets."""
     pipeline, _ = compiled(name, num_microbatches)
-    rows = _rows(pipeline.table, make_storage(pipeline.table, Kept(())))
+    rows = rows_of(pipeline.table, make_storage(pipeline.table, Kept(())))
     tables = sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
     return tables + 2 * 4 * num_microbatches * tiny_gpt.MICROBATCH_SIZE * tiny_gpt.SEQ_LEN
 

@@ -65,7 +65,7 @@ def make_mlp_of_halves_that_sends_pages() -> Pipeline:
     schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)))
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=12)
     assert pipeline.table.num_lanes
-    assert pipeline.table.has_halves
+    assert pipeline.table.schedule.has_halves
     return pipeline
 
 
@@ -104,7 +104,7 @@ def poison(monkeypatch):
         return read_gradients(table, position, row, poisoned_from(leaving, 0), state)
 
     def fill():
-        monkeypatch.setattr("jaxpipe.program.pipeline.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
+        monkeypatch.setattr("jaxpipe.program.beginning.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
         monkeypatch.setattr(transfers, "store", store_from_poisoned_arrivals)
         monkeypatch.setattr(transfers, "read", read_into_poisoned_lanes)
         monkeypatch.setattr(exchange, "add", add_from_poisoned_arrivals)

@@ -39,7 +39,7 @@ class Halves:
     num_residuals: int
 
     @cached_property
-    def kept(self) -> tuple[int, ...]:
+    def for_weights(self) -> tuple[int, ...]:
         """Indices of the residuals that W reads; I may read them too."""
         return tuple(i for i, v in enumerate(self._residuals) if v in self.cut.saved)
 
@@ -78,12 +78,13 @@ class Halves:
         """W: the gradient of each leaf of `params`, None where it is I's.
 
         Args:
-            kept: the residuals `self.kept`.
+            kept: the residuals `self.for_weights`.
             left: what I has left.
             given: what forward was given.
         """
         early = self.cut.is_early
-        values = self._values(params, dict(zip([self._residuals[i] for i in self.kept], kept, strict=True)), given)
+        of_kept = [self._residuals[i] for i in self.for_weights]
+        values = self._values(params, dict(zip(of_kept, kept, strict=True)), given)
         values.update(zip(self._left, left, strict=True))
         wanted = [out for out, is_early in zip(self.backward.jaxpr.outvars, early, strict=True) if not is_early]
         found = iter(evaluate(self.cut.later, values, wanted))
