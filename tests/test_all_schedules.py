@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.lowering import lower
-from jaxpipe.schedules import REGISTRY, Kind, build, peak_activations, simulate
+from jaxpipe.schedules import REGISTRY, build, peak_activations, simulate
 from jaxpipe.schedules.options import read_options
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +61,7 @@ def test_compiled_bytes_in_the_readme_are_those_accounted_for(run, tables, size)
         for n in tables.NUMS_MICROBATCHES:
             table = tables.figures(row, n).table
             pages = [table.pages.num_pages * size.page]
-            if table.schedule.columns.is_kind(Kind.W).any():
+            if table.schedule.has_halves:
                 num_pages = table.pages.num_pages, table.weight_gradient_pages.num_pages
                 pages = [number * each for number, each in zip(num_pages, of_halves, strict=True)]
             assert cells[f"N={n}: pages"] == pytest.approx(sum(pages) / 1e6, abs=0.051)

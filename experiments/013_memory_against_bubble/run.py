@@ -18,7 +18,7 @@ from compared import COSTS, HEADS, ROWS, Measured, Row
 from found import PLACEMENTS, Found, read, search
 from picture import Panel, Point, draw
 
-from jaxpipe.schedules import Kind, Schedule
+from jaxpipe.schedules import Schedule
 
 README = Path(__file__).parents[2] / "README.md"
 PICTURE = Path(__file__).parent / "bubble.png"
@@ -108,7 +108,7 @@ def _point(row: Row, figures: Measured) -> Point:
         bubble_ratio=round(figures.bubble_ratio, 6),
         num_replicas=schedule.num_replicas,
         has_transfers=schedule.has_transfers,
-        has_halves=bool(schedule.columns.is_kind(Kind.W).any()),
+        has_halves=schedule.has_halves,
     )
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxpipe.errors import JaxpipeError, ScheduleError
+from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.optimize.flags import RATIOS, TIMES, parse
 from jaxpipe.optimize.placements import name_of, placements_of
@@ -18,28 +17,26 @@ from jaxpipe.schedules.csv_form import to_csv
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
 from jaxpipe.schedules.options import read_options
 from jaxpipe.schedules.search import asynchronous, search
+from jaxpipe.show.running import exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code, 2 for anything that the user can mend."""
-    try:
-        flags = parse(arguments)
-        _check_output(flags.output)
-        problem, costs, bound = _problem(flags), _costs(flags), _bound(flags)
-        _say(_problem_in_words(flags, problem))
-        clock = spmd_makespan if flags.clock == "spmd" else asynchronous
-        found = search(problem, costs=costs, memory_bound=bound, clock=clock, num_trials=flags.num_trials)
-        _say(*Report(costs, bound, in_bytes=flags.activation_bytes is not None).lines(found))
-        if flags.output:
-            write_schedule(found.shortest, flags.output)
-            times = ",".join(f"{name}={getattr(costs, name):g}" for name in TIMES)
-            _say(f"written           {flags.output}", f"for a config      {_settings(found.shortest, flags, times)}")
-    except JaxpipeError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader, `head` for example, has seen enough
-        sys.stderr.close()
-    return 0
+    return exit_code(lambda: _optimize(arguments))
+
+
+def _optimize(arguments: Sequence[str] | None) -> None:
+    flags = parse(arguments)
+    _check_output(flags.output)
+    problem, costs, bound = _problem(flags), _costs(flags), _bound(flags)
+    _say(_problem_in_words(flags, problem))
+    clock = spmd_makespan if flags.clock == "spmd" else asynchronous
+    found = search(problem, costs=costs, memory_bound=bound, clock=clock, num_trials=flags.num_trials)
+    _say(*Report(costs, bound, in_bytes=flags.activation_bytes is not None).lines(found))
+    if flags.output:
+        write_schedule(found.shortest, flags.output)
+        times = ",".join(f"{name}={getattr(costs, name):g}" for name in TIMES)
+        _say(f"written           {flags.output}", f"for a config      {_settings(found.shortest, flags, times)}")
 
 
 def _check_output(output: str | None) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxpipe.errors import JaxpipeError, ScheduleError
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, simulate
 from jaxpipe.schedules.balance import least_bound, row_peaks
 from jaxpipe.schedules.csv_form import read_csv, to_csv
@@ -19,24 +19,22 @@ from jaxpipe.schedules.rules import check
 from jaxpipe.show.figures import COST_NAMES, Figures, show_json, show_text
 from jaxpipe.show.flags import parse
 from jaxpipe.show.placement import show_placement
+from jaxpipe.show.running import exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code, 2 for anything that the user can mend."""
-    try:
-        flags = parse(arguments, formats=FORMATS)
-        schedule = _schedule(flags)
-        if flags.placement:
-            _write(show_placement(schedule, flags), flags)
-            return 0
-        costs = Costs(**{name: getattr(flags, name) for name in COST_NAMES})
-        _write(FORMATS[flags.format](schedule, costs, flags), flags)
-    except JaxpipeError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader, `head` for example, has seen enough
-        sys.stderr.close()
-    return 0
+    return exit_code(lambda: _show(arguments))
+
+
+def _show(arguments: Sequence[str] | None) -> None:
+    flags = parse(arguments, formats=FORMATS)
+    schedule = _schedule(flags)
+    if flags.placement:
+        _write(show_placement(schedule, flags), flags)
+        return
+    costs = Costs(**{name: getattr(flags, name) for name in COST_NAMES})
+    _write(FORMATS[flags.format](schedule, costs, flags), flags)
 
 
 def show_memory(schedule: Schedule, costs: Costs, flags: argparse.Namespace) -> bytes:
