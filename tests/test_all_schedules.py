@@ -1,29 +1,22 @@
-"""The README's comparison of all schedules is what its command gives, and its formulas are what is simulated."""
+"""The page's comparison of all schedules is what its command gives, and its formulas are what is simulated."""
 
-import importlib
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from experiment_modules import modules_of
 
+from experiments.pages import put_between
 from jaxpipe.lowering import lower
 from jaxpipe.schedules import REGISTRY, build, peak_activations, simulate
 from jaxpipe.schedules.options import read_options
 
-ROOT = Path(__file__).parents[1]
-MODULES = ("run", "compiled", "tables", "formulas")
-
 
 @pytest.fixture(scope="module")
 def run():
-    """The command; its folder's modules, as Python finds them for a script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "experiments" / "008_all_schedules")
-        yield importlib.import_module("run")
-    for name in MODULES:
-        del sys.modules[name]
+    with modules_of("008_all_schedules") as modules:
+        yield modules["run"]
 
 
 @pytest.fixture(scope="module")
@@ -36,25 +29,21 @@ def size(run):
     return run.unit_bytes(jax.devices()[: run.NUM_DEVICES])
 
 
-def in_readme(run) -> str:
-    readme = run.README.read_text()
-    return readme[readme.index(run.BEGIN) + len(run.BEGIN) : readme.index(run.END)]
-
-
 def schedule_of(row, num_devices: int, num_microbatches: int):
     options = read_options(option for option in row.options.split(",") if option)
     return build(row.name, num_devices=num_devices, num_microbatches=num_microbatches, **options)
 
 
-def test_what_stands_in_the_readme_is_what_the_command_gives(run, size):
-    given = run.document({**run.pure_tables(size), "bytes": run.standing_bytes(in_readme(run))})
-    assert in_readme(run) == f"\n{given}\n"
+def test_what_stands_in_the_page_is_what_the_command_gives(run, size):
+    page = run.PAGE.read_text()
+    given = run.document({**run.pure_tables(size), "bytes": run.standing_bytes(page)})
+    assert put_between(given, page) == page
 
 
-def test_compiled_bytes_in_the_readme_are_those_accounted_for(run, tables, size):
+def test_compiled_bytes_in_the_page_are_those_accounted_for(run, tables, size):
     (row,) = (row for row in tables.ROWS if row.label == "zb_h1")
     of_halves = sys.modules["compiled"].page_bytes(row, jax.devices()[: run.NUM_DEVICES])
-    head, _, *lines = [line.strip("| ").split(" | ") for line in run.standing_bytes(in_readme(run)).splitlines()]
+    head, _, *lines = [line.strip("| ").split(" | ") for line in run.standing_bytes(run.PAGE.read_text()).splitlines()]
     assert [line[0] for line in lines] == [row.label for row in tables.ROWS]
     for row, line in zip(tables.ROWS, lines, strict=True):
         cells = dict(zip(head[1:], map(float, line[1:]), strict=True))
@@ -146,10 +135,3 @@ def test_a_page_that_is_loaded_is_sent_by_the_paired_device(tables, size):
     assert (pages[:3] > 0).all()
     assert not pages[3:5].any()
     np.testing.assert_array_equal(pages, pages[::-1])
-
-
-def test_writing_leaves_the_rest_of_the_readme_alone(run):
-    readme = f"before\n{run.BEGIN}old\n{run.END}after\n"
-    once = run.write("new\n", readme)
-    assert once == f"before\n{run.BEGIN}\nnew\n\n{run.END}after\n"
-    assert run.write("new\n", once) == once

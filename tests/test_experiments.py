@@ -3,16 +3,15 @@
 import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import jax
 import pytest
+from experiment_modules import EXPERIMENTS, modules_of
 
+from experiments.pages import BEGIN, END, put_between
 from jaxpipe.compile.checks import check_compilable
 from jaxpipe.config.base import base_config
 from jaxpipe.mesh.topology import parse_topology
-
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 
 def experiment(name):
@@ -48,7 +47,7 @@ def test_every_case_of_experiment_005_is_for_its_topology():
 
 def test_bitpipes_ablation_has_the_published_order():
     run = experiment("007_bitpipe_ablation")
-    for (num_devices, batch_size), published in run.PUBLISHED.items():
+    for (num_devices, batch_size), published in run.TABLE_5.items():
         seconds = run.costs(num_devices)
         # 16-bit gradients of 12 h^2 weights a layer by 2 s b h: 12 h / (s b) = 15 for each layer of a chunk
         assert seconds.gradient_messages == pytest.approx(64 / (2 * num_devices) * 15)
@@ -101,13 +100,10 @@ def test_every_case_of_the_loader_is_read(tmp_path):
 
 
 @pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    """The experiment on a cluster; its folder's modules, as Python finds them for a script."""
-    monkeypatch.syspath_prepend(EXPERIMENTS / "010_cluster")
+def cluster(tmp_path):
     (tmp_path / "tiny.py").write_text(TINY)
-    yield experiment("010_cluster")
-    for name in ("measured", "predicted"):
-        del sys.modules[name]
+    with modules_of("010_cluster") as modules:
+        yield modules["run"]
 
 
 TINY = """
@@ -149,10 +145,11 @@ def test_the_cluster_experiment_reads_what_runs_have_left(cluster, tmp_path, cap
     assert all(float(row[-1]) >= 0 for row in cells.values())
 
 
+@pytest.mark.slow
 def test_the_cluster_experiment_runs_end_to_end(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "SCHEDULES", ("1f1b",))
     page = tmp_path / "README.md"
-    page.write_text(f"Before.\n{cluster.BEGIN}old\n{cluster.END}After.\n")
+    page.write_text(f"Before.\n{BEGIN}old\n{END}After.\n")
     monkeypatch.setattr(cluster, "README", page)
     further = ["--config.mesh.pipe=2", "--config.model.num_layers=2", "--config.model.vocab_size=256"]
     arguments = [f"--config={tmp_path}/tiny.py", f"--workdir={tmp_path}/runs", "--warmup_steps=1", "--steps=2"]
@@ -169,9 +166,10 @@ def test_the_cluster_experiment_runs_end_to_end(cluster, tmp_path, monkeypatch):
 
 
 def test_the_page_of_the_cluster_experiment_takes_the_table(cluster):
-    assert cluster.write("new", cluster.README.read_text()).count("new\n") == 1
+    assert put_between("new", cluster.README.read_text()).count("new\n") == 1
 
 
+@pytest.mark.slow
 def test_kills_lose_nothing(tmp_path):
     run = experiment("011_kills")
     kills, wrong = run.measure(tmp_path, run.Size(num_steps=20, num_processes=1), num_kills=2, seed=3)

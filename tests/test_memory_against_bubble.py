@@ -1,28 +1,22 @@
-"""The README's table and picture of bubble against memory are what their command gives, of legal schedules."""
+"""The page's table and picture of bubble against memory are what their command gives, of legal schedules."""
 
-import importlib
 import sys
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
+from experiment_modules import modules_of
 from matplotlib.text import Text
 
+from experiments.pages import put_between
+from experiments.png import content_of
 from jaxpipe.schedules import REGISTRY, check, costs_of_stages, peak_activations, simulate, to_csv, to_json
-
-ROOT = Path(__file__).parents[1]
-MODULES = ("run", "picture", "labels", "found", "compared")
 
 
 @pytest.fixture(scope="module")
 def run():
-    """The command; its folder's modules, as Python finds them for a script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "experiments" / "013_memory_against_bubble")
-        yield importlib.import_module("run")
-    for name in MODULES:
-        del sys.modules[name]
+    with modules_of("013_memory_against_bubble") as modules:
+        yield modules["run"]
 
 
 def of(run, name: str, options: str = "", costs: str = "1/1/1"):
@@ -31,14 +25,13 @@ def of(run, name: str, options: str = "", costs: str = "1/1/1"):
     return run.measured(row, costs)
 
 
-def test_what_stands_in_the_readme_is_what_the_command_gives(run):
-    readme = run.README.read_text()
-    assert readme[readme.index(run.BEGIN) + len(run.BEGIN) : readme.index(run.END)] == f"\n{run.document()}\n"
+def test_what_stands_in_the_page_is_what_the_command_gives(run):
+    page = run.PAGE.read_text()
+    assert put_between(run.document(), page) == page
 
 
 def test_the_picture_is_of_these_figures(run):
-    picture = sys.modules["picture"]
-    assert picture.content_of(run.PICTURE) == picture.content(run.panels())
+    assert content_of(run.PICTURE) == sys.modules["picture"].content(run.panels())
 
 
 def test_every_schedule_is_compared(run):
@@ -145,10 +138,3 @@ def test_a_label_without_room_is_an_error(run, axes):
         sys.modules["labels"].label(
             axes, np.array([(0.5, 0.5)]), ["one too long" * 20], lines=np.empty((0, 2)), font_size=8
         )
-
-
-def test_writing_leaves_the_rest_of_the_readme_alone(run):
-    readme = f"before\n{run.BEGIN}old\n{run.END}after\n"
-    once = run.write("new\n", readme)
-    assert once == f"before\n{run.BEGIN}\nnew\n\n{run.END}after\n"
-    assert run.write("new\n", once) == once

@@ -1,4 +1,4 @@
-"""The README's python blocks run, its commands name what exists, and CI runs its test command."""
+"""Python blocks of the README and docs/ run, their commands name what exists, and CI runs the test command."""
 
 import importlib.util
 import os
@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from jaxpipe.config import base_config
+from jaxpipe.schedules import REGISTRY, build, peak_activations, simulate
 from jaxpipe.training.workdir import write_config
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+# Pages with commands of their own, each to be read alone.
+PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 
 
 def code_blocks(text: str, language: str) -> list[str]:
@@ -31,22 +34,22 @@ def run_python(arguments: list[str], folder: Path) -> subprocess.CompletedProces
     )
 
 
-def bash_commands() -> list[str]:
-    return [line for block in code_blocks(README, "bash") for line in block.splitlines() if line.strip()]
+def bash_commands(page: str) -> list[str]:
+    return [line for block in code_blocks(PAGES[page], "bash") for line in block.splitlines() if line.strip()]
 
 
-def module_calls() -> list[list[str]]:
-    """What follows `python -m` in each of the README's commands that has it and is no mere set-up."""
-    words = [shlex.split(command, comments=True) for command in bash_commands()]
+def module_calls(*pages: str) -> list[list[str]]:
+    """What follows `python -m` in each command of these pages that has it and is no mere set-up."""
+    words = [shlex.split(command, comments=True) for page in pages for command in bash_commands(page)]
     calls = [command[len(command) - command[::-1].index("-m") :] for command in words if "-m" in command]
     return [call for call in calls if call[0].startswith("jaxpipe")]
 
 
 def setup_commands() -> list[str]:
-    return [command for command in bash_commands() if command.startswith("python3.11 -m venv")]
+    return [command for command in bash_commands("README") if command.startswith("python3.11 -m venv")]
 
 
-@pytest.mark.parametrize("code", code_blocks(README, "python"))
+@pytest.mark.parametrize("code", [code for text in PAGES.values() for code in code_blocks(text, "python")])
 def test_python_block_runs(code: str, tmp_path: Path):
     result = run_python(["-c", code], tmp_path)
     assert result.returncode == 0, result.stderr
@@ -65,19 +68,19 @@ def test_blocks_see_eight_devices(tmp_path: Path):
 
 
 def test_show_and_optimize_commands_run(tmp_path: Path):
-    """In the README's order and one folder, as one reads a file that another writes; searches are cut short."""
+    """In the page's order and one folder, as one reads a file that another writes; searches are cut short."""
     shows = {"jaxpipe.show": [], "jaxpipe.optimize": ["--num_trials=20"]}
-    calls = [call for call in module_calls() if call[0] in shows]
+    calls = [call for call in module_calls("schedules") if call[0] in shows]
     assert {call[0] for call in calls} == set(shows)
     for call in calls:
         result = run_python(["-m", *call, *shows[call[0]]], tmp_path)
         assert result.returncode == 0, f"{shlex.join(call)}\n{result.stderr}"
-        written = [argument.partition("=")[2] for argument in call if argument.startswith("--output=")]
+        written = [argument.partition("=")[2] for argument in call if argument.startswith(("--output=", "--html="))]
         assert all((tmp_path / name).stat().st_size for name in written)
         assert bool(result.stdout) == (call[0] == "jaxpipe.optimize" or not written)
 
 
-@pytest.mark.parametrize("call", module_calls(), ids=shlex.join)
+@pytest.mark.parametrize("call", module_calls(*PAGES), ids=shlex.join)
 def test_command_names_what_exists(call: list[str], tmp_path: Path):
     module, *arguments = call
     assert importlib.util.find_spec(module), f"no module {module}"
@@ -90,6 +93,23 @@ def test_command_names_what_exists(call: list[str], tmp_path: Path):
         for field in fields:
             section, name = field.removeprefix("--config.").split(".")
             assert name in config[section], f"{field} is no field of {file}"
+
+
+def test_links_lead_to_files():
+    for page, text in PAGES.items():
+        folder = ROOT if page == "README" else ROOT / "docs"
+        links = re.findall(r"\]\((?!http|#)([^)#]+)", text)
+        assert [link for link in links if not (folder / link).exists()] == [], page
+
+
+def test_the_table_of_schedules_is_what_is_simulated():
+    rows = re.findall(r"^\| `(\w+)` \| .* \| ([\d.]+) % \| ([\d.]+) \|$", README, re.MULTILINE)
+    assert [name for name, _, _ in rows] == list(dict.fromkeys(name for name, _, _ in rows))
+    assert {name for name, _, _ in rows} == set(REGISTRY)
+    for name, bubble, stored in rows:
+        schedule = build(name, num_devices=8, num_microbatches=32)
+        assert bubble == f"{100 * simulate(schedule).bubble_ratio:.1f}", name
+        assert stored == f"{peak_activations(schedule).max():g}", name
 
 
 def test_two_commands_set_up_everything():

@@ -1,8 +1,10 @@
 """Compiles 1F1B steps for several D and N, runs none, and prints what each costs to compile and to hold.
 
-python experiments/001_program_size/run.py
+python experiments/001_program_size/run.py             # half a minute
+python experiments/001_program_size/run.py --quick     # each case once
 """
 
+import argparse
 import statistics
 import time
 
@@ -38,11 +40,14 @@ def compile_step(num_devices: int, num_microbatches: int):
 
 def main() -> None:
     """Prints one row a case; the cases take turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="each case once")
+    num_repeats = 1 if parser.parse_args().quick else NUM_REPEATS
     choose_devices(max(num_devices for num_devices, _ in CASES), platform="cpu")
     seconds = {case: [] for case in CASES}
     compiled = {}
     compile_step(*CASES[0])  # whatever is done once
-    for _ in range(NUM_REPEATS):
+    for _ in range(num_repeats):
         for case in CASES:
             jax.clear_caches()
             elapsed, compiled[case] = compile_step(*case)

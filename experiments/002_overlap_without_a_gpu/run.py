@@ -1,8 +1,10 @@
 """Compiles a 1F1B step for eight A100s on a machine without any GPU, and reads transfers and bytes off the result.
 
-python experiments/002_overlap_without_a_gpu/run.py    # needs the extra gpu-aot
+python experiments/002_overlap_without_a_gpu/run.py    # needs the extra gpu-aot; half a minute, and so is --quick
 """
 
+import argparse
+import sys
 import time
 
 import jax
@@ -24,6 +26,9 @@ D, N, LAYERS_PER_STAGE, HIDDEN, SEQ_LEN = 8, 16, 4, 4096, 2048
 
 def main() -> None:
     """Prints what the compiled program holds and hides."""
+    parser = argparse.ArgumentParser(description="Transfers and bytes of a compiled step, as Markdown.")
+    parser.add_argument("--quick", action="store_true", help="the same: it takes half a minute")
+    parser.parse_args()
     devices = absent_gpus(parse_topology(f"a100-80g:1x{D}"))
     model = LanguageModel(
         GPTConfig(
@@ -60,12 +65,25 @@ def main() -> None:
     permutes, hidden = overlapped_permutes(text)
     held = held_bytes(pipeline, params, batch)
     workspace = max(workspace_bytes(pipeline, params, batch, has_dropout=False).values())
-    print(f"jax {jax.__version__}, compiled in {compile_s:.0f} s")
-    print(f"permutes in the program {permutes}, hidden behind an action {hidden}")
-    print(f"writes of a whole pool leaf in the loop {len(whole_writes(text, pool))}")
-    print(f"temporaries GB {memory.temp_size_in_bytes / 1e9:.2f} + outputs GB {memory.output_size_in_bytes / 1e9:.2f}")
-    kinds = ", ".join(f"{kind} {size / 1e9:.2f}" for kind, size in held.items())
-    print(f"accounted GB {(sum(held.values()) + workspace) / 1e9:.2f}: {kinds}, workspace {workspace / 1e9:.2f}")
+    print(f"compiled in {compile_s:.0f} s", file=sys.stderr)
+    kinds = ("pages", "weights", "gradients", "messages")
+    assert sum(held[kind] for kind in kinds) == sum(held.values())
+    rows = {
+        "permutes in the program": permutes,
+        "of these hidden behind an action, not synchronous": hidden,
+        "writes of a whole pool leaf in the loop": len(whole_writes(text, pool)),
+        "temporaries + outputs": _gb(memory.temp_size_in_bytes, memory.output_size_in_bytes),
+        "pages, bf16 weights, float32 gradients, messages": _gb(*(held[kind] for kind in kinds)),
+        "temporaries of the largest part of an action, compiled alone": _gb(workspace),
+        "these together": _gb(sum(held.values()) + workspace),
+    }
+    print(f"| GB | jax {jax.__version__} |\n|---|---|")
+    for name, value in rows.items():
+        print(f"| {name} | {value} |")
+
+
+def _gb(*sizes: float) -> str:
+    return " + ".join(f"{size / 1e9:.2f}" for size in sizes)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """Compiles the whole training step of GPT-3 13B for eight A100s without any GPU; prints where its bytes go.
 
-python experiments/003_gpt3_13b_without_a_gpu/run.py    # needs the extra gpu-aot
+python experiments/003_gpt3_13b_without_a_gpu/run.py            # needs the extra gpu-aot
+python experiments/003_gpt3_13b_without_a_gpu/run.py --quick    # one mesh
 """
 
 from __future__ import annotations
 
+import argparse
 import runpy
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,12 @@ from jaxpipe.program.hlo import overlapped_permutes, whole_writes
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt3_13b.py"
 MESHES = ((2, 4), (4, 2))  # (pipe, tensor)
 NUM_MICROBATCHES = 8  # of one sequence
+PARTS = {
+    "layer_forward": "layer forward",
+    "layer_backward": "layer backward",
+    "head": "head",
+    "embed_backward": "embedding backward",
+}
 
 
 @dataclass(frozen=True)
@@ -78,28 +87,47 @@ def kernel_shapes(pipeline: Pipeline, params: Any) -> set[str]:
     return {f"bf16[1,1,{','.join(map(str, shape))}]" for shape in shapes if len(shape) > 1}
 
 
+def rows(report: Report) -> dict[str, str]:
+    """What is told of a report, by name."""
+    prediction = report.prediction
+    return {
+        "pages": _gb(prediction.held["pages"]),
+        "weights, bf16": _gb(prediction.held["weights"]),
+        "gradient sums, float32": _gb(prediction.held["gradients"]),
+        "messages": _gb(prediction.held["messages"]),
+        **{f"workspace: {PARTS[part]}": _gb(size) for part, size in prediction.workspace.items()},
+        "accounted: held and the largest workspace": _gb(prediction.temp_bytes),
+        "temporaries as compiled": _gb(report.temp_bytes),
+        "as compiled / accounted": f"{report.temp_bytes / prediction.temp_bytes:.3f}",
+        "train state, updated in place": _gb(report.state_bytes),
+        "permutes in the program, hidden behind an action": f"{report.permutes}, {report.hidden_permutes}",
+        "whole writes of pool or gradient sums in the loops": str(report.pool_writes + report.sum_writes),
+        "kernels copied before they are multiplied": str(report.kernel_copies),
+    }
+
+
 def main() -> None:
     """Prints one column a mesh."""
+    parser = argparse.ArgumentParser(description="Where the bytes of GPT-3 13B's step go, as Markdown.")
+    parser.add_argument("--quick", action="store_true", help="one mesh")
+    meshes = MESHES[:1] if parser.parse_args().quick else MESHES
     devices = absent_gpus(parse_topology("a100-80g:1x8"))
-    for pipe, tensor in MESHES:
+    columns = {}
+    for pipe, tensor in meshes:
         config = runpy.run_path(str(CONFIG))["get_config"]()
         config.mesh.pipe, config.mesh.tensor = pipe, tensor
         config.pipeline.num_microbatches = config.data.batch_size = NUM_MICROBATCHES
         report = measure(config, devices[: pipe * tensor])
-        print(
-            f"jax {jax.__version__}, pipe {pipe} x tensor {tensor}, compiled in {report.compile_s:.0f} s; GB a device"
-        )
-        for kind, size in report.prediction.held.items():
-            print(f"  {kind:24} {size / 1e9:7.3f}")
-        for part, size in report.prediction.workspace.items():
-            print(f"  workspace {part:14} {size / 1e9:7.3f}")
-        print(f"  accounted                {report.prediction.temp_bytes / 1e9:7.3f}")
-        ratio = report.temp_bytes / report.prediction.temp_bytes
-        print(f"  temporaries as compiled  {report.temp_bytes / 1e9:7.3f}, {ratio:.4f} x accounted")
-        print(f"  train state              {report.state_bytes / 1e9:7.3f}")
-        print(f"  permutes {report.permutes}, hidden behind an action {report.hidden_permutes}")
-        print(f"  whole writes in the loops: pool {report.pool_writes}, gradient sums {report.sum_writes}")
-        print(f"  kernels copied before they are multiplied {report.kernel_copies}")
+        print(f"pipe {pipe} x tensor {tensor}, compiled in {report.compile_s:.0f} s", file=sys.stderr)
+        columns[f"pipe {pipe} x tensor {tensor}, jax {jax.__version__}"] = rows(report)
+    first, *_ = columns.values()
+    print(f"| GB | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
+    for name in first:
+        print(f"| {name} | {' | '.join(column[name] for column in columns.values())} |")
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.3f}"
 
 
 if __name__ == "__main__":

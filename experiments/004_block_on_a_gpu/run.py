@@ -8,6 +8,7 @@ anything is timed.
 
 from __future__ import annotations
 
+import argparse
 import os
 import runpy
 import statistics
@@ -305,6 +306,9 @@ def compare(name: str, case: Case) -> None:
 
 def main() -> None:
     """Compares, then prints times and the part of the peak that model FLOPs make up."""
+    parser = argparse.ArgumentParser(description="One block beside PyTorch's.")
+    parser.add_argument("--quick", action="store_true", help="the same: without a GPU it is small, with one it is fast")
+    parser.parse_args()
     devices = choose_devices(1)
     platform, kind = devices.platform, devices.devices[0].device_kind
     if platform == "gpu" and not torch.cuda.is_available():

@@ -1,11 +1,16 @@
 """BPipe as it runs: what do meetings of paired devices cost, and what does the compiled program save?
 
-python experiments/006_bpipe_as_it_runs/run.py    # needs the extra gpu-aot; about five minutes on 2 cores
+python experiments/006_bpipe_as_it_runs/run.py             # needs the extra gpu-aot; about five minutes on 2 cores
+python experiments/006_bpipe_as_it_runs/run.py --quick     # without D=16: half a minute
+python experiments/006_bpipe_as_it_runs/run.py --write     # draws memory.png, too
 """
 
 from __future__ import annotations
 
+import argparse
 import runpy
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -22,15 +27,20 @@ from jaxpipe.schedules import Costs, Schedule, build, simulate
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt3_6b7.py"
 LAYERS_PER_STAGE = 8
+PICTURE = Path(__file__).parent / "memory.png"
+SHOW = (
+    *("bpipe", "--num_devices=8", "--num_microbatches=16", "--transfer=0.005"),
+    *("--format=memory", "--compare=1f1b", "--slot_bytes=2.15e9", f"--output={PICTURE}"),
+)
 
 
-def clock() -> None:
+def clock(nums_devices: tuple[int, ...]) -> None:
     """Prints SPMD / asynchronous makespan, 1F1B's on the asynchronous clock being 1."""
     head = ["D", "N", "backward / forward", "as laid out for", "a tenth less", "a tenth more"]
     head += ["messages of 0.1 forward", "1F1B's four rounds", "slots"]
     print(f"| {' | '.join(head)} |")
     print(f"|{'---|' * 9}")
-    for num_devices, backward in product((4, 8, 16), (1.0, 2.0, 3.0)):
+    for num_devices, backward in product(nums_devices, (1.0, 2.0, 3.0)):
         num_microbatches = 4 * num_devices
         schedule = build("bpipe", num_devices=num_devices, num_microbatches=num_microbatches)
         layers, costs = (LAYERS_PER_STAGE,) * num_devices, Costs(backward=backward)
@@ -55,11 +65,11 @@ def ratio(table: RoundTable, costs: Costs) -> float:
     return replay(table, costs).makespan / simulate(table.schedule, costs).makespan
 
 
-def compiled() -> None:
+def compiled(nums_devices: tuple[int, ...]) -> None:
     """Prints bytes and overlap of the training step on one and two nodes of A100s."""
     print("| D | schedule | slots | total GiB | predicted GiB | fewer slots than 1F1B | evict, load overlapped |")
     print("|---|---|---|---|---|---|---|")
-    for num_devices in (8, 16):
+    for num_devices in nums_devices:
         topology = parse_topology(f"a100-80g:{num_devices // 8}x8")
         devices, plain_bytes = absent_gpus(topology), 0
         for name in ("1f1b", "bpipe"):
@@ -81,7 +91,19 @@ def compiled() -> None:
             )
 
 
+def main() -> None:
+    """Prints both tables, and draws where asked."""
+    parser = argparse.ArgumentParser(description="BPipe as it runs, as Markdown and PNG.", allow_abbrev=False)
+    parser.add_argument("--quick", action="store_true", help="without D=16")
+    parser.add_argument("--write", action="store_true", help="draw memory.png")
+    flags = parser.parse_args()
+    print(f"jax {jax.__version__}\n")
+    clock((4, 8) if flags.quick else (4, 8, 16))
+    print()
+    compiled((8,) if flags.quick else (8, 16))
+    if flags.write:
+        subprocess.run([sys.executable, "-m", "jaxpipe.show", *SHOW], check=True)
+
+
 if __name__ == "__main__":
-    print(f"jax {jax.__version__}")
-    clock()
-    compiled()
+    main()

@@ -1,12 +1,17 @@
 """BitPipe's ablation on the asynchronous clock: what are the V and eager gradient exchange worth?
 
-python experiments/007_bitpipe_ablation/run.py [LATENCY_MS ...]    # a second, no accelerator
+python experiments/007_bitpipe_ablation/run.py [LATENCY_MS ...]    # a second, no accelerator; so is --quick
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
+
+from experiments.bitpipe_table_5 import TABLE_5
 from jaxpipe.mesh.hardware import HARDWARE
 from jaxpipe.schedules import Costs, build, simulate
 
@@ -18,15 +23,6 @@ VARIANTS = {
     "without V": {"v_shape": False},
     "without eager sync": {"eager_sync": False},
     "without both": {"v_shape": False, "eager_sync": False},
-}
-# BitPipe (arXiv 2410.19367), Table 5: (GPUs, mini-batch) -> variant -> samples/s.
-PUBLISHED = {
-    (4, 16): {"BitPipe": 19.58, "without V": 19.48, "without eager sync": 18.82},
-    (4, 32): {"BitPipe": 22.54, "without V": 22.40, "without eager sync": 21.99},
-    (4, 64): {"BitPipe": 24.28, "without V": 24.19, "without eager sync": 24.11},
-    (8, 32): {"BitPipe": 39.17, "without V": 38.78, "without eager sync": 38.32},
-    (8, 64): {"BitPipe": 43.69, "without V": 43.38, "without eager sync": 43.18},
-    (8, 128): {"BitPipe": 46.43, "without V": 46.29, "without eager sync": 46.05},
 }
 
 
@@ -67,12 +63,15 @@ def cells(rates: dict[str, float]) -> list[str]:
 
 def main() -> None:
     """Prints one row for every column of the paper's table; latencies as asked for, in milliseconds."""
-    latencies_ms = [float(written) for written in sys.argv[1:]] or [0.0]
-    published = [f"{name}, published" for name in next(iter(PUBLISHED.values()))]
+    parser = argparse.ArgumentParser(description="BitPipe's ablation, as Markdown.")
+    parser.add_argument("latencies_ms", nargs="*", type=float, help="of every transfer, beside the time of its bytes")
+    parser.add_argument("--quick", action="store_true", help="the same: it takes a second")
+    latencies_ms = parser.parse_args().latencies_ms or [0.0]
+    published = [f"{name}, published" for name in next(iter(TABLE_5.values()))]
     head = ["GPUs", "mini-batch", "latency ms", *VARIANTS, *published]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for latency_ms in latencies_ms:
-        for (num_devices, batch_size), rates in PUBLISHED.items():
+        for (num_devices, batch_size), rates in TABLE_5.items():
             found = samples_per_s(num_devices, batch_size, costs(num_devices, latency_s=latency_ms / 1e3))
             row = [str(num_devices), str(batch_size), f"{latency_ms:g}", *cells(found), *cells(rates)]
             print(f"| {' | '.join(row)} |")

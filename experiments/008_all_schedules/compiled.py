@@ -12,8 +12,9 @@ from typing import Any
 import jax
 from formulas import ROWS, Row
 from ml_collections import ConfigDict
-from tables import NUM_DEVICES, NUM_LAYERS, NUMS_MICROBATCHES, UnitBytes, markdown
+from tables import NUM_DEVICES, NUM_LAYERS, NUMS_MICROBATCHES, UnitBytes
 
+from experiments.pages import markdown
 from jaxpipe.compile import compile_step, predict
 from jaxpipe.config import base_config, check
 from jaxpipe.program import Pipeline

@@ -1,25 +1,25 @@
 """All schedules compared: formula beside simulated beside compiled, as Markdown.
 
 python experiments/008_all_schedules/run.py            # about five minutes on 2 cores; compiles, runs nothing
-python experiments/008_all_schedules/run.py --write    # puts it into the project's README, too
+python experiments/008_all_schedules/run.py --write    # puts it into README.md beside this file, too
 python experiments/008_all_schedules/run.py --write --keep_bytes    # ten seconds: compiled bytes as they stand there
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
 
 from compiled import HIDDEN, MICROBATCH_SIZE, NUM_HEADS, SEQ_LEN, bytes_table, unit_bytes
 from formulas import SOURCES
 from tables import NUM_DEVICES, NUM_LAYERS, UnitBytes, clock_table, memory_table, time_table, traffic_table
 
+from experiments.pages import page_parser, put_between, write_files
 from jaxpipe.mesh import choose_devices
 
-README = Path(__file__).parents[2] / "README.md"
-BEGIN = "<!-- begin of what experiments/008_all_schedules/run.py --write writes -->\n"
-END = "<!-- end of what experiments/008_all_schedules/run.py --write writes -->\n"
+PAGE = Path(__file__).parent / "README.md"
 TITLES = {
     "time": f"**Bubble ratio**, D={NUM_DEVICES}, a backward of two forwards, transfers at no cost:",
     "clock": "**Makespan on the SPMD clock / on the asynchronous one**, where a backward b takes one, two or three "
@@ -56,32 +56,24 @@ def document(tables: dict[str, str]) -> str:
     return "\n".join([*parts, f"{SYMBOLS}\n\nFormulas in italics are ours. Sources:\n{sources}.\n"])
 
 
-def standing_bytes(readme: str) -> str:
-    """The table of bytes that `readme` has."""
-    _, after = readme.split(TITLES["bytes"])
+def standing_bytes(page: str) -> str:
+    """The table of bytes that `page` has."""
+    _, after = page.split(TITLES["bytes"])
     return after.strip().split("\n\n")[0] + "\n"
-
-
-def write(text: str, readme: str) -> str:
-    """`readme` with `text` between its two comments."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
 def main() -> None:
     """Prints the tables, and writes them where asked."""
-    parser = argparse.ArgumentParser(description="All schedules compared, as Markdown.", allow_abbrev=False)
-    parser.add_argument("--write", action="store_true", help="put the tables into README.md, too")
+    parser = page_parser("All schedules compared, as Markdown.", quick="the same as --keep_bytes")
     parser.add_argument("--keep_bytes", action="store_true", help="compile nothing: take compiled bytes from README.md")
     flags = parser.parse_args()
+    flags.keep_bytes |= flags.quick
     devices = choose_devices(NUM_DEVICES, platform="cpu").devices
-    compiled = standing_bytes(README.read_text()) if flags.keep_bytes else bytes_table(devices)
+    compiled = standing_bytes(PAGE.read_text()) if flags.keep_bytes else bytes_table(devices)
     text = document({**pure_tables(unit_bytes(devices)), "bytes": compiled})
     print(text, end="")
     if flags.write:
-        README.write_text(write(text, README.read_text()))
-        print(f"wrote {README.name}", file=sys.stderr)
+        write_files({PAGE: put_between(text, PAGE.read_text())})
 
 
 if __name__ == "__main__":

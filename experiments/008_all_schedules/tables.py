@@ -7,13 +7,14 @@ of bytes that XLA allocates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from formulas import ROWS, Formula, Row
 
+from experiments.pages import markdown
 from jaxpipe.schedules import Costs, build, peak_activations
 from jaxpipe.schedules.options import read_options
 from jaxpipe.show.figures import Figures
@@ -141,11 +142,6 @@ def _bytes(found: Figures, size: UnitBytes, messages: np.ndarray, which: str, st
     loaded_for_partner = np.array(found.transfers["loaded"][which])[::-1]
     slots = np.array(found.transfers["evicted"][which]) + loaded_for_partner
     return messages * size.message + found.num_layers * (slots * size.page + stages * size.layer)
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)) + "\n"
 
 
 def _heads(*heads: str) -> list[str]:

@@ -1,10 +1,12 @@
 """Tokens per second of the loader alone, beside what training takes of them.
 
-python experiments/009_loader/run.py    # about two minutes on 2 cores
+python experiments/009_loader/run.py            # about two minutes on 2 cores
+python experiments/009_loader/run.py --quick    # half a minute: less of each
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -23,10 +25,10 @@ from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.training.text import batches_of, read_corpus
 
 ROOT = Path(__file__).parents[2]
-NUM_TRAINED_STEPS = 60
+NUM_TRAINED_STEPS, NUM_TRAINED_STEPS_QUICKLY = 60, 10
 NUM_INDEXED_TOKENS = 64 * 2**20  # of two bytes: 128 MiB
 VOCAB_SIZE = 50257
-MEASURED_S = 3.0
+MEASURED_S, MEASURED_QUICKLY_S = 3.0, 0.3
 
 
 def quickstart(name: str = "quickstart") -> ConfigDict:
@@ -93,10 +95,10 @@ def _each(batches: Batches) -> Iterator:
         step += 1
 
 
-def trained_tokens_per_s(folder: Path) -> float:
+def trained_tokens_per_s(folder: Path, num_steps: int) -> float:
     """The median of a short run of the quickstart."""
     command = ["jaxpipe.train", "--config=configs/quickstart.py", f"--workdir={folder / 'run'}"]
-    steps = [f"--config.train.steps={NUM_TRAINED_STEPS}", "--config.checkpoint.save_at_end=False"]
+    steps = [f"--config.train.steps={num_steps}", "--config.checkpoint.save_at_end=False"]
     subprocess.run([sys.executable, "-m", *command, *steps], cwd=ROOT, check=True, capture_output=True)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     return statistics.median(json.loads(line)["tokens_per_s"] for line in lines)
@@ -116,11 +118,15 @@ def table(folder: Path, *, num_tokens: int, measured_s: float, trained: float) -
 
 def main() -> None:
     """Prints the table."""
+    parser = argparse.ArgumentParser(description="Tokens per second of the loader alone, as Markdown.")
+    parser.add_argument("--quick", action="store_true", help="fewer steps and shorter times")
+    quick = parser.parse_args().quick
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        trained = trained_tokens_per_s(folder)
+        trained = trained_tokens_per_s(folder, NUM_TRAINED_STEPS_QUICKLY if quick else NUM_TRAINED_STEPS)
+        measured_s = MEASURED_QUICKLY_S if quick else MEASURED_S
         print(f"the quickstart trains with {trained:,.0f} tokens/s\n")
-        print(table(folder, num_tokens=NUM_INDEXED_TOKENS, measured_s=MEASURED_S, trained=trained))
+        print(table(folder, num_tokens=NUM_INDEXED_TOKENS, measured_s=measured_s, trained=trained))
 
 
 if __name__ == "__main__":

@@ -18,20 +18,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
+
 import jax
 from absl import flags
 from measured import Measured, measured
 from ml_collections import ConfigDict, config_flags
 from predicted import Predicted, predicted
 
+from experiments.pages import put_between, write_files
 from jaxpipe.compile import absent_gpus
 from jaxpipe.config import check
 from jaxpipe.mesh import choose_devices
 from jaxpipe.mesh.topology import parse_topology
 
 README = Path(__file__).parent / "README.md"
-BEGIN = "<!-- begin of what run.py --write writes -->\n"
-END = "<!-- end of what run.py --write writes -->\n"
 SCHEDULES = ("1f1b", "bpipe", "bitpipe")
 NOT_YET = "not yet measured"
 HEAD = (
@@ -61,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = f"{_heading(asked, found)}\n\n{table(found)}"
     print(text)
     if asked.write:
-        README.write_text(write(text, README.read_text()))
-        print(f"wrote {README}", file=sys.stderr)
+        write_files({README: put_between(text, README.read_text())})
 
 
 def table(found: dict[str, tuple[Measured | None, Predicted]]) -> str:
@@ -82,13 +82,6 @@ def table(found: dict[str, tuple[Measured | None, Predicted]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(text: str, readme: str) -> str:
-    """`readme` with `text` between its two comments."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
-
-
 def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description="1F1B, BPipe and BitPipe on a cluster.", allow_abbrev=False)
     parser.add_argument("--config", default="configs/gpt_96.py", help="whose schedule is set, default %(default)s")
@@ -100,7 +93,9 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument("--read", action="store_true", help="run nothing: read what is in --workdir")
     parser.add_argument("--write", action="store_true", help="put the table into this experiment's page, too")
     parser.add_argument("further", nargs="*", help="behind --: further flags of jaxpipe.train")
+    parser.add_argument("--quick", action="store_true", help="the same as --read")
     asked = parser.parse_args(arguments)
+    asked.read |= asked.quick
     return asked, asked.further
 
 

@@ -1,6 +1,7 @@
 """Kills a run again and again, and compares what comes out in the end with a run that nobody disturbed.
 
     python experiments/011_kills/run.py [--num_kills=20] [--num_steps=400] [--num_processes=1] [--seed=0] [--folder=DIR]
+    python experiments/011_kills/run.py --quick
 
 Half of the kills strike while a checkpoint is being written, as soon as its half-written folder is seen or a little
 later; the others strike at a random moment, compilation and restoring included. See README.md beside this file.
@@ -27,6 +28,10 @@ from jaxpipe.checkpoints.files import complete_steps, unfinished
 from jaxpipe.training.workdir import METRICS
 
 ROOT = Path(__file__).parents[2]
+HEADS = (
+    *("kills", "left a half-written checkpoint", "came after the end", "starts that lost a complete checkpoint"),
+    *("rows of metrics that differ", "arrays of the last checkpoint that differ"),
+)
 QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # a start takes half as long, and computes the same every time
 MEASURED = ("tokens_per_s", "samples_per_s", "step_time_s", "step_time_median_s", "step_time_p10_s", "step_time_p90_s")
 RUN = [
@@ -183,15 +188,20 @@ def main() -> None:
     parser.add_argument("--num_processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="where the two runs are left; by default they are deleted")
+    parser.add_argument("--quick", action="store_true", help="two kills of a run of 40 steps")
     flags = parser.parse_args()
+    if flags.quick:
+        flags.num_kills, flags.num_steps = 2, 40
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(flags.folder or temporary).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         size = Size(flags.num_steps, flags.num_processes)
         kills, wrong = measure(folder, size, num_kills=flags.num_kills, seed=flags.seed)
         half_written = sum(one.num_half_written > 0 for one in kills)
-        print(f"{len(kills)} kills, {half_written} left a checkpoint half-written, {late(kills, size)} came too late")
         print("\n".join(wrong) or "the same parameters, optimizer, counters and losses as of the run without kills")
+        ends = [sum(what in line for line in wrong) for what in ("went on from", "rows of", "arrays of")]
+        cells = [len(kills), half_written, late(kills, size), *ends]
+        print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}\n| {' | '.join(map(str, cells))} |")
     raise SystemExit(bool(wrong))
 
 

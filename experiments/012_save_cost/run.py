@@ -23,6 +23,7 @@ from jaxpipe.training.step import init_state
 
 ROOT = Path(__file__).parents[2]
 STEPS_OF_BLOCK = 20
+HEADS = ("with a checkpoint, s", "without, s", "of medians", "median of pairs", "quartiles of pairs")
 
 
 def measure(num_pairs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -73,12 +74,16 @@ def main() -> None:
     """Prints medians and the spread of the pairs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--num_pairs", type=int, default=15)
-    for name, seconds in zip(("clock", "processor"), measure(parser.parse_args().num_pairs), strict=True):
+    parser.add_argument("--quick", action="store_true", help="one pair, which shows no more than that it runs")
+    flags = parser.parse_args()
+    print(f"| of {STEPS_OF_BLOCK} steps | {' | '.join(HEADS)} |\n|{'---|' * (len(HEADS) + 1)}")
+    seconds_of = measure(1 if flags.quick else flags.num_pairs)
+    for name, seconds in zip(("on the clock", "of the processor"), seconds_of, strict=True):
         with_s, without_s = np.median(seconds, axis=0)
         low, median, high = np.quantile(seconds[:, 0] / seconds[:, 1] - 1, (0.25, 0.5, 0.75))
         print(
-            f"{name}: {with_s:.3f} s with, {without_s:.3f} s without, {with_s / without_s - 1:+.1%} of medians;"
-            f" of pairs {median:+.1%}, quartiles {low:+.1%} to {high:+.1%}"
+            f"| {name} | {with_s:.3f} | {without_s:.3f} | {100 * (with_s / without_s - 1):+.1f} % |"
+            f" {100 * median:+.1f} % | {100 * low:+.1f} to {100 * high:+.1f} % |"
         )
 
 

@@ -6,22 +6,21 @@ points and curves as JSON, so that a file shows whether it is up to date.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from labels import label
 
+from experiments.png import png_of
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KEY = "Comment"  # of the text chunk
 _WIDTH, _PANEL = 9.4, 5.6  # inches
 _MARGIN = (0.75, 0.15, 0.85, 1.0)  # left, right, top, bottom, inches
 _GAP = 0.75  # between panels, inches
@@ -81,14 +80,6 @@ def content(panels: Sequence[Panel]) -> str:
     return json.dumps([asdict(panel) for panel in panels], default=list, sort_keys=True)
 
 
-def content_of(path: Path) -> str:
-    """What the picture at `path` says of itself."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        return str(image.info[KEY])
-
-
 def draw(panels: Sequence[Panel]) -> bytes:
     """The bytes of a PNG.
 
@@ -101,7 +92,7 @@ def draw(panels: Sequence[Panel]) -> bytes:
     left, right, top, bottom = _MARGIN
     height = bottom + len(panels) * _PANEL + (len(panels) - 1) * _GAP + top
     figure = Figure(figsize=(_WIDTH, height), dpi=_DPI)
-    canvas = FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)
     for index, panel in enumerate(panels):
         floor = height - top - (index + 1) * _PANEL - index * _GAP
         axes = figure.add_axes(
@@ -113,9 +104,7 @@ def draw(panels: Sequence[Panel]) -> bytes:
         left / _WIDTH, 1 - 0.3 / height, "Bubble against memory, 8 devices, 32 microbatches", fontsize=12, weight="bold"
     )
     _draw_legend(figure, left / _WIDTH, 0.06 / height)
-    buffer = io.BytesIO()
-    canvas.print_png(buffer, metadata={KEY: content(panels), "Software": None})
-    return buffer.getvalue()
+    return png_of(figure, content=content(panels))
 
 
 def _draw_axes(axes: Axes, title: str) -> None:

@@ -1,29 +1,29 @@
 """Bubble against memory, for all schedules and for what is searched under a bound: one table, one picture.
 
 python experiments/013_memory_against_bubble/run.py             # fifteen seconds; prints the table
-python experiments/013_memory_against_bubble/run.py --write     # puts it into the project's README and draws bubble.png
+python experiments/013_memory_against_bubble/run.py --write     # puts it into README.md here, and draws bubble.png
 python experiments/013_memory_against_bubble/run.py --search --write    # two minutes more: searches anew first
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
+
 from compared import COSTS, HEADS, ROWS, Measured, Row
 from found import PLACEMENTS, Found, read, search
 from picture import Panel, Point, draw
 
+from experiments.pages import markdown, page_parser, put_between, write_files
 from jaxpipe.schedules import Schedule
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parent / "README.md"
 PICTURE = Path(__file__).parent / "bubble.png"
-BEGIN = "<!-- begin of what experiments/013_memory_against_bubble/run.py --write writes -->\n"
-END = "<!-- end of what experiments/013_memory_against_bubble/run.py --write writes -->\n"
 TITLE = (
     "D=8, N=32. Costs of a device's share of the model: F, I and W 1, 1 and 1, then 1, 1.2 and 0.8, a whole backward 2,"
     "\ntransfers at no cost. Where a figure differs between the two, both stand there. Messages are those of the device"
@@ -66,8 +66,7 @@ def table() -> str:
     """The rows of all schedules, then those of `optimize`, as Markdown."""
     lines = [[row.label, *_both([measured(row, costs).cells for costs in COSTS])] for row in ROWS]
     lines += [[label, *_both([measured_of(each).cells for each in both])] for label, both in _curve_rows()]
-    head = ["schedule", *HEADS]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines)) + "\n"
+    return markdown(["schedule", *HEADS], lines)
 
 
 def _both(cells: list[list[str]]) -> list[str]:
@@ -119,32 +118,22 @@ def _curve(costs: str, placements: str) -> Iterator[tuple[float, float]]:
 
 
 def document() -> str:
-    """What stands in the README."""
-    picture = PICTURE.relative_to(README.parent)
+    """What stands in its page."""
+    picture = PICTURE.relative_to(PAGE.parent)
     return f"![bubble ratio against peak activations of every schedule]({picture})\n\n{TITLE}\n\n{table()}"
-
-
-def write(text: str, readme: str) -> str:
-    """`readme` with `text` between its two comments."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
 def main() -> None:
     """Prints the table; searches and writes where asked."""
-    parser = argparse.ArgumentParser(description="Bubble against memory, as Markdown and PNG.", allow_abbrev=False)
+    parser = page_parser("Bubble against memory, as Markdown and PNG.", quick="what it does without --search")
     parser.add_argument("--search", action="store_true", help="search anew under every bound: two minutes")
-    parser.add_argument("--write", action="store_true", help="put the table into README.md, and draw the picture")
     flags = parser.parse_args()
-    if flags.search:
+    if flags.search and not flags.quick:
         search()
     text = document()
     print(text, end="")
     if flags.write:
-        PICTURE.write_bytes(draw(panels()))
-        README.write_text(write(text, README.read_text()))
-        print(f"wrote {README.name} and {PICTURE.name}", file=sys.stderr)
+        write_files({PAGE: put_between(text, PAGE.read_text()), PICTURE: draw(panels())})
 
 
 if __name__ == "__main__":

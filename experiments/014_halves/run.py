@@ -30,12 +30,16 @@ def main() -> None:
     """One line for each family and recomputation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num_repeats", type=int, default=60)
-    num_repeats = parser.parse_args().num_repeats
+    parser.add_argument("--quick", action="store_true", help="of a GPT alone, 5 turns")
+    flags = parser.parse_args()
+    families = ("GPT",) if flags.quick else tuple(FAMILIES)
+    num_repeats = 5 if flags.quick else flags.num_repeats
     print("| model | recompute | products B = I + W | numbers a token: F keeps, W reads | (I + W) / B |")
     print("|---|---|---|---|---|")
-    for family, config_of in FAMILIES.items():
+    for family in families:
         for recompute in RECOMPUTE:
-            print(f"| {family} | {recompute} | {row(LanguageModel(config_of(recompute=recompute)), num_repeats)} |")
+            model = LanguageModel(FAMILIES[family](recompute=recompute))
+            print(f"| {family} | {recompute} | {row(model, num_repeats)} |", flush=True)
 
 
 def row(model: LanguageModel, num_repeats: int) -> str:

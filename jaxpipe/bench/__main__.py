@@ -20,14 +20,13 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxpipe.bench import processes
+from jaxpipe.bench import pinned, processes
 from jaxpipe.bench.allocator import keep_freed_memory
 from jaxpipe.bench.memory import measure_memory
 from jaxpipe.bench.problem import make_problem
 from jaxpipe.bench.timing import median, timed
 from jaxpipe.config import check
 from jaxpipe.config.command_line import require, run
-from jaxpipe.errors import ConfigError
 from jaxpipe.training.setup import devices_of
 
 FLAGS = flags.FLAGS
@@ -39,27 +38,20 @@ def define_flags(arguments: list[str]) -> None:
     config_flags.DEFINE_config_file("config", help_string="Python file with get_config(); see jaxpipe.config.base.")
     flags.DEFINE_enum("format", "text", ["text", "json"], "How the numbers are printed.")
     flags.DEFINE_integer("num_repeats", 3, "Repeats of each measurement.", lower_bound=1)
-    flags.DEFINE_integer("num_processes", 1, "Processes of one core and one thread each.", lower_bound=1)
-    flags.DEFINE_integer("process", None, "Which of the processes this is; set by the first.")
-    flags.DEFINE_string("coordinator", None, "Where the processes meet; set by the first.")
+    pinned.define_flags()
 
 
 def main(_: Sequence[str]) -> None:
     """One benchmark."""
     keep_freed_memory()
     config = FLAGS.config
-    _check_process(FLAGS.process, FLAGS.coordinator, num_processes=FLAGS.num_processes)
+    pinned.check_process(FLAGS.process, FLAGS.coordinator, num_processes=FLAGS.num_processes)
     if FLAGS.num_processes > 1:
         config.mesh.data, config.mesh.pipe, config.mesh.tensor = 1, FLAGS.num_processes, 1
     check(config, name=config_flags.get_config_filename(FLAGS["config"]))
     if FLAGS.process is not None:
-        processes.work(
-            config,
-            process=FLAGS.process,
-            num_processes=FLAGS.num_processes,
-            coordinator=FLAGS.coordinator,
-            num_repeats=FLAGS.num_repeats,
-        )
+        pinned.join(FLAGS.process, num_processes=FLAGS.num_processes, coordinator=FLAGS.coordinator)
+        pinned.tell(processes.work(config, num_repeats=FLAGS.num_repeats))
         return
     numbers = {
         "schedule": config.pipeline.schedule,
@@ -67,7 +59,7 @@ def main(_: Sequence[str]) -> None:
         "num_microbatches": config.pipeline.num_microbatches,
     }
     if FLAGS.num_processes > 1:
-        numbers |= processes.launch(sys.argv[1:], num_processes=FLAGS.num_processes)
+        numbers |= pinned.launch(("-m", "jaxpipe.bench"), sys.argv[1:], num_processes=FLAGS.num_processes)
     else:
         numbers |= _measure(config)
     if FLAGS.format == "json":
@@ -75,17 +67,6 @@ def main(_: Sequence[str]) -> None:
         return
     for name, number in numbers.items():
         print(f"{name:26} {number:.4g}" if isinstance(number, float) else f"{name:26} {number}")
-
-
-def _check_process(process: int | None, coordinator: str | None, *, num_processes: int) -> None:
-    if process is None and coordinator is None:
-        return
-    if process is None or coordinator is None or not 0 <= process < num_processes:
-        raise ConfigError(
-            f"--process={process} and --coordinator={coordinator} with --num_processes={num_processes}\n"
-            "  rule bench-process: one of several processes has both, and its number is 0 .. num_processes-1\n"
-            "  repair: leave both out; --num_processes alone starts the processes, which set them"
-        )
 
 
 def _measure(config: ConfigDict) -> dict[str, Any]:

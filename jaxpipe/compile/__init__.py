@@ -6,7 +6,7 @@ which transfers an action hides. Nothing is run, so there are no times but that 
 
 from jaxpipe.compile.absent_gpus import absent_gpus
 from jaxpipe.compile.prediction import Prediction, predict
-from jaxpipe.compile.report import RESERVE_BYTES, Report, report
+from jaxpipe.compile.report import Report, report
 from jaxpipe.compile.step import CompiledStep, compile_step
 
-__all__ = ["RESERVE_BYTES", "CompiledStep", "Prediction", "Report", "absent_gpus", "compile_step", "predict", "report"]
+__all__ = ["CompiledStep", "Prediction", "Report", "absent_gpus", "compile_step", "predict", "report"]

@@ -11,13 +11,9 @@ from typing import Any
 
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
+from jaxpipe.mesh.hardware import RESERVE_BYTES
 from jaxpipe.program.accounting import transit_bytes
 from jaxpipe.program.hlo import EXCHANGE, PAGE_TRANSFER, overlapped_permutes
-
-# What XLA does not count: the CUDA context and the kernels in it (0.5 to 1 GiB), NCCL's channel buffers for the
-# communicators of three mesh axes (about 1 GiB), and what the allocator loses between buffers (1 GiB of 80). An
-# allowance, not a measurement.
-RESERVE_BYTES = 3 * 2**30
 
 
 @dataclass(frozen=True)

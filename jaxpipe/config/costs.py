@@ -28,13 +28,22 @@ def expected_costs(config: ConfigDict) -> Costs:
         config: checked; `pipeline.costs` says times, or "auto": then they are those of `model.recompute`, but for the
             times that `pipeline.options` tells a generator.
     """
-    backward = BACKWARD_COSTS[config.model.recompute]
+    pipeline = config.pipeline
+    written = pipeline.options if pipeline.costs == AUTO else pipeline.costs
+    return costs_with(BACKWARD_COSTS[config.model.recompute], written)
+
+
+def costs_with(backward: float, written: str) -> Costs:
+    """What a stage's F, B, I and W take where a backward takes `backward` forwards, but for the times in `written`.
+
+    Args:
+        backward: of `BACKWARD_COSTS`.
+        written: as `pipeline.costs` or `pipeline.options` writes them; other options mean nothing here.
+    """
     costs = Costs(
         backward=backward, input_gradient=backward - WEIGHT_GRADIENT_COST, weight_gradient=WEIGHT_GRADIENT_COST
     )
-    pipeline = config.pipeline
-    given = options_of(pipeline.options) if pipeline.costs == AUTO else options_of(pipeline.costs)
-    times = {name: value for name, value in given.items() if name in _TIMES}
+    times = {name: value for name, value in options_of(written).items() if name in _TIMES}
     return replace(costs, **times)  # pyright: ignore[reportArgumentType]  # numbers, by `check_costs` and generators
 
 

@@ -21,17 +21,28 @@ def build_schedule(config: ConfigDict) -> Schedule:
         ScheduleError: it cannot be built or read, or breaks a rule.
     """
     pipeline = config.pipeline
-    if not is_file_name(pipeline.schedule):
-        return _build(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, pipeline.options)
-    if pipeline.options:
+    if is_file_name(pipeline.schedule) and pipeline.options:
         raise ConfigError(
             f"pipeline.options={pipeline.options!r} with pipeline.schedule={pipeline.schedule!r}\n"
             "  rule file-options: options are a generator's; on a schedule in a file they have no effect\n"
             "  repair: set pipeline.options='', or pipeline.schedule to a registered schedule"
         )
-    schedule = _read(pipeline.schedule)
+    schedule = named_schedule(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, pipeline.options)
     _check_sizes(config, schedule)
     return schedule
+
+
+def named_schedule(name: str, num_devices: int, num_microbatches: int, options: str) -> Schedule:
+    """The schedule of a name, of these sizes; or of a file, of its own.
+
+    Args:
+        name: registered, or a path.
+        options: as `pipeline.options` writes them.
+
+    Raises:
+        ScheduleError: it cannot be built or read, or breaks a rule.
+    """
+    return _read(name) if is_file_name(name) else _build(name, num_devices, num_microbatches, options)
 
 
 def check_schedule_name(config: ConfigDict) -> None:

@@ -169,14 +169,17 @@ def _owed(table: RoundTable, complete: np.ndarray) -> list[list[tuple[int, int, 
 
 
 def _rounds_of(owed: list[tuple[int, int, int]], num_lanes: int, tail: _Tail) -> list[int]:
-    """The rounds in which gradients `owed` travel, `num_lanes` at a time; each is read before, in the tail."""
+    """The rounds in which gradients `owed` travel, `num_lanes` at a time; each is read before, in the tail.
+
+    A chunk is complete at the end of a round, summed over the copies of the pipeline in the next one, and then read.
+    """
     rounds: list[int] = []
     for r in count(tail.start + 1):
         if len(rounds) == len(owed):
             return rounds
         if tail.is_used[(r - tail.start) % tail.body_rounds]:
             waiting = owed[len(rounds) : len(rounds) + num_lanes]
-            rounds += [r for complete, _, _ in waiting if complete < r]
+            rounds += [r for complete, _, _ in waiting if complete + 1 < r]
     raise AssertionError
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import Randomness
 from jaxpipe.program import residuals
 from jaxpipe.program.contract import StageFunctions
@@ -105,13 +106,13 @@ class Actions:
         is_next = state.num_done >= 0
         return when((row.kind == kind) & is_next, act, state)
 
-    def reduce(self, row: Row, state: State) -> State:
-        """`state` with the gradients of a chunk summed over the devices that have terms of them, once complete."""
+    def reduce(self, chunk: jax.Array, state: State) -> State:
+        """`state` with the gradients of `chunk` summed over the devices that have terms of them; of IDLE, as it is."""
 
         def reduce(grads: PyTree) -> PyTree:
-            return reduce_chunk(grads, self.parts, row.chunk, deterministic=self.deterministic)
+            return reduce_chunk(grads, self.parts, chunk, deterministic=self.deterministic)
 
-        layers = when(row.completes == 1, reduce, state.grads["layers"])
+        layers = when(chunk != IDLE, reduce, state.grads["layers"])
         return state._replace(grads={**state.grads, "layers": layers})
 
     def _random(self, row: Row, layer: jax.Array | int) -> Randomness | None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.program.actions import Actions, Row, State
 from jaxpipe.program.pages import Pool
 from jaxpipe.program.partition import Part
@@ -51,6 +51,7 @@ def empty_carry(table: RoundTable, actions: Actions) -> Carry:
         inbox=empty((inbox.num_inbox + 1, *x_like.shape), x_like.dtype),
         departing=[pages(storage.pools[0], 1) for _ in range(table.num_lanes)],
         leaving=[one_layer() for _ in range(table.num_exchange_lanes)],
+        complete=jnp.int32(IDLE),
     )
 
 

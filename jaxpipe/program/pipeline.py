@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.lowering import RoundTable, lower
+from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import Randomness
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.actions import Actions, Row, State
@@ -52,6 +52,9 @@ class Pipeline:
             step's key; without one nothing is random.
         loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
             forwards, without residuals or gradients, and with nothing random.
+        of_some_actions: jitted (is_run, staged params, batch, scale=1.0, key=None): what `loss_and_grads` does, by the
+            same program, where `is_run` "round device" is true, and nothing in the other rounds, to measure what
+            takes how long. What it returns means nothing.
         table: the round table that `loss_and_grads` executes.
         layers_per_stage: [stage].
         rolled: whether rounds are rolled into loops.
@@ -107,10 +110,16 @@ class Pipeline:
         ) -> tuple[PyTree, PyTree]:
             return self._run(self.table, params, batch, scale, key)
 
+        def of_some_actions(
+            is_run: jax.Array, params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: jax.Array | None = None
+        ) -> tuple[PyTree, PyTree]:
+            return self._run(self.table, params, batch, scale, key, is_run)
+
         def loss(params: PyTree, batch: PyTree, scale: PyTree = 1.0) -> PyTree:
             return self._run(self.forward_table, params, batch, scale, None)[0]
 
         self.loss_and_grads, self.loss = jax.jit(loss_and_grads), jax.jit(loss)
+        self.of_some_actions = jax.jit(of_some_actions)
 
     def to_stages(self, params: PyTree) -> PyTree:
         """Staged parameters, layers [device, chunk, layer, ...], from canonical ones; traceable."""
@@ -193,13 +202,22 @@ class Pipeline:
         return check_functions(self.functions, self.mesh, *self.local_shapes(params, batch))[1]
 
     def _run(
-        self, table: RoundTable, params: PyTree, batch: PyTree, scale: PyTree, key: jax.Array | None
+        self,
+        table: RoundTable,
+        params: PyTree,
+        batch: PyTree,
+        scale: PyTree,
+        key: jax.Array | None,
+        is_run: jax.Array | None = None,
     ) -> tuple[PyTree, PyTree]:
         check_inputs(self.schedule, self.mesh, self.layout, params, batch)
         parts, x_like = self.parts(params), self.message_like(params, batch)
         like = self.local_shapes(params, batch)
         kept = self._kept(params, batch, random=key is not None) if table.has_backward else Kept(())
         storage = make_storage(table, kept)
+        rows = rows_of(table, storage)
+        if is_run is not None:
+            rows = rows._replace(kind=jnp.where(is_run.T, rows.kind, IDLE))
 
         def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree]:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
@@ -215,7 +233,7 @@ class Pipeline:
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
             check_vma=False,
-        )(params, batch, scale_of_each(self.loss_like(params, batch), scale), _key_data(key), rows_of(table, storage))
+        )(params, batch, scale_of_each(self.loss_like(params, batch), scale), _key_data(key), rows)
 
     def _actions(
         self,

@@ -4,6 +4,8 @@ The action does not depend on the permutes of its round, so they run while it co
 the compiler from finishing a permute before the action has begun, or starting it after. What the next action
 reads is chosen at the end of the round; only messages that wait longer go through the inbox. The action
 turns its message into its output in place, while the permutes still read the output of the round before.
+The gradients of a chunk that an action has completed are summed over devices a round later, when the action's
+message has left: else each stage of a pipeline that ends would wait for the sums of all before it.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Carry(NamedTuple):
     inbox: jax.Array  # [num_inbox + 1, *x.shape] messages that wait for their reader
     departing: list[transfers.Page]  # [lane] pages that the next round sends to the paired device
     leaving: list[PyTree]  # [lane] gradients of a layer that the next round sends to the stage's other holder
+    complete: jax.Array  # chunk whose gradients the next round sums over devices, or IDLE
 
 
 def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> Carry:
@@ -58,6 +61,8 @@ def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> 
 
         carry, _ = lax.scan(body, carry, repeated)
         first_position += body_rounds
+    if actions.has_reductions and table.completes[-1].any():
+        carry = carry._replace(state=actions.reduce(carry.complete, carry.state))
     return carry
 
 
@@ -70,8 +75,8 @@ def _round(table: RoundTable, position: int, actions: Actions, row: Row, carry: 
     state = carry.state
     for kind in sorted(table.kinds[position], reverse=True):
         state = actions.run(Kind(kind), row, state)
-    if actions.has_reductions and table.completes[table.position == position].any():
-        state = actions.reduce(row, state)
+    if actions.has_reductions and table.completes[:-1][table.position[1:] == position].any():
+        state = actions.reduce(carry.complete, state)
     arrived, landed, gradients, own, grads = lax.optimization_barrier(
         (arrived, landed, gradients, state.message, state.grads)
     )
@@ -84,7 +89,7 @@ def _round(table: RoundTable, position: int, actions: Actions, row: Row, carry: 
     leaving, state = exchange.read(table, position, row, carry.leaving, state)
     produces_none = (row.kind == IDLE) | (row.kind == Kind.W)
     out = jnp.where(produces_none, carry.out, own) if table.has_delays else own
-    return Carry(state, out, inbox, departing, leaving)
+    return Carry(state, out, inbox, departing, leaving, jnp.where(row.completes == 1, row.chunk, IDLE))
 
 
 def _store(

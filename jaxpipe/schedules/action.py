@@ -4,8 +4,6 @@ The text form is PyTorch's: `2F0` is the forward of stage 2 for microbatch 0; an
 replica than 0 ends in `@replica`; an action of no single microbatch (SYNC) has no microbatch number.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from typing import NamedTuple

@@ -6,7 +6,8 @@ start and end of every action. The clock of the compiled program is `jaxpipe.low
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
 
@@ -49,6 +50,29 @@ class Costs:
     link: dict[tuple[int, int], float] = field(default_factory=dict)
     slot_messages: float = 17.0
     gradient_messages: float = 15.0
+
+    def of_layers(self, layers_per_stage: Sequence[int]) -> Costs:
+        """Costs of stages that take as long as their layers, where these are of one with the mean number of layers.
+
+        Example:
+            >>> Costs(forward=1.0, backward=2.0).of_layers((3, 1)).backward
+            (3.0, 1.0)
+        """
+        if len(set(layers_per_stage)) == 1:
+            return self
+        shares = [num_layers * len(layers_per_stage) / sum(layers_per_stage) for num_layers in layers_per_stage]
+
+        def scaled(cost: Cost) -> tuple[float, ...]:
+            each = cost if isinstance(cost, tuple) else (cost,) * len(shares)
+            return tuple(one * share for one, share in zip(each, shares, strict=True))
+
+        return replace(
+            self,
+            forward=scaled(self.forward),
+            backward=scaled(self.backward),
+            input_gradient=scaled(self.input_gradient),
+            weight_gradient=scaled(self.weight_gradient),
+        )
 
     def of_kind(self, num_stages: int) -> np.ndarray:
         """[kinds, stages] time of each compute action; other kinds have none of their own.

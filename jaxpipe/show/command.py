@@ -18,6 +18,7 @@ from jaxpipe.schedules.render import chrome_trace, memory, png, svg
 from jaxpipe.schedules.rules import check
 from jaxpipe.show.figures import COST_NAMES, Figures, show_json, show_text
 from jaxpipe.show.flags import parse
+from jaxpipe.show.page import to_html
 from jaxpipe.show.placement import show_placement
 from jaxpipe.show.running import exit_code
 
@@ -31,28 +32,51 @@ def _show(arguments: Sequence[str] | None) -> None:
     flags = parse(arguments, formats=FORMATS)
     schedule = _schedule(flags)
     if flags.placement:
-        _write(show_placement(schedule, flags), flags)
+        _write(show_placement(schedule, flags), flags.output)
         return
     costs = Costs(**{name: getattr(flags, name) for name in COST_NAMES})
-    _write(FORMATS[flags.format](schedule, costs, flags), flags)
+    if flags.html:
+        _write(show_page(schedule, costs, flags), flags.html)
+        return
+    _write(FORMATS[flags.format](schedule, costs, flags), flags.output)
+
+
+def show_page(schedule: Schedule, costs: Costs, flags: argparse.Namespace) -> str:
+    """`schedule` and those to compare with on both clocks."""
+    return to_html(
+        [schedule, *_others(schedule, flags)],
+        costs=costs,
+        layers_per_stage=flags.layers_per_stage,
+        bound=_bound(schedule, flags),
+        slot_bytes=flags.slot_bytes,
+    )
 
 
 def show_memory(schedule: Schedule, costs: Costs, flags: argparse.Namespace) -> bytes:
     """What each device stores over time under the schedules to compare with and under `schedule`."""
-    others = [
-        build(name, num_devices=schedule.num_devices, num_microbatches=schedule.num_microbatches)
-        for name in flags.compare
-    ]
-    bound = None
-    if schedule.columns.is_kind(Kind.EVICT).any():
-        bound = _options(flags).get("bound", least_bound(row_peaks(schedule)))
-        assert isinstance(bound, int)  # or it would not have been built
     return memory(
-        [simulate(each, costs) for each in (*others, schedule)],
-        bound=bound,
+        [simulate(each, costs) for each in (*_others(schedule, flags), schedule)],
+        bound=_bound(schedule, flags),
         slot_bytes=flags.slot_bytes,
         form=Path(flags.output).suffix[1:],
     )
+
+
+def _others(schedule: Schedule, flags: argparse.Namespace) -> list[Schedule]:
+    """Those to compare with, of the same size."""
+    return [
+        build(name, num_devices=schedule.num_devices, num_microbatches=schedule.num_microbatches)
+        for name in flags.compare
+    ]
+
+
+def _bound(schedule: Schedule, flags: argparse.Namespace) -> int | None:
+    """Slots that `schedule` keeps by moving some to the paired device; None where it moves none."""
+    if not schedule.columns.is_kind(Kind.EVICT).any():
+        return None
+    bound = _options(flags).get("bound", least_bound(row_peaks(schedule)))
+    assert isinstance(bound, int)  # or it would not have been built
+    return bound
 
 
 FORMATS: dict[str, Callable[[Schedule, Costs, argparse.Namespace], str | bytes]] = {
@@ -80,17 +104,17 @@ def _options(flags: argparse.Namespace) -> dict[str, object]:
     return read_options([*chunks, *flags.option])
 
 
-def _write(content: str | bytes, flags: argparse.Namespace) -> None:
-    if not flags.output:
+def _write(content: str | bytes, path: str | None) -> None:
+    if not path:
         sys.stdout.write(content if isinstance(content, str) else "")
         sys.stdout.flush()
         return
     try:
-        with open(flags.output, "wb") as file:
+        with open(path, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise ScheduleError(
-            f"cannot write {flags.output!r}: {error.strerror}.\n"
-            "  rule show-output: --output is a file in a folder that exists and can be written to\n"
+            f"cannot write {path!r}: {error.strerror}.\n"
+            "  rule show-output: --output and --html are a file in a folder that exists and can be written to\n"
             "  repair: make the folder, or give another path"
         ) from None

@@ -12,6 +12,7 @@ _LAYERS_PER_STAGE = 4
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient", "transfer")
 _RATIOS = ("slot_messages", "gradient_messages")  # of one layer's bytes to those of a message
 _PICTURES = (".png", ".svg")
+_PAGES = (".html", ".htm")
 
 
 def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argparse.Namespace:
@@ -57,9 +58,19 @@ def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argpa
         help="how many times as long as a message the SYNC of a stage takes, "
         f"default {defaults.gradient_messages:g} for each layer",
     )
-    add("--compare", action="append", default=[], metavar="NAME", help="for --format=memory: a schedule to draw beside")
+    add("--html", metavar="FILE", help="write a page there that shows everything on both clocks, with zoom and details")
     add(
-        "--slot_bytes", type=as_size, metavar="BYTES", help="for --format=memory: residuals of one microbatch and stage"
+        "--compare",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="for --html and --format=memory: a schedule to draw beside",
+    )
+    add(
+        "--slot_bytes",
+        type=as_size,
+        metavar="BYTES",
+        help="for --html and --format=memory: residuals of one microbatch and stage",
     )
     add("--placement", action="store_true", help="show where the stages stand on --topology instead")
     add("--topology", metavar="HARDWARE:NODESxGPUS", help="the cluster for --placement, as a100-80g:2x8")
@@ -70,6 +81,7 @@ def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argpa
     flags = parse_all(parser, arguments)
     if flags.format == "png" and not flags.output:
         parser.error("--format=png is no text: give --output=FILE too")
+    _check_page(parser, flags)
     _check_memory(parser, flags)
     _check_placement(parser, flags)
     if flags.layers_per_stage is None:
@@ -93,12 +105,23 @@ def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argpa
     return flags
 
 
+def _check_page(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
+    """A page is a file of its own, beside no other output."""
+    if flags.html is None:
+        return
+    if not flags.html.endswith(_PAGES):
+        parser.error(f"--html={flags.html}: give a file that ends in {' or '.join(_PAGES)}")
+    for flag, unused in (("format", "text"), ("output", None), ("placement", False)):
+        if getattr(flags, flag) != unused:
+            parser.error(f"--html writes a page to its own file: leave --{flag} out")
+
+
 def _check_memory(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
     """Flags of `--format=memory` come with it, and so does a file for a picture."""
     if flags.format != "memory":
         for flag in ("compare", "slot_bytes"):
-            if getattr(flags, flag):
-                parser.error(f"--{flag} is for --format=memory: give that too, or leave it out")
+            if getattr(flags, flag) and not flags.html:
+                parser.error(f"--{flag} is for --html and --format=memory: give one of them too, or leave it out")
     elif not flags.output or not flags.output.endswith(_PICTURES):
         parser.error(f"--format=memory draws a picture: give --output=FILE too, ending in {' or '.join(_PICTURES)}")
 

@@ -14,13 +14,14 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config import build_schedule, expected_costs, layers_per_stage, model_config
 from jaxpipe.config.base import AUTO
+from jaxpipe.config.mesh_order import orders_to_try
 from jaxpipe.config.model_checks import check_attention_kernel
 from jaxpipe.data import Batch, Batches, Corpus
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, order_devices
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.schedules import Costs, Schedule
+from jaxpipe.schedules import Costs
 from jaxpipe.training.optimizer import learning_rate, make_optimizer
 from jaxpipe.training.step import make_train_step
 from jaxpipe.training.text import batches_of, read_corpus
@@ -107,19 +108,20 @@ def build_pipeline(
     mesh, schedule = config.mesh, build_schedule(config)
     _check_attention(config, devices)
     axes = {"data": mesh.data, "pipe": mesh.pipe, "tensor": mesh.tensor}
-    orders = _orders_to_try(schedule) if mesh.order == AUTO else (mesh.order,)
+    orders = orders_to_try(schedule) if mesh.order == AUTO else (mesh.order,)
     devices = _in_first_order(devices, axes, orders, gpus_per_node)
     model = LanguageModel(model_config(config), TensorAxis(mesh.tensor, mesh.deterministic))
+    layers = layers_per_stage(config)
     pipeline = Pipeline(
         schedule,
         make_mesh(**axes, devices=devices),
         StageFunctions.of(model),
         num_layers=config.model.num_layers,
-        layers_per_stage=layers_per_stage(config),
+        layers_per_stage=layers,
         dtype=config.model.dtype,
         split_masters=config.optimizer.zero1,
         deterministic=mesh.deterministic,
-        costs=expected_costs(config),
+        costs=expected_costs(config).of_layers(layers),
     )
     return model, pipeline
 
@@ -138,13 +140,6 @@ def optimizer_and_step(
         dropout_seed=dropout_seed(config, model),
     )
     return optimizer, step
-
-
-def _orders_to_try(schedule: Schedule) -> tuple[str, ...]:
-    """Orders of the mesh that suit `schedule`, the best first."""
-    if schedule.num_replicas > 1:
-        return ("replicas_together", "pair_adjacent", "contiguous")
-    return ("pair_adjacent",) if schedule.has_transfers else ("contiguous",)
 
 
 def _in_first_order(

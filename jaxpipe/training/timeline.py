@@ -20,18 +20,10 @@ def predicted_costs(layers_per_stage: Sequence[int], expected: Costs) -> Costs:
         layers_per_stage: [stage]; a stage costs as its layers do, embedding and head nothing.
         expected: of a stage with the mean number of layers, in any one unit; one number each.
     """
-    mean = sum(layers_per_stage) / len(layers_per_stage)
-    times = expected.of_kind(1)[:, 0] / (mean * expected.of_kind(1)[Kind.F, 0])
-
-    def of_stages(kind: Kind) -> tuple[float, ...]:
-        return tuple(float(times[kind]) * num for num in layers_per_stage)
-
-    return Costs(
-        forward=of_stages(Kind.F),
-        backward=of_stages(Kind.B),
-        input_gradient=of_stages(Kind.I),
-        weight_gradient=of_stages(Kind.W),
-    )
+    times = expected.of_kind(1)[:, 0]
+    kinds = (Kind.F, Kind.B, Kind.I, Kind.W)
+    forward, backward, input_gradient, weight_gradient = (float(times[kind] / times[Kind.F]) for kind in kinds)
+    return Costs(forward, backward, input_gradient, weight_gradient).of_layers(layers_per_stage)
 
 
 def write_timeline(path: Path, setup: Setup) -> None:

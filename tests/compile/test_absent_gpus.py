@@ -54,7 +54,10 @@ def report(case):
     return compiled(*CASES[case])
 
 
-@pytest.fixture(params=CASES)
+LONG = ("llama, two nodes, uneven stages", "data parallel, dropout, another GPU")
+
+
+@pytest.fixture(params=[pytest.param(case, marks=pytest.mark.slow if case in LONG else []) for case in CASES])
 def numbers(request):
     return report(request.param)
 
@@ -74,7 +77,9 @@ def test_the_whole_state_is_updated_in_place(numbers):
     assert numbers["argument_bytes"] - numbers["alias_bytes"] == numbers["predicted"]["batch"]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "pipe" not in case])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in LONG else []) for case in CASES if "pipe" not in case]
+)
 def test_every_message_is_behind_an_action(case):
     numbers = report(case)
     assert numbers["overlapped_permutes"] == numbers["permutes"] > 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxpipe.bench.__main__ import _check_process
+from jaxpipe.bench.pinned import check_process
 from jaxpipe.errors import ConfigError
 
 
@@ -11,9 +11,9 @@ from jaxpipe.errors import ConfigError
 )
 def test_half_of_them_or_a_number_outside_is_refused(process, coordinator):
     with pytest.raises(ConfigError, match=r"rule bench-process"):
-        _check_process(process, coordinator, num_processes=2)
+        check_process(process, coordinator, num_processes=2)
 
 
 def test_both_or_none_is_legal():
-    _check_process(None, None, num_processes=1)
-    _check_process(1, "localhost:1", num_processes=2)
+    check_process(None, None, num_processes=1)
+    check_process(1, "localhost:1", num_processes=2)

@@ -123,6 +123,7 @@ def test_processes_with_other_schedules_are_told_apart():
         check_same_schedule(process(1, later), build("gpipe", **SIZES))
 
 
+@pytest.mark.slow
 def test_a_schedule_that_was_searched_for_trains_as_1f1b_does(tmp_path):
     path, text = tmp_path / "mine.csv", tmp_path / "text.txt"
     text.write_text(TEXT * 200)

@@ -63,9 +63,8 @@ def run_alone(workdir, *arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "schedule", [pytest.param(name, marks=[] if name == "bitpipe" else pytest.mark.slow) for name in SCHEDULES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_four_processes_have_the_digits_of_one_and_write_one_checkpoint(schedule, tmp_path):
     one, four = tmp_path / "one", tmp_path / "four"
     assert "8 virtual CPU devices" in run_alone(one, *SCHEDULES[schedule])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxpipe.schedules.memory import Stored, stored
+from jaxpipe.schedules.render.palette import STORED
 from jaxpipe.schedules.simulate import Timeline
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMS = ("png", "svg")
-_PARTS = {"own": "#1b6ca8", "parked": "#9ccbea", "in_transit": "#d5602c"}  # attributes of Stored, from below
-_NAMES = {"own": "own stages", "parked": "parked for the paired device", "in_transit": "in transit"}
 _DASHED = {"colors": "#1a1a1a", "linewidths": 0.9, "linestyles": (0.0, (4.0, 2.0))}
 _DPI = 160
 _AREAS, _BARS = 5.6, 1.6  # widths of a column, inches
@@ -153,7 +152,7 @@ def _draw_areas(axes: Axes, column: Sequence[Stored], scale: _Scale, *, least_ti
         lasts = np.append(np.diff(values.time) > least_time, True)[: len(values.time)]
         time = values.time[lasts]
         base = np.full(len(time), floor)
-        for part, colour in _PARTS.items():
+        for part, (colour, _) in STORED.items():
             upper = base - getattr(values, part)[lasts]
             axes.fill_between(time, base, upper, step="post", color=colour, linewidth=0)
             base = upper
@@ -171,7 +170,7 @@ def _draw_bars(axes: Axes, columns: Sequence[Sequence[Stored]], labels: Sequence
         y = scale.floors - 0.9 * scale.lane + (index + 0.5) * step
         worst = [values.total.argmax() if len(values.total) else None for values in column]
         start = np.zeros(scale.num_devices)
-        for part, colour in _PARTS.items():
+        for part, (colour, _) in STORED.items():
             amount = np.array(
                 [0.0 if i is None else getattr(values, part)[i] for values, i in zip(column, worst, strict=True)]
             )
@@ -209,7 +208,7 @@ def _draw_legend(figure: Figure, bound: float | None, x: float, y: float) -> Non
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Patch | Line2D] = [Patch(facecolor=_PARTS[part], label=name) for part, name in _NAMES.items()]
+    handles: list[Patch | Line2D] = [Patch(facecolor=colour, label=name) for colour, name in STORED.values()]
     if bound is not None:
         line = {"color": _DASHED["colors"], "linewidth": _DASHED["linewidths"], "linestyle": _DASHED["linestyles"]}
         handles.append(Line2D([], [], label=f"bound, {bound:g} slots", **line))

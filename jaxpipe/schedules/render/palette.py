@@ -1,4 +1,4 @@
-"""Colours of actions, shared by the pictures: hue says the kind, shade says replica and chunk."""
+"""Colours that the pictures share: of actions, whose hue says the kind, shade replica and chunk; of what is stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from jaxpipe.schedules.action import COMPUTE_KINDS, Kind
 from jaxpipe.schedules.schedule import Schedule
 
-_HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 2008)
+HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 2008)
     Kind.F: "#1b6ca8",
     Kind.B: "#2a8f6a",
     Kind.I: "#c77d11",
@@ -18,13 +18,18 @@ _HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito,
     Kind.LOAD: "#e3bd2b",
     Kind.SYNC: "#555555",
 }
-_NAMES = {
+NAMES = {
     Kind.F: "forward",
     Kind.B: "backward",
     Kind.I: "input gradient",
     Kind.W: "weight gradient",
     Kind.EVICT: "EVICT to partner",
     Kind.LOAD: "LOAD from partner",
+}
+STORED = {  # attributes of Stored, from below -> colour and name of what a device stores
+    "own": ("#1b6ca8", "own stages"),
+    "parked": ("#9ccbea", "parked for the paired device"),
+    "in_transit": ("#d5602c", "in transit"),
 }
 # How far the shades of a kind are mixed with white, from the first chunk to the last: dark for replica 0 and, where
 # there is a replica 1, light for that one, so that the replicas stay apart however many chunks there are.
@@ -68,12 +73,12 @@ def styles(schedule: Schedule) -> list[Style]:
             shade_of[replica, stage] = shade
     shade = shade_of[columns.replica, columns.stage]
     found = []
-    for kind, hue in _HUES.items():
+    for kind, hue in HUES.items():
         for index in range(num_shades):
             actions = np.flatnonzero((columns.kind == kind) & (shade == index))
             if len(actions):
                 replica, chunk = divmod(index, num_chunks)
-                label = _NAMES.get(kind, kind.name)
+                label = NAMES.get(kind, kind.name)
                 label += f", replica {replica}" if num_replicas > 1 else ""
                 label += f", chunk {chunk}" if num_chunks > 1 else ""
                 fill = _mix_with_white(hue, _shade(replica, chunk, num_replicas, num_chunks))

@@ -1,0 +1,110 @@
+"""Predicted step times beside measured ones, of two processes on two cores; and both clocks at measured times.
+
+python experiments/016_predicted_time/run.py --quick           # seconds: from what was timed last; clocks at D=4 alone
+python experiments/016_predicted_time/run.py --measure --write # four minutes on two quiet cores; keeps what was timed
+python experiments/016_predicted_time/run.py --write           # puts the tables into README.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
+
+import clock_table
+from step_cells import GROUPS, NUM_DEVICES, config_of
+from step_predictions import TOPOLOGY, Prediction, measured, predictions
+
+from experiments.pages import markdown, page_parser, put_between, write_files
+from jaxpipe.bench import pinned
+from jaxpipe.bench.allocator import keep_freed_memory
+from jaxpipe.estimate import setting_of
+
+FOLDER = Path(__file__).parent
+PAGE, RAW = FOLDER / "README.md", FOLDER / "timed.json"
+
+
+def time_all(*, num_repeats: int) -> None:
+    """Times all groups in two processes and keeps what was found."""
+    flags = [f"--num_processes={NUM_DEVICES}", f"--num_repeats={num_repeats}"]
+    found = pinned.launch((__file__,), flags, num_processes=NUM_DEVICES)
+    RAW.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def work(*, process: int, coordinator: str, num_repeats: int) -> None:
+    """One of the two processes."""
+    keep_freed_memory()
+    pinned.join(process, num_processes=NUM_DEVICES, coordinator=coordinator)
+    from step_times import time_group  # builds arrays at import, which starts jax
+
+    pinned.tell([time_group(cells, num_repeats=num_repeats) for cells in GROUPS])
+
+
+def document(groups: list[dict[str, Any]], *, quick: bool) -> str:
+    """Both tables."""
+    found = [each for group in groups for each in predictions(group)]
+    return f"{_summary(groups, found)}\n\n{_step_table(found)}\n{_clock_table(groups[0], quick=quick)}"
+
+
+def _summary(groups: list[dict[str, Any]], found: list[Prediction]) -> str:
+    identity, apart = groups[0]["identity"], [abs(each.ratio - 1) for each in found]
+    return (
+        f"{identity['num_repeats']} repeats, jax {identity['jax_version']}, {identity['date']}. Predicted and measured"
+        f" are {statistics.median(apart):.1%} apart in the median, {max(apart):.1%} at most."
+    )
+
+
+def _step_table(found: list[Prediction]) -> str:
+    heads = ["model, recompute", "schedule", "N", "measured ms", "repeats apart", "predicted ms"]
+    heads += ["predicted / measured", "by rows / measured", "of processor time"]
+    rows = [
+        [
+            f"{each.cell.family}, {each.cell.recompute}",
+            each.cell.schedule,
+            str(each.cell.num_microbatches),
+            f"{1e3 * each.measured_s:.1f}",
+            f"{each.spread_ratio:.1%}",
+            f"{1e3 * each.predicted_s:.1f}",
+            f"{each.ratio:.3f}",
+            f"{each.rows_s / each.measured_s:.3f}",
+            f"{each.work_ratio:.3f}",
+        ]
+        for each in found
+    ]
+    return markdown(heads, rows)
+
+
+def _clock_table(group: dict[str, Any], *, quick: bool) -> str:
+    setting = setting_of(config_of(GROUPS[0][0]), TOPOLOGY)
+    return markdown(*clock_table.rows(measured(group, "cpu_s").times(setting), quick=quick))
+
+
+def main() -> None:
+    """Times where asked, predicts, prints."""
+    parser = page_parser(
+        "Predicted beside measured step times.", quick="from what was timed last, and clocks at one size"
+    )
+    parser.add_argument("--measure", action="store_true", help="time anew: four minutes, two quiet cores")
+    parser.add_argument("--num_repeats", type=int, default=5)
+    for flag in ("--num_processes", "--process"):
+        parser.add_argument(flag, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--coordinator", help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.process is not None:
+        work(process=flags.process, coordinator=flags.coordinator, num_repeats=flags.num_repeats)
+        return
+    if flags.measure and not flags.quick:
+        time_all(num_repeats=flags.num_repeats)
+    text = document(json.loads(RAW.read_text()), quick=flags.quick)
+    print(text, end="")
+    if flags.write and not flags.quick:
+        write_files({PAGE: put_between(text, PAGE.read_text())})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What was timed of a step beside what is predicted of it, from the times of its layers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from blocking_rounds import makespan_s
+from step_cells import MICROBATCH_SIZE, Cell, config_of
+
+from jaxpipe.bench.timing import Timing, median
+from jaxpipe.config import build_schedule, expected_costs, layers_per_stage
+from jaxpipe.estimate import Link, Setting, Times, estimate, setting_of
+from jaxpipe.estimate.measured import Measured, Measurement
+from jaxpipe.lowering import lower
+from jaxpipe.measure.actions import times_of
+from jaxpipe.measure.turns import spread_ratio
+from jaxpipe.mesh.topology import parse_topology
+from jaxpipe.schedules.action import COMPUTE_KINDS
+
+TOPOLOGY = parse_topology("h200:1x2")  # two devices of a node; nothing that is asked for here depends on their kind
+Clock = Literal["wall_s", "cpu_s"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One cell.
+
+    Attributes:
+        cell: which.
+        measured_s: median of the step's wall time.
+        rows_s: by `estimate`, which has transfers behind actions, as on GPUs.
+        predicted_s: of rounds whose permutes block, of the frame and the update.
+        spread_ratio: interquartile range of the step's repeats by their median.
+        work_ratio: processor time of the actions and the update, as predicted from processor times of the parts, by
+            that of the step, both processes together.
+    """
+
+    cell: Cell
+    measured_s: float
+    rows_s: float
+    predicted_s: float
+    spread_ratio: float
+    work_ratio: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted by measured."""
+        return self.predicted_s / self.measured_s
+
+
+def predictions(group: dict[str, Any]) -> list[Prediction]:
+    """Of the cells of a group, as `step_times` left it."""
+    wall, processor = (measured(group, clock) for clock in ("wall_s", "cpu_s"))
+    found = []
+    for fields, step, frame in zip(group["cells"], group["steps"], group["frames"], strict=True):
+        cell, timings = Cell(**fields), _timings(step)
+        setting = setting_of(config_of(cell), TOPOLOGY)
+        found.append(
+            Prediction(
+                cell,
+                measured_s=median(timings).wall_s,
+                rows_s=estimate(setting, wall).step_s,
+                predicted_s=_rounds_s(cell, wall.times(setting)) + _median(frame, "wall_s"),
+                spread_ratio=spread_ratio(timings),
+                work_ratio=work_s(setting, processor.times(setting)) / (setting.pipe * median(timings).cpu_s),
+            )
+        )
+    return found
+
+
+def _rounds_s(cell: Cell, times: Times) -> float:
+    """Of the rounds and the update."""
+    config = config_of(cell)
+    layers = layers_per_stage(config)
+    table = lower(build_schedule(config), layers_per_stage=layers, costs=expected_costs(config))
+    return makespan_s(table, stage_seconds(times, layers)) + times.update_s
+
+
+def measured(group: dict[str, Any], clock: Clock) -> Measured:
+    """The times of a group's model, as wall or as processor seconds."""
+    seconds = [(run["counts"], _median(run["timings"], clock)) for run in group["runs"]]
+    times = times_of(seconds, update_s=_median(group["update"], clock))
+    measurement = Measurement(
+        identity=group["identity"],
+        subject=group["subject"],
+        times={MICROBATCH_SIZE: times},
+        spread_ratio={MICROBATCH_SIZE: max(spread_ratio(_timings(run["timings"])) for run in group["runs"])},
+        num_layer_parameters=group["num_layer_parameters"],
+        num_shared_parameters=group["num_shared_parameters"],
+        num_update_parameters=group["num_update_parameters"],
+        link=Link(**group["link"]),
+    )
+    return Measured((measurement,))
+
+
+def work_s(setting: Setting, times: Times) -> float:
+    """Seconds of all actions and the updates of all devices together."""
+    columns = setting.schedule.columns
+    is_work = columns.is_kind(*COMPUTE_KINDS)
+    of_kind = stage_seconds(times, setting.layers_per_stage)
+    return float(of_kind[columns.kind[is_work], columns.stage[is_work]].sum()) + setting.pipe * times.update_s
+
+
+def stage_seconds(times: Times, layers_per_stage: Sequence[int]) -> np.ndarray:
+    """[F, B, I, W; stage] seconds of each stage's actions."""
+    layers = np.array(layers_per_stage)
+    of_layer = (times.layer_forward_s, times.layer_backward_s)
+    of_layer += (times.layer_input_gradient_s, times.layer_weight_gradient_s)
+    seconds = np.outer(of_layer, layers)
+    seconds[0, 0] += times.embed_forward_s
+    seconds[[1, 2], 0] += times.embed_backward_s
+    seconds[0, -1] += times.head_s
+    return seconds
+
+
+def _timings(found: list[dict[str, float]]) -> list[Timing]:
+    return [Timing(**each) for each in found]
+
+
+def _median(found: list[dict[str, float]], clock: Clock) -> float:
+    return getattr(median(_timings(found)), clock)

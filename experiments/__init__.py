@@ -1,0 +1,1 @@
+"""What was tried, with its numbers: a numbered folder each; `run_all` makes their figures anew."""

@@ -1,0 +1,1 @@
+"""Notebooks for researchers, kept with what they show; `execute` shows it anew."""

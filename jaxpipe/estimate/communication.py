@@ -1,0 +1,122 @@
+"""How many bytes does a device send in a step, why, and over which links?
+
+Counted as the program sends: messages between stages, pages of BPipe, gradients between the two holders of a stage,
+sums of gradients and gathers of compute copies over `data` (and `pipe`, of embedding and head), and the collectives of
+`tensor`. For each kind and link it is the device that sends most. What devices of a group send in collectives crosses
+nodes where any of the group's devices stand in several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from jaxpipe.estimate.collectives import sent_bytes
+from jaxpipe.estimate.extension import moved_slots
+from jaxpipe.estimate.masters import FLOAT32_BYTES
+from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps
+from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.stages import Group, layers_of_devices, placement_of, places_of
+
+KINDS = ("messages", "pages", "exchange", "gradients", "copies", "tensor")
+# Collectives of the stream over `tensor`, of one layer (`jaxpipe.models.linear`): forward gathers it before two
+# products and scatters sums of it after two. Backward does the same the other way around, and gathers it before the
+# two for the gradients of their kernels. A layer that is computed again lacks the last sum.
+FORWARD_COLLECTIVES = 4
+INPUT_GRADIENT_COLLECTIVES = 4
+WEIGHT_GRADIENT_COLLECTIVES = 2
+AGAIN_COLLECTIVES = 3
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the device sends that sends most of it.
+
+    Attributes:
+        kind: one of `KINDS`.
+        in_node: over NVLink; else over the network.
+        num_bytes: in a step.
+    """
+
+    kind: str
+    in_node: bool
+    num_bytes: float
+
+
+def communication(setting: Setting) -> tuple[Sent, ...]:
+    """What is sent of each kind over each link, where it is anything."""
+    places = places_of(setting)
+    layers = max(layers_of_devices(setting))
+    parameters = layers * layer_parameters(setting.model).of_device(setting.tensor)
+    shared = shared_parameters(setting.model).of_device(setting.tensor)
+    item, passes = ITEMSIZE[setting.dtype], 1 if setting.zero1 else 2
+
+    def collective(kind: str, group: Group, num_bytes: float) -> Sent:
+        return Sent(kind, group.in_node, sent_bytes(group, num_bytes))
+
+    sent = [
+        *_over_links(setting, "messages", num_messages(setting) * message_bytes(setting)),
+        *_over_links(setting, "pages", _pages(setting)),
+        *_over_links(setting, "exchange", _exchange(setting, parameters)),
+        collective("gradients", places.data, passes * FLOAT32_BYTES * parameters),
+        collective("gradients", places.shared, passes * FLOAT32_BYTES * shared),
+        collective("copies", places.data, setting.zero1 * item * parameters),
+        collective("copies", places.shared, setting.zero1 * item * shared),
+        collective("tensor", places.tensor, _tensor(setting, layers)),
+    ]
+    totals = {(each.kind, each.in_node): 0.0 for each in sent if each.num_bytes}
+    for each in sent:
+        if each.num_bytes:
+            totals[each.kind, each.in_node] += each.num_bytes
+    return tuple(Sent(*key, num_bytes) for key, num_bytes in totals.items())
+
+
+def message_bytes(setting: Setting) -> float:
+    """Of one message between stages: a device's part of the stream of a microbatch."""
+    tokens = setting.microbatch_size * setting.seq_len
+    return tokens * setting.model.hidden * ITEMSIZE[setting.dtype] / setting.tensor
+
+
+def num_messages(setting: Setting) -> np.ndarray:
+    """[source device, target device] messages of a step: for each microbatch one each way between stages' devices."""
+    placement, num = placement_of(setting), setting.num_microbatches
+    counts = np.zeros((setting.pipe, setting.pipe))
+    for replica, devices in enumerate(placement.devices):
+        of_replica = num if placement.num_replicas == 1 else (num + 1 - replica) // 2
+        for here, there in pairwise(devices):
+            if here != there:
+                counts[here, there] += of_replica
+                counts[there, here] += of_replica
+    return counts
+
+
+def _over_links(setting: Setting, kind: str, num_bytes: np.ndarray) -> list[Sent]:
+    """Of "source target" bytes, what the busiest source sends over either link."""
+    apart = places_of(setting).apart
+    return [Sent(kind, in_node, float((num_bytes * (apart != in_node)).sum(axis=1).max())) for in_node in (True, False)]
+
+
+def _pages(setting: Setting) -> np.ndarray:
+    """[source device, target device] bytes of EVICT and LOAD."""
+    slots = moved_slots(setting.schedule_name, setting.pipe, setting.num_microbatches, setting.options)
+    return slots * layer_keeps(setting).page_bytes * max(setting.layers_per_stage)
+
+
+def _exchange(setting: Setting, parameters: float) -> np.ndarray:
+    """[source device, target device] bytes of gradients, and of compute copies, between the holders of a stage."""
+    num_bytes = np.zeros((setting.pipe, setting.pipe))
+    if placement_of(setting).num_replicas == 2:
+        own = parameters / 2 / (setting.data if setting.zero1 else 1)
+        num_bytes[range(setting.pipe), range(setting.pipe)[::-1]] = own * (FLOAT32_BYTES + ITEMSIZE[setting.dtype])
+    return num_bytes
+
+
+def _tensor(setting: Setting, layers: int) -> float:
+    """Bytes that collectives of `tensor` make of the stream, whole."""
+    per_layer = FORWARD_COLLECTIVES + INPUT_GRADIENT_COLLECTIVES + WEIGHT_GRADIENT_COLLECTIVES
+    per_layer += AGAIN_COLLECTIVES if setting.model.recompute == "full" else 0
+    microbatches = setting.num_microbatches / placement_of(setting).num_replicas
+    return layers * microbatches * per_layer * message_bytes(setting) * setting.tensor

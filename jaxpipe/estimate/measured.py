@@ -1,0 +1,198 @@
+"""How long things take where they have been timed: `costs.json`, as `python -m jaxpipe.measure` writes it.
+
+Times are those of one layer and of both ends, for several microbatch sizes; between two sizes they are taken to lie on
+a line. They hold for any number of layers, for no other model, dtype, sequence length or `tensor`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpipe.errors import ConfigError
+from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.times import Link, Times, TimeSource
+from jaxpipe.models import ModelConfig
+
+FORMAT = 1
+_TIMES = tuple(field.name for field in fields(Times))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one run of `jaxpipe.measure` has found.
+
+    Attributes:
+        identity: on what and when: device kind, versions, date, processes at once, repeats.
+        subject: what has been timed: the model's fields but for its layers, dtype, seq_len, num_predicted, tensor.
+        times: microbatch size -> seconds; their `update_s` is that of `num_update_parameters`.
+        spread_ratio: microbatch size -> how far repeats lay apart: of what was timed, the largest interquartile range,
+            by its median.
+        num_layer_parameters, num_shared_parameters: on one device of `tensor`.
+        num_update_parameters: held by the device whose update was timed.
+        link: between two of the devices; None where there was one.
+    """
+
+    identity: dict[str, Any]
+    subject: dict[str, Any]
+    times: dict[int, Times]
+    spread_ratio: dict[int, float]
+    num_layer_parameters: int
+    num_shared_parameters: int
+    num_update_parameters: int
+    link: Link | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As the file has it."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Measurement:
+        """From what `to_json` made, read back.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        if found["format"] != FORMAT:
+            raise ValueError(f"format {found['format']}, and not {FORMAT}")
+        values = {field.name: found[field.name] for field in fields(cls)}
+        values["times"] = {int(size): Times(**times) for size, times in found["times"].items()}
+        values["spread_ratio"] = {int(size): ratio for size, ratio in found["spread_ratio"].items()}
+        values["link"] = None if found["link"] is None else Link(**found["link"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The times of some measurements.
+
+    Attributes:
+        measurements: each of another subject.
+        otherwise: says what a link takes that none of them has timed; they time those within a node.
+    """
+
+    measurements: tuple[Measurement, ...]
+    otherwise: TimeSource | None = None
+
+    def times(self, setting: Setting) -> Times:
+        """The times of `setting`'s actions.
+
+        Raises:
+            ConfigError: its model has not been measured, or neither its microbatch size nor a smaller and a larger one.
+        """
+        found = self._measurement(setting)
+        size, sizes = setting.microbatch_size, sorted(found.times)
+        if not sizes[0] <= size <= sizes[-1]:
+            raise ConfigError(
+                f"microbatch_size={size} for times that were measured of {', '.join(map(str, sizes))}.\n"
+                "  rule measured-sizes: a microbatch size is a measured one, or lies between two of them\n"
+                f"      {sizes[0]} <= {size} <= {sizes[-1]} does not hold\n"
+                f"  repair: measure with --microbatch_sizes={','.join(map(str, sorted({*sizes, size})))}"
+            )
+        rows = [[getattr(found.times[each], name) for name in _TIMES] for each in sizes]
+        times = [float(np.interp(size, sizes, column)) for column in zip(*rows, strict=True)]
+        return _with_update_of(Times(*times), found, setting)
+
+    def link(self, *, in_node: bool) -> Link:
+        """Between two devices of a node, or of two nodes.
+
+        Raises:
+            ConfigError: it has not been measured.
+        """
+        links = [each.link for each in self.measurements if each.link is not None]
+        if in_node and links:
+            return links[0]
+        if self.otherwise is None:
+            where = "two devices of a node" if in_node else "two nodes"
+            raise ConfigError(
+                f"no link between {where} has been measured.\n"
+                "  rule measured-links: messages between devices need a link, which is timed where there are two "
+                "devices in a node\n"
+                f"      links measured: {len(links)}, each within a node\n"
+                "  repair: measure on two devices or with --num_processes=2, or give a source that knows the link"
+            )
+        return self.otherwise.link(in_node=in_node)
+
+    def _measurement(self, setting: Setting) -> Measurement:
+        wanted = subject_of(setting)
+        for each in self.measurements:
+            if each.subject == wanted:
+                return each
+        differing = [_differing(wanted, each.subject) for each in self.measurements]
+        nearest = min(differing, key=len)
+        raise ConfigError(
+            "nothing has been measured of this model as it is to be trained.\n"
+            "  rule measured-model: times are of one model, of any number of layers, its dtype, seq_len and tensor\n"
+            f"      nearest: {'; '.join(nearest)}\n"
+            "  repair: time this one too with python -m jaxpipe.measure, and give both files"
+        )
+
+
+def read_costs(path: str | Path, *more: str | Path, otherwise: TimeSource | None = None) -> Measured:
+    """The times in `costs.json` files, each of another model, dtype, sequence length, recomputation or `tensor`.
+
+    Args:
+        path, more: as `python -m jaxpipe.measure --output=FILE` wrote them.
+        otherwise: says what a link takes that the files have not, as that between two nodes.
+
+    Raises:
+        ConfigError: a file is not there, or is none of these.
+    """
+    return Measured(tuple(map(_read, (path, *more))), otherwise)
+
+
+def subject_of(setting: Setting) -> dict[str, Any]:
+    """What the times of `setting` depend on besides its microbatch size, as JSON has it."""
+    return subject(
+        setting.model,
+        dtype=setting.dtype,
+        seq_len=setting.seq_len,
+        num_predicted=setting.num_predicted,
+        tensor=setting.tensor,
+    )
+
+
+def subject(model: ModelConfig, **others: Any) -> dict[str, Any]:
+    """What is timed: `model` whatever its number of layers, and `others`, as JSON has it."""
+    sizes = {name: value for name, value in asdict(model).items() if name != "num_layers"}
+    return json.loads(json.dumps({"family": type(model).__name__, **sizes, **others}))
+
+
+def _read(path: str | Path) -> Measurement:
+    try:
+        return Measurement.from_json(json.loads(Path(path).read_text()))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"costs={str(path)!r} cannot be read: {type(error).__name__}: {error}\n"
+            f"  rule costs-file: a file that python -m jaxpipe.measure has written, of format {FORMAT}\n"
+            "  repair: write it again with python -m jaxpipe.measure --config=... --output=costs.json"
+        ) from error
+
+
+def _differing(wanted: dict[str, Any], found: dict[str, Any]) -> Sequence[str]:
+    """In words, what is not the same."""
+    names = dict.fromkeys((*wanted, *found))
+    return [
+        f"{name}={wanted.get(name)!r}, measured {found.get(name)!r}"
+        for name in names
+        if wanted.get(name) != found.get(name)
+    ]
+
+
+def _with_update_of(times: Times, measurement: Measurement, setting: Setting) -> Times:
+    """`times` with the update of what a device of `setting` holds: its seconds go with the parameters."""
+    placement = setting.schedule_of(setting.num_microbatches).placement
+    owned = [chunks[: placement.num_chunks] for chunks in placement.stages_of]
+    num_layers = max(sum(setting.layers_per_stage[stage] for _, stage in chunks) for chunks in owned)
+    num_layers_parameters = num_layers * measurement.num_layer_parameters
+    num_shared = measurement.num_shared_parameters
+    if setting.zero1:
+        num_layers_parameters /= setting.data
+        num_shared /= setting.data * setting.pipe
+    share = (num_layers_parameters + num_shared) / measurement.num_update_parameters
+    return replace(times, update_s=share * times.update_s)

@@ -1,0 +1,210 @@
+"""Which layers stand on which stage, so that the busiest device has as little to do as possible.
+
+Goes in: what every layer takes, what the ends of the model take besides, and which stages a device holds. Comes out: a
+number of layers for every stage. Left to others: where the times and sizes come from.
+
+Source: Zhao et al., BaPipe: Exploration of Balanced Pipeline Parallelism for DNN Training (arXiv 2012.12544): the
+partition of a profiled model is balanced by time under each device's memory. The algorithm is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from jaxpipe.errors import ConfigError
+
+Held = Sequence[Sequence[int]]
+TINY = 1e-9  # of a sum of times: what rounding may differ by
+
+
+def balanced_partition(
+    layers: Sequence[float],
+    held: Held,
+    *,
+    first: float = 0.0,
+    last: float = 0.0,
+    sizes: Sequence[float] | None = None,
+    most: float = math.inf,
+) -> tuple[int, ...]:
+    """[stage] how many layers it holds, so that the device that has most to do has as little as possible.
+
+    Stages are consecutive layers, each at least one. Of equal partitions the first that was found stands, and it has
+    the fewest devices with most to do.
+
+    The best is found where every device holds one stage (by bisection: a bound on the time of a stage is kept if stages
+    that are filled one after the other hold all layers), and where all layers are equal, on whatever stages (they are
+    dealt out one by one, each to a device that has least to do). Else,
+    from the partition whose largest stage is least, layers move away from the device that has most to do as long as
+    that helps: no worse, though not always the best.
+
+    Args:
+        layers: [layer] time of one, in any unit.
+        held: [device] the stages that it computes; of two replicas every stage is held twice.
+        first: what the first stage takes besides its layers.
+        last: what the last one takes besides.
+        sizes: [layer] bytes of one, on every device that holds it.
+        most: bytes that a device has room for.
+
+    Raises:
+        ConfigError: fewer layers than stages, or none that was tried keeps `most`.
+
+    Example:
+        >>> balanced_partition([1.0] * 31, [[0], [1], [2], [3]], last=3.0)
+        (8, 9, 8, 6)
+        >>> balanced_partition([1.0] * 9, [[0, 3], [1, 2]], last=1.0)
+        (2, 3, 2, 2)
+    """
+    num_stages = 1 + max(max(stages) for stages in held)
+    _check_enough(len(layers), num_stages)
+    problem = _Problem(layers, held, first, last, sizes or [0.0] * len(layers), most)
+    if len({*zip(layers, problem.sizes, strict=True)}) == 1:
+        counts = _dealt(problem, num_stages)
+    else:
+        counts = _moved(problem, problem.least_largest_stage(num_stages))
+    if problem.most_held(counts) > most:
+        _refuse(problem, counts)
+    return counts
+
+
+class _Problem:
+    """What a partition is judged by; sums of consecutive layers are differences of running ones."""
+
+    def __init__(
+        self, layers: Sequence[float], held: Held, first: float, last: float, sizes: Sequence[float], most: float
+    ):
+        self.time = (0.0, *accumulate(layers))
+        self.layers, self.sizes = layers, sizes
+        self.size = (0.0, *accumulate(sizes))
+        self.ends = (first, last)
+        self.held, self.most = held, most
+
+    def times(self, counts: Sequence[int]) -> list[float]:
+        """[device] what it has to do."""
+        edges = (0, *accumulate(counts))
+        stages = [self.time[end] - self.time[begin] for begin, end in pairwise(edges)]
+        stages[0] += self.ends[0]
+        stages[-1] += self.ends[1]
+        return [sum(stages[stage] for stage in device) for device in self.held]
+
+    def most_held(self, counts: Sequence[int]) -> float:
+        """Bytes of the device that has most."""
+        edges = (0, *accumulate(counts))
+        return max(sum(self.size[edges[stage + 1]] - self.size[edges[stage]] for stage in d) for d in self.held)
+
+    def least_largest_stage(self, num_stages: int) -> tuple[int, ...]:
+        """The partition whose largest stage is least, each within `most` where any partition is."""
+        total = self.time[-1] + sum(self.ends)
+        most = self.most if self._filled(math.inf, self.most, num_stages) else math.inf
+        best = self._filled(math.inf, most, num_stages)
+        assert best  # all but the last layers on the first stage, at the least
+        low, high = total / num_stages, total
+        while high - low > TINY * total:
+            middle = (low + high) / 2
+            found = self._filled(middle, most, num_stages)
+            if found is None:
+                low = middle
+            else:
+                best, high = found, middle
+        return best
+
+    def _filled(self, bound: float, most: float, num_stages: int) -> tuple[int, ...] | None:
+        """Stages that hold as much as the bounds let them, or None where layers are left over."""
+        num_layers, counts, begin = len(self.time) - 1, [], 0
+        for stage in range(num_stages):
+            room = bound - (self.ends[0] if stage == 0 else 0.0) - (self.ends[1] if stage == num_stages - 1 else 0.0)
+            end, latest = begin, num_layers - (num_stages - 1 - stage)
+            while (
+                end < latest
+                and self.time[end + 1] - self.time[begin] <= room
+                and self.size[end + 1] - self.size[begin] <= most
+            ):
+                end += 1
+            if end == begin:
+                return None
+            counts.append(end - begin)
+            begin = end
+        return tuple(counts) if begin == num_layers else None
+
+
+def _dealt(problem: _Problem, num_stages: int) -> tuple[int, ...]:
+    """Equal layers: each stage has one; the others go where the holders have least to do, then to the shortest stage.
+
+    A stage of a device without room for one more has its turn only when no other has room either.
+    """
+    layer, size = problem.layers[0], problem.sizes[0]
+    holders = [[d for d, stages in enumerate(problem.held) if stage in stages] for stage in range(num_stages)]
+    counts = [1] * num_stages
+    times, held = problem.times(counts), [size * len(stages) for stages in problem.held]
+
+    def rank(stage: int) -> tuple[bool, float, int, int]:
+        is_full = any(held[device] + size > problem.most for device in holders[stage])
+        middle = min(stage, num_stages - 1 - stage)
+        return is_full, round(max(times[device] for device in holders[stage]), 9), counts[stage], -middle
+
+    for _ in range(len(problem.layers) - num_stages):
+        stage = min(range(num_stages), key=rank)
+        counts[stage] += 1
+        for device in holders[stage]:
+            times[device] += layer
+            held[device] += size
+    return tuple(counts)
+
+
+def _moved(problem: _Problem, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """`counts` after all moves of a layer, from a stage of a busiest device to any other, that improve it."""
+    rank = _rank(problem, counts)
+    while True:
+        times = problem.times(counts)
+        busiest = times.index(max(times))
+        moves = [
+            _move(counts, source, target)
+            for source in problem.held[busiest]
+            if counts[source] > 1
+            for target in range(len(counts))
+            if target != source
+        ]
+        best = min(moves, key=lambda moved: _rank(problem, moved), default=counts)
+        if not _is_less(_rank(problem, best), rank):
+            return counts
+        counts, rank = best, _rank(problem, best)
+
+
+def _move(counts: tuple[int, ...], source: int, target: int) -> tuple[int, ...]:
+    moved = list(counts)
+    moved[source] -= 1
+    moved[target] += 1
+    return tuple(moved)
+
+
+def _rank(problem: _Problem, counts: tuple[int, ...]) -> tuple[float, ...]:
+    """By bytes beyond the room, then by the times of the devices, the largest first, then by the largest stage."""
+    beyond = max(0.0, problem.most_held(counts) - problem.most)
+    return (beyond, *sorted(problem.times(counts), reverse=True), float(max(counts)))
+
+
+def _is_less(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
+    """Of two rankings, up to rounding."""
+    for one, other in zip(first, second, strict=True):
+        if not math.isclose(one, other, rel_tol=TINY, abs_tol=TINY):
+            return one < other
+    return False
+
+
+def _check_enough(num_layers: int, num_stages: int) -> None:
+    if num_layers < num_stages:
+        raise ConfigError(
+            f"{num_layers} layers for {num_stages} stages\n"
+            "  rule layer-per-stage: every stage holds at least one layer\n"
+            f"  repair: give {num_layers} stages or fewer"
+        )
+
+
+def _refuse(problem: _Problem, counts: tuple[int, ...]) -> None:
+    raise ConfigError(
+        f"no partition of {len(problem.time) - 1} layers on {len(problem.held)} devices within {problem.most:g} bytes\n"
+        "  rule partition-memory: what the layers of a device take is at most what it has room for\n"
+        f"      {','.join(map(str, counts))} takes {problem.most_held(counts):g} on the fullest device\n"
+        f"  repair: give {problem.most_held(counts):g} bytes or more, or more devices"
+    )

@@ -1,0 +1,174 @@
+"""How long do a layer's actions take on a kind of GPU? From sizes, peaks and a few constants; nothing is measured here.
+
+Goes in: hardware, and what is reached of its peaks. Comes out: `Times`, and links. A matrix product takes as long as
+its waves of tiles, or as its bytes; all else as long as its bytes; a collective of `tensor` as long as its bytes on
+the slowest link; nothing overlaps. Left to others: what a step makes of it (`step`), and what the program's loops and
+guards cost between kernels, which no source tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jaxpipe.estimate.collectives import ring_s
+from jaxpipe.estimate.communication import (
+    AGAIN_COLLECTIVES,
+    FORWARD_COLLECTIVES,
+    INPUT_GRADIENT_COLLECTIVES,
+    WEIGHT_GRADIENT_COLLECTIVES,
+    message_bytes,
+)
+from jaxpipe.estimate.draws import OPERATIONS, OPERATIONS_PER_CLOCK, draws
+from jaxpipe.estimate.flops import Product, head_products, layer_products
+from jaxpipe.estimate.masters import FLOAT32_BYTES
+from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.residuals import ITEMSIZE
+from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.stages import layers_of_devices, placement_of, places_of
+from jaxpipe.estimate.times import Link, Times
+from jaxpipe.estimate.traffic import traffic
+from jaxpipe.mesh.hardware import Hardware
+
+# Rows and columns of a product's result that one core computes at once: the choices of cuBLAS but for the smallest, to
+# which the second level cache cannot bring numbers as fast as they are multiplied.
+# Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), section 2.3.
+TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
+
+# Of the peak, what the best of many bfloat16 products reach: 267.9 of 312 TFLOP/s on an A100 SXM, 794.5 of 989 on an
+# H100 or H200 SXM. Source: Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS comparison table.
+PRODUCT_FRACTION = {8: 0.859, 9: 0.803}  # major compute capability
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Times from the peaks of `hardware` and what is reached of them.
+
+    Attributes:
+        hardware: the kind of GPU.
+        product_fraction: of the peak, by products whose tiles fill all cores; None: `PRODUCT_FRACTION`.
+        fused_fraction: of the peak, by attention in one kernel: FlashAttention-2 reaches 0.50 to 0.73 in forward and
+            up to 0.63 in backward on an A100. Source: Dao, FlashAttention-2, 2023, section 4.1.
+        memory_fraction: of the memory's bandwidth. Assumed.
+        nvlink_fraction: of NVLink's bandwidth: collectives reach 200 to 208 of 300 GB/s on A100s. Source: nccl-tests,
+            issues 149 and 178.
+        network_fraction: of the network's: collectives reach 85 of 100 GB/s a node. Source: nccl-tests, issue 119.
+        kernel_s: from a kernel's end to the start of the next. Assumed.
+        forward_kernels, backward_kernels: of one layer. Assumed.
+        nvlink_latency_s, network_latency_s: of a message, or one step of a collective. Assumed.
+    """
+
+    hardware: Hardware
+    product_fraction: float | None = None
+    fused_fraction: float = 0.6
+    memory_fraction: float = 0.85
+    nvlink_fraction: float = 0.68
+    network_fraction: float = 0.85
+    kernel_s: float = 2e-6
+    forward_kernels: int = 20
+    backward_kernels: int = 40
+    nvlink_latency_s: float = 5e-6
+    network_latency_s: float = 15e-6
+
+    def times(self, setting: Setting) -> Times:
+        """The times of `setting`'s actions."""
+        products, moved, drawn, dtype = layer_products(setting), traffic(setting), draws(setting), setting.dtype
+        collective_s = ring_s(places_of(setting).tensor, message_bytes(setting) * setting.tensor, self)
+
+        def part_s(
+            of: Iterable[Product], num_bytes: float, num_drawn: int, *, collectives: int, kernels: float
+        ) -> float:
+            computed_s = sum(self.product_s(product, dtype) for product in of) + self.draw_s(num_drawn)
+            return computed_s + self.memory_s(num_bytes) + collectives * collective_s + kernels * self.kernel_s
+
+        again, half = AGAIN_COLLECTIVES * (setting.model.recompute == "full"), self.backward_kernels / 2
+        input_gradient_s = part_s(
+            products.input_gradient,
+            moved.input_gradient,
+            drawn.backward,
+            collectives=INPUT_GRADIENT_COLLECTIVES + again,
+            kernels=half,
+        )
+        weight_gradient_s = part_s(
+            products.weight_gradient,
+            moved.weight_gradient,
+            0,
+            collectives=WEIGHT_GRADIENT_COLLECTIVES,
+            kernels=half,
+        )
+        return Times(
+            layer_forward_s=part_s(
+                products.forward,
+                moved.forward,
+                drawn.forward,
+                collectives=FORWARD_COLLECTIVES,
+                kernels=self.forward_kernels,
+            ),
+            layer_backward_s=input_gradient_s + weight_gradient_s,
+            layer_input_gradient_s=input_gradient_s,
+            layer_weight_gradient_s=weight_gradient_s,
+            embed_forward_s=part_s((), moved.embed_forward, drawn.embed, collectives=1, kernels=1),
+            embed_backward_s=part_s((), moved.embed_backward, drawn.embed, collectives=1, kernels=1),
+            head_s=part_s(head_products(setting), moved.head, 0, collectives=2, kernels=0),
+            update_s=self.memory_s(update_bytes(setting)),
+        )
+
+    def link(self, *, in_node: bool) -> Link:
+        """Between two devices of a node, or of two nodes."""
+        if in_node:
+            return Link(self.nvlink_latency_s, self.nvlink_fraction * self.hardware.nvlink_bytes_per_s)
+        return Link(self.network_latency_s, self.network_fraction * self.hardware.network_bytes_per_s)
+
+    def product_s(self, product: Product, dtype: str) -> float:
+        """Of some matrix products: their waves of tiles at what is reached of the peak, or their bytes."""
+        peak = {"bfloat16": self.hardware.bf16_flops_per_s, "float32": self.hardware.tf32_flops_per_s}[dtype]
+        if product.fused:
+            return product.flops / (peak * self.fused_fraction)
+        fraction = self.product_fraction
+        if fraction is None:
+            fraction = PRODUCT_FRACTION[self.hardware.compute_capability[0]]
+        computed_s = padded_flops(product, self.hardware.num_cores) / (peak * fraction)
+        return max(computed_s, self.memory_s(product.elements * ITEMSIZE[dtype]))
+
+    def memory_s(self, num_bytes: float) -> float:
+        """Of kernels that read and write so many bytes."""
+        return num_bytes / (self.memory_fraction * self.hardware.memory_bytes_per_s)
+
+    def draw_s(self, num_drawn: int) -> float:
+        """Of so many random numbers."""
+        hardware = self.hardware
+        return num_drawn * OPERATIONS / (OPERATIONS_PER_CLOCK * hardware.num_cores * hardware.clock_rate_ghz * 1e9)
+
+
+def padded_flops(product: Product, num_cores: int) -> int:
+    """What all cores could do meanwhile: in every wave each of them computes one tile, full, part or none.
+
+    Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), sections 3.1 and 3.2.
+
+    Example:
+        >>> padded_flops(Product(128, 128, 64), num_cores=1) == Product(128, 128, 64).flops
+        True
+        >>> product = Product(128, 160, 64)  # a tile of 128 and one of 64 columns, of which 32 are used
+        >>> padded_flops(product, num_cores=1) / product.flops
+        1.2
+    """
+
+    def padded(rows: int, columns: int) -> int:
+        num_tiles = product.num * -(-product.rows // rows) * -(-product.columns // columns)
+        return -(-num_tiles // num_cores) * num_cores * rows * columns
+
+    return 2 * product.depth * min(padded(*tile) for tile in TILES)
+
+
+def update_bytes(setting: Setting) -> float:
+    """Read and written once a step by a device: compute copies, sums set to zero, gradient norm, AdamW.
+
+    AdamW reads masters, gradients and two moments, and writes all but the gradients; the norm reads the gradients once
+    more; all are float32, and with ZeRO-1 a device does this for its part. Compute copies are cast from the masters.
+    """
+    layers = max(layers_of_devices(setting)) * layer_parameters(setting.model).of_device(setting.tensor)
+    shared = shared_parameters(setting.model).of_device(setting.tensor)
+    masters = layers / placement_of(setting).num_replicas
+    masters = masters / setting.data + shared / (setting.data * setting.pipe) if setting.zero1 else masters + shared
+    copied = FLOAT32_BYTES + ITEMSIZE[setting.dtype]
+    return masters * (8 * FLOAT32_BYTES + copied) + (layers + shared) * FLOAT32_BYTES

@@ -1,0 +1,134 @@
+"""One way to train a model on a cluster: all that its time and its bytes depend on, as one value.
+
+Goes in: a checked config and a topology, or the fields themselves, as the planner has them. Comes out: a value that can
+be compared, hashed and changed with `dataclasses.replace`. Left to others: whether it is a good way.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+from ml_collections import ConfigDict
+
+from jaxpipe.config import build_schedule, layers_per_stage, model_config
+from jaxpipe.config.base import AUTO, MASKED_FAMILIES
+from jaxpipe.config.mesh_order import orders_to_try
+from jaxpipe.config.schedules import named_schedule
+from jaxpipe.data.masking import num_predicted
+from jaxpipe.data.segments import NUM_SPECIAL
+from jaxpipe.errors import ConfigError
+from jaxpipe.mesh.assignment import Assignment, assign
+from jaxpipe.mesh.topology import Topology
+from jaxpipe.models import ModelConfig
+from jaxpipe.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to train.
+
+    Attributes:
+        model: with `recompute` and `attention`, its choices.
+        dtype: of compute and messages, "float32" or "bfloat16".
+        seq_len: tokens of a sequence.
+        batch_size: sequences of a step.
+        num_predicted: words of a sequence that a BERT predicts; None of a causal model.
+        schedule_name, options: as `pipeline.schedule` and `pipeline.options` of a config have them.
+        num_microbatches: of one step, on each copy of the pipeline.
+        layers_per_stage: [stage].
+        data, pipe, tensor: copies of the pipeline; devices of one; devices that share a layer.
+        order: of the mesh, one of `jaxpipe.mesh.assignment.ORDERS`.
+        zero1: whether masters and optimizer state are split over `data`.
+        topology: nodes and GPUs; the mesh may be smaller.
+    """
+
+    model: ModelConfig
+    dtype: str
+    seq_len: int
+    batch_size: int
+    num_predicted: int | None
+    schedule_name: str
+    options: str
+    num_microbatches: int
+    layers_per_stage: tuple[int, ...]
+    data: int
+    pipe: int
+    tensor: int
+    order: str
+    zero1: bool
+    topology: Topology
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of all microbatches; `schedule_of` makes it for others."""
+        return self.schedule_of(self.num_microbatches)
+
+    def schedule_of(self, num_microbatches: int) -> Schedule:
+        """The same schedule for another number of microbatches; one in a file has its own number alone."""
+        return named_schedule(self.schedule_name, self.pipe, num_microbatches, self.options)
+
+    @property
+    def num_gpus(self) -> int:
+        """Of the mesh."""
+        return self.data * self.pipe * self.tensor
+
+    @property
+    def microbatch_size(self) -> int:
+        """Sequences of one microbatch on one copy of the pipeline."""
+        return self.batch_size // (self.data * self.num_microbatches)
+
+    @cached_property
+    def assignment(self) -> Assignment:
+        """Which GPU stands where."""
+        return assign(
+            self.order,
+            data=self.data,
+            pipe=self.pipe,
+            tensor=self.tensor,
+            gpus_per_node=self.topology.gpus_per_node,
+        )
+
+
+def setting_of(config: ConfigDict, topology: Topology) -> Setting:
+    """What a checked config asks for, on `topology`.
+
+    Raises:
+        ConfigError: the mesh has more GPUs than there are, or cannot be laid in `mesh.order`.
+        ScheduleError: the schedule cannot be built.
+    """
+    mesh, schedule = config.mesh, build_schedule(config)
+    axes = {"data": mesh.data, "pipe": mesh.pipe, "tensor": mesh.tensor}
+    topology.check_holds(**axes)
+    return Setting(
+        model=model_config(config),
+        dtype=config.model.dtype,
+        seq_len=config.data.seq_len,
+        batch_size=config.data.batch_size,
+        num_predicted=num_predicted_of(config),
+        schedule_name=config.pipeline.schedule,
+        options=config.pipeline.options,
+        num_microbatches=config.pipeline.num_microbatches,
+        layers_per_stage=layers_per_stage(config),
+        **axes,
+        order=first_order(schedule, axes, topology) if mesh.order == AUTO else mesh.order,
+        zero1=config.optimizer.zero1,
+        topology=topology,
+    )
+
+
+def first_order(schedule: Schedule, axes: dict[str, int], topology: Topology) -> str:
+    """The order that a mesh of `axes` takes by itself, see `mesh.order` of a config."""
+    *preferred, last = orders_to_try(schedule)
+    for order in preferred:
+        with suppress(ConfigError):
+            return assign(order, **axes, gpus_per_node=topology.gpus_per_node).order
+    return last
+
+
+def num_predicted_of(config: ConfigDict) -> int | None:
+    """Words of a sequence that a BERT predicts; None of a causal model."""
+    if config.model.family not in MASKED_FAMILIES:
+        return None
+    return num_predicted(config.data.seq_len - NUM_SPECIAL, config.data.mask_fraction)

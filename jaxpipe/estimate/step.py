@@ -1,0 +1,186 @@
+"""How long does a training step take? The pipeline on the asynchronous clock, and what stands before and after it.
+
+Goes in: a setting and a source of times. Comes out: seconds by part, and what is usually asked of them. In the order
+of a step: compute copies are gathered, the pipeline runs, sums over devices that it does not hide, the update.
+Left out, because the program hides it or it is small: sums of losses and norms, and sums over `tensor` of the few
+parameters that it does not split.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpipe.estimate.clock import Seconds
+from jaxpipe.estimate.collectives import ring_s
+from jaxpipe.estimate.communication import Sent, communication, message_bytes
+from jaxpipe.estimate.extension import ends
+from jaxpipe.estimate.masters import FLOAT32_BYTES
+from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps
+from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.stages import layers_of_devices, placement_of, places_of
+from jaxpipe.estimate.times import Link, Times, TimeSource
+from jaxpipe.models.flops import model_flops
+from jaxpipe.schedules.action import Kind
+
+NO_LINK = Link(latency_s=0.0, bytes_per_s=math.inf)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A training step, as predicted.
+
+    Attributes:
+        setting: what is estimated.
+        times: of its actions.
+        copies_s: until every device has its compute copies: gathers over `data` (with ZeRO-1), and `pipe`.
+        pipeline_s: from the first action to the last, and to the last exchange of gradients between two replicas.
+        reduce_s: what sums of gradients over devices add to that.
+        update_s: of the optimizer.
+        bubble_ratio: 1 - (most work of any device) / (end of the last computation), sums left out.
+        communication: bytes that a device sends in a step, by kind and link.
+    """
+
+    setting: Setting
+    times: Times
+    copies_s: float
+    pipeline_s: float
+    reduce_s: float
+    update_s: float
+    bubble_ratio: float
+    communication: tuple[Sent, ...]
+
+    @property
+    def step_s(self) -> float:
+        """All together."""
+        return self.copies_s + self.pipeline_s + self.reduce_s + self.update_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """Sequences."""
+        return self.setting.batch_size / self.step_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all sequences, padding included."""
+        return self.samples_per_s * self.setting.seq_len
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs of a second, as a part of what all GPUs of the mesh do at most."""
+        return self.model_flops_per_s / self.peak_flops_per_s
+
+    @property
+    def model_flops_per_s(self) -> float:
+        """Of all GPUs together; see `jaxpipe.models.flops`."""
+        setting = self.setting
+        sample = model_flops(setting.model, seq_len=setting.seq_len, num_predicted=setting.num_predicted)
+        return sample * self.samples_per_s
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Of all GPUs of the mesh together."""
+        hardware = self.setting.topology.hardware
+        peaks = {"bfloat16": hardware.bf16_flops_per_s, "float32": hardware.tf32_flops_per_s}
+        return self.setting.num_gpus * peaks[self.setting.dtype]
+
+
+def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = True) -> Estimate:
+    """The step of `setting`, with times from `source`.
+
+    Args:
+        setting: what is estimated.
+        source: of times of actions and links.
+        reduces_in_rounds: whether a device sums the gradients of a stage over `data` in the round after the last action
+            that adds to them, while its message travels, as our program does; False: all devices sum theirs at once
+            after the last action, as most other systems do.
+
+    Raises:
+        ScheduleError: the schedule cannot be built.
+    """
+    times = source.times(setting)
+    closing = _closing_s(setting, source)
+    found = ends(
+        setting.schedule_name,
+        setting.pipe,
+        setting.num_microbatches,
+        setting.options,
+        _seconds(setting, times, source, closing=closing),
+    )
+    at_once_s = max(sum(closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)
+    reduced_s = found.closed_s - found.exchanged_s if reduces_in_rounds else float(at_once_s)
+    return Estimate(
+        setting=setting,
+        times=times,
+        copies_s=_copies_s(setting, source),
+        pipeline_s=found.exchanged_s,
+        reduce_s=reduced_s + _shared_s(setting, source),
+        update_s=times.update_s,
+        bubble_ratio=1.0 - found.work_s / found.computed_s,
+        communication=communication(setting),
+    )
+
+
+def _seconds(setting: Setting, times: Times, source: TimeSource, *, closing: np.ndarray) -> Seconds:
+    """What the parts of the schedule take."""
+    layers, places = np.array(setting.layers_per_stage), places_of(setting)
+    of_kind = np.zeros((len(Kind), len(layers)))
+    of_kind[Kind.F] = layers * times.layer_forward_s
+    of_kind[Kind.B] = layers * times.layer_backward_s
+    of_kind[Kind.I] = layers * times.layer_input_gradient_s
+    of_kind[Kind.W] = layers * times.layer_weight_gradient_s
+    of_kind[Kind.F, 0] += times.embed_forward_s
+    of_kind[[Kind.B, Kind.I], 0] += times.embed_backward_s
+    of_kind[Kind.F, -1] += times.head_s  # where the program finds the loss and its gradient
+    near, far = _links(places.apart, source)
+    gradients = FLOAT32_BYTES * layer_parameters(setting.model).of_device(setting.tensor)
+    return Seconds(
+        of_kind=of_kind,
+        closing=closing,
+        latency=np.where(places.apart, far.latency_s, near.latency_s),
+        per_byte=np.where(places.apart, 1 / far.bytes_per_s, 1 / near.bytes_per_s),
+        message_bytes=message_bytes(setting),
+        slot_bytes=layers * layer_keeps(setting).page_bytes,
+        # The program sends a stage's gradients one way, and those of another stage the other way meanwhile: as long as
+        # a half of either there and back.
+        exchange_bytes=layers * gradients / (setting.data if setting.zero1 else 1) / 2,
+    )
+
+
+def _links(apart: np.ndarray, source: TimeSource) -> tuple[Link, Link]:
+    """Within a node and between two; a source is not asked for one that joins no devices of a pipeline."""
+    pairs = ~np.eye(len(apart), dtype=bool)
+    near = source.link(in_node=True) if (pairs & ~apart).any() else NO_LINK
+    far = source.link(in_node=False) if apart.any() else NO_LINK
+    return near, far
+
+
+def _closing_s(setting: Setting, source: TimeSource) -> np.ndarray:
+    """[stage] the sum of its gradients over `data`: scattered with ZeRO-1, else gathered again."""
+    gradients = FLOAT32_BYTES * layer_parameters(setting.model).of_device(setting.tensor)
+    passes = 1 if setting.zero1 else 2
+    return np.array(setting.layers_per_stage) * passes * ring_s(places_of(setting).data, gradients, source)
+
+
+def _copies_s(setting: Setting, source: TimeSource) -> float:
+    """Compute copies of layers, from other copies of the pipeline and the other replica, and of embedding and head."""
+    places, placement, item = places_of(setting), placement_of(setting), ITEMSIZE[setting.dtype]
+    held = item * max(layers_of_devices(setting)) * layer_parameters(setting.model).of_device(setting.tensor)
+    shared = item * shared_parameters(setting.model).of_device(setting.tensor)
+    seconds = 0.0
+    if setting.zero1:
+        seconds += ring_s(places.data, held, source) + ring_s(places.shared, shared, source)
+    if placement.num_replicas == 2:
+        is_apart = bool(places.apart[range(setting.pipe), range(setting.pipe)[::-1]].any())
+        own = held / 2 / (setting.data if setting.zero1 else 1)
+        seconds += source.link(in_node=not is_apart).seconds(own)
+    return seconds
+
+
+def _shared_s(setting: Setting, source: TimeSource) -> float:
+    """The sum of the gradients of embedding and head over `data` and `pipe`, after all actions."""
+    num_bytes = FLOAT32_BYTES * shared_parameters(setting.model).of_device(setting.tensor)
+    return ring_s(places_of(setting).shared, num_bytes, source) * (1 if setting.zero1 else 2)

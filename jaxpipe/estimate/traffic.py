@@ -1,0 +1,88 @@
+"""How many bytes of memory do F, B, I and W read and write besides their matrix products?
+
+Norms, activations, residual sums, the softmax of attention, heads moved apart and together, pages written, gradients
+added to their float32 sums: each is one kernel that reads its inputs and writes its outputs once. Left to others: the
+products' own bytes (`flops`), what they take (`roofline`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpipe.estimate.flops import head_chunks, seen_scores
+from jaxpipe.estimate.masters import FLOAT32_BYTES
+from jaxpipe.estimate.parameter_shapes import word_table
+from jaxpipe.estimate.parameters import layer_parameters
+from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
+from jaxpipe.estimate.setting import Setting
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes read and written for one microbatch on one device.
+
+    Attributes:
+        forward, input_gradient, weight_gradient: of F, I and W of one layer; B does the work of I and W.
+        embed_forward, embed_backward: of the embedding.
+        head: of head and loss.
+    """
+
+    forward: float
+    input_gradient: float
+    weight_gradient: float
+    embed_forward: float
+    embed_backward: float
+    head: float
+
+
+def traffic(setting: Setting) -> Traffic:
+    """Of `setting`, in whose forward norms, sums and activations each read and write what they work on.
+
+    A layer's backward reads and writes twice as much for each: what was kept and its gradient. It computes norms and
+    activations again from what was kept, or all.
+    """
+    of, item = sizes(setting), ITEMSIZE[setting.dtype]
+    softmax = _softmax_bytes(setting)
+    again = item * (2 * 2 * of.stream + (of.num_up + 1) * of.width)  # two norms, the activation
+    moved = item * 2 * (2 * of.queries + 2 * of.keys)  # apart into heads, and together
+    forward = again + moved + softmax + item * 2 * 3 * of.stream  # two sums of two streams
+    recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
+    added = layer_parameters(setting.model).of_device(setting.tensor)
+    return Traffic(
+        forward=forward + 2 * layer_keeps(setting).page_bytes,
+        input_gradient=2 * forward + recomputed,
+        weight_gradient=added * _adding(item),
+        embed_forward=item * 3 * of.stream,
+        embed_backward=item * 3 * of.stream + _words(setting) * (2 * FLOAT32_BYTES + _adding(item)),
+        head=_head_bytes(setting),
+    )
+
+
+def _adding(item: int) -> int:
+    """Of one gradient: what a product or another kernel has written is read, its sum read and written."""
+    return item + 2 * FLOAT32_BYTES
+
+
+def _words(setting: Setting) -> int:
+    """Numbers in a device's part of the token table."""
+    rows, columns = word_table(setting.model).local_dims(setting.tensor)
+    return rows * columns
+
+
+def _softmax_bytes(setting: Setting) -> int:
+    """Of forward: "xla" reads scores and writes probabilities; "chunked" reads float32 scores twice, "cudnn" none."""
+    item = ITEMSIZE[setting.dtype]
+    each = {"xla": 2 * item, "chunked": 2 * FLOAT32_BYTES + item, "cudnn": 0}
+    return seen_scores(setting) * each[setting.model.attention]
+
+
+def _head_bytes(setting: Setting) -> int:
+    """Float32 logits written and read twice, their gradients written, and the kernel's gradient.
+
+    That is added up in float32 over the chunks of tokens, then scaled and added to its running sum.
+    """
+    item, words = ITEMSIZE[setting.dtype], _words(setting)
+    num_tokens, num_chunks = head_chunks(setting)
+    logits = num_tokens * word_table(setting.model).local_dims(setting.tensor)[0]
+    gradient = num_chunks * words * 3 * FLOAT32_BYTES + words * (FLOAT32_BYTES + 3 * item + _adding(item))
+    return item * 6 * sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item) + gradient

@@ -1,0 +1,125 @@
+"""How many bytes do the parts of an action need while they compute? One part runs at a time; the largest counts.
+
+Goes in: a setting. Comes out: bytes of a GPU for each part. What XLA holds at once depends on the order that its
+scheduler takes, so these are no counts but forms with a reason: what must be there at the moment that needs most, term
+by term, with small whole factors read off compiled parts (`jaxpipe.compile.workspace`) and compiled steps. Experiment
+015 holds steps beside each other. A workspace is 1 to 10 % of a large step's bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpipe.estimate.parameters import layer_parameters
+from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
+from jaxpipe.estimate.setting import Setting
+from jaxpipe.models import BertConfig, LlamaConfig
+from jaxpipe.models.attention_chunked import blocks
+from jaxpipe.models.cross_entropy import num_chunks_of
+from jaxpipe.models.visible import Visible
+
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Bytes of what the parts of an action hold on one device.
+
+    Attributes:
+        kernels: the gradients of all kernels of a layer, in the dtype that it computes in.
+        local, stream: "batch seq hidden", split along the sequence over `tensor`, and gathered.
+        width: "batch seq local_width".
+        scores: what attention's backward holds of scores at its largest block of queries.
+    """
+
+    kernels: int
+    local: int
+    stream: int
+    width: int
+    scores: int
+
+
+def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_halves: bool) -> dict[str, int]:
+    """Bytes of each part but `head_bytes`; a layer's forward needs less than its backward.
+
+    Args:
+        has_whole_backwards: whether any backward is in one part.
+        has_halves: whether any is in two.
+    """
+    parts = {"embed_backward": _embed_backward(setting)}
+    of = _buffers(setting)
+    again = _computed_again(setting)
+    if has_whole_backwards or not has_halves:
+        # Gradients of kernels come last, and their factors wait: seen are five of a stream and of a width, where all
+        # scores are one block one.
+        waiting = 1 if setting.model.attention == "xla" else 5
+        in_attention = of.scores + waiting * (of.stream + of.width)
+        parts["layer_backward"] = again + max(in_attention, of.kernels + 4 * of.stream)
+    if has_halves:
+        scores = _scores(setting, has_dropout=False)  # seen: dropout keeps no array of scores beside
+        parts["layer_input_gradient"] = again + scores + 3 * of.stream + 3 * of.width // 2
+        # On one device each gradient goes into its sum as it comes; others wait for what they gather.
+        waits = of.kernels + 2 * of.stream + 2 * of.width if setting.tensor > 1 else of.kernels // 2 + of.width
+        parts["layer_weight_gradient"] = waits
+    return parts
+
+
+def head_bytes(setting: Setting) -> int:
+    """Of head and loss, forward and backward.
+
+    The kernel's gradient is a float32 sum over chunks of tokens; a chunk has float32 logits and their gradient. Where
+    all are one chunk nothing is summed, and the logits are gone before the kernel's gradient is there.
+    """
+    of, itemsize = _buffers(setting), ITEMSIZE[setting.dtype]
+    num_rows = setting.model.num_rows // setting.tensor
+    num_targets = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
+    num_chunks = num_chunks_of(num_targets, num_rows)
+    logits = num_targets // num_chunks * num_rows
+    kernel_gradient = FLOAT32_BYTES * num_rows * setting.model.hidden
+    if num_chunks == 1 and setting.tensor == 1:
+        return kernel_gradient + itemsize * logits + of.stream
+    streams = 2 if setting.tensor > 1 else 1 if isinstance(setting.model, LlamaConfig) else 3
+    return kernel_gradient + (FLOAT32_BYTES + itemsize) * logits + streams * of.stream
+
+
+def _embed_backward(setting: Setting) -> int:
+    """The token table's float32 gradient; over `tensor` also the gathered stream; and what dropout draws."""
+    of, has_dropout = _buffers(setting), setting.model.has_dropout
+    table = FLOAT32_BYTES * setting.model.num_rows // setting.tensor * setting.model.hidden
+    if setting.tensor > 1:
+        return table + of.stream + has_dropout * of.local
+    return table + has_dropout * of.local // ITEMSIZE[setting.dtype]
+
+
+def _buffers(setting: Setting) -> Buffers:
+    of, itemsize = sizes(setting), ITEMSIZE[setting.dtype]
+    return Buffers(
+        kernels=itemsize * layer_parameters(setting.model).of_device(setting.tensor),
+        local=itemsize * of.stream,
+        stream=itemsize * of.stream * setting.tensor,
+        width=itemsize * of.width,
+        scores=_scores(setting, has_dropout=setting.model.has_dropout),
+    )
+
+
+def _scores(setting: Setting, *, has_dropout: bool) -> int:
+    """Bytes of scores at the largest block of queries.
+
+    Of a block there are probabilities and their gradients, in float32 and in the dtype of the products. Where all is
+    one block (`xla`) the products are in that dtype too, and only one float32 array is left; dropout keeps one more.
+    """
+    model, itemsize = setting.model, ITEMSIZE[setting.dtype]
+    num_rows = sizes(setting).rows // setting.seq_len  # sequences x heads
+    if model.attention == "xla":
+        return (FLOAT32_BYTES + (2 + has_dropout) * itemsize) * num_rows * setting.seq_len**2
+    window = model.sliding_window if isinstance(model, LlamaConfig) else None
+    cut = blocks(setting.seq_len, Visible(not isinstance(model, BertConfig), window))
+    most_scores = max(block.num_queries * (block.end_key - block.first_key) for block in cut)
+    return 2 * (FLOAT32_BYTES + itemsize) * num_rows * most_scores
+
+
+def _computed_again(setting: Setting) -> int:
+    """What a layer that is computed again holds: what it would keep if it were not, and two streams on the way."""
+    if setting.model.recompute != "full":
+        return 0
+    return layer_keeps(setting, recompute="none").page_bytes + 2 * ITEMSIZE[setting.dtype] * sizes(setting).stream

@@ -1,0 +1,106 @@
+"""Times what a step is made of on the device at hand, for predictions: of a layer, both ends, update and link.
+
+    python -m jaxpipe.measure --config=configs/bench_cpu.py [--output=costs.json [--overwrite]]
+        [--microbatch_sizes=1,2,4] [--num_repeats=5] [--num_layers=2] [--num_processes=P] [--config.X=Y ...]
+
+What is timed is the compiled program with three stages of a few layers each on one device (on `mesh.tensor` devices),
+some of its actions at a time; of the config the model, data, optimizer and `mesh.tensor` count, and the schedule does
+not. Times are medians of wall time. With --num_processes=P so many processes of one core and one thread measure at
+once, as they would compute in one pipeline, and the link is that between two of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from jaxpipe.bench import pinned
+from jaxpipe.bench.allocator import keep_freed_memory
+from jaxpipe.config import check
+from jaxpipe.config.command_line import require, run
+from jaxpipe.errors import ConfigError
+from jaxpipe.estimate.measured import Measurement
+from jaxpipe.measure import output
+from jaxpipe.measure.devices import devices_to_measure
+from jaxpipe.measure.measurement import measure
+
+FLAGS = flags.FLAGS
+
+
+def define_flags(arguments: list[str]) -> None:
+    """Defines the flags of the measurement."""
+    require("config", arguments, example="configs/bench_cpu.py")
+    config_flags.DEFINE_config_file("config", help_string="Python file with get_config(); see jaxpipe.config.base.")
+    flags.DEFINE_string("output", None, "Where what was found is written, for example costs.json.")
+    flags.DEFINE_boolean("overwrite", False, "Whether a file that is there is overwritten.")
+    flags.DEFINE_list("microbatch_sizes", None, "Sequences of a microbatch; by default the config's.")
+    flags.DEFINE_integer("num_repeats", 5, "Repeats of each timing.", lower_bound=1)
+    flags.DEFINE_integer("num_layers", 2, "Layers of each of the three stages.", lower_bound=1)
+    pinned.define_flags()
+
+
+def main(_: Sequence[str]) -> None:
+    """One measurement."""
+    keep_freed_memory()
+    config = FLAGS.config
+    pinned.check_process(FLAGS.process, FLAGS.coordinator, num_processes=FLAGS.num_processes)
+    check(config, name=config_flags.get_config_filename(FLAGS["config"]))
+    sizes = sizes_of(FLAGS.microbatch_sizes, config)
+    if FLAGS.process is not None:
+        pinned.join(FLAGS.process, num_processes=FLAGS.num_processes, coordinator=FLAGS.coordinator)
+        pinned.tell(_measure(config, sizes).to_json())
+        return
+    if FLAGS.output is not None:
+        output.check_output(FLAGS.output, overwrite=FLAGS.overwrite)
+    if FLAGS.num_processes > 1:
+        _check_alone(config)
+        program = ("-m", "jaxpipe.measure")
+        found = pinned.launch(program, sys.argv[1:], num_processes=FLAGS.num_processes)
+        measurement = Measurement.from_json(found)
+    else:
+        measurement = _measure(config, sizes)
+    print(output.to_text(measurement))
+    if FLAGS.output is not None:
+        output.write(measurement, FLAGS.output)
+        print(f"wrote {FLAGS.output}", file=sys.stderr)
+
+
+def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
+    """The microbatch sizes that are asked for.
+
+    Raises:
+        ConfigError: one is no whole number of 1 or more.
+    """
+    if written is None:
+        return [config.data.batch_size // (config.mesh.data * config.pipeline.num_microbatches)]
+    wrong = [size for size in written if not size.isdecimal() or int(size) < 1]
+    if wrong or not written:
+        raise ConfigError(
+            f"--microbatch_sizes={','.join(written)}\n"
+            "  rule microbatch-sizes: whole numbers of 1 or more, with commas between them\n"
+            f"      not so: {', '.join(map(repr, wrong)) or 'there is none'}\n"
+            "  repair: write for example --microbatch_sizes=1,2,4"
+        )
+    return [int(size) for size in written]
+
+
+def _measure(config: ConfigDict, sizes: list[int]) -> Measurement:
+    devices = devices_to_measure(config) if FLAGS.process is None else jax.local_devices()
+    return measure(config, devices, microbatch_sizes=sizes, num_layers=FLAGS.num_layers, num_repeats=FLAGS.num_repeats)
+
+
+def _check_alone(config: ConfigDict) -> None:
+    if config.mesh.tensor > 1:
+        raise ConfigError(
+            f"--num_processes={FLAGS.num_processes} with mesh.tensor={config.mesh.tensor}\n"
+            "  rule measured-processes: a process of several has one device, which shares no layer\n"
+            "  repair: leave --num_processes out, or set --config.mesh.tensor=1"
+        )
+
+
+if __name__ == "__main__":
+    run(main, define_flags=define_flags)

@@ -1,0 +1,105 @@
+"""How long a layer's forward, backward, I and W take, and what both ends add: from runs of some actions of a program.
+
+A run takes as long as its actions together, and what a step costs besides. So times are the solution of a few linear
+equations, one for each run, that are solved for the least error, relative to what was timed; none is below zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from jaxpipe.estimate import Times
+from jaxpipe.measure.stages import NUM_MICROBATCHES, NUM_STAGES, Stages, no_actions, some_actions
+from jaxpipe.program import Pipeline
+from jaxpipe.schedules.action import Kind
+
+Counts = dict[str, int]  # of each unknown, how often a run has it
+
+# What a step costs without any action, with backwards in one part and in two.
+_REST, _REST_OF_HALVES = "rest_s", "rest_of_halves_s"
+_LAYER = {
+    Kind.F: "layer_forward_s",
+    Kind.B: "layer_backward_s",
+    Kind.I: "layer_input_gradient_s",
+    Kind.W: "layer_weight_gradient_s",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Some actions of a program.
+
+    Attributes:
+        call: runs them.
+        counts: what it has of each unknown.
+    """
+
+    call: Callable[[], Any]
+    counts: Counts
+
+
+def compile_runs(stages: Stages) -> list[Run]:
+    """What has to be timed to know the times of `stages`."""
+    return [
+        *_runs(stages, stages.whole, (Kind.F, Kind.B), _REST),
+        *_runs(stages, stages.halves, (Kind.F, Kind.I, Kind.W), _REST_OF_HALVES),
+    ]
+
+
+def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
+    """The times of the stages of `compile_runs`.
+
+    Args:
+        runs: what each had of the unknowns, and how long it took, seconds.
+        update_s: timed apart.
+    """
+    found = solve(runs)
+    return Times(
+        **{name: value for name, value in found.items() if name not in (_REST, _REST_OF_HALVES)}, update_s=update_s
+    )
+
+
+def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
+    """The seconds of each unknown.
+
+    Args:
+        runs: what each had of the unknowns, and how long it took, seconds.
+
+    Example:
+        >>> {name: round(value, 3) for name, value in solve([({"a": 1}, 2.0), ({"a": 1, "b": 4}, 10.0)]).items()}
+        {'a': 2.0, 'b': 2.0}
+    """
+    names = list(dict.fromkeys(name for counts, _ in runs for name in counts))
+    rows = np.array([[counts.get(name, 0) / seconds for name in names] for counts, seconds in runs])
+    # Columns of one size, else the smallest are lost beside the largest.
+    size = np.linalg.norm(rows, axis=0)
+    found, _ = nnls(rows / size, np.ones(len(runs)))
+    return dict(zip(names, (found / size).tolist(), strict=True))
+
+
+def _runs(stages: Stages, pipeline: Pipeline, kinds: Sequence[Kind], rest: str) -> list[Run]:
+    """Nothing; then of each stage its forwards, these and their first backwards, and all."""
+    call = stages.compile_some(pipeline)
+    runs = [Run(partial(call, no_actions(pipeline)), {rest: 1})]
+    for stage in range(NUM_STAGES):
+        for number in range(1, len(kinds) + 1):
+            some = kinds[:number]
+            counts = {_LAYER[kind]: NUM_MICROBATCHES * stages.num_layers for kind in some}
+            ends = {name: NUM_MICROBATCHES for kind in some if (name := _end(stage, kind))}
+            runs.append(Run(partial(call, some_actions(pipeline, stage, some)), {rest: 1, **counts, **ends}))
+    return runs
+
+
+def _end(stage: int, kind: Kind) -> str | None:
+    """What a stage's action does besides its layers."""
+    if stage == NUM_STAGES - 1 and kind == Kind.F:
+        return "head_s"
+    if stage == 0 and kind in (Kind.F, Kind.B, Kind.I):
+        return "embed_forward_s" if kind == Kind.F else "embed_backward_s"
+    return None

@@ -1,0 +1,110 @@
+"""What a config's model takes on the devices at hand: all that `costs.json` holds."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxpipe.bench.timing import median
+from jaxpipe.config import model_config
+from jaxpipe.estimate import Link
+from jaxpipe.estimate.measured import Measurement, subject
+from jaxpipe.estimate.setting import num_predicted_of
+from jaxpipe.measure.actions import compile_runs, times_of
+from jaxpipe.measure.link import link_between
+from jaxpipe.measure.stages import Stages, make_stages
+from jaxpipe.measure.turns import spread_ratio, time_by_turns
+from jaxpipe.measure.update import compile_update
+
+
+def measure(
+    config: ConfigDict, devices: Sequence[Any], *, microbatch_sizes: Sequence[int], num_layers: int, num_repeats: int
+) -> Measurement:
+    """The measurement of a checked config's model; every process calls it.
+
+    Args:
+        config: its model, data, optimizer, `mesh.tensor` and `mesh.deterministic` count.
+        devices: of this process, `mesh.tensor` that are timed, and where there is one more, one for the link.
+        microbatch_sizes: sequences.
+        num_layers: of each of the three stages that are timed.
+        num_repeats: of everything that is timed.
+    """
+    tensor, update_s, parameters = config.mesh.tensor, None, {}
+    times, spread = {}, {}
+    for size in sorted(set(microbatch_sizes)):
+        stages = make_stages(config, devices[:tensor], microbatch_size=size, num_layers=num_layers)
+        if update_s is None:
+            (found,) = time_by_turns([compile_update(stages)], num_repeats=num_repeats)
+            update_s = median(found).wall_s
+            parameters = num_parameters(stages)
+        runs = compile_runs(stages)
+        timings = time_by_turns([run.call for run in runs], num_repeats=num_repeats)
+        seconds = [(run.counts, median(found).wall_s) for run, found in zip(runs, timings, strict=True)]
+        times[size] = times_of(seconds, update_s=update_s)
+        # Runs without an action take next to no time, and spread widely.
+        spread[size] = max(spread_ratio(found) for run, found in zip(runs, timings, strict=True) if len(run.counts) > 1)
+        del stages, runs
+    return Measurement(
+        identity=identity_of(devices[0], num_repeats=num_repeats, num_layers=num_layers),
+        subject=subject_of_config(config),
+        times=times,
+        spread_ratio=spread,
+        **parameters,
+        link=_link(devices, tensor, num_repeats=num_repeats),
+    )
+
+
+def subject_of_config(config: ConfigDict) -> dict[str, Any]:
+    """What is timed of a checked config, as `Measured` looks for it."""
+    return subject(
+        model_config(config),
+        dtype=config.model.dtype,
+        seq_len=config.data.seq_len,
+        num_predicted=num_predicted_of(config),
+        tensor=config.mesh.tensor,
+    )
+
+
+def num_parameters(stages: Stages) -> dict[str, int]:
+    """How many parameters a device has: of a layer, of both ends, and of all that is updated."""
+    parts = stages.whole.parts(stages.params)
+    sizes = {
+        name: sum(math.prod(part.compute_shape) for part in jax.tree.leaves(parts[name]))
+        for name in ("layers", "shared")
+    }
+    return {
+        "num_layer_parameters": sizes["layers"],
+        "num_shared_parameters": sizes["shared"],
+        "num_update_parameters": stages.config.model.num_layers * sizes["layers"] + sizes["shared"],
+    }
+
+
+def identity_of(device: Any, *, num_repeats: int, num_layers: int) -> dict[str, Any]:
+    """On what and when something was timed."""
+    return {
+        "device_kind": device.device_kind,
+        "platform": device.platform,
+        "num_cores": os.cpu_count(),
+        "num_processes": jax.process_count(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "jax_version": jax.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "num_repeats": num_repeats,
+        "num_layers_of_a_stage": num_layers,
+    }
+
+
+def _link(devices: Sequence[Any], tensor: int, *, num_repeats: int) -> Link | None:
+    """To a device that shares no layer with the first: of another process, or the next one here."""
+    first = devices[0]
+    others = [other for other in jax.devices(first.platform) if other.process_index != first.process_index]
+    others = [*others, *devices[tensor:]]
+    if not others:
+        return None
+    return link_between((first, others[0]), num_repeats=num_repeats)

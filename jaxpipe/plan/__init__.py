@@ -1,0 +1,1 @@
+"""A ranked list of ways to train a model on a cluster."""

@@ -1,0 +1,47 @@
+"""Settings of GPTs in few words, for tests of what is estimated of them."""
+
+from typing import Any
+
+from jaxpipe.config.schedules import named_schedule
+from jaxpipe.estimate import Setting
+from jaxpipe.mesh.topology import parse_topology
+from jaxpipe.models import GPTConfig
+
+SMALL = {"num_layers": 24, "hidden": 1024, "num_heads": 16, "vocab_size": 51200, "num_positions": 1024}
+
+
+def gpt_setting(
+    *,
+    schedule: str = "1f1b",
+    options: str = "",
+    pipe: int = 4,
+    num_microbatches: int = 8,
+    microbatch_size: int = 1,
+    data: int = 1,
+    tensor: int = 1,
+    seq_len: int = 1024,
+    order: str = "contiguous",
+    zero1: bool = True,
+    topology: str = "a100-80g:16x8",
+    **model: Any,
+) -> Setting:
+    """A setting whose stages have as many layers each as go into them evenly."""
+    config = GPTConfig(**{**SMALL, **model})
+    num_stages = named_schedule(schedule, pipe, 1, options).num_stages
+    return Setting(
+        model=config,
+        dtype="bfloat16",
+        seq_len=seq_len,
+        batch_size=data * num_microbatches * microbatch_size,
+        num_predicted=None,
+        schedule_name=schedule,
+        options=options,
+        num_microbatches=num_microbatches,
+        layers_per_stage=(config.num_layers // num_stages,) * num_stages,
+        data=data,
+        pipe=pipe,
+        tensor=tensor,
+        order=order,
+        zero1=zero1,
+        topology=parse_topology(topology),
+    )

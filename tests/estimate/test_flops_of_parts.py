@@ -1,0 +1,90 @@
+"""Products of F, B, I and W against the model's FLOPs, and against what experiment 014 counts in the jaxprs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from settings_of_gpts import SMALL, gpt_setting
+
+from jaxpipe.estimate import Setting
+from jaxpipe.estimate.flops import Product, flops, head_products, layer_products
+from jaxpipe.models import BertConfig, LlamaConfig
+from jaxpipe.models.flops import model_flops
+
+LLAMA = {
+    "num_layers": 24,
+    "hidden": 1024,
+    "num_heads": 16,
+    "num_kv_heads": 4,
+    "feed_forward": 2816,
+    "vocab_size": 32000,
+}
+
+
+def setting_of(family: str, **choices: Any) -> Setting:
+    setting = gpt_setting(microbatch_size=2)
+    if family == "gpt":
+        model = replace(setting.model, **choices)
+    elif family == "llama":
+        model = LlamaConfig(**LLAMA, **choices)
+    else:
+        model = BertConfig(**SMALL, **choices)
+    return replace(setting, model=model, num_predicted=150 if family == "bert" else None)
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama", "bert"])
+def test_all_parts_together_are_the_models_flops(family):
+    setting = setting_of(family)
+    layer = layer_products(setting)
+    counted = setting.model.num_layers * flops(layer.forward + layer.backward) + flops(head_products(setting))
+    sample = model_flops(setting.model, seq_len=setting.seq_len, num_predicted=setting.num_predicted)
+    assert counted == setting.microbatch_size * sample
+
+
+# experiments/014_halves/README.md, "products B = I + W".
+@pytest.mark.parametrize(
+    ("family", "recompute", "num_i", "num_w"),
+    [
+        ("gpt", "none", 8, 4),
+        ("gpt", "attention", 9, 4),
+        ("gpt", "full", 13, 4),
+        ("llama", "none", 9, 5),
+        ("llama", "attention", 10, 5),
+        ("llama", "full", 15, 5),
+        ("bert", "none", 8, 4),
+        ("bert", "full", 13, 4),
+    ],
+)
+def test_halves_have_as_many_products_as_the_program(family, recompute, num_i, num_w):
+    layer = layer_products(setting_of(family, recompute=recompute))
+    assert (len(layer.input_gradient), len(layer.weight_gradient)) == (num_i, num_w)
+
+
+def test_causal_blocks_spare_almost_half_of_the_scores():
+    whole, blocks = (
+        [p for p in layer_products(setting_of("gpt", attention=attention)).forward if 64 in (p.depth, p.columns)]
+        for attention in ("xla", "chunked")
+    )
+    # Eight blocks of 128 queries, the i-th of which sees i blocks of keys: 1 + ... + 8 of 8 x 8.
+    assert flops(tuple(blocks)) / flops(tuple(whole)) == 36 / 64
+
+
+def test_fused_attention_leaves_out_what_no_query_sees():
+    scores = layer_products(setting_of("gpt", attention="cudnn")).forward[1]
+    # A query sees itself and those before it: 1 + ... + 1024 keys of 1024 queries.
+    assert scores.fused
+    assert scores.flops == pytest.approx(2 * 2 * 16 * 64 * sum(range(1, 1025)), rel=1e-3)
+
+
+def test_tensor_shares_the_work():
+    alone, shared = (layer_products(gpt_setting(tensor=tensor)) for tensor in (1, 4))
+    assert flops(alone.forward) == 4 * flops(shared.forward)
+    assert flops(alone.backward) == 4 * flops(shared.backward)
+    assert flops(head_products(gpt_setting())) == 4 * flops(head_products(gpt_setting(tensor=4)))
+
+
+def test_gradients_of_a_product_have_as_many_flops():
+    forward = Product(rows=6, columns=5, depth=7, num=3)
+    assert (forward.of_inputs.rows, forward.of_inputs.columns) == (6, 7)
+    assert (forward.of_weights.rows, forward.of_weights.columns) == (7, 5)
+    assert forward.flops == forward.of_inputs.flops == forward.of_weights.flops == 2 * 3 * 6 * 5 * 7

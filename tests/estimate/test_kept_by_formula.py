@@ -1,0 +1,116 @@
+"""What a layer keeps, counted, against what its own vjp keeps, traced; nothing is compiled."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpipe.estimate.residuals import layer_keeps
+from jaxpipe.estimate.setting import Setting
+from jaxpipe.mesh import TensorAxis, make_mesh
+from jaxpipe.mesh.topology import parse_topology
+from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, ModelConfig
+from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.program.storage import Storage
+from jaxpipe.schedules import build
+
+# No two of them are equal, nor twice another: a wrong name shows.
+HIDDEN, WIDTH, SEQ_LEN, MICROBATCH_SIZE, NUM_MICROBATCHES, NUM_PREDICTED = 24, 56, 136, 3, 2, 5
+SIZES: dict[str, Any] = {"num_layers": 1, "hidden": HIDDEN, "num_heads": 4, "vocab_size": 40, "feed_forward": WIDTH}
+KEEPS = (("xla", "none"), ("xla", "attention"), ("xla", "full"), ("chunked", "none"), ("chunked", "full"))
+
+
+def model_of(family: str, attention: str, recompute: str, *, dropout: float = 0.0) -> ModelConfig:
+    choices: dict[str, Any] = {**SIZES, "attention": attention, "recompute": recompute}
+    if family == "llama":
+        return LlamaConfig(**choices, num_kv_heads=2, head_size=10)
+    rates = dict.fromkeys(("embedding_dropout", "attention_dropout", "hidden_dropout"), dropout)
+    return {"gpt": GPTConfig, "bert": BertConfig}[family](**choices, **rates, num_positions=SEQ_LEN)
+
+
+def setting(model: ModelConfig, schedule: str, dtype: str, tensor: int) -> Setting:
+    return Setting(
+        model=model,
+        dtype=dtype,
+        seq_len=SEQ_LEN,
+        batch_size=NUM_MICROBATCHES * MICROBATCH_SIZE,
+        num_predicted=NUM_PREDICTED if isinstance(model, BertConfig) else None,
+        schedule_name=schedule,
+        options="",
+        num_microbatches=NUM_MICROBATCHES,
+        layers_per_stage=(1,),
+        data=1,
+        pipe=1,
+        tensor=tensor,
+        order="contiguous",
+        zero1=True,
+        topology=parse_topology("a100-80g:1x8"),
+    )
+
+
+def storage(of: Setting) -> Storage:
+    """What the program itself would keep."""
+    model = LanguageModel(of.model, TensorAxis(of.tensor))
+    pipeline = Pipeline(
+        build(of.schedule_name, num_devices=1, num_microbatches=NUM_MICROBATCHES),
+        make_mesh(data=1, pipe=1, tensor=of.tensor),
+        StageFunctions.of(model),
+        num_layers=1,
+        dtype=of.dtype,
+    )
+    params = jax.eval_shape(lambda: pipeline.to_stages(model.init(jax.random.key(0))))
+    shapes = {"tokens": (SEQ_LEN,), "targets": (SEQ_LEN,)}
+    if isinstance(of.model, BertConfig):
+        words = dict.fromkeys(("predicted", "targets"), (NUM_PREDICTED,))
+        shapes |= {**dict.fromkeys(("token_types", "padding_mask"), (SEQ_LEN,)), **words, "sentence_order": ()}
+    batch = {
+        name: jax.ShapeDtypeStruct((NUM_MICROBATCHES, MICROBATCH_SIZE, *shape), np.int32)
+        for name, shape in shapes.items()
+    }
+    return pipeline.storage(params, batch, random=of.model.has_dropout)
+
+
+def num_bytes(arrays: Any) -> int:
+    return sum(array.size * array.dtype.itemsize for array in arrays)
+
+
+def cases():
+    """Each family and each way to keep in a case of its own; all pairs of them with the slow ones."""
+    families = [
+        ("gpt", 0.0, "bfloat16", 1),
+        ("gpt", 0.1, "float32", 2),
+        ("bert", 0.1, "bfloat16", 2),
+        ("llama", 0.0, "bfloat16", 2),
+        ("llama", 0.0, "float32", 1),
+    ]
+    for i, family in enumerate(families):
+        for k, keeps in enumerate(KEEPS):
+            yield pytest.param(*family, *keeps, marks=[] if (i + k) % len(KEEPS) == 0 else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("family", "dropout", "dtype", "tensor", "attention", "recompute"), list(cases()))
+def test_a_layer_keeps_what_its_vjp_keeps(family, dropout, dtype, tensor, attention, recompute):
+    of = setting(model_of(family, attention, recompute, dropout=dropout), "zb_h1", dtype, tensor)
+    found, kept = storage(of), layer_keeps(of)
+    residuals, left = found.kept.residuals, found.kept.left
+    assert sorted(array.size for array in residuals) == sorted(kept.residuals.values())
+    assert kept.page_bytes == found.pools[0].page_bytes == num_bytes(residuals)
+    assert sorted(residuals[i].size for i in found.kept.for_weights) == sorted(
+        kept.residuals[name] for name in kept.for_weights
+    )
+    assert sorted(array.size for array in left) == sorted(kept.left.values())
+    assert kept.left_bytes == num_bytes(left)
+    assert kept.apart_bytes == sum(pool.page_bytes for pool in found.pools[1:])
+
+
+def test_bytes_of_a_layer_of_gpt3():
+    """Korthikanti et al., MLSys 2023, equation 4, without what is computed again here: 34 s b h / t is theirs.
+
+    Theirs less the two norms' outputs (4), masks of dropout (2), what follows the activation (8): 20 s b h / t.
+    """
+    model = GPTConfig(num_layers=96, hidden=12288, num_heads=96, vocab_size=51200, num_positions=2048)
+    large = setting(model, "1f1b", "bfloat16", 8)
+    sbh_of_a_device = MICROBATCH_SIZE * SEQ_LEN * 12288 // 8
+    of_scores = 2 * MICROBATCH_SIZE * 96 * SEQ_LEN**2 // 8
+    assert layer_keeps(large).page_bytes == 20 * sbh_of_a_device + of_scores

@@ -1,0 +1,159 @@
+"""The roofline: a layer by hand, machines without a bound, and published step times that no constant is fitted to."""
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+from settings_of_gpts import gpt_setting
+
+from jaxpipe.estimate import Roofline, estimate
+from jaxpipe.estimate.draws import draws
+from jaxpipe.estimate.flops import Product, flops, head_products, layer_products
+from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.roofline import update_bytes
+from jaxpipe.mesh.hardware import HARDWARE
+
+A100 = HARDWARE["a100-80g"]
+# Only what is counted takes time.
+BARE: dict[str, Any] = {"kernel_s": 0.0, "nvlink_latency_s": 0.0, "network_latency_s": 0.0}
+
+
+def without_memory_bound(**others: Any) -> Roofline:
+    """An A100 whose memory takes no time."""
+    return Roofline(replace(A100, memory_bytes_per_s=inf), **BARE, **others)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_products_waves():
+    """Tiles of 256 x 128 on 108 cores: 2048 x 27648 are 8 x 216 tiles, 16 whole waves."""
+    product = Product(rows=2048, columns=27648, depth=4096)
+    seconds = without_memory_bound(product_fraction=0.5).product_s(product, "bfloat16")
+    assert seconds == pytest.approx(2 * 2048 * 27648 * 4096 / (312e12 * 0.5), rel=1e-12)
+    # One column of tiles more begins a wave of which 100 cores do nothing, with the tiles that waste least.
+    more = Product(rows=2048, columns=27648 + 128, depth=4096)
+    waste = without_memory_bound(product_fraction=0.5).product_s(more, "bfloat16") / seconds
+    assert 1 < waste <= 17 / 16
+
+
+def test_a_thin_product_takes_as_long_as_its_bytes():
+    """One row: the kernel is read, 2 bytes a number, and hardly anything else."""
+    seconds = Roofline(A100, memory_fraction=0.5, **BARE).product_s(Product(1, 8192, 8192), "bfloat16")
+    assert seconds == pytest.approx(2 * (8192 * 8192 + 2 * 8192) / (2.03904e12 * 0.5), rel=1e-12)
+
+
+def test_float32_is_half_as_fast():
+    roofline, product = without_memory_bound(), Product(4096, 4096, 4096)
+    assert roofline.product_s(product, "float32") == 2 * roofline.product_s(product, "bfloat16")
+
+
+def test_forward_of_a_layer_by_hand():
+    """S = 1024, b = 1, h = 1024, a = 16, one GPU, everything at its peak, tiles that fill one core.
+
+    Products with kernels: 24 s h^2; the two of attention take as long as their bytes, 2 a (s s + 2 s h / a) each. Other
+    bytes, 2 for each number: norms 4 h, heads apart and together 8 h, activation 8 h, sums 6 h, pages written from 10 h
+    and the probabilities, that is 2 (10 h + a s); softmax 2 a s; all of s tokens.
+    """
+    core = replace(A100, num_cores=1)
+    roofline = Roofline(core, product_fraction=1.0, memory_fraction=1.0, **BARE)
+    s, h, a = 1024, 1024, 16
+    num_bytes = 2 * s * (4 * h + 8 * h + 8 * h + 6 * h + 2 * (10 * h + a * s) + 2 * a * s)
+    num_bytes += 2 * 2 * a * (s * s + 2 * s * h // a)
+    seconds = 24 * s * h**2 / 312e12 + num_bytes / 2.03904e12
+    assert roofline.times(gpt_setting()).layer_forward_s == pytest.approx(seconds, rel=1e-12)
+
+
+def test_without_bounds_a_layer_takes_as_long_as_its_flops():
+    setting = gpt_setting(seq_len=1024, hidden=1024, recompute="full")
+    times = without_memory_bound(product_fraction=1.0).times(setting)
+    layer = layer_products(setting)
+    for seconds, products in (
+        (times.layer_forward_s, layer.forward),
+        (times.layer_input_gradient_s, layer.input_gradient),
+        (times.layer_weight_gradient_s, layer.weight_gradient),
+        (times.head_s, head_products(setting)),
+    ):
+        assert flops(products) / 312e12 <= seconds < 1.8 * flops(products) / 312e12  # waves of 108 cores
+    assert times.layer_backward_s == times.layer_input_gradient_s + times.layer_weight_gradient_s
+    assert times.embed_forward_s == times.embed_backward_s == times.update_s == 0.0
+
+
+def test_collectives_of_tensor_by_hand():
+    """Forward gathers and scatters four times: each of 8 GPUs sends 7 of 8 parts of 2 s b h bytes over NVLink."""
+    machine = replace(A100, bf16_flops_per_s=inf, memory_bytes_per_s=inf)  # pyright: ignore[reportArgumentType]
+    roofline = Roofline(machine, nvlink_fraction=1.0, kernel_s=0.0, nvlink_latency_s=1e-6, network_latency_s=0.0)
+    each_s = 7 * 1e-6 + 2 * 1024 * 1024 * 7 / 8 / 300e9
+    times = roofline.times(gpt_setting(tensor=8))
+    assert times.layer_forward_s == pytest.approx(4 * each_s, rel=1e-12)
+    assert times.layer_backward_s == pytest.approx(6 * each_s, rel=1e-12)
+    again = roofline.times(gpt_setting(tensor=8, recompute="full"))
+    assert again.layer_backward_s == pytest.approx(9 * each_s, rel=1e-12)
+
+
+def test_dropout_draws_a_number_for_each_probability_and_for_what_is_added():
+    setting = gpt_setting(tensor=2, attention_dropout=0.1, hidden_dropout=0.1, embedding_dropout=0.1)
+    drawn = draws(setting)
+    assert drawn.forward == drawn.backward == 8 * 1024**2 + 2 * 1024 * 1024 // 2
+    assert drawn.embed == 1024 * 1024 // 2
+    slower, faster = (Roofline(A100).times(each) for each in (setting, gpt_setting(tensor=2)))
+    assert slower.layer_forward_s > faster.layer_forward_s
+    assert draws(gpt_setting()).forward == 0
+
+
+def test_update_by_hand():
+    """One GPU, P parameters: 8 float32 reads and writes of each, 4 + 2 for the copy, 4 for the sum set to zero."""
+    alone = gpt_setting(pipe=1)
+    num = 24 * layer_parameters(alone.model).of_device(1) + shared_parameters(alone.model).of_device(1)
+    assert num == 24 * (12 * 1024**2 + 13 * 1024) + (51200 + 1024 + 2) * 1024
+    assert update_bytes(alone) == (32 + 6 + 4) * num
+    assert update_bytes(gpt_setting(pipe=1, data=4)) == (38 / 4 + 4) * num
+    assert update_bytes(gpt_setting(pipe=1, data=4, zero1=False)) == 42 * num
+
+
+@pytest.mark.parametrize(
+    "better",
+    [
+        {"bf16_flops_per_s": 624e12},
+        {"memory_bytes_per_s": 4_000_000_000_000},
+        {"nvlink_bytes_per_s": 600e9},
+        {"network_bytes_per_s": 50e9},
+        {"clock_rate_ghz": 2.0},
+    ],
+)
+def test_better_hardware_is_faster(better):
+    setting = gpt_setting(pipe=8, data=2, tensor=4, attention_dropout=0.1)
+    slower, faster = (estimate(setting, Roofline(each)).step_s for each in (A100, replace(A100, **better)))
+    assert faster < slower
+
+
+# Korthikanti et al., MLSys 2023, tables 3 and 5, as in tests/models/test_flops.py; attention is computed again, eight
+# GPUs of a node share a layer and the sequence. Microbatches of 4 and 1, and three chunks a device for 175B and 530B,
+# are assumed.
+@pytest.mark.parametrize(
+    ("num_layers", "hidden", "num_heads", "batch_size", "pipe", "num_chunks", "microbatch_size", "step_time_s"),
+    [
+        (48, 6144, 64, 4, 1, 1, 4, 1.10),
+        (96, 12288, 96, 64, 8, 3, 1, 13.75),
+        (105, 20480, 128, 280, 35, 3, 1, 37.83),
+        (128, 25600, 160, 512, 64, 1, 1, 71.49),
+    ],
+    ids=["22B", "175B", "530B", "1T"],
+)
+def test_published_step_times(
+    num_layers, hidden, num_heads, batch_size, pipe, num_chunks, microbatch_size, step_time_s
+):
+    setting = gpt_setting(
+        schedule="interleaved_1f1b" if num_chunks > 1 else "1f1b",
+        options=f"num_chunks={num_chunks}" if num_chunks > 1 else "",
+        pipe=pipe,
+        num_microbatches=batch_size // microbatch_size,
+        microbatch_size=microbatch_size,
+        tensor=8,
+        seq_len=2048,
+        topology=f"a100-80g:{pipe}x8",
+        num_layers=num_layers,
+        hidden=hidden,
+        num_heads=num_heads,
+        num_positions=2048,
+        recompute="attention",
+    )
+    assert estimate(setting, Roofline(A100)).step_s == pytest.approx(step_time_s, rel=0.12)

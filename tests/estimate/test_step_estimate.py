@@ -1,0 +1,173 @@
+"""A step from its parts: closed forms with times that are given, and what must hold whatever they are."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from settings_of_gpts import gpt_setting
+
+from jaxpipe.estimate import Link, Roofline, Setting, Times, estimate
+from jaxpipe.estimate.collectives import ring_s
+from jaxpipe.estimate.communication import message_bytes
+from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.stages import places_of
+from jaxpipe.estimate.step import _seconds
+from jaxpipe.mesh.hardware import HARDWARE
+from jaxpipe.models.flops import model_flops
+from jaxpipe.schedules.action import Kind
+
+LAYER = Times(
+    layer_forward_s=1.0,
+    layer_backward_s=2.0,
+    layer_input_gradient_s=1.0,
+    layer_weight_gradient_s=1.0,
+    embed_forward_s=0.0,
+    embed_backward_s=0.0,
+    head_s=0.0,
+    update_s=0.0,
+)
+NOTHING = Link(0.0, float("inf"))
+
+
+@dataclass(frozen=True)
+class Given:
+    """Times and links that are given, the same for every setting."""
+
+    of_actions: Times = LAYER
+    near: Link = NOTHING
+    far: Link = NOTHING
+
+    def times(self, setting: Setting) -> Times:
+        """As given."""
+        return self.of_actions
+
+    def link(self, *, in_node: bool) -> Link:
+        """As given."""
+        return self.near if in_node else self.far
+
+
+# Six layers a stage of 1F1B, and as many a device of the others: (N + D - 1) (F + B) and BitPipe's table 2 for N = D:
+# 1 - bubble ratio = N (F + B) / step.
+@pytest.mark.parametrize(
+    ("schedule", "pipe", "num_microbatches", "ratio"),
+    [
+        ("1f1b", 4, 8, 3 / (8 + 3)),
+        ("1f1b", 4, 1000, 3 / 1003),
+        ("gpipe", 4, 64, 3 / 67),
+        ("interleaved_1f1b", 4, 8, 3 / (2 * 8 + 3)),
+        ("interleaved_1f1b", 4, 400, 3 / (2 * 400 + 3)),
+        ("chimera", 4, 4, 2 / (1.5 * 4 + 2)),
+        ("bitpipe", 4, 4, 2 / (3 * 4 + 2)),
+        ("bitpipe", 8, 8, 6 / (3 * 8 + 6)),
+    ],
+)
+def test_closed_forms(schedule, pipe, num_microbatches, ratio):
+    setting = gpt_setting(schedule=schedule, pipe=pipe, num_microbatches=num_microbatches, num_layers=48)
+    found = estimate(setting, Given())
+    work_s = num_microbatches * 3.0 * 48 / pipe
+    assert found.bubble_ratio == pytest.approx(ratio, rel=1e-9)
+    assert found.pipeline_s == pytest.approx(work_s / (1 - ratio), rel=1e-9)
+    assert found.step_s == found.pipeline_s
+
+
+def test_ends_of_1f1b():
+    """The last stage is the slowest, by its head; the others wait for it: N of its turns, and once all other stages'.
+
+    The embedding is on the way once, in forward and backward.
+    """
+    times = replace(LAYER, head_s=4.0, embed_forward_s=0.25, embed_backward_s=0.5)
+    found = estimate(gpt_setting(pipe=4, num_microbatches=10), Given(times))
+    assert found.pipeline_s == pytest.approx(10 * (18 + 4) + 3 * 18 + 0.75, rel=1e-12)
+    assert found.bubble_ratio == pytest.approx(1 - 220 / (220 + 54.75), rel=1e-12)
+
+
+def test_the_head_stands_in_the_last_forward_and_the_embedding_at_both_ends_of_the_first():
+    """Where `jaxpipe.program.actions` computes them: of many schedules it does not matter, of some it does."""
+    times = replace(LAYER, head_s=4.0, embed_forward_s=0.25, embed_backward_s=0.5)
+    found = _seconds(gpt_setting(pipe=3), times, Given(), closing=np.zeros(3)).of_kind
+    assert found[[Kind.F, Kind.B, Kind.I, Kind.W]].tolist() == [
+        [8.25, 8.0, 12.0],
+        [16.5, 16.0, 16.0],
+        [8.5, 8.0, 8.0],
+        [8.0, 8.0, 8.0],
+    ]
+
+
+def test_halves_take_their_own_times():
+    """ZB-H1 of one device has nothing to fill: N (F + I + W), with the embedding in I."""
+    times = replace(LAYER, layer_input_gradient_s=1.5, layer_weight_gradient_s=0.75, embed_backward_s=0.5)
+    found = estimate(gpt_setting(schedule="zb_h1", pipe=1, num_microbatches=3), Given(times))
+    assert found.pipeline_s == pytest.approx(3 * (24 * 3.25 + 0.5), rel=1e-12)
+
+
+def test_uneven_stages():
+    """The first stage has more to do and waits twice.
+
+    For the first B since its second F has ended, and for the last B since the B before has.
+    """
+    setting = replace(gpt_setting(pipe=2, num_microbatches=5), layers_per_stage=(14, 10))
+    waits_s = (10 * 3 - 14) + (10 * 3 - 14 * 2)
+    assert estimate(setting, Given()).pipeline_s == pytest.approx(5 * 14 * 3 + waits_s, rel=1e-12)
+
+
+def test_messages_of_one_microbatch_travel_there_and_back():
+    """N = 1 on four devices, of which two stand in each node: three hops there, three back, one of them far."""
+    setting = gpt_setting(pipe=4, num_microbatches=1, topology="a100-80g:2x2")
+    near, far = Link(0.1, message_bytes(setting) / 0.4), Link(0.5, message_bytes(setting) / 1.5)
+    found = estimate(setting, Given(near=near, far=far))
+    assert found.pipeline_s == pytest.approx(24 * 3.0 + 2 * (2 * 0.5 + 2.0), rel=1e-12)
+
+
+def test_sums_of_gradients_in_rounds_hide_behind_the_actions_of_others():
+    """N = 1: a stage's sum stands beside the next one's backward, so only that of the first stage is left over."""
+    setting = gpt_setting(pipe=4, num_microbatches=1, data=2, topology="a100-80g:1x8", zero1=False)
+    near = Link(0.0, 1e9)
+    gradients = 4 * layer_parameters(setting.model).of_device(1)
+    shared_s = 2 * ring_s(
+        places_of(setting).shared, 4 * shared_parameters(setting.model).of_device(1), Given(near=near)
+    )
+    in_rounds = estimate(setting, Given(near=near))
+    at_once = estimate(setting, Given(near=near), reduces_in_rounds=False)
+    stage_s = 6 * 2 * gradients / 2 / 1e9
+    assert in_rounds.reduce_s - shared_s == pytest.approx(stage_s, rel=1e-9)
+    assert at_once.reduce_s - shared_s == pytest.approx(stage_s, rel=1e-9)
+    assert in_rounds.pipeline_s == at_once.pipeline_s
+    split = estimate(replace(setting, zero1=True), Given(near=near))
+    assert split.reduce_s == pytest.approx(in_rounds.reduce_s / 2, rel=1e-9)
+    # Copies are 16-bit and gathered once: as long as a fourth of sums of float32 there and back.
+    assert split.copies_s == pytest.approx(at_once.reduce_s / 4, rel=1e-9)
+    assert at_once.copies_s == 0.0
+
+
+def test_rates():
+    setting = gpt_setting(num_microbatches=16, data=2, tensor=2)
+    found = estimate(setting, Given(replace(LAYER, update_s=1.0)))
+    assert found.samples_per_s == 32 / found.step_s
+    assert found.tokens_per_s == 32 * 1024 / found.step_s
+    flops = 32 * model_flops(setting.model, seq_len=1024)
+    assert found.mfu == pytest.approx(flops / (found.step_s * 16 * 312e12), rel=1e-12)
+    assert found.step_s == found.copies_s + found.pipeline_s + found.reduce_s + 1.0
+
+
+SOURCE = Roofline(HARDWARE["a100-80g"])
+
+
+def test_more_microbatches_are_more_efficient():
+    found = [estimate(gpt_setting(num_microbatches=num), SOURCE) for num in (4, 8, 40, 400)]
+    assert [each.mfu for each in found] == sorted(each.mfu for each in found)
+    assert [each.step_s for each in found] == sorted(each.step_s for each in found)
+
+
+def test_work_computed_again_costs_time_and_no_model_flops():
+    plain, again = (estimate(gpt_setting(recompute=recompute), SOURCE) for recompute in ("none", "full"))
+    assert again.step_s > plain.step_s
+    assert again.mfu * again.step_s == pytest.approx(plain.mfu * plain.step_s, rel=1e-12)
+
+
+def test_pairs_apart_slow_bpipe_down():
+    choices = {"schedule": "bpipe", "pipe": 8, "num_microbatches": 32, "topology": "a100-80g:2x4", "num_layers": 32}
+    slow = replace(SOURCE, network_fraction=0.02)
+    contiguous, adjacent = (
+        estimate(gpt_setting(**choices, order=order), slow).pipeline_s for order in ("contiguous", "pair_adjacent")
+    )
+    assert adjacent < contiguous

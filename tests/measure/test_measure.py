@@ -1,0 +1,175 @@
+"""A measurement of a small model is whole, and `Measured` reads it. Nothing timed is asserted."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpipe.config import base_config, check
+from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import Times
+from jaxpipe.estimate.measured import Measurement
+from jaxpipe.measure import output
+from jaxpipe.measure.__main__ import sizes_of
+from jaxpipe.measure.actions import solve, times_of
+from jaxpipe.measure.measurement import measure, num_parameters
+from jaxpipe.measure.stages import NUM_MICROBATCHES, make_stages, some_actions, three_stages
+from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.rules import check as check_rules
+
+
+def small_config(**fields):
+    config = base_config()
+    config.model.update(num_layers=4, hidden=32, num_heads=2, vocab_size=256)
+    config.data.update(seq_len=16, batch_size=8)
+    config.pipeline.num_microbatches = 4
+    config.mesh.update(pipe=2, platform="cpu", **fields)
+    check(config)
+    return config
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_at_once():
+    """Without LLVM's optimizations, which are for speed."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def stages():
+    return make_stages(small_config(), jax.devices()[:1], microbatch_size=2, num_layers=2)
+
+
+@pytest.mark.parametrize("by_halves", [False, True])
+def test_the_stages_keep_the_rules(by_halves):
+    check_rules(three_stages(NUM_MICROBATCHES, by_halves=by_halves))
+
+
+def test_all_actions_are_loss_and_grads_and_none_is_nothing(stages):
+    run, arguments = stages.compile_some(stages.whole), (stages.params, stages.batch)
+    scale = 1.0 / (NUM_MICROBATCHES * 2 * 16)  # of every token
+    whole = stages.whole.loss_and_grads(*arguments, scale)
+    of_all = run(np.ones(stages.whole.table.kind.shape, bool))
+    np.testing.assert_allclose(of_all[0], whole[0], rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), of_all[1], whole[1])
+    of_none = run(np.zeros(stages.whole.table.kind.shape, bool))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(of_none))
+
+
+def test_some_actions_reach_their_stage_alone(stages):
+    run = stages.compile_some(stages.whole)
+    loss, grads = run(some_actions(stages.whole, 2, (Kind.F, Kind.B)))
+    assert loss > 0
+    for leaf in jax.tree.leaves(grads["layers"]):  # [device, chunk, ...]
+        assert not np.any(leaf[0, :2])
+        assert np.any(leaf[0, 2])
+
+
+def test_times_are_what_runs_have_in_common():
+    """Runs made up from known times give these times back."""
+    unknowns = {"layer_forward_s": 3.0, "layer_backward_s": 7.0, "head_s": 2.0, "embed_forward_s": 0.0}
+    unknowns |= {"layer_input_gradient_s": 4.0, "layer_weight_gradient_s": 3.5, "embed_backward_s": 0.5}
+    names, random = list(unknowns), np.random.default_rng(0)
+    runs = []
+    for _ in range(12):
+        counts = dict(zip(names, random.integers(0, 4, len(names)).tolist(), strict=True))
+        runs.append((counts, sum(counts[name] * unknowns[name] for name in names)))
+    assert asdict(times_of(runs, update_s=1.0)) == pytest.approx(asdict(Times(**unknowns, update_s=1.0)), abs=1e-9)
+
+
+def test_no_time_is_below_zero():
+    assert solve([({"a": 1}, 2.0), ({"a": 1, "b": 1}, 1.9)])["b"] == 0
+
+
+def test_parameters_are_counted(stages):
+    h, words, positions = 32, 256, 16
+    # Korthikanti et al. 2023: 12 h^2 of kernels; biases 4 h, h, 3 h + h; two norms of 2 h.
+    layer = 12 * h * h + 4 * h + h + 4 * h + 4 * h
+    shared = (words + positions) * h + 2 * h
+    found = num_parameters(stages)
+    assert found["num_layer_parameters"] == layer
+    assert found["num_shared_parameters"] == shared
+    assert found["num_update_parameters"] == 6 * layer + shared
+
+
+def assert_whole(found: Measurement, sizes):
+    assert list(found.times) == list(found.spread_ratio) == sizes
+    for times in found.times.values():
+        values = asdict(times)
+        assert all(np.isfinite(value) and value >= 0 for value in values.values())
+        assert times.update_s > 0
+    assert found.identity.keys() >= {"device_kind", "jax_version", "date", "num_processes", "num_repeats"}
+    assert found.subject.items() >= {"hidden": 32, "recompute": "none", "dtype": "float32", "seq_len": 16}.items()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_one_process_measures(tensor):
+    config = small_config(tensor=tensor)
+    found = measure(config, jax.devices()[: tensor + 1], microbatch_sizes=[2], num_layers=1, num_repeats=1)
+    assert_whole(found, [2])
+    assert found.subject["tensor"] == tensor
+    assert found.link is not None
+    alone = measure(config, jax.devices()[:tensor], microbatch_sizes=[1, 2], num_layers=1, num_repeats=1)
+    assert_whole(alone, [1, 2])
+    assert alone.link is None
+
+
+def run_command(*arguments, folder):
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # LLVM's: what is timed does not matter here
+    fields = {"model.hidden": 32, "model.num_heads": 2, "mesh.pipe": 2, "data.seq_len": 16}
+    chosen = [f"--config.{field}={value}" for field, value in fields.items()]
+    program = [sys.executable, "-m", "jaxpipe.measure"]
+    command = [*program, f"--config={os.getcwd()}/configs/bench_cpu.py", "--num_repeats=1"]
+    return subprocess.run(
+        [*command, *chosen, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment | {"PYTHONPATH": os.getcwd()},
+        timeout=250,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_two_processes_measure_at_once_and_write(tmp_path):
+    arguments = ("--num_processes=2", "--microbatch_sizes=2", "--num_layers=1", "--output=costs.json")
+    ran = run_command(*arguments, folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["costs.json"]
+    found = Measurement.from_json(json.loads((tmp_path / "costs.json").read_text()))
+    assert_whole(found, [2])
+    assert found.identity["num_processes"] == 2
+    assert found.link is not None
+    assert all(field.removesuffix("_s").replace("_", " ") in ran.stdout for field in asdict(found.times[2]))
+
+
+def test_a_file_is_not_overwritten_unasked(tmp_path):
+    file = tmp_path / "costs.json"
+    file.write_text("kept")
+    with pytest.raises(ConfigError, match="rule output"):
+        output.check_output(str(file), overwrite=False)
+    output.check_output(str(file), overwrite=True)
+    with pytest.raises(ConfigError, match="no folder"):
+        output.check_output(str(tmp_path / "missing" / "costs.json"), overwrite=True)
+    assert file.read_text() == "kept"
+
+
+@pytest.mark.parametrize("written", [["0"], ["1", "two"], [], ["-1"]])
+def test_sizes_are_whole_numbers(written):
+    with pytest.raises(ConfigError, match="rule microbatch-sizes"):
+        sizes_of(written, small_config())
+
+
+def test_sizes_are_the_configs_by_default():
+    assert sizes_of(None, small_config()) == [2]
+    assert sizes_of(["1", "4"], small_config()) == [1, 4]

@@ -1,0 +1,75 @@
+"""Gradients of a chunk are summed over devices when the message of the action that completed it has left.
+
+In the round of that action itself, the sum would hold the message up, and with it the next stage and its own sum: at
+the end of 1F1B the sums of all stages would stand one after the other.
+"""
+
+import jax
+import jax.extend.core as core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import config_of, pipeline_of
+
+from jaxpipe.models import LanguageModel
+from jaxpipe.schedules import build
+
+SUMS = {"psum", "psum_scatter", "reduce_scatter", "psum_invariant"}
+
+
+def rounds_of(pipeline, params, batch) -> list[list[core.JaxprEqn]]:
+    """[body position] what it does, up to the barrier that its message leaves behind; what comes after, at the next."""
+    jaxpr = jax.make_jaxpr(pipeline.loss_and_grads)(params, batch, 1.0).jaxpr
+    bodies = [body for body in bodies_of(jaxpr) if "ppermute" in names(body)]
+    rounds: list[list[core.JaxprEqn]] = []
+    for body in bodies:
+        rounds.append([])
+        for equation in body.eqns:
+            rounds[-1].append(equation)
+            if equation.primitive.name == "optimization_barrier":
+                rounds.append([])
+        rounds.pop()  # what is stored at the end
+    return rounds
+
+
+def bodies_of(jaxpr) -> list:
+    """Bodies of the scans in `jaxpr`, in order, none of those within them."""
+    found = []
+    for equation in jaxpr.eqns:
+        inner = list(core.jaxprs_in_params(equation.params))
+        found += inner if equation.primitive.name == "scan" else [body for each in inner for body in bodies_of(each)]
+    return found
+
+
+def names(jaxpr) -> set[str]:
+    """Of all primitives in `jaxpr`."""
+    inner = [each for equation in jaxpr.eqns for each in core.jaxprs_in_params(equation.params)]
+    return {equation.primitive.name for equation in jaxpr.eqns}.union(*map(names, inner))
+
+
+def sums(equation: core.JaxprEqn) -> bool:
+    return equation.primitive.name == "while" and any(
+        SUMS & names(inner) for inner in core.jaxprs_in_params(equation.params)
+    )
+
+
+@pytest.mark.parametrize(("name", "num_microbatches"), [("1f1b", 6), ("interleaved_1f1b", 4), ("bitpipe", 4)])
+def test_sums_stand_in_the_round_after_behind_its_permutes(name, num_microbatches):
+    schedule, config = build(name, num_devices=4, num_microbatches=num_microbatches), config_of("gpt", num_layers=16)
+    pipeline = pipeline_of(schedule, config, data=2)
+    params = jax.eval_shape(lambda: pipeline.to_stages(LanguageModel(config).init(jax.random.key(0))))
+    tokens = jax.ShapeDtypeStruct((num_microbatches, 2, 8), jnp.int32)
+    rounds = rounds_of(pipeline, params, {"tokens": tokens, "targets": tokens})
+    table = pipeline.table
+    assert len(rounds) == table.body_rounds
+    completed = table.completes.any(axis=1)
+    assert completed.any()
+    found = {position for position, equations in enumerate(rounds) if any(map(sums, equations))}
+    assert found == set(np.unique(table.position[1:][completed[:-1]]).tolist())
+    for position in found:
+        kinds = [
+            "permute" if each.primitive.name == "ppermute" else "sum"
+            for each in rounds[position]
+            if each.primitive.name == "ppermute" or sums(each)
+        ]
+        assert kinds == sorted(kinds)
