@@ -83,6 +83,7 @@ def test_dropout_over_a_tensor_axis():
     assert numbers["alias_bytes"] > 0.9 * numbers["argument_bytes"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_two_processes():
     numbers = bench("--num_processes=2", **HIDDEN_DROPOUT)

@@ -23,6 +23,7 @@ def experiment(name):
     return module
 
 
+@pytest.mark.slow
 def test_a_steps_temporaries_are_what_is_held_and_the_largest_part_of_an_action():
     config = base_config("gpt")
     config.model.num_layers, config.model.hidden, config.model.num_heads = 4, 256, 4

@@ -39,9 +39,10 @@ sys.exit(75)
 """
 
 
-def hear_sigint():
-    """A shell has what it starts in the background ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def hear_signals():
+    """A shell has what it starts in the background ignore SIGINT, nohup SIGHUP."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def start(tmp_path):
             env=environment,
             start_new_session=True,
             text=True,
-            preexec_fn=hear_sigint,
+            preexec_fn=hear_signals,
             **pipes,
         )
         started.append(launcher)

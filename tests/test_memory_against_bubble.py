@@ -25,6 +25,7 @@ def of(run, name: str, options: str = "", costs: str = "1/1/1"):
     return run.measured(row, costs)
 
 
+@pytest.mark.slow
 def test_what_stands_in_the_page_is_what_the_command_gives(run):
     page = run.PAGE.read_text()
     assert put_between(run.document(), page) == page

@@ -48,6 +48,7 @@ def train(order: str, *, deterministic: bool = True):
     return metrics, jax.tree.map(np.asarray, trees), train_step.as_text()
 
 
+@pytest.mark.slow
 def test_permuted_devices_give_the_same_digits():
     metrics, trees, _ = train("in order")
     other_metrics, other_trees, _ = train("permuted")

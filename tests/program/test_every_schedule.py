@@ -46,9 +46,9 @@ def has_whole_backwards(name: str, options: Mapping[str, Any], num_devices: int)
 
 FEW = [
     Case("gpt", "bitpipe", {}, 4, 8, data=2),
-    Case("gpt", "bitpipe", {"scaling": "early_forwarding"}, 4, 9, tied=False),
+    pytest.param(Case("gpt", "bitpipe", {"scaling": "early_forwarding"}, 4, 9, tied=False), marks=pytest.mark.slow),
     Case("gpt", "interleaved_1f1b", {"group_size": 5}, 4, 7, data=2, tied=False),
-    Case("bert", "bpipe", {}, 4, 6, tied=False),
+    pytest.param(Case("bert", "bpipe", {}, 4, 6, tied=False), marks=pytest.mark.slow),
     Case("mlp", "bitpipe", {"num_chunks": 4}, 2, 1),
     Case("mlp", "bitpipe", {"num_chunks": 3, "v_shape": False, "scaling": "figure"}, 4, 11, data=2),
     Case("mlp", "bitpipe", {"num_chunks": 1, "scaling": "figure"}, 8, 16),

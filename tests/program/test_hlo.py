@@ -78,10 +78,10 @@ def test_pairs_of_each_position_are_those_that_the_clock_replays(name, num_devic
 PROGRAMS = [
     ("1f1b", 4, 6, 4, {}),
     ("1f1b", 4, 6, 7, {}),
-    ("gpipe", 4, 6, 8, {"family": "llama"}),
+    pytest.param(("gpipe", 4, 6, 8, {"family": "llama"}), marks=pytest.mark.slow),
     ("1f1b", 8, 16, 16, {"family": "llama", "hidden": 64, "seq_len": 32}),
     ("1f1b", 2, 8, 7, {"data": 2, "tensor": 2}),
-    ("1f1b", 2, 8, 8, {"family": "llama", "data": 2, "tensor": 2}),
+    pytest.param(("1f1b", 2, 8, 8, {"family": "llama", "data": 2, "tensor": 2}), marks=pytest.mark.slow),
     ("1f1b", 2, 8, 7, {"family": "bert", "tensor": 2}),
 ]
 

@@ -78,7 +78,8 @@ def test_four_processes_have_the_digits_of_one_and_write_one_checkpoint(schedule
     assert_same_arrays(four, one, step=4)
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_when_one_is_gone_the_others_end_in_time_and_the_run_goes_on(name, tmp_path):
     workdir, bound_s = tmp_path / "run", 12
     long = ["--config.train.steps=10000", "--config.checkpoint.save_every=5", f"--config.train.lost_after_s={bound_s}"]

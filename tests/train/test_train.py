@@ -66,6 +66,7 @@ def test_a_sample_goes_on_from_the_prompt_and_the_seed_decides_how(trained):
     assert said[0].stdout == said[1].stdout != said[2].stdout
 
 
+@pytest.mark.slow
 def test_the_losses_do_not_depend_on_mesh_schedule_or_microbatches(trained, tmp_path):
     other = tmp_path / "other"
     done = train(
@@ -89,10 +90,10 @@ def test_a_run_is_never_overwritten(trained):
     ("arguments", "words"),
     [
         (["--config.model.hiden=3"], "Did you mean 'model.hidden'?"),
-        (["--config.model.hidden=wide"], "'wide'"),
-        (["--config.data.files=nowhere/*.txt"], "data.files='nowhere/*.txt' matches no file"),
+        pytest.param(["--config.model.hidden=wide"], "'wide'", marks=pytest.mark.slow),
+        pytest.param(["--config.data.files=nowhere/*.txt"], "data.files='nowhere/*.txt' matches no file", marks=pytest.mark.slow),
         (["--config.data.batch_size=13", "--config.mesh.pipe=5"], "2 rules broken"),
-        (["config.train.steps=50"], "repair: write --config.train.steps=50"),
+        pytest.param(["config.train.steps=50"], "repair: write --config.train.steps=50", marks=pytest.mark.slow),
         (["--config.mesh.platform=gpu"], "the mesh needs 4 devices and there are 0 GPUs"),
     ],
 )

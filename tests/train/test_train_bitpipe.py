@@ -37,7 +37,7 @@ def test_eval_reads_the_checkpoint_with_any_schedule(trained, arguments):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--config.mesh.pipe=3"], ["rule even-devices", "num_devices=2 or 4"]),
+        pytest.param(["--config.mesh.pipe=3"], ["rule even-devices", "num_devices=2 or 4"], marks=pytest.mark.slow),
         (["--config.pipeline.options=num_chunks=4"], ["rule layer-per-stage", "4 x 4 on each device = 16"]),
     ],
 )

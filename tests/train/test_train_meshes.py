@@ -62,7 +62,7 @@ def test_dropout_in_bfloat16_over_all_axes_is_near_float32_on_one_device(tmp_pat
     assert losses(tmp_path / "nothing dropped") != near
 
 
-@pytest.mark.parametrize("platform", ["auto", "cpu"])
+@pytest.mark.parametrize("platform", ["auto", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_cudnn_without_a_gpu_is_refused_before_anything_is_made(tmp_path, platform):
     arguments = [
         "--config.model.attention=cudnn",
