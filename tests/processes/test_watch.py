@@ -66,9 +66,7 @@ class Loops:
             process.wait()
 
 
-@pytest.mark.parametrize(
-    ("name", "victim"), [("SIGKILL", 0), ("SIGSTOP", 2), slow("SIGKILL", 2), slow("SIGSTOP", 0)]
-)
+@pytest.mark.parametrize(("name", "victim"), [("SIGKILL", 0), ("SIGSTOP", 2), slow("SIGKILL", 2), slow("SIGSTOP", 0)])
 def test_a_process_that_is_gone_ends_all_others_within_the_bound_with_its_name(tmp_path, victim, name):
     with Loops(tmp_path) as loops:
         loops.wait_until_all_run()

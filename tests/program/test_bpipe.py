@@ -58,7 +58,10 @@ FEW = [
     Case("mlp", 5, 11, uneven(5)),
     Case("mlp", 8, 7, (1,) * 8, unit="microbatch"),
     Case("mlp", 8, 32, (4,) * 8),
-    pytest.param(Case("gpt", 4, 9, uneven(4), unit="microbatch", tensor=2, recompute="attention", dropout=DROPOUT), marks=pytest.mark.slow),
+    pytest.param(
+        Case("gpt", 4, 9, uneven(4), unit="microbatch", tensor=2, recompute="attention", dropout=DROPOUT),
+        marks=pytest.mark.slow,
+    ),
     Case("llama", 4, 9, (2,) * 4, data=2, recompute="full", tied=True),
 ]
 SIXTEEN = [

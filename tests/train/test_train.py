@@ -91,7 +91,9 @@ def test_a_run_is_never_overwritten(trained):
     [
         (["--config.model.hiden=3"], "Did you mean 'model.hidden'?"),
         pytest.param(["--config.model.hidden=wide"], "'wide'", marks=pytest.mark.slow),
-        pytest.param(["--config.data.files=nowhere/*.txt"], "data.files='nowhere/*.txt' matches no file", marks=pytest.mark.slow),
+        pytest.param(
+            ["--config.data.files=nowhere/*.txt"], "data.files='nowhere/*.txt' matches no file", marks=pytest.mark.slow
+        ),
         (["--config.data.batch_size=13", "--config.mesh.pipe=5"], "2 rules broken"),
         pytest.param(["config.train.steps=50"], "repair: write --config.train.steps=50", marks=pytest.mark.slow),
         (["--config.mesh.platform=gpu"], "the mesh needs 4 devices and there are 0 GPUs"),

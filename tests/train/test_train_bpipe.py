@@ -29,8 +29,14 @@ def test_it_trains_as_1f1b_does_to_the_last_digit(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(["--config.pipeline.options=bund=3"], ["no option 'bund'", "Did you mean 'bound'?"], marks=pytest.mark.slow),
-        pytest.param(["--config.pipeline.options=bound"], ["option 'bound' of a schedule", "rule schedule-options"], marks=pytest.mark.slow),
+        pytest.param(
+            ["--config.pipeline.options=bund=3"], ["no option 'bund'", "Did you mean 'bound'?"], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["--config.pipeline.options=bound"],
+            ["option 'bound' of a schedule", "rule schedule-options"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["--config.pipeline.options=bound=2"], ["bound=2", "repair: "], marks=pytest.mark.slow),
         (["--config.mesh.pipe=3"], ["rule bpipe-pays", "num_devices=4 or more"]),
         pytest.param(["--config.mesh.order=pairs"], ["mesh.order='pairs'", "pair_adjacent"], marks=pytest.mark.slow),
