@@ -88,6 +88,26 @@ class Estimate:
         return self.setting.num_gpus * peaks[self.setting.dtype]
 
 
+@dataclass(frozen=True)
+class Around:
+    """What a step does over devices beside its actions and their messages, whatever the schedule's rows.
+
+    Attributes:
+        copies_s: before the first action.
+        closing: [stage] sums over `data` that a holder makes once its gradients are complete.
+        shared_s: sums of the gradients of embedding and head, after all actions.
+    """
+
+    copies_s: float
+    closing: np.ndarray
+    shared_s: float
+
+
+def around_pipeline(setting: Setting, source: TimeSource) -> Around:
+    """That of `setting`."""
+    return Around(_copies_s(setting, source), _closing_s(setting, source), _shared_s(setting, source))
+
+
 def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = True) -> Estimate:
     """The step of `setting`, with times from `source`.
 
@@ -101,23 +121,22 @@ def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = 
     Raises:
         ScheduleError: the schedule cannot be built.
     """
-    times = source.times(setting)
-    closing = _closing_s(setting, source)
+    times, around = source.times(setting), around_pipeline(setting, source)
     found = ends(
         setting.schedule_name,
         setting.pipe,
         setting.num_microbatches,
         setting.options,
-        _seconds(setting, times, source, closing=closing),
+        _seconds(setting, times, source, closing=around.closing),
     )
-    at_once_s = max(sum(closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)
+    at_once_s = max(sum(around.closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)
     reduced_s = found.closed_s - found.exchanged_s if reduces_in_rounds else float(at_once_s)
     return Estimate(
         setting=setting,
         times=times,
-        copies_s=_copies_s(setting, source),
+        copies_s=around.copies_s,
         pipeline_s=found.exchanged_s,
-        reduce_s=reduced_s + _shared_s(setting, source),
+        reduce_s=reduced_s + around.shared_s,
         update_s=times.update_s,
         bubble_ratio=1.0 - found.work_s / found.computed_s,
         communication=communication(setting),

@@ -81,12 +81,11 @@ class _Fit:
 
         # A W, for which nobody waits, hides the messages of others.
         until = np.where(columns.is_kind(Kind.W)[:, None], body.until_meeting, 0)
-        self.bounds = _Bounds(until.tolist())
-        self.behind: _By = [LOCAL_ROUNDS] * body.body_rounds
+        self.bounds = _Bounds(self.device, until.tolist(), body)
         self.until_sent, self.until_read = of_pairs(body.until_travel), of_pairs(body.until_travel + LOCAL_ROUNDS)
-        self.least = of_pairs(body.least)
 
-        self.latest = [-1 for _ in devices]  # [device] action that has begun
+        self.latest = self.bounds.latest
+        self.until = [0.0 for _ in devices]  # [device] when that ends
         self.unsent: list[tuple[int, _By] | None] = [None for _ in devices]  # its last F, B or I, if it sends
         self.end: list[float | None] = [None for _ in self.device]
         self.ready: list[tuple[float, int]] = []  # heap of (time, action)
@@ -98,36 +97,28 @@ class _Fit:
                 self.offer(first)
         while self.ready:
             now, action = heappop(self.ready)
-            working = self.others_at_work(action, now)
-            if self.has_round(action, working):
+            if self.has_round(action, now):
                 self.begin(action, now)
             elif may_wait:
-                heappush(self.ready, (min(map(self.ends, working)), action))
+                heappush(self.ready, (min(until for until in self.until if until > now + _CLOSE), action))
             else:
                 return False
         return True
 
-    def others_at_work(self, action: int, now: float) -> list[int]:
-        """What other devices do at `now`."""
-        own = self.latest[self.device[action]]
-        return [other for other in self.latest if other >= 0 and other != own and self.ends(other) > now + _CLOSE]
-
-    def has_round(self, action: int, working: list[int]) -> bool:
-        device = self.device[action]
-        latest, sender, is_weight = self.latest[device], self.message[action], self.is_weight[action]
-        before = [(other, self.least[self.device[other]][device]) for other in self.latest if other not in (-1, latest)]
-        if latest >= 0:
-            before.append((latest, self.behind))
+    def has_round(self, action: int, now: float) -> bool:
+        """Whether `action` can begin, behind all that has begun and before what is at work then."""
+        device, sender = self.device[action], self.message[action]
+        messages: list[tuple[int, _By]] = []
         if sender >= 0 and self.device[sender] != device:
-            before.append((sender, self.until_read[self.device[sender]][device]))
-        if (unsent := self.unsent[device]) and not is_weight:
-            before.append(unsent)  # its own message would take the place of that
-        after = [(other, self.least[device][self.device[other]]) for other in working]
-        return self.bounds.add(action, before, after)
+            messages.append((sender, self.until_read[self.device[sender]][device]))
+        if (unsent := self.unsent[device]) and not self.is_weight[action]:
+            messages.append(unsent)  # its own message would take the place of that
+        at_work = [other for other, until in zip(self.latest, self.until, strict=True) if until > now + _CLOSE]
+        return self.bounds.add(action, messages, at_work)
 
     def begin(self, action: int, now: float) -> None:
         device = self.device[action]
-        self.end[action], self.latest[device] = now + self.duration[action], action
+        self.end[action] = self.until[device] = now + self.duration[action]
         following = set(self.readers[action])
         if not self.is_weight[action]:
             elsewhere = next((self.device[reader] for reader in following if self.device[reader] != device), None)
@@ -153,46 +144,86 @@ class _Fit:
 
 
 class _Bounds:
-    """The earliest rounds that are late enough, each given others."""
+    """The earliest rounds that are late enough, each given others.
 
-    def __init__(self, until: list[list[int]]):
+    By whom an action is bounded follows from the order in which all begin: what was the latest of any device when it
+    began, and its messages, bound it; it bounds what was at work then.
+    """
+
+    def __init__(self, device: list[int], until: list[list[int]], body: Meetings):
+        self.device = device
         self.until = until  # [action][position] rounds to the next position where it may stand
-        self.body_rounds = len(until[0])
-        self.rounds = [0] * len(until)
-        self.bounded: list[list[tuple[int, _By]]] = [[] for _ in until]  # [action] those that it bounds
+        least = body.least.copy()
+        least[:, range(body.num_devices), range(body.num_devices)] = LOCAL_ROUNDS
+        self.least: list[list[list[int]]] = least.tolist()  # [position][device][other]
+        self.body_rounds = body.body_rounds
+        self.rounds = [0] * len(device)
+        self.begun: list[int] = []
+        self.place = [-1] * len(device)  # [action] in `begun`
+        self.at_work: list[list[int]] = [[] for _ in device]  # [action] on other devices, when it began
+        self.messages: list[list[tuple[int, _By]]] = [[] for _ in device]  # [action] actions behind its message
+        self.latest = [-1] * body.num_devices  # [device] action that has begun
+        # [device][other] the least round for what `other` begins next, as the device's latest action has it
+        self.reach = [[0] * body.num_devices for _ in range(body.num_devices)]
 
-    def add(self, action: int, before: list[tuple[int, _By]], after: list[tuple[int, _By]]) -> bool:
-        """Gives `action` its round, if it has one.
+    def add(self, action: int, messages: list[tuple[int, _By]], at_work: list[int]) -> bool:
+        """Gives `action`, the next of its device, its round if it has one.
 
         Args:
-            action: that stands in no round yet.
-            before: those that bound it.
-            after: those that it bounds, among them such as bound it.
+            action: that has not begun yet.
+            messages: actions that it stands behind because of a message, and by how much.
+            at_work: the latest of other devices, if they are still at work.
 
         Returns:
             Whether there is a round; if there is none, nothing has changed.
         """
-        rounds = self.rounds
-        least = max((rounds[other] + by[rounds[other] % self.body_rounds] for other, by in before), default=0)
-        least = max(least, 0)
-        rounds[action] = least = least + self.until[action][least % self.body_rounds]
-        self.bounded[action] = after
-        for other, by in before:
-            self.bounded[other].append((action, by))
+        rounds, device = self.rounds, self.device[action]
+        value = max(row[device] for row in self.reach)
+        for other, by in messages:
+            value = max(value, rounds[other] + by[rounds[other] % self.body_rounds])
+            self.messages[other].append((action, by))
+        rounds[action] = value + self.until[action][value % self.body_rounds]
+        self.place[action] = len(self.begun)
+        self.begun.append(action)
+        self.at_work[action] = at_work
         old: list[tuple[int, int]] = []
-        waiting = [(other, least + by[least % self.body_rounds]) for other, by in after]
+        waiting = self.too_early(action)
         while waiting:
             other, value = waiting.pop()
             if rounds[other] >= value:
                 continue
             if other == action:
                 for changed, was in reversed(old):
-                    rounds[changed] = was
-                for other, _ in before:
-                    self.bounded[other].pop()
+                    self.put(changed, was)
+                for sender, _ in messages:
+                    self.messages[sender].pop()
+                self.place[self.begun.pop()] = -1
                 return False
             old.append((other, rounds[other]))
-            rounds[other] = value = value + self.until[other][value % self.body_rounds]
-            position = value % self.body_rounds
-            waiting += [(bounded, value + by[position]) for bounded, by in self.bounded[other]]
+            self.put(other, value + self.until[other][value % self.body_rounds])
+            waiting += self.too_early(other)
+        self.latest[device], self.reach[device] = action, self.reach_of(action)
         return True
+
+    def put(self, action: int, value: int) -> None:
+        self.rounds[action] = value
+        device = self.device[action]
+        if self.latest[device] == action:
+            self.reach[device] = self.reach_of(action)
+
+    def reach_of(self, action: int) -> list[int]:
+        """[device] the least round for what begins there while `action` is its device's latest."""
+        value = self.rounds[action]
+        return [value + by for by in self.least[value % self.body_rounds][self.device[action]]]
+
+    def too_early(self, action: int) -> list[tuple[int, int]]:
+        """Those that `action` bounds and that stand before their bound, with that bound."""
+        rounds, device, reach = self.rounds, self.device, self.reach_of(action)
+        following = action + 1
+        is_last = following == len(device) or device[following] != device[action] or self.place[following] < 0
+        stop = len(self.begun) if is_last else self.place[following] + 1
+        met = (*self.at_work[action], *self.begun[self.place[action] + 1 : stop])
+        found = [(other, bound) for other in met if rounds[other] < (bound := reach[device[other]])]
+        value = rounds[action]
+        messages = ((other, value + by[value % self.body_rounds]) for other, by in self.messages[action])
+        return found + [(other, bound) for other, bound in messages if rounds[other] < bound]

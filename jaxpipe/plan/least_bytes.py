@@ -11,10 +11,11 @@ import numpy as np
 
 from jaxpipe.config.schedules import named_schedule
 from jaxpipe.estimate import Bytes, Setting
+from jaxpipe.estimate.extension import few_microbatches
 from jaxpipe.estimate.masters import held
 from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.residuals import layer_keeps
-from jaxpipe.plan.variants import takes_times
+from jaxpipe.estimate.stages import placement_of
 from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.placement import Placement
 
@@ -36,9 +37,9 @@ def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
     )
 
 
-def pages_of_one_microbatch(setting: Setting, placement: Placement) -> int:
+def pages_of_one_microbatch(setting: Setting) -> int:
     """What a device holds before the first backward: a microbatch's residuals of all its stages of a replica."""
-    layers = setting.layers_per_stage
+    layers, placement = setting.layers_per_stage, placement_of(setting)
     of_device = [
         [sum(layers[stage] for holder, stage in chunks if holder == replica) for chunks in placement.stages_of]
         for replica in range(placement.num_replicas)
@@ -49,14 +50,11 @@ def pages_of_one_microbatch(setting: Setting, placement: Placement) -> int:
 def pages_in_rows(setting: Setting) -> int:
     """The most that any device holds by the order of its row; where pages move to others, of one microbatch alone.
 
-    With two microbatches a device most schedules hold all that they ever do; those whose order is searched for, which
-    takes long, with one.
+    Rows of fewer microbatches, which the estimate of the step has made already, hold no more.
     """
-    enough = 1 if takes_times(setting.schedule_name) else 2  # more of them hold no less
-    num_microbatches = min(setting.num_microbatches, enough * setting.pipe)
-    return _pages_in_rows(
-        setting.schedule_name, setting.options, setting.pipe, num_microbatches, setting.layers_per_stage
-    )
+    name, options, pipe = setting.schedule_name, setting.options, setting.pipe
+    few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]
+    return _pages_in_rows(name, options, pipe, few, setting.layers_per_stage)
 
 
 @cache

@@ -1,17 +1,16 @@
 """The fastest ways of a space that fit: branch and bound, so that few are built and no faster one is missed.
 
 What a group of candidates takes at the least is known from the times of its actions alone, what a candidate takes from
-its schedule's placement. The one with the least bound is looked at next, for its bytes first, then for the time of its
-step; once as many rows are found as are asked for, and the least bound is no less than the slowest of them, the rest
-cannot be among them.
+its schedule's placement, and what it does take from its schedule. Whatever takes least, as far as is known, is looked
+at next, and so becomes known better; what is known to be next in time is a row, if it fits. So bytes, for which a
+schedule has to be lowered, are counted of the rows and of what is faster than the last of them alone.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -20,11 +19,11 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting, Times, TimeSource, stages
 from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.partition import balanced_partition
-from jaxpipe.estimate.step import Estimate, estimate
+from jaxpipe.estimate.step import Estimate, around_pipeline, estimate
 from jaxpipe.plan.bound import least_backward_s, least_of_any_s, least_s
 from jaxpipe.plan.least_bytes import least_bytes, pages_in_rows, pages_of_one_microbatch
 from jaxpipe.plan.space import Space, even_split, legal_variants, orders_of
-from jaxpipe.plan.variants import Variant, legal_placement, takes_times
+from jaxpipe.plan.variants import Variant, legal_placement
 
 NOT_MEASURED = "not among the measured costs"
 _STEPS = 4  # of a layer's time, to which the ends of the model are rounded where layers are spread
@@ -86,25 +85,25 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
     frontier, seen = _Frontier(space, source), set()
     rows: dict[int, Row] = {}  # candidate -> the fastest of its settings that fit
     least: dict[int, tuple[Setting, Bytes]] = {}  # candidate -> of its settings that do not, what needs least
-    for bound_s, candidate, setting in frontier:
-        slowest_s = _slowest_of(rows, top)
-        if bound_s >= slowest_s:
-            break
-        seen.add(candidate)
-        held = too_many_bytes(setting)
-        if held is None:
-            fastest = min(_in_all_orders(setting, source), key=lambda found: found.step_s)
-            if fastest.step_s >= min(slowest_s, rows[candidate].step_s if candidate in rows else math.inf):
-                continue  # whether it fits or not
-            held = memory(setting)
-            if fits(setting, held):
-                rows[candidate] = Row(fastest, held)
+    while len(rows) < top and (found := frontier.pop()):
+        seen.add(found.candidate)
+        if found.candidate in rows:
+            continue
+        if found.estimate is None:
+            held = _too_many_bytes(found.setting, pages_of_one_microbatch)
+            if held is None:
+                frontier.push(replace(found, estimate=estimate(found.setting, source)))
                 continue
-        if candidate not in least or held.total < least[candidate][1].total:
-            least[candidate] = setting, held
+        else:
+            held = _too_many_bytes(found.setting, pages_in_rows) or memory(found.setting)
+            if fits(found.setting, held):
+                rows[found.candidate] = Row(found.estimate, held)
+                continue
+        if found.candidate not in least or held.total < least[found.candidate][1].total:
+            least[found.candidate] = found.setting, held
     too_large = {candidate: found for candidate, found in least.items() if candidate not in rows}
     return Plan(
-        rows=tuple(sorted(rows.values(), key=lambda row: row.step_s)[:top]),
+        rows=tuple(rows.values()),
         space=space,
         num_looked_at=len(seen),
         too_large=Counter(largest_kind(held) for _, held in too_large.values()),
@@ -113,76 +112,90 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
     )
 
 
-def too_many_bytes(setting: Setting) -> Bytes | None:
-    """Some of the bytes of `setting`, where these alone do not fit; None where they do, and all have to be counted."""
-    placement = stages.placement_of(setting)
-    for count_pages in (lambda: pages_of_one_microbatch(setting, placement), lambda: pages_in_rows(setting)):
-        least = least_bytes(setting, placement, pages=count_pages())
-        if not fits(setting, least):
-            return least
-    return None
-
-
 def largest_kind(held: Bytes) -> str:
     """Of the bytes of a device, the kind that takes most."""
     return max(vars(held), key=lambda kind: getattr(held, kind))
 
 
 def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Setting]:
-    """The settings of a candidate, by partition, in the first order of the mesh."""
-    first = replace(group, schedule_name=variant.name, options=variant.options_for(times), order=orders_of(group)[0])
+    """The settings of a candidate, by partition and order of the mesh."""
+    scheduled = replace(group, schedule_name=variant.name, options=variant.options_for(times))
     even = even_split(group.model.num_layers, legal_placement(variant, group.pipe).num_stages)
     for layers_per_stage in dict.fromkeys((even, _balanced_by_time(group, variant, times))):
-        yield replace(first, layers_per_stage=layers_per_stage)
+        for order in orders_of(group):
+            yield replace(scheduled, layers_per_stage=layers_per_stage, order=order)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Settings of which nothing is known but what all schedules take at the least."""
+
+    setting: Setting
+    times: Times
+    least_s: float
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A setting of a candidate, with its step if that is known."""
+
+    candidate: int
+    setting: Setting
+    bound_s: float
+    estimate: Estimate | None = None
+
+    @property
+    def least_s(self) -> float:
+        return self.bound_s if self.estimate is None else self.estimate.step_s
 
 
 class _Frontier:
-    """Settings with their bounds and a number for their candidate, the least bound first; groups open as they come."""
+    """What may come next: the one that takes least, as far as is known; groups open as they come."""
 
     def __init__(self, space: Space, source: TimeSource):
         self.num_not_measured = 0
+        self._source = source
         self._numbers = count()
         self._candidates = count()
-        self._heap: list[tuple[float, int, int | None, Setting, Times]] = []
+        self._heap: list[tuple[float, int, _Group | _Found]] = []
         for group in space.groups:
             try:
                 times = source.times(group)
             except ConfigError:
                 self.num_not_measured += len(legal_variants(group))
                 continue
-            self._push(least_of_any_s(group, times), None, group, times)
+            self.push(_Group(group, times, _rounded_down(least_of_any_s(group, times))))
 
-    def __iter__(self) -> Iterator[tuple[float, int, Setting]]:
+    def push(self, item: _Group | _Found) -> None:
+        """Of those that take the same the first comes first."""
+        heapq.heappush(self._heap, (item.least_s, next(self._numbers), item))
+
+    def pop(self) -> _Found | None:
+        """The next one; None where there is none."""
         while self._heap:
-            bound_s, _, candidate, setting, times = heapq.heappop(self._heap)
-            if candidate is None:
-                self._open(setting, times)
-            else:
-                yield bound_s, candidate, setting
+            _, _, item = heapq.heappop(self._heap)
+            if isinstance(item, _Found):
+                return item
+            for found in self._settings(item.setting, item.times):
+                self.push(found)
+        return None
 
-    def _open(self, group: Setting, times: Times) -> None:
+    def _settings(self, group: Setting, times: Times) -> Iterator[_Found]:
         for variant in legal_variants(group):
-            candidate, placement = next(self._candidates), legal_placement(variant, group.pipe)
+            candidate = next(self._candidates)
             for setting in settings_of(group, variant, times):
-                by_halves = takes_times(variant.name)
-                bound_s = least_s(setting, times, placement, setting.layers_per_stage, by_halves=by_halves)
-                self._push(bound_s, candidate, setting, times)
-
-    def _push(self, bound_s: float, candidate: int | None, setting: Setting, times: Times) -> None:
-        bound_s *= 1.0 - _ROUNDING
-        heapq.heappush(self._heap, (bound_s, next(self._numbers), candidate, setting, times))
+                bound_s = least_s(setting, times, around_pipeline(setting, self._source))
+                yield _Found(candidate, setting, _rounded_down(bound_s))
 
 
-def _in_all_orders(setting: Setting, source: TimeSource) -> Iterator[Estimate]:
-    for order in orders_of(setting):
-        yield estimate(replace(setting, order=order), source)
+def _rounded_down(seconds: float) -> float:
+    return seconds * (1.0 - _ROUNDING)
 
 
-def _slowest_of(rows: dict[int, Row], top: int) -> float:
-    """The step of the last row that is asked for; without end where there are not so many yet."""
-    if len(rows) < top:
-        return math.inf
-    return heapq.nsmallest(top, (row.step_s for row in rows.values()))[-1]
+def _too_many_bytes(setting: Setting, pages_of: Callable[[Setting], int]) -> Bytes | None:
+    """Some of the bytes of `setting`, where these alone do not fit; None where they do, and all have to be counted."""
+    least = least_bytes(setting, stages.placement_of(setting), pages=pages_of(setting))
+    return None if fits(setting, least) else least
 
 
 def _balanced_by_time(group: Setting, variant: Variant, times: Times) -> tuple[int, ...]:

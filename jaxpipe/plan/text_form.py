@@ -56,7 +56,7 @@ def _searched(plan: Plan) -> list[str]:
     topology = space.groups[0].topology
     lines = [
         f"searched     {space.num_candidates} ways to train on {topology}, {plan.num_looked_at} of them looked at;"
-        " by what the devices compute, the others take longer than every row",
+        " by what the devices have to do, the others take longer than every row",
     ]
     if space.num_gpus < topology.num_gpus:
         lines.append(f"GPUs         {space.num_gpus} of {topology.num_gpus}: no mesh of more divides model and batch")

@@ -141,6 +141,8 @@ def _as_early_as_possible(start: Sequence[int], actions: _Actions, cap: int) -> 
         ready = actions.not_before[index]
         for other in actions.waits_for[index]:
             ready = max(ready, moved[other] + actions.duration[other])
+        if ready == moved[index]:
+            continue
         position = bisect_left(start_of, moved[index])
         first = min(bisect_right(end_of, ready), position)  # what ends before leaves no gap that is late enough
         if takes > 0:
@@ -158,9 +160,10 @@ def _as_early_as_possible(start: Sequence[int], actions: _Actions, cap: int) -> 
             end_of.insert(target, at + duration)
             most_in.insert(target, before + max(takes, 0))
             stored.insert(target, before + takes)
-            for passed in range(target + 1, position + 1):
-                most_in[passed] += takes
-                stored[passed] += takes
+            if takes:
+                passed = slice(target + 1, position + 1)
+                most_in[passed] = [number + takes for number in most_in[passed]]
+                stored[passed] = [number + takes for number in stored[passed]]
         else:
             start_of[position], end_of[position] = at, at + duration
         moved[index] = at
