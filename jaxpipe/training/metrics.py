@@ -17,7 +17,6 @@ from tqdm import tqdm
 
 from jaxpipe.errors import TrainingError
 from jaxpipe.training.metrics_file import keep_rows
-from jaxpipe.training.tensorboard import TensorBoard
 from jaxpipe.training.workdir import METRICS, TENSORBOARD
 
 Number = float | None
@@ -34,6 +33,9 @@ class MetricsWriter:
         Raises:
             TrainingError: nothing can be written there.
         """
+        # Imports torch where there is one: seconds, for whoever writes alone.
+        from jaxpipe.training.tensorboard import TensorBoard
+
         self._path = path
         with self._writing():
             num_damaged = keep_rows(path / METRICS, last_step=first_step)

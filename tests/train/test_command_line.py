@@ -106,3 +106,8 @@ def test_a_config_file_has_the_fields_of_its_family(tmp_path, code, words):
         f"from jaxpipe.config import base_config\n\n\ndef get_config(arg=''):\n    {code}\n    return config\n"
     )
     _assert_error(_run(f"--config={file}"), *words)
+
+
+def test_torch_is_not_imported_before_a_run_writes():
+    program = "import sys, jaxpipe.train\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
