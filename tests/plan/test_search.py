@@ -1,5 +1,7 @@
 """The planner against every candidate there is: no faster one is missed, and no bound is broken."""
 
+from dataclasses import replace
+
 import pytest
 from small_space import TOPOLOGY, small_config
 
@@ -60,10 +62,12 @@ def test_all_that_fit_are_found_where_that_many_are_asked_for(space, best_steps)
     assert plan.too_large  # the space has both
 
 
-def test_no_step_is_shorter_than_its_bounds(every_setting):
-    for group, times, _, setting in every_setting:
-        step_s = estimate(setting, SOURCE).step_s
-        bound_s = least_s(setting, times, around_pipeline(setting, SOURCE))
+@pytest.mark.parametrize("source", [SOURCE, replace(SOURCE, nvlink_fraction=1e-5)], ids=["fast links", "slow links"])
+def test_no_step_is_shorter_than_its_bounds(every_setting, source):
+    for group, _, _, setting in every_setting:
+        times = source.times(group)
+        step_s = estimate(setting, source).step_s
+        bound_s = least_s(setting, times, around_pipeline(setting, source))
         assert least_of_any_s(group, times) <= step_s * (1 + 1e-9), setting
         assert bound_s <= step_s * (1 + 1e-9), setting
 
