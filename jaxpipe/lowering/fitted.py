@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from jaxpipe.lowering.bounds import Bounds, By
 from jaxpipe.lowering.meetings import Meetings
 from jaxpipe.lowering.rounds import LOCAL_ROUNDS
 from jaxpipe.lowering.slack import latest_starts
@@ -25,7 +26,6 @@ from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.simulate import Costs, simulate
 
 _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
-_By = list[int]  # [position] rounds from an action there to the earliest one of another
 
 
 def fitted_rounds(
@@ -76,17 +76,17 @@ class _Fit:
             if sender >= 0:
                 self.readers[sender].append(reader)
 
-        def of_pairs(rounds: np.ndarray) -> list[list[_By]]:
+        def of_pairs(rounds: np.ndarray) -> list[list[By]]:
             return [[rounds[:, device, other].tolist() for other in devices] for device in devices]
 
         # A W, for which nobody waits, hides the messages of others.
         until = np.where(columns.is_kind(Kind.W)[:, None], body.until_meeting, 0)
-        self.bounds = _Bounds(self.device, until.tolist(), body)
+        self.bounds = Bounds(self.device, until.tolist(), body)
         self.until_sent, self.until_read = of_pairs(body.until_travel), of_pairs(body.until_travel + LOCAL_ROUNDS)
 
         self.latest = self.bounds.latest
         self.until = [0.0 for _ in devices]  # [device] when that ends
-        self.unsent: list[tuple[int, _By] | None] = [None for _ in devices]  # its last F, B or I, if it sends
+        self.unsent: list[tuple[int, By] | None] = [None for _ in devices]  # its last F, B or I, if it sends
         self.end: list[float | None] = [None for _ in self.device]
         self.ready: list[tuple[float, int]] = []  # heap of (time, action)
 
@@ -108,7 +108,7 @@ class _Fit:
     def has_round(self, action: int, now: float) -> bool:
         """Whether `action` can begin, behind all that has begun and before what is at work then."""
         device, sender = self.device[action], self.message[action]
-        messages: list[tuple[int, _By]] = []
+        messages: list[tuple[int, By]] = []
         if sender >= 0 and self.device[sender] != device:
             messages.append((sender, self.until_read[self.device[sender]][device]))
         if (unsent := self.unsent[device]) and not self.is_weight[action]:
@@ -141,89 +141,3 @@ class _Fit:
         end = self.end[action] if action >= 0 else 0.0
         assert end is not None
         return end
-
-
-class _Bounds:
-    """The earliest rounds that are late enough, each given others.
-
-    By whom an action is bounded follows from the order in which all begin: what was the latest of any device when it
-    began, and its messages, bound it; it bounds what was at work then.
-    """
-
-    def __init__(self, device: list[int], until: list[list[int]], body: Meetings):
-        self.device = device
-        self.until = until  # [action][position] rounds to the next position where it may stand
-        least = body.least.copy()
-        least[:, range(body.num_devices), range(body.num_devices)] = LOCAL_ROUNDS
-        self.least: list[list[list[int]]] = least.tolist()  # [position][device][other]
-        self.body_rounds = body.body_rounds
-        self.rounds = [0] * len(device)
-        self.begun: list[int] = []
-        self.place = [-1] * len(device)  # [action] in `begun`
-        self.at_work: list[list[int]] = [[] for _ in device]  # [action] on other devices, when it began
-        self.messages: list[list[tuple[int, _By]]] = [[] for _ in device]  # [action] actions behind its message
-        self.latest = [-1] * body.num_devices  # [device] action that has begun
-        # [device][other] the least round for what `other` begins next, as the device's latest action has it
-        self.reach = [[0] * body.num_devices for _ in range(body.num_devices)]
-
-    def add(self, action: int, messages: list[tuple[int, _By]], at_work: list[int]) -> bool:
-        """Gives `action`, the next of its device, its round if it has one.
-
-        Args:
-            action: that has not begun yet.
-            messages: actions that it stands behind because of a message, and by how much.
-            at_work: the latest of other devices, if they are still at work.
-
-        Returns:
-            Whether there is a round; if there is none, nothing has changed.
-        """
-        rounds, device = self.rounds, self.device[action]
-        value = max(row[device] for row in self.reach)
-        for other, by in messages:
-            value = max(value, rounds[other] + by[rounds[other] % self.body_rounds])
-            self.messages[other].append((action, by))
-        rounds[action] = value + self.until[action][value % self.body_rounds]
-        self.place[action] = len(self.begun)
-        self.begun.append(action)
-        self.at_work[action] = at_work
-        old: list[tuple[int, int]] = []
-        waiting = self.too_early(action)
-        while waiting:
-            other, value = waiting.pop()
-            if rounds[other] >= value:
-                continue
-            if other == action:
-                for changed, was in reversed(old):
-                    self.put(changed, was)
-                for sender, _ in messages:
-                    self.messages[sender].pop()
-                self.place[self.begun.pop()] = -1
-                return False
-            old.append((other, rounds[other]))
-            self.put(other, value + self.until[other][value % self.body_rounds])
-            waiting += self.too_early(other)
-        self.latest[device], self.reach[device] = action, self.reach_of(action)
-        return True
-
-    def put(self, action: int, value: int) -> None:
-        self.rounds[action] = value
-        device = self.device[action]
-        if self.latest[device] == action:
-            self.reach[device] = self.reach_of(action)
-
-    def reach_of(self, action: int) -> list[int]:
-        """[device] the least round for what begins there while `action` is its device's latest."""
-        value = self.rounds[action]
-        return [value + by for by in self.least[value % self.body_rounds][self.device[action]]]
-
-    def too_early(self, action: int) -> list[tuple[int, int]]:
-        """Those that `action` bounds and that stand before their bound, with that bound."""
-        rounds, device, reach = self.rounds, self.device, self.reach_of(action)
-        following = action + 1
-        is_last = following == len(device) or device[following] != device[action] or self.place[following] < 0
-        stop = len(self.begun) if is_last else self.place[following] + 1
-        met = (*self.at_work[action], *self.begun[self.place[action] + 1 : stop])
-        found = [(other, bound) for other in met if rounds[other] < (bound := reach[device[other]])]
-        value = rounds[action]
-        messages = ((other, value + by[value % self.body_rounds]) for other, by in self.messages[action])
-        return found + [(other, bound) for other, bound in messages if rounds[other] < bound]
