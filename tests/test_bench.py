@@ -152,6 +152,7 @@ def dropping_problem(compiled_quickly):
     return make_problem(config, tuple(jax.devices()[:8]))
 
 
+@pytest.mark.slow
 def test_both_sides_compute_the_same_with_dropout(dropping_problem):
     problem = dropping_problem
     (loss, grads), (expected_loss, expected) = problem.compile_pipelined()(), problem.compile_unpipelined()()

@@ -143,6 +143,7 @@ def assert_bit_equal_on_sixteen_devices(*cases: Case) -> None:
     )
 
 
+@pytest.mark.slow
 def test_on_sixteen_devices_they_are_those_of_1f1b_to_the_bit():
     assert_bit_equal_on_sixteen_devices(*SIXTEEN)
 

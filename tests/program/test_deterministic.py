@@ -122,6 +122,7 @@ def digests_of_processes(num_processes: int, folder: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_digits_as_one(tmp_path):
     one = training_digests.train(jax.devices()[:4])
     assert len(set(one.values())) > 20

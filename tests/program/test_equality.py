@@ -161,6 +161,7 @@ def assert_equal_on_sixteen_devices(case: Case) -> None:
     run_on_sixteen_devices(f"from test_equality import Case, assert_equal\nassert_equal({case!r})")
 
 
+@pytest.mark.slow
 def test_three_steps_on_sixteen_devices_are_those_of_one():
     assert_equal_on_sixteen_devices(SIXTEEN)
 

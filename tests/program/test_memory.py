@@ -33,6 +33,7 @@ def bytes_per_device(tree) -> int:
     )
 
 
+@pytest.mark.slow
 def test_the_train_step_aliases_all_of_the_state_which_two_replicas_have_once():
     config, optimizer = config_of("gpt", num_layers=8), optax.adamw(1e-3)
     states, pipeline = {}, None

@@ -57,6 +57,7 @@ def test_a_signal_leaves_a_checkpoint_a_status_to_requeue_on_and_nothing_lost(wh
     assert_same(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_another_mesh_and_schedule_go_on_and_are_said(whole, tmp_path):
     stopped_after(tmp_path / "run", 6, signal.SIGTERM)
     stopped = len(metrics(tmp_path / "run"))
