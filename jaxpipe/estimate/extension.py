@@ -61,8 +61,6 @@ def _period(name: str, num_devices: int, options: str) -> int:
     """After how many microbatches the rows repeat themselves, at most."""
     if is_file_name(name):
         return 1
-    if name == "gems":
-        return 2  # whatever the devices, of which two microbatches alone keep all busy
     given = options_of(options)
     group = given.get("group_size", num_devices)
     assert isinstance(group, int)

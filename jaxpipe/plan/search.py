@@ -25,7 +25,6 @@ from jaxpipe.plan.least_bytes import least_bytes, pages_in_rows, pages_of_one_mi
 from jaxpipe.plan.space import Space, even_split, legal_variants, orders_of
 from jaxpipe.plan.variants import Variant, legal_placement
 
-NOT_MEASURED = "not among the measured costs"
 _STEPS = 4  # of a layer's time, to which the ends of the model are rounded where layers are spread
 _ROUNDING = 1e-9  # of a bound: sums of times differ by so much
 
