@@ -26,9 +26,7 @@ def digest(method, num_devices):
     whole = hashlib.sha256()
     for num_microbatches in sorted({1, 2, 3, num_devices, num_devices + 1, 2 * num_devices + 1, 4 * num_devices}):
         try:
-            schedule = build(
-                name, num_devices=num_devices, num_microbatches=num_microbatches, **read_options(options)
-            )
+            schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **read_options(options))
         except ScheduleError:
             text = "refused"
         else:
