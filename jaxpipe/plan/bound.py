@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from jaxpipe.estimate import Setting, Times
-from jaxpipe.estimate.stages import placement_of
+from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Around
 from jaxpipe.plan.variants import takes_times
 

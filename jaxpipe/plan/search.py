@@ -16,9 +16,10 @@ from functools import cache
 from itertools import count
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Bytes, Setting, Times, TimeSource, stages
+from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.partition import balanced_partition
+from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, around_pipeline, estimate
 from jaxpipe.plan.bound import least_backward_s, least_of_any_s, least_s
 from jaxpipe.plan.least_bytes import least_bytes, pages_in_rows, pages_of_one_microbatch
@@ -193,7 +194,7 @@ def _rounded_down(seconds: float) -> float:
 
 def _too_many_bytes(setting: Setting, pages_of: Callable[[Setting], int]) -> Bytes | None:
     """Some of the bytes of `setting`, where these alone do not fit; None where they do, and all have to be counted."""
-    least = least_bytes(setting, stages.placement_of(setting), pages=pages_of(setting))
+    least = least_bytes(setting, placement_of(setting), pages=pages_of(setting))
     return None if fits(setting, least) else least
 
 

@@ -13,9 +13,9 @@ from jaxpipe.estimate.parameter_shapes import word_table
 from jaxpipe.estimate.residuals import sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.models import BertConfig, LlamaConfig
+from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import num_chunks_of
-from jaxpipe.models.visible import Visible
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""The two ends of a language model: tokens to residual stream, residual stream to the sum of the losses.
+"""Embedding and head of a language model: tokens to residual stream, residual stream to the sum of the losses.
 
-Over a `tensor` axis each device holds some rows of the token table and of the head's kernel: some words of
-the vocabulary. Left to others: the loss of the products (`cross_entropy`), BERT's head (`bert_head`).
+Over a `tensor` axis each device holds some rows of the token table and of the head's kernel: some tokens of the
+vocabulary. Left to others: the loss of the logits (`cross_entropy`), BERT's head (`bert`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from jax import lax
 from jaxpipe.mesh import Randomness, TensorAxis
 from jaxpipe.models.cross_entropy import cross_entropy_sum, logits
 from jaxpipe.models.dropout import Site, drop
-from jaxpipe.models.linear import initial_deviation
-from jaxpipe.models.norms import LayerNorm, RMSNorm
-from jaxpipe.models.take import take
+from jaxpipe.models.linear import LayerNorm, RMSNorm, initial_deviation
 
 Microbatch = dict[str, jax.Array]
 
@@ -118,3 +116,26 @@ def _rows(table: jax.Array, tokens: jax.Array, tensor: TensorAxis) -> jax.Array:
     own = tokens - tensor.index() * table.shape[0]
     is_own = (own >= 0) & (own < table.shape[0])
     return jnp.where(is_own[..., None], take(table, jnp.where(is_own, own, 0)), 0)
+
+
+@jax.custom_vjp
+def take(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """The rows "... column" of `table` "row column" with the indices `rows`.
+
+    The terms of the table's gradient are added in float32: a frequent token has hundreds of them.
+    """
+    return table[rows]
+
+
+def _add_at_rows(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None]:
+    table, rows = kept
+    return jnp.zeros(table.shape, jnp.float32).at[rows].add(gradient.astype(jnp.float32)).astype(table.dtype), None
+
+
+take.defvjp(lambda table, rows: (table[rows], (table, rows)), _add_at_rows)
+
+
+def take_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """What `x` "batch seq hidden" holds at `positions` "batch position": "batch position hidden"."""
+    batch, seq, hidden = x.shape
+    return take(x.reshape(batch * seq, hidden), jnp.arange(batch)[:, None] * seq + positions)
