@@ -2,7 +2,8 @@
 
 Norms, activations, residual sums, the softmax of attention, heads moved apart and together, pages written, gradients
 added to their float32 sums: each is one kernel that reads its inputs and writes its outputs once. Dropout keeps no
-masks: backward draws them again. Left to others: the bytes of the matmuls themselves (`matmuls`), what all take (`roofline`).
+masks: backward draws them again. Left to others: the bytes of the matmuls themselves (`matmuls`), what all take
+(`roofline`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hanayo: one replica whose microbatches run over the devices in waves."""
 
-from jaxpipe.schedules.domains import check_count
+from jaxpipe.schedules.option_checks import check_count
 from jaxpipe.schedules.orders.chain_rows import route_of, rows_of
 from jaxpipe.schedules.orders.list_scheduling import Preference, list_schedule
 from jaxpipe.schedules.placement import zig_zag

@@ -20,15 +20,13 @@ from ml_collections import config_flags
 from jaxpipe.config.command_line import require, run
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import read_costs
+from jaxpipe.estimate.plan.breakdown import plain_choices, shares_of
+from jaxpipe.estimate.plan.report import to_json, to_text
+from jaxpipe.estimate.plan.search import search
+from jaxpipe.estimate.plan.space import space_of
+from jaxpipe.estimate.plan.written_config import check_writable, write_config
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.mesh.topology import parse_topology
-from jaxpipe.plan.json_form import to_json
-from jaxpipe.plan.reasons import plain_choices
-from jaxpipe.plan.search import search
-from jaxpipe.plan.shares import shares_of
-from jaxpipe.plan.space import space_of
-from jaxpipe.plan.text_form import to_text
-from jaxpipe.plan.written_config import check_writable, write_config
 
 FLAGS = flags.FLAGS
 

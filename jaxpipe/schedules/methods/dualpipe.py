@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from jaxpipe.schedules.action import Action
-from jaxpipe.schedules.domains import check_even, check_truth
-from jaxpipe.schedules.dual_steps import NEAR, dual_steps
+from jaxpipe.schedules.methods._dualpipe import NEAR, dual_steps
+from jaxpipe.schedules.option_checks import check_even, check_truth
 from jaxpipe.schedules.phantoms import next_multiple, without_phantoms
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Schedule

@@ -1,9 +1,9 @@
 """BitPipe: interleaved pipelines in a V, in opposite directions, whose bubbles fill each other."""
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.domains import check_choice, check_count, check_even, check_truth
-from jaxpipe.schedules.early_forwarding import early_forwarding
-from jaxpipe.schedules.opposite_chains import opposite_chains, there_and_back
+from jaxpipe.schedules.methods._bidirectional import opposite_chains, there_and_back
+from jaxpipe.schedules.methods._early_forwarding import early_forwarding
+from jaxpipe.schedules.option_checks import check_choice, check_count, check_even, check_truth
 from jaxpipe.schedules.phantoms import next_multiple, without_phantoms
 from jaxpipe.schedules.placement import bidirectional, looped, zig_zag
 from jaxpipe.schedules.schedule import Schedule
@@ -43,7 +43,7 @@ def bitpipe(
     - `figure`: the outer devices start the microbatches of the next unit sooner, as the paper's figure for D=4, N=8
       does: x = 2(D-2) + (D-3)(K-1) from D=4 on, with the same peaks. Never worse at a backward of two forwards or more;
       worse at one of one forward, where `concatenate` leaves no bubble between units.
-    - `early_forwarding`: as `jaxpipe.schedules.early_forwarding` says; higher peaks.
+    - `early_forwarding`: as `jaxpipe.schedules.methods._early_forwarding` says; higher peaks.
 
     The paper's formula for all N, x = 2(D-2) once only, is not what its units give when they are concatenated.
 

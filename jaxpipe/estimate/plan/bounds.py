@@ -5,12 +5,22 @@ The search leaves out what cannot be among its rows by this bound, so no step ma
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import accumulate
 
-from jaxpipe.estimate import Setting, Times
+import numpy as np
+
+from jaxpipe.config.schedules import named_schedule
+from jaxpipe.estimate import Bytes, Setting, Times
+from jaxpipe.estimate.extension import few_microbatches
+from jaxpipe.estimate.memory import batch_bytes
+from jaxpipe.estimate.parameters import held
+from jaxpipe.estimate.plan.variants import takes_times
+from jaxpipe.estimate.residuals import layer_keeps
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Around
-from jaxpipe.plan.variants import takes_times
+from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.schedule import Kind
 
 
 def least_of_any_s(setting: Setting, times: Times) -> float:
@@ -47,8 +57,8 @@ def least_s(setting: Setting, times: Times, around: Around) -> float:
     before, after = (0.0, *accumulate(forwards)), (0.0, *accumulate(backwards))
     all_compute = setting.num_microbatches >= placement.num_replicas
     longest_s = 0.0
-    for held in placement.stages_of:
-        stages = [stage for _, stage in held]
+    for chunks in placement.stages_of:
+        stages = [stage for _, stage in chunks]
         work_s = sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
         sums_s = float(around.closing[stages].sum()) if all_compute else 0.0
         ends_s = max(sums_s, 0.0 if by_halves else after[min(stages)])
@@ -63,3 +73,51 @@ def least_backward_s(times: Times) -> float:
 
 def _ends_s(times: Times) -> float:
     return times.embed_forward_s + times.embed_backward_s + times.head_s
+
+
+def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
+    """What parameters and batch take, and `pages`; of the rest nothing is counted."""
+    params = held(setting, chunks=placement.num_chunks, replicas=placement.num_replicas)
+    return Bytes(
+        optimizer=params.optimizer,
+        batch=batch_bytes(setting),
+        weights=params.weights,
+        gradients=params.gradients,
+        slots=pages * layer_keeps(setting).page_bytes,
+        weight_slots=0,
+        transit=0,
+        inboxes=0,
+        logits=0,
+        workspace=0,
+    )
+
+
+def pages_of_one_microbatch(setting: Setting) -> int:
+    """What a device holds before the first backward: a microbatch's residuals of all its stages of a replica."""
+    layers, placement = setting.layers_per_stage, placement_of(setting)
+    of_device = [
+        [sum(layers[stage] for holder, stage in chunks if holder == replica) for chunks in placement.stages_of]
+        for replica in range(placement.num_replicas)
+    ]
+    return min(map(max, of_device))
+
+
+def pages_in_rows(setting: Setting) -> int:
+    """The most that any device holds by the order of its row; where pages move to others, of one microbatch alone.
+
+    Rows of fewer microbatches, which the estimate of the step has made already, hold no more.
+    """
+    name, options, pipe = setting.schedule_name, setting.options, setting.pipe
+    few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]
+    return _pages_in_rows(name, options, pipe, few, setting.layers_per_stage)
+
+
+@cache
+def _pages_in_rows(name: str, options: str, pipe: int, num_microbatches: int, layers_per_stage: tuple[int, ...]) -> int:
+    schedule = named_schedule(name, pipe, num_microbatches, options)
+    if schedule.has_transfers:
+        return max(layers_per_stage)
+    columns = schedule.columns
+    held_layers = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.I)
+    # A device gives back all that it held, so the sums of the next one begin at 0.
+    return int(np.cumsum(held_layers * np.array(layers_per_stage)[columns.stage]).max(initial=0))

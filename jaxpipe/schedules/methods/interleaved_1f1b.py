@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.action import Action, Kind
-from jaxpipe.schedules.domains import check_count
+from jaxpipe.schedules.option_checks import check_count
 from jaxpipe.schedules.phantoms import next_multiple, without_phantoms
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Schedule

@@ -1,7 +1,7 @@
 """GEMS: two replicas in opposite directions, one microbatch at a time on each device."""
 
 from jaxpipe.schedules.action import Action, Kind
-from jaxpipe.schedules.domains import check_even, check_truth
+from jaxpipe.schedules.option_checks import check_even, check_truth
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.sync import with_sync

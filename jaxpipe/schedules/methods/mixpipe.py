@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.domains import check_even, check_truth
+from jaxpipe.schedules.option_checks import check_even, check_truth
 from jaxpipe.schedules.orders.chain_rows import num_chains, route_of, rows_of
 from jaxpipe.schedules.orders.list_scheduling import Preference, best_order
 from jaxpipe.schedules.placement import bidirectional, linear

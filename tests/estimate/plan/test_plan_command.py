@@ -13,17 +13,15 @@ from small_space import TOPOLOGY, small_config
 from jaxpipe.config import check
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
+from jaxpipe.estimate.plan.breakdown import best_against_second, plain_choices, shares_of
+from jaxpipe.estimate.plan.report import to_json, to_text
+from jaxpipe.estimate.plan.search import search
+from jaxpipe.estimate.plan.space import space_of
+from jaxpipe.estimate.plan.written_config import check_writable, config_of, config_text
 from jaxpipe.mesh.hardware import HARDWARE, RESERVE_BYTES
-from jaxpipe.plan.json_form import to_json
-from jaxpipe.plan.reasons import best_against_second, plain_choices
-from jaxpipe.plan.search import search
-from jaxpipe.plan.shares import shares_of
-from jaxpipe.plan.space import space_of
-from jaxpipe.plan.text_form import to_text
-from jaxpipe.plan.written_config import check_writable, config_of, config_text
 
 SOURCE = Roofline(TOPOLOGY.hardware)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """Chimera: two replicas in opposite directions, whose bubbles fill each other."""
 
 from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.domains import check_even, check_truth
-from jaxpipe.schedules.opposite_chains import Pass, opposite_chains, there_and_back
+from jaxpipe.schedules.methods._bidirectional import Pass, opposite_chains, there_and_back
+from jaxpipe.schedules.option_checks import check_even, check_truth
 from jaxpipe.schedules.phantoms import next_multiple, without_phantoms
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from jaxpipe.schedules.opposite_chains import opposite_chains, there_and_back
+from jaxpipe.schedules.methods._bidirectional import opposite_chains, there_and_back
 from jaxpipe.schedules.orders.chain_rows import num_chains, route_of, rows_of
 from jaxpipe.schedules.orders.list_scheduling import Preference, best_order, list_schedule
 from jaxpipe.schedules.phantoms import Rows, without_phantoms

@@ -1,7 +1,7 @@
 """Breadth-first: looped chunks, of which each runs all microbatches before the next one starts."""
 
 from jaxpipe.schedules.action import Action, Kind
-from jaxpipe.schedules.domains import check_count
+from jaxpipe.schedules.option_checks import check_count
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Schedule
 

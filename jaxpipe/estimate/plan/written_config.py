@@ -13,7 +13,7 @@ from jaxpipe.config import base_config, check
 from jaxpipe.config.base import AUTO
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Setting
-from jaxpipe.plan.search import Row
+from jaxpipe.estimate.plan.search import Row
 
 _GIB = 2**30
 

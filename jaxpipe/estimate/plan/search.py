@@ -19,12 +19,18 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.partition import balanced_partition
+from jaxpipe.estimate.plan.bounds import (
+    least_backward_s,
+    least_bytes,
+    least_of_any_s,
+    least_s,
+    pages_in_rows,
+    pages_of_one_microbatch,
+)
+from jaxpipe.estimate.plan.space import Space, even_split, legal_variants, orders_of
+from jaxpipe.estimate.plan.variants import Variant, legal_placement
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, around_pipeline, estimate
-from jaxpipe.plan.bound import least_backward_s, least_of_any_s, least_s
-from jaxpipe.plan.least_bytes import least_bytes, pages_in_rows, pages_of_one_microbatch
-from jaxpipe.plan.space import Space, even_split, legal_variants, orders_of
-from jaxpipe.plan.variants import Variant, legal_placement
 
 _STEPS = 4  # of a layer's time, to which the ends of the model are rounded where layers are spread
 _ROUNDING = 1e-9  # of a bound: sums of times differ by so much

@@ -6,24 +6,24 @@ import inspect
 from collections.abc import Callable
 
 from jaxpipe.errors import ScheduleError, closest
-from jaxpipe.schedules.bitpipe import bitpipe
-from jaxpipe.schedules.bpipe import bpipe
-from jaxpipe.schedules.breadth_first import breadth_first
-from jaxpipe.schedules.chimera import chimera
-from jaxpipe.schedules.dualpipe import dualpipe
-from jaxpipe.schedules.dualpipe_v import dualpipe_v
-from jaxpipe.schedules.gems import gems
-from jaxpipe.schedules.gpipe import gpipe
-from jaxpipe.schedules.hanayo import hanayo
-from jaxpipe.schedules.interleaved import interleaved_1f1b
-from jaxpipe.schedules.mixpipe import mixpipe
-from jaxpipe.schedules.one_f_one_b import one_f_one_b
+from jaxpipe.schedules.methods.bitpipe import bitpipe
+from jaxpipe.schedules.methods.bpipe import bpipe
+from jaxpipe.schedules.methods.breadth_first import breadth_first
+from jaxpipe.schedules.methods.chimera import chimera
+from jaxpipe.schedules.methods.dualpipe import dualpipe
+from jaxpipe.schedules.methods.dualpipe_v import dualpipe_v
+from jaxpipe.schedules.methods.gems import gems
+from jaxpipe.schedules.methods.gpipe import gpipe
+from jaxpipe.schedules.methods.hanayo import hanayo
+from jaxpipe.schedules.methods.interleaved_1f1b import interleaved_1f1b
+from jaxpipe.schedules.methods.mixpipe import mixpipe
+from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
+from jaxpipe.schedules.methods.v_half import v_half
+from jaxpipe.schedules.methods.v_min import v_min
+from jaxpipe.schedules.methods.zb_h1 import zb_h1
+from jaxpipe.schedules.methods.zb_h2 import zb_h2
+from jaxpipe.schedules.methods.zb_v import zb_v
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.v_half import v_half
-from jaxpipe.schedules.v_min import v_min
-from jaxpipe.schedules.zb_h1 import zb_h1
-from jaxpipe.schedules.zb_h2 import zb_h2
-from jaxpipe.schedules.zb_v import zb_v
 
 REGISTRY: dict[str, Callable[..., Schedule]] = {
     "1f1b": one_f_one_b,

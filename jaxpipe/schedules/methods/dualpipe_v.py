@@ -1,8 +1,8 @@
 """DualPipeV: the two directions of DualPipe are the two chunks of one V-shaped replica."""
 
 from jaxpipe.schedules.action import Action
-from jaxpipe.schedules.domains import check_truth
-from jaxpipe.schedules.dual_steps import NEAR, dual_steps
+from jaxpipe.schedules.methods._dualpipe import NEAR, dual_steps
+from jaxpipe.schedules.option_checks import check_truth
 from jaxpipe.schedules.phantoms import without_phantoms
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Schedule

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby
 
 from ml_collections import ConfigDict
 
@@ -18,10 +20,10 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.config.mesh_checks import check_tensor
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Setting, setting_of
+from jaxpipe.estimate.plan.variants import ALONE, Variant, placement_of, variants
 from jaxpipe.mesh.assignment import ORDERS, assign
 from jaxpipe.mesh.topology import Topology
 from jaxpipe.models.choices import RECOMPUTE
-from jaxpipe.plan.variants import ALONE, Variant, placement_of, variants
 
 Mesh = tuple[int, int, int]  # data, pipe, tensor
 
@@ -166,3 +168,30 @@ def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+_TIMES = ("forward=", "input_gradient=", "weight_gradient=")
+
+
+def schedule_in_words(setting: Setting) -> str:
+    """The schedule, and its options but for the times that its order is made for."""
+    options = [option for option in setting.options.split(",") if option and not option.startswith(_TIMES)]
+    return " ".join([setting.schedule_name, *options])
+
+
+def layers_in_words(layers_per_stage: Sequence[int]) -> str:
+    """How many stages hold how many layers.
+
+    Example:
+        >>> layers_in_words((4, 4, 5, 5, 5, 3))
+        '2x4 3x5 1x3'
+    """
+    return " ".join(f"{len(list(equal))}x{layers}" for layers, equal in groupby(layers_per_stage))
+
+
+def setting_in_words(setting: Setting) -> str:
+    """All that a row of a plan decides, but for the partition."""
+    return (
+        f"{schedule_in_words(setting)}, data {setting.data} x pipe {setting.pipe} x tensor {setting.tensor}, "
+        f"{setting.num_microbatches} microbatches of {setting.microbatch_size}, recompute {setting.model.recompute}"
+    )
