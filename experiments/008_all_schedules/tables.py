@@ -16,7 +16,7 @@ from formulas import ROWS, Formula, Row
 
 from experiments.pages import markdown
 from jaxpipe.schedules import Costs, build, peak_activations
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.show.figures import Figures
 from jaxpipe.show.sent import asked_messages, sent_messages
 
@@ -52,7 +52,7 @@ def figures(row: Row, num_microbatches: int, costs: str = "b=2f") -> Figures:
         row.name,
         num_devices=NUM_DEVICES,
         num_microbatches=num_microbatches,
-        **read_options(option for option in row.options.split(",") if option),
+        **parse_options(option for option in row.options.split(",") if option),
     )
     return Figures(schedule, COSTS[costs], NUM_LAYERS // schedule.num_stages)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, costs_of_stages, peak_activations, split_backward
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.show.figures import Figures
 from jaxpipe.show.sent import asked_messages, sent_messages
 
@@ -51,7 +51,7 @@ class Row:
             self.name,
             num_devices=NUM_DEVICES,
             num_microbatches=NUM_MICROBATCHES,
-            **read_options(option for option in self.options.split(",") if option),
+            **parse_options(option for option in self.options.split(",") if option),
             **{name: time for name, time in times.items() if name in asked},
         )
         if not self.split:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from jaxpipe.errors import ConfigError, closest
 from jaxpipe.schedules import REGISTRY, Schedule, build, read_schedule
 from jaxpipe.schedules.files import ENDINGS, is_file_name
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 
 
 def build_schedule(config: ConfigDict) -> Schedule:
@@ -78,7 +78,7 @@ def _read(path: str) -> Schedule:
 
 def options_of(written: str) -> dict[str, object]:
     """What `pipeline.options` writes, as "num_chunks=3,eager_sync=false"."""
-    return read_options(option for option in written.split(",") if option)
+    return parse_options(option for option in written.split(",") if option)
 
 
 def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:

@@ -15,7 +15,7 @@ from jaxpipe.optimize.report import Report
 from jaxpipe.schedules import Costs, MemoryBound, Problem, Schedule, build
 from jaxpipe.schedules.csv_form import to_csv
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.search import asynchronous, search
 from jaxpipe.show.running import exit_code
 
@@ -60,7 +60,7 @@ def _problem(flags: argparse.Namespace) -> Problem | Schedule:
     if is_file_name(flags.schedule):
         schedule = read_schedule(flags.schedule)
     else:
-        options = read_options(flags.option)
+        options = parse_options(flags.option)
         schedule = build(
             flags.schedule, num_devices=flags.num_devices, num_microbatches=flags.num_microbatches, **options
         )

@@ -13,7 +13,7 @@ from jaxpipe.schedules import Costs, Kind, Schedule, build, simulate
 from jaxpipe.schedules.balance import least_bound, row_peaks
 from jaxpipe.schedules.csv_form import read_csv, to_csv
 from jaxpipe.schedules.json_form import read_json
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.render import chrome_trace, memory, png, svg
 from jaxpipe.schedules.rules import check
 from jaxpipe.show.figures import COST_NAMES, Figures, show_json, show_text
@@ -101,7 +101,7 @@ def _schedule(flags: argparse.Namespace) -> Schedule:
 def _options(flags: argparse.Namespace) -> dict[str, object]:
     """What the schedule's generator is told beside the sizes."""
     chunks = [] if flags.num_chunks is None else [f"num_chunks={flags.num_chunks}"]
-    return read_options([*chunks, *flags.option])
+    return parse_options([*chunks, *flags.option])
 
 
 def _write(content: str | bytes, path: str | None) -> None:
