@@ -13,8 +13,8 @@ from jaxpipe.config.costs import BACKWARD_COSTS, costs_with
 from jaxpipe.config.schedules import named_schedule
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.lowering import lower
-from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.files import is_file_name
+from jaxpipe.schedules.schedule import Kind
 
 FEW = 3  # microbatches a device, from where on a table says all; at least
 

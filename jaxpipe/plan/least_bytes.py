@@ -16,8 +16,8 @@ from jaxpipe.estimate.masters import held
 from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.residuals import layer_keeps
 from jaxpipe.estimate.stages import placement_of
-from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.schedule import Kind
 
 
 def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
