@@ -12,7 +12,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, simulate
 from jaxpipe.schedules.csv_form import read_csv, to_csv
 from jaxpipe.schedules.files import read_json
-from jaxpipe.schedules.options import read_options
+from jaxpipe.schedules.methods.options import read_options
 from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 from jaxpipe.schedules.render import chrome_trace, memory, png, svg
 from jaxpipe.schedules.rules import check

@@ -47,7 +47,7 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
     starts at the same moment takes its place.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> first, last = stored(simulate(build("1f1b", num_devices=2, num_microbatches=2)))
         >>> first.time.tolist(), first.total.tolist()
         ([0.0, 1.0, 6.0, 9.0], [1.0, 2.0, 1.0, 0.0])
@@ -120,7 +120,7 @@ def transfers(schedule: Schedule) -> Transfers:
     """The slots that EVICT and LOAD move, by the device whose they are.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> transfers(build("bpipe", num_devices=8, num_microbatches=32)).evicted[:4].tolist()
         [16.0, 12.8, 8.0, 0.0]
     """

@@ -12,7 +12,7 @@ import numpy as np
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.activations import stored
 from jaxpipe.schedules.analysis.simulate import Costs, simulate
-from jaxpipe.schedules.domains import check_count
+from jaxpipe.schedules.option_checks import check_count
 from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -103,7 +103,7 @@ def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None =
             What is parked counts until the end of W as activations, or as what W needs if that is more.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> peak_memory(build("1f1b", num_devices=2, num_microbatches=2), MemoryBound(4.0, replica=1.0)).tolist()
         [3.0, 2.0]
     """

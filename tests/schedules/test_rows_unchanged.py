@@ -1,0 +1,52 @@
+"""The rows of every method, over a grid of devices and microbatches, are those of commit 33dd3c0, byte for byte.
+
+`tests/golden/rows.json` holds, for each method with options and each number of devices, a digest of the JSON forms of
+its schedules of 1, 2, 3, D, D + 1, 2D + 1 and 4D microbatches. A method whose rows change on purpose gets new digests:
+`python tests/schedules/test_rows_unchanged.py`, and a line in CHANGELOG.md.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxpipe.errors import ScheduleError
+from jaxpipe.schedules import build, to_json
+from jaxpipe.schedules.methods.options import read_options
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "rows.json"
+DIGESTS = json.loads(GOLDEN.read_text())
+FEW_DEVICES = (1, 2, 3, 4, 5, 6)
+MANY_DEVICES = (8, 12)
+
+
+def digest(method, num_devices):
+    name, *options = method.split(",")
+    whole = hashlib.sha256()
+    for num_microbatches in sorted({1, 2, 3, num_devices, num_devices + 1, 2 * num_devices + 1, 4 * num_devices}):
+        try:
+            schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **read_options(options))
+        except ScheduleError:
+            text = "refused"
+        else:
+            text = to_json(schedule)
+        whole.update(text.encode())
+    return whole.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("method", DIGESTS)
+def test_rows_of_few_devices(method):
+    assert {d: digest(method, d) for d in FEW_DEVICES} == {d: DIGESTS[method][str(d)] for d in FEW_DEVICES}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("method", DIGESTS)
+def test_rows_of_many_devices(method):
+    assert {d: digest(method, d) for d in MANY_DEVICES} == {d: DIGESTS[method][str(d)] for d in MANY_DEVICES}
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(
+        json.dumps({m: {d: digest(m, d) for d in (*FEW_DEVICES, *MANY_DEVICES)} for m in DIGESTS}, indent=1) + "\n"
+    )
