@@ -9,7 +9,7 @@ import pytest
 from experiment_modules import EXPERIMENTS, modules_of
 
 from experiments.pages import BEGIN, END, put_between
-from jaxpipe.compile.checks import check_compilable
+from jaxpipe.compile.gpus import check_compilable
 from jaxpipe.config.base import base_config
 from jaxpipe.mesh.topology import parse_topology
 

@@ -11,10 +11,10 @@ import time
 import jax
 import jax.numpy as jnp
 
+from jaxpipe.compile.hlo import num_instructions
 from jaxpipe.mesh import choose_devices, make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.hlo import num_instructions
 from jaxpipe.schedules import build
 
 CASES = [(8, 8), (8, 16), (8, 256), (4, 16), (48, 16)]  # (D, N)

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 
 from jaxpipe.bench.memory import pool_shapes
 from jaxpipe.compile import absent_gpus
-from jaxpipe.compile.workspace import workspace_bytes
+from jaxpipe.compile.hlo import overlapped_permutes, whole_writes
+from jaxpipe.compile.prediction import workspace_bytes
 from jaxpipe.mesh import make_mesh
 from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.accounting import held_bytes
-from jaxpipe.program.hlo import overlapped_permutes, whole_writes
 from jaxpipe.schedules import build
 
 D, N, LAYERS_PER_STAGE, HIDDEN, SEQ_LEN = 8, 16, 4, 4096, 2048

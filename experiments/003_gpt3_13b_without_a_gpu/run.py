@@ -19,9 +19,9 @@ from ml_collections import ConfigDict
 
 from jaxpipe.bench.memory import gradient_shapes, pool_shapes
 from jaxpipe.compile import Prediction, absent_gpus, compile_step, predict
+from jaxpipe.compile.hlo import overlapped_permutes, whole_writes
 from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.program import Pipeline
-from jaxpipe.program.hlo import overlapped_permutes, whole_writes
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt3_13b.py"
 MESHES = ((2, 4), (4, 2))  # (pipe, tensor)

@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
+from jaxpipe.compile.hlo import num_instructions
 from jaxpipe.mesh import choose_devices
-from jaxpipe.program.hlo import num_instructions
 
 EXPERIMENTS = Path(__file__).parents[1]
 CONFIG = EXPERIMENTS.parent / "configs" / "gpt3_1b3.py"

@@ -9,11 +9,11 @@ import jax
 
 from jaxpipe.bench.formula import layer_bytes
 from jaxpipe.bench.problem import Problem
-from jaxpipe.compile.workspace import workspace_bytes
+from jaxpipe.compile.hlo import whole_writes
+from jaxpipe.compile.prediction import workspace_bytes
 from jaxpipe.config import model_config
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
-from jaxpipe.program.hlo import whole_writes
 from jaxpipe.program.storage import Storage
 from jaxpipe.training.setup import optimizer_and_step
 from jaxpipe.training.step import init_state

@@ -4,7 +4,7 @@ Goes in: a checked config and the devices of a topology. Comes out: bytes per de
 which transfers an action hides. Nothing is run, so there are no times but that of compiling.
 """
 
-from jaxpipe.compile.absent_gpus import absent_gpus
+from jaxpipe.compile.gpus import absent_gpus
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.report import Report, report
 from jaxpipe.compile.step import CompiledStep, compile_step

@@ -15,11 +15,9 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
-from jaxpipe.compile.absent_gpus import absent_gpus
-from jaxpipe.compile.checks import check_compilable, check_plugin
-from jaxpipe.compile.report import report
+from jaxpipe.compile.gpus import absent_gpus, check_compilable, check_plugin
+from jaxpipe.compile.report import report, to_text
 from jaxpipe.compile.step import compile_step
-from jaxpipe.compile.text_form import to_text
 from jaxpipe.config import check
 from jaxpipe.config.command_line import require, run
 from jaxpipe.mesh.topology import parse_topology

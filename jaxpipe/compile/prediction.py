@@ -6,14 +6,21 @@ The one place where all kinds stand together; each is counted where it is made: 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
-from jaxpipe.compile.workspace import workspace_bytes
-from jaxpipe.program import Pipeline
+from jaxpipe.mesh import Randomness
+from jaxpipe.program import Pipeline, residuals
 from jaxpipe.program.accounting import bytes_per_device, held_bytes
+from jaxpipe.program.actions import add
+from jaxpipe.program.halves import halve
 
 PyTree = Any
 
@@ -71,3 +78,104 @@ def predict(pipeline: Pipeline, state: PyTree, batch: PyTree, *, has_dropout: bo
         held=held_bytes(pipeline, state.params, shapes),
         workspace=workspace_bytes(pipeline, state.params, shapes, has_dropout=has_dropout),
     )
+
+
+_NUM_LAYERS = 2  # of which the part computes with one, so that it takes a slice as an action does
+
+
+def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dropout: bool) -> dict[str, int]:
+    """Bytes of temporaries per device of each part of an action; the largest is what a step needs.
+
+    Args:
+        pipeline: whose functions and mesh are compiled for.
+        params: staged, or their shapes.
+        batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
+        has_dropout: whether the step drops anything.
+
+    Returns:
+        layer_forward; layer_backward, with its gradients added to the running sums; head, forward and backward,
+        and embed_backward, likewise; layer_input_gradient and layer_weight_gradient, where any backward is in two
+        parts.
+    """
+    functions, x = pipeline.functions, pipeline.message_like(params, batch)
+    copies, microbatch = pipeline.local_shapes(params, batch)
+    shared, layers = copies["shared"], _stacked(copies["layer"])
+    kept = pipeline.storage(params, batch, random=has_dropout).kept
+    pages = _stacked(list(kept.residuals))
+    random = Randomness.like() if has_dropout else None
+    index, scale = _like((), np.int32), pipeline.loss_like(params, batch)
+
+    def layer_forward(layers: PyTree, x: jax.Array, i: jax.Array, *given: PyTree) -> Any:
+        return residuals.forward(functions.layer, _at(layers, i), x, *given)
+
+    def layer_backward(sums: PyTree, layers: PyTree, pages: PyTree, dy: jax.Array, i: jax.Array, *given: PyTree) -> Any:
+        d_layer, dx = residuals.backward(functions.layer, _at(layers, i), _at(pages, i), x, dy, *given)
+        return _added(sums, jax.tree.leaves(d_layer), i), dx
+
+    def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: PyTree) -> Any:
+        loss, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
+        d_shared, dy = vjp(scale)
+        return add(sums, d_shared), dy, loss
+
+    def embed_backward(sums: PyTree, shared: PyTree, microbatch: PyTree, random: Randomness | None, dx: Any) -> Any:
+        _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
+        return add(sums, vjp(dx)[0])
+
+    def layer_input_gradient(sums: PyTree, layers: PyTree, pages: PyTree, dy: Any, i: jax.Array, *given: PyTree) -> Any:
+        params, saved = _at(layers, i), _at(pages, i)
+        halves = halve(functions.layer, params, saved, x, *given)
+        dx, grads, left = halves.input_gradient(params, saved, dy, *given)
+        return _added(sums, grads, i), dx, left
+
+    def layer_weight_gradient(sums: PyTree, layers: PyTree, left: PyTree, i: jax.Array, *given: PyTree) -> Any:
+        params = _at(layers, i)
+        halves = halve(functions.layer, params, kept.residuals, x, *given)
+        return _added(sums, halves.weight_gradient(params, *_at(left, i), *given), i)
+
+    by_halves = {}
+    if pipeline.table.schedule.has_halves:
+        left = _stacked(([kept.residuals[k] for k in kept.for_weights], list(kept.left)))
+        given = microbatch, random
+        by_halves = {
+            "layer_input_gradient": _temp_bytes(
+                pipeline, layer_input_gradient, layers, layers, pages, x, index, *given
+            ),
+            "layer_weight_gradient": _temp_bytes(pipeline, layer_weight_gradient, layers, layers, left, index, *given),
+        }
+    return {
+        **by_halves,
+        "layer_forward": _temp_bytes(pipeline, layer_forward, None, layers, x, index, microbatch, random),
+        "layer_backward": _temp_bytes(pipeline, layer_backward, layers, layers, pages, x, index, microbatch, random),
+        "head": _temp_bytes(pipeline, head, shared, shared, x, microbatch, scale),
+        "embed_backward": _temp_bytes(pipeline, embed_backward, shared, shared, microbatch, random, x),
+    }
+
+
+def _added(sums: PyTree, grads: Sequence[jax.Array | None], i: jax.Array) -> PyTree:
+    leaves, structure = jax.tree.flatten(sums)
+    pairs = zip(leaves, grads, strict=True)
+    return jax.tree.unflatten(
+        structure, [total if d is None else total.at[i].add(d.astype(total.dtype)) for total, d in pairs]
+    )
+
+
+def _temp_bytes(pipeline: Pipeline, function: Callable, sums_of: PyTree | None, *arguments: PyTree) -> int:
+    """Of `function` alone on each device, given shapes there; first come float32 sums, in place, like `sums_of`."""
+    sums = jax.tree.map(lambda leaf: _like(leaf.shape, np.float32), sums_of)
+    arguments = arguments if sums_of is None else (sums, *arguments)
+    on_devices = jax.shard_map(function, mesh=pipeline.mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    donated = () if sums_of is None else (0,)
+    memory: Any = jax.jit(on_devices, donate_argnums=donated).lower(*arguments).compile().memory_analysis()
+    return memory.temp_size_in_bytes
+
+
+def _like(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def _stacked(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: _like((_NUM_LAYERS, *leaf.shape), leaf.dtype), tree)
+
+
+def _at(tree: PyTree, i: jax.Array) -> PyTree:
+    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, 0, keepdims=False), tree)

@@ -15,7 +15,7 @@ from absl import app, flags, logging
 from ml_collections import config_dict
 
 from jaxpipe.config.base import base_config
-from jaxpipe.config.model_section import FIELDS
+from jaxpipe.config.model import FIELDS
 from jaxpipe.config.unknown_field import unknown_field
 from jaxpipe.errors import ConfigError, JaxpipeError, closest
 

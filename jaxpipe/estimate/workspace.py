@@ -2,7 +2,7 @@
 
 Goes in: a setting. Comes out: bytes of a GPU for each part. What XLA holds at once depends on the order that its
 scheduler takes, so these are no counts but forms with a reason: what must be there at the moment that needs most, term
-by term, with small whole factors read off compiled parts (`jaxpipe.compile.workspace`) and compiled steps. Experiment
+by term, with small whole factors read off compiled parts (`jaxpipe.compile.prediction`) and compiled steps. Experiment
 015 holds steps beside each other. A workspace is 1 to 10 % of a large step's bytes.
 """
 
@@ -14,9 +14,9 @@ from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.models import BertConfig, LlamaConfig
+from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import num_chunks_of
-from jaxpipe.models.visible import Visible
 
 FLOAT32_BYTES = 4
 

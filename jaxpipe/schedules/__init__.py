@@ -6,8 +6,8 @@ from jaxpipe.schedules.csv_form import from_csv, read_csv, to_csv
 from jaxpipe.schedules.files import read_schedule, write_schedule
 from jaxpipe.schedules.json_form import from_json, read_json, to_json
 from jaxpipe.schedules.memory import Stored, peak_activations, stored
+from jaxpipe.schedules.methods.registry import REGISTRY, build
 from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
-from jaxpipe.schedules.registry import REGISTRY, build
 from jaxpipe.schedules.rules import RULES, Violation, check, violations
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.search import MemoryBound, Problem, costs_of_stages, optimize, peak_memory

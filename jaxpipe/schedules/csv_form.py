@@ -33,7 +33,7 @@ def to_csv(schedule: Schedule) -> str:
         ScheduleError: the schedule has more than one replica, or SYNC.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> to_csv(build("gpipe", num_devices=2, num_microbatches=2))
         '0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n'
     """

@@ -26,7 +26,7 @@ def to_json(schedule: Schedule) -> str:
     r"""The text of `schedule`, one line for each device's row.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> schedule = build("gpipe", num_devices=1, num_microbatches=1)
         >>> print(to_json(schedule), end="")
         {"name": "gpipe", "num_devices": 1, "num_microbatches": 1, "devices": [[0]], "rows": [

@@ -48,7 +48,7 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
     starts at the same moment takes its place.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> first, last = stored(simulate(build("1f1b", num_devices=2, num_microbatches=2)))
         >>> first.time.tolist(), first.total.tolist()
         ([0.0, 1.0, 6.0, 9.0], [1.0, 2.0, 1.0, 0.0])

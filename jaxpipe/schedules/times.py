@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxpipe.schedules.domains import check_times
+from jaxpipe.schedules.option_checks import check_times
 from jaxpipe.schedules.simulate import Costs
 
 

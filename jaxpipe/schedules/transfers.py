@@ -26,7 +26,7 @@ def transfers(schedule: Schedule) -> Transfers:
     """The slots that EVICT and LOAD move, by the device whose they are.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> transfers(build("bpipe", num_devices=8, num_microbatches=32)).evicted[:4].tolist()
         [16.0, 12.8, 8.0, 0.0]
     """

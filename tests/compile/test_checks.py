@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxpipe.compile import checks
-from jaxpipe.compile.checks import check_compilable, check_plugin
+from jaxpipe.compile import gpus as checks
+from jaxpipe.compile.gpus import check_compilable, check_plugin
 from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh.topology import parse_topology

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxpipe.program.hlo import EXCHANGE, MESSAGE, PAGE_TRANSFER, overlapped_permutes, permute_pairs
+from jaxpipe.compile.hlo import EXCHANGE, MESSAGE, PAGE_TRANSFER, overlapped_permutes, permute_pairs
 
 PERMUTES = """
 %product (a: f32[2,2]) -> f32[2,2] {

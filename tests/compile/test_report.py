@@ -3,7 +3,7 @@
 import dataclasses
 
 from jaxpipe.compile import Prediction, Report
-from jaxpipe.compile.text_form import to_text
+from jaxpipe.compile.report import to_text
 
 GIBIBYTE = 2**30
 REPORT = Report(

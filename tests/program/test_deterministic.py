@@ -20,7 +20,7 @@ import training_digests
 from tiny_models import config_of, pipeline_of, relative_errors
 from tiny_training import batches_on_mesh, start_training
 
-from jaxpipe.program.hlo import computations
+from jaxpipe.compile.hlo import computations
 from jaxpipe.schedules import build
 
 NUM_STEPS = 2

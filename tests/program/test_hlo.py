@@ -18,9 +18,9 @@ from jax import lax
 from tiny_models import QUICKLY, pipeline_of
 
 from jaxpipe.bench.memory import gradient_shapes, pool_shapes
+from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, computations, num_instructions, permute_pairs, whole_writes
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.program.exchange import exchange_scope
-from jaxpipe.program.hlo import EXCHANGE, PAGE_TRANSFER, computations, num_instructions, permute_pairs, whole_writes
 from jaxpipe.program.partition import Part
 from jaxpipe.program.rounds import permute_scope
 from jaxpipe.program.transfers import transfer_scope

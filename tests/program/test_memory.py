@@ -13,12 +13,12 @@ import tiny_gpt
 import tiny_mlp
 from tiny_models import QUICKLY, config_of, pipeline_of, random_batch
 
+from jaxpipe.compile.hlo import num_instructions
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.beginning import rows_of
-from jaxpipe.program.hlo import num_instructions
 from jaxpipe.program.kept import Kept
 from jaxpipe.program.storage import make_storage
 from jaxpipe.schedules import build

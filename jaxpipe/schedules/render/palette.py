@@ -60,7 +60,7 @@ def styles(schedule: Schedule) -> list[Style]:
     """The styles that `schedule` needs, in the order of kinds, replicas, chunks; every action is in one.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> [style.label for style in styles(build("gpipe", num_devices=2, num_microbatches=2))]
         ['forward', 'backward']
     """

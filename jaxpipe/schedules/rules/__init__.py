@@ -51,7 +51,7 @@ def check(schedule: Schedule) -> Schedule:
         ScheduleError: it breaks rules; the message shows the first five places and counts the rest.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> check(build("1f1b", num_devices=4, num_microbatches=2)).name
         '1f1b'
     """

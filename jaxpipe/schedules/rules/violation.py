@@ -66,7 +66,7 @@ def picture(schedule: Schedule, device: int, position: int) -> list[str]:
     r"""The part of one device's row around `position`, which is marked.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> print("\n".join(picture(build("gpipe", num_devices=1, num_microbatches=4), 0, 4)))
         position      2    3   >4<   5    6
         device 0     0F2  0F3  0B0  0B1  0B2

@@ -78,7 +78,7 @@ def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None =
             What is parked counts until the end of W as activations, or as what W needs if that is more.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> peak_memory(build("1f1b", num_devices=2, num_microbatches=2), MemoryBound(4.0, replica=1.0)).tolist()
         [3.0, 2.0]
     """

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.domains import check_count, check_times
+from jaxpipe.schedules.option_checks import check_count, check_times
 from jaxpipe.schedules.orders.shop import Shop, shop_of
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check

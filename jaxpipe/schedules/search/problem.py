@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.domains import check_count
+from jaxpipe.schedules.option_checks import check_count
 from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
 from jaxpipe.schedules.schedule import Schedule
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.registry import REGISTRY, build
+from jaxpipe.schedules.methods.registry import REGISTRY, build
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.search.problem import Problem
 from jaxpipe.schedules.search.stage_costs import share_of

@@ -1,0 +1,123 @@
+"""How long a step takes at the least, from what every device does for it: nothing is built.
+
+The search leaves out what cannot be among its rows by this bound, so no step may be shorter than it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import accumulate
+
+import numpy as np
+
+from jaxpipe.config.schedules import named_schedule
+from jaxpipe.estimate import Bytes, Setting, Times
+from jaxpipe.estimate.extension import few_microbatches
+from jaxpipe.estimate.memory import batch_bytes
+from jaxpipe.estimate.parameters import held
+from jaxpipe.estimate.plan.variants import takes_times
+from jaxpipe.estimate.residuals import layer_keeps
+from jaxpipe.estimate.setting import placement_of
+from jaxpipe.estimate.step import Around
+from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.schedule import Kind
+
+
+def least_of_any_s(setting: Setting, times: Times) -> float:
+    """The bound of all schedules and partitions: the devices share all there is to do, and none ever waits."""
+    layer_s = times.layer_forward_s + least_backward_s(times)
+    microbatch_s = setting.model.num_layers * layer_s + _ends_s(times)
+    return setting.num_microbatches * microbatch_s / setting.pipe
+
+
+def least_s(setting: Setting, times: Times, around: Around) -> float:
+    """The bound of a setting.
+
+    A device begins with a stage that it holds, which the forwards of all stages before it come before; then it has its
+    microbatches to compute and its gradients to sum; and where every backward is whole, it ends with one, which the
+    backwards of all stages before it come after. Of two replicas, two paired devices have as much together as all
+    microbatches of one replica give them, so one of the two has half of it or more.
+
+    Args:
+        setting: of its schedule's rows nothing is read. Where times are options of its schedule, backwards may be in
+            two parts; then a device may end with a W, which nothing comes after.
+        times: of its actions.
+        around: what it does beside them.
+
+    Returns:
+        Seconds.
+    """
+    placement, by_halves = placement_of(setting), takes_times(setting.schedule_name)
+    backward_s = least_backward_s(times) if by_halves else times.layer_backward_s
+    forwards = [layers * times.layer_forward_s for layers in setting.layers_per_stage]
+    backwards = [layers * backward_s for layers in setting.layers_per_stage]
+    forwards[0] += times.embed_forward_s
+    backwards[0] += times.embed_backward_s
+    backwards[-1] += times.head_s
+    before, after = (0.0, *accumulate(forwards)), (0.0, *accumulate(backwards))
+    all_compute = setting.num_microbatches >= placement.num_replicas
+    longest_s = 0.0
+    for chunks in placement.stages_of:
+        stages = [stage for _, stage in chunks]
+        work_s = sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
+        sums_s = float(around.closing[stages].sum()) if all_compute else 0.0
+        ends_s = max(sums_s, 0.0 if by_halves else after[min(stages)])
+        longest_s = max(longest_s, before[min(stages)] + setting.num_microbatches * work_s + ends_s)
+    return around.copies_s + longest_s + around.shared_s + times.update_s
+
+
+def least_backward_s(times: Times) -> float:
+    """Of one layer, whole or in two parts."""
+    return min(times.layer_backward_s, times.layer_input_gradient_s + times.layer_weight_gradient_s)
+
+
+def _ends_s(times: Times) -> float:
+    return times.embed_forward_s + times.embed_backward_s + times.head_s
+
+
+def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
+    """What parameters and batch take, and `pages`; of the rest nothing is counted."""
+    params = held(setting, chunks=placement.num_chunks, replicas=placement.num_replicas)
+    return Bytes(
+        optimizer=params.optimizer,
+        batch=batch_bytes(setting),
+        weights=params.weights,
+        gradients=params.gradients,
+        slots=pages * layer_keeps(setting).page_bytes,
+        weight_slots=0,
+        transit=0,
+        inboxes=0,
+        logits=0,
+        workspace=0,
+    )
+
+
+def pages_of_one_microbatch(setting: Setting) -> int:
+    """What a device holds before the first backward: a microbatch's residuals of all its stages of a replica."""
+    layers, placement = setting.layers_per_stage, placement_of(setting)
+    of_device = [
+        [sum(layers[stage] for holder, stage in chunks if holder == replica) for chunks in placement.stages_of]
+        for replica in range(placement.num_replicas)
+    ]
+    return min(map(max, of_device))
+
+
+def pages_in_rows(setting: Setting) -> int:
+    """The most that any device holds by the order of its row; where pages move to others, of one microbatch alone.
+
+    Rows of fewer microbatches, which the estimate of the step has made already, hold no more.
+    """
+    name, options, pipe = setting.schedule_name, setting.options, setting.pipe
+    few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]
+    return _pages_in_rows(name, options, pipe, few, setting.layers_per_stage)
+
+
+@cache
+def _pages_in_rows(name: str, options: str, pipe: int, num_microbatches: int, layers_per_stage: tuple[int, ...]) -> int:
+    schedule = named_schedule(name, pipe, num_microbatches, options)
+    if schedule.has_transfers:
+        return max(layers_per_stage)
+    columns = schedule.columns
+    held_layers = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.I)
+    # A device gives back all that it held, so the sums of the next one begin at 0.
+    return int(np.cumsum(held_layers * np.array(layers_per_stage)[columns.stage]).max(initial=0))

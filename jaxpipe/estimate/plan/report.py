@@ -1,0 +1,190 @@
+"""A plan as text: a line a row, why the first stands first, and what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxpipe.estimate import Bytes, Setting
+from jaxpipe.estimate.plan.breakdown import Plain, Shares, best_against_second
+from jaxpipe.estimate.plan.search import Plan, Row, largest_kind
+from jaxpipe.estimate.plan.space import layers_in_words, schedule_in_words, setting_in_words
+from jaxpipe.mesh.hardware import RESERVE_BYTES
+
+_GIB = 2**30
+_HEADINGS = (
+    "",
+    "schedule",
+    "data",
+    "pipe",
+    "tensor",
+    "microbatches",
+    "recompute",
+    "order",
+    "step s",
+    "sequences/s",
+    "MFU",
+    "bubble",
+    "GiB",
+    "most",
+    "bound by",
+    "lost to",
+)
+
+
+def to_text(plan: Plan, shares: Sequence[Shares], plains: Sequence[Plain]) -> str:
+    """Lines to print.
+
+    Args:
+        plan: what was found.
+        shares: [row].
+        plains: what one would try first, beside the best row.
+    """
+    lines = [*_searched(plan), ""]
+    if not plan.rows:
+        return "\n".join([*lines, *_nothing_fits(plan)])
+    lines += _table(plan.rows, shares)
+    if len(shares) > 1:
+        lines += ["", f"best         {best_against_second(shares[0], shares[1])}"]
+    lines += [f"not there    {plain.sentence}" for plain in plains]
+    lines.append(f"layers       of the stages of row 1: {layers_in_words(plan.rows[0].setting.layers_per_stage)}")
+    return "\n".join(lines)
+
+
+def _searched(plan: Plan) -> list[str]:
+    space = plan.space
+    topology = space.groups[0].topology
+    lines = [
+        f"searched     {space.num_candidates} ways to train on {topology}, {plan.num_looked_at} of them looked at;"
+        " by what the devices have to do, the others take longer than every row",
+    ]
+    if space.num_gpus < topology.num_gpus:
+        lines.append(f"GPUs         {space.num_gpus} of {topology.num_gpus}: no mesh of more divides model and batch")
+    if plan.too_large:
+        told = ", ".join(f"{number} most of it {kind}" for kind, number in plan.too_large.most_common())
+        lines.append(f"do not fit   {told}")
+    if plan.not_measured:
+        lines.append(f"left out     {plan.not_measured} that the measured costs say nothing of")
+    if space.illegal:
+        lines.append("illegal      " + ", ".join(f"{number} {reason}" for reason, number in space.illegal.items()))
+    return lines
+
+
+def _nothing_fits(plan: Plan) -> list[str]:
+    if plan.nearest is None:
+        return ["nothing fits: the measured costs say nothing of any"]
+    setting, held = plan.nearest
+    memory_bytes = setting.topology.hardware.memory_bytes
+    return [
+        f"nothing fits {_gib(memory_bytes)} GiB less {_gib(RESERVE_BYTES)} of reserve; nearest, as far as counted:",
+        f"  {setting_in_words(setting)}",
+        f"  {_gib(held.total)} GiB: {_kinds(held)}",
+        "repair: more GPUs, a smaller batch, or a smaller model",
+    ]
+
+
+def _table(rows: Sequence[Row], shares: Sequence[Shares]) -> list[str]:
+    cells = [_HEADINGS, *(_cells(i, row, parts) for i, (row, parts) in enumerate(zip(rows, shares, strict=True), 1))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+
+def _cells(rank: int, row: Row, parts: Shares) -> tuple[str, ...]:
+    setting, estimate = row.setting, row.estimate
+    lost_s = getattr(parts, f"{parts.lost_to}_s")
+    return (
+        str(rank),
+        schedule_in_words(setting),
+        str(setting.data),
+        str(setting.pipe),
+        str(setting.tensor),
+        f"{setting.num_microbatches} of {setting.microbatch_size}",
+        setting.model.recompute,
+        setting.order,
+        f"{estimate.step_s:.3f}",
+        f"{estimate.samples_per_s:.2f}",
+        f"{estimate.mfu:.1%}",
+        f"{estimate.bubble_ratio:.3f}",
+        f"{_gib(row.held.total)} of {_gib(setting.topology.hardware.memory_bytes)}",
+        largest_kind(row.held),
+        parts.bound_by,
+        f"{parts.lost_to} {lost_s / estimate.step_s:.1%}",
+    )
+
+
+def _kinds(held: Bytes) -> str:
+    kinds = sorted(vars(held).items(), key=lambda kind: -kind[1])
+    return ", ".join(f"{name} {_gib(size)}" for name, size in kinds if size >= _GIB // 20)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.1f}"
+
+
+def to_json(plan: Plan, shares: Sequence[Shares], plains: Sequence[Plain]) -> dict[str, Any]:
+    """Numbers by their names; `rows` the fastest first.
+
+    Args:
+        plan: what was found.
+        shares: [row].
+        plains: what one would try first, beside the best row.
+    """
+    topology = plan.space.groups[0].topology
+    return {
+        "topology": str(topology),
+        "num_gpus": plan.space.num_gpus,
+        "hardware_bytes": topology.hardware.memory_bytes,
+        "reserve_bytes": RESERVE_BYTES,
+        "num_candidates": plan.space.num_candidates,
+        "num_looked_at": plan.num_looked_at,
+        "num_not_measured": plan.not_measured,
+        "num_too_large": dict(plan.too_large),
+        "num_illegal": dict(plan.space.illegal),
+        "rows": [_row(row, parts) for row, parts in zip(plan.rows, shares, strict=True)],
+        "plain": [
+            {
+                "words": plain.words,
+                "fits": plain.slower_s is not None,
+                "over_bytes": plain.over_bytes,
+                "largest_kind": plain.largest,
+                "slower_s": plain.slower_s,
+            }
+            for plain in plains
+        ],
+        "nearest": plan.nearest and {**_setting(plan.nearest[0]), **_bytes(plan.nearest[1])},
+    }
+
+
+def _row(row: Row, parts: Shares) -> dict[str, Any]:
+    estimate = row.estimate
+    return {
+        **_setting(row.setting),
+        "step_s": estimate.step_s,
+        "samples_per_s": estimate.samples_per_s,
+        "tokens_per_s": estimate.tokens_per_s,
+        "mfu_fraction": estimate.mfu,
+        "bubble_ratio": estimate.bubble_ratio,
+        "parts_s": {name.removesuffix("_s"): seconds for name, seconds in vars(parts).items()},
+        "bound_by": parts.bound_by,
+        "lost_to": parts.lost_to,
+        **_bytes(row.held),
+    }
+
+
+def _setting(setting: Setting) -> dict[str, Any]:
+    return {
+        "schedule": setting.schedule_name,
+        "options": setting.options,
+        "num_microbatches": setting.num_microbatches,
+        "microbatch_size": setting.microbatch_size,
+        "layers_per_stage": list(setting.layers_per_stage),
+        "data": setting.data,
+        "pipe": setting.pipe,
+        "tensor": setting.tensor,
+        "order": setting.order,
+        "recompute": setting.model.recompute,
+    }
+
+
+def _bytes(held: Bytes) -> dict[str, Any]:
+    return {"total_bytes": held.total, "bytes": dict(vars(held)), "largest_kind": largest_kind(held)}

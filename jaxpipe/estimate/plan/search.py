@@ -1,0 +1,217 @@
+"""The fastest ways of a space that fit: branch and bound, so that few are built and no faster one is missed.
+
+What a group of candidates takes at the least is known from the times of its actions alone, what a candidate takes from
+its schedule's placement, and what it does take from its schedule. Whatever takes least, as far as is known, is looked
+at next, and so becomes known better; what is known to be next in time is a row, if it fits. So bytes, for which a
+schedule has to be lowered, are counted of the rows and of what is faster than the last of them alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import count
+
+from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
+from jaxpipe.estimate.memory import fits, memory
+from jaxpipe.estimate.partition import balanced_partition
+from jaxpipe.estimate.plan.bounds import (
+    least_backward_s,
+    least_bytes,
+    least_of_any_s,
+    least_s,
+    pages_in_rows,
+    pages_of_one_microbatch,
+)
+from jaxpipe.estimate.plan.space import Space, even_split, legal_variants, orders_of
+from jaxpipe.estimate.plan.variants import Variant, legal_placement
+from jaxpipe.estimate.setting import placement_of
+from jaxpipe.estimate.step import Estimate, around_pipeline, estimate
+
+_STEPS = 4  # of a layer's time, to which the ends of the model are rounded where layers are spread
+_ROUNDING = 1e-9  # of a bound: sums of times differ by so much
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to train that fits.
+
+    Attributes:
+        estimate: of its step, and the setting.
+        held: of one device.
+    """
+
+    estimate: Estimate
+    held: Bytes
+
+    @property
+    def setting(self) -> Setting:
+        """What is set."""
+        return self.estimate.setting
+
+    @property
+    def step_s(self) -> float:
+        """What rows are ranked by."""
+        return self.estimate.step_s
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search found.
+
+    Attributes:
+        rows: the fastest first; of a candidate the partition and order of the mesh that are fastest.
+        space: that was searched.
+        num_looked_at: candidates whose bytes or step were counted; the others cannot be among the rows.
+        too_large: kind of bytes that is largest -> candidates that do not fit.
+        not_measured: candidates that the costs say nothing of.
+        nearest: what needs least of all that do not fit, or as far as it was counted; None where all do.
+    """
+
+    rows: tuple[Row, ...]
+    space: Space
+    num_looked_at: int
+    too_large: Counter[str]
+    not_measured: int
+    nearest: tuple[Setting, Bytes] | None
+
+
+def search(space: Space, source: TimeSource, *, top: int) -> Plan:
+    """The `top` fastest candidates of `space` that fit, or all that do where these are fewer.
+
+    Args:
+        space: what is tried.
+        source: of times.
+        top: rows that are asked for, >= 1.
+    """
+    frontier, seen = _Frontier(space, source), set()
+    rows: dict[int, Row] = {}  # candidate -> the fastest of its settings that fit
+    least: dict[int, tuple[Setting, Bytes]] = {}  # candidate -> of its settings that do not, what needs least
+    while len(rows) < top and (found := frontier.pop()):
+        seen.add(found.candidate)
+        if found.candidate in rows:
+            continue
+        if found.estimate is None:
+            held = _too_many_bytes(found.setting, pages_of_one_microbatch)
+            if held is None:
+                frontier.push(replace(found, estimate=estimate(found.setting, source)))
+                continue
+        else:
+            held = _too_many_bytes(found.setting, pages_in_rows) or memory(found.setting)
+            if fits(found.setting, held):
+                rows[found.candidate] = Row(found.estimate, held)
+                continue
+        if found.candidate not in least or held.total < least[found.candidate][1].total:
+            least[found.candidate] = found.setting, held
+    too_large = {candidate: found for candidate, found in least.items() if candidate not in rows}
+    return Plan(
+        rows=tuple(rows.values()),
+        space=space,
+        num_looked_at=len(seen),
+        too_large=Counter(largest_kind(held) for _, held in too_large.values()),
+        not_measured=frontier.num_not_measured,
+        nearest=min(too_large.values(), key=lambda found: found[1].total, default=None),
+    )
+
+
+def largest_kind(held: Bytes) -> str:
+    """Of the bytes of a device, the kind that takes most."""
+    return max(vars(held), key=lambda kind: getattr(held, kind))
+
+
+def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Setting]:
+    """The settings of a candidate, by partition and order of the mesh."""
+    scheduled = replace(group, schedule_name=variant.name, options=variant.options_for(times))
+    even = even_split(group.model.num_layers, legal_placement(variant, group.pipe).num_stages)
+    for layers_per_stage in dict.fromkeys((even, _balanced_by_time(group, variant, times))):
+        for order in orders_of(group):
+            yield replace(scheduled, layers_per_stage=layers_per_stage, order=order)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Settings of which nothing is known but what all schedules take at the least."""
+
+    setting: Setting
+    times: Times
+    least_s: float
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A setting of a candidate, with its step if that is known."""
+
+    candidate: int
+    setting: Setting
+    bound_s: float
+    estimate: Estimate | None = None
+
+    @property
+    def least_s(self) -> float:
+        return self.bound_s if self.estimate is None else self.estimate.step_s
+
+
+class _Frontier:
+    """What may come next: the one that takes least, as far as is known; groups open as they come."""
+
+    def __init__(self, space: Space, source: TimeSource):
+        self.num_not_measured = 0
+        self._source = source
+        self._numbers = count()
+        self._candidates = count()
+        self._heap: list[tuple[float, int, _Group | _Found]] = []
+        for group in space.groups:
+            try:
+                times = source.times(group)
+            except ConfigError:
+                self.num_not_measured += len(legal_variants(group))
+                continue
+            self.push(_Group(group, times, _rounded_down(least_of_any_s(group, times))))
+
+    def push(self, item: _Group | _Found) -> None:
+        """Of those that take the same the first comes first."""
+        heapq.heappush(self._heap, (item.least_s, next(self._numbers), item))
+
+    def pop(self) -> _Found | None:
+        """The next one; None where there is none."""
+        while self._heap:
+            _, _, item = heapq.heappop(self._heap)
+            if isinstance(item, _Found):
+                return item
+            for found in self._settings(item.setting, item.times):
+                self.push(found)
+        return None
+
+    def _settings(self, group: Setting, times: Times) -> Iterator[_Found]:
+        for variant in legal_variants(group):
+            candidate = next(self._candidates)
+            for setting in settings_of(group, variant, times):
+                bound_s = least_s(setting, times, around_pipeline(setting, self._source))
+                yield _Found(candidate, setting, _rounded_down(bound_s))
+
+
+def _rounded_down(seconds: float) -> float:
+    return seconds * (1.0 - _ROUNDING)
+
+
+def _too_many_bytes(setting: Setting, pages_of: Callable[[Setting], int]) -> Bytes | None:
+    """Some of the bytes of `setting`, where these alone do not fit; None where they do, and all have to be counted."""
+    least = least_bytes(setting, placement_of(setting), pages=pages_of(setting))
+    return None if fits(setting, least) else least
+
+
+def _balanced_by_time(group: Setting, variant: Variant, times: Times) -> tuple[int, ...]:
+    layer_s = times.layer_forward_s + least_backward_s(times)
+    ends = (times.embed_forward_s + times.embed_backward_s, times.head_s)
+    first, last = (round(_STEPS * end_s / layer_s) / _STEPS for end_s in ends)
+    return _balanced(group.model.num_layers, variant, group.pipe, first, last)
+
+
+@cache
+def _balanced(num_layers: int, variant: Variant, pipe: int, first: float, last: float) -> tuple[int, ...]:
+    held = [[stage for _, stage in chunks] for chunks in legal_placement(variant, pipe).stages_of]
+    return balanced_partition([1.0] * num_layers, held, first=first, last=last)

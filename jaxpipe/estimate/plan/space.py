@@ -1,0 +1,197 @@
+"""All ways to train a config's model on a cluster that are tried: what is legal, and what is not, by reason.
+
+Goes in: a config and a topology. Comes out: groups of candidates that differ in nothing but the schedule, and the
+candidates of a group. Left to others: which of them fit, and how long a step takes (`search`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby
+
+from ml_collections import ConfigDict
+
+from jaxpipe.config import check
+from jaxpipe.config.base import AUTO
+from jaxpipe.config.mesh_checks import check_tensor
+from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import Setting, setting_of
+from jaxpipe.estimate.plan.variants import ALONE, Variant, placement_of, variants
+from jaxpipe.mesh.assignment import ORDERS, assign
+from jaxpipe.mesh.topology import Topology
+from jaxpipe.models.choices import RECOMPUTE
+
+Mesh = tuple[int, int, int]  # data, pipe, tensor
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is tried.
+
+    Attributes:
+        groups: settings of plain 1F1B, on whose schedule nothing depends.
+        num_gpus: of every mesh: all of the topology's, or the most that any legal mesh has.
+        illegal: reason -> candidates that it forbids.
+    """
+
+    groups: tuple[Setting, ...]
+    num_gpus: int
+    illegal: Counter[str]
+
+    @property
+    def num_candidates(self) -> int:
+        """Legal ones: one for each group, schedule and options."""
+        return sum(len(legal_variants(group)) for group in self.groups)
+
+
+def space_of(config: ConfigDict, topology: Topology) -> Space:
+    """All legal candidates; of `pipeline` and `mesh` nothing is taken from the config.
+
+    Raises:
+        ConfigError: model, data or optimizer cannot run, or no mesh is legal.
+    """
+    base, illegal = _base(config, topology), Counter()
+    tensors = []
+    for tensor in _divisors(topology.gpus_per_node):
+        if _tensor_divides(config, tensor):
+            tensors.append(tensor)
+        else:
+            illegal["values of tensor that do not divide the model"] += 1
+    meshes = _meshes(base, tensors)
+    recomputes = _recomputes(base)
+    groups = tuple(
+        replace(
+            base,
+            data=data,
+            pipe=pipe,
+            tensor=tensor,
+            num_microbatches=num_microbatches,
+            layers_per_stage=even_split(base.model.num_layers, pipe),
+            model=replace(base.model, recompute=recompute),
+        )
+        for data, pipe, tensor in meshes
+        for num_microbatches in _divisors(base.batch_size // data)
+        for recompute in recomputes
+    )
+    for group in groups:
+        for variant in variants() if group.pipe > 1 else ():
+            placement = placement_of(variant, group.pipe)
+            if placement is None:
+                illegal["the schedule is not for so many devices"] += 1
+            elif placement.num_stages > base.model.num_layers:
+                illegal["more stages than layers"] += 1
+    data, pipe, tensor = meshes[0]
+    return Space(groups, data * pipe * tensor, illegal)
+
+
+def legal_variants(group: Setting) -> tuple[Variant, ...]:
+    """The schedules that the pipelines of `group` can run, with options."""
+    return _legal_variants(group.pipe, group.model.num_layers)
+
+
+def orders_of(setting: Setting) -> tuple[str, ...]:
+    """Orders of the mesh that put GPUs to different places; of equal ones the first."""
+    topology = setting.topology
+    return _orders(setting.data, setting.pipe, setting.tensor, topology.gpus_per_node)
+
+
+@cache
+def _legal_variants(pipe: int, num_layers: int) -> tuple[Variant, ...]:
+    placements = {variant: placement_of(variant, pipe) for variant in variants()}
+    return tuple(variant for variant, found in placements.items() if found and found.num_stages <= num_layers)
+
+
+@cache
+def _orders(data: int, pipe: int, tensor: int, gpus_per_node: int) -> tuple[str, ...]:
+    found: dict[bytes, str] = {}
+    for order in ("contiguous", *ORDERS):
+        try:
+            assignment = assign(order, data=data, pipe=pipe, tensor=tensor, gpus_per_node=gpus_per_node)
+        except ConfigError:
+            continue
+        found.setdefault(assignment.gpus.tobytes(), order)
+    return tuple(found.values())
+
+
+def _base(config: ConfigDict, topology: Topology) -> Setting:
+    """The config's setting on one GPU without a pipeline, checked."""
+    plain = copy.deepcopy(config)
+    plain.model.recompute = "none"
+    plain.pipeline.update(
+        schedule=ALONE, options="", costs=AUTO, num_microbatches=1, layers_per_stage=AUTO, embedding_layers=0.0
+    )
+    plain.pipeline.head_layers = 0.0
+    plain.mesh.update(data=1, pipe=1, tensor=1, order="contiguous")
+    check(plain)
+    return setting_of(plain, topology)
+
+
+def _tensor_divides(config: ConfigDict, tensor: int) -> bool:
+    changed = copy.deepcopy(config)
+    changed.mesh.tensor = tensor
+    try:
+        check_tensor(changed)
+    except ConfigError:
+        return False
+    return True
+
+
+def _meshes(base: Setting, tensors: list[int]) -> list[Mesh]:
+    """Those of all GPUs, or of as many as any legal mesh has."""
+    for num_gpus in range(base.topology.num_gpus, 0, -1):
+        meshes = [
+            (num_gpus // tensor // pipe, pipe, tensor)
+            for tensor in tensors
+            if num_gpus % tensor == 0
+            for pipe in _divisors(num_gpus // tensor)
+            if pipe <= base.model.num_layers and base.batch_size % (num_gpus // tensor // pipe) == 0
+        ]
+        if meshes:
+            return meshes
+    raise AssertionError("a mesh of one GPU is legal")
+
+
+def _recomputes(base: Setting) -> tuple[str, ...]:
+    """What a model can compute again; without the scores of "xla" there is no attention to."""
+    return RECOMPUTE if base.model.attention == "xla" else tuple(r for r in RECOMPUTE if r != "attention")
+
+
+def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Counts that differ by one at most, the longer stages first."""
+    least, longer = divmod(num_layers, num_stages)
+    return (least + 1,) * longer + (least,) * (num_stages - longer)
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+_TIMES = ("forward=", "input_gradient=", "weight_gradient=")
+
+
+def schedule_in_words(setting: Setting) -> str:
+    """The schedule, and its options but for the times that its order is made for."""
+    options = [option for option in setting.options.split(",") if option and not option.startswith(_TIMES)]
+    return " ".join([setting.schedule_name, *options])
+
+
+def layers_in_words(layers_per_stage: Sequence[int]) -> str:
+    """How many stages hold how many layers.
+
+    Example:
+        >>> layers_in_words((4, 4, 5, 5, 5, 3))
+        '2x4 3x5 1x3'
+    """
+    return " ".join(f"{len(list(equal))}x{layers}" for layers, equal in groupby(layers_per_stage))
+
+
+def setting_in_words(setting: Setting) -> str:
+    """All that a row of a plan decides, but for the partition."""
+    return (
+        f"{schedule_in_words(setting)}, data {setting.data} x pipe {setting.pipe} x tensor {setting.tensor}, "
+        f"{setting.num_microbatches} microbatches of {setting.microbatch_size}, recompute {setting.model.recompute}"
+    )

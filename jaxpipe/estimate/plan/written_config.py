@@ -1,0 +1,121 @@
+"""A row of a plan as a config file that `train` and `compile` run: whole in itself, with the predicted numbers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from jaxpipe.config import base_config, check
+from jaxpipe.config.base import AUTO
+from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import Setting
+from jaxpipe.estimate.plan.search import Row
+
+_GIB = 2**30
+
+
+def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
+    """`config`, trained as `setting` has it; checked."""
+    planned = copy.deepcopy(config)
+    planned.model.recompute = setting.model.recompute
+    planned.pipeline.update(
+        schedule=setting.schedule_name,
+        options=setting.options,
+        costs=AUTO,
+        num_microbatches=setting.num_microbatches,
+        layers_per_stage=",".join(map(str, setting.layers_per_stage)),
+        embedding_layers=0.0,
+        head_layers=0.0,
+    )
+    if len(set(setting.layers_per_stage)) == 1:
+        planned.pipeline.layers_per_stage = AUTO
+    planned.mesh.update(data=setting.data, pipe=setting.pipe, tensor=setting.tensor, order=setting.order)
+    planned.mesh.platform = AUTO
+    check(planned, name="the planned config")
+    return planned
+
+
+def check_writable(path: str, *, overwrite: bool) -> None:
+    """Raises ConfigError unless a config can be written there, before the search, which takes a while."""
+    folder = Path(path).parent
+    if Path(path).suffix != ".py" or not os.access(folder, os.W_OK | os.X_OK) or Path(path).is_dir():
+        raise ConfigError(
+            f"cannot write --write_config={path}\n"
+            "  rule plan-output: its name ends in .py; its folder exists and can be written to\n"
+            "  repair: make the folder, or give another path, for example --write_config=planned.py"
+        )
+    if Path(path).exists() and not overwrite:
+        raise ConfigError(
+            f"--write_config={path} is there already\n"
+            "  rule plan-overwrite: a file is replaced only where that is asked for\n"
+            "  repair: give another path, or --overwrite too"
+        )
+
+
+def write_config(path: str, config: ConfigDict, row: Row, *, command: str) -> None:
+    """Writes the config of `row`.
+
+    Args:
+        path: checked by `check_writable`.
+        config: that was planned for.
+        row: of the plan.
+        command: that planned it, for the docstring.
+    """
+    Path(path).write_text(config_text(path, config, row, command=command))
+
+
+def config_text(path: str, config: ConfigDict, row: Row, *, command: str) -> str:
+    """The Python of a config file: a docstring with the prediction, and every field that is no default."""
+    planned = config_of(config, row.setting)
+    default = base_config(config.model.family)
+    lines = [
+        f"    config.{section}.{field} = {_written(planned[section][field])}"
+        for section, fields in default.items()
+        for field, value in fields.items()
+        if planned[section][field] != value
+    ]
+    first = f'    config = base_config("{config.model.family}")'
+    return "\n".join([*_docstring(path, row, command), *_BEGIN, first, *lines, *_END])
+
+
+_BEGIN = (
+    "",
+    "from ml_collections import ConfigDict",
+    "",
+    "from jaxpipe.config import base_config",
+    "",
+    "",
+    'def get_config(arg: str = "") -> ConfigDict:',
+    '    """The config; it takes no argument."""',
+    "    del arg",
+)
+_END = ("    return config", "")
+
+
+def _docstring(path: str, row: Row, command: str) -> list[str]:
+    setting, estimate = row.setting, row.estimate
+    hardware, stem = setting.topology.hardware, Path(path).stem
+    return [
+        f'"""{stem}: {setting.schedule_name}, planned for {setting.topology}.',
+        "",
+        f"Command:  python -m jaxpipe.train --config={_in_docstring(path)} --workdir=runs/{stem}",
+        f"Hardware: {setting.num_gpus} x {hardware.description}"
+        f" (data {setting.data} x pipe {setting.pipe} x tensor {setting.tensor})",
+        f"Time:     {estimate.step_s:.3f} s a step, {estimate.samples_per_s:.2f} sequences/s, as predicted",
+        f"Number:   MFU {estimate.mfu:.1%}, bubble ratio {estimate.bubble_ratio:.3f},"
+        f" {row.held.total / _GIB:.1f} of {hardware.memory_bytes / _GIB:.1f} GiB of a GPU, as predicted",
+        f"Source:   {_in_docstring(command)}",
+        '"""',
+    ]
+
+
+def _written(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _in_docstring(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

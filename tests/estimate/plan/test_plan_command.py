@@ -1,0 +1,156 @@
+"""`python -m jaxpipe.plan`: what it prints and writes, and its errors; the search has tests of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_space import TOPOLOGY, small_config
+
+from jaxpipe.config import check
+from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import Roofline, estimate, memory, setting_of
+from jaxpipe.estimate.plan.breakdown import best_against_second, plain_choices, shares_of
+from jaxpipe.estimate.plan.report import to_json, to_text
+from jaxpipe.estimate.plan.search import search
+from jaxpipe.estimate.plan.space import space_of
+from jaxpipe.estimate.plan.written_config import check_writable, config_of, config_text
+from jaxpipe.mesh.hardware import HARDWARE, RESERVE_BYTES
+
+SOURCE = Roofline(TOPOLOGY.hardware)
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return search(space_of(small_config(), TOPOLOGY), SOURCE, top=4)
+
+
+@pytest.fixture(scope="module")
+def told(plan):
+    return [shares_of(row.estimate, SOURCE) for row in plan.rows], plain_choices(plan.rows[0], SOURCE)
+
+
+def get_config(text: str):
+    names = {}
+    exec(compile(text, "planned.py", "exec"), names)
+    return names["get_config"]()
+
+
+def test_a_written_config_is_the_row(plan):
+    for row in plan.rows:
+        config = get_config(config_text("planned.py", small_config(), row, command='plan --x="\\n"'))
+        check(config)
+        assert setting_of(config, TOPOLOGY) == row.setting
+        planned = config_of(small_config(), row.setting)
+        assert config.to_dict() == planned.to_dict()
+
+
+def test_uneven_stages_are_written_too(plan):
+    row = plan.rows[0]
+    setting = replace(
+        row.setting, schedule_name="1f1b", options="", data=1, pipe=4, tensor=1, layers_per_stage=(3, 2, 2, 1)
+    )
+    setting = replace(setting, num_microbatches=4, order="pair_adjacent")
+    config = get_config(
+        config_text("planned.py", small_config(), replace(row, estimate=estimate(setting, SOURCE)), command="")
+    )
+    assert setting_of(config, TOPOLOGY) == setting
+
+
+def test_a_planned_config_has_no_costs_of_ends_left(plan):
+    config = small_config(lambda config: config.pipeline.update(head_layers=1.5, schedule="gpipe"))
+    assert config_of(config, plan.rows[0].setting).pipeline.head_layers == 0.0
+
+
+def test_shares_are_the_step(plan, told):
+    for row, shares in zip(plan.rows, told[0], strict=True):
+        assert sum(vars(shares).values()) == pytest.approx(row.step_s)
+        assert min(vars(shares).values()) >= -1e-9
+        assert (shares.tensor_s > 0) == (row.setting.tensor > 1)
+        assert (shares.reduction_s > 0) == (row.setting.data * row.setting.pipe > 1)
+
+
+def test_the_json_has_units_and_all_bytes(plan, told):
+    found = json.loads(json.dumps(to_json(plan, *told)))
+    assert found["hardware_bytes"] == HARDWARE["a100-80g"].memory_bytes
+    assert found["topology"] == "a100-80g:2x2"
+    assert found["num_gpus"] == 4
+    for row, ours in zip(found["rows"], plan.rows, strict=True):
+        assert row["data"] * row["pipe"] * row["tensor"] == 4
+        assert row["data"] * row["num_microbatches"] * row["microbatch_size"] == 4
+        assert sum(row["layers_per_stage"]) == 8
+        assert row["total_bytes"] == sum(row["bytes"].values()) == memory(ours.setting).total
+        assert row["samples_per_s"] == pytest.approx(4 / row["step_s"])
+        assert row["tokens_per_s"] == pytest.approx(4 * 8192 / row["step_s"])
+        assert sum(row["parts_s"].values()) == pytest.approx(row["step_s"])
+        assert row["bytes"][row["largest_kind"]] == max(row["bytes"].values())
+    assert [row["step_s"] for row in found["rows"]] == sorted(row["step_s"] for row in found["rows"])
+
+
+def test_what_is_not_there_is_told_by_how_much(plan, told):
+    for plain in told[1]:
+        assert (plain.slower_s is None) == (plain.over_bytes > 0)
+        assert plain.slower_s is None or plain.slower_s > -1e-9  # or it would be the best
+    text = to_text(plan, *told)
+    assert all(plain.sentence in text for plain in told[1])
+    difference = plan.rows[1].step_s - plan.rows[0].step_s
+    assert f"row 2 takes {difference:.3f} s" in best_against_second(*told[0][:2])
+
+
+def test_nothing_fits_is_said_with_what_is_nearest():
+    def large(config):
+        config.model.num_layers = 64
+
+    plan = search(space_of(small_config(large), TOPOLOGY), SOURCE, top=3)
+    assert not plan.rows
+    assert plan.nearest
+    assert plan.nearest[1].total + RESERVE_BYTES > TOPOLOGY.hardware.memory_bytes
+    assert "nothing fits" in to_text(plan, [], [])
+    assert to_json(plan, [], [])["rows"] == []
+
+
+def test_what_is_not_measured_is_left_out():
+    class OneTensor:
+        """As costs that were measured for one GPU alone."""
+
+        def times(self, setting):
+            if setting.tensor > 1:
+                raise ConfigError("not measured")
+            return SOURCE.times(setting)
+
+        def link(self, *, in_node):
+            return SOURCE.link(in_node=in_node)
+
+    plan = search(space_of(small_config(), TOPOLOGY), OneTensor(), top=3)
+    assert plan.not_measured > 0
+    assert {row.setting.tensor for row in plan.rows} == {1}
+
+
+def test_a_file_is_not_replaced_silently(tmp_path):
+    path = tmp_path / "planned.py"
+    check_writable(str(path), overwrite=False)
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="plan-overwrite"):
+        check_writable(str(path), overwrite=False)
+    check_writable(str(path), overwrite=True)
+    for wrong in (tmp_path / "planned.txt", tmp_path / "none" / "planned.py", tmp_path):
+        with pytest.raises(ConfigError, match="plan-output"):
+            check_writable(str(wrong), overwrite=True)
+
+
+def test_the_command_writes_what_it_prints(tmp_path):
+    path = tmp_path / "planned.py"
+    arguments = ["--config=configs/quickstart.py", "--topology=a100-80g:1x4", "--top=2", "--format=json"]
+    command = [sys.executable, "-m", "jaxpipe.plan", *arguments, f"--write_config={path}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    row = json.loads(done.stdout)["rows"][0]
+    config = get_config(path.read_text())
+    assert config.pipeline.schedule == row["schedule"]
+    assert (config.mesh.data, config.mesh.pipe, config.mesh.tensor) == (row["data"], row["pipe"], row["tensor"])
+    assert config.mesh.deterministic  # of the config that was planned for
+    assert config.model.hidden == 128

@@ -1,0 +1,133 @@
+"""The planner against every candidate there is: no faster one is missed, and no bound is broken."""
+
+from dataclasses import replace
+
+import pytest
+from small_space import TOPOLOGY, small_config
+
+from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import Roofline, estimate, fits, memory
+from jaxpipe.estimate.plan.bounds import least_bytes, least_of_any_s, least_s, pages_in_rows, pages_of_one_microbatch
+from jaxpipe.estimate.plan.search import search, settings_of
+from jaxpipe.estimate.plan.space import legal_variants, space_of
+from jaxpipe.estimate.plan.variants import placement_of
+from jaxpipe.estimate.step import around_pipeline
+from jaxpipe.mesh.hardware import RESERVE_BYTES
+from jaxpipe.mesh.topology import parse_topology
+
+SOURCE = Roofline(TOPOLOGY.hardware)
+
+
+@pytest.fixture(scope="module")
+def space():
+    return space_of(small_config(), TOPOLOGY)
+
+
+@pytest.fixture(scope="module")
+def every_setting(space):
+    """(group, times, variant, setting) of all candidates, in every partition and order of the mesh."""
+    return [
+        (group, times, variant, setting)
+        for group in space.groups
+        for times in (SOURCE.times(group),)
+        for variant in legal_variants(group)
+        for setting in settings_of(group, variant, times)
+    ]
+
+
+@pytest.fixture(scope="module")
+def best_steps(every_setting):
+    """[candidate] the shortest steps of those that fit, in order."""
+    steps = {}
+    for group, _, variant, setting in every_setting:
+        if fits(setting, memory(setting)):
+            step_s = estimate(setting, SOURCE).step_s
+            steps[group, variant] = min(step_s, steps.get((group, variant), step_s))
+    return sorted(steps.values())
+
+
+@pytest.mark.parametrize("top", [1, 5, 40])
+def test_the_rows_are_the_fastest_of_all_that_fit(space, best_steps, top):
+    plan = search(space, SOURCE, top=top)
+    assert [row.step_s for row in plan.rows] == pytest.approx(best_steps[:top])
+    for row in plan.rows:
+        assert row.held.total + RESERVE_BYTES <= TOPOLOGY.hardware.memory_bytes
+
+
+def test_all_that_fit_are_found_where_that_many_are_asked_for(space, best_steps):
+    plan = search(space, SOURCE, top=10**6)
+    assert len(plan.rows) == len(best_steps)
+    assert plan.num_looked_at == space.num_candidates == len(best_steps) + plan.too_large.total()
+    assert plan.too_large  # the space has both
+
+
+@pytest.mark.parametrize("source", [SOURCE, replace(SOURCE, nvlink_fraction=1e-5)], ids=["fast links", "slow links"])
+def test_no_step_is_shorter_than_its_bounds(every_setting, source):
+    for group, _, _, setting in every_setting:
+        times = source.times(group)
+        step_s = estimate(setting, source).step_s
+        bound_s = least_s(setting, times, around_pipeline(setting, source))
+        assert least_of_any_s(group, times) <= step_s * (1 + 1e-9), setting
+        assert bound_s <= step_s * (1 + 1e-9), setting
+
+
+def test_nothing_takes_fewer_bytes_than_its_bounds(every_setting):
+    for group, _, variant, setting in every_setting:
+        placement, held = placement_of(variant, group.pipe), memory(setting)
+        for pages in (pages_of_one_microbatch(setting), pages_in_rows(setting)):
+            least = least_bytes(setting, placement, pages=pages)
+            for kind, size in vars(least).items():
+                assert size <= getattr(held, kind), (kind, setting)
+
+
+def test_a_mesh_takes_all_gpus_or_the_most_that_divide():
+    def odd(config):
+        config.data.batch_size = 5
+        config.model.num_layers = 2
+
+    assert space_of(small_config(), TOPOLOGY).num_gpus == 4
+    # Of 7 GPUs in a node none divides 56 heads, 7 pipelines do not divide 5 sequences, 7 stages are more than 2 layers.
+    assert space_of(small_config(odd), parse_topology("a100-80g:1x7")).num_gpus == 5
+
+
+def test_a_tensor_that_does_not_divide_is_left_out():
+    space = space_of(small_config(), parse_topology("a100-80g:1x6"))
+    assert {group.tensor for group in space.groups} == {1, 2}
+    assert space.illegal["values of tensor that do not divide the model"] == 2
+
+
+def plan_of_four_thousand_gpus(*, batch_size: int, num_layers: int, top: int):
+    def large(config):
+        config.data.batch_size = batch_size
+        config.model.num_layers = num_layers
+
+    topology = parse_topology("h100-80g:512x8")
+    return search(space_of(small_config(large), topology), Roofline(topology.hardware), top=top)
+
+
+def test_four_thousand_gpus_are_no_trouble():
+    plan = plan_of_four_thousand_gpus(batch_size=1024, num_layers=4, top=3)
+    assert [row.setting.num_gpus for row in plan.rows] == [4096] * 3
+
+
+@pytest.mark.slow
+def test_nor_are_pipelines_of_many_stages():
+    plan = plan_of_four_thousand_gpus(batch_size=2048, num_layers=64, top=10)
+    assert [row.setting.num_gpus for row in plan.rows] == [4096] * 10
+
+
+def test_a_model_that_cannot_run_is_refused():
+    def broken(config):
+        config.model.num_heads = 3
+
+    with pytest.raises(ConfigError, match="hidden-per-head"):
+        space_of(small_config(broken), TOPOLOGY)
+
+
+def test_of_pipeline_and_mesh_nothing_is_taken():
+    def other(config):
+        config.pipeline.update(schedule="gpipe", num_microbatches=4, head_layers=2.0)
+        config.mesh.update(pipe=2, data=2, order="contiguous")
+        config.model.recompute = "full"
+
+    assert space_of(small_config(other), TOPOLOGY).groups == space_of(small_config(), TOPOLOGY).groups
