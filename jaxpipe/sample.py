@@ -18,7 +18,7 @@ from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.config import model_config
 from jaxpipe.config.base import MASKED_FAMILIES
 from jaxpipe.config.command_line import run
-from jaxpipe.config.model_section import FIELDS
+from jaxpipe.config.model import FIELDS
 from jaxpipe.config.tokenizer import tokenizer_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import LanguageModel
