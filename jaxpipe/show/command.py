@@ -8,18 +8,18 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jaxpipe.drawing import chrome_trace, memory, png, svg
+from jaxpipe.drawing.html.compare import to_html
+from jaxpipe.drawing.placement import show_placement
+from jaxpipe.drawing.summary import COST_NAMES, Figures, show_json, show_text
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, simulate
-from jaxpipe.schedules.balance import least_bound, row_peaks
 from jaxpipe.schedules.csv_form import read_csv, to_csv
-from jaxpipe.schedules.json_form import read_json
+from jaxpipe.schedules.files import read_json
 from jaxpipe.schedules.methods.option import parse_options
-from jaxpipe.schedules.render import chrome_trace, memory, png, svg
+from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 from jaxpipe.schedules.rules import check
-from jaxpipe.show.figures import COST_NAMES, Figures, show_json, show_text
 from jaxpipe.show.flags import parse
-from jaxpipe.show.page import to_html
-from jaxpipe.show.placement import show_placement
 from jaxpipe.show.running import exit_code
 
 

@@ -14,7 +14,7 @@ from jaxpipe.estimate.step import _seconds
 from jaxpipe.estimate.times import ring_s
 from jaxpipe.mesh.hardware import HARDWARE
 from jaxpipe.models.flops import model_flops
-from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.schedule import Kind
 
 LAYER = Times(
     layer_forward_s=1.0,

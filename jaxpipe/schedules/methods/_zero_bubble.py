@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jaxpipe.schedules.methods.option import Options
-from jaxpipe.schedules.orders.capped_search import capped
+from jaxpipe.schedules.ordering.memory_bounded import capped
 from jaxpipe.schedules.placement import Placement, zig_zag
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.times import Times

@@ -6,10 +6,9 @@ from jaxpipe.schedules.methods._early_forwarding import early_forwarding
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import Option, Options, at_least, one_of
 from jaxpipe.schedules.option_checks import check_truth
-from jaxpipe.schedules.phantoms import next_multiple, without_phantoms
+from jaxpipe.schedules.passes.rows import next_multiple, with_sync, without_phantoms
 from jaxpipe.schedules.placement import bidirectional, looped, zig_zag
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.sync import with_sync
 
 SCALINGS = ("concatenate", "figure", "early_forwarding")
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules.balance import POLICIES, UNITS, balance, check_options, least_bound, row_peaks
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
 from jaxpipe.schedules.methods.option import Option, Options, at_least, one_of
 from jaxpipe.schedules.option_checks import check_truth
+from jaxpipe.schedules.passes.balance import POLICIES, UNITS, balance, check_options, least_bound, row_peaks
 from jaxpipe.schedules.schedule import Schedule
 
 LEAST_DEVICES = 4

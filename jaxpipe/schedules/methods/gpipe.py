@@ -1,9 +1,8 @@
 """GPipe: all forwards, then all backwards."""
 
-from jaxpipe.schedules.action import Action, Kind
 from jaxpipe.schedules.methods.method import TABLE_2, Formula, Method
 from jaxpipe.schedules.placement import linear
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
 
 def gpipe(*, num_devices: int, num_microbatches: int) -> Schedule:

@@ -2,8 +2,7 @@
 
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import Option, at_least
-from jaxpipe.schedules.orders.chain_rows import route_of, rows_of
-from jaxpipe.schedules.orders.list_scheduling import Preference, list_schedule
+from jaxpipe.schedules.ordering.whole_backwards import Preference, list_schedule, route_of, rows_of
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Schedule
 

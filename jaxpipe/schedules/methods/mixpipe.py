@@ -8,11 +8,10 @@ from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.methods.method import BITPIPE_TEXT, Formula, Method
 from jaxpipe.schedules.methods.option import Option, Options
 from jaxpipe.schedules.option_checks import check_truth
-from jaxpipe.schedules.orders.chain_rows import num_chains, route_of, rows_of
-from jaxpipe.schedules.orders.list_scheduling import Preference, best_order
+from jaxpipe.schedules.ordering.whole_backwards import Preference, best_order, num_chains, route_of, rows_of
+from jaxpipe.schedules.passes.rows import with_sync
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.sync import with_sync
 
 LEAST_INJECTED = 2  # one of either direction
 

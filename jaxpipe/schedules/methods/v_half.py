@@ -20,7 +20,7 @@ our I; block and bound as in github.com/sail-sg/zero-bubble. The resulting sched
 from jaxpipe.schedules.methods._zero_bubble import every_devices, v_shape, zero_bubble
 from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import TIMES
-from jaxpipe.schedules.orders.building_block import v_half_block
+from jaxpipe.schedules.ordering.memory_bounded import v_half_block
 
 SOURCE = "controllable memory, arXiv 2405.15362, and the same repository; its bubbles are approximate"
 

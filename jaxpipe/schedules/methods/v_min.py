@@ -23,7 +23,7 @@ from jaxpipe.schedules.methods._zero_bubble import every_devices, v_shape, zero_
 from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import TIMES
 from jaxpipe.schedules.methods.v_half import SOURCE
-from jaxpipe.schedules.orders.building_block import v_min_block
+from jaxpipe.schedules.ordering.memory_bounded import v_min_block
 
 METHOD = Method(
     name="v_min",

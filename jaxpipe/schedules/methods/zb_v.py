@@ -21,7 +21,7 @@ from jaxpipe.schedules.methods._zero_bubble import every_devices, v_shape, zero_
 from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import TIMES
 from jaxpipe.schedules.methods.zb_h1 import SOURCE
-from jaxpipe.schedules.orders.building_block import zb_v_block
+from jaxpipe.schedules.ordering.memory_bounded import zb_v_block
 
 METHOD = Method(
     name="zb_v",
