@@ -17,7 +17,7 @@ from formulas import ROWS, Formula, Row
 from experiments.pages import markdown
 from jaxpipe.drawing.summary import Summary, asked_messages, sent_messages
 from jaxpipe.schedules import Costs, build, peak_activations
-from jaxpipe.schedules.options import read_options
+from jaxpipe.schedules.methods.options import read_options
 
 NUM_DEVICES, NUMS_MICROBATCHES = 8, (8, 32)
 NUM_LAYERS = 32  # of the model, on all devices together

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from jaxpipe.drawing.summary import Summary, asked_messages, sent_messages
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, costs_of_stages, peak_activations, split_backward
-from jaxpipe.schedules.options import read_options
+from jaxpipe.schedules.methods.options import read_options
 
 NUM_DEVICES, NUM_MICROBATCHES = 8, 32
 NUM_LAYERS = 32  # of the model, on all devices together; EVICT and LOAD move pages, one a layer

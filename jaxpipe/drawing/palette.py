@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpipe.schedules import Kind, Schedule
-from jaxpipe.schedules.action import COMPUTE_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 2008)
     Kind.F: "#1b6ca8",

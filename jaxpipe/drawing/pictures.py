@@ -20,6 +20,7 @@ INK = "#1a1a1a"
 _DPI = 160
 # Text stays text in an SVG. One family, because matplotlib writes all of them beside each label.
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "jaxpipe", "font.sans-serif": ["DejaVu Sans"]}
+_NO_METADATA = {"svg": dict.fromkeys(("Creator", "Date", "Format", "Type")), "pdf": {"CreationDate": None}}
 _LEGEND = {"loc": "lower left", "fontsize": 8, "frameon": False, "borderaxespad": 0}
 
 
@@ -53,7 +54,6 @@ def encode(figure: Figure, form: str) -> bytes:
     import matplotlib
 
     buffer = io.BytesIO()
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with matplotlib.rc_context(_SETTINGS):
-        figure.savefig(buffer, format=form, metadata=dates.get(form))
+    with matplotlib.rc_context(_SETTINGS):  # pyright: ignore[reportArgumentType]: names of settings are str
+        figure.savefig(buffer, format=form, metadata=_NO_METADATA.get(form))
     return buffer.getvalue()

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpipe.lowering import IDLE, Replay, RoundTable
 from jaxpipe.schedules import NO_MICROBATCH, Action, Costs, Kind, Schedule, Stored, Timeline
-from jaxpipe.schedules.held_up import NOTHING, ROUNDING
+from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING
 
 _OWN, _PARKED, _IN_TRANSIT = range(3)  # parts of what a device stores, as in Stored
 

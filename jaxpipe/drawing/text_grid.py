@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpipe.schedules import Action, Costs, Kind, Timeline, simulate
-from jaxpipe.schedules.action import COMPUTE_KINDS, MOVE_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, MOVE_KINDS
 
 IDLE = "..."
 _MAX_CELLS_PER_ACTION = 8

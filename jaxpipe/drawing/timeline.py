@@ -35,8 +35,9 @@ _POINTS = 72  # points of an inch
 
 
 def svg(timeline: Timeline) -> str:
-    """The text of an SVG picture of `timeline`, from `simulate(schedule, costs)`; its words can be searched."""
-    return encode(_figure(timeline), "svg").decode()
+    """The `<svg>` element of a picture of `timeline`, from `simulate(schedule, costs)`; its words can be searched."""
+    text = encode(_figure(timeline), "svg").decode()
+    return text[text.index("<svg") :]
 
 
 def png(timeline: Timeline) -> bytes:
@@ -141,8 +142,8 @@ def _write_numbers(axes: Axes, style: Style, tracks: Tracks, boxes: Boxes) -> No
     microbatch = tracks.schedule.columns.microbatch
     for action in style.actions[~np.isnan(boxes.label[style.actions])].tolist():
         axes.text(
-            boxes.label[action],
-            middle[action],
+            float(boxes.label[action]),
+            float(middle[action]),
             str(microbatch[action]),
             color=INK if boxes.is_beside[action] else style.ink,
             fontsize=font_size,

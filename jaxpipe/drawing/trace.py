@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpipe.drawing.tracks import Tracks
 from jaxpipe.schedules import NO_MICROBATCH, Kind, Timeline
-from jaxpipe.schedules.action import COMPUTE_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 TRACE_TIME_PER_UNIT = 1000.0  # the format counts microseconds: one unit of cost is shown as 1 ms
 

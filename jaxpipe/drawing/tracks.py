@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from jaxpipe.schedules import NO_MICROBATCH, Schedule, Timeline
-from jaxpipe.schedules.action import COMPUTE_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 THIN = 0.6  # height of a track of transfers
 

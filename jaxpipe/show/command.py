@@ -14,10 +14,10 @@ from jaxpipe.drawing.placement import show_placement
 from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, simulate
-from jaxpipe.schedules.balance import least_bound, row_peaks
 from jaxpipe.schedules.csv_form import read_csv, to_csv
-from jaxpipe.schedules.json_form import read_json
-from jaxpipe.schedules.options import read_options
+from jaxpipe.schedules.files import read_json
+from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 from jaxpipe.schedules.rules import check
 from jaxpipe.show.flags import parse
 from jaxpipe.show.running import exit_code

@@ -204,7 +204,7 @@ def test_output_file_holds_what_is_printed(capsys, tmp_path, form):
         ([*SMALL, "--option=key"], "rule schedule-options: key=value"),
         ([*SMALL, "--forward=-1"], "'-1' is not a time"),
         ([*SMALL, "--backward=nan"], "'nan' is not a time"),
-        ([*SMALL, "--format=pdf"], "invalid choice: 'pdf'"),
+        ([*SMALL, "--format=jpg"], "invalid choice: 'jpg'"),
         ([*SMALL, "--format=png"], "give --output=FILE too"),
         ([*SMALL, "--format=memory"], "give --output=FILE too, ending in .png or .svg"),
         ([*SMALL, "--format=memory", "--output=memory.txt"], "give --output=FILE too, ending in .png or .svg"),

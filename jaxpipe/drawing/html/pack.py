@@ -19,8 +19,7 @@ import numpy as np
 from jaxpipe.drawing.html.panels import Panel
 from jaxpipe.drawing.palette import HUES, NAMES, STORED, styles
 from jaxpipe.schedules import Kind
-from jaxpipe.schedules.held_up import ROUNDING
-from jaxpipe.schedules.idle import Idle, idle
+from jaxpipe.schedules.analysis.bubbles import ROUNDING, Idle, idle
 
 _SCRIPTS = ("data", "view", "tracks", "paint", "memory", "detail", "overlay", "panel", "controls", "main")
 _IDLE = {"before": "waits for its first action", "between": "waits in between", "after": "is done"}

@@ -13,8 +13,8 @@ import numpy as np
 from jaxpipe.drawing.program_clock import critical_predecessors, program_stored, program_timeline
 from jaxpipe.lowering import RoundTable, replay
 from jaxpipe.schedules import Costs, Schedule, Stored, Timeline, simulate, stored
-from jaxpipe.schedules.dependencies import dependencies
-from jaxpipe.schedules.held_up import held_up
+from jaxpipe.schedules.analysis.bubbles import held_up
+from jaxpipe.schedules.analysis.dependencies import dependencies
 
 ASYNCHRONOUS = "asynchronous"
 PROGRAM = "program"
