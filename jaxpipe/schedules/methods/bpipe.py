@@ -5,9 +5,9 @@ from dataclasses import replace
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
-from jaxpipe.schedules.methods.option import Option, Options, at_least, one_of
+from jaxpipe.schedules.methods.option import Option, Options, at_least, left_to_the_method
 from jaxpipe.schedules.option_checks import check_truth
-from jaxpipe.schedules.passes.balance import POLICIES, UNITS, balance, check_options, least_bound, row_peaks
+from jaxpipe.schedules.passes.balance import balance, check_options, least_bound, row_peaks
 from jaxpipe.schedules.schedule import Schedule
 
 LEAST_DEVICES = 4
@@ -85,9 +85,9 @@ METHOD = Method(
     "with the same digits; D >= 4",
     paper="Kim et al., BPipe, ICML 2023; the bound as in Obscura, USENIX ATC 2025",
     options=(
-        Option("bound", at_least(1), default_text="ceil((D+2)/2)"),
-        Option("unit", one_of(UNITS), note="or `microbatch`"),
-        Option("policy", one_of(POLICIES), note="or `oldest`, with `unit=microbatch`"),
+        Option("bound", at_least(0), default_text="ceil((D+2)/2)"),
+        Option("unit", left_to_the_method, note="or `microbatch`"),
+        Option("policy", left_to_the_method, note="or `oldest`, with `unit=microbatch`"),
         Option("overlapped", check_truth, note="with `unit=microbatch`"),
     ),
     least_devices=LEAST_DEVICES,

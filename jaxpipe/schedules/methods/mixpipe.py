@@ -6,7 +6,7 @@ from itertools import product
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.methods.method import BITPIPE_TEXT, Formula, Method
-from jaxpipe.schedules.methods.option import Option, Options
+from jaxpipe.schedules.methods.option import Option, Options, left_to_the_method
 from jaxpipe.schedules.option_checks import check_truth
 from jaxpipe.schedules.ordering.whole_backwards import Preference, best_order, num_chains, route_of, rows_of
 from jaxpipe.schedules.passes.rows import with_sync
@@ -90,10 +90,6 @@ def _for_room(num_devices: int, room: float) -> tuple[int, ...]:
     return tuple(dict.fromkeys((min(max(LEAST_INJECTED, int(room)), most), most)))
 
 
-def _check_injected(method: str, option: str, value: object) -> None:
-    """Its range depends on the devices: `_check` knows both."""
-
-
 def _check(num_devices: int, options: Options) -> None:
     injected, most = options["injected"], _most_injected(num_devices)
     if injected == "max" or num_devices % 2:
@@ -121,7 +117,7 @@ METHOD = Method(
     summary="the same, with up to K microbatches on a device (our reading: the paper's rule is not public)",
     paper="Zhang et al., MixPipe, DAC 2023",
     options=(
-        Option("injected", _check_injected, for_room=_for_room, others=(2,), note="K"),
+        Option("injected", left_to_the_method, for_room=_for_room, others=(2,), note="K"),
         Option("eager_sync", check_truth),
     ),
     even_devices=True,

@@ -63,6 +63,10 @@ def one_of(choices: Sequence[str]) -> Check:
     return lambda method, option, value: check_choice(method, option, value, choices)
 
 
+def left_to_the_method(method: str, option: str, value: object) -> None:
+    """Checks nothing: what is legal depends on the devices or other options, and `Method.check` knows them."""
+
+
 TIMES = tuple(Option(name, check_time) for name in ("forward", "input_gradient", "weight_gradient"))
 """The times of a stage's F, I and W, in any one unit, of a method whose order is made for them."""
 
