@@ -20,8 +20,8 @@ from jaxpipe.compile import absent_gpus, compile_step, report
 from jaxpipe.config import check
 from jaxpipe.lowering import RoundTable, lower, replay
 from jaxpipe.lowering.lower import _Problem
+from jaxpipe.lowering.parking import without_transfers
 from jaxpipe.lowering.rounds import periodic_rounds
-from jaxpipe.lowering.transfers import without_transfers
 from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.schedules import Costs, Schedule, build, simulate
 

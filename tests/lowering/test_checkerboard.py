@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxpipe.lowering import lower
-from jaxpipe.lowering.checkerboard import checkerboard_rounds
-from jaxpipe.lowering.transfers import without_transfers
+from jaxpipe.lowering.parking import without_transfers
+from jaxpipe.lowering.rounds import checkerboard_rounds
 from jaxpipe.schedules import Kind, Schedule, build
 
 CASES = [

@@ -8,13 +8,12 @@ from interpreter import interpret
 from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.couplings import Meetings, meetings
 from jaxpipe.lowering.exchange import with_exchange
-from jaxpipe.lowering.fitted import fitted_rounds
+from jaxpipe.lowering.fitted import fitted_rounds, latest_starts
 from jaxpipe.lowering.lower import _Problem
-from jaxpipe.lowering.meetings import Meetings, meetings
+from jaxpipe.lowering.parking import without_transfers
 from jaxpipe.lowering.replay import replay_makespans
-from jaxpipe.lowering.slack import latest_starts
-from jaxpipe.lowering.transfers import without_transfers
 from jaxpipe.schedules import Costs, Kind, Schedule, build, linear, parse_action, simulate
 
 ALL_PLACEMENTS = {**PLACEMENTS, **TWO_WAYS}

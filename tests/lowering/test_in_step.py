@@ -6,11 +6,10 @@ from user_schedules import random_schedule
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.exchange import with_exchange
-from jaxpipe.lowering.in_step import IN_STEP_ROUNDS, in_step_rounds
 from jaxpipe.lowering.lower import _Problem
+from jaxpipe.lowering.parking import without_transfers
 from jaxpipe.lowering.replay import replay_makespans
-from jaxpipe.lowering.rounds import in_forwards
-from jaxpipe.lowering.transfers import without_transfers
+from jaxpipe.lowering.rounds import IN_STEP_ROUNDS, in_forwards, in_step_rounds
 from jaxpipe.schedules import Costs, Schedule, bidirectional, build, linear, looped, parse_action, simulate, zig_zag
 
 PLACEMENTS = {

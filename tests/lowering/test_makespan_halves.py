@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from jaxpipe.lowering import lower
-from jaxpipe.lowering.in_step import IN_STEP_ROUNDS, in_step_rounds
 from jaxpipe.lowering.lower import _Problem
 from jaxpipe.lowering.replay import replay_makespans
-from jaxpipe.lowering.rounds import in_forwards
+from jaxpipe.lowering.rounds import IN_STEP_ROUNDS, in_forwards, in_step_rounds
 from jaxpipe.schedules import Costs, Schedule, build, simulate, split_backward
 
 NAMES = ("zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v")

@@ -9,8 +9,8 @@ from interpreter import interpret
 
 from jaxpipe.lowering import RoundTable, lower, replay
 from jaxpipe.lowering.lower import _Problem
+from jaxpipe.lowering.parking import without_transfers
 from jaxpipe.lowering.rounds import periodic_rounds
-from jaxpipe.lowering.transfers import without_transfers
 from jaxpipe.schedules import Costs, build, simulate
 
 GRID = [*product((4, 5, 6, 7, 8), range(1, 26)), *product((9, 16), (1, 8, 15, 16, 17, 33, 65)), (33, 64)]
