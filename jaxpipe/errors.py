@@ -1,15 +1,15 @@
-"""The errors that users see, and their five-part form: where, what, rule, picture, repair.
+"""The errors that users see, and their five parts: where, what, rule, picture, repair.
 
-Every error that jaxpipe can foresee is one of these, raised before anything is compiled. Later come only a
-TrainingError, from the numbers of a run, a DataError and a CheckpointError, from files, and a LostProcess.
+jaxpipe raises one of these for every error that it can foresee, before anything is compiled. Only four can come later:
+TrainingError (the numbers of a run), DataError and CheckpointError (its files) and LostProcess.
 """
 
 
 class JaxpipeError(ValueError):
-    """Base of all errors that jaxpipe raises for something the user can mend.
+    """Base of all errors that jaxpipe raises for something the user can repair; `explain` lays out their text.
 
     Attributes:
-        exit_status: of a command that ends with it.
+        exit_status: what a command returns that ends with this error.
     """
 
     exit_status = 2
@@ -28,11 +28,11 @@ class ConfigError(JaxpipeError):
 
 
 class TrainingError(JaxpipeError):
-    """A run has left the finite numbers, or cannot write its own, so that going on would be useless."""
+    """The losses of a run are no longer finite, or its metrics cannot be written."""
 
 
 class DataError(JaxpipeError):
-    """A file of tokens or of text is damaged, or holds what the model has no words for."""
+    """A file of tokens or text is damaged, or holds tokens outside the model's vocabulary."""
 
 
 class CheckpointError(JaxpipeError):
@@ -40,9 +40,34 @@ class CheckpointError(JaxpipeError):
 
 
 class LostProcess(JaxpipeError):  # noqa: N818  # it says what happened
-    """Another process of the run has not come, has ended or is stuck, so that this one cannot go on."""
+    """Another process of the run did not join, has ended or is stuck, so this one cannot continue."""
 
-    exit_status = 76  # so that a scheduler may start the run again
+    exit_status = 76  # a scheduler may start the run again
+
+
+def explain(what: str, *, rule: str, repair: str, picture: str = "") -> str:
+    """The text of an error in its five parts: where and what, rule, picture, repair.
+
+    Args:
+        what: where the error is and what is wrong; one sentence, more lines are indented.
+        rule: the rule that is broken, as "name: what always holds".
+        repair: what the user can do.
+        picture: lines that show the error; their own indentation is kept.
+
+    Example:
+        >>> print(explain(
+        ...     "mesh.pipe=3 for model.num_layers=2",
+        ...     rule="layer-per-stage: every stage holds at least one layer",
+        ...     picture="3 stages, 2 layers",
+        ...     repair="set mesh.pipe=2 or less",
+        ... ))
+        mesh.pipe=3 for model.num_layers=2
+          rule layer-per-stage: every stage holds at least one layer
+              3 stages, 2 layers
+          repair: set mesh.pipe=2 or less
+    """
+    lines = [what.replace("\n", "\n  "), f"  rule {rule}", *(f"      {line}" for line in picture.splitlines())]
+    return "\n".join([*lines, f"  repair: {repair}"])
 
 
 def closest(name: str, known: list[str]) -> str:

@@ -16,7 +16,7 @@ from formulas import ROWS, Formula, Row
 
 from experiments.pages import markdown
 from jaxpipe.schedules import Costs, build, peak_activations
-from jaxpipe.schedules.options import read_options
+from jaxpipe.schedules.methods.options import read_options
 from jaxpipe.show.figures import Figures
 from jaxpipe.show.sent import asked_messages, sent_messages
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, costs_of_stages, peak_activations, split_backward
-from jaxpipe.schedules.options import read_options
+from jaxpipe.schedules.methods.options import read_options
 from jaxpipe.show.figures import Figures
 from jaxpipe.show.sent import asked_messages, sent_messages
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpipe.lowering.body import Pair, permutes_of
 from jaxpipe.lowering.rounds import LOCAL_ROUNDS
-from jaxpipe.schedules.dependencies import dependencies
+from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.schedule import Schedule
 
 MAX_TURNS = 4  # in which devices meet their neighbours one by one; with more, a body is too long

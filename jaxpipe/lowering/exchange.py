@@ -15,9 +15,8 @@ from itertools import count
 import numpy as np
 
 from jaxpipe.lowering.body import Segment, Sends, in_lanes
-from jaxpipe.schedules.action import COMPUTE_KINDS, Kind
-from jaxpipe.schedules.phantoms import next_multiple
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.passes.rows import next_multiple
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,10 +18,9 @@ import numpy as np
 
 from jaxpipe.lowering.couplings import Couplings, Distance, RoundConstraints
 from jaxpipe.lowering.rounds import LOCAL_ROUNDS
-from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.dependencies import dependencies
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Costs, Timeline, simulate
+from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.analysis.simulate import Costs, Timeline, simulate
+from jaxpipe.schedules.schedule import Kind, Schedule
 
 _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
 

@@ -31,10 +31,9 @@ from jaxpipe.lowering.rounds import (
     periodic_rounds,
 )
 from jaxpipe.lowering.table import RoundTable
-from jaxpipe.schedules.action import COMPUTE_KINDS, Kind
-from jaxpipe.schedules.phantoms import next_multiple
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.passes.rows import next_multiple
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
 MAX_BODY_ROUNDS = 8
 # A fold is evaluated at several costs, since the program is compiled before they are known: halves of a backward as

@@ -15,8 +15,7 @@ import numpy as np
 
 from jaxpipe.lowering.lifetimes import allocate_per_device
 from jaxpipe.lowering.parking import NO_PARKED_PAGES, ParkedPages
-from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.schedule import Columns, Schedule
+from jaxpipe.schedules.schedule import Columns, Kind, Schedule
 
 
 class Span(enum.Enum):

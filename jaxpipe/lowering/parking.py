@@ -19,9 +19,8 @@ import numpy as np
 
 from jaxpipe.lowering.body import Sends, in_lanes
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS
-from jaxpipe.schedules.action import Action, Kind
-from jaxpipe.schedules.dependencies import dependencies
-from jaxpipe.schedules.schedule import Columns, Schedule
+from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.schedule import Action, Columns, Kind, Schedule
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,8 @@ from jaxpipe.lowering.exchange import ExchangeGrids, GradientExchange, exchange_
 from jaxpipe.lowering.inbox import Inbox, allocate_inbox
 from jaxpipe.lowering.pages import Pages, Span, allocate_pages
 from jaxpipe.lowering.parking import ParkedPages
-from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.dependencies import Dependencies, dependencies
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
+from jaxpipe.schedules.schedule import Kind, Schedule
 
 IDLE = -1
 

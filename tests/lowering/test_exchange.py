@@ -10,8 +10,8 @@ from legal_devices import TWO_REPLICAS, variants
 from user_schedules import TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.lowering.exchange import Exchange
 from jaxpipe.lowering.body import in_lanes
+from jaxpipe.lowering.exchange import Exchange
 from jaxpipe.schedules import Kind, Schedule, build
 
 VARIANTS = [variant for variant in variants(2, 6) if variant[0] in TWO_REPLICAS]

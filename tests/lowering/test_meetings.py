@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
-from jaxpipe.lowering.couplings import NEVER, Meetings, meetings
 from jaxpipe.lowering.body import permutes_of
+from jaxpipe.lowering.couplings import NEVER, Meetings, meetings
 from jaxpipe.schedules import build, looped
 
 LINE = (frozenset({(0, 1), (1, 0), (2, 3), (3, 2)}), frozenset(), frozenset({(1, 2), (2, 1)}), frozenset())

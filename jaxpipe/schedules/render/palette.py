@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.schedules.action import COMPUTE_KINDS, Kind
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
 HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 2008)
     Kind.F: "#1b6ca8",
@@ -60,7 +59,7 @@ def styles(schedule: Schedule) -> list[Style]:
     """The styles that `schedule` needs, in the order of kinds, replicas, chunks; every action is in one.
 
     Example:
-        >>> from jaxpipe.schedules.registry import build
+        >>> from jaxpipe.schedules.methods.registry import build
         >>> [style.label for style in styles(build("gpipe", num_devices=2, num_microbatches=2))]
         ['forward', 'backward']
     """

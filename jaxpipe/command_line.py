@@ -1,0 +1,230 @@
+"""What all commands share: flags from the command line, output to a file or the terminal, an exit status from an error.
+
+Imports no JAX, since some commands only show schedules. Commands that take a config add `jaxpipe.config.command_line`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from absl import flags
+from absl.flags import FlagValues
+
+from jaxpipe.errors import ConfigError, JaxpipeError, closest, explain
+from jaxpipe.whole_file import write_whole
+
+HELP = ("--help", "-h", "--helpfull", "--helpshort")
+
+
+def run(
+    command: Callable[[FlagValues], int | None],
+    *,
+    define_flags: Callable[[FlagValues], None],
+    usage: str | None,
+    arguments: Sequence[str] | None = None,
+    positional: Sequence[str] = (),
+    required: Mapping[str, str] | None = None,
+) -> int:
+    """Parses the flags and runs `command`; returns the exit status of the process.
+
+    Args:
+        command: the command, given its parsed flags; returns an exit status, None for 0.
+        define_flags: defines the command's flags on the FlagValues that it is given.
+        usage: what --help prints before the flags, the docstring of the command's module.
+        arguments: without the program's name; None takes those of this process.
+        positional: names of flags whose values may stand without `--NAME=`, in this order.
+        required: flags that must be given, name -> an example of a value.
+
+    Example:
+        >>> def define(values):
+        ...     flags.DEFINE_integer("num_devices", 4, "Devices on the pipe axis.", flag_values=values)
+        >>> run(lambda values: print(values.num_devices), define_flags=define, usage="", arguments=["--num_devices=8"])
+        8
+        0
+    """
+
+    def parse_and_run() -> int | None:
+        values = FlagValues()
+        define_flags(values)
+        return command(parse(values, arguments, usage=usage, positional=positional, required=required))
+
+    return exit_status(parse_and_run)
+
+
+def exit_status(call: Callable[[], int | None]) -> int:
+    """Calls `call` and returns its exit status, None counting as 0; prints a JaxpipeError and returns the error's."""
+    try:
+        return call() or 0
+    except JaxpipeError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_status
+
+
+def parse(
+    values: FlagValues,
+    arguments: Sequence[str] | None,
+    *,
+    usage: str | None,
+    positional: Sequence[str] = (),
+    required: Mapping[str, str] | None = None,
+) -> FlagValues:
+    """Sets `values`, the defined flags, from `arguments`; see `run` for these. With --help it prints and exits with 0.
+
+    Raises:
+        ConfigError: an argument is no flag, its value is of another type, or a required one is missing.
+        JaxpipeError: whatever a flag's own parser raises.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if set(HELP).intersection(arguments):
+        print(_help(values, usage))
+        sys.exit(0)
+    values.set_gnu_getopt(True)  # flags may stand behind what is positional
+    try:
+        rest = values(["command", *arguments])[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise _unknown_flag(error.flagname, list(values)) from error
+    except flags.Error as error:
+        if own := _own_error(error):
+            raise own from None
+        raise ConfigError(
+            explain(
+                f"the command line cannot be read: {error}",
+                rule="flags: --name=VALUE, with a VALUE of the flag's type",
+                repair="correct this argument; --help lists the flags",
+            )
+        ) from error
+    for name, value in zip(positional, rest, strict=False):
+        values[name].parse(value)
+    check_nothing_left(rest[len(positional) :])
+    for name, example in (required or {}).items():
+        if values[name].value in (None, "", []):
+            raise missing(name, example)
+    return values
+
+
+def missing(flag: str, example: str) -> ConfigError:
+    """The error for a required flag that is not given."""
+    return ConfigError(
+        explain(
+            f"--{flag} is missing",
+            rule=f"flags: --{flag}=VALUE must be given",
+            repair=f"add for example --{flag}={example}",
+        )
+    )
+
+
+def check_nothing_left(rest: Sequence[str]) -> None:
+    """Raises ConfigError if arguments are left that belong to no flag."""
+    if rest:
+        argument = rest[0]
+        repair = f"write --{argument.lstrip('-')}" if "=" in argument else "join it to its flag with =, or leave it out"
+        raise ConfigError(
+            explain(
+                f"the argument {argument!r} belongs to no flag",
+                rule="flags: every argument is --name=VALUE",
+                picture=f"left over: {' '.join(rest)}",
+                repair=repair,
+            )
+        )
+
+
+def write_output(content: str | bytes, path: str | None) -> None:
+    """Writes `content` to the file `path`, or to the terminal where that is empty.
+
+    A reader that has seen enough, as `head`, is no error.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    if path:
+        target = Path(path).resolve()
+        try:
+            if target.exists() and not target.is_file():  # /dev/stdout, a pipe
+                target.write_bytes(content.encode() if isinstance(content, str) else content)
+            else:
+                write_whole(target, content)
+        except OSError as error:
+            raise ConfigError(
+                explain(
+                    f"cannot write {path!r}: {error.strerror}",
+                    rule="output: a file in a folder that exists and can be written to",
+                    repair="make the folder, or give another path",
+                )
+            ) from None
+        return
+    try:
+        sys.stdout.write(content if isinstance(content, str) else content.decode())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stderr.close()  # so that Python does not complain at its end
+
+
+class NumberParser(flags.ArgumentParser):
+    """Parses a flag that is a finite number, 0 or more, or above 0."""
+
+    def __init__(self, what: str, *, is_positive: bool):
+        """Makes the parser of a flag.
+
+        Args:
+            what: "time" or "size", for the message.
+            is_positive: whether 0 is refused.
+        """
+        self._what, self._is_positive = what, is_positive
+        self.syntactic_help = "a finite number, above 0" if is_positive else "a finite number, 0 or more"
+
+    def parse(self, argument: str | float) -> float:
+        """The number that `argument` says.
+
+        Raises:
+            ValueError: it says none, or one outside the range.
+        """
+        try:
+            number = float(argument)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf or (self._is_positive and number == 0):
+            raise ValueError(f"{argument!r} is not a {self._what}: give {self.syntactic_help}")
+        return number
+
+
+def define_number(
+    values: FlagValues, name: str, default: float | None, help_text: str, *, what: str, is_positive: bool
+) -> None:
+    """Defines the flag `name` of a finite number; see `NumberParser` for `what` and `is_positive`."""
+    parser = NumberParser(what, is_positive=is_positive)
+    flags.DEFINE(parser, name, default, help_text, values, flags.ArgumentSerializer())
+
+
+def _help(values: FlagValues, usage: str | None) -> str:
+    """The usage of a command and a line for each of its flags, in the order of their definition."""
+    own = [values[name] for name in values if name not in ("flagfile", "undefok") and "." not in name]
+    lines = [
+        f"  --{flag.name}: {' '.join(flag.help.split())}"
+        + (f" (default: {flag.default_as_str})" if flag.default else "")
+        for flag in own
+    ]
+    return "\n".join([(usage or "").strip(), "", "flags:", *lines])
+
+
+def _own_error(error: BaseException | None) -> JaxpipeError | None:
+    """The JaxpipeError that absl wrapped, as one that a config file raises."""
+    found = None
+    while error is not None:
+        found = error if isinstance(error, JaxpipeError) else found
+        error = error.__context__
+    return found
+
+
+def _unknown_flag(name: str, known: list[str]) -> ConfigError:
+    guess = closest(f"--{name}", [f"--{other}" for other in known])
+    return ConfigError(
+        explain(
+            f"no flag --{name}.{guess}",
+            rule="flags: every argument is --name=VALUE of a flag of this command",
+            picture=f"flags: {', '.join(f'--{other}' for other in sorted(known))}",
+            repair="use one of them; --help says what they mean",
+        )
+    )
