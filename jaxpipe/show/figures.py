@@ -66,7 +66,7 @@ class Figures:
         return {
             "makespan": float(replay(self.table, self.costs).makespan),
             "num_rounds": int(self.table.num_rounds),
-            "body_rounds": int(self.table.body_rounds),
+            "body_rounds": int(self.table.num_body_rounds),
             "num_slots": self.table.num_slots,
             "permutes_per_step": int(self.table.permutes_per_step),
         }

@@ -37,8 +37,8 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
         chosen = columns.is_kind(*kinds)
         add(columns.device[chosen], time[chosen], _OWN, sign * unit)
     for rounds, source, target, at_source, at_target in (
-        (parked.leaves, parked.home, parked.partner, _OWN, _PARKED),
-        (parked.returns, parked.partner, parked.home, _PARKED, _OWN),
+        (parked.evict_round, parked.home, parked.partner, _OWN, _PARKED),
+        (parked.load_round, parked.partner, parked.home, _PARKED, _OWN),
     ):
         add(source, times.start[rounds, source], at_source, -page)
         add(target, times.end[rounds, target], at_target, page)

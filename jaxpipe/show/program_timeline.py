@@ -66,14 +66,14 @@ def _travelling(table: RoundTable) -> list[tuple[int, int, Action]]:
     """(round, device, what travels), in order, each once however many pages or layers it has."""
     parked, exchange, columns = table.parked, table.exchange, table.schedule.columns
     found = set()
-    for kind, rounds in ((Kind.EVICT, parked.leaves), (Kind.LOAD, parked.returns)):
+    for kind, rounds in ((Kind.EVICT, parked.evict_round), (Kind.LOAD, parked.load_round)):
         stage, microbatch, replica = (
             getattr(columns, name)[parked.backward].tolist() for name in ("stage", "microbatch", "replica")
         )
         for round_, home, *named in zip(rounds.tolist(), parked.home.tolist(), stage, microbatch, replica, strict=True):
             found.add((round_, home, Action(kind, *named)))
-    for devices, chunks in ((exchange.moves.source, exchange.given), (exchange.moves.target, exchange.received)):
-        for round_, device, chunk in zip(exchange.moves.round.tolist(), devices.tolist(), chunks.tolist(), strict=True):
+    for devices, chunks in ((exchange.sends.source, exchange.send_chunk), (exchange.sends.target, exchange.recv_chunk)):
+        for round_, device, chunk in zip(exchange.sends.round.tolist(), devices.tolist(), chunks.tolist(), strict=True):
             replica, stage = table.schedule.placement.stages_of[device][chunk]
             found.add((round_, device, Action(Kind.SYNC, stage, NO_MICROBATCH, replica)))
     return sorted(found)
@@ -90,11 +90,11 @@ def held_up_in_rounds(table: RoundTable, times: Replay, costs: Costs) -> np.ndar
     rounding = ROUNDING * times.makespan
     waited = times.end > times.start + duration + rounding
     index = table.grid(np.arange(len(table.rounds)), otherwise=NOTHING)
-    coupled = [_coupled(table, position) for position in range(table.body_rounds)]
+    coupled = [_coupled(table, position) for position in range(table.num_body_rounds)]
     devices = np.arange(schedule.num_devices)
     since = np.full(schedule.num_devices, NOTHING)  # [device] the action whose end began its present round
     held = np.full(len(table.rounds), NOTHING)
-    for round_, position in enumerate(table.position.tolist()):
+    for round_, position in enumerate(table.body_round.tolist()):
         here = index[round_]
         held[here[here >= 0]] = since[here >= 0]
         latest = np.where(coupled[position], times.start[round_], -np.inf).argmax(axis=1)
@@ -106,7 +106,7 @@ def held_up_in_rounds(table: RoundTable, times: Replay, costs: Costs) -> np.ndar
 def _coupled(table: RoundTable, position: int) -> np.ndarray:
     """[device, device] whether the permutes of a body position make the first wait for the second, or for itself."""
     met = np.eye(table.schedule.num_devices, dtype=bool)
-    for permutes in (table.permutes, table.transfers, table.exchanges):
+    for permutes in (table.permutes, table.page_permutes, table.gradient_permutes):
         for pairs in permutes[position]:
             partners = np.eye(table.schedule.num_devices, dtype=bool)
             for source, target in pairs:

@@ -20,16 +20,18 @@ def sent(table: RoundTable) -> Transfers:
         table: every stage of the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
-    lanes_out, lanes_back = np.split(table.parked.moves.lane, 2)
-    num_repetitions = np.bincount(table.position, minlength=table.body_rounds)
+    lanes_out, lanes_back = np.split(table.parked.sends.lane, 2)
+    num_repetitions = np.bincount(table.body_round, minlength=table.num_body_rounds)
 
     def slots(rounds: np.ndarray, lane: np.ndarray) -> np.ndarray:
-        position, _, home = np.unique(np.stack([table.position[rounds], lane, table.parked.home]), axis=1)
+        position, _, home = np.unique(np.stack([table.body_round[rounds], lane, table.parked.home]), axis=1)
         carried = np.zeros(table.schedule.num_devices)
         np.add.at(carried, home, num_repetitions[position] / table.layers_per_stage[0])
         return carried
 
-    return Transfers(evicted=slots(table.parked.leaves, lanes_out), loaded=slots(table.parked.returns, lanes_back))
+    return Transfers(
+        evicted=slots(table.parked.evict_round, lanes_out), loaded=slots(table.parked.load_round, lanes_back)
+    )
 
 
 def sent_gradients(table: RoundTable) -> np.ndarray:
@@ -42,9 +44,9 @@ def sent_gradients(table: RoundTable) -> np.ndarray:
         table: every stage of the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
-    num_repetitions = np.bincount(table.position, minlength=table.body_rounds).tolist()
+    num_repetitions = np.bincount(table.body_round, minlength=table.num_body_rounds).tolist()
     layers = np.zeros(table.schedule.num_devices)
-    for repetitions, lanes in zip(num_repetitions, table.exchanges, strict=True):
+    for repetitions, lanes in zip(num_repetitions, table.gradient_permutes, strict=True):
         for source, _ in itertools.chain.from_iterable(lanes):
             layers[source] += repetitions
     return layers / table.layers_per_stage[0]
@@ -59,7 +61,7 @@ def asked_messages(table: RoundTable) -> np.ndarray:
 def sent_messages(table: RoundTable) -> np.ndarray:
     """[device] messages that one step's permutes carry away from it, those that nobody asked for too."""
     carried = np.zeros(table.schedule.num_devices, dtype=int)
-    for position in table.position.tolist():
+    for position in table.body_round.tolist():
         for source, _ in itertools.chain.from_iterable(table.permutes[position]):
             carried[source] += 1
     return carried
