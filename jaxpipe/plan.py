@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config.command_line import require, run
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import read_costs
@@ -26,7 +27,6 @@ from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.estimate.plan.written_config import check_writable, write_config
 from jaxpipe.estimate.roofline import Roofline
-from jaxpipe.mesh.topology import parse_topology
 
 FLAGS = flags.FLAGS
 

@@ -25,7 +25,7 @@ from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import build_schedule, check
 from jaxpipe.config.command_line import define_process_flags, require, run
 from jaxpipe.huggingface import copied_name, copy_origin
-from jaxpipe.processes import Together, log_to, say
+from jaxpipe.distributed import Together, log_to, say
 from jaxpipe.schedules import simulate
 from jaxpipe.schedules.render import svg
 from jaxpipe.training import workdir

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpipe.bench import memory
-from jaxpipe.bench.formula import layer_bytes
-from jaxpipe.bench.problem import make_problem
 from jaxpipe.config import base_config, check, model_config
+from jaxpipe.measure import memory
+from jaxpipe.measure.formula import layer_bytes
+from jaxpipe.measure.problem import make_problem
 from jaxpipe.training import setup
 from jaxpipe.training.setup import build_pipeline
 

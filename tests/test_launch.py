@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpipe.launch.lines import Lines
+from jaxpipe.distributed.supervisor import Lines
 
 ROOT = Path(__file__).parent.parent
 LONG_S = 60.0  # what ends at once may take so long on a busy machine

@@ -21,9 +21,9 @@ from step_cells import GROUPS, NUM_DEVICES, config_of
 from step_predictions import TOPOLOGY, Prediction, measured, predictions
 
 from experiments.pages import markdown, page_parser, put_between, write_files
-from jaxpipe.bench import pinned
-from jaxpipe.bench.allocator import keep_freed_memory
 from jaxpipe.estimate import setting_of
+from jaxpipe.measure import pinned
+from jaxpipe.measure.timing import keep_freed_memory
 
 FOLDER = Path(__file__).parent
 PAGE, RAW = FOLDER / "README.md", FOLDER / "timed.json"

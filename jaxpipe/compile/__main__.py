@@ -15,12 +15,12 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile.gpus import absent_gpus, check_compilable, check_plugin
 from jaxpipe.compile.report import report, to_text
 from jaxpipe.compile.step import compile_step
 from jaxpipe.config import check
 from jaxpipe.config.command_line import require, run
-from jaxpipe.mesh.topology import parse_topology
 
 FLAGS = flags.FLAGS
 

@@ -69,7 +69,7 @@ def require(flag: str, arguments: Sequence[str], *, example: str) -> str:
 
 
 def define_process_flags() -> None:
-    """Defines the flags by which several processes find each other; see `jaxpipe.processes.join`."""
+    """Defines the flags by which several processes find each other; see `jaxpipe.distributed.join`."""
     flags.DEFINE_string(
         "coordinator_address", None, "HOST:PORT of process 0; without it jax looks for SLURM, Kubernetes or Open MPI."
     )

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
+from jaxpipe.distributed.supervisor import Group
 from jaxpipe.errors import ConfigError, JaxpipeError
-from jaxpipe.launch.group import Group
 
 FLAGS = flags.FLAGS
 OWN = ("coordinator_address", "num_processes", "process_id")

@@ -18,15 +18,13 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxpipe.bench import pinned
-from jaxpipe.bench.allocator import keep_freed_memory
 from jaxpipe.config import check
 from jaxpipe.config.command_line import require, run
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import Measurement
-from jaxpipe.measure import output
-from jaxpipe.measure.devices import devices_to_measure
-from jaxpipe.measure.measurement import measure
+from jaxpipe.measure import output, pinned
+from jaxpipe.measure.measurement import devices_to_measure, measure
+from jaxpipe.measure.timing import keep_freed_memory
 
 FLAGS = flags.FLAGS
 

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.processes import Together
+from jaxpipe.distributed import Together
 from jaxpipe.schedules import Schedule, to_json, write_schedule
 
 SCHEDULE = "schedule.json"  # in the run's folder

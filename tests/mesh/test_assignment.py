@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from jaxpipe.cluster.assignment import ORDERS, assign
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh.assignment import ORDERS, assign
 
 TENSORS = (1, 2, 4)
 

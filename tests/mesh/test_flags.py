@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
-from jaxpipe.mesh import flags
-from jaxpipe.mesh.flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags, is_known
+from jaxpipe.mesh import xla_flags as flags
+from jaxpipe.mesh.xla_flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags, is_known
 
 ALL_FLAGS = GPU_FLAGS | DETERMINISTIC_GPU_FLAGS | CPU_FLAGS
 SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
@@ -16,7 +16,7 @@ UNKNOWN = "xla_gpu_enable_latency_hiding"  # the beginning of one that is known
 
 START = """
 import warnings
-from jaxpipe.mesh.flags import add_flags
+from jaxpipe.mesh.xla_flags import add_flags
 {statement}
 import jax
 print(len(jax.devices("cpu")), "devices")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxpipe.mesh.hardware import HARDWARE, peak_flops_per_s
+from jaxpipe.cluster.hardware import HARDWARE, peak_flops_per_s
 
 
 # TFLOP/s of NVIDIA's data sheets, without sparsity.

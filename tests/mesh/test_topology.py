@@ -2,9 +2,9 @@
 
 import pytest
 
+from jaxpipe.cluster.hardware import HARDWARE, target_config
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh.hardware import HARDWARE, target_config
-from jaxpipe.mesh.topology import parse_topology
 
 
 def test_a_topology_goes_round():

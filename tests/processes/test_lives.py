@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxpipe.processes.lives import Life, Lives, parse
+from jaxpipe.distributed.liveness import Life, Lives, parse
 
 LIMIT_S = 30.0
 

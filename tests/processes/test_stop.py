@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from jaxpipe.processes.stop import Stop
-from jaxpipe.processes.store import Store
+from jaxpipe.distributed.join import Store
+from jaxpipe.distributed.stop import Stop
 
 
 @pytest.fixture

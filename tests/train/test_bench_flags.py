@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxpipe.bench.pinned import check_process
 from jaxpipe.errors import ConfigError
+from jaxpipe.measure.pinned import check_process
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
-from jaxpipe.bench.formula import layer_bytes
-from jaxpipe.bench.problem import Problem
 from jaxpipe.compile.hlo import whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
 from jaxpipe.config import model_config
+from jaxpipe.measure.formula import layer_bytes
+from jaxpipe.measure.problem import Problem
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.storage import Storage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from types import FrameType, TracebackType
 
-from jaxpipe.processes.store import Store
+from jaxpipe.distributed.join import Store
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FOLDER = "stop/"

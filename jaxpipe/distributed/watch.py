@@ -8,20 +8,21 @@ it is the lost one. Left to others: who is lost (`lives`).
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
+from jaxpipe.distributed.join import Processes, Store, leave, reaches_first
+from jaxpipe.distributed.liveness import Life, Lives, Loss, parse
+from jaxpipe.distributed.log import log
 from jaxpipe.errors import JaxpipeError, LostProcess
-from jaxpipe.processes.abort import at_abort
-from jaxpipe.processes.join import Processes, leave, reaches_first
-from jaxpipe.processes.lives import Life, Lives, Loss, parse
-from jaxpipe.processes.log import log
-from jaxpipe.processes.store import Store
 
 DECIDED_AT = 0.75  # of the bound: the rest is for telling it and ending
 SUSPECTED_AT = 0.5  # of the time after which a process is lost
@@ -157,3 +158,23 @@ def _end(message: str, status: int) -> None:
     log(text)
     print(f"\n{text}", file=sys.stderr)
     leave(status)
+
+
+# MERGED: The last word before the C++ runtime ends this process.
+# MERGED:
+# MERGED: jax aborts a process the moment that the coordination service, which process 0 holds, is gone, and says so in terms of
+# MERGED: its own. What an abort says first is set here.
+# MERGED:
+
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
+_kept = []  # the C side holds no reference
+
+
+def at_abort(call: Callable[[], None]) -> None:
+    """Runs `call` when this process aborts, in the thread that does; where it returns, the abort goes on.
+
+    A handler of Python's `signal` would wait for the main thread, which an abort never lets run again.
+    """
+    handler = _HANDLER(lambda number: call())
+    _kept.append(handler)
+    ctypes.CDLL(None).signal(int(signal.SIGABRT), handler)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxpipe.cluster.orders import divisors, pair_adjacent, replicas_together
 from jaxpipe.errors import ConfigError, closest
-from jaxpipe.mesh.pair_adjacent import divisors, pair_adjacent
-from jaxpipe.mesh.replicas_together import replicas_together
 
 ORDERS = ("pair_adjacent", "replicas_together", "contiguous")
 

@@ -6,8 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from jaxpipe.cluster.hardware import HARDWARE, Hardware
 from jaxpipe.errors import ConfigError, closest
-from jaxpipe.mesh.hardware import HARDWARE, Hardware
 
 
 @dataclass(frozen=True)

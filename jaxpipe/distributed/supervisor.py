@@ -6,19 +6,18 @@ for what they print, and looks ten times a second after them and after signals.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import IO
-
-from jaxpipe.launch.lines import Lines
-from jaxpipe.launch.orphans import end_with_parent
 
 STOPPED = 75  # of a process that has stopped on request, its checkpoint saved; EX_TEMPFAIL of <sysexits.h>
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -201,3 +200,68 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
+
+
+# MERGED: What a process prints, cut into whole lines with its number before each.
+# MERGED:
+# MERGED: A progress bar ends its lines with a carriage return, so that the next one is written over it; they stay such lines.
+# MERGED: Left to others: where they are written.
+# MERGED:
+
+# After a line's end; of a carriage return that nothing follows yet, nobody knows whether a newline does.
+_ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?=[^\n])")
+
+
+class Lines:
+    """The lines of one stream of one process, from pieces that end anywhere."""
+
+    def __init__(self, process: int):
+        """Of the process with number `process`."""
+        self._prefix = f"[{process}] ".encode()
+        self._rest = b""
+        self._shown = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """The lines that `piece` completes, and what has come of a progress bar."""
+        *whole, self._rest = _ENDS.split(self._rest + piece)
+        lines = [line for line in whole if line.strip() or line.endswith(b"\n")]
+        if lines and lines[0] == self._shown:
+            del lines[0]
+        if whole:
+            self._shown = b""
+        # A bar returns before it writes, not after: to wait for its end is to be late by one.
+        if whole and whole[-1].endswith(b"\r") and self._rest.strip():
+            self._shown = self._rest.rstrip(b"\r") + b"\r"
+            lines.append(self._shown)
+        return b"".join(self._prefix + line for line in lines)
+
+    def end(self) -> bytes:
+        """What has no end when the stream has."""
+        rest, self._rest = self._rest.rstrip(b"\r"), b""
+        return self._prefix + rest + b"\n" if rest.strip() else b""
+
+
+# MERGED: A process that ends with the one that started it, however that one ends, be it by SIGKILL.
+# MERGED:
+# MERGED: Linux alone can do so (prctl(2), PR_SET_PDEATHSIG); elsewhere a launcher that is killed leaves its processes behind.
+# MERGED:
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def end_with_parent() -> Callable[[], None] | None:
+    """What a new process is to call before it becomes another program; None where there is no such call.
+
+    The signal comes when the thread ends that started the process: start it from one that lives as long as its process.
+    Nothing else may run in threads then, as in every process that is forked.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # looked up here: a forked process should do little
+
+    def call() -> None:
+        prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != parent:  # it has ended in between, and no signal will come
+            os._exit(1)
+
+    return call

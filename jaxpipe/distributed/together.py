@@ -6,12 +6,11 @@ import sys
 import traceback
 from types import TracebackType
 
+from jaxpipe.distributed.join import Store, join, leave
+from jaxpipe.distributed.log import log, only_log
+from jaxpipe.distributed.stop import Stop
+from jaxpipe.distributed.watch import Watch
 from jaxpipe.errors import JaxpipeError
-from jaxpipe.processes.join import join, leave
-from jaxpipe.processes.log import log, only_log
-from jaxpipe.processes.stop import Stop
-from jaxpipe.processes.store import Store
-from jaxpipe.processes.watch import Watch
 
 
 class Together:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxpipe.mesh.assignment import Assignment
-from jaxpipe.mesh.topology import Topology
+from jaxpipe.cluster.assignment import Assignment
+from jaxpipe.cluster.topology import Topology
 
 _MOST_LISTED = 8
 
@@ -32,8 +32,8 @@ def draw(
         sums: name -> the devices that, with those of all copies of the pipeline, add up what they have.
 
     Example:
-        >>> from jaxpipe.mesh.assignment import assign
-        >>> from jaxpipe.mesh.topology import parse_topology
+        >>> from jaxpipe.cluster.assignment import assign
+        >>> from jaxpipe.cluster.topology import parse_topology
         >>> print(draw([assign(pipe=4, gpus_per_node=2)], parse_topology("h200:2x2"),
         ...            labels={"stage": "0123"}, hops={"0->1": (0, 1), "1->2": (1, 2), "2->3": (2, 3)},
         ...            sums={"stage 0": (0, 3)}), end="")

@@ -20,13 +20,12 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxpipe.bench import pinned, processes
-from jaxpipe.bench.allocator import keep_freed_memory
-from jaxpipe.bench.memory import measure_memory
-from jaxpipe.bench.problem import make_problem
-from jaxpipe.bench.timing import median, timed
+from jaxpipe.measure import pinned
 from jaxpipe.config import check
 from jaxpipe.config.command_line import require, run
+from jaxpipe.measure.memory import measure_memory
+from jaxpipe.measure.problem import make_problem
+from jaxpipe.measure.timing import keep_freed_memory, median, timed
 from jaxpipe.training.setup import devices_of
 
 FLAGS = flags.FLAGS
@@ -45,13 +44,13 @@ def main(_: Sequence[str]) -> None:
     """One benchmark."""
     keep_freed_memory()
     config = FLAGS.config
-    pinned.check_process(FLAGS.process, FLAGS.coordinator, num_processes=FLAGS.num_processes)
+    pinned.check_process(FLAGS.process_id, FLAGS.coordinator_address, num_processes=FLAGS.num_processes)
     if FLAGS.num_processes > 1:
         config.mesh.data, config.mesh.pipe, config.mesh.tensor = 1, FLAGS.num_processes, 1
     check(config, name=config_flags.get_config_filename(FLAGS["config"]))
-    if FLAGS.process is not None:
-        pinned.join(FLAGS.process, num_processes=FLAGS.num_processes, coordinator=FLAGS.coordinator)
-        pinned.tell(processes.work(config, num_repeats=FLAGS.num_repeats))
+    if FLAGS.process_id is not None:
+        pinned.join(FLAGS.process_id, num_processes=FLAGS.num_processes, coordinator_address=FLAGS.coordinator_address)
+        pinned.tell(pinned.work(config, num_repeats=FLAGS.num_repeats))
         return
     numbers = {
         "schedule": config.pipeline.schedule,
