@@ -105,11 +105,7 @@ def _odd_nodes(data: int, pipe: int, places_per_node: int) -> int:
     return num_full * (places_per_node % 2) + rest % 2
 
 
-# MERGED: The order "replicas_together": all that hold a stage stand in one node, in both directions and in every copy.
-# MERGED:
-# MERGED: In go the mesh's shape and the GPUs of a node, out come places; a place is the GPUs of one tensor group. What else
-# MERGED: there is to choose from, `assignment` says.
-# MERGED:
+# ---- replicas_together: all holders of a stage in one node, in both directions and all copies
 
 
 def replicas_together(data: int, pipe: int, tensor: int, gpus_per_node: int) -> list[tuple[int, int]]:

@@ -124,11 +124,8 @@ def leave(status: int) -> None:
     os._exit(status)
 
 
-# MERGED: A small table of texts that all processes of a run read and write.
-# MERGED:
-# MERGED: It is jax's own coordination service, which process 0 holds; jax offers no public way to it, so this file is the only
-# MERGED: one that knows the private one. With one process it is a dict.
-# MERGED:
+# ---- The key-value store that all processes of a run read and write. It is JAX's own coordination service, held by
+# process 0. JAX has no public way to it, so only this file uses the private one. With one process it is a dict.
 
 PREFIX = "jaxpipe/"
 FIRST_WITHIN_MS = 300_000

@@ -11,6 +11,7 @@ import os
 import re
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import IO
 
+JOIN_FLAGS = ("coordinator_address", "num_processes", "process_id")  # by which processes find each other
 STOPPED = 75  # of a process that has stopped on request, its checkpoint saved; EX_TEMPFAIL of <sysexits.h>
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_EVERY_S = 0.1
@@ -27,25 +29,52 @@ _PIECE_BYTES = 65536
 _ERASE_LINE = b"\x1b[K"  # of a progress bar of another process
 
 
+def commands_of(program: Sequence[str], arguments: Sequence[str], count: int) -> list[list[str]]:
+    """The command of each of `count` local processes that run one Python program and find each other.
+
+    Args:
+        program: what Python runs, as ("-m", "jaxpipe.train"); it takes the flags `JOIN_FLAGS`.
+        arguments: of the program, the same for all.
+        count: processes.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    values = [(address, count, process) for process in range(count)]
+    return [
+        [sys.executable, *program, *arguments, *(f"--{f}={v}" for f, v in zip(JOIN_FLAGS, value, strict=True))]
+        for value in values
+    ]
+
+
 class Group:
     """Processes that run one program together; a context manager, which leaves none of them behind.
 
     Each leads a process group of its own: Ctrl-C in a terminal reaches the launcher alone, which hands it on.
     """
 
-    def __init__(self, commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], *, grace_s: float):
-        """Says what to start.
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        environments: Sequence[Mapping[str, str]],
+        *,
+        grace_s: float,
+        outputs: tuple[IO[bytes], IO[bytes]] | None = None,
+    ):
+        """Notes what to start; `with` starts it.
 
         Args:
-            commands: of each process.
-            environments: likewise.
-            grace_s: how long after SIGTERM those that are left are killed, once one has failed.
+            commands: the command of each process.
+            environments: the environment of each process.
+            grace_s: seconds from SIGTERM to SIGKILL for those that are left, once one has failed.
+            outputs: where stdout and stderr of all processes go; by default this process's own.
         """
         self._commands, self._environments, self._grace_s = commands, environments, grace_s
         self._processes: list[subprocess.Popen[bytes]] = []
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._streams = selectors.DefaultSelector()
-        self._outputs: dict[int, IO[bytes]] = {1: sys.stdout.buffer, 2: sys.stderr.buffer}
+        out, err = outputs or (sys.stdout.buffer, sys.stderr.buffer)
+        self._outputs: dict[int, IO[bytes]] = {1: out, 2: err}
         self._erase = {number: _ERASE_LINE if output.isatty() else b"" for number, output in self._outputs.items()}
         self._caught: list[int] = []
         self._handlers: dict[int, object] = {}
@@ -202,11 +231,8 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-# MERGED: What a process prints, cut into whole lines with its number before each.
-# MERGED:
-# MERGED: A progress bar ends its lines with a carriage return, so that the next one is written over it; they stay such lines.
-# MERGED: Left to others: where they are written.
-# MERGED:
+# ---- Output lines. A progress bar ends its lines with a carriage return, so that the next one overwrites it; they
+# stay such lines.
 
 # After a line's end; of a carriage return that nothing follows yet, nobody knows whether a newline does.
 _ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?=[^\n])")
@@ -241,10 +267,8 @@ class Lines:
         return self._prefix + rest + b"\n" if rest.strip() else b""
 
 
-# MERGED: A process that ends with the one that started it, however that one ends, be it by SIGKILL.
-# MERGED:
-# MERGED: Linux alone can do so (prctl(2), PR_SET_PDEATHSIG); elsewhere a launcher that is killed leaves its processes behind.
-# MERGED:
+# ---- Orphans. On Linux a process ends with the one that started it, even one ended by SIGKILL (prctl(2),
+# PR_SET_PDEATHSIG); elsewhere a killed launcher leaves its processes behind.
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 

@@ -160,11 +160,8 @@ def _end(message: str, status: int) -> None:
     leave(status)
 
 
-# MERGED: The last word before the C++ runtime ends this process.
-# MERGED:
-# MERGED: jax aborts a process the moment that the coordination service, which process 0 holds, is gone, and says so in terms of
-# MERGED: its own. What an abort says first is set here.
-# MERGED:
+# ---- JAX aborts a process as soon as the coordination service, which process 0 holds, is gone, and reports that in
+# its own terms. `at_abort` prints ours first.
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _kept = []  # the C side holds no reference

@@ -110,8 +110,6 @@ def _link(devices: Sequence[Any], tensor: int, *, num_repeats: int) -> Link | No
     return link_between((first, others[0]), num_repeats=num_repeats)
 
 
-# MERGED: Which devices are timed: as many as share a layer, and one more for the link, where there is one.
-
 _COUNT_FLAG = "xla_force_host_platform_device_count"
 
 

@@ -1,25 +1,26 @@
-"""Several processes of one core and one thread each, which measure together; messages go through gloo on this machine.
+"""Measurements by several processes of one core and one thread each, with messages through gloo on this machine.
 
-The one that is called starts the others: the same command, with flags that say which each of them is. Process p runs on
-core p; the first prints what was found, which the one that started them reads.
+The command starts itself once more for each process, with flags that number them. Process p is pinned to core p.
+Process 0 prints the result as one marked line of JSON, which the command reads.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from absl import flags
+from absl.flags import FlagValues
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
+from jaxpipe.distributed.join import check_flags
+from jaxpipe.distributed.supervisor import Group, commands_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.measure.memory import measure_memory
 from jaxpipe.measure.problem import make_problem
@@ -29,30 +30,27 @@ _MARK = "jaxpipe.measure.pinned: "
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 
-def define_flags() -> None:
+def define_flags(values: FlagValues) -> None:
     """Defines --num_processes, and the flags that `launch` sets."""
-    flags.DEFINE_integer("num_processes", 1, "Processes of one core and one thread each.", lower_bound=1)
-    flags.DEFINE_integer("process", None, "Which of the processes this is; set by the first.")
-    flags.DEFINE_string("coordinator", None, "Where the processes meet; set by the first.")
+    help_text = "Processes of one core and one thread each."
+    flags.DEFINE_integer("num_processes", 1, help_text, lower_bound=1, flag_values=values)
+    flags.DEFINE_integer("process_id", None, "Number of this process; set by the launcher.", flag_values=values)
+    flags.DEFINE_string("coordinator_address", None, "Where the processes meet; set by the launcher.", values)
 
 
-def check_process(process: int | None, coordinator: str | None, *, num_processes: int) -> None:
-    """Raises ConfigError for flags of which one is missing, or a number outside."""
-    if process is None and coordinator is None:
-        return
-    if process is None or coordinator is None or not 0 <= process < num_processes:
-        raise ConfigError(
-            f"--process={process} and --coordinator={coordinator} with --num_processes={num_processes}\n"
-            "  rule bench-process: one of several processes has both, and its number is 0 .. num_processes-1\n"
-            "  repair: leave both out; --num_processes alone starts the processes, which set them"
-        )
+def is_launched(values: FlagValues) -> bool:
+    """Whether `launch` has started this process; raises ConfigError if only some of its flags are set."""
+    if values.process_id is None and values.coordinator_address is None:
+        return False
+    check_flags(values.coordinator_address, values.num_processes, values.process_id)
+    return True
 
 
 def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: int) -> Any:
-    """Starts the Python `program` with `arguments` in each process; what the first of them has told.
+    """Starts the Python `program` with `arguments` in each process; returns what process 0 told.
 
     Args:
-        program: as ("-m", "jaxpipe.bench"); it understands the flags above.
+        program: as ("-m", "jaxpipe.bench"); it takes the flags of `define_flags`.
         arguments: of the program.
         num_processes: 2 or more.
 
@@ -66,50 +64,34 @@ def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: i
             "  rule core-per-process: 2 or more processes, each with a core of its own\n"
             f"  repair: set --num_processes={max(2, len(cores))}, or leave it out for virtual devices in one process"
         )
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        coordinator = f"localhost:{free.getsockname()[1]}"
     environment = os.environ | {"XLA_FLAGS": _ONE_THREAD, "JAX_PLATFORMS": "cpu"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *program, *arguments, f"--process={p}", f"--coordinator={coordinator}"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for p in range(num_processes)
-    ]
-    outputs = [process.communicate() for process in processes]
-    for p, (process, (_, errors)) in enumerate(zip(processes, outputs, strict=True)):
-        if process.returncode:
-            raise ConfigError(f"process {p} of {num_processes} ended with code {process.returncode}:\n{errors[-4000:]}")
-    line = next(line for line in outputs[0][0].splitlines() if line.startswith(_MARK))
-    return json.loads(line.removeprefix(_MARK))
+    # The last --num_processes on a command line wins, and it is the same number.
+    commands = commands_of(program, arguments, num_processes)
+    outputs = io.BytesIO(), io.BytesIO()
+    with Group(commands, [environment] * num_processes, grace_s=1.0, outputs=outputs) as group:
+        code = group.wait()
+    found, errors = (output.getvalue().decode() for output in outputs)
+    if code:
+        raise ConfigError(f"one of {num_processes} processes ended with code {code}:\n{errors[-4000:]}")
+    (line,) = (line for line in found.splitlines() if line.startswith(f"[0] {_MARK}"))
+    return json.loads(line.removeprefix(f"[0] {_MARK}"))
 
 
-def join(process: int, *, num_processes: int, coordinator: str) -> None:
-    """Makes this one of the processes: on its core, with one device, and together with the others."""
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[process]})
+def join(values: Any) -> None:
+    """Joins the other processes, pinned to one core and with one device; `values` has the flags of `define_flags`."""
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[values.process_id]})
     jax.config.update("jax_num_cpu_devices", 1)
-    jax.distributed.initialize(coordinator, num_processes, process)
+    jax.distributed.initialize(values.coordinator_address, values.num_processes, values.process_id)
 
 
 def tell(found: Any) -> None:
-    """Tells `found`, as JSON has it, to the one that started the processes; said by the first of them alone."""
+    """Prints `found` as JSON for the command that launched the processes; only process 0 does."""
     if jax.process_index() == 0:
         print(_MARK + json.dumps(found), flush=True)
 
 
-# MERGED: The pipeline over several processes of one core and one thread each, against one such process.
-# MERGED:
-# MERGED: One device a process, messages through gloo on this machine. What holds of all such processes is in `pinned`.
-# MERGED:
-
-
-def work(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
-    """The numbers of this process, which has joined, measured together with the others; whole in the first alone."""
+def bench_step(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
+    """Times the pipelined step over all joined processes against the unpipelined step; {} on all but process 0."""
     num_processes, process = jax.process_count(), jax.process_index()
     problem = make_problem(config, tuple(jax.devices()))
     memory = measure_memory(problem)

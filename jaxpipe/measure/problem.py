@@ -94,9 +94,6 @@ def make_problem(config: ConfigDict, devices: tuple[Any, ...]) -> Problem:
     )
 
 
-# MERGED: The step that the pipeline is measured against: no stages, no schedule, one device.
-
-
 def unpipelined_loss_and_grads(
     model: LanguageModel, params: PyTree, batch: PyTree, scale: PyTree, key: jax.Array | None = None
 ) -> tuple[PyTree, PyTree]:

@@ -39,9 +39,6 @@ def median(timings: list[Timing]) -> Timing:
     )
 
 
-# MERGED: Several calls, timed by turns, so that a machine that slows down for a while slows them all down.
-
-
 def time_by_turns(calls: Sequence[Callable[[], Any]], *, num_repeats: int) -> list[list[Timing]]:
     """[call][repeat]: each call once, then each again; a first turn is not counted.
 
@@ -79,12 +76,6 @@ def _mean(timings: list[list[Timing]]) -> list[list[Timing]]:
     mean = np.asarray(multihost_utils.process_allgather(mine), np.float64).reshape(-1, *mine.shape).mean(axis=0)
     return [[Timing(*pair) for pair in found] for found in mean.tolist()]
 
-
-# MERGED: Keeps the memory that one step frees for the next, as JAX does on GPUs.
-# MERGED:
-# MERGED: By default glibc gives big buffers back to the system, which then clears every page of them once more in every step:
-# MERGED: several per cent of the processor time, more the more memory a step holds. That says nothing of the program.
-# MERGED:
 
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8

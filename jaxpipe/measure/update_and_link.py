@@ -53,8 +53,6 @@ def compile_update(stages: Stages) -> Callable[[], Any]:
     return update
 
 
-# MERGED: How long a message between two devices takes: latency and bytes a second, from messages of several sizes.
-
 SIZES_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 _NUM_MESSAGES = 8  # of one call, one after the other
 

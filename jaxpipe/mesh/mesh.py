@@ -41,7 +41,7 @@ def make_mesh(*, data: int = 1, pipe: int = 1, tensor: int = 1, devices: Sequenc
     return Mesh(np.array(found, dtype=object).reshape(shape), AXES)
 
 
-# MERGED: The devices of a run in the order of the mesh: applies an assignment to them.
+# ---- Device order: applies an assignment of jaxpipe.cluster to the devices of a run
 
 
 def order_devices(

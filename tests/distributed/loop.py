@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.distributed import Together
+from jaxpipe.distributed.together import Together
 
 MOST_STEPS = 10_000
 

@@ -13,7 +13,7 @@ from jax._src.clusters.k8s_cluster import K8sCluster
 
 ROOT = Path(__file__).parents[2]
 JOINS = """
-from jaxpipe.distributed import Together
+from jaxpipe.distributed.together import Together
 with Together(lost_after_s=60.0) as processes:
     import jax
     from jax._src.xla_bridge import CUDA_VISIBLE_DEVICES
