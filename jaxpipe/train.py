@@ -30,22 +30,19 @@ from jaxpipe.distributed.together import Together
 from jaxpipe.drawing import svg
 from jaxpipe.huggingface import copied_name, copy_origin
 from jaxpipe.schedules import simulate
-from jaxpipe.training import run_folder as workdir
+from jaxpipe.training import workdir
+from jaxpipe.training.claim import claimed
 from jaxpipe.training.loop import Loop
+from jaxpipe.training.memory import check_memory
 from jaxpipe.training.profiler import Profiler, ProfileSteps, done_in_words, profile_steps
-from jaxpipe.training.report import check_memory, report, write_timeline
-from jaxpipe.training.resume import (
-    changes,
-    check_first_step,
-    check_same_as_first,
-    check_same_data,
-    check_same_schedule,
-    keep_schedule,
-    write_fingerprint,
-)
-from jaxpipe.training.run_folder import claimed
+from jaxpipe.training.report import report
+from jaxpipe.training.resume import changes, check_first_step
+from jaxpipe.training.same_data import check_same_as_first, check_same_data, write_fingerprint
+from jaxpipe.training.same_schedule import check_same_schedule, keep_schedule
 from jaxpipe.training.setup import Setup, optimizer_and_step, put_batch, set_up
-from jaxpipe.training.step import first_state, make_eval_step, state_like
+from jaxpipe.training.start import first_state
+from jaxpipe.training.step import make_eval_step, state_like
+from jaxpipe.training.timeline import write_timeline
 
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may start the same command again
 
