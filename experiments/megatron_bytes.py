@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpipe.estimate import Setting
-from jaxpipe.estimate.flops import flops, layer_products
+from jaxpipe.estimate.matmuls import flops, layer_products
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.models import LlamaConfig
 from jaxpipe.schedules import peak_activations

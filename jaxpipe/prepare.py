@@ -9,48 +9,62 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 
 from absl import flags
+from absl.flags import FlagValues
 
-from jaxpipe.config.command_line import require, run
+from jaxpipe.config.command_line import run
 from jaxpipe.data.prepare.encoding import Tally
 from jaxpipe.data.prepare.preparation import TOKENIZER, Prepared, prepare
 from jaxpipe.data.prepare.reading import FORMATS
 from jaxpipe.data.tokenizer import BYTE
 
-FLAGS = flags.FLAGS
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(
+        execute,
+        define_flags=define_flags,
+        usage=__doc__,
+        arguments=arguments,
+        required={"input": "'texts/*.txt'", "tokenizer": "bpe:32000", "output": "data/text"},
+    )
 
 
-def define_flags(arguments: list[str]) -> None:
+def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --input, --tokenizer, --output and how files are read."""
-    require("input", arguments, example="'texts/*.txt'")
-    require("tokenizer", arguments, example="bpe:32000")
-    require("output", arguments, example="data/text")
-    flags.DEFINE_multi_string("input", [], "A file or a glob, in quotes, ** descends; may be given several times.")
-    flags.DEFINE_string("tokenizer", None, "'byte', a tokenizer.json or its folder, or bpe:VOCAB to train one.")
-    flags.DEFINE_string("output", None, "PREFIX of the files that are written: .bin, .idx, .tokenizer.json.")
-    flags.DEFINE_enum("format", "auto", FORMATS, "A document is a file, or the text of a JSON line; auto: by name.")
-    flags.DEFINE_string("jsonl_key", "text", "The key of the text in a line's JSON object.")
-    flags.DEFINE_boolean("masked", False, "For masked models, as BERT: with [PAD], [CLS], [SEP], [MASK].")
-    flags.DEFINE_integer("num_workers", None, "Threads that encode; one per core by default.", lower_bound=1)
-    flags.DEFINE_boolean("overwrite", False, "Replaces existing files.")
+    del arguments
+    flags.DEFINE_multi_string(
+        "input", [], "A file or a glob, in quotes, ** descends; may be given several times.", values
+    )
+    flags.DEFINE_string("tokenizer", None, "'byte', a tokenizer.json or its folder, or bpe:VOCAB to train one.", values)
+    flags.DEFINE_string("output", None, "PREFIX of the files that are written: .bin, .idx, .tokenizer.json.", values)
+    flags.DEFINE_enum(
+        "format", "auto", FORMATS, "A document is a file, or the text of a JSON line; auto: by name.", values
+    )
+    flags.DEFINE_string("jsonl_key", "text", "The key of the text in a line's JSON object.", values)
+    flags.DEFINE_boolean("masked", False, "For masked models, as BERT: with [PAD], [CLS], [SEP], [MASK].", values)
+    flags.DEFINE_integer(
+        "num_workers", None, "Threads that encode; one per core by default.", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_boolean("overwrite", False, "Replaces existing files.", values)
 
 
-def main(_: Sequence[str]) -> None:
+def execute(values: FlagValues) -> None:
     """Runs one preparation."""
-    if FLAGS.num_workers is not None:
-        os.environ["RAYON_NUM_THREADS"] = str(
-            FLAGS.num_workers
-        )  # the thread pool of tokenizers reads it when it starts
+    if values.num_workers is not None:
+        # The thread pool of the tokenizers library reads it when it starts.
+        os.environ["RAYON_NUM_THREADS"] = str(values.num_workers)
     prepared = prepare(
-        FLAGS.input,
-        tokenizer=FLAGS.tokenizer,
-        output=FLAGS.output,
-        file_format=FLAGS.format,
-        jsonl_key=FLAGS.jsonl_key,
-        is_masked=FLAGS.masked,
-        overwrite=FLAGS.overwrite,
+        values.input,
+        tokenizer=values.tokenizer,
+        output=values.output,
+        file_format=values.format,
+        jsonl_key=values.jsonl_key,
+        is_masked=values.masked,
+        overwrite=values.overwrite,
         log=lambda line: print(line, flush=True),
     )
     print(format_prepared(prepared))
@@ -81,4 +95,4 @@ def _format_tally(what: str, tally: Tally, of: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    run(main, define_flags=define_flags)
+    sys.exit(main())

@@ -10,7 +10,7 @@ from experiment_modules import modules_of
 from experiments.pages import put_between
 from jaxpipe.lowering import lower
 from jaxpipe.schedules import REGISTRY, build, peak_activations, simulate
-from jaxpipe.schedules.options import read_options
+from jaxpipe.schedules.methods.options import read_options
 
 
 @pytest.fixture(scope="module")

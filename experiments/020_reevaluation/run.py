@@ -20,8 +20,8 @@ from ways import KERNELS, MICROBATCH_SIZES, MODELS, largest_that_fits, setting
 
 from experiments.megatron_kernels import heads_per_gpu, is_fused
 from experiments.pages import markdown, page_parser, put_between, write_files
+from experiments.reevaluation import Reevaluated, reevaluate, step_mfu
 from jaxpipe.estimate import estimate
-from jaxpipe.estimate.reevaluation import Reevaluated, reevaluate, step_mfu
 
 FOLDER = Path(__file__).parent
 README, PICTURE = FOLDER / "README.md", FOLDER / "mfu.png"

@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxpipe.config.choice import check_choice
-from jaxpipe.config.model_section import FIELDS
+from jaxpipe.config.model import FIELDS
 
 AUTO = "auto"  # of a field that is derived from others
 MASKED_FAMILIES = ("bert",)  # those that predict words which are masked in the text; the others, the next token

@@ -17,14 +17,14 @@ from jaxpipe.config.choice import check_choice
 from jaxpipe.config.costs import check_costs
 from jaxpipe.config.data_checks import check_blend, check_masked_sequence, check_vocabulary
 from jaxpipe.config.mesh_checks import check_batch, check_tensor
-from jaxpipe.config.model_checks import (
+from jaxpipe.config.model import (
     check_attention_kernel,
     check_family,
     check_positions,
     check_rope_scaling,
     check_words_and_numbers,
+    model_config,
 )
-from jaxpipe.config.model_section import model_config
 from jaxpipe.config.schedules import build_schedule, check_schedule_name
 from jaxpipe.config.stages import layers_per_stage
 from jaxpipe.errors import ConfigError, JaxpipeError

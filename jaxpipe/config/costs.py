@@ -11,7 +11,7 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.config.schedules import options_of
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.schedules import Costs
-from jaxpipe.schedules.options import read_options
+from jaxpipe.schedules.methods.options import read_options
 
 # In forwards: a matrix product of forward has two in backward; a layer that is computed again adds one. Attention that
 # is computed again adds little.

@@ -6,7 +6,7 @@ import math
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.model_section import WORD_OR_NUMBER, number_of
+from jaxpipe.config.model import WORD_OR_NUMBER, number_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.models.choices import rows_of_words
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from jaxpipe.errors import ConfigError, closest
 from jaxpipe.schedules import REGISTRY, Schedule, build, read_schedule
 from jaxpipe.schedules.files import ENDINGS, is_file_name
-from jaxpipe.schedules.options import read_options
+from jaxpipe.schedules.methods.options import read_options
 
 
 def build_schedule(config: ConfigDict) -> Schedule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jaxpipe.config.model_section import EXAMPLES, FIELDS
+from jaxpipe.config.model import EXAMPLES, FIELDS
 from jaxpipe.errors import ConfigError
 
 

@@ -13,13 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxpipe.estimate.collectives import sent_bytes
 from jaxpipe.estimate.extension import moved_slots
-from jaxpipe.estimate.masters import FLOAT32_BYTES
-from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.parameters import FLOAT32_BYTES, layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps
-from jaxpipe.estimate.setting import Setting
-from jaxpipe.estimate.stages import Group, layers_of_devices, placement_of, places_of
+from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
+from jaxpipe.estimate.times import sent_bytes
 
 KINDS = ("messages", "pages", "exchange", "gradients", "copies", "tensor")
 # Collectives of the stream over `tensor`, of one layer (`jaxpipe.models.linear`): forward gathers it before two

@@ -1,4 +1,8 @@
-"""How many parameters does a device compute with: of each of its layers, and of embedding and head?"""
+"""Parameters on a device: how many it computes with, and the bytes of masters, compute copies and gradients.
+
+Goes in: the parameters' shapes and the mesh. Devices that compute with equal copies hold one part each of the masters
+(ZeRO stage 1), along the first dim that divides. Source: `jaxpipe.program.partition`, which does what is counted here.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from jaxpipe.estimate.parameter_shapes import Shapes, layer_shapes, shared_shapes
+from jaxpipe.estimate.parameter_shapes import ParameterShape, Shapes, layer_shapes, shared_shapes
+from jaxpipe.estimate.residuals import ITEMSIZE
+from jaxpipe.estimate.setting import Setting
 from jaxpipe.models import ModelConfig
 
 
@@ -42,3 +48,59 @@ def shared_parameters(model: ModelConfig) -> Parameters:
 def _counted(shapes: Shapes) -> Parameters:
     split = sum(math.prod(shape.dims) for shape in shapes if shape.split is not None)
     return Parameters(split, sum(math.prod(shape.dims) for shape in shapes) - split)
+
+
+# ---- Bytes of masters, compute copies and gradients
+
+NUM_MASTERS = 3  # the master itself and AdamW's two moments
+NUM_COUNTERS = 5  # steps, steps skipped twice, and two of the optimizer's
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of a device for the parameters.
+
+    Attributes:
+        optimizer: masters, moments and counters.
+        weights: compute copies, where they are not the masters.
+        gradients: float32 running sums.
+        exchanged_layer: the float32 part of one layer's gradients that a device sends to the other holder.
+    """
+
+    optimizer: int
+    weights: int
+    gradients: int
+    exchanged_layer: int
+
+
+def held(setting: Setting, *, chunks: int, replicas: int) -> Held:
+    """What the parameters of `setting` take.
+
+    Args:
+        chunks: stages of a device in one replica.
+        replicas: of the model in one pipeline; of a second one a device has copies and gradients, no masters.
+    """
+    itemsize, rows = ITEMSIZE[setting.dtype], chunks * max(setting.layers_per_stage)
+    layer, shared = layer_shapes(setting.model), shared_shapes(setting.model)
+    masters = NUM_COUNTERS * FLOAT32_BYTES
+    weights = gradients = exchanged = 0
+    for parameters, owned, computed, num_copies in (
+        (layer, rows, rows * replicas, setting.data),
+        (shared, 1, 1, setting.data * setting.pipe),
+    ):
+        for parameter in parameters:
+            size = math.prod(parameter.local_dims(setting.tensor))
+            num_parts = _num_parts(parameter, setting, num_copies)
+            masters += NUM_MASTERS * FLOAT32_BYTES * owned * size // num_parts
+            is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned
+            weights += is_copied * computed * size * itemsize
+            gradients += FLOAT32_BYTES * computed * size
+            exchanged += FLOAT32_BYTES * size // num_parts if parameters is layer else 0
+    return Held(masters, weights, gradients, exchanged)
+
+
+def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int) -> int:
+    """Devices over which masters are split: those with equal copies, if any dim divides by their number."""
+    divides = any(size % num_copies == 0 for size in parameter.local_dims(setting.tensor))
+    return num_copies if setting.zero1 and divides else 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxpipe.estimate.collectives import ring_s
 from jaxpipe.estimate.communication import (
     AGAIN_COLLECTIVES,
     FORWARD_COLLECTIVES,
@@ -19,15 +18,12 @@ from jaxpipe.estimate.communication import (
     WEIGHT_GRADIENT_COLLECTIVES,
     message_bytes,
 )
-from jaxpipe.estimate.draws import OPERATIONS, OPERATIONS_PER_CLOCK, draws
-from jaxpipe.estimate.flops import Product, head_products, layer_products
-from jaxpipe.estimate.masters import FLOAT32_BYTES
-from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.matmuls import Product, head_products, layer_products
+from jaxpipe.estimate.parameters import FLOAT32_BYTES, layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import ITEMSIZE
-from jaxpipe.estimate.setting import Setting
-from jaxpipe.estimate.stages import layers_of_devices, placement_of, places_of
-from jaxpipe.estimate.times import Link, Times
-from jaxpipe.estimate.traffic import traffic
+from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
+from jaxpipe.estimate.times import Link, Times, ring_s
+from jaxpipe.estimate.traffic import OPERATIONS, OPERATIONS_PER_CLOCK, draws, traffic
 from jaxpipe.mesh.hardware import Hardware
 
 # Rows and columns of a product's result that one core computes at once: the choices of cuBLAS but for the smallest, to

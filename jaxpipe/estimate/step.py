@@ -14,17 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpipe.estimate.clock import Seconds
-from jaxpipe.estimate.collectives import ring_s
 from jaxpipe.estimate.communication import Sent, communication, message_bytes
 from jaxpipe.estimate.extension import ends
-from jaxpipe.estimate.masters import FLOAT32_BYTES
-from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.parameters import FLOAT32_BYTES, layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps
-from jaxpipe.estimate.setting import Setting
-from jaxpipe.estimate.stages import layers_of_devices, placement_of, places_of
-from jaxpipe.estimate.times import Link, Times, TimeSource
+from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
+from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
 from jaxpipe.models.flops import model_flops
-from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.schedule import Kind
 
 NO_LINK = Link(latency_s=0.0, bytes_per_s=math.inf)
 

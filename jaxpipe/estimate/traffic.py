@@ -1,20 +1,57 @@
-"""How many bytes of memory do F, B, I and W read and write besides their matrix products?
+"""Memory traffic and random numbers of F, B, I and W, besides their matmuls.
 
 Norms, activations, residual sums, the softmax of attention, heads moved apart and together, pages written, gradients
-added to their float32 sums: each is one kernel that reads its inputs and writes its outputs once. Left to others: the
-products' own bytes (`flops`), what they take (`roofline`).
+added to their float32 sums: each is one kernel that reads its inputs and writes its outputs once. Dropout keeps no
+masks: backward draws them again. Left to others: the bytes of the matmuls themselves (`matmuls`), what all take
+(`roofline`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxpipe.estimate.flops import head_chunks, seen_scores
-from jaxpipe.estimate.masters import FLOAT32_BYTES
+from jaxpipe.estimate.matmuls import head_chunks, seen_scores
 from jaxpipe.estimate.parameter_shapes import word_table
-from jaxpipe.estimate.parameters import layer_parameters
+from jaxpipe.estimate.parameters import FLOAT32_BYTES, layer_parameters
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
 from jaxpipe.estimate.setting import Setting
+from jaxpipe.models import LlamaConfig
+
+# Of one number: 20 rounds of an addition, a rotation and an exclusive or; 6 times a key is added to both words.
+# Source: `jaxpipe.models.dropout.threefry`.
+OPERATIONS = 20 * 3 + 6 * 2
+# 32-bit integer additions, shifts or logical operations of a core in a clock, of capability 8.0 and 9.0.
+# Source: NVIDIA, CUDA C++ Programming Guide, throughput of native arithmetic instructions.
+OPERATIONS_PER_CLOCK = 64
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Numbers drawn for one microbatch on one device.
+
+    Attributes:
+        forward, backward: of one layer; backward has those that it computes again; of its halves I draws all.
+        embed: of the embedding, in forward and as many in backward.
+    """
+
+    forward: int
+    backward: int
+    embed: int
+
+
+def draws(setting: Setting) -> Draws:
+    """Those of `setting`: one for each probability of attention and for each number that a layer adds to the stream."""
+    model = setting.model
+    if isinstance(model, LlamaConfig):
+        return Draws(0, 0, 0)
+    of_attention = seen_scores(setting) if model.attention_dropout else 0
+    of_stream = 2 * sizes(setting).stream if model.hidden_dropout else 0
+    forward = of_attention + of_stream
+    again = {"none": 0, "attention": of_attention, "full": forward}[model.recompute]
+    return Draws(forward, forward + again, sizes(setting).stream if model.embedding_dropout else 0)
+
+
+# ---- Bytes of memory
 
 
 @dataclass(frozen=True)

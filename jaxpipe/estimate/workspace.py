@@ -14,9 +14,9 @@ from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.models import BertConfig, LlamaConfig
+from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import num_chunks_of
-from jaxpipe.models.visible import Visible
 
 FLOAT32_BYTES = 4
 

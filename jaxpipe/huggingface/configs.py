@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxpipe.config import base_config, model_config
-from jaxpipe.config.model_section import FIELDS, WORD_OR_NUMBER
+from jaxpipe.config.model import FIELDS, WORD_OR_NUMBER
 from jaxpipe.errors import ConfigError, closest
 from jaxpipe.huggingface.fields import check_only, read_fields, write_fields
 from jaxpipe.huggingface.gpt2 import GPT2

@@ -18,16 +18,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.models.attention_chunked import chunked
-from jaxpipe.models.attention_parts import (
+from jaxpipe.models.attention_blocks import (
     AttentionDropout,
+    QueryBlock,
+    Visible,
     block_gradients,
     drop,
     from_matrices,
     to_matrices,
     visible_scores,
 )
-from jaxpipe.models.visible import QueryBlock, Visible
+from jaxpipe.models.attention_chunked import chunked
 
 __all__ = ["ATTENTION", "AttentionDropout", "Visible", "check_cudnn", "chunked", "cudnn", "xla"]
 

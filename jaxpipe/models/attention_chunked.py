@@ -12,15 +12,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpipe.models.attention_parts import (
+from jaxpipe.models.attention_blocks import (
     AttentionDropout,
+    QueryBlock,
+    Visible,
     block_gradients,
     drop,
     from_matrices,
     to_matrices,
     visible_scores,
 )
-from jaxpipe.models.visible import QueryBlock, Visible
 
 MAX_BLOCKS = 8  # More could save at most another sixteenth of the products, for a larger program.
 BLOCK_MULTIPLE = 128  # Smaller matrices leave a GPU idle.

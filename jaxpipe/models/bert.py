@@ -1,22 +1,115 @@
 """BERT as Megatron-LM trains it: GPT's layers, norms before them, seeing both ways; masked words and sentence order.
 
-Source: Devlin et al., BERT, NAACL 2019; Shoeybi et al., Megatron-LM, 2019, section 5.3, for where the norms stand;
-Lan et al., ALBERT, ICLR 2020, section 3.1, for the sentence order in place of the next sentence.
+In the head the stream is gathered whole over `tensor`, and of it only the predicted positions go on: 15 % of a head
+over all positions. What is not split is computed on every device; there the words' gradients are this device's terms
+(`cross_entropy_sum`), and the order's loss, which all devices find alike, passes its gradient on once.
+Source: Devlin et al., BERT, NAACL 2019, section 3.1 and appendix A.2; Shoeybi et al., Megatron-LM, 2019, section 5.3,
+for where the norms stand; Lan et al., ALBERT, ICLR 2020, section 3.1, for the sentence order in place of the next
+sentence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models.activations import ACTIVATIONS
-from jaxpipe.models.bert_head import BertHead
-from jaxpipe.models.choices import num_valid
-from jaxpipe.models.layer_norm_sizes import LayerNormSizes
+from jaxpipe.models.choices import ACTIVATIONS, num_valid
+from jaxpipe.models.cross_entropy import cross_entropy_sum, logits
+from jaxpipe.models.embedding_and_head import Microbatch, take_positions, word_table
+from jaxpipe.models.gpt import LayerNormSizes
+from jaxpipe.models.linear import LayerNorm, Linear, initial_deviation
+
+
+class BertHead(nnx.Module):
+    """Final norm; transform and words; and, with `sentence_order`, the first position's pooler and the order.
+
+    Args:
+        num_rows: of the words' kernel and bias; those at and beyond `vocab_size` are no words.
+        activation: of the transform.
+        norm_epsilon: of both norms.
+        tie_embeddings: whether the words' kernel is the token table, which the head is then given.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        num_rows: int,
+        hidden: int,
+        activation: Callable[[jax.Array], jax.Array],
+        norm_epsilon: float,
+        sentence_order: bool,
+        tie_embeddings: bool,
+        tensor: TensorAxis,
+        rngs: nnx.Rngs,
+    ):
+        def linear(num_outputs: int) -> Linear:
+            deviation = initial_deviation(hidden)
+            return Linear(hidden, num_outputs, split=None, bias=True, deviation=deviation, rngs=rngs)
+
+        self.norm = LayerNorm(hidden, epsilon=norm_epsilon)
+        self.transform, self.transform_norm = linear(hidden), LayerNorm(hidden, epsilon=norm_epsilon)
+        self.bias = nnx.Param(jnp.zeros(num_rows), split=0)
+        if not tie_embeddings:
+            self.kernel = word_table(vocab_size, num_rows, hidden, rngs)
+        if sentence_order:
+            self.pooler, self.sentence_order = linear(hidden), linear(2)
+        self.vocab_size, self.activation, self.tensor = vocab_size, activation, tensor
+
+    def __call__(self, x: jax.Array, microbatch: Microbatch, token_table: jax.Array | None) -> dict[str, jax.Array]:
+        """{"masked_lm"} and, with `sentence_order`, "sentence_order": sums of the losses of the valid targets, float32.
+
+        Args:
+            x: "batch local_seq hidden".
+            microbatch: "predicted", positions, and "targets", each int32 "batch predicted"; "sentence_order" int32
+                "batch"; what is to be found below 0 is not valid and counts nothing.
+            token_table: "local_vocab hidden" where embeddings are tied.
+        """
+        whole = self.tensor.gather(self._normed(x), 1)
+        words = cross_entropy_sum(
+            self._transformed(take_positions(whole, microbatch["predicted"])),
+            self.kernel[...] if token_table is None else token_table,
+            microbatch["targets"],
+            self.tensor,
+            bias=self.bias[...],
+            num_words=self.vocab_size,
+        )
+        if not hasattr(self, "pooler"):
+            return {"masked_lm": words}
+        order = _cross_entropy_sum(self._order_logits(whole), microbatch["sentence_order"])
+        return {"masked_lm": words, "sentence_order": self.tensor.once(order)}
+
+    def logits(self, x: jax.Array, token_table: jax.Array | None) -> dict[str, jax.Array]:
+        """{"masked_lm": "batch seq vocab"} and "sentence_order": "batch 2" of `x` "batch seq hidden", on one device."""
+        whole = self._normed(x)
+        kernel = self.kernel[...] if token_table is None else token_table
+        words = logits(self._transformed(whole), kernel, self.bias[...])[..., : self.vocab_size]
+        if not hasattr(self, "pooler"):
+            return {"masked_lm": words}
+        return {"masked_lm": words, "sentence_order": self._order_logits(whole)}
+
+    def _normed(self, x: jax.Array) -> jax.Array:
+        return self.norm.apply(x, self.norm.arrays())
+
+    def _transformed(self, x: jax.Array) -> jax.Array:
+        return self.transform_norm.apply(self.activation(self.transform(x)), self.transform_norm.arrays())
+
+    def _order_logits(self, whole: jax.Array) -> jax.Array:
+        """Float32 "batch 2" of the stream "batch seq hidden", whose first position stands for the sequence."""
+        return self.sentence_order(jnp.tanh(self.pooler(whole[:, 0]))).astype(jnp.float32)
+
+
+def _cross_entropy_sum(order_logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """The sum of -log softmax(order_logits)[target] over the sequences "batch" whose target is not below 0."""
+    is_target = targets[:, None] == jnp.arange(order_logits.shape[-1])
+    return -jnp.where(is_target, jax.nn.log_softmax(order_logits), 0.0).sum()
 
 
 @dataclass(frozen=True)

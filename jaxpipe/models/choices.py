@@ -1,4 +1,7 @@
-"""What the model families choose from alike: sizes, activation, how to attend, what backward computes again."""
+"""What the model families choose from: sizes, activation, attention, what backward computes again.
+
+Gated activations, of two matmuls, are their family's own (`llama.swiglu`).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,25 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.errors import ConfigError, closest
-from jaxpipe.models.activations import ACTIVATIONS
 from jaxpipe.models.attention import ATTENTION
+
+
+def gelu_tanh(x: jax.Array) -> jax.Array:
+    """GELU in its form with tanh, as GPT-2's; source: Hendrycks and Gimpel 2016, section 2."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def gelu(x: jax.Array) -> jax.Array:
+    """GELU by the error function, as BERT's; source: Hendrycks and Gimpel 2016, section 2."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu_tanh": gelu_tanh,
+    "gelu": gelu,
+    "relu": jax.nn.relu,
+}
+
 
 RECOMPUTE = ("none", "attention", "full")
 

@@ -1,15 +1,16 @@
-"""Matrix products of a layer over the `tensor` axis, written so that backward keeps only what it cannot do without.
+"""Norms and matmuls of a layer over the `tensor` axis, written so that backward keeps only what it cannot do without.
 
-The residual stream is split along the sequence. A product from the stream first gathers the sequence and
-holds some columns of its kernel; one back to the stream holds the rows for these columns, and its terms
-are summed while the sequence is split again. What is cheap to compute from the kept arrays (norms,
-activations, the gathered sequence) is computed again in backward.
+The residual stream is split along the sequence. A matmul from the stream first gathers the sequence and holds some
+columns of its kernel; one back to the stream holds the rows for these columns, and its terms are summed while the
+sequence is split again. What is cheap to compute from the kept arrays (norms, activations, the gathered sequence) is
+computed again in backward. Norms take their statistics in float32.
 Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023, section 4.2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,52 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxpipe.mesh import TensorAxis
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """The pure function of a norm.
+
+    Attributes:
+        epsilon: added to the variance.
+        centered: whether the mean is taken off first.
+    """
+
+    epsilon: float
+    centered: bool
+
+    def __call__(self, x: jax.Array, arrays: dict[str, jax.Array]) -> jax.Array:
+        """`x` normalized over its last dim, times `arrays["scale"]`, plus `arrays["bias"]` where there is one."""
+        x32 = x.astype(jnp.float32)
+        if self.centered:
+            x32 = x32 - x32.mean(axis=-1, keepdims=True)
+        variance = (x32 * x32).mean(axis=-1, keepdims=True)
+        y = x32 * jax.lax.rsqrt(variance + self.epsilon) * arrays["scale"]
+        return (y + arrays["bias"] if "bias" in arrays else y).astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """Mean 0 and variance 1 over `hidden`, then scaled and shifted; source: Ba et al. 2016."""
+
+    def __init__(self, hidden: int, *, epsilon: float = 1e-5):
+        self.scale, self.bias = nnx.Param(jnp.ones(hidden)), nnx.Param(jnp.zeros(hidden))
+        self.apply = Normalize(epsilon, centered=True)
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """{"scale", "bias"}."""
+        return {"scale": self.scale[...], "bias": self.bias[...]}
+
+
+class RMSNorm(nnx.Module):
+    """Mean square 1 over `hidden`, then scaled; source: Zhang and Sennrich, NeurIPS 2019."""
+
+    def __init__(self, hidden: int, *, epsilon: float = 1e-5):
+        self.scale = nnx.Param(jnp.ones(hidden))
+        self.apply = Normalize(epsilon, centered=False)
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """{"scale"}."""
+        return {"scale": self.scale[...]}
 
 
 def initial_deviation(hidden: int) -> float:

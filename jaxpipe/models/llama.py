@@ -18,9 +18,8 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
 from jaxpipe.models.choices import attend_of, check_choices, check_heads, num_valid, rows_of_words
-from jaxpipe.models.ends import Embedding, Head
-from jaxpipe.models.linear import initial_deviation
-from jaxpipe.models.norms import RMSNorm
+from jaxpipe.models.embedding_and_head import Embedding, Head
+from jaxpipe.models.linear import RMSNorm, initial_deviation
 from jaxpipe.models.rotary import RotaryScaling, frequencies, rotate
 
 

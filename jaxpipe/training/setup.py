@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from jaxpipe.config import build_schedule, expected_costs, layers_per_stage, model_config
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.mesh_order import orders_to_try
-from jaxpipe.config.model_checks import check_attention_kernel
+from jaxpipe.config.model import check_attention_kernel
 from jaxpipe.data import Batch, Batches, Corpus
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, order_devices

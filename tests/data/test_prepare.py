@@ -19,7 +19,7 @@ from jaxpipe.data.prepare import prepare
 from jaxpipe.data.prepare.reading import find_files, read_blocks
 from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary
 from jaxpipe.errors import ConfigError, DataError
-from jaxpipe.prepare import format_prepared
+from jaxpipe.prepare import format_prepared, main
 
 ROOT = Path(__file__).parents[2]
 ASTRAL = "Où est 東京? 😀 \u00a0 ½ don't\r\n\tx = 10**3  # _a_\nthe dog\n  the cat\n\n\n"
@@ -169,25 +169,17 @@ def test_a_large_text_is_sampled_from_its_beginning_to_its_end(tmp_path, monkeyp
         list(sample_texts(find_files([f"{tmp_path}/*"]), key="body"))
 
 
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "jaxpipe.prepare", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_command_tells_what_it_did_and_how_to_train(tmp_path):
+def test_the_command_tells_what_it_did_and_how_to_train(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "")  # which the command sets
     (tmp_path / "texts").mkdir()
     for index, text in enumerate([*TEXT, ""]):
         (tmp_path / "texts" / f"{index}.txt").write_text(text)
     (tmp_path / "texts" / "7.txt").write_bytes(b"caf\xe9")
     arguments = ["--input=texts/*.txt", "--tokenizer=bpe:290", "--output=data/cats", "--num_workers=2"]
-    done = run(*arguments, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
     num_tokens = IndexedTokens.open(str(tmp_path / "data" / "cats")).num_tokens
     num_bytes = sum(len(text.encode()) for text in TEXT) + len("caf\ufffd".encode())
     for line in [
@@ -201,11 +193,18 @@ def test_the_command_tells_what_it_did_and_how_to_train(tmp_path):
         "train with --config.data.files=indexed:data/cats --config.data.tokenizer=data/cats.tokenizer.json"
         " --config.model.vocab_size=290",
     ]:
-        assert line in done.stdout.splitlines()
+        assert line in out.splitlines()
 
 
-def test_a_flag_that_is_missing_is_named(tmp_path):
-    done = run("--input=a", "--output=b", folder=tmp_path)
+def test_a_flag_that_is_missing_is_named_by_the_process_itself(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxpipe.prepare", "--input=a", "--output=b"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ConfigError: --tokenizer is missing\n  rule flags: ")
 

@@ -7,15 +7,14 @@ import pytest
 from legal_devices import variants
 from settings_of_gpts import gpt_setting
 
-from jaxpipe.estimate.collectives import ring_s
 from jaxpipe.estimate.communication import communication, message_bytes, num_messages
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import layer_keeps
-from jaxpipe.estimate.stages import Group, places_of
-from jaxpipe.estimate.times import Link
+from jaxpipe.estimate.setting import Group, places_of
+from jaxpipe.estimate.times import Link, ring_s
 from jaxpipe.schedules import build
-from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.dependencies import dependencies
+from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.schedule import Kind
 
 
 def sent(kind: str, **choices) -> dict[bool, float]:

@@ -13,7 +13,7 @@ import pytest
 from jaxpipe.config import check
 from jaxpipe.config.base import base_config
 from jaxpipe.estimate import Bytes, fits, memory, setting_of
-from jaxpipe.estimate.counts import counted, counts, few_microbatches
+from jaxpipe.estimate.memory import counted, counts, few_microbatches
 from jaxpipe.mesh.hardware import RESERVE_BYTES
 from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.program.accounting import bytes_per_device, held_bytes

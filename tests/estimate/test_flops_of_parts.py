@@ -7,7 +7,7 @@ import pytest
 from settings_of_gpts import SMALL, gpt_setting
 
 from jaxpipe.estimate import Setting
-from jaxpipe.estimate.flops import Product, flops, head_products, layer_products
+from jaxpipe.estimate.matmuls import Product, flops, head_products, layer_products
 from jaxpipe.models import BertConfig, LlamaConfig
 from jaxpipe.models.flops import model_flops
 

@@ -6,9 +6,9 @@ import pytest
 from settings_of_gpts import gpt_setting
 from test_step_estimate import Given
 
+from experiments.reevaluation import reevaluate, speedup, step_mfu
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline
-from jaxpipe.estimate.reevaluation import reevaluate, speedup, step_mfu
 from jaxpipe.mesh.hardware import HARDWARE
 
 

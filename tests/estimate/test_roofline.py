@@ -8,10 +8,10 @@ import pytest
 from settings_of_gpts import gpt_setting
 
 from jaxpipe.estimate import Roofline, estimate
-from jaxpipe.estimate.draws import draws
-from jaxpipe.estimate.flops import Product, flops, head_products, layer_products
+from jaxpipe.estimate.matmuls import Product, flops, head_products, layer_products
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.roofline import update_bytes
+from jaxpipe.estimate.traffic import draws
 from jaxpipe.mesh.hardware import HARDWARE
 
 A100 = HARDWARE["a100-80g"]

@@ -12,10 +12,10 @@ from small_models import HIDDEN, assert_near, config_of, first_layer, masked_tok
 
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import LanguageModel
-from jaxpipe.models.activations import gelu_tanh
 from jaxpipe.models.block import FeedForward
+from jaxpipe.models.choices import gelu_tanh
+from jaxpipe.models.linear import LayerNorm, RMSNorm
 from jaxpipe.models.llama import swiglu
-from jaxpipe.models.norms import LayerNorm, RMSNorm
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 

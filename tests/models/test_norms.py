@@ -7,7 +7,7 @@ import pytest
 import textbook
 from small_models import assert_near, normal
 
-from jaxpipe.models.norms import LayerNorm, RMSNorm
+from jaxpipe.models.linear import LayerNorm, RMSNorm
 
 HIDDEN = 24
 NORMS = {

@@ -13,7 +13,7 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import build, to_json
-from jaxpipe.schedules.options import read_options
+from jaxpipe.schedules.methods.options import read_options
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "rows.json"
 DIGESTS = json.loads(GOLDEN.read_text())

@@ -23,8 +23,8 @@ from jaxpipe.schedules import (
     simulate,
     zig_zag,
 )
-from jaxpipe.schedules.action import COMPUTE_KINDS
-from jaxpipe.schedules.early_forwarding import early_forwarding
+from jaxpipe.schedules.methods._early_forwarding import early_forwarding
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 # (D, N)
 SHOWN = [(d, k * d) for d in (4, 6, 8, 10, 12, 16) for k in (2, 4)] + [(8, 64)]
@@ -170,7 +170,7 @@ def test_hanayo_of_any_number_of_microbatches(d, waves):
 
 
 def test_hanayo_has_units_to_fall_back_on(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("jaxpipe.schedules.hanayo"), "list_schedule", lambda *_: None)
+    monkeypatch.setattr(importlib.import_module("jaxpipe.schedules.methods.hanayo"), "list_schedule", lambda *_: None)
     for d, n in ((2, 5), (4, 8), (5, 15)):
         schedule = check(waved(d, n, 2))
         assert peak_activations(schedule).max() == d

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxpipe.config import base_config, check, expected_costs, layers_per_stage, model_config
-from jaxpipe.config.model_section import EXAMPLES, FIELDS
+from jaxpipe.config.model import EXAMPLES, FIELDS
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import BertConfig, GPTConfig, LlamaConfig
 from jaxpipe.models.rotary import RotaryScaling

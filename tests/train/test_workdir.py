@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxpipe.config import base_config
-from jaxpipe.config.model_section import FIELDS
+from jaxpipe.config.model import FIELDS
 from jaxpipe.errors import CheckpointError, ConfigError
 from jaxpipe.training import workdir
 from jaxpipe.training.claim import LOCK, claimed

@@ -13,14 +13,14 @@ import numpy as np
 from jaxpipe.config.schedules import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.extension import few_microbatches
-from jaxpipe.estimate.masters import held
 from jaxpipe.estimate.memory import batch_bytes
+from jaxpipe.estimate.parameters import held
 from jaxpipe.estimate.plan.variants import takes_times
 from jaxpipe.estimate.residuals import layer_keeps
-from jaxpipe.estimate.stages import placement_of
+from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Around
-from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.schedule import Kind
 
 
 def least_of_any_s(setting: Setting, times: Times) -> float:

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import count
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Bytes, Setting, Times, TimeSource, stages
+from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import (
@@ -29,6 +29,7 @@ from jaxpipe.estimate.plan.bounds import (
 )
 from jaxpipe.estimate.plan.space import Space, even_split, legal_variants, orders_of
 from jaxpipe.estimate.plan.variants import Variant, legal_placement
+from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, around_pipeline, estimate
 
 _STEPS = 4  # of a layer's time, to which the ends of the model are rounded where layers are spread
@@ -199,7 +200,7 @@ def _rounded_down(seconds: float) -> float:
 
 def _too_many_bytes(setting: Setting, pages_of: Callable[[Setting], int]) -> Bytes | None:
     """Some of the bytes of `setting`, where these alone do not fit; None where they do, and all have to be counted."""
-    least = least_bytes(setting, stages.placement_of(setting), pages=pages_of(setting))
+    least = least_bytes(setting, placement_of(setting), pages=pages_of(setting))
     return None if fits(setting, least) else least
 
 

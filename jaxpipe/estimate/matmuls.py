@@ -1,0 +1,201 @@
+"""Which matrix products do F, B, I and W of a layer compute on a device, and which does the head? Sizes and FLOPs.
+
+Counted as the program computes: what is computed again, rows of a table that are no words, and blocks that causal
+attention spares. Model FLOPs, which MFU is of, are in `jaxpipe.models.flops`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from jaxpipe.estimate.parameter_shapes import word_table
+from jaxpipe.estimate.residuals import sizes
+from jaxpipe.estimate.setting import Setting
+from jaxpipe.models import BertConfig, LlamaConfig
+from jaxpipe.models.attention_blocks import Visible
+from jaxpipe.models.attention_chunked import blocks
+from jaxpipe.models.cross_entropy import num_chunks_of
+
+
+@dataclass(frozen=True)
+class Product:
+    """Products of equal sizes, [rows, depth] x [depth, columns].
+
+    Attributes:
+        rows, columns, depth: of one.
+        num: how many.
+        fused: whether it is part of a kernel that keeps its results on the chip, as in cuDNN's attention.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    num: int = 1
+    fused: bool = False
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition counted as two."""
+        return 2 * self.num * self.rows * self.columns * self.depth
+
+    @property
+    def elements(self) -> int:
+        """Numbers read and written, each once."""
+        each = self.rows * self.depth + self.depth * self.columns + self.rows * self.columns
+        return self.num * each
+
+    @property
+    def of_inputs(self) -> Product:
+        """The product of backward that finds the gradient of the left factor."""
+        return Product(self.rows, self.depth, self.columns, self.num, self.fused)
+
+    @property
+    def of_weights(self) -> Product:
+        """The product of backward that finds the gradient of the right factor."""
+        return Product(self.depth, self.columns, self.rows, self.num, self.fused)
+
+
+@dataclass(frozen=True)
+class LayerProducts:
+    """One layer's products of one microbatch on one device.
+
+    Attributes:
+        forward: of F.
+        input_gradient: of I, what is computed again included.
+        weight_gradient: of W.
+    """
+
+    forward: tuple[Product, ...]
+    input_gradient: tuple[Product, ...]
+    weight_gradient: tuple[Product, ...]
+
+    @property
+    def backward(self) -> tuple[Product, ...]:
+        """Of B, which does the work of I and W."""
+        return self.input_gradient + self.weight_gradient
+
+
+def flops(products: tuple[Product, ...]) -> int:
+    """Of all together."""
+    return sum(product.flops for product in products)
+
+
+def layer_products(setting: Setting) -> LayerProducts:
+    """The products of one layer; every device of `tensor` has its columns or rows of the kernels, and its heads."""
+    into, out_of = _attention_kernels(setting)
+    up, down = _feed_forward_kernels(setting)
+    kernels = (into, out_of, *up, down)
+    scores, attended = _attention(setting)
+    return LayerProducts(
+        forward=(into, *scores, *attended, out_of, *up, down),
+        input_gradient=(*_again(setting), *(_backward_of_attention(setting)), *(p.of_inputs for p in kernels)),
+        weight_gradient=tuple(p.of_weights for p in kernels),
+    )
+
+
+def head_products(setting: Setting) -> tuple[Product, ...]:
+    """Of head and loss, forward and backward, for one microbatch."""
+    model, sequences = setting.model, setting.microbatch_size
+    num_tokens, num_chunks = head_chunks(setting)
+    words = [Product(num_tokens // num_chunks, _local_words(setting), model.hidden, num_chunks)]
+    if isinstance(model, BertConfig):
+        words.append(Product(num_tokens, model.hidden, model.hidden))
+        if model.sentence_order:
+            words += [Product(sequences, model.hidden, model.hidden), Product(sequences, 2, model.hidden)]
+    return tuple(each for product in words for each in (product, product.of_inputs, product.of_weights))
+
+
+def head_chunks(setting: Setting) -> tuple[int, int]:
+    """Tokens whose words a microbatch predicts, and how many chunks they are computed in."""
+    num_tokens = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
+    return num_tokens, _num_chunks(num_tokens, _local_words(setting))
+
+
+def is_causal(setting: Setting) -> bool:
+    """Whether a token sees none after it."""
+    return not isinstance(setting.model, BertConfig)
+
+
+def window(setting: Setting) -> int | None:
+    """Keys that a query sees, None for all."""
+    return setting.model.sliding_window if isinstance(setting.model, LlamaConfig) else None
+
+
+_num_chunks = cache(num_chunks_of)
+
+
+def _local_words(setting: Setting) -> int:
+    return word_table(setting.model).local_dims(setting.tensor)[0]
+
+
+def _tokens(setting: Setting) -> int:
+    return setting.microbatch_size * setting.seq_len
+
+
+def _attention_kernels(setting: Setting) -> tuple[Product, Product]:
+    hidden, tokens, of = setting.model.hidden, _tokens(setting), sizes(setting)
+    queries, keys = of.queries // tokens, of.keys // tokens
+    return Product(tokens, queries + 2 * keys, hidden), Product(tokens, hidden, queries)
+
+
+def _feed_forward_kernels(setting: Setting) -> tuple[list[Product], Product]:
+    hidden, tokens, of = setting.model.hidden, _tokens(setting), sizes(setting)
+    width = of.width // tokens
+    return [Product(tokens, width, hidden)] * of.num_up, Product(tokens, hidden, width)
+
+
+def _attention(setting: Setting) -> tuple[list[Product], list[Product]]:
+    """Products of queries and keys, and of probabilities and values."""
+    model, of = setting.model, sizes(setting)
+    group_size, num_groups = of.queries // of.keys, of.keys // (setting.seq_len * model.size_of_head)
+    blocks = attended_blocks(model.attention, setting.seq_len, causal=is_causal(setting), window=window(setting))
+    scores = [
+        Product(group_size * num_queries, num_keys, model.size_of_head, num_groups, model.attention == "cudnn")
+        for num_queries, num_keys in blocks
+    ]
+    return scores, [Product(p.rows, p.depth, p.columns, p.num, p.fused) for p in scores]
+
+
+def _backward_of_attention(setting: Setting) -> list[Product]:
+    """Of values, probabilities, queries, keys; all but "xla" find the scores again, which they have not kept."""
+    scores, attended = _attention(setting)
+    found_again = [] if setting.model.attention == "xla" else scores
+    gradients = [each for p in (*scores, *attended) for each in (p.of_inputs, p.of_weights)]
+    return [*found_again, *gradients]
+
+
+def _again(setting: Setting) -> list[Product]:
+    """What backward computes again; of a whole layer all but its last product, whose result nothing needs."""
+    scores, attended = _attention(setting)
+    if setting.model.recompute == "attention":
+        return scores
+    if setting.model.recompute == "none":
+        return []
+    into, out_of = _attention_kernels(setting)
+    up, _ = _feed_forward_kernels(setting)
+    return [into, *scores, *attended, out_of, *up]
+
+
+def seen_scores(setting: Setting) -> int:
+    """Scores of one microbatch that a device computes in forward: of its heads, and of the keys that blocks see."""
+    blocks = attended_blocks(
+        setting.model.attention, setting.seq_len, causal=is_causal(setting), window=window(setting)
+    )
+    return sizes(setting).rows // setting.seq_len * sum(queries * keys for queries, keys in blocks)
+
+
+@cache
+def attended_blocks(attention: str, seq_len: int, *, causal: bool, window: int | None) -> tuple[tuple[int, int], ...]:
+    """(queries, keys) of the blocks in which a head attends, for each value of `model.attention`.
+
+    The fused kernels work on small tiles and leave out what no query sees: as many keys as a query sees on average.
+    """
+    if attention == "xla":
+        return ((seq_len, seq_len),)
+    if attention == "chunked":
+        visible = Visible(causal, window, None)
+        return tuple((b.num_queries, b.end_key - b.first_key) for b in blocks(seq_len, visible))
+    seen = min(window or seq_len, seq_len)
+    mean = (seq_len * seen - seen * (seen - 1) // 2) / seq_len if causal else seq_len
+    return ((seq_len, max(1, round(mean))),)

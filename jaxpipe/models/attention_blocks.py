@@ -1,0 +1,220 @@
+"""A block of attention: consecutive queries against the keys that they may see.
+
+`Visible` says by positions and a padding mask which keys a query sees; a mask for the scores of a block is made where
+it is used. A vjp keeps the padding mask as it was given, an array of the microbatch, which costs nothing; it never
+keeps a mask that is made of it. The rest is what all forms of attention share: heads as matrices, scores, dropout, and
+the gradients of a block. There every array is a matrix for each sequence and key-value head: the queries of a group of
+heads stand one below the other, "batch kv_head (group query) head_dim", so that keys and values are never repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import and_
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxpipe.mesh.randomness import Randomness
+from jaxpipe.models.dropout import Offset, Site, keep, keep_mask, value_of
+
+
+class QueryBlock(NamedTuple):
+    """Consecutive queries against consecutive keys, all that one of these queries may see; positions."""
+
+    first_query: int
+    end_query: int
+    first_key: int
+    end_key: int
+
+    @property
+    def num_queries(self) -> int:
+        """Queries in the block."""
+        return self.end_query - self.first_query
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["padding_mask"], meta_fields=["causal", "window"])
+@dataclass(frozen=True)
+class Visible:
+    """Which keys a query sees; as a pytree its leaf is the padding mask, the rest is static.
+
+    Attributes:
+        causal: none that stand after it.
+        window: the last so many, itself included; None: as many as there are. Goes with `causal`.
+        padding_mask: int32 "batch key", 1 for a token and 0 for padding, which no query sees; None: all are tokens.
+    """
+
+    causal: bool = True
+    window: int | None = None
+    padding_mask: jax.Array | None = None
+
+    def block(self, first_query: int, end_query: int, *, seq: int, multiple: int = 1) -> QueryBlock:
+        """The block of these queries with the keys that they may see.
+
+        Args:
+            first_query: position of the first query.
+            end_query: position after the last one.
+            seq: positions of the whole sequence.
+            multiple: of the first key's position.
+
+        Example:
+            >>> Visible(window=300).block(512, 768, seq=1024, multiple=128)
+            QueryBlock(first_query=512, end_query=768, first_key=128, end_key=768)
+        """
+        first_key = 0 if self.window is None else max(0, first_query - self.window + 1) // multiple * multiple
+        return QueryBlock(first_query, end_query, first_key, end_query if self.causal else seq)
+
+    def mask_scores(self, scores: jax.Array, block: QueryBlock) -> jax.Array:
+        """`scores` where the key is seen, else what the softmax makes an exact 0 of.
+
+        With a padding mask that is the least float32: a query that sees no key at all gets numbers without a
+        meaning, but no NaN.
+
+        Args:
+            scores: float32 "batch kv_head (group query) key".
+            block: of these queries and keys.
+        """
+        key = jnp.arange(block.first_key, block.end_key)
+        query = block.first_query + jnp.arange(scores.shape[2]) % block.num_queries
+        seen = []
+        if self.causal:
+            seen.append(query[:, None] >= key)
+        if self.window is not None:
+            seen.append(query[:, None] - key < self.window)
+        if self.padding_mask is not None:
+            seen.append(self.padding_mask[:, None, None, block.first_key : block.end_key] != 0)
+        if not seen:
+            return scores
+        unseen = -jnp.inf if self.padding_mask is None else jnp.finfo(jnp.float32).min
+        return jnp.where(reduce(and_, seen), scores, unseen)
+
+
+# ---- Scores, dropout and gradients of a block
+
+
+@jax.tree_util.register_pytree_node_class
+class AttentionDropout(NamedTuple):
+    """Dropout of attention probabilities; as a pytree its leaves are its arrays, the rest is static."""
+
+    random: Randomness
+    rate: float  # the probability to drop, 0 <= rate < 1
+    first_head: Offset  # the global index of this device's first head
+    num_heads: int  # of all devices
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
+        """Arrays, and what is static."""
+        is_array = isinstance(self.first_head, jax.Array)
+        return (self.random, self.first_head if is_array else None), (
+            self.rate,
+            None if is_array else self.first_head,
+            self.num_heads,
+        )
+
+    @classmethod
+    def tree_unflatten(cls, static: tuple[Any, ...], arrays: tuple[Any, Any]) -> AttentionDropout:
+        """The inverse of `tree_flatten`."""
+        rate, first_head, num_heads = static
+        return cls(arrays[0], rate, arrays[1] if first_head is None else first_head, num_heads)
+
+
+def to_matrices(x: jax.Array, num_kv_heads: int) -> jax.Array:
+    """From "batch query head head_dim" to "batch kv_head (group query) head_dim"; keys and values likewise."""
+    batch, num_queries, num_heads, head_dim = x.shape
+    split = x.reshape(batch, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    return split.transpose(0, 2, 3, 1, 4).reshape(batch, num_kv_heads, -1, head_dim)
+
+
+def from_matrices(x: jax.Array, num_queries: int) -> jax.Array:
+    """From "batch kv_head (group query) head_dim" to "batch query head head_dim"."""
+    batch, num_kv_heads, _, head_dim = x.shape
+    split = x.reshape(batch, num_kv_heads, -1, num_queries, head_dim)
+    return split.transpose(0, 3, 1, 2, 4).reshape(batch, num_queries, -1, head_dim)
+
+
+def visible_scores(
+    query: jax.Array, key: jax.Array, *, visible: Visible, block: QueryBlock, product_dtype: DTypeLike
+) -> jax.Array:
+    """What the softmax is taken of, "batch kv_head (group query) key", float32; see `Visible.mask_scores`.
+
+    Args:
+        query: the block's, as matrices.
+        key: the block's, as matrices.
+        visible: which keys a query sees.
+        block: of these queries and keys.
+        product_dtype: of the products of queries and keys.
+    """
+    product = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=product_dtype)
+    return visible.mask_scores(product.astype(jnp.float32) * query.shape[-1] ** -0.5, block)
+
+
+def drop(x: jax.Array, dropout: AttentionDropout | None, *, block: QueryBlock, seq: int) -> jax.Array:
+    """`x`, the block's "batch kv_head (group query) key", with probabilities dropped, or gradients of dropped ones.
+
+    Args:
+        x: probabilities or their gradients.
+        dropout: None means no dropout.
+        block: of these queries and keys.
+        seq: positions of the whole sequence.
+
+    Source: dropout of probabilities as in Megatron-LM's `CoreAttention`.
+    """
+    if dropout is None or dropout.rate == 0:
+        return x
+    batch, num_kv_heads, num_rows, num_keys = x.shape
+    sequence = dropout.random.first_sequence + jnp.arange(batch)
+    head = value_of(dropout.first_head) + jnp.arange(num_kv_heads * num_rows // block.num_queries)
+    position = block.first_query + jnp.arange(block.num_queries)
+    rows = (sequence[:, None, None] * dropout.num_heads + head[:, None]) * seq + position
+    mask = keep_mask(
+        dropout.random.key,
+        site=Site.ATTENTION_PROBABILITIES,
+        rows=rows.reshape(batch, num_kv_heads, num_rows),
+        num_columns=num_keys,
+        rate=dropout.rate,
+        first_column=block.first_key,
+    )
+    return keep(x, mask, dropout.rate)
+
+
+def block_gradients(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    probabilities: jax.Array,
+    d_output: jax.Array,
+    *,
+    output_dot: jax.Array | None,
+    dropout: AttentionDropout | None,
+    block: QueryBlock,
+    seq: int,
+    product_dtype: DTypeLike,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients for the queries, keys and values of a block, all as matrices.
+
+    Args:
+        query: the block's; `d_output`, the gradient of the block's output, likewise.
+        key: the block's; `value` likewise.
+        probabilities: "batch kv_head (group query) key", before dropout.
+        output_dot: "batch kv_head (group query)", float32: the dot of the block's output with its gradient,
+            or None to compute it from the probabilities.
+        dropout: as in the forward pass.
+        block: of these queries and keys.
+        seq: positions of the whole sequence.
+        product_dtype: of the gradients of probabilities, keys and values.
+
+    Returns:
+        For queries in their dtype, for keys and values in `product_dtype`.
+    """
+    dropped = drop(probabilities, dropout, block=block, seq=seq).astype(value.dtype)
+    d_value = jnp.einsum("bhqk,bhqd->bhkd", dropped, d_output, preferred_element_type=product_dtype)
+    d_dropped = jnp.einsum("bhqd,bhkd->bhqk", d_output, value, preferred_element_type=product_dtype)
+    d_probabilities = drop(d_dropped, dropout, block=block, seq=seq).astype(jnp.float32)
+    p = probabilities.astype(jnp.float32)
+    mean = (p * d_probabilities).sum(axis=-1) if output_dot is None else output_dot
+    d_scores = (query.shape[-1] ** -0.5 * p * (d_probabilities - mean[..., None])).astype(query.dtype)
+    d_query = jnp.einsum("bhqk,bhkd->bhqd", d_scores, key)
+    d_key = jnp.einsum("bhqk,bhqd->bhkd", d_scores, query, preferred_element_type=product_dtype)
+    return d_query, d_key, d_value

@@ -1,0 +1,68 @@
+"""BPipe: 1F1B whose early stages keep part of their activations with the late ones."""
+
+from dataclasses import replace
+
+from jaxpipe.errors import ScheduleError
+from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
+from jaxpipe.schedules.passes.balance import balance, check_options, least_bound, row_peaks
+from jaxpipe.schedules.schedule import Schedule
+
+LEAST_DEVICES = 4
+
+
+def bpipe(
+    *,
+    num_devices: int,
+    num_microbatches: int,
+    bound: int | None = None,
+    unit: str = "page",
+    policy: str = "latest",
+    overlapped: bool = True,
+) -> Schedule:
+    """Returns 1F1B with EVICT and LOAD such that no device stores more than `bound` slots.
+
+    D=4, N=4, bound 3:
+
+        0  0F0 0EVICT0 0F1 0EVICT1 0F2 0EVICT2 0LOAD0 0F3 0EVICT3 0LOAD1 0B0 0LOAD2 0B1 0LOAD3 0B2 0B3
+        1  1F0 1F1 1F2 1B0 1F3 1B1 1B2 1B3
+        2  2F0 2F1 2B0 2F2 2B1 2F3 2B2 2B3
+        3  3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3
+
+    where each EVICT sends half of a microbatch's pages to device 3, which stores only one. The order of
+    computation is that of 1F1B, and so is its bubble ratio (D-1)/(N+D-1), as long as transfers fit behind
+    computation. Peak activations at most ceil((D+2)/2) Ma on every device, parked and in transit included
+    (`balance` has the proof); with N so small that 1F1B keeps that anyway, the schedule is 1F1B. Needs
+    D >= 4, any N >= 1.
+
+    Args:
+        num_devices: devices on the `pipe` axis.
+        num_microbatches: microbatches of one step.
+        bound: slots that a device may hold, below `num_devices`; ceil((D+2)/2) if not given, the least.
+        unit, policy, overlapped: as `balance` takes them.
+
+    Raises:
+        ScheduleError: fewer than four devices, a bound that no device exceeds however many microbatches
+            there are or that cannot be kept, or an option that `balance` refuses.
+
+    Source: Kim et al., BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models, ICML
+    2023; the bound as Huang et al. (Obscura, USENIX ATC 2025, section 9.3) give it.
+    """
+    check_options(unit=unit, policy=policy, overlapped=overlapped)
+    if num_devices < LEAST_DEVICES:
+        raise ScheduleError(
+            f"num_devices={num_devices} for schedule 'bpipe'.\n"
+            "  rule bpipe-pays: what is in transit takes a slot on either device of a pair; with fewer than "
+            f"{LEAST_DEVICES} devices that is all that could be saved\n"
+            f"  repair: set num_devices={LEAST_DEVICES} or more, or use 1f1b"
+        )
+    if bound is not None and bound >= num_devices:
+        raise ScheduleError(
+            f"bound={bound} for schedule 'bpipe' with num_devices={num_devices}.\n"
+            "  rule bound-binds: 1F1B stores at most num_devices slots, so that a bound from there on has no effect\n"
+            f"  repair: set bound={num_devices - 1} or less, leave it out, or use 1f1b"
+        )
+    plain = one_f_one_b(num_devices=num_devices, num_microbatches=num_microbatches)
+    peaks = row_peaks(plain)
+    if max(peaks) > (least_bound(peaks) if bound is None else bound):
+        plain = balance(plain, bound=bound, unit=unit, policy=policy, overlapped=overlapped)
+    return replace(plain, name="bpipe")

@@ -1,0 +1,83 @@
+"""DualPipe: two replicas in opposite directions, whose forwards and backwards alternate on every device."""
+
+from dataclasses import replace
+
+from jaxpipe.schedules.methods._dualpipe import NEAR, dual_steps
+from jaxpipe.schedules.option_checks import check_even, check_truth
+from jaxpipe.schedules.passes.rows import next_multiple, with_sync, without_phantoms
+from jaxpipe.schedules.passes.split_backward import best_weight_gradients
+from jaxpipe.schedules.placement import bidirectional, linear
+from jaxpipe.schedules.schedule import Action, Schedule
+from jaxpipe.schedules.times import checked_times
+
+
+def dualpipe(
+    *,
+    num_devices: int,
+    num_microbatches: int,
+    backward_first: bool = False,
+    eager_sync: bool = True,
+    forward: float = 1.0,
+    input_gradient: float = 1.0,
+    weight_gradient: float = 1.0,
+) -> Schedule:
+    """Returns DualPipe: microbatches enter at both ends, and each device takes F and B of either direction in turn.
+
+    D=4, N=8, without the SYNCs (the rows of devices 2 and 3 mirror these):
+
+        0  0F0 0F1 0F2 3F4@1 3I4@1 3W4@1 3F5@1 0F3 3B5@1 3F6@1 0B0 3B6@1 3F7@1 0B1 3B7@1 0I2 0W2 0I3 0W3
+        1  1F0 2F4@1 1F1 2F5@1 1F2 2B4@1 2F6@1 1B0 1F3 2B5@1 2F7@1 1B1 2B6@1 1B2 2I7@1 1I3 2W7@1 1W3
+
+    Bubble at F=I=W and N >= D: (D/2-1) F, a ratio of (D-2)/(6N+D-2); also where I <= F <= W, by simulation. No order of
+    two replicas in opposite directions has less, since the devices in the middle can start D/2-1 forwards after those
+    at the ends. The published formula, (D/2-1)(F&B + B - 3W), is twice that at F=I=W where F&B, a forward and a
+    backward at the same time, takes as long as both one after the other, as here. Peak activations D+1 Ma on every
+    device for N > D; at most N Ma. Two replicas of the weights. Needs even D, any N >= 1.
+
+    The published steps need even N >= 2D. For others the schedule of the next such number is built, and the last
+    microbatches of both directions in turn are left out. What overlaps there stands one after the other, F first. With
+    `backward_first` B is first, and the peak is D Ma; the bubble is the same at F=I=W, and at F=1, I=1.2, W=0.8 it is
+    0.6 F longer for D=8. W stand where they are published, so that most backwards stay whole, or, where the step is
+    shorter by that for the times given, every backward is split and W fill what devices would wait (`split_backward`),
+    with no more stored at once than published.
+
+    On the SPMD clock, the exchange of gradients apart: rounds go by the expected costs. As long as on the asynchronous
+    one at times of 1, 1, 1, of 1, 1.2, 0.8 and of 1, 0.9, 1.3 (D in 2, 4, 8, N to 4D) where D divides N, else up to
+    1.009 times, as the two holders of a stage wait for each other; with messages of 0.02 or 0.1 forward up to 1.019 or
+    1.055 times.
+
+    Args:
+        num_devices: devices on the `pipe` axis.
+        num_microbatches: microbatches of one step.
+        backward_first: of the F and B that overlap in the published steps, B stands first.
+        eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
+        forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
+
+    Raises:
+        ScheduleError: odd `num_devices`, a time that is none, or an option of the wrong kind.
+
+    Source: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024 (arXiv 2412.19437), section 3.2.1; steps and formula as in
+    github.com/deepseek-ai/DualPipe. Fewer microbatches, `backward_first`, W by times, and the bubble are ours.
+    """
+    check_even("dualpipe", num_devices)
+    times = checked_times("dualpipe", forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
+    check_truth("dualpipe", backward_first=backward_first, eager_sync=eager_sync)
+    placement = bidirectional(linear(num_devices))
+    num_each = max(next_multiple(num_microbatches, 2) // 2, num_devices)
+    rows = tuple(_row(device, num_devices, num_each, backward_first) for device in range(num_devices))
+    rows = without_phantoms(rows, num_microbatches=num_microbatches)
+    schedule = best_weight_gradients(Schedule("dualpipe", placement, num_microbatches, rows), times)
+    return replace(schedule, rows=with_sync(schedule.rows, placement, eager=eager_sync))
+
+
+def _row(device: int, num_devices: int, num_each: int, backward_first: bool) -> tuple[Action, ...]:
+    depth = min(device, num_devices - 1 - device)
+    near = int(device >= num_devices // 2)  # the replica that enters at the device's own end
+    row = []
+    for kind, direction, number in dual_steps(
+        depth=depth, num_depths=num_devices // 2, num_each=num_each, backward_first=backward_first
+    ):
+        replica = near if direction == NEAR else 1 - near
+        stage = depth if direction == NEAR else num_devices - 1 - depth
+        row.append(Action(kind, stage, replica * num_each + number, replica))
+    return tuple(row)

@@ -1,0 +1,70 @@
+"""DualPipeV: the two directions of DualPipe are the two chunks of one V-shaped replica."""
+
+from jaxpipe.schedules.methods._dualpipe import NEAR, dual_steps
+from jaxpipe.schedules.option_checks import check_truth
+from jaxpipe.schedules.passes.rows import without_phantoms
+from jaxpipe.schedules.passes.split_backward import best_weight_gradients
+from jaxpipe.schedules.placement import zig_zag
+from jaxpipe.schedules.schedule import Action, Schedule
+from jaxpipe.schedules.times import checked_times
+
+
+def dualpipe_v(
+    *,
+    num_devices: int,
+    num_microbatches: int,
+    backward_first: bool = False,
+    forward: float = 1.0,
+    input_gradient: float = 1.0,
+    weight_gradient: float = 1.0,
+) -> Schedule:
+    """Returns DualPipeV: DualPipe's steps on one replica, whose first chunks go down the devices and second ones up.
+
+    D=2, N=4, backward twice the forward, I and W as long as it:
+
+        0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3B1 3F2 0B0 0B0 3B2 3B2 3F3 ... 0B1 0B1 3B3 3B3 0I2 0W2 0I3 0W3
+        1  ... 1F0 2F0 1F1 2F1 1F2 2B0 2B0 2F2 1B0 1B0 1F3 2B1 2B1 2F3 1B1 1B1 2B2 2B2 1B2 1B2 2I3 1I3 2W3 1W3
+
+    Bubble at F=I=W and N >= D: (D-1) F, a ratio of (D-1)/(6N+D-1); also where I <= F <= W, by simulation. No order of
+    this placement has less, since the last device can start D-1 forwards after the first. The formula of the source,
+    (D-1)(F&B + B - 3W), is twice that at F=I=W where F&B, a forward and a backward at the same time, takes as long as
+    both one after the other, as here. Peak activations D+1/2 Ma on every device for N > D; at most N Ma. One replica of
+    the weights. Any D >= 1, any N >= 1.
+
+    The published steps need N >= 2D. For fewer microbatches the schedule of 2D is built and the last ones are left out.
+    What overlaps there stands one after the other, F first. With `backward_first` B is first, and the peak is D Ma; the
+    bubble is the same at F=I=W, and at F=1, I=1.2, W=0.8 it is F longer for D=8. W stand where they are published, so
+    that most backwards stay whole, or, where the step is shorter by that for the times given, every backward is split
+    and W fill what devices would wait (`split_backward`), with no more stored at once than published.
+
+    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at times of 1, 1, 1, of
+    1, 1.2, 0.8 and of 1, 0.9, 1.3 (D in 2, 4, 5, 8, N to 4D); with messages of 0.02 or 0.1 forward up to 1.010 or
+    1.052 times.
+
+    Args:
+        num_devices: devices on the `pipe` axis.
+        num_microbatches: microbatches of one step.
+        backward_first: of the F and B that overlap in the published steps, B stands first.
+        forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
+
+    Raises:
+        ScheduleError: a time that is none, or an option of the wrong kind.
+
+    Source: github.com/deepseek-ai/DualPipe, `dualpipev.py`, which names "Cut-in-half" of Sea AI Lab as its origin;
+    steps and published formula as there. Fewer microbatches, `backward_first`, W by times, and the bubble are ours.
+    """
+    times = checked_times("dualpipe_v", forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
+    check_truth("dualpipe_v", backward_first=backward_first)
+    placement = zig_zag(num_devices, 2)
+    num_each = max(num_microbatches, 2 * num_devices)
+    rows = [
+        [
+            Action(kind, device if direction == NEAR else 2 * num_devices - 1 - device, number)
+            for kind, direction, number in dual_steps(
+                depth=device, num_depths=num_devices, num_each=num_each, backward_first=backward_first
+            )
+        ]
+        for device in range(num_devices)
+    ]
+    rows = without_phantoms(rows, num_microbatches=num_microbatches)
+    return best_weight_gradients(Schedule("dualpipe_v", placement, num_microbatches, rows), times)

@@ -1,0 +1,46 @@
+"""GEMS: two replicas in opposite directions, one microbatch at a time on each device."""
+
+from jaxpipe.schedules.option_checks import check_even, check_truth
+from jaxpipe.schedules.passes.rows import with_sync
+from jaxpipe.schedules.placement import bidirectional, linear
+from jaxpipe.schedules.schedule import Action, Kind, Schedule
+
+
+def gems(*, num_devices: int, num_microbatches: int, eager_sync: bool = True) -> Schedule:
+    """Returns GEMS: microbatches go down and up in turn, each close behind the backward of the one before.
+
+    D=2, N=2, backward twice the forward:
+
+        0  0F0   ...   ...   ...   0B0   0B0   1F1@1 1B1@1 1B1@1 ...   ...
+        1  ...   1F0   1B0   1B0   0F1@1 ...   ...   ...   ...   0B1@1 0B1@1
+
+    Two microbatches take 4D+2 forwards of a stage at a backward of two, of which each device computes six: bubble
+    ratio (D-1)/(D+1/2), but for the ends, which do not count for large N; more microbatches do not lessen it. Peak
+    activations 1 Ma on every device, two replicas of the weights. Needs even D, any N >= 1.
+
+    On the SPMD clock: as long as on the asynchronous one whatever a backward costs; with messages of 0.1 forward up to
+    1.02 times. The exchange of gradients apart.
+
+    Args:
+        num_devices: devices on the `pipe` axis.
+        num_microbatches: microbatches of one step.
+        eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
+
+    Raises:
+        ScheduleError: odd `num_devices`, or an option of the wrong kind.
+
+    Source: Jain et al., GEMS: GPU-Enabled Memory-Aware Model-Parallelism System for Distributed DNN Training, SC
+    2020, as described in BitPipe, arXiv 2410.19367, section 2; the period is ours.
+    """
+    check_even("gems", num_devices)
+    check_truth("gems", eager_sync=eager_sync)
+    placement = bidirectional(linear(num_devices))
+    rows = tuple(
+        tuple(
+            Action(kind, placement.partner_of(device) if m % 2 else device, m, m % 2)
+            for m in range(num_microbatches)
+            for kind in (Kind.F, Kind.B)
+        )
+        for device in range(num_devices)
+    )
+    return Schedule("gems", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))

@@ -1,0 +1,85 @@
+"""Interleaved 1F1B: several looped chunks on each device, in Megatron's order."""
+
+from __future__ import annotations
+
+from jaxpipe.errors import ScheduleError
+from jaxpipe.schedules.option_checks import check_count
+from jaxpipe.schedules.passes.rows import next_multiple, without_phantoms
+from jaxpipe.schedules.placement import looped
+from jaxpipe.schedules.schedule import Action, Kind, Schedule
+
+# With D - 1 every group costs one F and one B of each chunk but the first; with fewer the rows deadlock.
+_WHY = "a smaller group is through its chunk before its first microbatch has come round to the next one"
+
+
+def interleaved_1f1b(
+    *, num_devices: int, num_microbatches: int, num_chunks: int = 2, group_size: int | None = None
+) -> Schedule:
+    """Returns interleaved 1F1B: 1F1B over chunks that take turns, a group of microbatches at a time.
+
+    D=2, v=2, N=4, backward twice the forward:
+
+        0  0F0 0F1 2F0 2F1 0F2 ... 2B0 2B0 0F3 2B1 2B1 2F2 0B0 0B0 2F3 0B1 0B1 ... 2B2 2B2 ... 2B3 2B3 0B2 0B2 0B3 0B3
+        1  ... 1F0 1F1 3F0 3B0 3B0 3F1 3B1 3B1 1F2 1B0 1B0 1F3 1B1 1B1 3F2 3B2 3B2 3F3 3B3 3B3 1B2 1B2 1B3 1B3 ... ...
+
+    For each group, the forwards of its microbatches run chunk by chunk; backwards likewise, the last chunk first.
+    Device d runs 2(D-1-d) + (v-1) group_size forwards ahead, then forwards and backwards in turn. Bubble ratio
+    (D-1)/(vN+D-1) for N a multiple of `group_size` and any costs that are equal on all stages. Peak activations, on
+    device 0: D Ma at N=D, (vD+D-1)/v Ma from N=2D on, ((v-1) group_size + 2D - 1)/v Ma for other groups.
+
+    Any D >= 1, N >= 1, v >= 1. Where N is no multiple of `group_size`, the last group is built whole, and the
+    microbatches that are too many left out: Megatron's short last group deadlocks, for example for D=8, N=12. With v=1
+    the order is 1F1B that runs up to D-1 more forwards ahead than it needs.
+
+    On the SPMD clock: as long as on the asynchronous one whatever a backward costs, with messages of 0.1 forward too;
+    where N is no multiple of `group_size`, up to 1.01 times with such messages.
+
+    Args:
+        num_devices: devices on the `pipe` axis.
+        num_microbatches: microbatches of one step.
+        num_chunks: v, stages on each device.
+        group_size: microbatches that a chunk runs before the next chunk has its turn; `num_devices` if not given.
+
+    Raises:
+        ScheduleError: `num_chunks` is no whole number of 1 or more, or `group_size` no whole number of `num_devices`
+            or more, or there is but one chunk to take turns.
+
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC
+    2021, section 2.2; warm-up count and groups as in Megatron-LM; the peak at D microbatches as in BitPipe, arXiv
+    2410.19367, Table 2, the other one as in PipeOffload, arXiv 2503.01328.
+    """
+    check_count("interleaved_1f1b", "num_chunks", num_chunks)
+    if group_size is None:
+        group_size = num_devices
+    else:
+        _check_group_size(group_size, num_devices, num_chunks)
+    num_built = next_multiple(num_microbatches, group_size)
+    rows = tuple(_row(device, num_devices, num_built, num_chunks, group_size) for device in range(num_devices))
+    rows = without_phantoms(rows, num_microbatches=num_microbatches)
+    return Schedule("interleaved_1f1b", looped(num_devices, num_chunks), num_microbatches, rows)
+
+
+def _row(device: int, num_devices: int, num_microbatches: int, num_chunks: int, group_size: int) -> tuple[Action, ...]:
+    forwards, backwards = [], []
+    for first in range(0, num_microbatches, group_size):
+        for chunk in range(num_chunks):
+            forward_stage = num_devices * chunk + device
+            backward_stage = num_devices * (num_chunks - 1 - chunk) + device
+            for m in range(first, first + group_size):
+                forwards.append(Action(Kind.F, forward_stage, m))
+                backwards.append(Action(Kind.B, backward_stage, m))
+    num_warm_up = min(2 * (num_devices - 1 - device) + (num_chunks - 1) * group_size, len(forwards))
+    row = forwards[:num_warm_up]
+    for forward, backward in zip(forwards[num_warm_up:], backwards, strict=False):
+        row += [forward, backward]
+    return (*row, *backwards[len(forwards) - num_warm_up :])
+
+
+def _check_group_size(group_size: object, num_devices: int, num_chunks: int) -> None:
+    check_count("interleaved_1f1b", "group_size", group_size, least=num_devices, why=_WHY)
+    if num_chunks == 1:
+        raise ScheduleError(
+            f"group_size={group_size} for schedule 'interleaved_1f1b' with num_chunks=1.\n"
+            "  rule group-binds: a group is what one chunk runs before the next has its turn; one chunk has none\n"
+            "  repair: leave group_size out, or set num_chunks=2 or more"
+        )
