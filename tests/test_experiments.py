@@ -9,9 +9,9 @@ import pytest
 from experiment_modules import EXPERIMENTS, modules_of
 
 from experiments.pages import BEGIN, END, put_between
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile.gpus import check_compilable
 from jaxpipe.config.base import base_config
-from jaxpipe.mesh.topology import parse_topology
 
 
 def experiment(name):

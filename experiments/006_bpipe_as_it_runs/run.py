@@ -16,13 +16,13 @@ from pathlib import Path
 
 import jax
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile import absent_gpus, compile_step, report
 from jaxpipe.config import check
 from jaxpipe.lowering import RoundTable, lower, replay
 from jaxpipe.lowering.lower import _Problem
 from jaxpipe.lowering.rounds import periodic_rounds
 from jaxpipe.lowering.transfers import without_transfers
-from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.schedules import Costs, Schedule, build, simulate
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt3_6b7.py"

@@ -17,8 +17,8 @@ import tiny_mlp
 from jax import lax
 from tiny_models import QUICKLY, pipeline_of
 
-from jaxpipe.bench.memory import gradient_shapes, pool_shapes
 from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, computations, num_instructions, permute_pairs, whole_writes
+from jaxpipe.measure.memory import gradient_shapes, pool_shapes
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.program.exchange import exchange_scope
 from jaxpipe.program.partition import Part
