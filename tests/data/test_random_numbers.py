@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxpipe.data.draws import integers, raw_draws, uniform
+from jaxpipe.data.random_numbers import integers, random_bits, uniform
 
 WORD = 2**64
 
@@ -24,8 +24,8 @@ def test_the_rounds_above_give_what_random123_publishes():
 
 
 def test_the_seed_and_epoch_are_the_key_and_the_sequence_is_in_the_counter():
-    draws = raw_draws(7, 3, np.array([5, 0, 2**40]), num_draws=9)
-    for row, sequence in zip(draws, (5, 0, 2**40), strict=True):
+    bits = random_bits(7, 3, np.array([5, 0, 2**40]), num_per_sequence=9)
+    for row, sequence in zip(bits, (5, 0, 2**40), strict=True):
         blocks = [philox4x64([block, sequence, 0, 0], [7, 3]) for block in (1, 2, 3)]  # NumPy counts before it draws
         assert row.tolist() == [word for block in blocks for word in block][:9]
 

@@ -7,12 +7,12 @@ import grain
 import numpy as np
 import pytest
 
-from jaxpipe.data.order import Order
+from jaxpipe.data.batches import SequenceOrder
 from jaxpipe.errors import ConfigError
 
 ONE = (Fraction(1),)
 SIZES, WEIGHTS = (7, 30, 2), (Fraction("0.5"), Fraction("1.25"), Fraction("0.25"))
-BLEND = Order(SIZES, WEIGHTS, seed=0)
+BLEND = SequenceOrder(SIZES, WEIGHTS, seed=0)
 PLACES = np.arange(400)
 ADDRESSES = BLEND.at(PLACES)
 
@@ -36,7 +36,7 @@ def test_every_source_takes_each_of_its_sequences_once_an_epoch_and_its_epochs_o
 )
 def test_up_to_every_place_each_source_has_had_its_share(weights):
     exact = [Fraction(weight) for weight in weights]
-    sources = Order((10**6,) * len(exact), tuple(exact), seed=0).at(np.arange(1200))[:, 0]
+    sources = SequenceOrder((10**6,) * len(exact), tuple(exact), seed=0).at(np.arange(1200))[:, 0]
     for source, weight in enumerate(exact):
         share = float(weight / sum(exact))
         counts = np.cumsum(sources == source)
@@ -50,12 +50,12 @@ def test_shares_are_exact_where_they_are_whole_numbers():
 
 def test_a_place_has_the_same_sequence_whatever_is_asked_for_with_it():
     shuffled = np.random.default_rng(0).permutation(PLACES)
-    np.testing.assert_array_equal(Order(SIZES, WEIGHTS, seed=0).at(shuffled), ADDRESSES[shuffled])
+    np.testing.assert_array_equal(SequenceOrder(SIZES, WEIGHTS, seed=0).at(shuffled), ADDRESSES[shuffled])
 
 
 def test_epochs_seeds_and_sources_have_orders_of_their_own():
     def order_of(seed, source, epoch, num=1000):
-        order = Order((num, num), (Fraction(1), Fraction(1)), seed)
+        order = SequenceOrder((num, num), (Fraction(1), Fraction(1)), seed)
         return order.at(np.arange(2 * num * epoch + source, 2 * num * (epoch + 1), 2))[:, 2]
 
     orders = [order_of(seed, source, epoch) for seed in (0, 1) for source in (0, 1) for epoch in (0, 1)]
@@ -68,14 +68,14 @@ def test_epochs_seeds_and_sources_have_orders_of_their_own():
 
 def test_a_far_place_is_as_near_as_the_first():
     size = 2**32
-    ((source, epoch, sequence),) = Order((size,), ONE, seed=2**32 - 1).at(np.array([10**15]))
+    ((source, epoch, sequence),) = SequenceOrder((size,), ONE, seed=2**32 - 1).at(np.array([10**15]))
     assert (source, epoch) == (0, 10**15 // size)
     assert 0 <= sequence < size
 
 
 def test_what_cannot_be_counted_is_said():
     with pytest.raises(ConfigError, match=r"has 4294967297 sequences\n  rule countable-sequences"):
-        Order((5, 2**32 + 1), (Fraction(1), Fraction(1)), seed=0)
+        SequenceOrder((5, 2**32 + 1), (Fraction(1), Fraction(1)), seed=0)
 
 
 def test_grain_shuffles_as_it_always_has():
