@@ -1,10 +1,13 @@
-"""Where a schedule's stages stand on a cluster, and what crosses its nodes; the only drawing that loads the mesh."""
+"""Where a schedule's stages stand on a cluster, and what crosses its nodes: as text or JSON."""
 
 from __future__ import annotations
 
 import itertools
 import json
 
+from jaxpipe.cluster.assignment import ORDERS, assign
+from jaxpipe.cluster.drawing import draw, to_values
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import Schedule
 
@@ -22,10 +25,6 @@ def show_placement(schedule: Schedule, cluster: str, *, data: int = 1, tensor: i
     Raises:
         ConfigError: no such hardware, too few GPUs, or a group that no node can hold.
     """
-    from jaxpipe.mesh.assignment import ORDERS, assign
-    from jaxpipe.mesh.drawing import draw, to_values
-    from jaxpipe.mesh.topology import parse_topology
-
     topology = parse_topology(cluster)
     mesh = {"data": data, "pipe": schedule.num_devices, "tensor": tensor}
     topology.check_holds(**mesh)
