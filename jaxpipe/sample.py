@@ -14,12 +14,11 @@ from absl import flags
 
 from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.config import model_config
-from jaxpipe.config.base import MASKED_FAMILIES
 from jaxpipe.config.command_line import require, run
-from jaxpipe.config.model import FIELDS
+from jaxpipe.config.model import family_of
 from jaxpipe.config.tokenizer import tokenizer_of
 from jaxpipe.errors import ConfigError
-from jaxpipe.models import LanguageModel
+from jaxpipe.models import FAMILIES, LanguageModel
 from jaxpipe.models.generation import generate
 from jaxpipe.training import workdir
 
@@ -41,8 +40,8 @@ def define_flags(arguments: list[str]) -> None:
 def main(_: Sequence[str]) -> None:
     """One continuation."""
     config = workdir.read_config(FLAGS.workdir)
-    if config.model.family in MASKED_FAMILIES:
-        causal = " or ".join(family for family in FIELDS if family not in MASKED_FAMILIES)
+    if family_of(config).masked:
+        causal = " or ".join(name for name, family in FAMILIES.items() if not family.masked)
         raise ConfigError(
             f"--workdir={FLAGS.workdir} holds a model of family {config.model.family!r}\n"
             "  rule sample-causal: only a model that has learned to foretell the next token can go on\n"

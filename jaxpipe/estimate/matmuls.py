@@ -1,7 +1,7 @@
 """Which matrix products do F, B, I and W of a layer compute on a device, and which does the head? Sizes and FLOPs.
 
 Counted as the program computes: what is computed again, rows of a table that are no words, and blocks that causal
-attention spares. Model FLOPs, which MFU is of, are in `jaxpipe.models.flops`.
+attention spares. Model FLOPs, which MFU is of, are in `jaxpipe.models.anatomy`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from jaxpipe.estimate.setting import places_of
 from jaxpipe.estimate.step import _seconds
 from jaxpipe.estimate.times import ring_s
 from jaxpipe.mesh.hardware import HARDWARE
-from jaxpipe.models.flops import model_flops
+from jaxpipe.models.anatomy import model_flops
 from jaxpipe.schedules.action import Kind
 
 LAYER = Times(
