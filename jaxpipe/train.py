@@ -26,7 +26,7 @@ from jaxpipe.config import build_schedule, check
 from jaxpipe.config.command_line import define_process_flags, require, run
 from jaxpipe.huggingface import copied_name, copy_origin
 from jaxpipe.processes import Together, log_to, say
-from jaxpipe.schedules import simulate
+from jaxpipe.schedules.analysis import simulate
 from jaxpipe.schedules.render import svg
 from jaxpipe.training import workdir
 from jaxpipe.training.claim import claimed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.schedules.action import COMPUTE_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 
 def makespan_s(table: RoundTable, seconds: np.ndarray) -> float:

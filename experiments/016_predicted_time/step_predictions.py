@@ -18,7 +18,7 @@ from jaxpipe.lowering import lower
 from jaxpipe.measure.actions import times_of
 from jaxpipe.measure.turns import spread_ratio
 from jaxpipe.mesh.topology import parse_topology
-from jaxpipe.schedules.action import COMPUTE_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 TOPOLOGY = parse_topology("h200:1x2")  # two devices of a node; nothing that is asked for here depends on their kind
 Clock = Literal["wall_s", "cpu_s"]

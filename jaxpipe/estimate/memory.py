@@ -19,8 +19,8 @@ from jaxpipe.estimate.workspace import head_bytes, part_bytes
 from jaxpipe.lowering import lower
 from jaxpipe.mesh.hardware import RESERVE_BYTES
 from jaxpipe.models import BertConfig
-from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.files import is_file_name
+from jaxpipe.schedules.schedule import Kind
 
 FEW = 3  # microbatches a device, from where on a table says all; at least
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpipe.lowering.rounds import LOCAL_ROUNDS, REMOTE_ROUNDS, earliest_congruent
-from jaxpipe.schedules.dependencies import dependencies
+from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.schedule import Schedule
 
 CHECKERBOARD_ROUNDS = 2 * REMOTE_ROUNDS  # of a body: an even and an odd slot, each with its messages

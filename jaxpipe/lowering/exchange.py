@@ -17,9 +17,8 @@ import numpy as np
 
 from jaxpipe.lowering.moves import Moves, in_lanes
 from jaxpipe.lowering.segment import Segment
-from jaxpipe.schedules.action import COMPUTE_KINDS, Kind
-from jaxpipe.schedules.phantoms import next_multiple
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.passes.rows import next_multiple
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
 if TYPE_CHECKING:
     from jaxpipe.lowering.table import RoundTable

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpipe.schedules.analysis.simulate import Costs, simulate
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Costs, simulate
 
 IN_STEP_ROUNDS = 2  # of a body: one for messages and longer actions, one for those of one forward
 LONGEST = 2  # forwards that an action may take

@@ -28,10 +28,9 @@ from jaxpipe.lowering.rounds import (
 from jaxpipe.lowering.segment import Segment
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfers import NOTHING_PARKED, meeting_rounds, park, without_transfers
-from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.phantoms import next_multiple
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.passes.rows import next_multiple
+from jaxpipe.schedules.schedule import Kind, Schedule
 
 MAX_BODY_ROUNDS = 8
 # A fold is judged at several costs, since the program is compiled before they are known: halves of a backward as long

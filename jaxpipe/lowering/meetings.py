@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from jaxpipe.lowering.messages import Pair, permutes_of
-from jaxpipe.schedules.dependencies import dependencies
+from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.schedule import Schedule
 
 MOST_TURNS = 4  # at which devices may meet their neighbours one by one; of more, a body is too long

@@ -15,7 +15,7 @@ import numpy as np
 from jaxpipe.lowering.lifetimes import allocate_per_device
 from jaxpipe.lowering.spans import Span
 from jaxpipe.lowering.transfers import NOTHING_PARKED, Parked
-from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.schedule import Kind
 
 if TYPE_CHECKING:
     from jaxpipe.lowering.table import RoundTable

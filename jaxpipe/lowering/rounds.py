@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.dependencies import dependencies
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.schedule import Kind, Schedule
 
 LOCAL_ROUNDS = 1  # from an action to the next one of its device
 REMOTE_ROUNDS = 2  # from an action to the one on another device that reads its message

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.schedules.dependencies import dependencies
-from jaxpipe.schedules.simulate import Timeline
+from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.analysis.simulate import Timeline
 
 
 def latest_starts(timeline: Timeline) -> np.ndarray:

@@ -21,9 +21,8 @@ from jaxpipe.lowering.pages import Pages, allocate_pages
 from jaxpipe.lowering.segment import Segment
 from jaxpipe.lowering.spans import Span
 from jaxpipe.lowering.transfers import Parked
-from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.dependencies import Dependencies, dependencies
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
+from jaxpipe.schedules.schedule import Kind, Schedule
 
 IDLE = -1
 

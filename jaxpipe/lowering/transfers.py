@@ -19,9 +19,8 @@ import numpy as np
 
 from jaxpipe.lowering.moves import Moves, in_lanes
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS
-from jaxpipe.schedules.action import COMPUTE_KINDS, Action, Kind
-from jaxpipe.schedules.dependencies import dependencies
-from jaxpipe.schedules.schedule import Columns, Schedule
+from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Columns, Kind, Schedule
 
 
 @dataclass(frozen=True, eq=False)

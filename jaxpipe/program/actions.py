@@ -25,7 +25,7 @@ from jaxpipe.program.guard import when
 from jaxpipe.program.halves import Halves
 from jaxpipe.program.partition import reduce_chunk
 from jaxpipe.program.storage import Pools, Storage
-from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
 Integers = Any  # numpy arrays in the table, jax arrays in the program

@@ -13,8 +13,7 @@ from jaxpipe.errors import CompileError
 from jaxpipe.mesh.mesh import AXES
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.layout import Layout
-from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.schedule import Kind, Schedule
 
 PyTree = Any
 

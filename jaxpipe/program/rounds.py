@@ -22,7 +22,7 @@ from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.lowering.inbox import FIRST_PERMUTE, OWN
 from jaxpipe.program import exchange, lanes, transfers
 from jaxpipe.program.actions import Actions, Row, State
-from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxpipe.lowering import RoundTable, replay
 from jaxpipe.schedules import Costs, Schedule, simulate, stored
-from jaxpipe.schedules.dependencies import dependencies
-from jaxpipe.schedules.held_up import held_up
+from jaxpipe.schedules.analysis.bubbles import held_up
+from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.render.panel import Panel
 from jaxpipe.show.program_memory import program_stored
 from jaxpipe.show.program_timeline import held_up_in_rounds, program_timeline

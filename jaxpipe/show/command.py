@@ -10,10 +10,10 @@ from pathlib import Path
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, simulate
-from jaxpipe.schedules.balance import least_bound, row_peaks
 from jaxpipe.schedules.csv_form import read_csv, to_csv
-from jaxpipe.schedules.json_form import read_json
+from jaxpipe.schedules.files import read_json
 from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 from jaxpipe.schedules.render import chrome_trace, memory, png, svg
 from jaxpipe.schedules.rules import check
 from jaxpipe.show.figures import COST_NAMES, Figures, show_json, show_text

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpipe.lowering import IDLE, Replay, RoundTable
 from jaxpipe.schedules import NO_MICROBATCH, Action, Costs, Kind, Schedule, Timeline
-from jaxpipe.schedules.held_up import NOTHING, ROUNDING
+from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 from jaxpipe.lowering import Pages, RoundTable, lower
 from jaxpipe.lowering.inbox import NOTHING
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, balance, build, split_backward
-from jaxpipe.schedules.forwards import forwards
+from jaxpipe.schedules.passes.rows import forwards
 
 
 def uneven_layers(schedule: Schedule) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ from jaxpipe.schedules import (
     to_csv,
     zig_zag,
 )
-from jaxpipe.schedules.search import asynchronous, usual_placements
+from jaxpipe.schedules.ordering.optimize import asynchronous
+from jaxpipe.schedules.ordering.problem import usual_placements
 
 SMALL = ["--num_devices=2", "--num_microbatches=4", "--memory_bound=2", "--num_trials=20"]
 WHOLE = ["--input_gradient=3", "--weight_gradient=3"]  # so that halves are of no use

@@ -5,7 +5,7 @@ import pytest
 
 from jaxpipe.lowering import lower, replay
 from jaxpipe.schedules import Costs, Kind, build, stored
-from jaxpipe.schedules.action import COMPUTE_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
 from jaxpipe.show.clocks import asynchronous_panel, program_panel
 
 SCHEDULES = ["1f1b", "interleaved_1f1b", "bpipe", "bitpipe", "zb_v", "dualpipe"]

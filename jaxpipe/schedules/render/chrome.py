@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from jaxpipe.schedules.action import COMPUTE_KINDS, NO_MICROBATCH, Kind
+from jaxpipe.schedules.analysis.simulate import Timeline
 from jaxpipe.schedules.render.lanes import Lanes
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Timeline
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, NO_MICROBATCH, Kind, Schedule
 
 TRACE_TIME_PER_UNIT = 1000.0  # the format counts microseconds: one unit of cost is shown as 1 ms
 

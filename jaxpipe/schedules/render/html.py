@@ -16,11 +16,10 @@ from importlib.resources import files
 
 import numpy as np
 
-from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.held_up import ROUNDING
-from jaxpipe.schedules.idle import Idle, idle
+from jaxpipe.schedules.analysis.bubbles import ROUNDING, Idle, idle
 from jaxpipe.schedules.render.palette import HUES, NAMES, STORED, styles
 from jaxpipe.schedules.render.panel import Panel
+from jaxpipe.schedules.schedule import Kind
 
 _SCRIPTS = ("data", "view", "lanes", "paint", "memory", "detail", "overlay", "panel", "controls", "main")
 _IDLE = {"before": "waits for its first action", "between": "waits in between", "after": "is done"}

@@ -12,9 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxpipe.schedules.action import COMPUTE_KINDS, NO_MICROBATCH
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Timeline
+from jaxpipe.schedules.analysis.simulate import Timeline
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, NO_MICROBATCH, Schedule
 
 THIN = 0.6  # height of a lane of transfers
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxpipe.schedules.memory import Stored, stored
+from jaxpipe.schedules.analysis.activations import Stored, stored
+from jaxpipe.schedules.analysis.simulate import Timeline
 from jaxpipe.schedules.render.palette import STORED
-from jaxpipe.schedules.simulate import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

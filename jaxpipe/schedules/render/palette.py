@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.schedules.action import COMPUTE_KINDS, Kind
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
 HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 2008)
     Kind.F: "#1b6ca8",

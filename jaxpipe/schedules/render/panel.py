@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.schedules.memory import Stored
-from jaxpipe.schedules.simulate import Timeline
+from jaxpipe.schedules.analysis.activations import Stored
+from jaxpipe.schedules.analysis.simulate import Timeline
 
 
 @dataclass(frozen=True, eq=False)

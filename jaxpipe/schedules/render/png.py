@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxpipe.schedules.analysis.simulate import Timeline
 from jaxpipe.schedules.render.lanes import THIN, Lanes, Spans, shortest_action, spans
 from jaxpipe.schedules.render.palette import Style, styles, title
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,10 +6,10 @@ from html import escape
 
 import numpy as np
 
+from jaxpipe.schedules.analysis.simulate import Timeline
 from jaxpipe.schedules.render.lanes import THIN, Lanes, Spans, shortest_action, spans
 from jaxpipe.schedules.render.palette import Style, styles, title
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Timeline
 
 _LANE = 22.0  # all lengths in pixels
 _GAP = 3.0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.schedules.action import COMPUTE_KINDS, MOVE_KINDS, Action, Kind
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.simulate import Costs, Timeline, simulate
+from jaxpipe.schedules.analysis.simulate import Costs, Timeline, simulate
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, MOVE_KINDS, Action, Kind, Schedule
 
 IDLE = "..."
 _MAX_CELLS_PER_ACTION = 8
