@@ -16,9 +16,9 @@ from ml_collections import config_dict
 
 from jaxpipe.config.base import base_config
 from jaxpipe.config.model import model_section
-from jaxpipe.models import FAMILIES
 from jaxpipe.config.unknown_field import unknown_field
 from jaxpipe.errors import ConfigError, JaxpipeError, closest
+from jaxpipe.models import FAMILIES
 
 _HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 

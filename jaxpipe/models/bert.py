@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -148,7 +147,7 @@ class BertConfig(LayerNormSizes):
                 "  repair: set model.num_token_types=2, or model.sentence_order=False"
             )
 
-    @cached_property
+    @property
     def anatomy(self) -> Anatomy:
         """What the model is made of; of the head, the transform, and pooler and order."""
         h = self.hidden

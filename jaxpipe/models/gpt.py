@@ -7,7 +7,6 @@ Source: Brown et al. 2020 (GPT-3), Megatron-LM.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from flax import nnx
@@ -25,8 +24,8 @@ from jaxpipe.models.choices import (
     check_activation,
     check_choices,
     check_heads,
-    num_valid,
     num_token_rows,
+    num_valid,
 )
 from jaxpipe.models.embedding_and_head import Embedding, Head
 from jaxpipe.models.family import Family, Fields
@@ -156,7 +155,7 @@ class GPTConfig(LayerNormSizes):
         ConfigError: the sizes and choices do not fit together.
     """
 
-    @cached_property
+    @property
     def anatomy(self) -> Anatomy:
         """What the model is made of."""
         return self._anatomy(causal=True)

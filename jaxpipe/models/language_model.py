@@ -219,6 +219,7 @@ def parameter_shapes(config: ModelConfig) -> ParameterShapes:
         >>> sum(shape.size for shape in shapes.shared) + 12 * sum(shape.size for shape in shapes.layer)
         124439808
     """
+
     def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> tuple[ParameterShape, ...]:
         params = _each_param(nnx.eval_shape(lambda: new(TensorAxis(), nnx.Rngs(0))), _shape)
         return tuple(jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, ParameterShape)))

@@ -8,7 +8,7 @@ al. 2023 (Mistral 7B, arXiv 2310.06825), section 2, for the window.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
-from jaxpipe.models.choices import attend_of, check_choices, check_heads, num_valid, num_token_rows
+from jaxpipe.models.choices import CHOICES, TOKENS, attend_of, check_choices, check_heads, num_token_rows, num_valid
 from jaxpipe.models.embedding_and_head import Embedding, Head
 from jaxpipe.models.family import Family
 from jaxpipe.models.linear import RMSNorm, initial_deviation
@@ -106,7 +106,7 @@ class LlamaConfig:
             f"  repair: set model.hidden={self.hidden + self.num_heads}"
         )
 
-    @cached_property
+    @property
     def anatomy(self) -> Anatomy:
         """What the model is made of."""
         return Anatomy(

@@ -55,7 +55,10 @@ def test_a_mistyped_field_names_the_closest():
         ({"pipeline__costs": "fast"}, ["expected-costs", "not so: 'fast'", "pipeline.costs='auto'"]),
         ({"pipeline__options": "num_chunks=2", "mesh__pipe": 4}, ["1f1b", "num_chunks", "no options"]),
         ({"mesh__pipe": 9, "pipeline__num_microbatches": 8}, ["9 stages", "mesh.pipe=8 or less"]),
-        ({"mesh__tensor": 3}, ["mesh.tensor=3 does not divide rows of words=256, model.num_heads=2", "tensor=2,"]),
+        (
+            {"mesh__tensor": 3},
+            ["mesh.tensor=3 does not divide", "rows of the token table=256, model.num_heads=2", "tensor=2,"],
+        ),
         (
             {"mesh__tensor": 2, "model__vocab_size": 257, "model__vocab_multiple": 1},
             ["257 = 2 x 128 + 1", "tensor=1,", "or model.vocab_multiple=2"],
