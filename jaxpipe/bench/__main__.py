@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
+from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.bench import pinned, processes
@@ -26,57 +27,65 @@ from jaxpipe.bench.memory import measure_memory
 from jaxpipe.bench.problem import make_problem
 from jaxpipe.bench.timing import median, timed
 from jaxpipe.config import check
-from jaxpipe.config.command_line import require, run
+from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.training.setup import devices_of
 
-FLAGS = flags.FLAGS
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(
+        execute,
+        define_flags=define_flags,
+        usage=__doc__,
+        arguments=arguments,
+        required={"config": "configs/bench_cpu.py"},
+    )
 
 
-def define_flags(arguments: list[str]) -> None:
+def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines the flags of the benchmark."""
-    require("config", arguments, example="configs/bench_cpu.py")
-    config_flags.DEFINE_config_file("config", help_string="Python file with get_config(); see jaxpipe.config.base.")
-    flags.DEFINE_enum("format", "text", ["text", "json"], "How the numbers are printed.")
-    flags.DEFINE_integer("num_repeats", 3, "Repeats of each measurement.", lower_bound=1)
-    pinned.define_flags()
+    define_config_file(values, arguments)
+    flags.DEFINE_enum("format", "text", ["text", "json"], "How the numbers are printed.", values)
+    flags.DEFINE_integer("num_repeats", 3, "Repeats of each measurement.", lower_bound=1, flag_values=values)
+    pinned.define_flags(values)
 
 
-def main(_: Sequence[str]) -> None:
+def execute(values: FlagValues) -> None:
     """One benchmark."""
     keep_freed_memory()
-    config = FLAGS.config
-    pinned.check_process(FLAGS.process, FLAGS.coordinator, num_processes=FLAGS.num_processes)
-    if FLAGS.num_processes > 1:
-        config.mesh.data, config.mesh.pipe, config.mesh.tensor = 1, FLAGS.num_processes, 1
-    check(config, name=config_flags.get_config_filename(FLAGS["config"]))
-    if FLAGS.process is not None:
-        pinned.join(FLAGS.process, num_processes=FLAGS.num_processes, coordinator=FLAGS.coordinator)
-        pinned.tell(processes.work(config, num_repeats=FLAGS.num_repeats))
+    config = values.config
+    pinned.check_process(values.process, values.coordinator, num_processes=values.num_processes)
+    if values.num_processes > 1:
+        config.mesh.data, config.mesh.pipe, config.mesh.tensor = 1, values.num_processes, 1
+    check(config, name=config_flags.get_config_filename(values["config"]))
+    if values.process is not None:
+        pinned.join(values.process, num_processes=values.num_processes, coordinator=values.coordinator)
+        pinned.tell(processes.work(config, num_repeats=values.num_repeats))
         return
     numbers = {
         "schedule": config.pipeline.schedule,
         "num_devices": config.mesh.pipe,
         "num_microbatches": config.pipeline.num_microbatches,
     }
-    if FLAGS.num_processes > 1:
-        numbers |= pinned.launch(("-m", "jaxpipe.bench"), sys.argv[1:], num_processes=FLAGS.num_processes)
+    if values.num_processes > 1:
+        numbers |= pinned.launch(("-m", "jaxpipe.bench"), sys.argv[1:], num_processes=values.num_processes)
     else:
-        numbers |= _measure(config)
-    if FLAGS.format == "json":
+        numbers |= _measure(config, num_repeats=values.num_repeats)
+    if values.format == "json":
         print(json.dumps(numbers))
         return
     for name, number in numbers.items():
         print(f"{name:26} {number:.4g}" if isinstance(number, float) else f"{name:26} {number}")
 
 
-def _measure(config: ConfigDict) -> dict[str, Any]:
+def _measure(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     """All in this process, the mesh on virtual devices (or GPUs)."""
     problem = make_problem(config, devices_of(config).devices)
     memory = measure_memory(problem)
     pipelined, unpipelined = problem.compile_pipelined(), problem.compile_unpipelined()
     for warm_up in (pipelined, unpipelined):
         timed(warm_up)
-    pairs = [(timed(pipelined), timed(unpipelined)) for _ in range(FLAGS.num_repeats)]
+    pairs = [(timed(pipelined), timed(unpipelined)) for _ in range(num_repeats)]
     pipeline, one = (median(list(timings)) for timings in zip(*pairs, strict=True))
     return {
         "pipelined_cpu_s": pipeline.cpu_s,
@@ -89,4 +98,4 @@ def _measure(config: ConfigDict) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(main, define_flags=define_flags)
+    sys.exit(main())

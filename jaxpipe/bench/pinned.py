@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 from absl import flags
+from absl.flags import FlagValues
 
 from jaxpipe.errors import ConfigError
 
@@ -23,11 +24,13 @@ _MARK = "jaxpipe.bench.pinned: "
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 
-def define_flags() -> None:
+def define_flags(values: FlagValues) -> None:
     """Defines --num_processes, and the flags that `launch` sets."""
-    flags.DEFINE_integer("num_processes", 1, "Processes of one core and one thread each.", lower_bound=1)
-    flags.DEFINE_integer("process", None, "Which of the processes this is; set by the first.")
-    flags.DEFINE_string("coordinator", None, "Where the processes meet; set by the first.")
+    flags.DEFINE_integer(
+        "num_processes", 1, "Processes of one core and one thread each.", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_integer("process", None, "Which of the processes this is; set by the first.", flag_values=values)
+    flags.DEFINE_string("coordinator", None, "Where the processes meet; set by the first.", values)
 
 
 def check_process(process: int | None, coordinator: str | None, *, num_processes: int) -> None:

@@ -6,42 +6,56 @@ import shlex
 from collections.abc import Sequence
 
 from absl import flags
+from absl.flags import FlagValues
 
-from jaxpipe.config.command_line import require
+from jaxpipe.config.command_line import run
 from jaxpipe.data.tokenizer import BYTE
 from jaxpipe.prepare.encoding import Counted
 from jaxpipe.prepare.input_files import FORMATS
 from jaxpipe.prepare.prepare import TOKENIZER, Prepared, prepare
 
-FLAGS = flags.FLAGS
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(
+        execute,
+        define_flags=define_flags,
+        usage=__doc__,
+        arguments=arguments,
+        required={"input": "'texts/*.txt'", "tokenizer": "bpe:32000", "output": "data/text"},
+    )
 
 
-def define_flags(arguments: list[str]) -> None:
+def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --input, --tokenizer, --output and how files are read."""
-    require("input", arguments, example="'texts/*.txt'")
-    require("tokenizer", arguments, example="bpe:32000")
-    require("output", arguments, example="data/text")
-    flags.DEFINE_multi_string("input", [], "A file or a glob, in quotes, ** descends; may be given several times.")
-    flags.DEFINE_string("tokenizer", None, "'byte', a tokenizer.json or its folder, or bpe:VOCAB to train one.")
-    flags.DEFINE_string("output", None, "PREFIX of the files that are written: .bin, .idx, .tokenizer.json.")
-    flags.DEFINE_enum("format", "auto", FORMATS, "A document is a file, or the text of a JSON line; auto: by name.")
-    flags.DEFINE_string("jsonl_key", "text", "Where the text stands in a line's JSON object.")
-    flags.DEFINE_boolean("masked", False, "For masked models, as BERT: with [PAD], [CLS], [SEP], [MASK].")
-    flags.DEFINE_integer("num_workers", None, "Processes; one a core if left out, or fewer.", lower_bound=1)
-    flags.DEFINE_boolean("overwrite", False, "Replaces files that are there.")
+    del arguments
+    flags.DEFINE_multi_string(
+        "input", [], "A file or a glob, in quotes, ** descends; may be given several times.", values
+    )
+    flags.DEFINE_string("tokenizer", None, "'byte', a tokenizer.json or its folder, or bpe:VOCAB to train one.", values)
+    flags.DEFINE_string("output", None, "PREFIX of the files that are written: .bin, .idx, .tokenizer.json.", values)
+    flags.DEFINE_enum(
+        "format", "auto", FORMATS, "A document is a file, or the text of a JSON line; auto: by name.", values
+    )
+    flags.DEFINE_string("jsonl_key", "text", "Where the text stands in a line's JSON object.", values)
+    flags.DEFINE_boolean("masked", False, "For masked models, as BERT: with [PAD], [CLS], [SEP], [MASK].", values)
+    flags.DEFINE_integer(
+        "num_workers", None, "Processes; one a core if left out, or fewer.", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_boolean("overwrite", False, "Replaces files that are there.", values)
 
 
-def main(_: Sequence[str]) -> None:
+def execute(values: FlagValues) -> None:
     """One preparation."""
     prepared = prepare(
-        FLAGS.input,
-        tokenizer=FLAGS.tokenizer,
-        output=FLAGS.output,
-        form=FLAGS.format,
-        jsonl_key=FLAGS.jsonl_key,
-        is_masked=FLAGS.masked,
-        num_workers=FLAGS.num_workers,
-        overwrite=FLAGS.overwrite,
+        values.input,
+        tokenizer=values.tokenizer,
+        output=values.output,
+        form=values.format,
+        jsonl_key=values.jsonl_key,
+        is_masked=values.masked,
+        num_workers=values.num_workers,
+        overwrite=values.overwrite,
         say=lambda line: print(line, flush=True),
     )
     print(told(prepared))
