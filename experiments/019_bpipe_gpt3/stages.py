@@ -13,7 +13,7 @@ from moves import costs
 
 from jaxpipe.estimate import Setting, TimeSource, memory
 from jaxpipe.estimate.residuals import layer_keeps
-from jaxpipe.schedules.analysis import simulate
+from jaxpipe.schedules import simulate
 from jaxpipe.schedules.analysis.activations import Stored, stored
 
 
