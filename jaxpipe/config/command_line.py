@@ -66,7 +66,7 @@ def define_config_file(values: FlagValues, arguments: Sequence[str]) -> None:
 
 
 def define_process_flags(values: FlagValues) -> None:
-    """Defines the flags by which several processes find each other; see `jaxpipe.processes.join`."""
+    """Defines the flags by which several processes find each other; see `jaxpipe.distributed.join`."""
     help_text = "HOST:PORT of process 0; without it jax looks for SLURM, Kubernetes or Open MPI."
     flags.DEFINE_string("coordinator_address", None, help_text, values)
     flags.DEFINE_integer("num_processes", None, "Processes of the run, with --coordinator_address.", flag_values=values)

@@ -12,9 +12,9 @@ from jaxpipe.schedules import Schedule
 
 def show_placement(schedule: Schedule, flags: argparse.Namespace) -> str:
     """Which GPU of `--topology` holds which stage, and what crosses nodes, under each order of the devices."""
-    from jaxpipe.mesh.assignment import ORDERS, assign
-    from jaxpipe.mesh.drawing import draw, to_values
-    from jaxpipe.mesh.topology import parse_topology
+    from jaxpipe.cluster.assignment import ORDERS, assign
+    from jaxpipe.cluster.drawing import draw, to_values
+    from jaxpipe.cluster.topology import parse_topology
 
     topology = parse_topology(flags.topology)
     mesh = {"data": flags.data, "pipe": schedule.num_devices, "tensor": flags.tensor}

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpipe.mesh.hardware import peak_flops_per_s
+from jaxpipe.cluster.hardware import peak_flops_per_s
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.anatomy import model_flops
 from jaxpipe.program import Pipeline

@@ -88,8 +88,8 @@ def test_sent_is_what_the_permutes_of_each_round_carry(num_layers):
     schedule = build("bpipe", num_devices=8, num_microbatches=20)
     table = lower(schedule, layers_per_stage=(num_layers,) * 8)
     away, back = np.zeros(8), np.zeros(8)  # [device] pages
-    for position in table.position:
-        for source, target in itertools.chain(*table.transfers[position]):
+    for position in table.body_round:
+        for source, target in itertools.chain(*table.page_permutes[position]):
             if source < target:  # early devices evict
                 away[source] += 1
             else:
@@ -97,7 +97,7 @@ def test_sent_is_what_the_permutes_of_each_round_carry(num_layers):
     carried = sent_slots(table)
     assert carried.evicted.tolist() == pytest.approx(away / num_layers)
     assert carried.loaded.tolist() == pytest.approx(back / num_layers)
-    moves = table.parked.moves
+    moves = table.parked.sends
     assert (away + back).sum() >= len(moves.round) > 0
 
 
