@@ -25,9 +25,10 @@ from ml_collections import ConfigDict, config_flags
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import build_schedule, check
 from jaxpipe.config.command_line import define_config_file, define_process_flags, run
+from jaxpipe.distributed.log import log_to, say
+from jaxpipe.distributed.together import Together
 from jaxpipe.drawing import svg
 from jaxpipe.huggingface import copied_name, copy_origin
-from jaxpipe.processes import Together, log_to, say
 from jaxpipe.schedules import simulate
 from jaxpipe.training import workdir
 from jaxpipe.training.claim import claimed

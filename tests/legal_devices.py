@@ -1,4 +1,4 @@
-"""The methods of the table with options that cover each pair of values, and where they exist: for tests over all of them.
+"""Methods of the table with options that cover each pair of values, and where they exist: for tests over all of them.
 
 A method that is registered is swept without another line: its values are those of its `Option`s.
 """
