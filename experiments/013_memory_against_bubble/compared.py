@@ -6,7 +6,6 @@ that are searched under a bound are `found`'s.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,13 +44,12 @@ class Row:
     def schedule(self, costs: Costs) -> Schedule:
         """The schedule at `costs`, which are of a device's share."""
         times = {name: getattr(costs, name) for name in ("forward", "input_gradient", "weight_gradient")}
-        asked = inspect.signature(REGISTRY[self.name]).parameters
         schedule = build(
             self.name,
             num_devices=NUM_DEVICES,
             num_microbatches=NUM_MICROBATCHES,
             **parse_options(option for option in self.options.split(",") if option),
-            **{name: time for name, time in times.items() if name in asked},
+            **(times if REGISTRY[self.name].takes_times else {}),
         )
         if not self.split:
             return schedule
