@@ -54,11 +54,6 @@ def split_backward(
     In a schedule with EVICT and LOAD each W stands directly behind its I: when transfers travel depends on the actions
     around them. To have W fill, split first and balance then.
 
-    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at times of 1, 1, 1, of
-    1, 1.2, 0.8 and of 1, 0.9, 1.3 (D in 2, 4, 5, 8, N to 4D), but at the last ones, of interleaved 1F1B up to 1.06
-    times, and where D does not divide N, of Chimera, MixPipe and BitPipe up to 1.05. With messages of 0.02 or 0.1
-    forward up to 1.02 or 1.10 times, those apart.
-
     Args:
         schedule: legal, with at least one B; I and W that it has already are kept, the W where none moves.
         bound: slots, the (stage, microbatch) pairs, that every device may store from F to W; by default each what it
