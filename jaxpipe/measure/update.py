@@ -22,7 +22,7 @@ from jaxpipe.training.step import init_state
 def compile_update(stages: Stages) -> Callable[[], Any]:
     """The compiled () -> (state, metrics), of steps one after the other."""
     pipeline = stages.whole
-    losses = pipeline.loss_like(stages.params, stages.batch)
+    losses = pipeline.shapes(stages.params, stages.batch).losses
 
     def without_actions(params: Any, batch: Any, scale: Any, key: jax.Array | None) -> Any:
         del batch, scale, key
