@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -26,6 +26,7 @@ def run(
     usage: str | None,
     arguments: Sequence[str] | None = None,
     positional: Sequence[str] = (),
+    required: Mapping[str, str] | None = None,
 ) -> int:
     """Parses the flags and runs `command`; returns the exit status of the process.
 
@@ -35,6 +36,7 @@ def run(
         usage: what --help prints before the flags, the docstring of the command's module.
         arguments: without the program's name; None takes those of this process.
         positional: names of flags whose values may stand without `--NAME=`, in this order.
+        required: flags that must be given, name -> an example of a value.
 
     Example:
         >>> def define(values):
@@ -47,7 +49,7 @@ def run(
     def parse_and_run() -> int | None:
         values = FlagValues()
         define_flags(values)
-        return command(parse(values, arguments, usage=usage, positional=positional))
+        return command(parse(values, arguments, usage=usage, positional=positional, required=required))
 
     return exit_status(parse_and_run)
 
@@ -62,12 +64,18 @@ def exit_status(call: Callable[[], int | None]) -> int:
 
 
 def parse(
-    values: FlagValues, arguments: Sequence[str] | None, *, usage: str | None, positional: Sequence[str] = ()
+    values: FlagValues,
+    arguments: Sequence[str] | None,
+    *,
+    usage: str | None,
+    positional: Sequence[str] = (),
+    required: Mapping[str, str] | None = None,
 ) -> FlagValues:
     """Sets `values`, the defined flags, from `arguments`; see `run` for these. With --help it prints and exits with 0.
 
     Raises:
-        ConfigError: an argument is no flag, or its value is of another type.
+        ConfigError: an argument is no flag, its value is of another type, or a required one is missing.
+        JaxpipeError: whatever a flag's own parser raises.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if set(HELP).intersection(arguments):
@@ -79,6 +87,8 @@ def parse(
     except flags.UnrecognizedFlagError as error:
         raise _unknown_flag(error.flagname, list(values)) from error
     except flags.Error as error:
+        if own := _own_error(error):
+            raise own from None
         raise ConfigError(
             explain(
                 f"the command line cannot be read: {error}",
@@ -89,7 +99,21 @@ def parse(
     for name, value in zip(positional, rest, strict=False):
         values[name].parse(value)
     check_nothing_left(rest[len(positional) :])
+    for name, example in (required or {}).items():
+        if values[name].value in (None, "", []):
+            raise missing(name, example)
     return values
+
+
+def missing(flag: str, example: str) -> ConfigError:
+    """The error for a required flag that is not given."""
+    return ConfigError(
+        explain(
+            f"--{flag} is missing",
+            rule=f"flags: --{flag}=VALUE must be given",
+            repair=f"add for example --{flag}={example}",
+        )
+    )
 
 
 def check_nothing_left(rest: Sequence[str]) -> None:
@@ -183,6 +207,15 @@ def _help(values: FlagValues, usage: str | None) -> str:
         for flag in own
     ]
     return "\n".join([(usage or "").strip(), "", "flags:", *lines])
+
+
+def _own_error(error: BaseException | None) -> JaxpipeError | None:
+    """The JaxpipeError that absl wrapped, as one that a config file raises."""
+    found = None
+    while error is not None:
+        found = error if isinstance(error, JaxpipeError) else found
+        error = error.__context__
+    return found
 
 
 def _unknown_flag(name: str, known: list[str]) -> ConfigError:

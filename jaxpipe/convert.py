@@ -12,6 +12,7 @@ parameter with all its layers, 4 bytes each. Nothing is half-written: the target
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,10 +21,11 @@ from typing import Any
 import jax
 import numpy as np
 from absl import flags
+from absl.flags import FlagValues
 
 from jaxpipe.checkpoints import open_canonical, save_canonical
 from jaxpipe.config import model_config
-from jaxpipe.config.command_line import require, run
+from jaxpipe.config.command_line import run
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import configs, layout, origin
 from jaxpipe.huggingface.files import TensorFiles
@@ -33,25 +35,36 @@ from jaxpipe.huggingface.tensors import TensorMap
 from jaxpipe.models import LanguageModel
 from jaxpipe.training import workdir
 
-FLAGS = flags.FLAGS
 MARK = "hf:"
 
 
-def define_flags(arguments: list[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(
+        execute,
+        define_flags=define_flags,
+        usage=__doc__,
+        arguments=arguments,
+        required={"from": "hf:DIR", "to": "runs/converted"},
+    )
+
+
+def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --from, --to, --dtype and --step."""
-    require("from", arguments, example="hf:DIR")
-    require("to", arguments, example="runs/converted")
-    flags.DEFINE_string("from", None, "hf:DIR, a model of transformers, or the folder of a run.")
-    flags.DEFINE_string("to", None, "The folder of a run, or hf:DIR.")
-    flags.DEFINE_enum("dtype", None, list(CODES), "Of the tensors that are written to hf:DIR.")
-    flags.DEFINE_integer("step", None, "Of the checkpoint that is taken from a run; the last one if left out.")
+    del arguments
+    flags.DEFINE_string("from", None, "hf:DIR, a model of transformers, or the folder of a run.", values)
+    flags.DEFINE_string("to", None, "The folder of a run, or hf:DIR.", values)
+    flags.DEFINE_enum("dtype", None, list(CODES), "Of the tensors that are written to hf:DIR.", values)
+    flags.DEFINE_integer(
+        "step", None, "Of the checkpoint that is taken from a run; the last one if left out.", flag_values=values
+    )
 
 
-def main(_: Sequence[str]) -> None:
+def execute(values: FlagValues) -> None:
     """One conversion."""
     jax.config.update("jax_platforms", "cpu")  # only numbers are moved
-    source, target = str(FLAGS["from"].value), str(FLAGS["to"].value)
-    print(convert(source, target, dtype=FLAGS.dtype, step=FLAGS.step))
+    source, target = str(values["from"].value), str(values["to"].value)
+    print(convert(source, target, dtype=values.dtype, step=values.step))
 
 
 def convert(source: str, target: str, *, dtype: str | None = None, step: int | None = None) -> str:
@@ -193,4 +206,4 @@ def _cast(numbers: np.ndarray, dtype: np.dtype, *, name: str) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    run(main, define_flags=define_flags)
+    sys.exit(main())

@@ -8,15 +8,18 @@ parameters.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from absl import flags
+from absl.flags import FlagValues
 from ml_collections import config_flags
 
 from jaxpipe.checkpoints import restore_params
 from jaxpipe.config import base_config, build_schedule, check
-from jaxpipe.config.command_line import define_process_flags, require, run
-from jaxpipe.processes import Together, say
+from jaxpipe.config.command_line import define_process_flags, run, value_of
+from jaxpipe.distributed.log import say
+from jaxpipe.distributed.together import Together
 from jaxpipe.training import workdir
 from jaxpipe.training.evaluate import heldout_losses
 from jaxpipe.training.losses import in_words
@@ -24,29 +27,34 @@ from jaxpipe.training.same_schedule import check_same_schedule
 from jaxpipe.training.setup import set_up
 from jaxpipe.training.step import make_eval_step
 
-FLAGS = flags.FLAGS
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(
+        execute, define_flags=define_flags, usage=__doc__, arguments=arguments, required={"workdir": "runs/first"}
+    )
 
 
-def define_flags(arguments: list[str]) -> None:
+def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --workdir, and --config with the fields of that run's config.json."""
-    directory = require("workdir", arguments, example="runs/first")
-    flags.DEFINE_string("workdir", None, "Folder of a run.")
+    directory = value_of("workdir", arguments)
+    flags.DEFINE_string("workdir", None, "Folder of a run.", values)
     config = workdir.read_config(directory) if directory else base_config()
-    config_flags.DEFINE_config_dict("config", config, help_string="The run's config.")
-    define_process_flags()
+    config_flags.DEFINE_config_dict("config", config, "The run's config.", values, sys_argv=["command", *arguments])
+    define_process_flags(values)
 
 
-def main(_: Sequence[str]) -> None:
+def execute(values: FlagValues) -> None:
     """One evaluation."""
-    config = FLAGS.config
-    check(config, name=f"{FLAGS.workdir}/{workdir.CONFIG}")
+    config = values.config
+    check(config, name=f"{values.workdir}/{workdir.CONFIG}")
     with Together(
-        FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id, lost_after_s=config.train.lost_after_s
+        values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
         check_same_schedule(processes, build_schedule(config))
         setup = set_up(config, num_processes=processes.count)
         step, params = restore_params(
-            workdir.path_of(FLAGS.workdir), model=setup.model, pipeline=setup.pipeline, say=say
+            workdir.path_of(values.workdir), model=setup.model, pipeline=setup.pipeline, say=say
         )
         eval_step = make_eval_step(setup.pipeline)
         heldout = heldout_losses(eval_step, setup, params, num_batches=config.train.eval_batches)
@@ -55,4 +63,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(main, define_flags=define_flags)
+    sys.exit(main())

@@ -7,15 +7,17 @@ On one device, without a pipeline; it ends early where the model ends the docume
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import jax
 from absl import flags
+from absl.flags import FlagValues
 
 from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.config import model_config
 from jaxpipe.config.base import MASKED_FAMILIES
-from jaxpipe.config.command_line import require, run
+from jaxpipe.config.command_line import run
 from jaxpipe.config.model import FIELDS
 from jaxpipe.config.tokenizer import tokenizer_of
 from jaxpipe.errors import ConfigError
@@ -23,46 +25,62 @@ from jaxpipe.models import LanguageModel
 from jaxpipe.models.generation import generate
 from jaxpipe.training import workdir
 
-FLAGS = flags.FLAGS
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(
+        execute,
+        define_flags=define_flags,
+        usage=__doc__,
+        arguments=arguments,
+        required={"workdir": "runs/quickstart", "prompt": "'def '"},
+    )
 
 
-def define_flags(arguments: list[str]) -> None:
+def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --workdir, --prompt and how tokens are drawn."""
-    require("workdir", arguments, example="runs/quickstart")
-    require("prompt", arguments, example="'def '")
-    flags.DEFINE_string("workdir", None, "Folder of a run, or of a converted model.")
-    flags.DEFINE_string("prompt", None, "The text that is continued.")
-    flags.DEFINE_integer("num_tokens", 200, "Tokens that follow it, at most.", lower_bound=1)
-    flags.DEFINE_float("temperature", 0.8, "Logits are divided by it; 0 takes the likeliest token.", lower_bound=0.0)
-    flags.DEFINE_integer("top_k", None, "Only so many of the likeliest tokens are drawn from.", lower_bound=1)
-    flags.DEFINE_integer("seed", 0, "Decides what is drawn.", lower_bound=0)
+    del arguments
+    flags.DEFINE_string("workdir", None, "Folder of a run, or of a converted model.", values)
+    flags.DEFINE_string("prompt", None, "The text that is continued.", values)
+    flags.DEFINE_integer("num_tokens", 200, "Tokens that follow it, at most.", lower_bound=1, flag_values=values)
+    flags.DEFINE_float(
+        "temperature",
+        0.8,
+        "Logits are divided by it; 0 takes the likeliest token.",
+        lower_bound=0.0,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "top_k", None, "Only so many of the likeliest tokens are drawn from.", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_integer("seed", 0, "Decides what is drawn.", lower_bound=0, flag_values=values)
 
 
-def main(_: Sequence[str]) -> None:
+def execute(values: FlagValues) -> None:
     """One continuation."""
-    config = workdir.read_config(FLAGS.workdir)
+    config = workdir.read_config(values.workdir)
     if config.model.family in MASKED_FAMILIES:
         causal = " or ".join(family for family in FIELDS if family not in MASKED_FAMILIES)
         raise ConfigError(
-            f"--workdir={FLAGS.workdir} holds a model of family {config.model.family!r}\n"
+            f"--workdir={values.workdir} holds a model of family {config.model.family!r}\n"
             "  rule sample-causal: only a model that has learned to foretell the next token can go on\n"
             f"  repair: name the folder of a run of {causal}"
         )
     tokenizer = tokenizer_of(config)
     model = LanguageModel(model_config(config))
-    step, params = restore_canonical(workdir.path_of(FLAGS.workdir), model=model)
+    step, params = restore_canonical(workdir.path_of(values.workdir), model=model)
     params = jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params)
 
-    text = [int(token) for token in tokenizer.encode(FLAGS.prompt)]
+    text = [int(token) for token in tokenizer.encode(values.prompt)]
     for token in generate(
         model,
         params,
         [*tokenizer.beginning, *text],
-        num_tokens=FLAGS.num_tokens,
+        num_tokens=values.num_tokens,
         window=config.data.seq_len,
-        temperature=FLAGS.temperature,
-        top_k=FLAGS.top_k,
-        seed=FLAGS.seed,
+        temperature=values.temperature,
+        top_k=values.top_k,
+        seed=values.seed,
     ):
         if token == tokenizer.separator:
             break
@@ -72,4 +90,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(main, define_flags=define_flags)
+    sys.exit(main())

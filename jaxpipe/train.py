@@ -19,15 +19,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from absl import flags
+from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import build_schedule, check
-from jaxpipe.config.command_line import define_process_flags, require, run
+from jaxpipe.config.command_line import define_config_file, define_process_flags, run
+from jaxpipe.distributed.log import log_to, say
+from jaxpipe.distributed.together import Together
+from jaxpipe.drawing import svg
 from jaxpipe.huggingface import copied_name, copy_origin
-from jaxpipe.processes import Together, log_to, say
 from jaxpipe.schedules import simulate
-from jaxpipe.schedules.render import svg
 from jaxpipe.training import workdir
 from jaxpipe.training.claim import claimed
 from jaxpipe.training.loop import Loop
@@ -42,42 +44,51 @@ from jaxpipe.training.start import first_state
 from jaxpipe.training.step import make_eval_step, state_like
 from jaxpipe.training.timeline import write_timeline
 
-FLAGS = flags.FLAGS
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may start the same command again
 
 
-def define_flags(arguments: list[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(
+        execute,
+        define_flags=define_flags,
+        usage=__doc__,
+        arguments=arguments,
+        required={"config": "configs/quickstart.py", "workdir": "runs/first"},
+    )
+
+
+def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --config, --workdir and what goes with them."""
-    require("config", arguments, example="configs/quickstart.py")
-    require("workdir", arguments, example="runs/first")
-    config_flags.DEFINE_config_file("config", help_string="Python file with get_config(); see jaxpipe.config.base.")
-    flags.DEFINE_string("workdir", None, "Folder for the files of this run.")
-    flags.DEFINE_bool("dry_run", False, "Check and compile everything, train and write nothing.")
-    flags.DEFINE_string("profile_steps", "", "FIRST:LAST, both included: a profiler trace of these steps.")
-    define_process_flags()
+    define_config_file(values, arguments)
+    flags.DEFINE_string("workdir", None, "Folder for the files of this run.", values)
+    flags.DEFINE_bool("dry_run", False, "Check and compile everything, train and write nothing.", values)
+    flags.DEFINE_string("profile_steps", "", "FIRST:LAST, both included: a profiler trace of these steps.", values)
+    define_process_flags(values)
 
 
-def main(_: Sequence[str]) -> None:
+def execute(values: FlagValues) -> None:
     """One training run, top to bottom."""
     # ---- Config: everything that can be wrong is found before anything is compiled
-    config = FLAGS.config
-    check(config, name=config_flags.get_config_filename(FLAGS["config"]))
-    traced_steps = profile_steps(FLAGS.profile_steps, num_steps=config.train.steps)
+    config = values.config
+    check(config, name=config_flags.get_config_filename(values["config"]))
+    traced_steps = profile_steps(values.profile_steps, num_steps=config.train.steps)
     with Together(
-        FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id, lost_after_s=config.train.lost_after_s
+        values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
-        train(config, processes, traced_steps)
+        train(values, processes, traced_steps)
 
 
-def train(config: ConfigDict, processes: Together, traced_steps: ProfileSteps | None) -> None:
+def train(values: FlagValues, processes: Together, traced_steps: ProfileSteps | None) -> None:
     """The run of a checked config, in one of its processes."""
+    config: ConfigDict = values.config
     with ExitStack() as stack:
         # ---- The folder of the run: a new one, or one to go on with
-        path = workdir.check(FLAGS.workdir)
+        path = workdir.check(values.workdir)
         goes_on = processes.agree("goes_on", str(workdir.holds_run(path))) == str(True)
-        claim = claimed(FLAGS.workdir, is_first=processes.is_first, agree=processes.agree)
+        claim = claimed(values.workdir, is_first=processes.is_first, agree=processes.agree)
         if goes_on:
-            if not FLAGS.dry_run:
+            if not values.dry_run:
                 stack.enter_context(claim)
             _take_up(path, config)
 
@@ -92,7 +103,7 @@ def train(config: ConfigDict, processes: Together, traced_steps: ProfileSteps | 
         check_memory(setup.pipeline, like, batch)
 
         # ---- State: the first one, or that of the newest checkpoint
-        checkpoints = stack.enter_context(_checkpoints(path, config, setup))
+        checkpoints = stack.enter_context(_checkpoints(path, config, setup, read_only=values.dry_run))
         if goes_on and processes.agree("has_checkpoint", str(bool(checkpoints.steps()))) == str(True):
             num_done, state = checkpoints.restore(like)
             say(f"goes on    from the checkpoint of step {num_done}")
@@ -113,10 +124,10 @@ def train(config: ConfigDict, processes: Together, traced_steps: ProfileSteps | 
         start = time.perf_counter()
         train_step = train_step.lower(state, batch)
         eval_step = make_eval_step(setup.pipeline).lower(state.params, batch)
-        if not FLAGS.dry_run:
+        if not values.dry_run:
             if not goes_on:
                 stack.enter_context(claim)
-            with workdir.writing(FLAGS.workdir):
+            with workdir.writing(values.workdir):
                 log_to(path, process=processes.index)
                 if processes.is_first:
                     _write_files(path, config, setup, goes_on=goes_on)
@@ -125,7 +136,7 @@ def train(config: ConfigDict, processes: Together, traced_steps: ProfileSteps | 
         train_step, eval_step = train_step.compile(), eval_step.compile()
         del batch
         say(f"compiled   in {time.perf_counter() - start:.1f} s")
-        if FLAGS.dry_run:
+        if values.dry_run:
             say("dry run    ends here: nothing is trained or written")
             return
 
@@ -144,9 +155,9 @@ def train(config: ConfigDict, processes: Together, traced_steps: ProfileSteps | 
             sys.exit(EXIT_STOPPED)
 
 
-def _checkpoints(path: Path, config: ConfigDict, setup: Setup) -> Checkpoints:
+def _checkpoints(path: Path, config: ConfigDict, setup: Setup, *, read_only: bool) -> Checkpoints:
     keep = Keep(config.checkpoint.keep_last, config.checkpoint.keep_every, config.checkpoint.keep_best)
-    return Checkpoints(path / CHECKPOINTS, pipeline=setup.pipeline, keep=keep, read_only=FLAGS.dry_run, say=say)
+    return Checkpoints(path / CHECKPOINTS, pipeline=setup.pipeline, keep=keep, read_only=read_only, say=say)
 
 
 def _take_up(path: Path, config: ConfigDict) -> None:
@@ -173,11 +184,11 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, goes_on: bool)
         copy_origin(source, path)
         config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
     keep_schedule(path, setup.pipeline.schedule)
-    (path / workdir.SCHEDULE).write_text(svg(setup.pipeline.schedule, simulate(setup.pipeline.schedule)))
+    (path / workdir.SCHEDULE).write_text(svg(simulate(setup.pipeline.schedule)))
     write_timeline(path, setup)
     write_fingerprint(path, setup.corpus.fingerprint)
     workdir.write_config(path, config)
 
 
 if __name__ == "__main__":
-    run(main, define_flags=define_flags)
+    sys.exit(main())

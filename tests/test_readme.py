@@ -16,7 +16,6 @@ from jaxpipe.schedules import REGISTRY, build, peak_activations, simulate
 from jaxpipe.training.workdir import write_config
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
 # Pages with commands of their own, each to be read alone.
 PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 
@@ -49,7 +48,14 @@ def setup_commands() -> list[str]:
     return [command for command in bash_commands("README") if command.startswith("python3.11 -m venv")]
 
 
-@pytest.mark.parametrize("code", [code for text in PAGES.values() for code in code_blocks(text, "python")])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(code, id=f"{page}-{number}", marks=[] if page in ("README", "own_model") else pytest.mark.ci)
+        for page, text in PAGES.items()
+        for number, code in enumerate(code_blocks(text, "python"))
+    ],
+)
 def test_python_block_runs(code: str, tmp_path: Path):
     result = run_python(["-c", code], tmp_path)
     assert result.returncode == 0, result.stderr
@@ -67,6 +73,7 @@ def test_blocks_see_eight_devices(tmp_path: Path):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.ci
 def test_show_and_optimize_commands_run(tmp_path: Path):
     """In the page's order and one folder, as one reads a file that another writes; searches are cut short."""
     shows = {"jaxpipe.show": [], "jaxpipe.optimize": ["--num_trials=20"]}
@@ -103,7 +110,7 @@ def test_links_lead_to_files():
 
 
 def test_the_table_of_schedules_is_what_is_simulated():
-    rows = re.findall(r"^\| `(\w+)` \| .* \| ([\d.]+) % \| ([\d.]+) \|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| .* \| ([\d.]+) % \| ([\d.]+) \|", PAGES["schedules"], re.MULTILINE)
     assert [name for name, _, _ in rows] == list(dict.fromkeys(name for name, _, _ in rows))
     assert {name for name, _, _ in rows} == set(REGISTRY)
     for name, bubble, stored in rows:
@@ -118,14 +125,15 @@ def test_two_commands_set_up_everything():
     assert test.endswith("pytest -n 2")
 
 
-def test_ci_runs_the_test_command():
-    lines = (ROOT / ".ci/run").read_text().splitlines()
-    assert lines[-1] == setup_commands()[1]
+def test_ci_runs_the_test_command_and_the_second_tier():
+    *_, default, second = (ROOT / ".ci/run").read_text().splitlines()
+    assert default == setup_commands()[1]
+    assert second == ".venv/bin/pytest -n 2 -m ci"
 
 
 def test_folders_exist():
-    folders = re.findall(r"^\| `([a-z/]+/)` \|", README, re.MULTILINE)
+    folders = re.findall(r"^\| `([a-z/]+/)` \|", PAGES["develop"], re.MULTILINE)
     assert "jaxpipe/schedules/" in folders
     assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
     packages = {f"jaxpipe/{path.parent.name}/" for path in ROOT.glob("jaxpipe/*/__init__.py")}
-    assert packages - set(folders) == set(), "packages that the README's table leaves out"
+    assert packages - set(folders) == set(), "packages that the table leaves out"

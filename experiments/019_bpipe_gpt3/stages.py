@@ -14,7 +14,7 @@ from moves import costs
 from jaxpipe.estimate import Setting, TimeSource, memory
 from jaxpipe.estimate.residuals import layer_keeps
 from jaxpipe.schedules import simulate
-from jaxpipe.schedules.memory import Stored, stored
+from jaxpipe.schedules.analysis.activations import Stored, stored
 
 
 @dataclass(frozen=True)

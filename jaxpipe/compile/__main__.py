@@ -9,42 +9,51 @@ they are cuBLAS's, and cuDNN's attention cannot be compiled. Needs the extra gpu
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 
 import jax
 from absl import flags
+from absl.flags import FlagValues
 from ml_collections import config_flags
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile.gpus import absent_gpus, check_compilable, check_plugin
 from jaxpipe.compile.report import report, to_text
 from jaxpipe.compile.step import compile_step
 from jaxpipe.config import check
-from jaxpipe.config.command_line import require, run
-from jaxpipe.mesh.topology import parse_topology
-
-FLAGS = flags.FLAGS
+from jaxpipe.config.command_line import define_config_file, run
 
 
-def define_flags(arguments: list[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(
+        execute,
+        define_flags=define_flags,
+        usage=__doc__,
+        arguments=arguments,
+        required={"config": "configs/gpt3_96b.py", "topology": "a100-80g:4x8"},
+    )
+
+
+def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --config, --topology and --format."""
-    require("config", arguments, example="configs/gpt3_96b.py")
-    require("topology", arguments, example="a100-80g:4x8")
-    config_flags.DEFINE_config_file("config", help_string="Python file with get_config(); see jaxpipe.config.base.")
-    flags.DEFINE_string("topology", None, "Hardware, nodes and GPUs of a node, as a100-80g:4x8.")
-    flags.DEFINE_enum("format", "text", ["text", "json"], "How the numbers are printed; json has bytes.")
+    define_config_file(values, arguments)
+    flags.DEFINE_string("topology", None, "Hardware, nodes and GPUs of a node, as a100-80g:4x8.", values)
+    flags.DEFINE_enum("format", "text", ["text", "json"], "How the numbers are printed; json has bytes.", values)
 
 
-def main(_: Sequence[str]) -> None:
+def execute(values: FlagValues) -> None:
     """One compilation."""
-    config, topology = FLAGS.config, parse_topology(FLAGS.topology)
-    check(config, name=config_flags.get_config_filename(FLAGS["config"]))
+    config, topology = values.config, parse_topology(values.topology)
+    check(config, name=config_flags.get_config_filename(values["config"]))
     check_compilable(config, topology)
     check_plugin()
     mesh = config.mesh
     devices = absent_gpus(topology, deterministic=mesh.deterministic)
     step = compile_step(config, devices, gpus_per_node=topology.gpus_per_node)
     found = report(step, hardware_bytes=topology.hardware.memory_bytes)
-    if FLAGS.format == "json":
+    if values.format == "json":
         print(json.dumps(found.to_json()))
         return
     schedule, num_microbatches = config.pipeline.schedule, config.pipeline.num_microbatches
@@ -58,4 +67,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(main, define_flags=define_flags)
+    sys.exit(main())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.config.base import AUTO, base_config
 from jaxpipe.config.checkpoint_checks import check_best, check_kept_steps
 from jaxpipe.config.choice import check_choice
@@ -28,7 +29,6 @@ from jaxpipe.config.model import (
 from jaxpipe.config.schedules import build_schedule, check_schedule_name
 from jaxpipe.config.stages import layers_per_stage
 from jaxpipe.errors import ConfigError, JaxpipeError
-from jaxpipe.mesh.assignment import ORDERS
 
 DTYPES = ("float32", "bfloat16")
 AT_LEAST_ZERO = (

@@ -1,7 +1,7 @@
-"""From the command line to a config, and errors the user can mend without a traceback.
+"""From the command line to a config: `--config=FILE` and `--config.FIELD=VALUE`, and the errors of both.
 
-`jaxpipe.train` reads `--config=FILE`; `jaxpipe.eval` starts from the `config.json` of a run. Both take
-`--config.FIELD=VALUE` on top.
+`jaxpipe.train` reads `--config=FILE`; `jaxpipe.eval` starts from the `config.json` of a run. What commands without a
+config share is in `jaxpipe.command_line`.
 """
 
 from __future__ import annotations
@@ -9,75 +9,71 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from absl import app, flags, logging
-from ml_collections import config_dict
+from absl import flags, logging
+from absl.flags import FlagValues
+from ml_collections import config_dict, config_flags
 
+from jaxpipe.command_line import exit_status, parse
 from jaxpipe.config.base import base_config
 from jaxpipe.config.model import FIELDS
 from jaxpipe.config.unknown_field import unknown_field
-from jaxpipe.errors import ConfigError, JaxpipeError, closest
+from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.mesh.devices import skip_absent_gpus
 
-_HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 
-
-def run(main: Callable[[Sequence[str]], None], *, define_flags: Callable[[list[str]], None]) -> None:
-    """Parses the flags, runs `main`, and exits; an argument that is no flag is an error.
-
-    A JaxpipeError is printed to stderr as it is, and its exit status is the command's.
+def run(
+    command: Callable[[FlagValues], int | None],
+    *,
+    define_flags: Callable[[FlagValues, Sequence[str]], None],
+    usage: str | None,
+    arguments: Sequence[str] | None = None,
+    required: Mapping[str, str] | None = None,
+) -> int:
+    """Parses the flags of a command that uses JAX and may take a config, runs it, and returns its exit status.
 
     Args:
-        main: takes the program's name, which is all that absl leaves of the arguments.
-        define_flags: defines the absl flags, given all arguments.
+        command: the command, given its parsed flags; returns an exit status, None for 0.
+        define_flags: defines the command's flags on the FlagValues that it is given, with the arguments besides.
+        usage: what --help prints before the flags, the docstring of the command's module.
+        arguments: without the program's name; None takes those of this process.
+        required: flags that must be given, name -> an example of a value.
     """
-    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it touches
+    logging.set_verbosity(logging.WARNING)  # Orbax reports every file it touches
+    if arguments is None:
+        logging.use_absl_handler()
+    given = list(sys.argv[1:] if arguments is None else arguments)
 
-    def parse(arguments: list[str]) -> list[str]:
-        _check_overrides(arguments)
-        return _parse(arguments, define_flags)
+    def parse_and_run() -> int | None:
+        _check_overrides(given)
+        values = FlagValues()
+        with _config_errors(value_of("config", given).partition(":")[0]):
+            define_flags(values, given)
+            parse(values, given, usage=usage, required=required)
+        skip_absent_gpus()
+        return command(values)
 
-    def guarded(arguments: Sequence[str]) -> None:
-        with_errors(lambda: main(arguments))
-
-    with_errors(lambda: app.run(guarded, flags_parser=parse))
-
-
-def with_errors(call: Callable[[], None]) -> None:
-    """Calls `call`; prints a JaxpipeError without traceback and exits with its status."""
-    try:
-        call()
-    except JaxpipeError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+    return exit_status(parse_and_run)
 
 
-def require(flag: str, arguments: Sequence[str], *, example: str) -> str:
-    """The value of `--flag=VALUE` or `--flag VALUE`, before absl parses it; empty where only help is asked for.
-
-    Raises:
-        ConfigError: it is not there.
-    """
-    value = _value_of(flag, arguments)
-    if not value and not _HELP.intersection(arguments):
-        raise ConfigError(
-            f"--{flag} is missing\n"
-            f"  rule flags: --{flag}=VALUE must be given\n"
-            f"  repair: add for example --{flag}={example}"
-        )
-    return value
+def define_config_file(values: FlagValues, arguments: Sequence[str]) -> None:
+    """Defines --config=FILE and `--config.FIELD=VALUE`."""
+    help_text = "Python file with get_config(); see jaxpipe.config.base."
+    config_flags.DEFINE_config_file("config", None, help_text, values, sys_argv=["command", *arguments])
 
 
-def define_process_flags() -> None:
-    """Defines the flags by which several processes find each other; see `jaxpipe.processes.join`."""
-    flags.DEFINE_string(
-        "coordinator_address", None, "HOST:PORT of process 0; without it jax looks for SLURM, Kubernetes or Open MPI."
-    )
-    flags.DEFINE_integer("num_processes", None, "Processes of the run, with --coordinator_address.")
-    flags.DEFINE_integer("process_id", None, "Number of this process, with --coordinator_address.")
+def define_process_flags(values: FlagValues) -> None:
+    """Defines the flags by which several processes find each other; see `jaxpipe.distributed.join`."""
+    help_text = "HOST:PORT of process 0; without it jax looks for SLURM, Kubernetes or Open MPI."
+    flags.DEFINE_string("coordinator_address", None, help_text, values)
+    flags.DEFINE_integer("num_processes", None, "Processes of the run, with --coordinator_address.", flag_values=values)
+    flags.DEFINE_integer("process_id", None, "Number of this process, with --coordinator_address.", flag_values=values)
 
 
-def _value_of(flag: str, arguments: Sequence[str]) -> str:
+def value_of(flag: str, arguments: Sequence[str]) -> str:
+    """The value of `--flag=VALUE` or `--flag VALUE` before the flags are parsed; empty where it is not given."""
     found = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, separator, value = argument.partition("=")
@@ -86,26 +82,20 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str:
     return found  # the last one, as absl has it
 
 
-def _parse(arguments: list[str], define_flags: Callable[[list[str]], None]) -> list[str]:
-    path = _value_of("config", arguments).partition(":")[0]
+@contextmanager
+def _config_errors(path: str) -> Iterator[None]:
+    """Turns the errors of ml_collections and of a config file `path` into ConfigErrors."""
     if path and not os.path.isfile(path):
         raise ConfigError(
-            f"no config file {path!r}\n"
-            "  rule config-file: --config names a Python file with get_config()\n"
-            f"      looked from {os.getcwd()}\n"
-            "  repair: give the path of a file, for example --config=configs/quickstart.py"
+            explain(
+                f"no config file {path!r}",
+                rule="config-file: --config names a Python file with get_config()",
+                picture=f"looked from {os.getcwd()}",
+                repair="give the path of a file, for example --config=configs/quickstart.py",
+            )
         )
     try:
-        define_flags(arguments)
-        left = flags.FLAGS(arguments)
-    except flags.Error as error:
-        if own := _own_error(error):
-            raise own from None
-        raise ConfigError(
-            f"the command line cannot be read: {error}\n"
-            "  rule flags: --name=VALUE, with VALUE of the type of the field\n"
-            "  repair: mend this argument; --help lists the flags"
-        ) from error
+        yield
     except (AttributeError, TypeError, KeyError) as error:
         if isinstance(error, AttributeError) and error.name == "get_config":
             raise _no_get_config(path) from error
@@ -113,31 +103,17 @@ def _parse(arguments: list[str], define_flags: Callable[[list[str]], None]) -> l
             raise
         where = f"--config={path} or --config.FIELD=VALUE" if path else "--config.FIELD=VALUE"
         raise unknown_field(error, where=where, repair="use one of them") from error
-    _check_nothing_left(left)
-    return left
 
 
 def _no_get_config(path: str) -> ConfigError:
     return ConfigError(
-        f"the config file {path!r} has no get_config\n"
-        "  rule config-file: --config names a Python file with get_config()\n"
-        "      def get_config(arg=''):\n"
-        "          config = jaxpipe.config.base_config()\n"
-        "          return config\n"
-        "  repair: add such a function, or name another file, for example --config=configs/quickstart.py"
-    )
-
-
-def _check_nothing_left(left: Sequence[str]) -> None:
-    if len(left) > 1:
-        argument = left[1]
-        repair = f"write --{argument.lstrip('-')}" if "=" in argument else "join it to its flag with =, or leave it out"
-        raise ConfigError(
-            f"the argument {argument!r} belongs to no flag\n"
-            "  rule flags: every argument is --name=VALUE\n"
-            f"      left over: {' '.join(left[1:])}\n"
-            f"  repair: {repair}"
+        explain(
+            f"the config file {path!r} has no get_config",
+            rule="config-file: --config names a Python file with get_config()",
+            picture="def get_config(arg=''):\n    config = jaxpipe.config.base_config()\n    return config",
+            repair="add such a function, or name another file, for example --config=configs/quickstart.py",
         )
+    )
 
 
 def _check_overrides(arguments: Sequence[str]) -> None:
@@ -148,10 +124,12 @@ def _check_overrides(arguments: Sequence[str]) -> None:
         field = argument.lstrip("-").partition("=")[0].removeprefix("config.")
         if argument.startswith(("--config.", "-config.")) and field not in known:
             raise ConfigError(
-                f"no config field {field!r}, in {argument}.{closest(field, known)}\n"
-                "  rule config-fields: the fields are those of jaxpipe.config.base_config()\n"
-                f"      {field.partition('.')[0]}: {_fields_of(field.partition('.')[0])}\n"
-                "  repair: use one of them"
+                explain(
+                    f"no config field {field!r}, in {argument}.{closest(field, known)}",
+                    rule="config-fields: the fields are those of jaxpipe.config.base_config()",
+                    picture=f"{field.partition('.')[0]}: {_fields_of(field.partition('.')[0])}",
+                    repair="use one of them",
+                )
             )
 
 
@@ -162,15 +140,6 @@ def _fields_of(section: str) -> str:
     if section not in configs[0]:
         return f"no such section; there are {', '.join(configs[0])}"
     return ", ".join(dict.fromkeys(field for config in configs for field in config[section]))
-
-
-def _own_error(error: BaseException | None) -> JaxpipeError | None:
-    """The error of ours that absl and ml_collections wrapped, where a config file raised one."""
-    found = None
-    while error is not None:
-        found = error if isinstance(error, JaxpipeError) else found
-        error = error.__context__
-    return found
 
 
 def _raised_by_config(error: BaseException) -> bool:

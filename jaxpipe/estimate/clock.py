@@ -12,8 +12,8 @@ from functools import cached_property
 import numpy as np
 
 from jaxpipe.schedules import Costs, Schedule, simulate
-from jaxpipe.schedules.action import COMPUTE_KINDS, MOVE_KINDS, Kind
-from jaxpipe.schedules.dependencies import dependencies
+from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, MOVE_KINDS, Kind
 
 _ALIKE = Costs(forward=1.0, backward=1.0, input_gradient=1.0, weight_gradient=1.0)
 _CLOSE_S = 1e-12  # what two ways of adding the same seconds may differ by

@@ -15,8 +15,8 @@ import numpy as np
 
 from jaxpipe.config.schedules import named_schedule, options_of
 from jaxpipe.estimate.clock import Clock, Ends, Seconds
-from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.files import is_file_name
+from jaxpipe.schedules.schedule import Kind
 
 FEWEST_PERIODS = 3
 

@@ -13,15 +13,15 @@ from functools import cache, cached_property
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.assignment import Assignment, assign
+from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import build_schedule, layers_per_stage, model_config
 from jaxpipe.config.base import AUTO, MASKED_FAMILIES
 from jaxpipe.config.mesh_order import orders_to_try
 from jaxpipe.config.schedules import named_schedule
-from jaxpipe.data.masking import num_predicted
+from jaxpipe.data.masked import num_predicted
 from jaxpipe.data.segments import NUM_SPECIAL
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh.assignment import Assignment, assign
-from jaxpipe.mesh.topology import Topology
 from jaxpipe.models import ModelConfig
 from jaxpipe.schedules import Schedule
 from jaxpipe.schedules.placement import Placement
@@ -41,7 +41,7 @@ class Setting:
         num_microbatches: of one step, on each copy of the pipeline.
         layers_per_stage: [stage].
         data, pipe, tensor: copies of the pipeline; devices of one; devices that share a layer.
-        order: of the mesh, one of `jaxpipe.mesh.assignment.ORDERS`.
+        order: of the mesh, one of `jaxpipe.cluster.assignment.ORDERS`.
         zero1: whether masters and optimizer state are split over `data`.
         topology: nodes and GPUs; the mesh may be smaller.
     """

@@ -21,7 +21,7 @@ from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
 from jaxpipe.models.flops import model_flops
-from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.schedule import Kind
 
 NO_LINK = Link(latency_s=0.0, bytes_per_s=math.inf)
 

@@ -16,57 +16,63 @@ from collections.abc import Sequence
 
 import jax
 from absl import flags
+from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
-from jaxpipe.bench import pinned
-from jaxpipe.bench.allocator import keep_freed_memory
 from jaxpipe.config import check
-from jaxpipe.config.command_line import require, run
+from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import Measurement
-from jaxpipe.measure import output
-from jaxpipe.measure.devices import devices_to_measure
-from jaxpipe.measure.measurement import measure
-
-FLAGS = flags.FLAGS
+from jaxpipe.measure import output, pinned
+from jaxpipe.measure.measurement import devices_to_measure, measure
+from jaxpipe.measure.timing import keep_freed_memory
 
 
-def define_flags(arguments: list[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(
+        execute,
+        define_flags=define_flags,
+        usage=__doc__,
+        arguments=arguments,
+        required={"config": "configs/bench_cpu.py"},
+    )
+
+
+def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines the flags of the measurement."""
-    require("config", arguments, example="configs/bench_cpu.py")
-    config_flags.DEFINE_config_file("config", help_string="Python file with get_config(); see jaxpipe.config.base.")
-    flags.DEFINE_string("output", None, "Where what was found is written, for example costs.json.")
-    flags.DEFINE_boolean("overwrite", False, "Whether a file that is there is overwritten.")
-    flags.DEFINE_list("microbatch_sizes", None, "Sequences of a microbatch; by default the config's.")
-    flags.DEFINE_integer("num_repeats", 5, "Repeats of each timing.", lower_bound=1)
-    flags.DEFINE_integer("num_layers", 2, "Layers of each of the three stages.", lower_bound=1)
-    pinned.define_flags()
+    define_config_file(values, arguments)
+    flags.DEFINE_string("output", None, "Where what was found is written, for example costs.json.", values)
+    flags.DEFINE_boolean("overwrite", False, "Whether a file that is there is overwritten.", values)
+    flags.DEFINE_list("microbatch_sizes", None, "Sequences of a microbatch; by default the config's.", values)
+    flags.DEFINE_integer("num_repeats", 5, "Repeats of each timing.", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer("num_layers", 2, "Layers of each of the three stages.", lower_bound=1, flag_values=values)
+    pinned.define_flags(values)
 
 
-def main(_: Sequence[str]) -> None:
+def execute(values: FlagValues) -> None:
     """One measurement."""
     keep_freed_memory()
-    config = FLAGS.config
-    pinned.check_process(FLAGS.process, FLAGS.coordinator, num_processes=FLAGS.num_processes)
-    check(config, name=config_flags.get_config_filename(FLAGS["config"]))
-    sizes = sizes_of(FLAGS.microbatch_sizes, config)
-    if FLAGS.process is not None:
-        pinned.join(FLAGS.process, num_processes=FLAGS.num_processes, coordinator=FLAGS.coordinator)
-        pinned.tell(_measure(config, sizes).to_json())
+    config = values.config
+    check(config, name=config_flags.get_config_filename(values["config"]))
+    sizes = sizes_of(values.microbatch_sizes, config)
+    if pinned.is_launched(values):
+        pinned.join(values)
+        pinned.tell(_measure(values, sizes).to_json())
         return
-    if FLAGS.output is not None:
-        output.check_output(FLAGS.output, overwrite=FLAGS.overwrite)
-    if FLAGS.num_processes > 1:
-        _check_alone(config)
+    if values.output is not None:
+        output.check_output(values.output, overwrite=values.overwrite)
+    if values.num_processes > 1:
+        _check_alone(config, values.num_processes)
         program = ("-m", "jaxpipe.measure")
-        found = pinned.launch(program, sys.argv[1:], num_processes=FLAGS.num_processes)
+        found = pinned.launch(program, sys.argv[1:], num_processes=values.num_processes)
         measurement = Measurement.from_json(found)
     else:
-        measurement = _measure(config, sizes)
+        measurement = _measure(values, sizes)
     print(output.to_text(measurement))
-    if FLAGS.output is not None:
-        output.write(measurement, FLAGS.output)
-        print(f"wrote {FLAGS.output}", file=sys.stderr)
+    if values.output is not None:
+        output.write(measurement, values.output)
+        print(f"wrote {values.output}", file=sys.stderr)
 
 
 def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
@@ -88,19 +94,22 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
     return [int(size) for size in written]
 
 
-def _measure(config: ConfigDict, sizes: list[int]) -> Measurement:
-    devices = devices_to_measure(config) if FLAGS.process is None else jax.local_devices()
-    return measure(config, devices, microbatch_sizes=sizes, num_layers=FLAGS.num_layers, num_repeats=FLAGS.num_repeats)
+def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
+    config = values.config
+    devices = devices_to_measure(config) if values.process_id is None else jax.local_devices()
+    return measure(
+        config, devices, microbatch_sizes=sizes, num_layers=values.num_layers, num_repeats=values.num_repeats
+    )
 
 
-def _check_alone(config: ConfigDict) -> None:
+def _check_alone(config: ConfigDict, num_processes: int) -> None:
     if config.mesh.tensor > 1:
         raise ConfigError(
-            f"--num_processes={FLAGS.num_processes} with mesh.tensor={config.mesh.tensor}\n"
+            f"--num_processes={num_processes} with mesh.tensor={config.mesh.tensor}\n"
             "  rule measured-processes: a process of several has one device, which shares no layer\n"
             "  repair: leave --num_processes out, or set --config.mesh.tensor=1"
         )
 
 
 if __name__ == "__main__":
-    run(main, define_flags=define_flags)
+    sys.exit(main())

@@ -17,7 +17,7 @@ from scipy.optimize import nnls
 from jaxpipe.estimate import Times
 from jaxpipe.measure.stages import NUM_MICROBATCHES, NUM_STAGES, Stages, no_actions, some_actions
 from jaxpipe.program import Pipeline
-from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.schedule import Kind
 
 Counts = dict[str, int]  # of each unknown, how often a run has it
 

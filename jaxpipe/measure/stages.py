@@ -20,8 +20,8 @@ from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Schedule
-from jaxpipe.schedules.action import Action, Kind
 from jaxpipe.schedules.placement import looped
+from jaxpipe.schedules.schedule import Action, Kind
 from jaxpipe.training.losses import factors
 from jaxpipe.training.setup import dropout_seed, put_batch
 from jaxpipe.training.text import example_batch

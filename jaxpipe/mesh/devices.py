@@ -7,18 +7,21 @@ other use of jax. What the user set in XLA_FLAGS and XLA_PYTHON_CLIENT_MEM_FRACT
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh.flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags
+from jaxpipe.mesh.xla_flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags
 
 PLATFORMS = ("auto", "cpu", "gpu")
 
 # Of a GPU's memory, for programs: jax takes 0.75 unless told. The rest, 3 GiB of 80, is CUDA's and NCCL's.
 GPU_MEMORY_FRACTION = "0.96"
+_GPU_FILES = ("nvidia[0-9]*", "nvidiactl", "dxg", "nvgpu*", "nvhost-gpu*", "kfd")  # in /dev
 _COUNT_FLAG = "xla_force_host_platform_device_count"
 
 
@@ -35,6 +38,21 @@ class Devices:
     platform: str
     devices: tuple[Any, ...]
     reason: str
+
+
+def skip_absent_gpus() -> None:
+    """Lets JAX start on CPUs alone where this machine has no GPU and the user names no platform.
+
+    JAX's CUDA plugin, once asked on a machine without a GPU, prints a traceback about the CUDA libraries that the
+    extra gpu-aot leaves out. Must come before JAX starts its backends; later it changes nothing.
+    """
+    if sys.platform == "linux" and not jax.config.values["jax_platforms"] and not has_gpu():
+        jax.config.update("jax_platforms", "cpu")
+
+
+def has_gpu(dev: str = "/dev") -> bool:
+    """Whether the system has a device file of NVIDIA (also under WSL or on a Jetson) or of AMD."""
+    return any(any(Path(dev).glob(pattern)) for pattern in _GPU_FILES)
 
 
 def choose_devices(
@@ -57,6 +75,7 @@ def choose_devices(
             f"  rule mesh-platform: one of {', '.join(PLATFORMS)}\n"
             "  repair: set mesh.platform='auto'"
         )
+    skip_absent_gpus()
     if platform != "cpu":
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", GPU_MEMORY_FRACTION)
         add_flags(GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))

@@ -16,7 +16,7 @@ from jaxpipe.schedules import Costs, MemoryBound, Problem, Schedule, build
 from jaxpipe.schedules.csv_form import to_csv
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
 from jaxpipe.schedules.methods.options import read_options
-from jaxpipe.schedules.search import asynchronous, search
+from jaxpipe.schedules.ordering.optimize import asynchronous, search
 from jaxpipe.show.running import exit_code
 
 

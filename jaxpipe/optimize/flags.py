@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jaxpipe.optimize.placements import PLACEMENTS
 from jaxpipe.schedules import REGISTRY, Costs
 from jaxpipe.schedules.files import ENDINGS, is_file_name
-from jaxpipe.schedules.search import NUM_TRIALS
+from jaxpipe.schedules.ordering.optimize import NUM_TRIALS
 from jaxpipe.show.arguments import as_size, as_time, parse_all
 
 TIMES = ("forward", "backward", "input_gradient", "weight_gradient")

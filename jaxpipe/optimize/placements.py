@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Placement, bidirectional, linear, looped, zig_zag
 from jaxpipe.schedules.option_checks import check_even
-from jaxpipe.schedules.search import usual_placements
+from jaxpipe.schedules.ordering.problem import usual_placements
 
 PLACEMENTS: dict[str, Callable[[int], Placement]] = {
     "linear": linear,

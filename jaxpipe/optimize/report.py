@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.optimize.placements import name_of
 from jaxpipe.schedules import Costs, MemoryBound, Schedule, costs_of_stages, peak_activations, peak_memory, simulate
-from jaxpipe.schedules.search import Found
+from jaxpipe.schedules.ordering.optimize import Found
 
 _NO_OTHER = "none keeps the bound"
 

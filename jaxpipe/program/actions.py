@@ -28,7 +28,7 @@ from jaxpipe.program.split_vjp import SplitBackward
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import Pools
 from jaxpipe.program.vjp import vjp_backward, vjp_forward
-from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
 EMBEDDING = -1  # its index among the layers, for random numbers

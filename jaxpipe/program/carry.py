@@ -48,17 +48,17 @@ class Row(NamedTuple):
     microbatch: Integers
     completes: Integers  # whether the action is the last to add to its chunk's gradients
     next_source: Integers
-    keep: Integers
-    arrival: Integers  # [permute]
+    store_own: Integers
+    store_arrival: Integers  # [permute]
     pages: Integers  # [pool, layer]
-    departure: Integers  # [lane]
-    num_departures: Integers
-    landing: Integers  # [lane]
-    num_landings: Integers
-    given: Integers  # [lane, (chunk, layer)]
-    num_given: Integers
-    received: Integers  # [lane, (chunk, layer)]
-    num_received: Integers
+    send_page: Integers  # [lane]
+    num_page_sends: Integers
+    recv_page: Integers  # [lane]
+    num_page_recvs: Integers
+    send_layer: Integers  # [lane, (chunk, layer)]
+    num_layer_sends: Integers
+    recv_layer: Integers  # [lane, (chunk, layer)]
+    num_layer_recvs: Integers
 
 
 def table_operands(table: RoundTable, storage: Storage) -> Row:
@@ -71,17 +71,17 @@ def table_operands(table: RoundTable, storage: Storage) -> Row:
         microbatch=table.microbatch,
         completes=table.completes,
         next_source=inbox.next_source,
-        keep=inbox.keep,
-        arrival=inbox.arrival,
+        store_own=inbox.store_own,
+        store_arrival=inbox.store_arrival,
         pages=np.stack([pages.of_layer for pages in storage.grids], axis=2),
-        departure=slots.departure,
-        num_departures=slots.num_departures,
-        landing=slots.landing,
-        num_landings=slots.num_landings,
-        given=grids.given,
-        num_given=grids.num_given,
-        received=grids.received,
-        num_received=grids.num_received,
+        send_page=slots.send_page,
+        num_page_sends=slots.num_sends,
+        recv_page=slots.recv_page,
+        num_page_recvs=slots.num_recvs,
+        send_layer=grids.send_layer,
+        num_layer_sends=grids.num_sends,
+        recv_layer=grids.recv_layer,
+        num_layer_recvs=grids.num_recvs,
     )
     return jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)
 
@@ -118,8 +118,8 @@ def initial_carry(shapes: StepShapes, params: PyTree, scale: PyTree) -> Carry:
         state,
         out=message,
         inbox=empty((table.inbox.num_inbox + 1, *x_like.shape), x_like.dtype),
-        send_buffer_pages=[pages(storage.pools[0], 1) for _ in range(table.num_lanes)],
-        send_buffer_grads=[one_layer() for _ in range(table.num_exchange_lanes)],
+        send_buffer_pages=[pages(storage.pools[0], 1) for _ in range(table.num_page_lanes)],
+        send_buffer_grads=[one_layer() for _ in range(table.num_gradient_lanes)],
         complete=jnp.int32(IDLE),
     )
 

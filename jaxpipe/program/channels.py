@@ -6,11 +6,15 @@
 | pages | saved residuals that are parked on the paired device | `Carry.send_buffer_pages` | the pool of slots |
 | grads | gradients of one layer, from a stage's other holder to its owner | `Carry.send_buffer_grads` | running sums |
 
-A channel has lanes. A lane is one permute of a body position: a list of (source, target) devices, of which each source
-sends one payload. Both ends read in the same table what a lane carries, so no tags travel. Example: at a position with
-`table.transfers[position] == (((0, 3), (1, 2)), ((0, 3),))`, two lanes, device 0 sends up to two pages to device 3, and
-device 1 up to one to device 2. In a round in which `row.num_departures` is 1 on device 0, its second lane carries what
-was in the buffer before, and on device 3 `row.num_landings` is 1, so nothing stores it.
+A channel has lanes. A lane is one permute of a body round: a list of (source, target) devices, of which each source
+sends one payload. Both ends read in the same table what a lane carries, so no tags travel. For example, in a body round
+with two lanes of pages,
+
+    table.page_permutes[body_round] == (((0, 3), (1, 2)), ((0, 3),))
+
+device 0 may send two pages to device 3, and device 1 one to device 2. In a round in which `row.num_page_sends` is 1 on
+device 0, its second lane carries what was in the buffer before; `row.num_page_recvs` is then 1 on device 3, which
+stores the first lane alone.
 
 A message is sent in the round after the action that produced it. A page, or a layer's gradients, is read into a buffer
 at the end of a round, sent in the next one, while its action computes, and stored at the end of that: it is held twice
@@ -30,8 +34,8 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.body import Pair
 from jaxpipe.lowering.inbox import FIRST_PERMUTE, OWN
-from jaxpipe.lowering.messages import Pair
 from jaxpipe.program.carry import Page, Row, State
 from jaxpipe.program.in_place import guarded_index, sequenced
 
@@ -41,48 +45,48 @@ PyTree = Any
 # Messages
 
 
-def send_messages(table: RoundTable, position: int, out: jax.Array) -> list[jax.Array]:
+def send_messages(table: RoundTable, body_round: int, out: jax.Array) -> list[jax.Array]:
     """[permute] what arrives of the devices' outputs of the round before."""
-    permutes = table.permutes[position]
-    return _send(permutes, [out] * len(permutes), partial(message_scope, position))
+    permutes = table.permutes[body_round]
+    return _send(permutes, [out] * len(permutes), partial(message_scope, body_round))
 
 
 def store_messages(
-    table: RoundTable, position: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
+    table: RoundTable, body_round: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
 ) -> jax.Array:
-    """`inbox` with the messages of this round that wait, where any device has one at this position.
+    """`inbox` with the messages of this round that wait, where any device has one in this body round.
 
     Args:
         table: of the step.
-        position: in the body.
+        body_round: index in the loop bodies.
         row: of this device in this round.
         arrived: [permute] what has arrived.
         own: what this device's action has produced.
         inbox: [num_inbox + 1, *x.shape]; what no later action reads is written into the last entry.
     """
-    grids, here = table.inbox, table.position == position
+    grids, here = table.inbox, table.body_round == body_round
     for k, message in enumerate(arrived):
-        if (grids.arrival[here, :, k] != grids.num_inbox).any():
-            inbox = lax.dynamic_update_index_in_dim(inbox, message, row.arrival[k], 0)
-    if (grids.keep[here] != grids.num_inbox).any():
-        inbox = lax.dynamic_update_index_in_dim(inbox, own, row.keep, 0)
+        if (grids.store_arrival[here, :, k] != grids.num_inbox).any():
+            inbox = lax.dynamic_update_index_in_dim(inbox, message, row.store_arrival[k], 0)
+    if (grids.store_own[here] != grids.num_inbox).any():
+        inbox = lax.dynamic_update_index_in_dim(inbox, own, row.store_own, 0)
     return inbox
 
 
 def read_message(
-    table: RoundTable, position: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
+    table: RoundTable, body_round: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
 ) -> jax.Array:
-    """What the next action reads, chosen among the sources that any device has at this position.
+    """What the next action reads, chosen among the sources that any device has in this body round.
 
     Args:
         table: of the step.
-        position: in the body.
+        body_round: index in the loop bodies.
         row: of this device in this round.
         arrived: [permute] what has arrived.
         own: what this device's action has produced.
         inbox: with the messages of this round.
     """
-    sources = np.unique(table.inbox.next_source[table.position == position])
+    sources = np.unique(table.inbox.next_source[table.body_round == body_round])
     message = None
     if sources[-1] >= 0:
         message = lax.dynamic_index_in_dim(inbox, jnp.maximum(row.next_source, 0), 0, False)
@@ -95,43 +99,43 @@ def read_message(
 # Pages of parked residuals
 
 
-def send_pages(table: RoundTable, position: int, send_buffer: Sequence[Page]) -> list[Page]:
+def send_pages(table: RoundTable, body_round: int, send_buffer: Sequence[Page]) -> list[Page]:
     """[lane] what arrives of the pages that were read at the end of the round before."""
-    return _send(table.transfers[position], send_buffer, partial(page_scope, position))
+    return _send(table.page_permutes[body_round], send_buffer, partial(page_scope, body_round))
 
 
 def store_pages(row: Row, arrived: Sequence[Page], state: State) -> State:
     """`state` with the arrived pages in the slots that the table gives them."""
 
     def store_page(lane: int, page: Page, slots: list[jax.Array], _: jax.Array) -> list[jax.Array]:
-        place = (row.landing[lane], 0)
+        place = (row.recv_page[lane], 0)
         return [lax.dynamic_update_slice(leaf, part, place) for leaf, part in zip(slots, page, strict=True)]
 
-    slots, num_done = _store(row.num_landings, arrived, store_page, state.pools[0], state.num_done)
+    slots, num_done = _store(row.num_page_recvs, arrived, store_page, state.pools[0], state.num_done)
     return state._replace(pools=[slots, *state.pools[1:]], num_done=num_done)
 
 
 def read_pages(
-    table: RoundTable, position: int, row: Row, send_buffer: Sequence[Page], state: State
+    table: RoundTable, body_round: int, row: Row, send_buffer: Sequence[Page], state: State
 ) -> tuple[list[Page], State]:
     """The buffer with the pages that travel in the next round, and `state` for what comes after."""
     pools = state.pools
 
     def read_page(lane: int, _: Page, num_done: jax.Array) -> Page:
-        place = (guarded_index(row.departure[lane], num_done), 0)
+        place = (guarded_index(row.send_page[lane], num_done), 0)
         return [lax.dynamic_slice(leaf, place, (1, leaf.shape[1])) for leaf in pools[0]]
 
-    num_lanes = table.pages.num_departures[table.position == position].max()
-    pages, num_done = _read(num_lanes, row.num_departures, send_buffer, read_page, state.num_done)
+    num_lanes = table.pages.num_sends[table.body_round == body_round].max()
+    pages, num_done = _read(num_lanes, row.num_page_sends, send_buffer, read_page, state.num_done)
     return pages, state._replace(num_done=num_done)
 
 
 # Gradients of layers that two devices hold
 
 
-def send_grads(table: RoundTable, position: int, send_buffer: Sequence[PyTree]) -> list[PyTree]:
+def send_grads(table: RoundTable, body_round: int, send_buffer: Sequence[PyTree]) -> list[PyTree]:
     """[lane] what arrives of the gradients that were read at the end of the round before."""
-    return _send(table.exchanges[position], send_buffer, partial(grads_scope, position))
+    return _send(table.gradient_permutes[body_round], send_buffer, partial(grads_scope, body_round))
 
 
 def add_grads(row: Row, arrived: Sequence[PyTree], state: State) -> State:
@@ -139,31 +143,31 @@ def add_grads(row: Row, arrived: Sequence[PyTree], state: State) -> State:
 
     def add_layer(lane: int, gradients: PyTree, sums: PyTree, _: jax.Array) -> PyTree:
         def add_leaf(total: jax.Array, value: jax.Array) -> jax.Array:
-            place = (row.received[lane, 0], row.received[lane, 1]) + (0,) * (total.ndim - 2)
+            place = (row.recv_layer[lane, 0], row.recv_layer[lane, 1]) + (0,) * (total.ndim - 2)
             return lax.dynamic_update_slice(total, lax.dynamic_slice(total, place, value.shape) + value, place)
 
         return jax.tree.map(add_leaf, sums, gradients)
 
-    layers, num_done = _store(row.num_received, arrived, add_layer, state.grads["layers"], state.num_done)
+    layers, num_done = _store(row.num_layer_recvs, arrived, add_layer, state.grads["layers"], state.num_done)
     return state._replace(grads={**state.grads, "layers": layers}, num_done=num_done)
 
 
 def read_grads(
-    table: RoundTable, position: int, row: Row, send_buffer: Sequence[PyTree], state: State
+    table: RoundTable, body_round: int, row: Row, send_buffer: Sequence[PyTree], state: State
 ) -> tuple[list[PyTree], State]:
     """The buffer with the gradients that travel in the next round, and `state` for what comes after."""
     sums = state.grads["layers"]
 
     def read_layer(lane: int, like: PyTree, num_done: jax.Array) -> PyTree:
-        chunk = guarded_index(row.given[lane, 0], num_done)
+        chunk = guarded_index(row.send_layer[lane, 0], num_done)
 
         def read_leaf(total: jax.Array, like: jax.Array) -> jax.Array:
-            return lax.dynamic_slice(total, (chunk, row.given[lane, 1]) + (0,) * (total.ndim - 2), like.shape)
+            return lax.dynamic_slice(total, (chunk, row.send_layer[lane, 1]) + (0,) * (total.ndim - 2), like.shape)
 
         return jax.tree.map(read_leaf, sums, like)
 
-    num_lanes = table.exchange_grids.num_given[table.position == position].max()
-    grads, num_done = _read(num_lanes, row.num_given, send_buffer, read_layer, state.num_done)
+    num_lanes = table.exchange_grids.num_sends[table.body_round == body_round].max()
+    grads, num_done = _read(num_lanes, row.num_layer_sends, send_buffer, read_layer, state.num_done)
     return grads, state._replace(num_done=num_done)
 
 
@@ -217,7 +221,7 @@ def _read(
     """`send_buffer` with what the next round sends, and `num_done` for what comes after.
 
     Args:
-        num_lanes: that any device reads at this position.
+        num_lanes: that any device reads in this body round.
         num_wanted: that this device reads in this round.
         send_buffer: [lane] what was read before.
         read_lane: (lane, its buffer, num_done) -> what it reads.
@@ -232,16 +236,16 @@ def _read(
 # Names of the permutes in the compiled program, where tests compare their pairs with the table's
 
 
-def message_scope(position: int, permute: int) -> str:
+def message_scope(body_round: int, permute: int) -> str:
     """The name of a message's permute."""
-    return f"position{position}_permute{permute}"
+    return f"position{body_round}_permute{permute}"
 
 
-def page_scope(position: int, lane: int) -> str:
+def page_scope(body_round: int, lane: int) -> str:
     """The name of the permute of a lane of pages."""
-    return f"position{position}_transfer{lane}"
+    return f"position{body_round}_transfer{lane}"
 
 
-def grads_scope(position: int, lane: int) -> str:
+def grads_scope(body_round: int, lane: int) -> str:
     """The name of the permute of a lane of gradients."""
-    return f"position{position}_exchange{lane}"
+    return f"position{body_round}_exchange{lane}"

@@ -20,7 +20,7 @@ from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.program import channels
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Carry, Row
-from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
 
@@ -34,40 +34,42 @@ def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> 
         rows: this device's line of the table for every round, leaves [R, ...].
         carry: before the first round.
     """
-    first_position = 0
+    first = 0  # body round of the segment
     for segment in table.segments:
-        body_rounds, repetitions = segment.body_rounds, segment.num_repetitions
+        num_rounds, repetitions = segment.num_body_rounds, segment.num_repetitions
         repeated = jax.tree.map(
-            lambda leaf, s=segment, n=repetitions: leaf[s.start : s.stop].reshape(n, s.body_rounds, *leaf.shape[1:]),
+            lambda leaf, s=segment, n=repetitions: leaf[s.start : s.stop].reshape(
+                n, s.num_body_rounds, *leaf.shape[1:]
+            ),
             rows,
         )
-        positions = range(first_position, first_position + body_rounds)
+        body_rounds = range(first, first + num_rounds)
 
-        def body(carry: Carry, rows: Row, positions: range = positions) -> tuple[Carry, None]:
-            for i, position in enumerate(positions):
+        def body(carry: Carry, rows: Row, body_rounds: range = body_rounds) -> tuple[Carry, None]:
+            for i, body_round in enumerate(body_rounds):
                 row = jax.tree.map(lambda leaf, i=i: leaf[i], rows)
-                carry = _round(table, position, actions, row, carry)
+                carry = _round(table, body_round, actions, row, carry)
             return carry, None
 
         carry, _ = lax.scan(body, carry, repeated)
-        first_position += body_rounds
+        first += num_rounds
     # What the last round completed no later round sums.
     if actions.has_reductions and table.completes[-1].any():
         carry = carry._replace(state=actions.reduce(carry.complete, carry.state))
     return carry
 
 
-def _round(table: RoundTable, position: int, actions: Actions, row: Row, carry: Carry) -> Carry:
+def _round(table: RoundTable, body_round: int, actions: Actions, row: Row, carry: Carry) -> Carry:
     # 1. Everything that the round before left to be sent starts travelling.
-    arrived = channels.send_messages(table, position, carry.out)
-    landed = channels.send_pages(table, position, carry.send_buffer_pages)
-    gradients = channels.send_grads(table, position, carry.send_buffer_grads)
+    arrived = channels.send_messages(table, body_round, carry.out)
+    landed = channels.send_pages(table, body_round, carry.send_buffer_pages)
+    gradients = channels.send_grads(table, body_round, carry.send_buffer_grads)
 
-    # 2. The action of this device, if any; every device traces all kinds that any device has at this position.
+    # 2. The action of this device, if any; every device traces all kinds that any device has in this body round.
     state = carry.state
-    for kind in sorted(table.kinds[position], reverse=True):
+    for kind in sorted(table.kinds[body_round], reverse=True):
         state = actions.run(Kind(kind), row, state)
-    if actions.has_reductions and table.completes[:-1][table.position[1:] == position].any():
+    if actions.has_reductions and table.completes[:-1][table.body_round[1:] == body_round].any():
         state = actions.reduce(carry.complete, state)
 
     # 3. Nothing below this barrier moves above it, and the permutes do not move below the action.
@@ -76,12 +78,12 @@ def _round(table: RoundTable, position: int, actions: Actions, row: Row, carry: 
     )
 
     # 4. What arrived is stored, and what the next round sends is read.
-    inbox = channels.store_messages(table, position, row, arrived, own, carry.inbox)
-    message = channels.read_message(table, position, row, arrived, own, inbox)
+    inbox = channels.store_messages(table, body_round, row, arrived, own, carry.inbox)
+    message = channels.read_message(table, body_round, row, arrived, own, inbox)
     state = channels.store_pages(row, landed, state._replace(message=message, grads=grads))
-    pages, state = channels.read_pages(table, position, row, carry.send_buffer_pages, state)
+    pages, state = channels.read_pages(table, body_round, row, carry.send_buffer_pages, state)
     state = channels.add_grads(row, gradients, state)
-    leaving, state = channels.read_grads(table, position, row, carry.send_buffer_grads, state)
+    leaving, state = channels.read_grads(table, body_round, row, carry.send_buffer_grads, state)
     produces_none = (row.kind == IDLE) | (row.kind == Kind.W)
     out = jnp.where(produces_none, carry.out, own) if table.has_delays else own
     return Carry(state, out, inbox, pages, leaving, jnp.where(row.completes == 1, row.chunk, IDLE))

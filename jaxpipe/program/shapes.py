@@ -181,8 +181,8 @@ def transit_bytes(shapes: StepShapes) -> int:
     before it goes into the pool, or is added.
     """
     table, parts = shapes.table, jax.tree.leaves(shapes.parts["layers"])
-    pages = table.num_lanes * shapes.storage.pools[0].page_bytes
-    gradients = table.num_exchange_lanes * sum(4 * math.prod(part.master_shape) for part in parts)
+    pages = table.num_page_lanes * shapes.storage.pools[0].page_bytes
+    gradients = table.num_gradient_lanes * sum(4 * math.prod(part.master_shape) for part in parts)
     return 2 * (pages + gradients)
 
 

@@ -1,19 +1,18 @@
 """Schedules as values: generators, rules, simulator and pictures. Nothing here imports JAX."""
 
-from jaxpipe.schedules.action import NO_MICROBATCH, Action, Kind, parse_action
-from jaxpipe.schedules.balance import balance
+from jaxpipe.schedules.analysis.activations import Stored, Transfers, peak_activations, stored, transfers
+from jaxpipe.schedules.analysis.costs import costs_of_stages
+from jaxpipe.schedules.analysis.simulate import Costs, Timeline, simulate
 from jaxpipe.schedules.csv_form import from_csv, read_csv, to_csv
-from jaxpipe.schedules.files import read_schedule, write_schedule
-from jaxpipe.schedules.json_form import from_json, read_json, to_json
-from jaxpipe.schedules.memory import Stored, peak_activations, stored
+from jaxpipe.schedules.files import from_json, read_json, read_schedule, to_json, write_schedule
 from jaxpipe.schedules.methods.registry import REGISTRY, build
+from jaxpipe.schedules.ordering.optimize import optimize
+from jaxpipe.schedules.ordering.problem import MemoryBound, Problem, peak_memory
+from jaxpipe.schedules.passes.balance import balance
+from jaxpipe.schedules.passes.split_backward import split_backward
 from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
 from jaxpipe.schedules.rules import RULES, Violation, check, violations
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.search import MemoryBound, Problem, costs_of_stages, optimize, peak_memory
-from jaxpipe.schedules.simulate import Costs, Timeline, simulate
-from jaxpipe.schedules.split_backward import split_backward
-from jaxpipe.schedules.transfers import Transfers, transfers
+from jaxpipe.schedules.schedule import NO_MICROBATCH, Action, Kind, Schedule, parse_action
 
 __all__ = [
     "NO_MICROBATCH",

@@ -1,24 +1,27 @@
-"""Schedules as CSV: PyTorch's compute-only format, and our EVICT and LOAD, for schedules of one replica.
-
-One line per device, cells as `2F0`; empty cells are idle steps and are dropped. PyTorch
-(`torch.distributed.pipelining`) writes this with `_dump_csv(file, format="compute_only")` and reads it with
-`_load_csv(file, format="compute_only")`. Its cells `(2F0;1B3)OVERLAP_F_B` are read as their parts in
-order. Cells `0EVICT2` and `0LOAD2` are ours, as is a first line `# parked: 1/2 1 1 1`, one share for each
-stage. There is no place for replicas or SYNC: `json_form` has it.
-"""
+"""Shares of a microbatch's pages as text: `1` or `2/5`, exact."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.action import COMPUTE_KINDS, MOVE_KINDS, Action, parse_action
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.shares import parse_shares
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, MOVE_KINDS, Action, Schedule, parse_action
+
+_SHARE = re.compile(r"\d+(/0*[1-9]\d*)?")
+
+
+def parse_shares(texts: Sequence[str]) -> tuple[Fraction, ...] | None:
+    """The shares that `texts` write, or None if one of them is none; whether they are legal is for `rules`."""
+    if not all(_SHARE.fullmatch(text) for text in texts):
+        return None
+    return tuple(map(Fraction, texts))
+
+
+# CSV.
 
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _KINDS = COMPUTE_KINDS | MOVE_KINDS

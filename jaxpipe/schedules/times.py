@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jaxpipe.schedules.analysis.simulate import Costs
 from jaxpipe.schedules.option_checks import check_times
-from jaxpipe.schedules.simulate import Costs
 
 
 class Times(NamedTuple):

@@ -7,7 +7,7 @@ the round table that the program executes). No JAX here, but for `--placement`, 
 cluster instead, and loads the mesh for it.
 """
 
+from jaxpipe.drawing.html.compare import Page, to_html
 from jaxpipe.show.command import main
-from jaxpipe.show.page import Page, to_html
 
 __all__ = ["Page", "main", "to_html"]

@@ -8,18 +8,18 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jaxpipe.drawing import chrome_trace, memory, pdf, png, svg
+from jaxpipe.drawing.html.compare import to_html
+from jaxpipe.drawing.placement import show_placement
+from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, simulate
-from jaxpipe.schedules.balance import least_bound, row_peaks
 from jaxpipe.schedules.csv_form import read_csv, to_csv
-from jaxpipe.schedules.json_form import read_json
+from jaxpipe.schedules.files import read_json
 from jaxpipe.schedules.methods.options import read_options
-from jaxpipe.schedules.render import chrome_trace, memory, png, svg
+from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 from jaxpipe.schedules.rules import check
-from jaxpipe.show.figures import COST_NAMES, Figures, show_json, show_text
 from jaxpipe.show.flags import parse
-from jaxpipe.show.page import to_html
-from jaxpipe.show.placement import show_placement
 from jaxpipe.show.running import exit_code
 
 
@@ -80,12 +80,13 @@ def _bound(schedule: Schedule, flags: argparse.Namespace) -> int | None:
 
 
 FORMATS: dict[str, Callable[[Schedule, Costs, argparse.Namespace], str | bytes]] = {
-    "text": lambda schedule, costs, flags: show_text(Figures(schedule, costs, flags.layers_per_stage)),
-    "json": lambda schedule, costs, flags: show_json(Figures(schedule, costs, flags.layers_per_stage)),
+    "text": lambda schedule, costs, flags: summary_text(Summary(schedule, costs, flags.layers_per_stage)),
+    "json": lambda schedule, costs, flags: summary_json(Summary(schedule, costs, flags.layers_per_stage)),
     "csv": lambda schedule, costs, flags: to_csv(schedule),
-    "svg": lambda schedule, costs, flags: svg(schedule, simulate(schedule, costs)),
-    "png": lambda schedule, costs, flags: png(schedule, simulate(schedule, costs)),
-    "chrome": lambda schedule, costs, flags: json.dumps(chrome_trace(schedule, simulate(schedule, costs))) + "\n",
+    "svg": lambda schedule, costs, flags: svg(simulate(schedule, costs)),
+    "png": lambda schedule, costs, flags: png(simulate(schedule, costs)),
+    "pdf": lambda schedule, costs, flags: pdf(simulate(schedule, costs)),
+    "chrome": lambda schedule, costs, flags: json.dumps(chrome_trace(simulate(schedule, costs))) + "\n",
     "memory": show_memory,
 }
 

@@ -79,8 +79,8 @@ def parse(arguments: Sequence[str] | None, *, formats: Collection[str]) -> argpa
     add("--format", choices=list(formats), default="text", help="default %(default)s")
     add("--output", metavar="FILE", help="write there instead of to the terminal")
     flags = parse_all(parser, arguments)
-    if flags.format == "png" and not flags.output:
-        parser.error("--format=png is no text: give --output=FILE too")
+    if flags.format in ("png", "pdf") and not flags.output:
+        parser.error(f"--format={flags.format} is no text: give --output=FILE too")
     _check_page(parser, flags)
     _check_memory(parser, flags)
     _check_placement(parser, flags)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpipe.mesh.hardware import peak_flops_per_s
+from jaxpipe.cluster.hardware import peak_flops_per_s
 from jaxpipe.models import LanguageModel, ModelConfig
 from jaxpipe.models.flops import model_flops
 from jaxpipe.program import Pipeline

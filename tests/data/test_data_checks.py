@@ -8,7 +8,7 @@ from jaxpipe.config import base_config, check
 from jaxpipe.config.base import MASKED_FAMILIES
 from jaxpipe.config.data_checks import check_masked_sequence, check_vocabulary
 from jaxpipe.data import load_tokenizer
-from jaxpipe.data.masked import SHORTEST_SEQ_LEN
+from jaxpipe.data.masked import MIN_SEQ_LEN
 from jaxpipe.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ def test_a_vocabulary_holds_all_words_of_the_tokenizer(tmp_path):
 
 def test_a_masked_sequence_holds_two_segments():
     assert MASKED_FAMILIES == ("bert",)
-    assert len(["[CLS]", "A", "[SEP]", "B", "[SEP]"]) == SHORTEST_SEQ_LEN
+    assert len(["[CLS]", "A", "[SEP]", "B", "[SEP]"]) == MIN_SEQ_LEN
     check_masked_sequence(config_of(family="bert", seq_len=5))
     check_masked_sequence(config_of(family="gpt", seq_len=4))
     with pytest.raises(ConfigError, match=r"rule masked-sequence(.|\n)*repair: set data.seq_len=5 or more"):

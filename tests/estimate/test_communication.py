@@ -13,8 +13,8 @@ from jaxpipe.estimate.residuals import layer_keeps
 from jaxpipe.estimate.setting import Group, places_of
 from jaxpipe.estimate.times import Link, ring_s
 from jaxpipe.schedules import build
-from jaxpipe.schedules.action import Kind
-from jaxpipe.schedules.dependencies import dependencies
+from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.schedule import Kind
 
 
 def sent(kind: str, **choices) -> dict[bool, float]:

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.estimate.residuals import layer_keeps
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.mesh import TensorAxis, make_mesh
-from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, ModelConfig
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.storage import Storage

@@ -7,7 +7,7 @@ from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.schedules import Kind, Placement, Schedule, build, check, parse_action
-from jaxpipe.schedules.forwards import forwards
+from jaxpipe.schedules.passes.rows import forwards
 
 
 def last_of_each_stage(schedule: Schedule) -> set[tuple[int, Kind, int, int]]:

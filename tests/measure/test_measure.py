@@ -19,8 +19,8 @@ from jaxpipe.measure.__main__ import sizes_of
 from jaxpipe.measure.actions import solve, times_of
 from jaxpipe.measure.measurement import measure, num_parameters
 from jaxpipe.measure.stages import NUM_MICROBATCHES, make_stages, some_actions, three_stages
-from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.rules import check as check_rules
+from jaxpipe.schedules.schedule import Kind
 
 
 def small_config(**fields):

@@ -27,7 +27,7 @@ from jaxpipe.schedules import (
     stored,
     transfers,
 )
-from jaxpipe.schedules.action import MOVE_KINDS
+from jaxpipe.schedules.schedule import MOVE_KINDS
 
 UNITS = ({"unit": "page"}, {"unit": "microbatch"}, {"unit": "microbatch", "policy": "oldest"})
 SMALL = [(d, n) for d in (4, 5, 6, 7, 8) for n in range(1, 4 * d + 1)]

@@ -8,7 +8,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Kind, Schedule, bidirectional, build, linear, looped, violations, zig_zag
 from jaxpipe.schedules.methods.interleaved_1f1b import _row
 from jaxpipe.schedules.methods.options import read_options
-from jaxpipe.schedules.phantoms import without_phantoms
+from jaxpipe.schedules.passes.rows import without_phantoms
 
 BIDIRECTIONAL = ("gems", "chimera", "bitpipe", "mixpipe", "dualpipe")
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from jaxpipe.schedules import Costs, Kind, build, simulate
-from jaxpipe.schedules.action import COMPUTE_KINDS
-from jaxpipe.schedules.dependencies import dependencies
-from jaxpipe.schedules.held_up import NOTHING, held_up
+from jaxpipe.schedules.analysis.bubbles import NOTHING, held_up
+from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 SCHEDULES = ["1f1b", "gpipe", "interleaved_1f1b", "bpipe", "chimera", "bitpipe", "zb_v", "dualpipe"]
 COSTS = [Costs(), Costs(transfer=0.1), Costs(transfer=0.3, slot_messages=9.0, input_gradient=1.3)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.schedules import Costs, Kind, build, simulate
-from jaxpipe.schedules.idle import idle
+from jaxpipe.schedules.analysis.bubbles import idle
 from jaxpipe.schedules.schedule import Schedule
 
 

@@ -5,8 +5,15 @@ import random
 import pytest
 
 from jaxpipe.schedules import Placement, Schedule, bidirectional, check, linear, peak_activations, simulate, zig_zag
-from jaxpipe.schedules.orders.chain_rows import num_chains, route_of, rows_of
-from jaxpipe.schedules.orders.list_scheduling import Order, Preference, best_order, list_schedule
+from jaxpipe.schedules.ordering.whole_backwards import (
+    Order,
+    Preference,
+    best_order,
+    list_schedule,
+    num_chains,
+    route_of,
+    rows_of,
+)
 
 
 def every_step_at_every_moment(route: tuple[int, ...], num_chains: int, preference: Preference) -> list[list[int]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxpipe.schedules import Action, Kind, Schedule, build, simulate
-from jaxpipe.schedules.action import COMPUTE_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 FOLDER = Path(__file__).parent.parent / "golden" / "published"
 

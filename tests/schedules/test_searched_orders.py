@@ -23,8 +23,8 @@ from jaxpipe.schedules import (
     simulate,
     zig_zag,
 )
-from jaxpipe.schedules.action import COMPUTE_KINDS
 from jaxpipe.schedules.methods._early_forwarding import early_forwarding
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 # (D, N)
 SHOWN = [(d, k * d) for d in (4, 6, 8, 10, 12, 16) for k in (2, 4)] + [(8, 64)]

@@ -19,8 +19,8 @@ from jaxpipe.schedules import (
     peak_activations,
     simulate,
 )
-from jaxpipe.schedules.action import COMPUTE_KINDS
 from jaxpipe.schedules.placement import bidirectional, linear, looped, zig_zag
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 EAGER = ("0F0 1F1@1 1B1@1 1SYNC@1 0B0 0SYNC", "0F1@1 1F0 1B0 1SYNC 0B1@1 0SYNC@1")
 TWO_REPLICAS = sorted(set(REGISTRY) & {"bitpipe", "chimera", "gems", "mixpipe"})

@@ -12,13 +12,12 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, peak_activations, simulate, zig_zag
-from jaxpipe.schedules.orders.building_block import INTERVAL, repeated, v_half_block, v_min_block, zb_v_block
-from jaxpipe.schedules.orders.capped_search import merit
-from jaxpipe.schedules.orders.greedy import greedy
-from jaxpipe.schedules.orders.justification import in_order, justified
-from jaxpipe.schedules.orders.pattern import NEVER_FIRST, Pattern
-from jaxpipe.schedules.orders.shop import Shop, shop_of
-from jaxpipe.schedules.orders.sizes import Sizes
+from jaxpipe.schedules.ordering.compaction import in_order, justified
+from jaxpipe.schedules.ordering.flow_shop import Shop, shop_of
+from jaxpipe.schedules.ordering.list_scheduler import greedy
+from jaxpipe.schedules.ordering.memory_bounded import INTERVAL, merit, repeated, v_half_block, v_min_block, zb_v_block
+from jaxpipe.schedules.ordering.pattern import NEVER_FIRST, Pattern
+from jaxpipe.schedules.ordering.problem import Sizes
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.times import Times
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from jaxpipe.mesh.devices import has_gpu
+
 PROGRAM = """
 from jaxpipe.mesh import choose_devices, make_mesh
 devices = choose_devices({num_devices}, platform="cpu")
@@ -57,3 +59,27 @@ def test_a_count_that_the_user_set_is_kept_and_checked():
     assert "(2, 2, 1) 4 virtual CPU devices" in _run(4, XLA_FLAGS=flag).stdout
     refused = _run(8, XLA_FLAGS=flag)
     assert "the mesh needs 8 devices and there are 4 CPU devices" in refused.stderr
+
+
+def test_where_there_is_no_gpu_nothing_is_said_of_cuda():
+    if has_gpu():
+        pytest.skip("this machine has a GPU")
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    program = "from jaxpipe.mesh import choose_devices\nprint(choose_devices(2).reason)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**environment, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("2 virtual CPU devices, because there are 0 GPUs\n", "")
+
+
+@pytest.mark.parametrize("name", ["nvidia0", "nvidiactl", "dxg", "nvhost-gpu", "kfd"])
+def test_a_gpu_is_known_by_its_device_file(tmp_path, name):
+    (tmp_path / "null").touch()
+    (tmp_path / "nvidia-caps").mkdir()
+    assert not has_gpu(str(tmp_path))
+    (tmp_path / name).touch()
+    assert has_gpu(str(tmp_path))

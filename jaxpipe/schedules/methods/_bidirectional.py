@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.schedules.action import Action, Kind
-from jaxpipe.schedules.phantoms import Rows
+from jaxpipe.schedules.passes.rows import Rows
 from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.schedule import Action, Kind
 
 
 class Pass(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from jaxpipe.schedules.action import Kind
+from jaxpipe.schedules.schedule import Kind
 
 NEAR, FAR = 0, 1  # directions: the one that enters at the device's own end, and the other
 

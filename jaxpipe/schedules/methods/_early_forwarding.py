@@ -5,9 +5,15 @@ from __future__ import annotations
 from itertools import product
 
 from jaxpipe.schedules.methods._bidirectional import opposite_chains, there_and_back
-from jaxpipe.schedules.orders.chain_rows import num_chains, route_of, rows_of
-from jaxpipe.schedules.orders.list_scheduling import Preference, best_order, list_schedule
-from jaxpipe.schedules.phantoms import Rows, without_phantoms
+from jaxpipe.schedules.ordering.whole_backwards import (
+    Preference,
+    best_order,
+    list_schedule,
+    num_chains,
+    route_of,
+    rows_of,
+)
+from jaxpipe.schedules.passes.rows import Rows, without_phantoms
 from jaxpipe.schedules.placement import bidirectional, zig_zag
 
 _SEARCHED_UNITS = 4  # units of D microbatches on which preferences are compared; the best is then used for all

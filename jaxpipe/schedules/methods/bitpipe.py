@@ -4,10 +4,9 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.methods._bidirectional import opposite_chains, there_and_back
 from jaxpipe.schedules.methods._early_forwarding import early_forwarding
 from jaxpipe.schedules.option_checks import check_choice, check_count, check_even, check_truth
-from jaxpipe.schedules.phantoms import next_multiple, without_phantoms
+from jaxpipe.schedules.passes.rows import next_multiple, with_sync, without_phantoms
 from jaxpipe.schedules.placement import bidirectional, looped, zig_zag
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.sync import with_sync
 
 SCALINGS = ("concatenate", "figure", "early_forwarding")
 

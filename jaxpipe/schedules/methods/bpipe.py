@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.balance import balance, check_options, least_bound, row_peaks
 from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
+from jaxpipe.schedules.passes.balance import balance, check_options, least_bound, row_peaks
 from jaxpipe.schedules.schedule import Schedule
 
 LEAST_DEVICES = 4

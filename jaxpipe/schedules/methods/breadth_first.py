@@ -1,9 +1,8 @@
 """Breadth-first: looped chunks, of which each runs all microbatches before the next one starts."""
 
-from jaxpipe.schedules.action import Action, Kind
 from jaxpipe.schedules.option_checks import check_count
 from jaxpipe.schedules.placement import looped
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
 
 def breadth_first(*, num_devices: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:

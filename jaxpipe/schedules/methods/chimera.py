@@ -1,12 +1,10 @@
 """Chimera: two replicas in opposite directions, whose bubbles fill each other."""
 
-from jaxpipe.schedules.action import Kind
 from jaxpipe.schedules.methods._bidirectional import Pass, opposite_chains, there_and_back
 from jaxpipe.schedules.option_checks import check_even, check_truth
-from jaxpipe.schedules.phantoms import next_multiple, without_phantoms
+from jaxpipe.schedules.passes.rows import next_multiple, with_sync, without_phantoms
 from jaxpipe.schedules.placement import bidirectional, linear
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.sync import with_sync
+from jaxpipe.schedules.schedule import Kind, Schedule
 
 _DOUBLED = (Pass(Kind.F, 0, (0, 1)), Pass(Kind.B, 0, (0,)), Pass(Kind.B, 0, (1,)))
 

@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-from jaxpipe.schedules.action import Action
 from jaxpipe.schedules.methods._dualpipe import NEAR, dual_steps
 from jaxpipe.schedules.option_checks import check_even, check_truth
-from jaxpipe.schedules.phantoms import next_multiple, without_phantoms
+from jaxpipe.schedules.passes.rows import next_multiple, with_sync, without_phantoms
+from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import bidirectional, linear
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.split_backward import best_weight_gradients
-from jaxpipe.schedules.sync import with_sync
+from jaxpipe.schedules.schedule import Action, Schedule
 from jaxpipe.schedules.times import checked_times
 
 

@@ -1,12 +1,11 @@
 """DualPipeV: the two directions of DualPipe are the two chunks of one V-shaped replica."""
 
-from jaxpipe.schedules.action import Action
 from jaxpipe.schedules.methods._dualpipe import NEAR, dual_steps
 from jaxpipe.schedules.option_checks import check_truth
-from jaxpipe.schedules.phantoms import without_phantoms
+from jaxpipe.schedules.passes.rows import without_phantoms
+from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import zig_zag
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.split_backward import best_weight_gradients
+from jaxpipe.schedules.schedule import Action, Schedule
 from jaxpipe.schedules.times import checked_times
 
 

@@ -1,10 +1,9 @@
 """GEMS: two replicas in opposite directions, one microbatch at a time on each device."""
 
-from jaxpipe.schedules.action import Action, Kind
 from jaxpipe.schedules.option_checks import check_even, check_truth
+from jaxpipe.schedules.passes.rows import with_sync
 from jaxpipe.schedules.placement import bidirectional, linear
-from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.sync import with_sync
+from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
 
 def gems(*, num_devices: int, num_microbatches: int, eager_sync: bool = True) -> Schedule:

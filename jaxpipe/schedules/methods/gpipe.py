@@ -1,8 +1,7 @@
 """GPipe: all forwards, then all backwards."""
 
-from jaxpipe.schedules.action import Action, Kind
 from jaxpipe.schedules.placement import linear
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
 
 def gpipe(*, num_devices: int, num_microbatches: int) -> Schedule:

@@ -1,8 +1,7 @@
 """Hanayo: one replica whose microbatches run over the devices in waves."""
 
 from jaxpipe.schedules.option_checks import check_count
-from jaxpipe.schedules.orders.chain_rows import route_of, rows_of
-from jaxpipe.schedules.orders.list_scheduling import Preference, list_schedule
+from jaxpipe.schedules.ordering.whole_backwards import Preference, list_schedule, route_of, rows_of
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Schedule
 

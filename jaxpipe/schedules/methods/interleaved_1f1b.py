@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.action import Action, Kind
 from jaxpipe.schedules.option_checks import check_count
-from jaxpipe.schedules.phantoms import next_multiple, without_phantoms
+from jaxpipe.schedules.passes.rows import next_multiple, without_phantoms
 from jaxpipe.schedules.placement import looped
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
 # With D - 1 every group costs one F and one B of each chunk but the first; with fewer the rows deadlock.
 _WHY = "a smaller group is through its chunk before its first microbatch has come round to the next one"

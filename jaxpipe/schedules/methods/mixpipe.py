@@ -6,11 +6,10 @@ from itertools import product
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.option_checks import check_even, check_truth
-from jaxpipe.schedules.orders.chain_rows import num_chains, route_of, rows_of
-from jaxpipe.schedules.orders.list_scheduling import Preference, best_order
+from jaxpipe.schedules.ordering.whole_backwards import Preference, best_order, num_chains, route_of, rows_of
+from jaxpipe.schedules.passes.rows import with_sync
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.sync import with_sync
 
 LEAST_INJECTED = 2  # one of either direction
 

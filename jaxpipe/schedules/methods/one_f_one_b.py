@@ -1,8 +1,7 @@
 """1F1B (DAPPLE, PipeDream-Flush): as few microbatches in flight as keep every stage busy."""
 
-from jaxpipe.schedules.action import Action, Kind
 from jaxpipe.schedules.placement import linear
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
 
 def one_f_one_b(*, num_devices: int, num_microbatches: int) -> Schedule:

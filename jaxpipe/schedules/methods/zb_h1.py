@@ -1,6 +1,6 @@
 """ZB-H1: 1F1B with split backwards, whose weight gradients fill the end of the step, at the memory of 1F1B."""
 
-from jaxpipe.schedules.orders.capped_search import capped
+from jaxpipe.schedules.ordering.memory_bounded import capped
 from jaxpipe.schedules.placement import linear
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.times import checked_times

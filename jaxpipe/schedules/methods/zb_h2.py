@@ -1,6 +1,6 @@
 """ZB-H2: forwards enough ahead, and weight gradients late enough, that no device has a gap."""
 
-from jaxpipe.schedules.orders.capped_search import capped
+from jaxpipe.schedules.ordering.memory_bounded import capped
 from jaxpipe.schedules.placement import linear
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.times import checked_times

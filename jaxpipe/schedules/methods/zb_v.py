@@ -1,7 +1,6 @@
 """ZB-V: two chunks of a V on each device and no gap, at the memory of 1F1B."""
 
-from jaxpipe.schedules.orders.building_block import zb_v_block
-from jaxpipe.schedules.orders.capped_search import capped
+from jaxpipe.schedules.ordering.memory_bounded import capped, zb_v_block
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.times import checked_times

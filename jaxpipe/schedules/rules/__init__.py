@@ -9,14 +9,10 @@ device waits for itself. Costs and memory limits are no matter of legality.
 from __future__ import annotations
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.rules.completeness import backward_once, forward_once
-from jaxpipe.schedules.rules.deadlock import acyclic
+from jaxpipe.schedules.rules.dataflow import acyclic, backward_once, forward_first, forward_once, input_gradient_first
 from jaxpipe.schedules.rules.layout import holder, mirrored, one_replica, placement, range_, row_per_device
-from jaxpipe.schedules.rules.order import forward_first, input_gradient_first
-from jaxpipe.schedules.rules.parking import evict_load, paired, parked_share
-from jaxpipe.schedules.rules.sync import sync_both, sync_last
-from jaxpipe.schedules.rules.view import View
-from jaxpipe.schedules.rules.violation import Violation, message
+from jaxpipe.schedules.rules.pairs import evict_load, paired, parked_share, sync_both, sync_last
+from jaxpipe.schedules.rules.view import View, Violation, message
 from jaxpipe.schedules.schedule import Schedule
 
 __all__ = ["RULES", "Violation", "check", "violations"]

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpipe.schedules.action import NO_MICROBATCH, Kind
-from jaxpipe.schedules.rules.view import View
-from jaxpipe.schedules.rules.violation import Violation
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.rules.view import View, Violation
+from jaxpipe.schedules.schedule import NO_MICROBATCH, Kind, Schedule
 
 
 def row_per_device(schedule: Schedule) -> Iterator[Violation]:

@@ -1,0 +1,137 @@
+"""What every device stores over time: its own activations, its partner's, and what is in transit.
+
+Goes in: a Timeline. Comes out: step functions in slots, the activations of one microbatch on one stage.
+Bytes of a slot are for whoever knows the model; pages of the compiled program are `jaxpipe.lowering`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpipe.schedules.analysis.simulate import Timeline, simulate
+from jaxpipe.schedules.schedule import Kind, Schedule
+
+_OWN, _PARKED, _IN_TRANSIT = range(3)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What one device stores, in slots: from `time[i]` until `time[i + 1]` it is what row i says.
+
+    Attributes:
+        time: [T] in the unit of the costs, rising; the last is where nothing is stored any more.
+        own: [T] of the device's own stages, from the start of F to the end of B (or W), while it is here.
+        parked: [T] of the paired device's stages, after their EVICT and until their LOAD.
+        in_transit: [T] on its way to or from the paired device: both count it from the start of the
+            transfer to its end.
+    """
+
+    time: np.ndarray
+    own: np.ndarray
+    parked: np.ndarray
+    in_transit: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        """[T] everything that the device stores."""
+        return self.own + self.parked + self.in_transit
+
+
+def stored(timeline: Timeline) -> tuple[Stored, ...]:
+    """[device] what it stores over the step of `timeline`; its schedule is legal.
+
+    Values are exact fractions of slots, written as floats. What ends at a moment is given back before what
+    starts at the same moment takes its place.
+
+    Example:
+        >>> from jaxpipe.schedules.methods.registry import build
+        >>> first, last = stored(simulate(build("1f1b", num_devices=2, num_microbatches=2)))
+        >>> first.time.tolist(), first.total.tolist()
+        ([0.0, 1.0, 6.0, 9.0], [1.0, 2.0, 1.0, 0.0])
+    """
+    schedule = timeline.schedule
+    changes = _changes(timeline)
+    results = []
+    for device in range(schedule.num_devices):
+        pair = [device, schedule.placement.partner_of(device)]
+        stages = {stage for d in pair for _, stage in schedule.placement.stages_of[d]}
+        # One denominator for the pair, so that sums are sums of integers.
+        unit = math.lcm(*(schedule.parked_of(stage).denominator for stage in stages))
+        here = changes[changes[:, 0] == device]
+        time, at = np.unique(here[:, 1], return_inverse=True)
+        steps = np.zeros((len(time), 3), dtype=np.int64)
+        np.add.at(steps, (at, here[:, 2].astype(int)), np.rint(here[:, 3] * unit).astype(np.int64))
+        results.append(Stored(time, *(np.cumsum(steps, axis=0).T / unit)))
+    return tuple(results)
+
+
+def peak_activations(schedule: Schedule) -> np.ndarray:
+    """[device] the most activations stored at once, own, parked and in transit, in Ma.
+
+    A stage's activations of one microbatch are 1/num_chunks Ma (chunks of one replica), kept from the start of its F
+    to the end of its B (or W). On the clock of `Costs()`: transfers take no time, so that rows alone decide it but for
+    what is parked; for other costs ask `stored`.
+    """
+    most = [values.total.max(initial=0.0) for values in stored(simulate(schedule))]
+    return np.array(most) / schedule.placement.num_chunks
+
+
+def _changes(timeline: Timeline) -> np.ndarray:
+    """[change, (device, time, which, slots)] of all that is stored."""
+    schedule, columns = timeline.schedule, timeline.schedule.columns
+    share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
+    changes = []
+
+    def add(actions: np.ndarray, device: np.ndarray, time: np.ndarray, which: int, slots: np.ndarray | float) -> None:
+        changes.append(np.column_stack(np.broadcast_arrays(device[actions], time[actions], which, slots)))
+
+    add(np.flatnonzero(columns.is_kind(Kind.F)), columns.device, timeline.start, _OWN, 1.0)
+    add(np.flatnonzero(columns.is_kind(Kind.B, Kind.W)), columns.device, timeline.end, _OWN, -1.0)
+    home, partner = columns.device, schedule.placement.partner_of(columns.device)
+    for kind, source, target, at_source, at_target in (
+        (Kind.EVICT, home, partner, _OWN, _PARKED),
+        (Kind.LOAD, partner, home, _PARKED, _OWN),
+    ):
+        moves = np.flatnonzero(columns.is_kind(kind))
+        slots = share[columns.stage[moves]]
+        add(moves, source, timeline.start, at_source, -slots)
+        add(moves, target, timeline.end, at_target, slots)
+        for device in (source, target):
+            add(moves, device, timeline.start, _IN_TRANSIT, slots)
+            add(moves, device, timeline.end, _IN_TRANSIT, -slots)
+    return np.concatenate(changes)
+
+
+# What is moved: evictions and loads, in slots.
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What one step asks for; a slot is the activations of one microbatch on one stage."""
+
+    evicted: np.ndarray  # [device] slots that it sends to its partner for keeping
+    loaded: np.ndarray  # [device] slots that it fetches back
+
+
+def transfers(schedule: Schedule) -> Transfers:
+    """The slots that EVICT and LOAD move, by the device whose they are.
+
+    Example:
+        >>> from jaxpipe.schedules.methods.registry import build
+        >>> transfers(build("bpipe", num_devices=8, num_microbatches=32)).evicted[:4].tolist()
+        [16.0, 12.8, 8.0, 0.0]
+    """
+    columns = schedule.columns
+    share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
+
+    def slots(kind: Kind) -> np.ndarray:
+        # Counted before they are multiplied: sums of whole numbers are exact.
+        moved = columns.is_kind(kind)
+        count = np.zeros((schedule.num_devices, schedule.num_stages))
+        np.add.at(count, (columns.device[moved], columns.stage[moved]), 1)
+        return count @ share
+
+    return Transfers(evicted=slots(Kind.EVICT), loaded=slots(Kind.LOAD))

@@ -1,0 +1,213 @@
+"""Building blocks: one microbatch's way over the devices, repeated for every microbatch.
+
+Goes in: a block, the slot of each F and I of a microbatch, at most one action in a slot of a device. Comes out: when
+all actions start, W where a device has a slot left, first in first out. In time slots all of which are as long:
+what comes of it at other times, `justification` makes good.
+
+Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (arXiv 2405.15362); the offsets of V-Min
+and V-Half as in their repository, github.com/sail-sg/zero-bubble; those of ZB-V ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from jaxpipe.schedules.ordering.compaction import in_order, justified
+from jaxpipe.schedules.ordering.flow_shop import Shop, shop_of
+from jaxpipe.schedules.ordering.list_scheduler import greedy
+from jaxpipe.schedules.ordering.pattern import NEVER_FIRST, Pattern
+from jaxpipe.schedules.ordering.problem import Sizes
+from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.times import Times
+
+INTERVAL = 6  # slots from one microbatch to the next: F, I and W of two stages
+
+
+def v_min_block(num_devices: int) -> list[int]:
+    """[step] -> slot of F and I of a V; from device to device without a wait.
+
+    Where D modulo 3 is 0 it waits two slots before the first I, as published; where that is 2 two at each turn, ours:
+    at F=I=W as good as no wait, which is published, and better where I is longer than W.
+
+    Example:
+        >>> v_min_block(2)
+        [0, 1, 4, 5, 8, 9, 12, 13]
+    """
+    return _block(num_devices, outward=1, back=1, waits=((0, 2, 0), (0, 0, 0), (2, 2, 2))[num_devices % 3])
+
+
+def v_half_block(num_devices: int) -> list[int]:
+    """[step] -> slot of F and I of a V; outward every second slot, and for even D three slots before the first I.
+
+    Example:
+        >>> v_half_block(2)
+        [0, 2, 3, 4, 8, 10, 12, 13]
+    """
+    return _block(num_devices, outward=2, back=1, waits=(0, 0 if num_devices % 2 else 3, 1))
+
+
+def zb_v_block(num_devices: int) -> list[int]:
+    """[step] -> slot of F and I of a V; outward every fourth slot, back every second one.
+
+    Example:
+        >>> zb_v_block(2)
+        [0, 4, 5, 7, 8, 12, 13, 15]
+    """
+    return _block(num_devices, outward=4, back=2, waits=(0, 0, 0))
+
+
+def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, int]) -> list[int]:
+    """[step] -> slot, from device to device so many slots apart, one slot from a way to the next, and waits there."""
+    slots: list[int] = []
+    for way, wait in enumerate((0, *waits)):
+        slots.append(slots[-1] + 1 + wait if slots else 0)
+        for _ in range(num_devices - 1):
+            slots.append(slots[-1] + (back if way % 2 else outward))
+    return slots
+
+
+def repeated(block: Sequence[int], shop: Shop) -> list[int]:
+    """[action] its slot, with `block` for every chain, `INTERVAL` slots apart."""
+    num_stages, num_steps, device_of = shop.placement.num_stages, shop.num_steps, shop.device_of[0]
+    start = [0] * (num_steps * shop.num_chains)
+    taken: list[set[int]] = [set() for _ in range(shop.placement.num_devices)]
+    gradients: list[list[int]] = [[] for _ in taken]
+    for chain in range(shop.num_chains):
+        for step, slot in enumerate(block):
+            start[num_steps * chain + step] = INTERVAL * chain + slot
+            taken[device_of[step]].add(INTERVAL * chain + slot)
+            if step >= num_stages:
+                gradients[device_of[step]].append(num_steps * chain + step)
+    for slots, indices in zip(taken, gradients, strict=True):
+        free = 0
+        for index in sorted(indices, key=start.__getitem__):
+            free = max(free, start[index] + 1)
+            while free in slots:
+                free += 1
+            start[index + num_stages] = free
+            free += 1
+    return start
+
+
+# The search among building blocks and list schedules.
+
+TICKS_PER_FORWARD = 10**6  # whole numbers, so that sums which are equal are seen to be
+_BEFORE_ITS_END = 1 - 1e-6  # W waits for what will be ready while it would run
+_TIE = 0.001  # intervals, so that of an F and an I which would start at the same time the F goes first
+_MOST_LONGER = 1.1  # steps of list scheduling longer than this by the best one are not justified: it takes long
+
+
+class Merit(NamedTuple):
+    """What makes an order better than another, the most important first.
+
+    Attributes:
+        makespan: in ticks.
+        gaps: the most ticks that a device waits between its first start and its last end.
+        most_stored: stages' activations on a device at once.
+    """
+
+    makespan: int
+    gaps: int
+    most_stored: int
+
+
+def capped(
+    name: str,
+    placement: Placement,
+    num_microbatches: int,
+    times: Times,
+    cap: int,
+    block: Sequence[int] = (),
+    *,
+    staggered: bool = False,
+) -> Schedule:
+    """Returns the best schedule found whose devices store at most `cap` stages' activations.
+
+    At other than equal times the best one for equal times is among those that are tried, so that the times make no
+    step longer.
+
+    Args:
+        name: of the schedule.
+        placement: of one replica.
+        num_microbatches: of one step.
+        times: of F, I and W.
+        cap: stages' activations that a device may store, from the start of F to the end of W; at least the stages
+            of a device.
+        block: [step] -> slot of F and I of a chain; none by default.
+        staggered: devices that start first shall end first, so that none has gaps.
+    """
+
+    def shop_at(times: Times, ticks_per_unit: float) -> Shop:
+        return shop_of(
+            placement, num_microbatches, times.costs, Sizes(cap), is_split=True, ticks_per_unit=ticks_per_unit
+        )
+
+    shop = shop_at(Times(), TICKS_PER_FORWARD)
+    found = [repeated(block, shop)] if block else []
+    found = [start for start in found if merit(start, shop).most_stored <= cap]
+    start = _best(shop, found, staggered=staggered)
+    if not times.are_equal:
+        shop = shop_at(times, TICKS_PER_FORWARD / times.forward)
+        start = _best(shop, [start, *found], staggered=staggered)
+    return Schedule(name, placement, num_microbatches, shop.rows_of(shop.order_of(start)))
+
+
+def _best(shop: Shop, orders: Sequence[Sequence[int]], *, staggered: bool) -> list[int]:
+    """[action] start of the best that is found; `orders` are tried before those of list scheduling."""
+    tails = [shop.duration[0] * others for others in reversed(range(shop.placement.num_devices))]
+    # as it stands first, since a step with tails may become longer by itself; without them last, to gain the rest
+    rounds = (None, tails, ()) if staggered else ((),)
+    best: tuple[Merit, list[int]] | None = None
+
+    def starts() -> Iterator[list[int]]:
+        for order in orders:
+            yield in_order(order, shop)
+        for pattern in _patterns(shop):
+            limit = int(_MOST_LONGER * best[0].makespan) + 1 if best else sys.maxsize
+            if found := greedy(shop, pattern.guide(shop), limit):
+                yield found.start
+
+    for start in starts():
+        for tail in rounds:
+            if tail is not None:
+                start = justified(start, shop, tail)
+            reached = merit(start, shop)
+            if best is None or reached < best[0]:
+                best = reached, start
+            if reached[:2] == (shop.least_makespan(), 0):
+                return start
+    assert best  # a pattern without quotas leads to an order
+    return best[1]
+
+
+def _patterns(shop: Shop) -> list[Pattern]:
+    """What is tried: input gradients first, W behind or before what comes soon; keys of chains as they would run."""
+    num_chunks = shop.placement.num_chunks
+    as_they_run = (1.0,) * (2 * num_chunks)
+    backwards_last = (1.5,) * num_chunks + (3.0,) * num_chunks
+    gradients_first = Pattern(as_they_run, turn=-NEVER_FIRST, weight_delay=2 * NEVER_FIRST)
+    return [
+        replace(gradients_first, weight_wait=_BEFORE_ITS_END),
+        gradients_first,
+        Pattern(as_they_run, turn=_TIE, weight_wait=_BEFORE_ITS_END),
+        Pattern(backwards_last, turn=_TIE - 1 / num_chunks, weight_wait=_BEFORE_ITS_END),
+    ]
+
+
+def merit(start: Sequence[int], shop: Shop) -> Merit:
+    """What `start`, [action] in ticks, comes to."""
+    duration, num_steps, num_stages = shop.duration, shop.num_steps, shop.placement.num_stages
+    makespan = gaps = most = 0
+    for work, row in zip(shop.work, shop.order_of(start), strict=True):
+        end = start[row[-1]] + duration[row[-1] % num_steps]
+        makespan, gaps = max(makespan, end), max(gaps, end - start[row[0]] - work)
+        stored = 0
+        for index in row:
+            step = index % num_steps
+            stored += (step < num_stages) - (step >= 2 * num_stages)
+            most = max(most, stored)
+    return Merit(makespan, gaps, most)

@@ -1,0 +1,199 @@
+"""What a stage's microbatch takes of a device's memory, and how much there is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpipe.errors import ScheduleError
+from jaxpipe.schedules.analysis.activations import stored
+from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.option_checks import check_count
+from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
+from jaxpipe.schedules.schedule import Kind, Schedule
+
+
+class Sizes(NamedTuple):
+    """Whole numbers, so that what fits exactly is never refused for the rounding of a sum.
+
+    Attributes:
+        capacity: what a device may store.
+        activations: of a stage's microbatch, from the start of its F to the end of its I, or B.
+        weight_gradient: what is kept of it for W, from the end of I to the end of W.
+        unit: how many of these make one of the unit in which people count.
+    """
+
+    capacity: int
+    activations: int = 1
+    weight_gradient: int = 1
+    unit: int = 1
+
+    @property
+    def growth(self) -> int:
+        """How much more a stage's microbatch takes from the start of its I on."""
+        return max(0, self.weight_gradient - self.activations)
+
+    @property
+    def num_forwards(self) -> int:
+        """Forwards that fit, none given back."""
+        return self.capacity // self.activations
+
+
+# The memory bound.
+
+
+@dataclass(frozen=True)
+class MemoryBound:
+    """The most that a device may store, in any one unit: with the defaults in Ma, as `peak_activations` counts.
+
+    In bytes, each of these is bytes.
+
+    Attributes:
+        limit: for all that follows.
+        activations: of one microbatch on one device, all its chunks of one direction: one Ma. A chunk has an equal
+            part of it, from the start of its F to the end of its B or I.
+        weight_gradient: what of a microbatch is kept for its W, likewise, from the end of I to the end of W; by default
+            as much as `activations`. While I runs the larger of the two counts: with activations recomputed, what W
+            needs may be the larger.
+        replica: weights, gradients and optimizer state of one replica on one device; two replicas hold it twice.
+    """
+
+    limit: float
+    activations: float = 1.0
+    weight_gradient: float | None = None
+    replica: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field, above in (("limit", 0.0), ("activations", 0.0), ("weight_gradient", None), ("replica", None)):
+            value = getattr(self, field)
+            if value is None:
+                continue
+            if not math.isfinite(value) or (value < 0 if above is None else value <= above):
+                raise ScheduleError(
+                    f"{field}={value!r} of a memory bound.\n"
+                    f"  rule memory-size: {field} is a finite number, {'0 or more' if above is None else 'above 0'}\n"
+                    f"  repair: give {field} in the unit of the others, Ma or bytes"
+                )
+
+    def sizes(self, placement: Placement) -> Sizes:
+        """What it means for a stage of `placement`, in whole numbers of a unit of their own."""
+        activations = Fraction(self.activations) / placement.num_chunks
+        kept = self.activations if self.weight_gradient is None else self.weight_gradient
+        weight_gradient = Fraction(kept) / placement.num_chunks
+        capacity = Fraction(self.limit) - placement.num_replicas * Fraction(self.replica)
+        unit = math.lcm(activations.denominator, weight_gradient.denominator)
+        return Sizes(math.floor(capacity * unit), int(activations * unit), int(weight_gradient * unit), unit)
+
+    def least(self, placement: Placement) -> float:
+        """The least limit that a schedule on `placement` keeps: one microbatch after the other, whole backwards."""
+        return self.activations + placement.num_replicas * self.replica
+
+
+def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None = None) -> np.ndarray:
+    """[device] the most that it stores at once, in the unit of `bound`, replicas included.
+
+    Args:
+        schedule: legal.
+        bound: whose sizes count.
+        costs: of stages, which say when what EVICT and LOAD move is where; without these actions rows alone decide.
+            What is parked counts until the end of W as activations, or as what W needs if that is more.
+
+    Example:
+        >>> from jaxpipe.schedules.methods.registry import build
+        >>> peak_memory(build("1f1b", num_devices=2, num_microbatches=2), MemoryBound(4.0, replica=1.0)).tolist()
+        [3.0, 2.0]
+    """
+    sizes = bound.sizes(schedule.placement)
+    replicas = schedule.num_replicas * bound.replica
+    return np.array([float(Fraction(peak) / sizes.unit) for peak in peaks(schedule, sizes, costs)]) + replicas
+
+
+def peaks(schedule: Schedule, sizes: Sizes, costs: Costs | None = None) -> list[float]:
+    """[device] the most that it stores at once, in the unit of `sizes`, replicas apart."""
+    if schedule.has_transfers:
+        slot = sizes.activations + sizes.growth
+        return [slot * float(values.total.max(initial=0.0)) for values in stored(simulate(schedule, costs))]
+    columns = schedule.columns
+    at_start = np.zeros(len(Kind), dtype=object)
+    at_end = np.zeros(len(Kind), dtype=object)
+    at_start[Kind.F], at_start[Kind.I] = sizes.activations, sizes.growth
+    at_end[Kind.B], at_end[Kind.W] = -sizes.activations, -sizes.weight_gradient
+    at_end[Kind.I] = sizes.weight_gradient - sizes.activations - sizes.growth
+    results = []
+    for first, last in zip(columns.first[:-1], columns.first[1:], strict=True):
+        kind = columns.kind[first:last]
+        changes = np.column_stack([at_start[kind], at_end[kind]]).ravel()
+        results.append(max(np.cumsum(changes), default=0))
+    return results
+
+
+# The problem: devices, microbatches and the placements that are allowed.
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked of `optimize`.
+
+    Attributes:
+        num_devices: devices on the `pipe` axis.
+        num_microbatches: microbatches of one step.
+        placements: of which the schedule has one; any if there are none: then registered schedules are taken as they
+            are, and searched are the placements of `usual_placements`.
+    """
+
+    num_devices: int
+    num_microbatches: int
+    placements: tuple[Placement, ...] = ()
+
+    @property
+    def searched(self) -> tuple[Placement, ...]:
+        """The placements for which orders are searched."""
+        return self.placements or usual_placements(self.num_devices)
+
+    def allows(self, placement: Placement) -> bool:
+        """Whether a schedule on `placement` solves the problem."""
+        return placement.num_devices == self.num_devices and (not self.placements or placement in self.placements)
+
+
+def usual_placements(num_devices: int) -> tuple[Placement, ...]:
+    """Linear, looped and zig-zag with two chunks and with four, and for even D both directions at once.
+
+    Example:
+        >>> len(usual_placements(8)), len(usual_placements(3)), len(usual_placements(1))
+        (7, 5, 3)
+    """
+    one_way = [
+        linear(num_devices),
+        zig_zag(num_devices, 2),
+        looped(num_devices, 2),
+        zig_zag(num_devices, 4),
+        looped(num_devices, 4),
+    ]
+    both_ways = [] if num_devices % 2 else [bidirectional(linear(num_devices)), bidirectional(zig_zag(num_devices, 2))]
+    return tuple(dict.fromkeys([*one_way, *both_ways]))  # of one device, a loop and a zig-zag are the same
+
+
+def problem_of(problem: Problem | Schedule) -> Problem:
+    """The problem itself, or that which a schedule solves: as many microbatches, on its placement.
+
+    Raises:
+        ScheduleError: a count below one, or a placement of other devices.
+    """
+    if isinstance(problem, Schedule):
+        problem = Problem(problem.num_devices, problem.num_microbatches, (problem.placement,))
+    check_count("optimize", "num_devices", problem.num_devices)
+    check_count("optimize", "num_microbatches", problem.num_microbatches)
+    for placement in problem.placements:
+        if placement.num_devices != problem.num_devices:
+            raise ScheduleError(
+                f"a placement of num_devices={placement.num_devices} for a problem of "
+                f"num_devices={problem.num_devices}.\n"
+                "  rule problem-placement: every placement of a problem is one of its devices\n"
+                f"      devices of stages  {placement.devices[0]}\n"
+                f"  repair: give a placement of {problem.num_devices} devices, or none, so that any is tried"
+            )
+    return problem

@@ -1,0 +1,146 @@
+"""Where the weight gradients of a row stand: in the gaps that its forwards and input gradients leave.
+
+Goes in: rows of F and I, how much each device may store, what an action takes. Comes out: the same rows with
+every W placed. The order of F and I is not touched; whether it is a good one is for others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from jaxpipe.schedules.passes.rows import Rows
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind
+from jaxpipe.schedules.times import Times
+
+_CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
+_Key = tuple[Kind, int, int]  # kind, stage, microbatch
+
+
+def with_weight_gradients(
+    rows: Sequence[Sequence[Action]],
+    *,
+    num_stages: int,
+    bounds: Sequence[int],
+    times: Times | None = None,
+    least_fit: float = 1.0,
+) -> Rows | None:
+    """Returns `rows` with each W where its device would wait, where the next F has no room, or at the end.
+
+    A device runs the next F or I of its row as soon as its message is there. Until then it runs the W of its oldest I,
+    if the wait is long enough, or if the next F has no room before.
+
+    Args:
+        rows: [device][position] -> F, I and SYNC, and W, which are placed anew.
+        num_stages: of one replica.
+        bounds: [device] slots that it may store, each from F to W.
+        times: of the actions, messages taking none; the default is that all are equal.
+        least_fit: the share of a W that a wait must have room for; below 1, W may delay what comes next.
+
+    Returns:
+        The rows, or None where a device could never start an F within its bound. A SYNC stands where it stood among F
+        and I, or behind the last W of its stage; where it ended its row, it still does.
+
+    Example:
+        >>> from jaxpipe.schedules.schedule import parse_action
+        >>> rows = [[parse_action(text) for text in row.split()] for row in ("0F0 0F1 0I0 0I1", "1F0 1I0 1F1 1I1")]
+        >>> for row in with_weight_gradients(rows, num_stages=2, bounds=(2, 2)) or ():
+        ...     print(*row)
+        0F0 0F1 0I0 0W0 0I1 0W1
+        1F0 1I0 1F1 1I1 1W0 1W1
+    """
+    times = times or Times()
+    devices = [_Device(row, bound) for row, bound in zip(rows, bounds, strict=True)]
+    end: dict[_Key, float] = {}  # of each F and I that has started
+    waiting: dict[_Key, int] = {}  # sender -> the device that waits for it to start
+    events = [(0.0, index) for index in range(len(devices))]  # one for each device that is not in `waiting`
+    while events:
+        now, index = heappop(events)
+        device = devices[index]
+        action = device.next
+        sender = _sender(action, num_stages) if action else None
+        arrives = end.get(sender) if sender else now  # None while the sender has not started
+        if action and not device.is_full and arrives is not None and arrives <= now + _CLOSE:
+            device.run(action)
+            key = action.kind, action.stage, action.microbatch
+            end[key] = now + (times.forward if action.kind is Kind.F else times.input_gradient)
+            heappush(events, (end[key], index))
+            if key in waiting:
+                heappush(events, (now, waiting.pop(key)))
+            continue
+        least_time = times.forward if sender and sender[0] is Kind.F else times.input_gradient
+        wait = least_time if arrives is None else arrives - now
+        can_only_wait = action is not None and not device.is_full
+        if device.pending and not (can_only_wait and wait < least_fit * times.weight_gradient - _CLOSE):
+            device.run_weight_gradient()
+            heappush(events, (now + times.weight_gradient, index))
+        elif can_only_wait and arrives is not None:
+            heappush(events, (arrives, index))
+        elif can_only_wait and sender:
+            waiting[sender] = index
+    if any(device.next for device in devices):
+        return None
+    return tuple(_with_syncs(device.placed, row) for device, row in zip(devices, rows, strict=True))
+
+
+class _Device:
+    """One device on its way through its row."""
+
+    def __init__(self, row: Sequence[Action], bound: int):
+        self.order = [action for action in row if action.kind in (Kind.F, Kind.I)]
+        self.bound = bound
+        self.position = 0
+        self.num_stored = 0
+        self.pending: deque[Action] = deque()  # W whose I has run
+        self.placed: list[Action] = []
+
+    @property
+    def next(self) -> Action | None:
+        """The F or I that it has come to."""
+        return self.order[self.position] if self.position < len(self.order) else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the F that it has come to has no room."""
+        return self.num_stored >= self.bound and self.next is not None and self.next.kind is Kind.F
+
+    def run(self, action: Action) -> None:
+        self.position += 1
+        self.placed.append(action)
+        if action.kind is Kind.F:
+            self.num_stored += 1
+        else:
+            self.pending.append(action._replace(kind=Kind.W))
+
+    def run_weight_gradient(self) -> None:
+        self.num_stored -= 1
+        self.placed.append(self.pending.popleft())
+
+
+def _sender(action: Action, num_stages: int) -> _Key | None:
+    """What `action` waits for: the F of the stage before, the I of the stage after, or at the last stage its F."""
+    kind, stage, microbatch, _ = action
+    if kind is Kind.F:
+        return (Kind.F, stage - 1, microbatch) if stage else None
+    return (Kind.I, stage + 1, microbatch) if stage + 1 < num_stages else (Kind.F, stage, microbatch)
+
+
+def _with_syncs(placed: Sequence[Action], row: Sequence[Action]) -> tuple[Action, ...]:
+    """`placed`, F, I and W, with the SYNC of `row`, which has the same F and I."""
+    index_of = [index for index, action in enumerate(placed) if action.kind in (Kind.F, Kind.I)]
+    last_of = {(action.replica, action.stage): index for index, action in enumerate(placed)}
+    last_compute = max((index for index, action in enumerate(row) if action.kind in COMPUTE_KINDS), default=-1)
+    behind: dict[int, list[Action]] = {}  # index in `placed` -> SYNC; -1 where they start the row
+    num_before = 0  # F and I
+    for position, action in enumerate(row):
+        if action.kind in (Kind.F, Kind.I):
+            num_before += 1
+        elif action.kind is Kind.SYNC:
+            stood = index_of[num_before - 1] if num_before else -1
+            index = max(stood, last_of.get((action.replica, action.stage), -1))
+            behind.setdefault(index if position < last_compute else len(placed) - 1, []).append(action)
+    woven = behind.get(-1, [])
+    for index, action in enumerate(placed):
+        woven += [action, *behind.get(index, ())]
+    return tuple(woven)

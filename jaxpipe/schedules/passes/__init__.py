@@ -1,0 +1,1 @@
+"""Passes: functions from a schedule, or its rows, to another one."""

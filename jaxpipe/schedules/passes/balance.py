@@ -1,0 +1,198 @@
+"""Activation balancing: no device stores more than a bound, because its partner keeps the rest (BPipe).
+
+Goes in: a schedule in which some devices store much more than others. Comes out: the same schedule with
+EVICT and LOAD actions, order of computation unchanged. Which pages they move at which round is decided by
+the lowering, which device is near which by `jaxpipe.mesh`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+
+from jaxpipe.errors import ScheduleError, closest
+from jaxpipe.schedules.passes.eviction_plans import Plan, lifetimes, microbatch_plan, page_plan, with_moves
+from jaxpipe.schedules.rules import check
+from jaxpipe.schedules.schedule import Kind, Schedule
+
+UNITS = ("page", "microbatch")
+POLICIES = ("latest", "oldest")
+
+
+def balance(
+    schedule: Schedule,
+    *,
+    bound: int | None = None,
+    unit: str = "page",
+    policy: str = "latest",
+    overlapped: bool = True,
+) -> Schedule:
+    """Returns `schedule` with EVICT and LOAD, so that no device stores more than `bound` slots at once.
+
+    Device d is paired with D-1-d. Device 0 of 1F1B, D=4, N=8, bound 3, by whole microbatches:
+
+        0F0 0F1 0EVICT1 0F2 0F3 0EVICT3 0B0 0LOAD1 0F4 0B1 0F5 0EVICT5 0B2 0LOAD3 0F6 0B3 0EVICT6 0F7 0LOAD5 ...
+
+    and by pages, half of each:
+
+        0F0 0EVICT0 0F1 0EVICT1 0F2 0EVICT2 0LOAD0 0F3 0EVICT3 0B0 0LOAD1 0F4 0EVICT4 0B1 0LOAD2 0F5 0EVICT5 ...
+
+    Why the bound holds. Let a row store c slots at most, its partner c', and let the bound be
+    k = ceil((c + c' + 1) / 2). Counted as stored is what a device has computed and not given back, what is
+    parked with it, and what is in transit, from the start of the transfer at its target and to the end of
+    it at its source. A transfer takes no longer than one compute action.
+
+    - `unit="page"`: EVICT_m stands directly after F_m, LOAD_x one compute action before B_x, and each moves
+      the share f = (c - k) / (c - 2) of a microbatch's pages. At each moment at most two of the c
+      microbatches are whole: during F_m, m itself and x, which is coming; during B_x, x itself and m, which
+      is leaving. (Where m - 1 leaves and x comes during one action, the second transfer waits for the
+      first.) The other c - 2 have 1 - f at home: (c - 2)(1 - f) + 2 = k. The partner gives room to the pages
+      of all but one: c' + (c - 1) f = c' + (c - k) + f <= c' + c - k + 1 <= k.
+      The program moves whole pages. A stage of L layers parks floor((i + 1) f L) - floor(i f L) pages of
+      its i-th microbatch: of any c - 2 in a row exactly (c - k) L, so the bound holds to the page.
+      Where a backward is split, or chunks take turns irregularly, more than two may be whole; f is then
+      the least share with which the row keeps k.
+    - `unit="microbatch"`: an eviction is made only where the device would store more than k during the action
+      after the one in which it travels; then it stores exactly k there. So of c the partner has c - k and, of
+      what is in transit, one: a load that is due at once goes before the eviction. c' + (c - k) + 1 <= k.
+
+    Evictions over a step at (D=4, N=16) and (8, 32), of 1F1B's stages 0, 1, 2: 8 and 15, 12, 8 whole
+    microbatches; 5 and 12, 10, 6 if transfers take no time (oldest first: 14 and 28, 28, 28); by pages 16 f =
+    8 and 32 f = 16, 12.8, 8 slots.
+
+    Args:
+        schedule: legal, without EVICT and LOAD.
+        bound: slots, the (stage, microbatch) pairs that a device may hold; by default the least one that can
+            be kept, ceil((c + c' + 1) / 2) for the pair that needs most: ceil((D + 2) / 2) for 1F1B.
+        unit: "page": the same share of every microbatch; "microbatch": whole ones, as BPipe does.
+        policy: with whole microbatches, whether the one needed last ("latest") or next ("oldest") leaves.
+        overlapped: with whole microbatches, whether transfers travel during computation and count as
+            stored; otherwise they take no time and do not.
+
+    Raises:
+        ScheduleError: no device stores more than the bound, the bound cannot be kept, an option is unknown
+            or without effect, or the schedule is not legal.
+
+    Source: Kim et al., BPipe, ICML 2023 (whole microbatches, evict the latest); the page form is ours.
+    """
+    check_options(unit=unit, policy=policy, overlapped=overlapped)
+    _check_unbalanced(check(schedule))
+    peaks = row_peaks(schedule)
+
+    def plans(bound: int) -> dict[int, Plan] | None:
+        return _plans(schedule, peaks, bound, unit=unit, policy=policy, overlapped=overlapped)
+
+    kept = max(least_bound(peaks), bound or 0)
+    while (chosen := plans(kept)) is None:
+        kept += 1
+    if not chosen:
+        raise _nothing_to_balance(schedule, peaks, kept)
+    if bound is not None and bound < kept:
+        raise _bound_too_small(schedule, peaks, bound, kept)
+    rows = tuple(
+        with_moves(row, chosen[device].moves) if device in chosen else row for device, row in enumerate(schedule.rows)
+    )
+    shares: tuple[Fraction, ...] = ()
+    if unit == "page":
+        shares = tuple(_share(schedule, chosen, stage) for stage in range(schedule.num_stages))
+    return replace(schedule, name=f"{schedule.name} balanced", rows=rows, parked=shares)
+
+
+def row_peaks(schedule: Schedule) -> tuple[int, ...]:
+    """[device] the most slots that its own actions make it store at once; EVICT and LOAD are not looked at."""
+    columns = schedule.columns
+    change = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.W)
+    return tuple(int(np.cumsum(row).max(initial=0)) for row in np.split(change, columns.first[1:-1]))
+
+
+def least_bound(peaks: tuple[int, ...]) -> int:
+    """The least bound that the devices have room for: what a pair stores, and one slot in transit, halved."""
+    return max((own + other + 2) // 2 for own, other in zip(peaks, reversed(peaks), strict=True))
+
+
+def check_options(*, unit: str, policy: str, overlapped: bool) -> None:
+    """Refuses options of `balance` that are unknown or have no effect.
+
+    Raises:
+        ScheduleError: names the closest known one, or what the option needs to have an effect.
+    """
+    for field, value, known in (("unit", unit, UNITS), ("policy", policy, POLICIES)):
+        if value not in known:
+            raise ScheduleError(
+                f"unknown {field}={value!r}.{closest(value, list(known))}\n"
+                f"  rule balance-{field}: one of {', '.join(known)}\n"
+                f"  repair: use one of these"
+            )
+    for setting, used in ((f"policy={policy!r}", policy != "latest"), (f"overlapped={overlapped}", not overlapped)):
+        if unit == "page" and used:
+            raise ScheduleError(
+                f"{setting} has no effect with unit='page'.\n"
+                "  rule whole-microbatches: by pages every microbatch is evicted, while others compute\n"
+                f"  repair: leave it out, or set unit='microbatch'"
+            )
+
+
+def _plans(
+    schedule: Schedule, peaks: tuple[int, ...], bound: int, *, unit: str, policy: str, overlapped: bool
+) -> dict[int, Plan] | None:
+    """Device -> plan, for each device that stores more than `bound`; None if a pair cannot keep it."""
+    plans = {}
+    for device, row in enumerate(lifetimes(schedule)):
+        if peaks[device] <= bound:
+            continue
+        if unit == "page":
+            plan = page_plan(row, bound)
+        else:
+            plan = microbatch_plan(row, bound, policy=policy, overlapped=overlapped)
+        if plan is None or peaks[schedule.placement.partner_of(device)] + plan.most_parked > bound:
+            return None
+        plans[device] = plan
+    return plans
+
+
+def _share(schedule: Schedule, plans: dict[int, Plan], stage: int) -> Fraction:
+    """The share that `stage` parks: that of its device, whole microbatches where none leaves."""
+    shares = {plans[devices[stage]].share for devices in schedule.placement.devices if devices[stage] in plans}
+    return max(shares, default=Fraction(1))
+
+
+def _check_unbalanced(schedule: Schedule) -> None:
+    if schedule.has_transfers:
+        raise ScheduleError(
+            f"{schedule.name!r} has EVICT and LOAD actions already.\n"
+            "  rule balance-once: what is to be balanced moves nothing yet\n"
+            "  repair: balance the schedule that it was made from, with the bound that you want"
+        )
+
+
+def _nothing_to_balance(schedule: Schedule, peaks: tuple[int, ...], bound: int) -> ScheduleError:
+    return ScheduleError(
+        f"nothing to balance in {_where(schedule)}: no device stores more than bound={bound} slots\n"
+        "  rule imbalance: what is in transit takes a slot on either device of a pair, so balancing pays where one "
+        "stores at least three more than the other; in 1F1B from num_devices=4 on\n"
+        f"{_picture(peaks)}"
+        "  repair: use the schedule as it is, or give a lower bound if there is room for it"
+    )
+
+
+def _bound_too_small(schedule: Schedule, peaks: tuple[int, ...], bound: int, least: int) -> ScheduleError:
+    return ScheduleError(
+        f"bound={bound} cannot be kept in {_where(schedule)}\n"
+        "  rule room: the two devices of a pair have room for what both store, and for a slot in transit\n"
+        f"{_picture(peaks)}"
+        f"  repair: set bound={least}, the least that can be kept, or leave it out"
+    )
+
+
+def _where(schedule: Schedule) -> str:
+    return f"{schedule.name!r} (num_devices={schedule.num_devices}, num_microbatches={schedule.num_microbatches})"
+
+
+def _picture(peaks: tuple[int, ...]) -> str:
+    width = len(str(max(len(peaks) - 1, *peaks)))
+    return "".join(
+        f"      {head:<12} {' '.join(f'{number:>{width}}' for number in numbers)}\n"
+        for head, numbers in (("device", range(len(peaks))), ("slots", peaks), ("of partner", peaks[::-1]))
+    )

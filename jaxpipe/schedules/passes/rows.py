@@ -1,0 +1,99 @@
+"""Any number of microbatches for a generator that builds whole groups: build for more, drop what is too many.
+
+A row without some of its microbatches is as legal as before: no action waits for one of another microbatch
+but by its place in the row, and what stays keeps its order. The other way, a short last group, is not always
+legal: the interleaved schedule of eight devices and twelve microbatches deadlocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Schedule
+
+Rows = tuple[tuple[Action, ...], ...]
+
+
+def next_multiple(count: int, of: int) -> int:
+    """The least multiple of `of` that is not below `count`."""
+    return -(-count // of) * of
+
+
+def without_phantoms(rows: Iterable[Iterable[Action]], *, num_microbatches: int) -> Rows:
+    """Returns `rows` with `num_microbatches` of their microbatches, numbered 0.. in the order that they had.
+
+    Of one replica the last ones are dropped; of two the last of each direction in turn, replica 1 first, so that
+    the directions stay as equal as they can.
+
+    Args:
+        rows: [device][position] -> F, B, I or W of at least `num_microbatches` microbatches, in two replicas
+            equally many each.
+        num_microbatches: how many to keep, >= 1.
+
+    Example:
+        >>> from jaxpipe.schedules.schedule import Kind
+        >>> rows = [[Action(Kind.F, 0, microbatch, replica=microbatch // 2) for microbatch in range(4)]]
+        >>> [str(action) for action in without_phantoms(rows, num_microbatches=3)[0]]
+        ['0F0', '0F1', '0F2@1']
+    """
+    whole: Rows = tuple(tuple(row) for row in rows)
+    replica_of = {action.microbatch: action.replica for row in whole for action in row}
+    num_phantoms = len(replica_of) - num_microbatches
+    if not num_phantoms:
+        return whole
+    down, up = (sorted(m for m, replica in replica_of.items() if replica == r) for r in (0, 1))
+    num_dropped_up = (num_phantoms + 1) // 2 if up else 0
+    kept = down[: len(down) - (num_phantoms - num_dropped_up)] + up[: len(up) - num_dropped_up]
+    number = {microbatch: index for index, microbatch in enumerate(sorted(kept))}
+    return tuple(
+        tuple(action._replace(microbatch=number[action.microbatch]) for action in row if action.microbatch in number)
+        for row in whole
+    )
+
+
+# Forwards only, for evaluation.
+
+
+def forwards(schedule: Schedule) -> Schedule:
+    """Returns `schedule` with only its F actions."""
+    rows = tuple(tuple(action for action in row if action.kind == Kind.F) for row in schedule.rows)
+    return Schedule(f"{schedule.name} forwards", schedule.placement, schedule.num_microbatches, rows)
+
+
+# SYNC: a device says that the gradients of one of its stages are complete.
+
+
+def with_sync(rows: Rows, placement: Placement, *, eager: bool) -> Rows:
+    """Returns `rows` with one SYNC for each (replica, stage) that their device holds.
+
+    Args:
+        rows: [device][position] -> F, B, I or W.
+        placement: of two replicas, which holds the stages of `rows`.
+        eager: put each SYNC directly after the last backward of its stage and replica, not all of them at
+            the end of the row. A stage whose replica runs no microbatch has its SYNC at the end in any case.
+
+    Example:
+        >>> from jaxpipe.schedules.placement import bidirectional, linear
+        >>> rows = ((Action(Kind.F, 0, 0), Action(Kind.B, 0, 0)), (Action(Kind.F, 1, 0), Action(Kind.B, 1, 0)))
+        >>> [str(action) for action in with_sync(rows, bidirectional(linear(2)), eager=True)[0]]
+        ['0F0', '0B0', '0SYNC', '1SYNC@1']
+    """
+    return tuple(_with_sync(row, placement.stages_of[device], eager) for device, row in enumerate(rows))
+
+
+def _with_sync(row: tuple[Action, ...], held: tuple[tuple[int, int], ...], eager: bool) -> tuple[Action, ...]:
+    last: dict[tuple[int, int], int] = {}
+    if eager:
+        for position, action in enumerate(row):
+            if action.kind in COMPUTE_KINDS:
+                last[action.replica, action.stage] = position
+    syncs = {(replica, stage): Action(Kind.SYNC, stage, replica=replica) for replica, stage in held}
+    at_end = tuple(sync for key, sync in syncs.items() if key not in last)
+    after = {position: syncs[key] for key, position in last.items()}
+    woven: list[Action] = []
+    for position, action in enumerate(row):
+        woven.append(action)
+        if position in after:
+            woven.append(after[position])
+    return (*woven, *at_end)

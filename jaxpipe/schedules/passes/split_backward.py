@@ -1,0 +1,146 @@
+"""Splitting of backwards: every B becomes I and W, and W waits until its device has nothing better to do.
+
+Goes in: any schedule with whole backwards. Comes out: the same schedule with input and weight gradients apart,
+as the zero-bubble papers have them. Generators that order F and I for that themselves do better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxpipe.errors import ScheduleError
+from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.ordering.weight_filling import with_weight_gradients
+from jaxpipe.schedules.passes.balance import row_peaks
+from jaxpipe.schedules.passes.rows import Rows
+from jaxpipe.schedules.rules import check
+from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.times import Times, checked_times
+
+_LEAST_FITS = (1.0, 0.5, 0.0)  # shares of a W that a wait must have room for, to try
+
+
+def split_backward(
+    schedule: Schedule,
+    *,
+    bound: int | None = None,
+    forward: float = 1.0,
+    input_gradient: float = 1.0,
+    weight_gradient: float = 1.0,
+) -> Schedule:
+    """Returns `schedule` with I and W for each B, and W where the device would otherwise wait.
+
+    1F1B, D=2, N=3, a backward of two forwards before, I and W of one each after:
+
+        0  0F0 0F1 ... 0B0 0B0 0F2 0B1 0B1 ... 0B2 0B2        0  0F0 0F1 ... 0I0 0W0 0F2 0I1 0W1 ... 0I2 0W2
+        1  ... 1F0 1B0 1B0 1F1 1B1 1B1 1F2 1B2 1B2 ...        1  ... 1F0 1I0 1W0 1F1 1I1 1W1 1F2 1I2 1W2 ...
+
+    A message leaves after I, not after the whole backward: in 1F1B that saves a W for each stage that the last
+    microbatch goes back: a bubble of (D-1)(F+I), not (D-1)(F+B). With `bound=D` its last devices may put W off too,
+    and for N >= D the bubble is (D-1) max(F, I, F+I-W): that of ZB-H1, (D-1)(F+I-W), where W is no longer than F and
+    I, at F=I=W a ratio of (D-1)/(3N+D-1).
+
+    What holds, for the times that are given:
+
+    - Each row keeps the order of its F and, as I, of its B. Name, EVICT, LOAD and parked shares stay; a SYNC stands
+      where it did, or behind the last W of its stage and replica.
+    - No device stores more of its own stages than before, or than `bound` if that is more: behind I and W it stores
+      what it did behind B, and where W move, an F starts only when there is room, and while there is none, W run.
+    - The makespan is no longer than before with a B of I + W. With W directly behind each I, every F and I starts no
+      later than before: its row takes as long up to there, and its message leaves after I already. W move only if that
+      makes the step shorter.
+
+    In a schedule with EVICT and LOAD each W stands directly behind its I: when transfers travel depends on the actions
+    around them. To have W fill, split first and balance then.
+
+    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at times of 1, 1, 1, of
+    1, 1.2, 0.8 and of 1, 0.9, 1.3 (D in 2, 4, 5, 8, N to 4D), but at the last ones, of interleaved 1F1B up to 1.06
+    times, and where D does not divide N, of Chimera, MixPipe and BitPipe up to 1.05. With messages of 0.02 or 0.1
+    forward up to 1.02 or 1.10 times, those apart.
+
+    Args:
+        schedule: legal, with at least one B; I and W that it has already are kept, the W where none moves.
+        bound: slots, the (stage, microbatch) pairs, that every device may store from F to W; by default each what it
+            stored before.
+        forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
+
+    Raises:
+        ScheduleError: there is nothing to split, a bound below what a device stores, a time that is none, an option
+            without effect, or the schedule is not legal.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241), for the two halves and for W in
+    gaps; they write B for our I. As a pass on any schedule it is ours.
+    """
+    times = checked_times(
+        schedule.name, forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient
+    )
+    _check_whole(check(schedule))
+    _check_effect(schedule, bound, times)
+    peaks = row_peaks(schedule)
+    if bound is not None and bound < max(peaks):
+        raise _bound_too_small(schedule, peaks, bound)
+    direct = replace(schedule, rows=_split(schedule.rows))
+    if schedule.has_transfers:
+        return direct
+    return best_weight_gradients(direct, times, bounds=[max(peak, bound or 0) for peak in peaks])
+
+
+def best_weight_gradients(schedule: Schedule, times: Times, *, bounds: Sequence[int] | None = None) -> Schedule:
+    """Returns `schedule` with its W where they stand, or all backwards split and W in gaps, whichever ends first.
+
+    Args:
+        schedule: legal, without EVICT and LOAD.
+        times: of its actions; B takes as long as I and W.
+        bounds: [device] slots that it may store from F to W; by default each what the fullest of `schedule` stores.
+    """
+    bounds = bounds or [max(row_peaks(schedule))] * schedule.num_devices
+    candidates = [schedule.rows]
+    for least_fit in _LEAST_FITS:
+        rows = with_weight_gradients(
+            _split(schedule.rows), num_stages=schedule.num_stages, bounds=bounds, times=times, least_fit=least_fit
+        )
+        candidates += [rows] if rows else []
+    schedules = [replace(schedule, rows=rows) for rows in candidates]
+    # Rounded, so that equal sums of times in another order are equal; of several the first one stays.
+    return min(schedules, key=lambda each: round(simulate(each, times.costs).makespan, 6))
+
+
+def _split(rows: Rows) -> Rows:
+    """`rows` with W directly behind I for each B."""
+    parts = {kind: (Kind.I, Kind.W) if kind is Kind.B else (kind,) for kind in Kind}
+    return tuple(tuple(action._replace(kind=part) for action in row for part in parts[action.kind]) for row in rows)
+
+
+def _check_whole(schedule: Schedule) -> None:
+    if not schedule.columns.is_kind(Kind.B).any():
+        raise ScheduleError(
+            f"{schedule.name!r} has nothing to split.\n"
+            "  rule whole-backward: what is to be split has at least one B; here every backward is I and W already\n"
+            f"      device 0     {' '.join(map(str, schedule.rows[0][:8]))} ...\n"
+            "  repair: use the schedule as it is"
+        )
+
+
+def _check_effect(schedule: Schedule, bound: int | None, times: Times) -> None:
+    """Where EVICT and LOAD hold every W in its place, no option has an effect."""
+    if not schedule.has_transfers:
+        return
+    used = {"bound": bound, **times._asdict()}
+    for option, value in used.items():
+        if value not in (None, 1.0):
+            raise ScheduleError(
+                f"{option}={value!r} has no effect on {schedule.name!r}, which has EVICT and LOAD actions.\n"
+                "  rule split-first: between transfers each W stays directly behind its I\n"
+                f"  repair: leave {option} out, or split the schedule that this one was made from, and balance then"
+            )
+
+
+def _bound_too_small(schedule: Schedule, peaks: Sequence[int], bound: int) -> ScheduleError:
+    return ScheduleError(
+        f"bound={bound} for {schedule.name!r} (num_devices={schedule.num_devices}, "
+        f"num_microbatches={schedule.num_microbatches})\n"
+        "  rule split-room: splitting keeps the order of F, so that a device stores at least what it did\n"
+        f"      slots of each device  {' '.join(map(str, peaks))}\n"
+        f"  repair: set bound={max(peaks)} or more, or leave it out; `balance` lowers it"
+    )

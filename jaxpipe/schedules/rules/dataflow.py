@@ -1,0 +1,174 @@
+"""Rules on what there is: every (stage, microbatch) has one forward and one backward.
+
+They also match the messages: the receiver of each is the same microbatch on the neighbouring stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.rules.view import View, Violation
+from jaxpipe.schedules.schedule import Action, Kind, Schedule
+
+
+def forward_once(view: View) -> Iterator[Violation]:
+    """(stage, microbatch) pairs that have no F or several."""
+    count = view.count[Kind.F]
+    for stage, microbatch in np.argwhere(count != 1).tolist():
+        if count[stage, microbatch] == 0:
+            yield _missing(view, "forward-once", Kind.F, stage, microbatch)
+        else:
+            yield _repeated(view, "forward-once", Kind.F, stage, microbatch)
+
+
+def backward_once(view: View) -> Iterator[Violation]:
+    """(stage, microbatch) pairs whose backward is not one B, or one I and one W."""
+    rule = "backward-once"
+    b, i, w = (view.count[kind] for kind in (Kind.B, Kind.I, Kind.W))
+    legal = (b == 1) & (i == 0) & (w == 0) | (b == 0) & (i == 1) & (w == 1)
+    for stage, microbatch in np.argwhere(~legal).tolist():
+        counts = {kind: int(view.count[kind][stage, microbatch]) for kind in (Kind.B, Kind.I, Kind.W)}
+        repeated = [kind for kind, number in counts.items() if number > 1]
+        if repeated:
+            yield _repeated(view, rule, repeated[0], stage, microbatch)
+        elif not any(counts.values()):
+            yield _missing(view, rule, Kind.B, stage, microbatch)
+        elif not counts[Kind.B]:
+            yield _missing(view, rule, Kind.W if counts[Kind.I] else Kind.I, stage, microbatch)
+        else:
+            part = Kind.I if counts[Kind.I] else Kind.W
+            whole, half = (int(view.index[kind][stage, microbatch]) for kind in (Kind.B, part))
+            repair = f"remove {view.action(half)}"
+            if part is Kind.W and not counts[Kind.I]:
+                repair += f", or write {view.action(whole)._replace(kind=Kind.I)} for {view.action(whole)} "
+                repair += "(zero-bubble papers and old PyTorch files write B for I)"
+            yield Violation(
+                rule,
+                f"{view.where(whole)}: {view.action(whole)} is the whole backward, "
+                f"but there is {view.action(half)} too ({view.where(half)})",
+                repair,
+                (view.place(whole), view.place(half)),
+            )
+
+
+def _missing(view: View, rule: str, kind: Kind, stage: int, microbatch: int) -> Violation:
+    columns, placement = view.columns, view.schedule.placement
+    of_microbatch = np.flatnonzero(view.held & (columns.microbatch == microbatch))
+    replica = int(columns.replica[of_microbatch[0]]) if len(of_microbatch) else 0
+    device = placement.device_of(stage, replica)
+    action = Action(kind, stage, microbatch, replica)
+    same = [index for index in of_microbatch if columns.stage[index] == stage and columns.device[index] == device]
+    position = int(columns.position[same[0]]) if same else len(view.schedule.rows[device])
+    return Violation(
+        rule,
+        f"device {device}, position {position}: {action} is missing",
+        f"add {action} to the row of device {device}",
+        ((device, position),),
+    )
+
+
+def _repeated(view: View, rule: str, kind: Kind, stage: int, microbatch: int) -> Violation:
+    columns = view.columns
+    same = (columns.kind == kind) & (columns.stage == stage) & (columns.microbatch == microbatch)
+    first, second = np.flatnonzero(view.held & same)[:2]
+    return Violation(
+        rule,
+        f"{view.where(second)}: {view.action(second)} stands here again, after {view.where(first)}",
+        f"remove it from {view.where(second)}",
+        (view.place(second), view.place(first)),
+    )
+
+
+# Order within a row: storage is used after it is filled and before it is given back.
+
+
+def forward_first(view: View) -> Iterator[Violation]:
+    """Backwards that come before their forward."""
+    backward_count = view.count[Kind.B] + view.count[Kind.I]
+    backward = np.maximum(view.index[Kind.B], view.index[Kind.I])
+    once = (view.count[Kind.F] == 1) & (backward_count == 1)
+    yield from _in_order(view, "forward-first", view.index[Kind.F][once], backward[once])
+
+
+def input_gradient_first(view: View) -> Iterator[Violation]:
+    """Weight gradients that come before their input gradient."""
+    once = (view.count[Kind.I] == 1) & (view.count[Kind.W] == 1)
+    yield from _in_order(view, "input-gradient-first", view.index[Kind.I][once], view.index[Kind.W][once])
+
+
+def _in_order(view: View, rule: str, before: np.ndarray, after: np.ndarray) -> Iterator[Violation]:
+    """Violations where an action of `before` does not precede that of `after` on the same device."""
+    device = view.columns.device
+    wrong = (device[before] == device[after]) & (before > after)
+    for late, early in zip(before[wrong], after[wrong], strict=True):
+        row, positions = view.place(early)[0], (view.place(early)[1], view.place(late)[1])
+        if positions[1] == positions[0] + 1:
+            repair = f"swap positions {positions[0]} and {positions[1]} of device {row}"
+        else:
+            repair = f"move {view.action(late)} from position {positions[1]} to before position {positions[0]}"
+        yield Violation(
+            rule,
+            f"{view.where(early)}: {view.action(early)} comes before {view.action(late)}",
+            repair,
+            (view.place(early), view.place(late))[: 1 + (positions[1] - positions[0] > 2)],
+        )
+
+
+# Deadlock: every device reaches the end of its row.
+
+
+def acyclic(view: View) -> Iterator[Violation]:
+    """One circle of devices that wait for each other, if there is any."""
+    schedule = view.schedule
+    message = dependencies(schedule).message.tolist()
+    blocked = _blocked(schedule, message)
+    if not blocked:
+        return
+    # Every message of a complete schedule has a sender, and it stands at or after the position at which
+    # its own device is blocked: so following senders from any blocked device comes round.
+    device_of = view.columns.device
+    device, seen = next(iter(blocked)), []
+    while device not in seen:
+        seen.append(device)
+        device = int(device_of[message[blocked[device]]])
+    circle = seen[seen.index(device) :]
+    waits = "; ".join(
+        f"{view.where(blocked[d])}: {view.action(blocked[d])} waits for {view.action(message[blocked[d]])} "
+        f"({view.where(message[blocked[d]])})"
+        for d in circle
+    )
+    # Moving one sender ahead of what blocks its device opens the circle; a forward may always be moved so.
+    senders = [message[blocked[d]] for d in circle]
+    sender = next((i for i in senders if view.action(i).kind is Kind.F), senders[0])
+    before = view.place(blocked[view.place(sender)[0]])
+    yield Violation(
+        "acyclic",
+        waits,
+        f"move {view.action(sender)} from position {view.place(sender)[1]} of device {before[0]} "
+        f"to before position {before[1]}",
+        tuple(view.place(blocked[d]) for d in circle),
+    )
+
+
+def _blocked(schedule: Schedule, message: list[int]) -> dict[int, int]:
+    """Device -> index of the action at which it is stuck, for the devices that cannot go on.
+
+    Only messages are looked at: the rules on order have seen to what is kept on the device itself.
+    """
+    first = schedule.columns.first.tolist()
+    done = bytearray(len(message) + 1)
+    done[-1] = True  # what waits for no message has message -1
+    position, num_left, num_left_before = first[:-1], len(message), -1
+    while num_left != num_left_before:
+        num_left_before = num_left
+        for device, start in enumerate(position):
+            i, end = start, first[device + 1]
+            while i < end and done[message[i]]:
+                done[i] = True
+                i += 1
+            position[device] = i
+            num_left -= i - start
+    return {device: i for device, i in enumerate(position) if i < first[device + 1]}

@@ -1,0 +1,117 @@
+"""What all commands share: flags, what is said of a wrong one, exit statuses, output."""
+
+import pytest
+from absl import flags
+
+from jaxpipe.command_line import define_number, run, write_output
+from jaxpipe.errors import LostProcess
+
+
+def define_flags(values):
+    flags.DEFINE_string("name", None, "A name.", values)
+    flags.DEFINE_multi_string("option", [], "KEY=VALUE.", values)
+    flags.DEFINE_enum("format", "text", ["text", "json"], "The form.", values)
+    flags.DEFINE_integer("num_devices", None, "Devices.", flag_values=values)
+    define_number(values, "time", 1.0, "A time.", what="time", is_positive=False)
+    define_number(values, "size", None, "A size.", what="size", is_positive=True)
+
+
+def execute(values):
+    print(values.name, values.option, values.format, values.num_devices, values.time, values.size)
+
+
+def command(*arguments, required=None):
+    return run(
+        execute,
+        define_flags=define_flags,
+        usage="Shows a name.",
+        arguments=arguments,
+        positional=["name"],
+        required=required,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        ([], "None [] text None 1.0 None"),
+        (["1f1b", "--format=json", "--time=0"], "1f1b [] json None 0.0 None"),
+        (["--num_devices", "4", "1f1b"], "1f1b [] text 4 1.0 None"),
+        (["--name=1f1b", "--option=a=1", "--option", "b=2", "--size=1e3"], "1f1b ['a=1', 'b=2'] text None 1.0 1000.0"),
+    ],
+)
+def test_flags_stand_before_and_behind_what_is_positional(arguments, printed, capsys):
+    assert command(*arguments) == 0
+    assert capsys.readouterr().out == printed + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nam=1f1b"], "no flag --nam. Did you mean '--name'?"),
+        (["1f1b", "gpipe"], "the argument 'gpipe' belongs to no flag"),
+        (["1f1b", "time=3"], "repair: write --time=3"),
+        (["--format=xml"], "<text|json>"),
+        (["--num_devices=four"], "--num_devices=four"),
+        (["--num_devices"], "Missing value for flag --num_devices"),
+        (["--time=-1"], "'-1' is not a time: give a finite number, 0 or more"),
+        (["--time=inf"], "'inf' is not a time"),
+        (["--time=nan"], "'nan' is not a time"),
+        (["--size=0"], "'0' is not a size: give a finite number, above 0"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_its_repair_and_ends_with_2(arguments, words, capsys):
+    assert command(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ConfigError: ")
+    for word in (words, "\n  rule flags: ", "\n  repair: "):
+        assert word in error
+
+
+def test_a_required_flag_comes_with_an_example(capsys):
+    assert command("--time=2", required={"name": "1f1b"}) == 2
+    assert "--name is missing" in (error := capsys.readouterr().err)
+    assert "--name=1f1b" in error
+
+
+def test_help_names_every_flag_and_runs_nothing(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command("--help")
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Shows a name.\n")
+    assert [line.split(":")[0].strip() for line in printed.splitlines() if line.startswith("  --")] == [
+        "--name",
+        "--option",
+        "--format",
+        "--num_devices",
+        "--time",
+        "--size",
+    ]
+
+
+def test_the_exit_status_is_that_of_the_command_or_of_its_error(capsys):
+    def lost(values):
+        raise LostProcess("process 1 is lost")
+
+    def ends(call):
+        return run(call, define_flags=lambda values: None, usage="", arguments=[])
+
+    assert ends(lambda values: 75) == 75
+    assert ends(lambda values: None) == 0
+    assert ends(lost) == 76
+    assert capsys.readouterr().err == "LostProcess: process 1 is lost\n"
+
+
+def test_output_goes_to_the_terminal_or_whole_to_a_file(tmp_path, capsys):
+    write_output("text\n", None)
+    assert capsys.readouterr().out == "text\n"
+    write_output(b"bytes", str(tmp_path / "file"))
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("file", b"bytes")]
+    assert run(
+        lambda values: write_output("", str(tmp_path / "no" / "file")),
+        define_flags=lambda values: None,
+        usage="",
+        arguments=[],
+    )
+    assert "rule output: " in capsys.readouterr().err
