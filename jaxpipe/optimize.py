@@ -20,7 +20,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
-from jaxpipe.drawing.search_report import PLACEMENTS, SearchReport, placement_name
+from jaxpipe.drawing.search_report import SearchReport
 from jaxpipe.errors import ConfigError, ScheduleError, explain
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.schedules import REGISTRY, Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
@@ -29,6 +29,7 @@ from jaxpipe.schedules.methods.options import read_options
 from jaxpipe.schedules.option_checks import check_even
 from jaxpipe.schedules.ordering.optimize import NUM_TRIALS, asynchronous, search
 from jaxpipe.schedules.ordering.problem import usual_placements
+from jaxpipe.schedules.placement import PLACEMENTS, placement_name
 
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient")
 _RATIOS = ("slot_messages", "gradient_messages")
