@@ -1,7 +1,7 @@
-"""GPUs that need not be there: to compile for, and to read bytes and overlap off the compiled program.
+"""Devices that stand for absent GPUs: XLA compiles for them on any machine, and nothing can be run.
 
-Needs the CUDA plugin of jax's own version, ptxas and libdevice, on any machine: the extra gpu-aot. Nothing can be
-run. cuDNN's attention cannot be compiled.
+Needs the CUDA plugin of jax's own version, ptxas and libdevice: the extra gpu-aot. cuDNN's attention cannot be compiled.
+What is missing or cannot be compiled is found before anything is compiled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def absent_gpus(topology: Topology, *, deterministic: bool = False) -> tuple[Any
     """The GPUs of `topology`, for a mesh to compile for, node by node; before any other use of jax.
 
     Args:
-        topology: what and how many they are.
+        topology: their hardware and number.
         deterministic: as `mesh.deterministic`; a run with it is compiled by other flags.
     """
     add_flags(_UNTUNED | GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
@@ -46,8 +46,11 @@ COMPILERS = ("nvidia.cu13", "nvidia.cuda_nvcc")  # folders of the wheels with pt
 CUDA = "/usr/local/cuda"  # where XLA looks besides
 
 
+# ---- Checks ----
+
+
 def check_plugin() -> None:
-    """Raises ConfigError where the packages that compile for CUDA are missing."""
+    """Raises ConfigError if the packages that compile for CUDA are missing."""
     has_compiler = any(map(_is_installed, COMPILERS)) or shutil.which("ptxas") or os.path.isdir(CUDA)
     missing = [
         what
@@ -61,11 +64,11 @@ def check_plugin() -> None:
 
 
 def check_compilable(config: ConfigDict, topology: Topology) -> None:
-    """Raises ConfigError for a checked config that is not for this topology, or that no absent GPU can compile.
+    """Raises ConfigError if the config does not match the topology, or cannot be compiled for absent GPUs.
 
     Args:
         config: checked.
-        topology: whose GPUs are not there.
+        topology: of the absent GPUs.
     """
     mesh = config.mesh
     num_needed = mesh.data * mesh.pipe * mesh.tensor

@@ -16,7 +16,7 @@ from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.schedules import Costs, build
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tables.json"
 DIGESTS = json.loads(GOLDEN.read_text())
@@ -56,7 +56,7 @@ def digest_of_method(method: str, num_devices: int) -> str:
     whole = hashlib.sha256()
     for num_microbatches in (num_devices, 2 * num_devices + 1):
         try:
-            schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **read_options(options))
+            schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **parse_options(options))
         except ScheduleError:
             whole.update(b"refused")
             continue

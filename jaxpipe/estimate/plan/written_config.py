@@ -1,4 +1,4 @@
-"""A row of a plan as a config file that `train` and `compile` run: whole in itself, with the predicted numbers."""
+"""Writes a row of a plan as a config file that `train` and `compile` run, with the predicted numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GIB = 2**30
 
 
 def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
-    """`config`, trained as `setting` has it; checked."""
+    """`config` with the pipeline, mesh and recomputation of `setting`; checked."""
     planned = copy.deepcopy(config)
     planned.model.recompute = setting.model.recompute
     planned.pipeline.update(
@@ -69,7 +69,7 @@ def write_config(path: str, config: ConfigDict, row: Row, *, command: str) -> No
 
 
 def config_text(path: str, config: ConfigDict, row: Row, *, command: str) -> str:
-    """The Python of a config file: a docstring with the prediction, and every field that is no default."""
+    """The text of a config file: a docstring with the prediction, and every field that differs from its default."""
     planned = config_of(config, row.setting)
     default = base_config(config.model.family)
     lines = [
