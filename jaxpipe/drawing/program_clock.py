@@ -69,14 +69,14 @@ def _travelling(table: RoundTable) -> list[tuple[int, int, Action]]:
     """Sorted (round, device, what travels): one each, however many pages or layers of it travel in the round."""
     parked, exchange, columns = table.parked, table.exchange, table.schedule.columns
     found = set()
-    for kind, rounds in ((Kind.EVICT, parked.leaves), (Kind.LOAD, parked.returns)):
+    for kind, rounds in ((Kind.EVICT, parked.evict_round), (Kind.LOAD, parked.load_round)):
         stage, microbatch, replica = (
             getattr(columns, name)[parked.backward].tolist() for name in ("stage", "microbatch", "replica")
         )
         for round_, home, *named in zip(rounds.tolist(), parked.home.tolist(), stage, microbatch, replica, strict=True):
             found.add((round_, home, Action(kind, *named)))
-    for devices, chunks in ((exchange.moves.source, exchange.given), (exchange.moves.target, exchange.received)):
-        for round_, device, chunk in zip(exchange.moves.round.tolist(), devices.tolist(), chunks.tolist(), strict=True):
+    for devices, chunks in ((exchange.sends.source, exchange.send_chunk), (exchange.sends.target, exchange.recv_chunk)):
+        for round_, device, chunk in zip(exchange.sends.round.tolist(), devices.tolist(), chunks.tolist(), strict=True):
             replica, stage = table.schedule.placement.stages_of[device][chunk]
             found.add((round_, device, Action(Kind.SYNC, stage, NO_MICROBATCH, replica)))
     return sorted(found)
@@ -93,11 +93,11 @@ def critical_predecessors(table: RoundTable, times: Replay, costs: Costs) -> np.
     rounding = ROUNDING * times.makespan
     waited = times.end > times.start + duration + rounding
     index = table.grid(np.arange(len(table.rounds)), otherwise=NOTHING)
-    coupled = [_coupled(table, position) for position in range(table.body_rounds)]
+    coupled = [_coupled(table, position) for position in range(table.num_body_rounds)]
     devices = np.arange(schedule.num_devices)
     since = np.full(schedule.num_devices, NOTHING)  # [device] the action whose end began its present round
     found = np.full(len(table.rounds), NOTHING)
-    for round_, position in enumerate(table.position.tolist()):
+    for round_, position in enumerate(table.body_round.tolist()):
         here = index[round_]
         found[here[here >= 0]] = since[here >= 0]
         latest = np.where(coupled[position], times.start[round_], -np.inf).argmax(axis=1)
@@ -110,7 +110,7 @@ def _coupled(table: RoundTable, position: int) -> np.ndarray:
     """[device, device] whether the permutes of a body position make the first wait for the second; true for itself."""
     # Permutes run one after the other: a device waits for its partner, which has waited for its own partners before.
     coupled = np.eye(table.schedule.num_devices, dtype=bool)
-    for permutes in (table.permutes, table.transfers, table.exchanges):
+    for permutes in (table.permutes, table.page_permutes, table.gradient_permutes):
         for pairs in permutes[position]:
             partners = np.eye(table.schedule.num_devices, dtype=bool)
             for source, target in pairs:
@@ -140,8 +140,8 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
         chosen = columns.is_kind(*kinds)
         add(columns.device[chosen], time[chosen], _OWN, sign * unit)
     for rounds, source, target, at_source, at_target in (
-        (parked.leaves, parked.home, parked.partner, _OWN, _PARKED),
-        (parked.returns, parked.partner, parked.home, _PARKED, _OWN),
+        (parked.evict_round, parked.home, parked.partner, _OWN, _PARKED),
+        (parked.load_round, parked.partner, parked.home, _PARKED, _OWN),
     ):
         add(source, times.start[rounds, source], at_source, -page)
         add(target, times.end[rounds, target], at_target, page)

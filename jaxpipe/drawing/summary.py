@@ -70,7 +70,7 @@ class Summary:
         return {
             "makespan": float(replay(self.table, self.costs).makespan),
             "num_rounds": int(self.table.num_rounds),
-            "body_rounds": int(self.table.body_rounds),
+            "body_rounds": int(self.table.num_body_rounds),
             "num_slots": self.table.num_slots,
             "permutes_per_step": int(self.table.permutes_per_step),
         }
@@ -105,17 +105,19 @@ def sent_slots(table: RoundTable) -> Transfers:
         table: every stage of the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
-    lanes_out, lanes_back = np.split(table.parked.moves.lane, 2)
-    num_repetitions = np.bincount(table.position, minlength=table.body_rounds)
+    lanes_out, lanes_back = np.split(table.parked.sends.lane, 2)
+    num_repetitions = np.bincount(table.body_round, minlength=table.num_body_rounds)
 
     def slots(rounds: np.ndarray, lane: np.ndarray) -> np.ndarray:
         # A permute of the body, counted once for each device that evicts by it, runs in all repetitions.
-        position, _, home = np.unique(np.stack([table.position[rounds], lane, table.parked.home]), axis=1)
+        position, _, home = np.unique(np.stack([table.body_round[rounds], lane, table.parked.home]), axis=1)
         sent = np.zeros(table.schedule.num_devices)
         np.add.at(sent, home, num_repetitions[position] / table.layers_per_stage[0])
         return sent
 
-    return Transfers(evicted=slots(table.parked.leaves, lanes_out), loaded=slots(table.parked.returns, lanes_back))
+    return Transfers(
+        evicted=slots(table.parked.evict_round, lanes_out), loaded=slots(table.parked.load_round, lanes_back)
+    )
 
 
 def sent_gradients(table: RoundTable) -> np.ndarray:
@@ -128,9 +130,9 @@ def sent_gradients(table: RoundTable) -> np.ndarray:
         table: every stage of the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
-    num_repetitions = np.bincount(table.position, minlength=table.body_rounds).tolist()
+    num_repetitions = np.bincount(table.body_round, minlength=table.num_body_rounds).tolist()
     layers = np.zeros(table.schedule.num_devices)
-    for repetitions, lanes in zip(num_repetitions, table.exchanges, strict=True):
+    for repetitions, lanes in zip(num_repetitions, table.gradient_permutes, strict=True):
         for source, _ in itertools.chain.from_iterable(lanes):
             layers[source] += repetitions
     return layers / table.layers_per_stage[0]
@@ -145,7 +147,7 @@ def asked_messages(table: RoundTable) -> np.ndarray:
 def sent_messages(table: RoundTable) -> np.ndarray:
     """[device] messages that one step's permutes carry away from the device, those without content included."""
     sent = np.zeros(table.schedule.num_devices, dtype=int)
-    for position in table.position.tolist():
+    for position in table.body_round.tolist():
         for source, _ in itertools.chain.from_iterable(table.permutes[position]):
             sent[source] += 1
     return sent

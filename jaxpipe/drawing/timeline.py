@@ -132,7 +132,7 @@ def _draw_boxes(axes: Axes, style: Style, tracks: Tracks, boxes: Boxes, edge_wid
         corners = np.stack([left, low, left, high, right, high, right, low, left, low], axis=1).reshape(-1, 2)
         codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(actions))
         patch = PathPatch(Path(corners, codes), facecolor=style.fill, edgecolor="#ffffff", linewidth=edge_width)
-        axes.add_patch(patch)
+        axes.add_artist(patch)  # add_patch would measure each corner to find limits, which are set
 
 
 def _write_numbers(axes: Axes, style: Style, tracks: Tracks, boxes: Boxes) -> None:

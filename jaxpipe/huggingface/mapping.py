@@ -11,40 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpipe.huggingface.fields import Field, Supported
+from jaxpipe.models import Anatomy
 
 Array = Any  # of NumPy, or of JAX to find shapes
-
-
-@dataclass(frozen=True)
-class TensorSizes:
-    """The sizes of a model on which transforms depend.
-
-    Attributes:
-        num_kv_heads: key-value heads.
-        head_size: size of a head.
-        vocab_size: number of tokens.
-        num_rows: rows of our token table, at least `vocab_size`.
-    """
-
-    num_kv_heads: int
-    head_size: int
-    vocab_size: int
-    num_rows: int
 
 
 @dataclass(frozen=True)
 class Transform:
     """A pair of inverse functions between the tensors of one parameter, as PyTorch has them, and our array.
 
-    The tensors are those of one layer, or of the embedding or head; weights are "out in" there and "in out" here.
+    The tensors are those of one layer, or of the embedding or head; weights are "out in" there and
+    "in out" here. Both functions are given the anatomy of the model.
 
     Attributes:
         to_ours: from the tensors to our array.
         to_theirs: its inverse.
     """
 
-    to_ours: Callable[[tuple[Array, ...], TensorSizes], Array]
-    to_theirs: Callable[[Array, TensorSizes], tuple[Array, ...]]
+    to_ours: Callable[[tuple[Array, ...], Anatomy], Array]
+    to_theirs: Callable[[Array, Anatomy], tuple[Array, ...]]
 
 
 @dataclass(frozen=True)
@@ -108,28 +93,28 @@ def linear(path: str, name: str, transform: Transform) -> tuple[Parameter, Param
     return kernel, Parameter(f"{path}.bias", (f"{name}.bias",), SAME)
 
 
-def _pad_rows(tensor: Array, sizes: TensorSizes) -> Array:
+def _pad_rows(tensor: Array, anatomy: Anatomy) -> Array:
     """Appends rows of zeros, up to the rows of our token table."""
     xp = tensor.__array_namespace__()
-    zeros = xp.zeros((sizes.num_rows - sizes.vocab_size, *tensor.shape[1:]), dtype=tensor.dtype)
+    zeros = xp.zeros((anatomy.num_rows - anatomy.vocab_size, *tensor.shape[1:]), dtype=tensor.dtype)
     return xp.concat([tensor, zeros])
 
 
-def _group(tensors: tuple[Array, ...], sizes: TensorSizes) -> Array:
+def _group(tensors: tuple[Array, ...], anatomy: Anatomy) -> Array:
     """Interleaves the columns of all queries, keys and values by key-value head: its queries, its key, its value.
 
     With two key-value heads and two query heads for each: q0 q1 q2 q3, k0 k1, v0 v1 -> q0 q1 k0 v0 q2 q3 k1 v1.
     """
     xp = tensors[0].__array_namespace__()
     leading = tensors[0].shape[:-1]
-    by_group = [tensor.reshape(*leading, sizes.num_kv_heads, -1, sizes.head_size) for tensor in tensors]
+    by_group = [tensor.reshape(*leading, anatomy.num_kv_heads, -1, anatomy.head_size) for tensor in tensors]
     return xp.concat(by_group, axis=-2).reshape(*leading, -1)
 
 
-def _ungroup(columns: Array, sizes: TensorSizes) -> tuple[Array, ...]:
+def _ungroup(columns: Array, anatomy: Anatomy) -> tuple[Array, ...]:
     """The inverse of `_group`: the columns of all queries, of all keys and of all values."""
     leading = columns.shape[:-1]
-    by_group = columns.reshape(*leading, sizes.num_kv_heads, -1, sizes.head_size)
+    by_group = columns.reshape(*leading, anatomy.num_kv_heads, -1, anatomy.head_size)
     parts = by_group[..., :-2, :], by_group[..., -2:-1, :], by_group[..., -1:, :]
     return tuple(part.reshape(*leading, -1) for part in parts)
 
@@ -154,19 +139,19 @@ TRANSPOSED = Transform(lambda tensors, _: tensors[0].T, lambda array, _: (array.
 
 # One row for each token; our table has more rows, which are padding.
 TOKEN_ROWS = Transform(
-    lambda tensors, sizes: _pad_rows(tensors[0], sizes),
-    lambda array, sizes: (array[: sizes.vocab_size],),
+    lambda tensors, anatomy: _pad_rows(tensors[0], anatomy),
+    lambda array, anatomy: (array[: anatomy.vocab_size],),
 )
 
 # Three weights, "out in", or three biases: of the queries, the keys and the values.
 SEPARATE_QKV_WEIGHTS = Transform(
-    lambda tensors, sizes: _group(_transpose(tensors), sizes),
-    lambda array, sizes: _transpose(_ungroup(array, sizes)),
+    lambda tensors, anatomy: _group(_transpose(tensors), anatomy),
+    lambda array, anatomy: _transpose(_ungroup(array, anatomy)),
 )
 SEPARATE_QKV_BIASES = Transform(_group, _ungroup)
 
 # GPT-2's Conv1D: one weight, "in out", or one bias, with the columns of queries, keys and values side by side.
 FUSED_QKV = Transform(
-    lambda tensors, sizes: _group(_split(tensors[0]), sizes),
-    lambda array, sizes: (_join(_ungroup(array, sizes)),),
+    lambda tensors, anatomy: _group(_split(tensors[0]), anatomy),
+    lambda array, anatomy: (_join(_ungroup(array, anatomy)),),
 )

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.huggingface.mapping import Architecture, Parameter, TensorSizes
+from jaxpipe.huggingface.mapping import Architecture, Parameter
 from jaxpipe.huggingface.tensor_files import Entry, TensorFiles, first_lines
 from jaxpipe.models import LanguageModel
 
@@ -136,7 +136,7 @@ class TensorMap:
             tensors = tuple(_read(files, tensor, where=where) for tensor in group.tensors)
             array = arrays[group.parameter.path]
             own = array if group.layer is None else array[group.layer]
-            own[...] = group.parameter.transform.to_ours(tensors, self._sizes)
+            own[...] = group.parameter.transform.to_ours(tensors, self._config.anatomy)
         return jax.tree.unflatten(self._structure, arrays.values())
 
     def tensors(self, read: Callable[[str], np.ndarray]) -> Iterator[tuple[Tensor, np.ndarray]]:
@@ -151,23 +151,13 @@ class TensorMap:
             array = read(parameter.path)
             for group in self._groups_of(parameter):
                 own = array if group.layer is None else array[group.layer]
-                yield from zip(group.tensors, parameter.transform.to_theirs(own, self._sizes), strict=True)
-
-    @cached_property
-    def _sizes(self) -> TensorSizes:
-        config = self._config
-        return TensorSizes(
-            num_kv_heads=getattr(config, "num_kv_heads", config.num_heads),
-            head_size=config.size_of_head,
-            vocab_size=config.vocab_size,
-            num_rows=config.num_rows,
-        )
+                yield from zip(group.tensors, parameter.transform.to_theirs(own, self._config.anatomy), strict=True)
 
     def _groups_of(self, parameter: Parameter) -> Iterator[LayerTensors]:
         is_stacked = parameter.path.startswith(_LAYERS)
         shape = self.shapes[parameter.path][1:] if is_stacked else self.shapes[parameter.path]
         ours = jax.ShapeDtypeStruct(shape, np.float32)
-        theirs = jax.eval_shape(lambda array: parameter.transform.to_theirs(array, self._sizes), ours)
+        theirs = jax.eval_shape(lambda array: parameter.transform.to_theirs(array, self._config.anatomy), ours)
         for layer in range(self._config.num_layers) if is_stacked else (None,):
             tensors = (
                 self._tensor(parameter, name, layer, part.shape)

@@ -58,6 +58,7 @@ def tiny_config(family: str, *, tensor: int = 1, **model):
     return config
 
 
+@pytest.mark.ci
 def test_one_process():
     numbers = bench()
     assert numbers.keys() == KEYS
