@@ -63,7 +63,7 @@ def test_errors_are_told_without_a_traceback():
         ("hf:a", "hf:b", {}, ["--from=hf:a with --to=hf:b", "rule convert-direction"]),
         ("hf:a", "b", {"step": 3}, ["--step=3 with --from=hf:a", "rule flags"]),
         ("hf:a", "b", {"dtype": "bfloat16"}, ["--dtype=bfloat16 with --from=hf:a", "rule flags"]),
-        ("hf:/no/such", "/no/run", {}, ["/no/such holds no model of transformers", "rule huggingface-folder"]),
+        ("hf:/no/such", "/no/run", {}, ["/no/such contains no model of transformers", "rule huggingface-folder"]),
         ("/no/such", "hf:/no/model", {}, ["holds no run", "rule workdir-run"]),
     ],
 )
