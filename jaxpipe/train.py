@@ -26,7 +26,7 @@ from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import build_schedule, check
 from jaxpipe.config.command_line import define_config_file, define_process_flags, run
 from jaxpipe.distributed.log import log_to, say
-from jaxpipe.distributed.together import Together
+from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
 from jaxpipe.huggingface import copied_path, copy_source_model
 from jaxpipe.schedules import simulate
@@ -73,13 +73,13 @@ def execute(values: FlagValues) -> None:
     config = values.config
     check(config, name=config_flags.get_config_filename(values["config"]))
     traced_steps = profile_steps(values.profile_steps, num_steps=config.train.steps)
-    with Together(
+    with ProcessGroup(
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
         train(values, processes, traced_steps)
 
 
-def train(values: FlagValues, processes: Together, traced_steps: ProfileSteps | None) -> None:
+def train(values: FlagValues, processes: ProcessGroup, traced_steps: ProfileSteps | None) -> None:
     """The run of a checked config, in one of its processes."""
     config: ConfigDict = values.config
     with ExitStack() as stack:
@@ -169,7 +169,7 @@ def _take_up(path: Path, config: ConfigDict) -> None:
         say(f"changed    {change}")
 
 
-def _check_data(path: Path, setup: Setup, processes: Together, *, goes_on: bool) -> None:
+def _check_data(path: Path, setup: Setup, processes: ProcessGroup, *, goes_on: bool) -> None:
     """Checks that all processes read the same text, and the same as the run that goes on."""
     fingerprint = setup.corpus.fingerprint
     check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
