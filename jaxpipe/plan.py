@@ -19,7 +19,7 @@ from absl.flags import FlagValues
 
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config.command_line import define_config_file, run
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.plan.breakdown import baselines, breakdown_of
 from jaxpipe.estimate.plan.report import to_json, to_text
@@ -71,9 +71,11 @@ def execute(values: FlagValues) -> None:
     if values.write_config:
         if not plan.rows:
             raise ConfigError(
-                f"--write_config={values.write_config}: no way to train fits {topology}\n"
-                "  rule plan-fits: a config is written of a row, and there is none\n"
-                "  repair: give more GPUs, or a smaller batch or model"
+                explain(
+                    f"--write_config={values.write_config}: no way to train fits {topology}",
+                    rule="plan-fits: a row of the plan is written as a config, and there is none",
+                    repair="give more GPUs, or a smaller batch or model",
+                )
             )
         write_config(values.write_config, config, plan.rows[0], command=_command())
         print(f"written      {values.write_config}", file=sys.stderr)

@@ -93,7 +93,7 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         pipeline: whose functions and mesh are compiled for.
         params: staged, or their shapes.
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
-        has_dropout: whether the step drops anything.
+        has_dropout: whether the step uses dropout.
 
     Returns:
         layer_forward; layer_backward, with its gradients added to the running sums; head, forward and backward,

@@ -136,9 +136,9 @@ def to_text(report: Report) -> str:
         f"{'total':14}{_gibibytes(report.prediction.total_bytes)}  {ratio:.4f} x compiled",
         f"slots        {report.num_slots} of{_gibibytes(report.slot_bytes)}, in transit"
         f"{_gibibytes(report.transit_bytes)}",
-        f"permutes     {report.permutes}, {report.overlapped_permutes} behind an action",
-        f"evict, load  {report.evict_load_permutes} of these, {report.overlapped_evict_load_permutes} behind an action",
-        f"exchange     {report.exchange_permutes} of these, {report.overlapped_exchange_permutes} behind an action",
+        f"permutes     {report.permutes}, {report.overlapped_permutes} overlapped",
+        f"evict, load  {report.evict_load_permutes} of these, {report.overlapped_evict_load_permutes} overlapped",
+        f"exchange     {report.exchange_permutes} of these, {report.overlapped_exchange_permutes} overlapped",
     ]
     return "\n".join(lines)
 

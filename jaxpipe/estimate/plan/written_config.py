@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config import base_config, check
 from jaxpipe.config.base import AUTO
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.plan.search import Row
 
@@ -44,15 +44,19 @@ def check_writable(path: str, *, overwrite: bool) -> None:
     folder = Path(path).parent
     if Path(path).suffix != ".py" or not os.access(folder, os.W_OK | os.X_OK) or Path(path).is_dir():
         raise ConfigError(
-            f"cannot write --write_config={path}\n"
-            "  rule plan-output: its name ends in .py; its folder exists and can be written to\n"
-            "  repair: make the folder, or give another path, for example --write_config=planned.py"
+            explain(
+                f"cannot write --write_config={path}",
+                rule="plan-output: its name ends in .py; its folder exists and can be written to",
+                repair="make the folder, or give another path, for example --write_config=planned.py",
+            )
         )
     if Path(path).exists() and not overwrite:
         raise ConfigError(
-            f"--write_config={path} is there already\n"
-            "  rule plan-overwrite: a file is replaced only where that is asked for\n"
-            "  repair: give another path, or --overwrite too"
+            explain(
+                f"--write_config={path} exists already",
+                rule="plan-overwrite: a file is replaced only if --overwrite is given",
+                repair="give another path, or --overwrite too",
+            )
         )
 
 
