@@ -20,8 +20,9 @@ from jaxpipe.lowering.bounds import Bounds, By
 from jaxpipe.lowering.meetings import Meetings
 from jaxpipe.lowering.rounds import LOCAL_ROUNDS
 from jaxpipe.lowering.slack import latest_starts
+from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding

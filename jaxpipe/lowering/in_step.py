@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Schedule
 
 IN_STEP_ROUNDS = 2  # of a body: one for messages and longer actions, one for those of one forward

@@ -28,7 +28,8 @@ from jaxpipe.lowering.rounds import (
 from jaxpipe.lowering.segment import Segment
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfers import NOTHING_PARKED, meeting_rounds, park, without_transfers
-from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.passes.rows import next_multiple
 from jaxpipe.schedules.schedule import Kind, Schedule
 

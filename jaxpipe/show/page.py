@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, costs_of_stages, peak_activations
-from jaxpipe.schedules.analysis.simulate import Cost
+from jaxpipe.schedules.analysis.costs import Cost
 from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 from jaxpipe.schedules.render import Shown, html
 from jaxpipe.show.clocks import asynchronous_panel, program_panel

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.analysis.costs import share_of
-from jaxpipe.schedules.analysis.simulate import Costs
+from jaxpipe.schedules.analysis.costs import Costs, share_of
 from jaxpipe.schedules.methods.registry import REGISTRY, build
 from jaxpipe.schedules.ordering.problem import Problem
 from jaxpipe.schedules.passes.split_backward import split_backward

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.simulate import Costs, Timeline, simulate
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, MOVE_KINDS, Action, Kind, Schedule
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.simulate import Timeline, simulate
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Action, Kind, Schedule
 
 IDLE = "..."
 _MAX_CELLS_PER_ACTION = 8
@@ -33,8 +34,8 @@ def text(schedule: Schedule, timeline: Timeline) -> str:
         1  ... 1F0 1B0 1B0 1F1 1B1 1B1 ... ...
     """
     columns = schedule.columns
-    is_move = columns.is_kind(*MOVE_KINDS)
-    is_shown = columns.is_kind(*COMPUTE_KINDS, *MOVE_KINDS)
+    is_move = columns.is_kind(*TRANSFER_KINDS)
+    is_shown = columns.is_kind(*COMPUTE_KINDS, *TRANSFER_KINDS)
     unit = _unit(timeline)
     notes = ["(0>4: microbatch 4 of stage 0 leaves for the paired device; 0<4: it comes back)\n"] * bool(is_move.any())
     if unit is None:
@@ -61,7 +62,7 @@ def text(schedule: Schedule, timeline: Timeline) -> str:
 
 
 def _label(action: Action) -> str:
-    if action.kind not in MOVE_KINDS:
+    if action.kind not in TRANSFER_KINDS:
         return str(action)
     replica = f"@{action.replica}" if action.replica else ""
     return f"{action.stage}{_ARROWS[action.kind]}{action.microbatch}{replica}"
