@@ -25,10 +25,11 @@ from ml_collections import ConfigDict, config_flags
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import build_schedule, check
 from jaxpipe.config.command_line import define_config_file, define_process_flags, run
+from jaxpipe.distributed.log import log_to, say
+from jaxpipe.distributed.together import Together
+from jaxpipe.drawing import svg
 from jaxpipe.huggingface import copied_name, copy_origin
-from jaxpipe.processes import Together, log_to, say
 from jaxpipe.schedules import simulate
-from jaxpipe.schedules.render import svg
 from jaxpipe.training import workdir
 from jaxpipe.training.claim import claimed
 from jaxpipe.training.loop import Loop
@@ -183,7 +184,7 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, goes_on: bool)
         copy_origin(source, path)
         config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
     keep_schedule(path, setup.pipeline.schedule)
-    (path / workdir.SCHEDULE).write_text(svg(setup.pipeline.schedule, simulate(setup.pipeline.schedule)))
+    (path / workdir.SCHEDULE).write_text(svg(simulate(setup.pipeline.schedule)))
     write_timeline(path, setup)
     write_fingerprint(path, setup.corpus.fingerprint)
     workdir.write_config(path, config)

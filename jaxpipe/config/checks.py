@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.config.base import AUTO, base_config
 from jaxpipe.config.checkpoint_checks import check_best, check_kept_steps
 from jaxpipe.config.choice import check_choice
@@ -20,15 +21,13 @@ from jaxpipe.config.mesh_checks import check_batch, check_tensor
 from jaxpipe.config.model import (
     check_attention_kernel,
     check_family,
-    check_positions,
-    check_rope_scaling,
+    check_fields,
     check_words_and_numbers,
     model_config,
 )
 from jaxpipe.config.schedules import build_schedule, check_schedule_name
 from jaxpipe.config.stages import layers_per_stage
 from jaxpipe.errors import ConfigError, JaxpipeError
-from jaxpipe.mesh.assignment import ORDERS
 
 DTYPES = ("float32", "bfloat16")
 AT_LEAST_ZERO = (
@@ -149,8 +148,7 @@ def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_blend(config)
     yield lambda: check_masked_sequence(config)
     yield lambda: model_config(config)
-    yield lambda: check_positions(config)
-    yield lambda: check_rope_scaling(config)
+    yield lambda: check_fields(config)
     yield lambda: check_attention_kernel(config)
     yield lambda: check_tensor(config)
     yield lambda: layers_per_stage(config)

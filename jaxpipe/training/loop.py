@@ -13,7 +13,8 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import Checkpoints
-from jaxpipe.processes import Together, print_with, say
+from jaxpipe.distributed.log import print_with, say
+from jaxpipe.distributed.together import Together
 from jaxpipe.training.evaluate import heldout_losses
 from jaxpipe.training.losses import in_words
 from jaxpipe.training.metrics import open_metrics

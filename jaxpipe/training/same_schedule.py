@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from jaxpipe.distributed.together import Together
 from jaxpipe.errors import ConfigError
-from jaxpipe.processes import Together
 from jaxpipe.schedules import Schedule, to_json, write_schedule
 
 SCHEDULE = "schedule.json"  # in the run's folder

@@ -6,7 +6,7 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import restore_params
-from jaxpipe.processes import say
+from jaxpipe.distributed.log import say
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.step import TrainState, init_state, state_of
 from jaxpipe.training.workdir import path_of

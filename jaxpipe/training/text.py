@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxpipe.config import model_config
 from jaxpipe.config.tokenizer import tokenizer_of
 from jaxpipe.data import (
     Batch,
     Batches,
+    Blend,
     CausalSequences,
     Corpus,
     MaskedSequences,
-    Part,
     Sequences,
     Tokens,
     load_corpus,
@@ -38,7 +39,7 @@ def read_corpus(config: ConfigDict) -> Corpus:
     )
 
 
-def batches_of(config: ConfigDict, part: Part) -> Batches:
+def batches_of(config: ConfigDict, part: Blend) -> Batches:
     """The batches of a part of the text, each source with its share."""
     return Batches(
         tuple(_sequences_of(config, tokens, source) for source, tokens in enumerate(part.sources)),
@@ -52,9 +53,9 @@ def batches_of(config: ConfigDict, part: Part) -> Batches:
 def example_batch(config: ConfigDict) -> Batch:
     """A batch as a run of `config` gets them, of random words: for what does not depend on their values."""
     data, tokenizer = config.data, tokenizer_of(config)
-    words = np.arange(tokenizer.vocab_size) if tokenizer.masked is None else tokenizer.masked.words
-    tokens = np.random.default_rng(0).choice(words, data.batch_size * data.seq_len + 1)
-    return batches_of(config, Part((tokens,))).at(0)
+    known = np.arange(tokenizer.vocab_size) if tokenizer.masked is None else tokenizer.masked.maskable
+    tokens = np.random.default_rng(0).choice(known, data.batch_size * data.seq_len + 1)
+    return batches_of(config, Blend((tokens,))).at(0)
 
 
 def _sequences_of(config: ConfigDict, tokens: Tokens, source: int) -> Sequences:
@@ -69,5 +70,5 @@ def _sequences_of(config: ConfigDict, tokens: Tokens, source: int) -> Sequences:
         short_fraction=data.short_fraction,
         # Of 64 bits, of which data.seed has 32: sources are masked each in its own way.
         seed=data.seed + (source << 32),
-        sentence_order=config.model.sentence_order,
+        sentence_order=model_config(config).anatomy.sentence_order,
     )

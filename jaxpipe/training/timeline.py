@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxpipe.drawing import chrome_trace
 from jaxpipe.schedules import Costs, Kind, simulate
-from jaxpipe.schedules.render import chrome_trace
 from jaxpipe.training.setup import Setup
 
 TIMELINE = "timeline.json"
@@ -32,5 +32,5 @@ def write_timeline(path: Path, setup: Setup) -> None:
     costs = predicted_costs(layers_per_stage, setup.costs)
     label = f"predicted: 1 ms is a forward of {sum(layers_per_stage) / len(layers_per_stage):g} layers"
     labels = {"name": "process_labels", "ph": "M", "pid": 0, "args": {"labels": label}}
-    trace = [labels, *chrome_trace(schedule, simulate(schedule, costs))]
+    trace = [labels, *chrome_trace(simulate(schedule, costs))]
     (path / TIMELINE).write_text(json.dumps(trace) + "\n")
