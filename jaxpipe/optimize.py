@@ -20,15 +20,16 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
-from jaxpipe.drawing.search_report import PLACEMENTS, SearchReport, placement_name
+from jaxpipe.drawing.search_report import SearchReport
 from jaxpipe.errors import ConfigError, ScheduleError, explain
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.schedules import REGISTRY, Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.option_checks import check_even
 from jaxpipe.schedules.ordering.optimize import NUM_TRIALS, asynchronous, search
 from jaxpipe.schedules.ordering.problem import usual_placements
+from jaxpipe.schedules.placement import PLACEMENTS, placement_name
 
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient")
 _RATIOS = ("slot_messages", "gradient_messages")
@@ -155,7 +156,7 @@ def _problem(values: FlagValues) -> Problem | Schedule:
     if is_file_name(values.schedule):
         schedule = read_schedule(values.schedule)
     else:
-        options = read_options(values.option)
+        options = parse_options(values.option)
         schedule = build(
             values.schedule, num_devices=values.num_devices, num_microbatches=values.num_microbatches, **options
         )

@@ -27,7 +27,7 @@ from jaxpipe.drawing.placement import show_placement
 from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, build, check, read_csv, read_json, simulate, to_csv
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 
 __all__ = ["Page", "main", "to_html"]
@@ -170,7 +170,7 @@ def _schedule(values: FlagValues) -> Schedule:
 def _options(values: FlagValues) -> dict[str, object]:
     """The options for the schedule's generator, besides the sizes."""
     chunks = [] if values.num_chunks is None else [f"num_chunks={values.num_chunks}"]
-    return read_options([*chunks, *values.option])
+    return parse_options([*chunks, *values.option])
 
 
 def _costs(values: FlagValues) -> Costs:

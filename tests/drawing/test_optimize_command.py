@@ -5,7 +5,6 @@ import re
 import pytest
 
 from jaxpipe import optimize as command
-from jaxpipe.drawing.search_report import PLACEMENTS, placement_name
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.optimize import main, placements_of
 from jaxpipe.schedules import (
@@ -24,6 +23,7 @@ from jaxpipe.schedules import (
 )
 from jaxpipe.schedules.ordering.optimize import asynchronous
 from jaxpipe.schedules.ordering.problem import usual_placements
+from jaxpipe.schedules.placement import PLACEMENTS, placement_name
 
 SMALL = ["--num_devices=2", "--num_microbatches=4", "--memory_bound=2", "--num_trials=20"]
 WHOLE = ["--input_gradient=3", "--weight_gradient=3"]  # so that halves are of no use

@@ -12,6 +12,7 @@ from jaxpipe.estimate.plan.search import Row, largest_kind, settings_of
 from jaxpipe.estimate.plan.space import legal_variants, schedule_in_words, setting_in_words
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.step import Estimate, estimate
+from jaxpipe.schedules import REGISTRY
 
 _FREE = Link(latency_s=0.0, bytes_per_s=math.inf)
 
@@ -89,7 +90,6 @@ def _without_links(roofline: Roofline) -> Roofline:
     )
 
 
-PLAIN = ("1f1b", "gpipe", "interleaved_1f1b")
 _GIB = 2**30
 _WORDS = {
     "compute_s": "computing",
@@ -144,7 +144,7 @@ def plain_choices(best: Row, source: TimeSource) -> list[Plain]:
     for recompute in ("none", "full"):
         group = replace(setting, model=replace(setting.model, recompute=recompute))
         times = source.times(group)
-        for name in PLAIN:
+        for name in sorted(name for name, method in REGISTRY.items() if method.is_baseline):
             variant = next((each for each in legal_variants(group) if each.name == name), None)
             if variant is None:
                 continue
