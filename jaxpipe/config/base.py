@@ -1,4 +1,4 @@
-"""Every field that a config has, with its meaning and its default; those of `model` are in `model_section`."""
+"""Every field that a config has, with its meaning and its default; those of `model` stand with its family."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.choice import check_choice
-from jaxpipe.config.model import FIELDS
+from jaxpipe.config.model import model_section
+from jaxpipe.models import family_named
 
 AUTO = "auto"  # of a field that is derived from others
-MASKED_FAMILIES = ("bert",)  # those that predict words which are masked in the text; the others, the next token
 
 
 def base_config(family: str = "gpt") -> ConfigDict:
     """All fields, locked: a config sets some of them and cannot add one.
 
     Args:
-        family: of the model, a key of FIELDS; decides the fields of `model` and `data`.
+        family: of the model, as `jaxpipe.models.family_named` takes it; decides the fields of `model` and `data`.
 
     Raises:
         ConfigError: no such family.
     """
-    check_choice("model.family", family, tuple(FIELDS))
     config = _section()
 
-    config.model = _section(FIELDS[family])
+    config.model = _section(model_section(family))
 
     config.data = _section()
     # A glob of text files, ** descends; "auto": Python's standard library; "indexed:PREFIX": what jaxpipe.prepare
@@ -36,12 +34,13 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.data.seq_len = 128  # tokens of one sequence
     config.data.heldout_fraction = 0.05  # about this part of the text is never trained on; in (0, 0.5]
     config.data.seed = 0  # decides the order of the sequences, and what is masked
-    if family in MASKED_FAMILIES:
+    if family_named(family).masked:
         config.data.mask_fraction = 0.15  # of the words of a sequence, those to predict; in (0, 1]
         config.data.short_fraction = 0.1  # about this part of the sequences is shorter than seq_len
 
     config.pipeline = _section()
-    # A key of jaxpipe.schedules.REGISTRY; or the path of a schedule's .csv or .json, as jaxpipe.optimize writes it.
+    # A key of jaxpipe.schedules.REGISTRY; a .py file with a method of your own; or the path of a schedule's .csv or
+    # .json, as jaxpipe.optimize writes it.
     config.pipeline.schedule = "1f1b"
     config.pipeline.options = ""  # of the schedule, as "num_chunks=3,eager_sync=false" of bitpipe
     # What a stage's actions are expected to take, for rounds and predictions: "input_gradient=1.2,weight_gradient=0.8",

@@ -21,8 +21,7 @@ from jaxpipe.config.mesh_checks import check_batch, check_tensor
 from jaxpipe.config.model import (
     check_attention_kernel,
     check_family,
-    check_positions,
-    check_rope_scaling,
+    check_fields,
     check_words_and_numbers,
     model_config,
 )
@@ -149,8 +148,7 @@ def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_blend(config)
     yield lambda: check_masked_sequence(config)
     yield lambda: model_config(config)
-    yield lambda: check_positions(config)
-    yield lambda: check_rope_scaling(config)
+    yield lambda: check_fields(config)
     yield lambda: check_attention_kernel(config)
     yield lambda: check_tensor(config)
     yield lambda: layers_per_stage(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.base import MASKED_FAMILIES
+from jaxpipe.config.model import family_of
 from jaxpipe.config.tokenizer import tokenizer_of
 from jaxpipe.data.files import INDEXED, parse_blend
 from jaxpipe.data.masked import MIN_SEQ_LEN
@@ -31,7 +31,7 @@ def check_blend(config: ConfigDict) -> None:
 
 def check_masked_sequence(config: ConfigDict) -> None:
     """Raises ConfigError for sequences too short for the two segments of a masked model."""
-    if config.model.family in MASKED_FAMILIES and config.data.seq_len < MIN_SEQ_LEN:
+    if family_of(config).masked and config.data.seq_len < MIN_SEQ_LEN:
         raise ConfigError(
             f"data.seq_len={config.data.seq_len} is too short for model.family={config.model.family!r}\n"
             "  rule masked-sequence: a sequence holds two segments of at least one token and three special tokens\n"

@@ -6,24 +6,28 @@ import math
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.model import WORD_OR_NUMBER, number_of
+from jaxpipe.config.model import model_config
 from jaxpipe.errors import ConfigError
-from jaxpipe.models.choices import rows_of_words
 
-# What a device of mesh.tensor holds a part of, besides rows of words: of the model's families, those that it has.
-SPLIT_OVER_TENSOR = ("model.num_heads", "model.num_kv_heads", "model.feed_forward", "data.seq_len")
-WORDS = "rows of words"
+ROWS = "rows of the token table"
 
 
 def check_tensor(config: ConfigDict) -> None:
     """Raises ConfigError unless every device of `mesh.tensor` gets as much of all that it divides."""
-    tensor, model = config.mesh.tensor, config.model
-    sizes = {WORDS: rows_of_words(model.vocab_size, model.vocab_multiple)}
-    for path in SPLIT_OVER_TENSOR:
-        section, field = path.split(".")
-        if field in config[section]:
-            size = number_of(config, field) if field in WORD_OR_NUMBER else config[section][field]
-            sizes[path] = 4 * model.hidden if size is None else size
+    try:
+        anatomy = model_config(config).anatomy
+    except ConfigError:
+        return  # `check` reports it by itself
+    tensor = config.mesh.tensor
+    sizes = {
+        ROWS: anatomy.num_rows,
+        "model.num_heads": anatomy.num_heads,
+        "model.num_kv_heads": anatomy.num_kv_heads,
+        "model.feed_forward": anatomy.width,
+        "data.seq_len": config.data.seq_len,
+    }
+    if anatomy.num_kv_heads == anatomy.num_heads and "num_kv_heads" not in config.model:
+        del sizes["model.num_kv_heads"]
     broken = {path: size for path, size in sizes.items() if size % tensor}
     if broken:
         common = math.gcd(*sizes.values())
@@ -58,7 +62,7 @@ def check_batch(config: ConfigDict) -> None:
 
 
 def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
-    """Rows that are no words can be added."""
-    if list(broken) != [WORDS]:
+    """Another repair, where there is one: rows that are no tokens can be added."""
+    if list(broken) != [ROWS]:
         return ""
     return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, config.mesh.tensor)}"

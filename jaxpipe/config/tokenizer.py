@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.base import MASKED_FAMILIES
+from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer, load_tokenizer
 
 
@@ -14,4 +14,4 @@ def tokenizer_of(config: ConfigDict) -> Tokenizer:
     Raises:
         ConfigError: it is not there, or lacks them.
     """
-    return load_tokenizer(config.data.tokenizer, is_masked=config.model.family in MASKED_FAMILIES)
+    return load_tokenizer(config.data.tokenizer, is_masked=family_of(config).masked)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from jaxpipe.config.model import EXAMPLES, FIELDS
+from jaxpipe.config.model import example_of, model_section
 from jaxpipe.errors import ConfigError
+from jaxpipe.models import FAMILIES
 
 
 def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigError:
@@ -26,8 +27,8 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
             f"model.{field} is no field of this model's family, in {where}\n"
             f"  rule model-family: a model has the fields of its family, and {field} is one of"
             f" model.family={' or '.join(map(repr, families))} alone\n"
-            f"  repair: leave it out, or take a config of base_config(family={families[0]!r}),"
-            f" for example --config={EXAMPLES[families[0]]}"
+            f"  repair: leave it out, or take a config of base_config(family={families[0]!r})"
+            + example_of(FAMILIES[families[0]])
         )
     return ConfigError(
         f"a field is unknown or of the wrong type, in {where}\n"
@@ -40,5 +41,5 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
 def _other_families(text: str) -> tuple[str, list[str]] | None:
     """The field that `text` names first, and the families that have it where not all do."""
     quoted = re.search(r"""["'](\w+)["']""", text)
-    families = [family for family, fields in FIELDS.items() if quoted and quoted[1] in fields]
-    return (quoted[1], families) if quoted and 0 < len(families) < len(FIELDS) else None
+    families = [name for name in FAMILIES if quoted and quoted[1] in model_section(name)]
+    return (quoted[1], families) if quoted and 0 < len(families) < len(FAMILIES) else None

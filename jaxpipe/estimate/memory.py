@@ -18,7 +18,6 @@ from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.workspace import head_bytes, part_bytes
 from jaxpipe.lowering import lower
-from jaxpipe.models import BertConfig
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.schedule import Kind
 
@@ -223,10 +222,8 @@ def fits(setting: Setting, needed: Bytes | None = None) -> bool:
 
 def batch_bytes(setting: Setting) -> int:
     """Int32 arrays of all microbatches, on every device of a pipeline: what `jaxpipe.data` makes of a sequence."""
-    if isinstance(setting.model, BertConfig):
-        assert setting.num_predicted is not None
-        order = 1 if setting.model.sentence_order else 0
-        per_sequence = 3 * setting.seq_len + 2 * setting.num_predicted + order
-    else:
-        per_sequence = 2 * setting.seq_len
+    if setting.num_predicted is None:
+        per_sequence = 2 * setting.seq_len  # tokens, targets
+    else:  # tokens, token types, padding mask; places and targets; the order
+        per_sequence = 3 * setting.seq_len + 2 * setting.num_predicted + setting.anatomy.sentence_order
     return INT32_BYTES * per_sequence * setting.batch_size // setting.data

@@ -26,7 +26,7 @@ from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
 from jaxpipe.program.split_vjp import split_vjp
 from jaxpipe.program.staged_params import StagedLayout, balanced_split
-from jaxpipe.schedules.analysis.simulate import Costs
+from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule

@@ -89,7 +89,7 @@ def devices_of(config: ConfigDict, *, num_processes: int = 1) -> Devices:
 
 def dropout_seed(config: ConfigDict, model: LanguageModel) -> int | None:
     """What decides, with the step, what training drops; None where the model drops nothing."""
-    return config.train.seed if model.config.has_dropout else None
+    return config.train.seed if model.config.anatomy.has_dropout else None
 
 
 def build_pipeline(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.cluster.hardware import peak_flops_per_s
-from jaxpipe.models import LanguageModel, ModelConfig
-from jaxpipe.models.flops import model_flops
+from jaxpipe.models import LanguageModel
+from jaxpipe.models.anatomy import model_flops
 from jaxpipe.program import Pipeline
 
 MOST_STEPS = 100  # of the last ones that the spread is of
@@ -22,7 +22,7 @@ class Speed:
     """Turns the time of each step into the numbers of its row, and those of the last steps into their spread.
 
     MFU, model FLOPs utilization, is the model's FLOPs of a second as a part of what all devices could do at most:
-    `jaxpipe.models.flops` over time and peak. Where the peak is not known the numbers have no "mfu", and where the
+    `jaxpipe.models.anatomy` over time and peak. Where the peak is not known the numbers have no "mfu", and where the
     devices do not count their memory, as CPUs, no "bytes_in_use" and "peak_bytes_in_use"; these are the largest of
     this process's devices.
     Source: Chowdhery et al., PaLM, 2022, section 4.1 and appendix B.
@@ -74,9 +74,8 @@ class Speed:
 def step_flops(model: LanguageModel, batch: Mapping[str, Any]) -> int:
     """The model's FLOPs, forward and backward, of a batch with leaves [num_microbatches, microbatch size, ...]."""
     *num_sequences, seq_len = batch["tokens"].shape
-    config = cast(ModelConfig, model.config)  # what a config can ask for
     num_predicted = batch["predicted"].shape[-1] if "predicted" in batch else None
-    return math.prod(num_sequences) * model_flops(config, seq_len=seq_len, num_predicted=num_predicted)
+    return math.prod(num_sequences) * model_flops(model.config, seq_len=seq_len, num_predicted=num_predicted)
 
 
 def peak_of(pipeline: Pipeline) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxpipe.config import model_config
 from jaxpipe.config.tokenizer import tokenizer_of
 from jaxpipe.data import (
     Batch,
@@ -69,5 +70,5 @@ def _sequences_of(config: ConfigDict, tokens: Tokens, source: int) -> Sequences:
         short_fraction=data.short_fraction,
         # Of 64 bits, of which data.seed has 32: sources are masked each in its own way.
         seed=data.seed + (source << 32),
-        sentence_order=config.model.sentence_order,
+        sentence_order=model_config(config).anatomy.sentence_order,
     )

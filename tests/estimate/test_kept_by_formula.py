@@ -68,7 +68,7 @@ def storage(of: Setting) -> Storage:
         name: jax.ShapeDtypeStruct((NUM_MICROBATCHES, MICROBATCH_SIZE, *shape), np.int32)
         for name, shape in shapes.items()
     }
-    return pipeline.shapes(params, batch, random=of.model.has_dropout).storage
+    return pipeline.shapes(params, batch, random=of.anatomy.has_dropout).storage
 
 
 def num_bytes(arrays: Any) -> int:

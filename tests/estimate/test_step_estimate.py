@@ -13,7 +13,7 @@ from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.setting import places_of
 from jaxpipe.estimate.step import _seconds
 from jaxpipe.estimate.times import ring_s
-from jaxpipe.models.flops import model_flops
+from jaxpipe.models.anatomy import model_flops
 from jaxpipe.schedules.schedule import Kind
 
 LAYER = Times(

@@ -1,24 +1,24 @@
-"""What the search has found, in a few lines, beside the best registered schedule that fits."""
+"""What a search for a schedule has found, in a few lines, beside the best registered schedule that fits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from jaxpipe.lowering import spmd_makespan
-from jaxpipe.optimize.placements import name_of
 from jaxpipe.schedules import Costs, MemoryBound, Schedule, costs_of_stages, peak_activations, peak_memory, simulate
 from jaxpipe.schedules.ordering.optimize import Found
+from jaxpipe.schedules.placement import placement_name
 
 _NO_OTHER = "none keeps the bound"
 
 
 @dataclass(frozen=True)
-class Report:
-    """What schedules are told by.
+class SearchReport:
+    """The question that the search answered, by which the report measures schedules.
 
     Attributes:
         costs: of a device's share of the model.
-        bound: that they keep.
+        bound: that the schedules keep.
         in_bytes: whether the bound is in bytes, not in Ma.
     """
 
@@ -27,14 +27,14 @@ class Report:
     in_bytes: bool
 
     def lines(self, found: Found) -> list[str]:
-        """A line for each figure, with a column for each of the two; one column where they are the same."""
+        """A line for each number, with a column for each of the two schedules; one column where they are the same."""
         if found.registered == found.shortest:
-            columns = [{"": "found, registered", **self.figures(found.shortest)}]
+            columns = [{"": "found, registered", **self.numbers(found.shortest)}]
         elif found.registered is None:
-            columns = [{"": "found", **self.figures(found.shortest)}, {"": "best registered", "schedule": _NO_OTHER}]
+            columns = [{"": "found", **self.numbers(found.shortest)}, {"": "best registered", "schedule": _NO_OTHER}]
         else:
             columns = [
-                {"": heading, **self.figures(schedule)}
+                {"": heading, **self.numbers(schedule)}
                 for heading, schedule in (("found", found.shortest), ("best registered", found.registered))
             ]
         first = columns[0]
@@ -45,13 +45,13 @@ class Report:
             for name, row in zip(first, rows, strict=True)
         ]
 
-    def figures(self, schedule: Schedule) -> dict[str, str]:
-        """Name -> figure, in words."""
+    def numbers(self, schedule: Schedule) -> dict[str, str]:
+        """Name -> number as text."""
         costs = costs_of_stages(self.costs, schedule.placement)
         timeline = simulate(schedule, costs)
-        figures = {
+        numbers = {
             "schedule": schedule.name,
-            "placement": name_of(schedule.placement),
+            "placement": placement_name(schedule.placement),
             "stages": str(schedule.num_stages),
             "makespan": f"{timeline.makespan:g}",
             "  SPMD clock": f"{spmd_makespan(schedule, costs):g}",
@@ -61,5 +61,5 @@ class Report:
         }
         if self.in_bytes:
             peak = peak_memory(schedule, self.bound, costs=costs).max()
-            figures["peak memory"] = f"{peak / 2**30:.2f} GiB"
-        return figures
+            numbers["peak memory"] = f"{peak / 2**30:.2f} GiB"
+        return numbers
