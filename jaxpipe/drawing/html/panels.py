@@ -1,7 +1,7 @@
 """A schedule on one clock, as a panel of the HTML page.
 
-Goes in: a schedule or its round table, and costs. Comes out: all arrays that the panel draws and tells of. The program's
-clock comes out as a Timeline, like the asynchronous one: from the round table and its replay.
+Goes in: a schedule or its round table, and costs. Comes out: all arrays that the panel draws and tells of. The clock
+of the program becomes a Timeline like the asynchronous one, from the round table and its replay.
 """
 
 from __future__ import annotations
