@@ -285,7 +285,8 @@ def read_a_page_before_it_lands(pipeline: Pipeline) -> None:
     lane = landing[there, home].tolist().index(page)
     landing[there, home, lane] = of_layer[read, home, parked.layer[-1]] = pages.num_pages
     of_layer[before, home, 0] = pages.num_pages
-    vars(table)["pages"] = dataclasses.replace(pages, of_layer=of_layer, recv_page=landing, num_pages=pages.num_pages + 1)
+    one_more = {"num_pages": pages.num_pages + 1}
+    vars(table)["pages"] = dataclasses.replace(pages, of_layer=of_layer, recv_page=landing, **one_more)
 
 
 def send_back_a_page_that_is_not_there(pipeline: Pipeline) -> None:
