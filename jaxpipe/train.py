@@ -28,7 +28,7 @@ from jaxpipe.config.command_line import define_config_file, define_process_flags
 from jaxpipe.distributed.log import log_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
-from jaxpipe.huggingface import copied_name, copy_origin
+from jaxpipe.huggingface import copied_path, copy_source_model
 from jaxpipe.schedules import simulate
 from jaxpipe.training import workdir
 from jaxpipe.training.claim import claimed
@@ -164,7 +164,7 @@ def _take_up(path: Path, config: ConfigDict) -> None:
     """Checks that the run in `path` can go on as `config` says, and says what changes."""
     if config.checkpoint.init_from:
         source = workdir.path_of(config.checkpoint.init_from)
-        config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
+        config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
     for change in changes(path, config):
         say(f"changed    {change}")
 
@@ -181,8 +181,8 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, goes_on: bool)
     """Writes what a run leaves besides its numbers; the config last, since with it a run has begun."""
     if config.checkpoint.init_from and not goes_on:
         source = workdir.path_of(config.checkpoint.init_from)
-        copy_origin(source, path)
-        config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
+        copy_source_model(source, path)
+        config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
     keep_schedule(path, setup.pipeline.schedule)
     (path / workdir.SCHEDULE).write_text(svg(simulate(setup.pipeline.schedule)))
     write_timeline(path, setup)
