@@ -54,7 +54,7 @@ def test_stated_kinds_of_actions_and_replicas_are_there(method: Method, options)
         if method.takes(d, **options)
     ]
     assert {schedule.num_replicas for schedule in schedules} == {method.num_replicas}
-    assert any(schedule.has_halves for schedule in schedules) == method.has_split_backward
+    assert any(schedule.has_split_backward for schedule in schedules) == method.has_split_backward
     assert any(schedule.has_transfers for schedule in schedules) == method.has_transfers
 
 
