@@ -58,6 +58,7 @@ def setup_commands() -> list[str]:
     ],
 )
 def test_python_block_runs(code: str, tmp_path: Path):
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
     result = run_python(["-c", code], tmp_path)
     assert result.returncode == 0, result.stderr
 
@@ -108,6 +109,10 @@ def test_links_lead_to_files():
         folder = ROOT if page == "README" else ROOT / "docs"
         links = re.findall(r"\]\((?!http|#)([^)#]+)", text)
         assert [link for link in links if not (folder / link).exists()] == [], page
+
+
+def test_the_page_on_methods_shows_its_example_whole():
+    assert code_blocks(PAGES["add_a_schedule"], "python")[0] == (ROOT / "tests/schedules/eager_1f1b.py").read_text()
 
 
 def test_the_table_of_schedules_is_that_of_the_methods():
