@@ -21,9 +21,9 @@ from absl.flags import FlagValues
 
 from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
 from jaxpipe.drawing.search_report import SearchReport
-from jaxpipe.errors import ConfigError, ScheduleError, explain
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.lowering import spmd_makespan
-from jaxpipe.schedules import REGISTRY, Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
+from jaxpipe.schedules import Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
 from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.option_checks import check_even
@@ -89,22 +89,13 @@ def _define_bound(values: FlagValues) -> None:
 
 
 def _check_flags(values: FlagValues) -> None:
-    """Raises ConfigError for flags that do not fit together, and for an output that cannot be written."""
+    """Raises ConfigError for flags that do not fit together, ScheduleError for an output that cannot be written."""
     if values.schedule is None:
         check_unused(values, ("option",), "it needs --schedule")
     else:
         check_unused(values, ("placement",), "--schedule has its own placement")
         if is_file_name(values.schedule):
             check_unused(values, (*_SIZES, "option"), f"--schedule={values.schedule} gives the whole schedule")
-        elif values.schedule not in REGISTRY:
-            raise ConfigError(
-                explain(
-                    f"--schedule={values.schedule} is no schedule",
-                    rule=f"start-schedule: one of {', '.join(sorted(REGISTRY))}; or a file that ends in "
-                    f"{' or '.join(ENDINGS)}",
-                    repair="give one of these names, or a file",
-                )
-            )
     if not is_file_name(values.schedule or ""):
         for name in _SIZES:
             if getattr(values, name) is None:

@@ -15,7 +15,8 @@ from functools import cache
 import numpy as np
 
 from jaxpipe.config.schedules import named_schedule, options_of
-from jaxpipe.estimate.clock import Clock, Ends, Seconds
+from jaxpipe.estimate.clock import Makespans, Seconds, makespans
+from jaxpipe.schedules.analysis.simulate import Clock
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import Kind
@@ -23,17 +24,17 @@ from jaxpipe.schedules.schedule import Kind
 FEWEST_PERIODS = 3
 
 
-def ends(name: str, num_devices: int, num_microbatches: int, options: str, seconds: Seconds) -> Ends:
+def ends(name: str, num_devices: int, num_microbatches: int, options: str, seconds: Seconds) -> Makespans:
     """When the schedule of a name ends, as `named_schedule` takes it; up to five periods as `Clock` finds it."""
     few = few_microbatches(name, num_devices, num_microbatches, options)
-    last = [clock_of(name, num_devices, num, options).ends(seconds) for num in few]
+    last = [makespans(clock_of(name, num_devices, num, options), seconds) for num in few]
     if len(few) == 1:
         return last[0]
     less, more = last
     num_periods = (num_microbatches - few[0]) / (few[1] - few[0])
     first, second = astuple(less), astuple(more)
     work_s = more.work_s - less.work_s
-    return Ends(*(a + num_periods * max(b - a, work_s) for a, b in zip(first, second, strict=True)))
+    return Makespans(*(a + num_periods * max(b - a, work_s) for a, b in zip(first, second, strict=True)))
 
 
 def few_microbatches(name: str, num_devices: int, num_microbatches: int, options: str) -> tuple[int, ...]:

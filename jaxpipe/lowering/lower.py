@@ -31,7 +31,8 @@ from jaxpipe.lowering.rounds import (
     periodic_rounds,
 )
 from jaxpipe.lowering.table import RoundTable
-from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.passes.rows import next_multiple
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
@@ -152,7 +153,7 @@ class Folding:
                 return table
             if (key := (without > limits[0], likely)) < least:
                 best, least = table, key
-        for table in self.fitted_candidates(costs) if self.schedule.has_halves or least[0] else ():
+        for table in self.fitted_candidates(costs) if self.schedule.has_split_backward or least[0] else ():
             slowdown = replay_makespans(self._as_evaluated(table), expected) / asynchronous[len(evaluated) :]
             without, likely = slowdown
             if (key := (without > limits[0], likely)) < least:
@@ -164,7 +165,7 @@ class Folding:
 
     def _as_evaluated(self, table: RoundTable) -> RoundTable:
         """`table`; of backwards in two parts with the exchange, whose devices may wait for each other."""
-        return with_exchange(table, self.schedule) if self.schedule.has_halves else table
+        return with_exchange(table, self.schedule) if self.schedule.has_split_backward else table
 
     def candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first.

@@ -1,8 +1,8 @@
 """Schedules as values: generators, rules, simulator and pictures. Nothing here imports JAX."""
 
 from jaxpipe.schedules.analysis.activations import Stored, Transfers, peak_activations, stored, transfers
-from jaxpipe.schedules.analysis.costs import costs_of_stages
-from jaxpipe.schedules.analysis.simulate import Costs, Timeline, simulate
+from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages
+from jaxpipe.schedules.analysis.simulate import Timeline, simulate
 from jaxpipe.schedules.csv_form import from_csv, read_csv, to_csv
 from jaxpipe.schedules.files import from_json, read_json, read_schedule, to_json, write_schedule
 from jaxpipe.schedules.methods.method import Formula, Method

@@ -199,7 +199,7 @@ def test_usual_placements_have_names(num_devices):
         ([*SMALL, "--option=num_chunks=2"], "--option=num_chunks=2 has no effect: it needs --schedule"),
         ([*SMALL, "--replica_bytes=1"], "--replica_bytes=1.0 has no effect: it needs --activation_bytes"),
         ([*SMALL, "--slot_messages=3"], "--slot_messages=3.0 has no effect: messages take no time without --transfer"),
-        ([*SMALL, "--schedule=1f1"], "--schedule=1f1 is no schedule"),
+        ([*SMALL, "--schedule=1f1"], "unknown schedule '1f1'. Did you mean '1f1b'?"),
         ([*SMALL, "--schedule=1f1b", "--placement=v"], "--placement=v has no effect: --schedule has its own placement"),
         (
             [*SMALL, "--schedule=mine.csv"],

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.analysis.costs import costs_of_stages
-from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages
+from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.option_checks import check_count, check_time
 from jaxpipe.schedules.ordering.explore import explore, starts_in
 from jaxpipe.schedules.ordering.flow_shop import Shop, shop_of

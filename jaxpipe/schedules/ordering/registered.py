@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.analysis.costs import share_of
-from jaxpipe.schedules.analysis.simulate import Costs
+from jaxpipe.schedules.analysis.costs import Costs, share_of
 from jaxpipe.schedules.methods.registry import REGISTRY
 from jaxpipe.schedules.ordering.problem import Problem
 from jaxpipe.schedules.passes.split_backward import split_backward
