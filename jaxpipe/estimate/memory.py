@@ -14,7 +14,7 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.config.costs import BACKWARD_COSTS, costs_with
 from jaxpipe.config.schedules import named_schedule
 from jaxpipe.estimate.parameters import held
-from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
+from jaxpipe.estimate.residuals import ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.workspace import head_bytes, part_bytes
 from jaxpipe.lowering import lower
@@ -188,10 +188,10 @@ def memory(setting: Setting) -> Bytes:
     Source: `jaxpipe.program.accounting` counts the same from a program's own shapes.
     """
     number, itemsize = counts(setting), ITEMSIZE[setting.dtype]
-    layer, params = layer_keeps(setting), held(setting, chunks=number.chunks, replicas=number.replicas)
+    layer, params = layer_residuals(setting), held(setting, chunks=number.chunks, replicas=number.replicas)
     num_apart = number.weight_gradient_pages if number.has_halves else 0
-    left = layer.left_bytes if number.has_halves else 0  # of one layer, before it is in its page
-    message = sizes(setting).stream * itemsize
+    left = layer.deferred_bytes if number.has_halves else 0  # of one layer, before it is in its page
+    message = layer_sizes(setting).stream * itemsize
     parts = part_bytes(setting, has_whole_backwards=number.has_whole_backwards, has_halves=number.has_halves)
     # Where I leaves something for its W, no other part has that, and takes its place.
     logits = max(0, head_bytes(setting) - left)
