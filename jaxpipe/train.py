@@ -26,9 +26,9 @@ from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import build_schedule, check
 from jaxpipe.config.command_line import define_config_file, define_process_flags, run
 from jaxpipe.distributed.log import log_to, say
-from jaxpipe.distributed.together import Together
+from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
-from jaxpipe.huggingface import copied_name, copy_origin
+from jaxpipe.huggingface import copied_path, copy_source_model
 from jaxpipe.schedules import simulate
 from jaxpipe.training import workdir
 from jaxpipe.training.claim import claimed
@@ -73,13 +73,13 @@ def execute(values: FlagValues) -> None:
     config = values.config
     check(config, name=config_flags.get_config_filename(values["config"]))
     traced_steps = profile_steps(values.profile_steps, num_steps=config.train.steps)
-    with Together(
+    with ProcessGroup(
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
         train(values, processes, traced_steps)
 
 
-def train(values: FlagValues, processes: Together, traced_steps: ProfileSteps | None) -> None:
+def train(values: FlagValues, processes: ProcessGroup, traced_steps: ProfileSteps | None) -> None:
     """The run of a checked config, in one of its processes."""
     config: ConfigDict = values.config
     with ExitStack() as stack:
@@ -164,12 +164,12 @@ def _take_up(path: Path, config: ConfigDict) -> None:
     """Checks that the run in `path` can go on as `config` says, and says what changes."""
     if config.checkpoint.init_from:
         source = workdir.path_of(config.checkpoint.init_from)
-        config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
+        config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
     for change in changes(path, config):
         say(f"changed    {change}")
 
 
-def _check_data(path: Path, setup: Setup, processes: Together, *, goes_on: bool) -> None:
+def _check_data(path: Path, setup: Setup, processes: ProcessGroup, *, goes_on: bool) -> None:
     """Checks that all processes read the same text, and the same as the run that goes on."""
     fingerprint = setup.corpus.fingerprint
     check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
@@ -181,8 +181,8 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, goes_on: bool)
     """Writes what a run leaves besides its numbers; the config last, since with it a run has begun."""
     if config.checkpoint.init_from and not goes_on:
         source = workdir.path_of(config.checkpoint.init_from)
-        copy_origin(source, path)
-        config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
+        copy_source_model(source, path)
+        config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
     keep_schedule(path, setup.pipeline.schedule)
     (path / workdir.SCHEDULE).write_text(svg(simulate(setup.pipeline.schedule)))
     write_timeline(path, setup)

@@ -11,7 +11,7 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.config.schedules import options_of
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.schedules import Costs
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 
 # In forwards: a matrix product of forward has two in backward; a layer that is computed again adds one. Attention that
 # is computed again adds little.
@@ -53,7 +53,7 @@ def check_costs(config: ConfigDict) -> None:
     if written == AUTO:
         return
     try:
-        times = read_options(written.split(","))
+        times = parse_options(written.split(","))
         wrong = [f"{name}={value}" for name, value in times.items() if name not in _TIMES or not _is_time(value)]
     except ScheduleError:
         wrong = [repr(written)]

@@ -1,4 +1,4 @@
-"""The schedule that a config asks for: a registered one by its name, or one in a file by its path."""
+"""The schedule that a config asks for: of a method by its name or file, or one in a file by its path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 from jaxpipe.errors import ConfigError, closest
 from jaxpipe.schedules import REGISTRY, Schedule, build, read_schedule
 from jaxpipe.schedules.files import ENDINGS, is_file_name
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
+from jaxpipe.schedules.methods.registry import find_method, is_method_file
 
 
 def build_schedule(config: ConfigDict) -> Schedule:
@@ -46,13 +47,15 @@ def named_schedule(name: str, num_devices: int, num_microbatches: int, options: 
 
 
 def check_schedule_name(config: ConfigDict) -> None:
-    """Raises ConfigError unless `pipeline.schedule` is a registered name, or a path that ends as a schedule's file."""
+    """Raises an error unless `pipeline.schedule` is a registered name, a file with a method, or a schedule's file."""
     name = config.pipeline.schedule
-    if name not in REGISTRY and not is_file_name(name):
+    if is_method_file(name):
+        find_method(name)
+    elif name not in REGISTRY and not is_file_name(name):
         raise ConfigError(
             f"pipeline.schedule={name!r} is not known.{closest(name, list(REGISTRY))}\n"
             f"  rule field-choice: pipeline.schedule is one of {', '.join(sorted(REGISTRY))}, or the path of a file "
-            f"whose name ends in {' or '.join(ENDINGS)}\n"
+            f"whose name ends in {' or '.join(ENDINGS)}, or of a method's, which ends in .py\n"
             "  repair: set pipeline.schedule to one of these"
         )
 
@@ -78,7 +81,7 @@ def _read(path: str) -> Schedule:
 
 def options_of(written: str) -> dict[str, object]:
     """What `pipeline.options` writes, as "num_chunks=3,eager_sync=false"."""
-    return read_options(option for option in written.split(",") if option)
+    return parse_options(option for option in written.split(",") if option)
 
 
 def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:

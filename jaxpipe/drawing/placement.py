@@ -1,25 +1,34 @@
-"""Where a schedule's stages stand on a cluster, and what crosses its nodes; the only part that loads the mesh."""
+"""Where a schedule's stages stand on a cluster, and what crosses its nodes: as text or JSON."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 
+from jaxpipe.cluster.assignment import ORDERS, assign
+from jaxpipe.cluster.drawing import draw, to_values
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import Schedule
 
 
-def show_placement(schedule: Schedule, flags: argparse.Namespace) -> str:
-    """Which GPU of `--topology` holds which stage, and what crosses nodes, under each order of the devices."""
-    from jaxpipe.cluster.assignment import ORDERS, assign
-    from jaxpipe.cluster.drawing import draw, to_values
-    from jaxpipe.cluster.topology import parse_topology
+def show_placement(schedule: Schedule, cluster: str, *, data: int = 1, tensor: int = 1, as_json: bool = False) -> str:
+    """Which GPU of a cluster holds which stage, and what crosses nodes, under each order of the devices.
 
-    topology = parse_topology(flags.topology)
-    mesh = {"data": flags.data, "pipe": schedule.num_devices, "tensor": flags.tensor}
+    Args:
+        schedule: any.
+        cluster: hardware, nodes and GPUs of a node, as "a100-80g:2x8".
+        data: copies of the pipeline.
+        tensor: GPUs that share each layer.
+        as_json: whether it is a JSON object in place of a drawing.
+
+    Raises:
+        ConfigError: no such hardware, too few GPUs, or a group that no node can hold.
+    """
+    topology = parse_topology(cluster)
+    mesh = {"data": data, "pipe": schedule.num_devices, "tensor": tensor}
     topology.check_holds(**mesh)
-    hops, sums = _hops(schedule), _sums(schedule, flags.data)
+    hops, sums = _hops(schedule), _sums(schedule, data)
     assignments, refusals = [], {}
     for order in ORDERS:
         if order == "replicas_together" and not sums:
@@ -30,7 +39,7 @@ def show_placement(schedule: Schedule, flags: argparse.Namespace) -> str:
             if order != "replicas_together":
                 raise
             refusals[order] = str(error)
-    if flags.format == "json":
+    if as_json:
         orders = {assignment.order: to_values(assignment, hops=hops, sums=sums) for assignment in assignments}
         refused = {order: {"refused": message} for order, message in refusals.items()}
         values = {"schedule": schedule.name, "topology": str(topology), **mesh, **orders, **refused}
@@ -41,7 +50,7 @@ def show_placement(schedule: Schedule, flags: argparse.Namespace) -> str:
 
 
 def _labels(schedule: Schedule) -> dict[str, list[str]]:
-    """[device] its stages, of each replica."""
+    """Name of a replica -> [device] its stages of that replica, as text."""
     held = schedule.placement.stages_of
     names = ("stage",) if schedule.num_replicas == 1 else ("down", "up")
     return {
@@ -51,7 +60,7 @@ def _labels(schedule: Schedule) -> dict[str, list[str]]:
 
 
 def _sums(schedule: Schedule, data: int) -> dict[str, list[int]]:
-    """The devices that hold each stage; none where each stage has one holder."""
+    """Name of a stage -> the devices that hold it; empty where each stage has one holder."""
     if data == schedule.num_replicas == 1:
         return {}
     holders = zip(*schedule.placement.devices, strict=True)
@@ -59,7 +68,7 @@ def _sums(schedule: Schedule, data: int) -> dict[str, list[int]]:
 
 
 def _hops(schedule: Schedule) -> dict[str, tuple[int, int]]:
-    """The devices between which each stage sends to the next one, where they are two."""
+    """Name of a hop -> the two devices between which a stage sends to the next; without those within a device."""
     hops = {}
     for replica, devices in enumerate(schedule.placement.devices):
         for stage, pair in enumerate(itertools.pairwise(devices)):

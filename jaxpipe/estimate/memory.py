@@ -185,7 +185,7 @@ def memory(setting: Setting) -> Bytes:
     Raises:
         ScheduleError: the schedule cannot be built.
 
-    Source: `jaxpipe.program.accounting` counts the same from a program's own shapes.
+    Source: `jaxpipe.program.shapes` counts the same from a program's own shapes.
     """
     number, itemsize = counts(setting), ITEMSIZE[setting.dtype]
     layer, params = layer_residuals(setting), held(setting, chunks=number.chunks, replicas=number.replicas)

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import Checkpoints
 from jaxpipe.distributed.log import print_with, say
-from jaxpipe.distributed.together import Together
+from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.training.evaluate import heldout_losses
 from jaxpipe.training.losses import in_words
 from jaxpipe.training.metrics import open_metrics
@@ -42,7 +42,7 @@ class Loop:
 
     config: ConfigDict
     path: Path
-    processes: Together
+    processes: ProcessGroup
     setup: Setup
     checkpoints: Checkpoints
     profiler: Profiler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from jaxpipe.distributed.together import Together
+from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import Schedule, to_json, write_schedule
 
@@ -25,7 +25,7 @@ def is_other(path: Path, schedule: Schedule) -> bool:
     return kept.is_file() and kept.read_text(encoding="utf-8") != to_json(schedule)
 
 
-def check_same_schedule(processes: Together, schedule: Schedule) -> None:
+def check_same_schedule(processes: ProcessGroup, schedule: Schedule) -> None:
     """Raises ConfigError unless process 0 has the same: of two programs each would wait for the other for ever."""
     digest = hashlib.sha256(to_json(schedule).encode()).hexdigest()
     if digest != processes.agree("schedule", digest):

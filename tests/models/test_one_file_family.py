@@ -112,10 +112,10 @@ def test_its_bytes_are_estimated_as_its_program_says(schedule, tensor, recompute
     model, pipeline = build_pipeline(config, jax.devices()[: 2 * tensor])
     params = jax.eval_shape(lambda: pipeline.to_stages(model.init(jax.random.key(0))))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), microbatches(config))
-    kept, keeps = pipeline.storage(params, batch, random=False).kept, layer_residuals(setting)
-    assert sorted(keeps.saved.values()) == sorted(array.size for array in kept.residuals)
+    saved, layer = pipeline.storage(params, batch, random=False).saved, layer_residuals(setting)
+    assert sorted(layer.saved.values()) == sorted(array.size for array in saved.residuals)
     if schedule == "zb_h1":
-        assert sorted(keeps.deferred.values()) == sorted(array.size for array in kept.left)
+        assert sorted(layer.deferred.values()) == sorted(array.size for array in saved.deferred)
     found, said = memory(setting), held_bytes(pipeline, params, batch)
     assert found.weights == said["weights"]
     assert found.gradients == said["gradients"]

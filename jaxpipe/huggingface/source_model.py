@@ -1,0 +1,113 @@
+"""What a run keeps of the Hugging Face model it started from, so that it can be exported in the same form.
+
+The folder `hf/` of a run has config.json, the files of the tokenizer and of generation and the index of the shards, all
+unchanged; and `safetensors.json` with the header of every tensor file: names, dtypes, order.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.huggingface.configs import CONFIG
+from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles
+
+FOLDER = "hf"
+RECORD = "safetensors.json"
+TOKENIZER = "tokenizer.json"
+
+# Files beside the tensors that are copied with a model, if it has them.
+COMPANIONS = (
+    CONFIG,
+    "generation_config.json",
+    TOKENIZER,
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "LICENSE",
+    "LICENSE.txt",
+)
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """The form of the Hugging Face model that a run started from.
+
+    Attributes:
+        folder: the folder `hf/` of the run.
+        headers: of the tensor files, by name.
+        index: text of the index; None for a single file.
+        left_out: names of the tensors that are no parameters.
+    """
+
+    folder: Path
+    headers: dict[str, str]
+    index: str | None
+    left_out: tuple[str, ...]
+
+
+def save_source_model(source: Path, workdir: Path, files: TensorFiles, *, left_out: list[str]) -> list[str]:
+    """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied."""
+    folder = workdir / FOLDER
+    folder.mkdir()
+    copied = copy_companions(source, folder)
+    if files.index is not None:
+        shutil.copyfile(source / INDEX, folder / INDEX)
+    record = {"left_out": left_out, "headers": files.headers}
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    return copied
+
+
+def read_source_model(workdir: Path) -> SourceModel | None:
+    """Returns the form of the model that a run started from; None for a run of a model that jaxpipe made.
+
+    Raises:
+        ConfigError: its record cannot be read.
+    """
+    folder = workdir / FOLDER
+    if not folder.is_dir():
+        return None
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        headers, left_out = dict(record["headers"]), tuple(record["left_out"])
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        raise ConfigError(
+            explain(
+                f"{folder / RECORD} cannot be read: {error}",
+                rule=f"huggingface-origin: {FOLDER}/ of a run was written by jaxpipe.convert",
+                repair=f"copy {FOLDER}/ from the run that jaxpipe.convert made, or remove it to export a new model",
+            )
+        ) from error
+    index = folder / INDEX
+    return SourceModel(folder, headers, index.read_text() if index.is_file() else None, left_out)
+
+
+def copy_source_model(source: Path, target: Path) -> None:
+    """Copies the folder `hf/` of the run in `source`, if there is one, to the run in `target`, whole or not at all."""
+    if (source / FOLDER).is_dir() and not (target / FOLDER).exists():
+        partial = target / f"{FOLDER}.partial"
+        shutil.copytree(source / FOLDER, partial, dirs_exist_ok=True)
+        partial.rename(target / FOLDER)
+
+
+def copied_path(name: str, source: Path, target: Path) -> str:
+    """Returns the path of `name` after `copy_source_model`; unchanged unless the file is in `hf/` of `source`."""
+    path = Path(name)
+    return str(target / FOLDER / path.name) if path.parent == source / FOLDER else name
+
+
+def copy_companions(source: Path, target: Path) -> list[str]:
+    """Copies the companion files in `source` to `target`; returns their names."""
+    found = [name for name in COMPANIONS if (source / name).is_file()]
+    for name in found:
+        shutil.copyfile(source / name, target / name)
+    return found

@@ -1,0 +1,174 @@
+"""A jaxpr whose equations can be told apart: no calls, and no scan of which only a part is wanted now.
+
+Such a scan becomes two: one that goes on now, and one that later runs over what the first has kept of each turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as core
+
+from jaxpipe.program.split_vjp.cut import Cut, cut, needed_inputs
+
+Values = dict[core.Var, Any]
+
+_CALLS = {"checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+_CALLS |= {"jit", "pjit", "remat2"}
+
+
+def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """`closed` with what its calls call in their place."""
+
+    def flat(jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+        for equation in jaxpr.eqns:
+            if equation.primitive.name in _CALLS:
+                called: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
+                is_closed = isinstance(called, core.ClosedJaxpr)
+                inner, inner_consts = (called.jaxpr, called.consts) if is_closed else (called, ())
+                _put(values, equation, flat(inner, inner_consts, _read(values, equation.invars)))
+            else:
+                _run(values, equation)
+        return _read(values, jaxpr.outvars)
+
+    return _traced(closed, lambda *arguments: flat(closed.jaxpr, closed.consts, arguments))
+
+
+def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> core.ClosedJaxpr:
+    """`closed`, which has no calls, with two scans for one of whose results only some lead to what is wanted.
+
+    Args:
+        is_wanted: [output].
+    """
+    jaxpr = closed.jaxpr
+    wanted = {v for v, w in zip(jaxpr.outvars, is_wanted, strict=True) if w and isinstance(v, core.Var)}
+    split: dict[int, _Halves] = {}
+    for i, equation in reversed(list(enumerate(jaxpr.eqns))):
+        is_needed = [out in wanted for out in equation.outvars]
+        if not any(is_needed):
+            continue
+        read = equation.invars
+        if equation.primitive.name == "scan":
+            halves = _halves(equation, is_needed)
+            read = [v for v, used in zip(read, halves.reads, strict=True) if used]
+            if not all(halves.cut.is_early):
+                split[i] = halves
+        wanted.update(v for v in read if isinstance(v, core.Var))
+    if not split:
+        return closed
+
+    def by_halves(*arguments: Any) -> list[Any]:
+        values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
+        for i, equation in enumerate(jaxpr.eqns):
+            if i in split:
+                _put(values, equation, split[i].run(_read(values, equation.invars)))
+            else:
+                _run(values, equation)
+        return _read(values, jaxpr.outvars)
+
+    return _traced(closed, by_halves)
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """A scan, cut in two.
+
+    Attributes:
+        equation: the scan.
+        body: what it scans, without calls and mixed scans.
+        cut: of the body.
+        reads: [input of the scan] whether what is wanted depends on it.
+    """
+
+    equation: core.JaxprEqn
+    body: core.ClosedJaxpr
+    cut: Cut
+    reads: list[bool]
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        """The results of the scan, by two."""
+        jaxpr, params = self.body.jaxpr, self.equation.params
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        invars, outvars, early = jaxpr.invars, jaxpr.outvars, self.cut.is_early
+        consts = dict(zip([*jaxpr.constvars, *invars[:num_consts]], [*self.body.consts, *arguments], strict=False))
+        carry_in, xs_in = invars[num_consts : num_consts + num_carry], invars[num_consts + num_carry :]
+        init = dict(zip(carry_in, arguments[num_consts:], strict=False))
+        xs = dict(zip(xs_in, arguments[num_consts + num_carry :], strict=True))
+        results: list[Any] = [None] * len(outvars)
+
+        def scan(equations: list[core.JaxprEqn], is_now: bool, given: Values, kept: list[core.Var]) -> Values:
+            outs = [k for k in range(len(outvars)) if early[k] == is_now]
+            carried, stacked = [k for k in outs if k < num_carry], [k for k in outs if k >= num_carry]
+
+            def body(carry: list[Any], of_turn: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+                values = {**consts, **dict(zip(given, of_turn, strict=True))}
+                values.update(zip([carry_in[k] for k in carried], carry, strict=True))
+                found = evaluate(equations, values, [*[outvars[k] for k in (*carried, *stacked)], *kept])
+                num_carried, num_outs = len(carried), len(outs)
+                return found[:num_carried], (found[num_carried:num_outs], found[num_outs:])
+
+            first = [init[carry_in[k]] for k in carried]
+            turns = {name: params[name] for name in ("length", "reverse", "unroll")}
+            last, (ys, saved) = jax.lax.scan(body, first, list(given.values()), **turns)
+            for k, value in zip([*carried, *stacked], [*last, *ys], strict=True):
+                results[k] = value
+            return dict(zip(kept, saved, strict=True))
+
+        read_now = {v for equation in self.cut.now for v in equation.invars if isinstance(v, core.Var)}
+        read_now |= {v for v, e in zip(outvars, early, strict=True) if e and isinstance(v, core.Var)}
+        kept = [v for v in self.cut.saved if v not in xs]
+        saved = scan(self.cut.now, True, {v: x for v, x in xs.items() if v in read_now}, kept)
+        scan(self.cut.later, False, saved | {v: xs[v] for v in self.cut.saved if v in xs}, [])
+        return results
+
+
+def _halves(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _Halves:
+    """The scan of `equation` cut in two; one half is empty where nothing can be put off."""
+    params = equation.params
+    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    body, is_wanted = without_calls(params["jaxpr"]), list(is_needed)
+    while True:
+        reads = needed_inputs(body.jaxpr, is_wanted)
+        missing = [k for k in range(num_carry) if reads[num_consts + k] and not is_wanted[k]]
+        if not missing:
+            break
+        for k in missing:
+            is_wanted[k] = True
+    body = without_mixed_scans(body, is_wanted)
+    invars, put_off = body.jaxpr.invars, set()
+    while True:
+        found = cut(body.jaxpr, is_wanted, given=invars[:num_consts], put_off=put_off)
+        late = {invars[num_consts + k] for k in range(num_carry) if not found.is_early[k]}
+        if late <= put_off:
+            return _Halves(equation, body, found, reads)
+        put_off |= late
+
+
+def evaluate(equations: Sequence[core.JaxprEqn], values: Values, wanted: Sequence[Any]) -> list[Any]:
+    """`wanted`, after `equations` have added their results to `values`."""
+    for equation in equations:
+        _run(values, equation)
+    return _read(values, wanted)
+
+
+def _traced(closed: core.ClosedJaxpr, function: Callable[..., Any]) -> core.ClosedJaxpr:
+    return jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars])
+
+
+def _run(values: Values, equation: core.JaxprEqn) -> None:
+    params = equation.primitive.get_bind_params(equation.params)
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*_read(values, equation.invars), **params)
+    _put(values, equation, results if equation.primitive.multiple_results else [results])
+
+
+def _read(values: Values, atoms: Sequence[Any]) -> list[Any]:
+    return [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in atoms]
+
+
+def _put(values: Values, equation: core.JaxprEqn, results: Sequence[Any]) -> None:
+    values.update(zip(equation.outvars, results, strict=True))
