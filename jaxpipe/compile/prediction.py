@@ -137,7 +137,7 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         return _added(sums, split.weight_gradient(params, *_at(read, i), *given), i)
 
     of_split = {}
-    if pipeline.table.schedule.has_halves:
+    if pipeline.table.schedule.has_split_backward:
         read_by_w = _stacked(([saved.residuals[k] for k in saved.shared_with_w], list(saved.deferred)))
         given = microbatch, random
         parts = {layer_input_gradient: (pages, x), layer_weight_gradient: (read_by_w,)}

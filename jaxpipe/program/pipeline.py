@@ -198,7 +198,7 @@ class Pipeline:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = compute_copies({**params, "layers": layers}, shapes.parts, self.dtype, pairs=self.layout.pairs)
             split = None
-            if table.schedule.has_halves:
+            if table.schedule.has_split_backward:
                 residuals, random = shapes.storage.saved.residuals, None if key is None else Randomness.like()
                 like = shapes.copies["layer"], residuals, shapes.message, shapes.microbatch, random
                 split = split_vjp(self.functions.layer, *like)

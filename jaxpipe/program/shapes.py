@@ -95,7 +95,7 @@ def step_shapes(
     saved = SavedResiduals(())
     if table.has_backward:
         given = microbatch, Randomness.like() if random else None
-        by_parts = table.schedule.has_halves
+        by_parts = table.schedule.has_split_backward
         saved = residual_shapes(functions, mesh, copies["layer"], message, *given, split_backward=by_parts)
     return StepShapes(
         table=table,

@@ -48,7 +48,7 @@ def _costs_in_words(setup: Setup) -> str:
 
 def _split_backward_in_words(shapes: StepShapes) -> list[str]:
     """What a slot holds for I and then for W; nothing where all backwards are whole."""
-    if not shapes.table.schedule.has_halves:
+    if not shapes.table.schedule.has_split_backward:
         return []
     saved, num_layers = shapes.storage.saved, shapes.storage.pages_per_slot
     until_backward = num_layers * _num_bytes(saved.residuals)

@@ -20,7 +20,7 @@ from jaxpipe.estimate.matmuls import flops, head_matmuls, layer_matmuls
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.models import FAMILIES, Family, LanguageModel, family_named, parameter_shapes, register_family
 from jaxpipe.models.anatomy import model_flops
-from jaxpipe.program.accounting import held_bytes
+from jaxpipe.program.shapes import held_bytes
 from jaxpipe.training.setup import build_pipeline
 
 FILE = str(Path(__file__).with_name("a_family.py"))
@@ -112,11 +112,12 @@ def test_its_bytes_are_estimated_as_its_program_says(schedule, tensor, recompute
     model, pipeline = build_pipeline(config, jax.devices()[: 2 * tensor])
     params = jax.eval_shape(lambda: pipeline.to_stages(model.init(jax.random.key(0))))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), microbatches(config))
-    saved, layer = pipeline.storage(params, batch, random=False).saved, layer_residuals(setting)
+    shapes, layer = pipeline.shapes(params, batch, random=False), layer_residuals(setting)
+    saved = shapes.storage.saved
     assert sorted(layer.saved.values()) == sorted(array.size for array in saved.residuals)
     if schedule == "zb_h1":
         assert sorted(layer.deferred.values()) == sorted(array.size for array in saved.deferred)
-    found, said = memory(setting), held_bytes(pipeline, params, batch)
+    found, said = memory(setting), held_bytes(shapes)
     assert found.weights == said["weights"]
     assert found.gradients == said["gradients"]
     assert found.slots + found.weight_slots == said["pages"] + said["left"]

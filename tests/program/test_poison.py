@@ -65,7 +65,7 @@ def make_mlp_of_halves_that_sends_pages() -> Pipeline:
     schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)))
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=12)
     assert pipeline.table.num_page_lanes
-    assert pipeline.table.schedule.has_halves
+    assert pipeline.table.schedule.has_split_backward
     return pipeline
 
 
