@@ -33,7 +33,7 @@ from jaxpipe.huggingface.headers import CODES, DTYPES, Writer, entries
 from jaxpipe.huggingface.staging import check_target, staged
 from jaxpipe.huggingface.tensors import TensorMap
 from jaxpipe.models import LanguageModel
-from jaxpipe.training import workdir
+from jaxpipe.training import run_folder
 
 MARK = "hf:"
 
@@ -97,7 +97,7 @@ def import_model(source: str, target: str) -> str:
     Raises:
         ConfigError: a model that we do not have, tensors that do not fit it, or a target that is there.
     """
-    folder, path = workdir.path_of(source), workdir.path_of(target)
+    folder, path = run_folder.path_of(source), run_folder.path_of(target)
     check_target(path, flag=f"--to={target}")
     theirs = configs.load_config(folder)
     where = str(folder / configs.CONFIG)
@@ -111,7 +111,7 @@ def import_model(source: str, target: str) -> str:
         config.data.tokenizer = str(path / origin.FOLDER / origin.TOKENIZER)
     with staged(path, flag=f"--to={target}") as work:
         save_canonical(work, step=0, params=tensors.read(files, where=source))
-        workdir.write_config(work, config)
+        run_folder.write_config(work, config)
         copied = origin.save_origin(folder, work, files, left_out=left_out)
     without_tokenizer = "" if has_tokenizer else f" (there is no {origin.TOKENIZER})"
     without = f", without {len(left_out)} that are no parameters" if left_out else ""
@@ -136,10 +136,10 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     Raises:
         ConfigError: no such checkpoint, a model that transformers does not have, or a target that is there.
     """
-    run_path, path = workdir.path_of(source), workdir.path_of(target)
+    run_path, path = run_folder.path_of(source), run_folder.path_of(target)
     flag = f"--to={MARK}{target}"
     check_target(path, flag=flag)
-    config = workdir.read_config(source)
+    config = run_folder.read_config(source)
     ours = model_config(config)
     came = origin.read_origin(run_path)
     theirs = configs.load_config(came.folder) if came else configs.new_config(config, dtype=dtype or "float32")

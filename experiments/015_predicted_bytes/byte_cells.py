@@ -14,7 +14,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxpipe.config import check
-from jaxpipe.config.schedules import build_schedule
+from jaxpipe.config.pipeline import build_schedule
 from jaxpipe.errors import JaxpipeError
 from jaxpipe.mesh.topology import Topology, parse_topology
 from jaxpipe.schedules import REGISTRY

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.choice import check_choice
-from jaxpipe.config.model import FIELDS
+from jaxpipe.config.model import EXAMPLES, FIELDS
+from jaxpipe.errors import ConfigError, check_choice, explain
 
 AUTO = "auto"  # of a field that is derived from others
 MASKED_FAMILIES = ("bert",)  # those that predict words which are masked in the text; the others, the next token
@@ -94,6 +95,49 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.checkpoint.keep_every = 0  # and for good those of every so many steps; 0: none
     config.checkpoint.keep_best = 0  # and so many of those with the least held-out loss
     return config.lock()
+
+
+def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigError:
+    """The error for a field that is unknown, of another model family or of the wrong type.
+
+    Args:
+        error: an AttributeError, KeyError or TypeError of ml_collections.
+        where: what was being read.
+        repair: what the user can do if the field belongs to no family.
+    """
+    while error.args and isinstance(error.args[0], BaseException):
+        error = error.args[0]
+    text = str(error.args[0] if error.args else error)
+    other = None if isinstance(error, TypeError) else _other_families(text)
+    if other:
+        field, families = other
+        return ConfigError(
+            explain(
+                f"model.{field} is no field of this model's family, in {where}",
+                rule=(
+                    f"model-family: a model has the fields of its family, and {field} is one of"
+                    f" model.family={' or '.join(map(repr, families))} alone"
+                ),
+                repair=(
+                    f"leave it out, or take a config of base_config(family={families[0]!r}), for"
+                    f" example --config={EXAMPLES[families[0]]}"
+                ),
+            )
+        )
+    return ConfigError(
+        explain(
+            f"a field is unknown or of the wrong type, in {where}\n" + text.strip("\"'"),
+            rule="config-fields: the fields and their types are those of jaxpipe.config.base_config()",
+            repair=repair,
+        )
+    )
+
+
+def _other_families(text: str) -> tuple[str, list[str]] | None:
+    """The field that `text` names first, and the families that have it; None if all or none have it."""
+    quoted = re.search(r"""["'](\w+)["']""", text)
+    families = [family for family, fields in FIELDS.items() if quoted and quoted[1] in fields]
+    return (quoted[1], families) if quoted and 0 < len(families) < len(FIELDS) else None
 
 
 def _section(fields: dict[str, Any] | None = None) -> ConfigDict:

@@ -10,8 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.choice import check_choice
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, check_choice, explain
 from jaxpipe.models import BertConfig, GPTConfig, LlamaConfig, ModelConfig
 from jaxpipe.models.attention import check_cudnn
 from jaxpipe.models.rotary import ROTARY_SCALINGS, RotaryScaling
@@ -121,9 +120,11 @@ def number_of(config: ConfigDict, field: str) -> int | None:
         return None if value == word else value
     if not value.isdecimal() or int(value) < 1:
         raise ConfigError(
-            f"model.{field}={value!r} is neither {word!r} nor a number\n"
-            f"  rule word-or-number: {word!r}, or a whole number of 1 or more, written as text\n"
-            f"  repair: set model.{field}={word!r}, its default, or for example model.{field}='128'"
+            explain(
+                f"model.{field}={value!r} is neither {word!r} nor a number",
+                rule=f"word-or-number: {word!r}, or a whole number of 1 or more, written as text",
+                repair=f"set model.{field}={word!r}, its default, or for example model.{field}='128'",
+            )
         )
     return int(value)
 
@@ -152,11 +153,15 @@ def check_family(config: ConfigDict) -> None:
     different = set(config.model) ^ set(FIELDS[family])
     if different:
         raise ConfigError(
-            f"model.family={family!r} in a config with the fields of another family\n"
-            "  rule model-family: a family has fields of its own, so it is chosen where the config is made\n"
-            f"      only one of the two has {', '.join(sorted(different))}\n"
-            f"  repair: leave model.family as it was, or take a config of base_config(family={family!r}),"
-            f" for example --config={EXAMPLES[family]}"
+            explain(
+                f"model.family={family!r} in a config with the fields of another family",
+                rule="model-family: a family has fields of its own, so it is chosen where the config is made",
+                picture=f"only one of the two has {', '.join(sorted(different))}",
+                repair=(
+                    "leave model.family as it was, or take a config of base_config(family="
+                    f"{family!r}), for example --config={EXAMPLES[family]}"
+                ),
+            )
         )
 
 
@@ -176,10 +181,12 @@ def check_positions(config: ConfigDict) -> None:
     num_positions, seq_len = number_of(config, "num_positions"), config.data.seq_len
     if num_positions is not None and num_positions < seq_len:
         raise ConfigError(
-            f"model.num_positions={num_positions} with data.seq_len={seq_len}\n"
-            "  rule positions: every token of a sequence has a row in the table of positions\n"
-            f"      tokens {num_positions} .. {seq_len - 1} have none\n"
-            f"  repair: set model.num_positions='auto', which is {seq_len}, or data.seq_len={num_positions}"
+            explain(
+                f"model.num_positions={num_positions} with data.seq_len={seq_len}",
+                rule="positions: every token of a sequence has a row in the table of positions",
+                picture=f"tokens {num_positions} .. {seq_len - 1} have none",
+                repair=f"set model.num_positions='auto', which is {seq_len}, or data.seq_len={num_positions}",
+            )
         )
 
 
@@ -204,20 +211,26 @@ def check_rope_scaling(config: ConfigDict) -> None:
     values = ", ".join(f"model.{name}={model[name]!r}" for name in changed)
     if changed and model.rope_scaling_factor == 1.0:
         raise ConfigError(
-            f"{values} with model.rope_scaling_factor=1.0\n"
-            "  rule rope-scaling: a factor of 1.0 scales nothing, so what it would scale has no effect\n"
-            f"  repair: set model.rope_scaling_factor, 8.0 for Llama 3.1, or leave {' and '.join(changed)} out"
+            explain(
+                f"{values} with model.rope_scaling_factor=1.0",
+                rule="rope-scaling: a factor of 1.0 scales nothing, so what it would scale has no effect",
+                repair=f"set model.rope_scaling_factor, 8.0 for Llama 3.1, or leave {' and '.join(changed)} out",
+            )
         )
     if model.rope_scaling == "linear" and len(changed) > 1:
         raise ConfigError(
-            f"{values}\n"
-            "  rule rope-scaling: 'linear' divides all frequencies, so what is a low or a high one has no effect\n"
-            f"  repair: set model.rope_scaling='llama3', or leave {' and '.join(changed[1:])} out"
+            explain(
+                f"{values}",
+                rule="rope-scaling: 'linear' divides all frequencies, so what is a low or a high one has no effect",
+                repair=f"set model.rope_scaling='llama3', or leave {' and '.join(changed[1:])} out",
+            )
         )
     low, high = model.rope_low_frequency_factor, model.rope_high_frequency_factor
     if low >= high:
         raise ConfigError(
-            f"model.rope_low_frequency_factor={low} with model.rope_high_frequency_factor={high}\n"
-            "  rule rope-frequencies: low frequencies turn less often than high ones\n"
-            f"  repair: set model.rope_low_frequency_factor less than {high}, for example {high / 4}"
+            explain(
+                f"model.rope_low_frequency_factor={low} with model.rope_high_frequency_factor={high}",
+                rule="rope-frequencies: low frequencies turn less often than high ones",
+                repair=f"set model.rope_low_frequency_factor less than {high}, for example {high / 4}",
+            )
         )

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from jaxpipe.config.schedules import named_schedule, options_of
+from jaxpipe.config.pipeline import named_schedule, options_of
 from jaxpipe.estimate.clock import Clock, Ends, Seconds
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.schedule import Kind

@@ -15,8 +15,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config import build_schedule, layers_per_stage, model_config
 from jaxpipe.config.base import AUTO, MASKED_FAMILIES
-from jaxpipe.config.mesh_order import orders_to_try
-from jaxpipe.config.schedules import named_schedule
+from jaxpipe.config.pipeline import named_schedule, orders_to_try
 from jaxpipe.data.masking import num_predicted
 from jaxpipe.data.segments import NUM_SPECIAL
 from jaxpipe.errors import ConfigError

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from jaxpipe.config.schedules import named_schedule
+from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.extension import few_microbatches
 from jaxpipe.estimate.memory import batch_bytes

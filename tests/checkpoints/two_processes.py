@@ -10,10 +10,10 @@ import jax
 from tiny_states import FORMS, assert_equal, like_of, make_pipeline, numbers, staged
 
 from jaxpipe.checkpoints import Checkpoints, Keep, checkpoints
-from jaxpipe.checkpoints.agreement import words_of_all
 from jaxpipe.checkpoints.arrays import Arrays, read_arrays
+from jaxpipe.checkpoints.checks import writers
 from jaxpipe.checkpoints.files import delete
-from jaxpipe.checkpoints.parts import writers
+from jaxpipe.checkpoints.reading import words_of_all
 
 
 def delete_and_read(folder: Path, like: Arrays) -> Arrays:

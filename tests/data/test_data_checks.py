@@ -6,7 +6,7 @@ from small_tokenizers import write_bpe
 
 from jaxpipe.config import base_config, check
 from jaxpipe.config.base import MASKED_FAMILIES
-from jaxpipe.config.data_checks import check_masked_sequence, check_vocabulary
+from jaxpipe.config.data import check_masked_sequence, check_vocabulary
 from jaxpipe.data import load_tokenizer
 from jaxpipe.data.masked import SHORTEST_SEQ_LEN
 from jaxpipe.errors import ConfigError

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxpipe.config.schedules import named_schedule
+from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Setting
 from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.models import GPTConfig

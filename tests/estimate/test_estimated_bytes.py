@@ -18,10 +18,9 @@ from jaxpipe.mesh.hardware import RESERVE_BYTES
 from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.program.accounting import bytes_per_device, held_bytes
 from jaxpipe.schedules import REGISTRY
-from jaxpipe.training.optimizer import make_optimizer
-from jaxpipe.training.setup import build_pipeline
+from jaxpipe.training.batches import example_batch
+from jaxpipe.training.setup import build_pipeline, make_optimizer
 from jaxpipe.training.step import state_like
-from jaxpipe.training.text import example_batch
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "015_predicted_bytes"
 COMPILED = {

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass
 from functools import cache
 
-from jaxpipe.config.schedules import named_schedule
+from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.errors import ScheduleError
 from jaxpipe.estimate import Times
 from jaxpipe.schedules import REGISTRY
