@@ -12,7 +12,6 @@ import numpy as np
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.matmuls import flops, layer_products
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.models import LlamaConfig
 from jaxpipe.schedules import peak_activations
 
 # bfloat16 weights 2, float32 gradients 4, masters and two moments 12: Megatron-LM's table of its distributed optimizer,
@@ -38,17 +37,16 @@ def kept_bytes(setting: Setting, *, mlp_again: bool = False, sequence_parallel: 
     LLaMA's feed forward is counted by us in the same way.
     """
     model = setting.model
-    tokens, hidden = setting.microbatch_size * setting.seq_len, model.hidden
+    tokens, hidden = setting.microbatch_size * setting.seq_len, model.anatomy.hidden
     num_parts = setting.tensor if sequence_parallel else 1  # of what stands between the parts that `tensor` splits
     if model.recompute == "full":
         return 2 * tokens * hidden / num_parts
-    if isinstance(model, LlamaConfig):
-        masks, feed_forward, score = 0, 8 * model.feed_forward, 2
-    else:
-        masks, feed_forward = 2 * hidden if model.hidden_dropout else 0, 16 * hidden
-        score = 5 if model.attention_dropout else 2
+    anatomy = model.anatomy
+    masks = 2 * hidden if anatomy.hidden_dropout else 0
+    feed_forward = 8 * anatomy.width if anatomy.num_up == 2 else 16 * hidden
+    score = 5 if anatomy.attention_dropout else 2
     has_scores = (model.attention, model.recompute) == ("xla", "none")
-    scores = score * model.num_heads * setting.seq_len if has_scores else 0
+    scores = score * anatomy.num_heads * setting.seq_len if has_scores else 0
     split = 8 * hidden + (0 if mlp_again else feed_forward) + scores
     return tokens * ((8 * hidden + masks) / num_parts + split / setting.tensor)
 
@@ -83,6 +81,6 @@ def mlp_share(setting: Setting, *, with_last: bool) -> float:
             input and not its output.
     """
     products = layer_products(setting).forward
-    num_inner = 2 if isinstance(setting.model, LlamaConfig) else 1
+    num_inner = setting.model.anatomy.num_up
     inner = products[-1 - num_inner : -1]
     return flops(inner + products[-1:] if with_last else inner) / flops(products)

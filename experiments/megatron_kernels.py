@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jaxpipe.estimate import Link, Roofline, Setting, Times
-from jaxpipe.models import LlamaConfig, ModelConfig
+from jaxpipe.models import ModelConfig
 
 # Of one score, read and written. The chain: to float32 (2, 4), scaled (4, 4), masked in place (4, 1 of the mask, 4),
 # softmax (4, 4), to bfloat16 (4, 2); backward the same in reverse, its softmax reading two arrays. The kernel reads and
@@ -64,14 +64,13 @@ class MegatronKernels:
 
 
 def _without_dropout(model: ModelConfig) -> ModelConfig:
-    if isinstance(model, LlamaConfig):
-        return model
-    return replace(model, embedding_dropout=0.0, attention_dropout=0.0, hidden_dropout=0.0)
+    rates = ("embedding_dropout", "attention_dropout", "hidden_dropout")
+    return replace(model, **{name: 0.0 for name in rates if hasattr(model, name)})
 
 
 def heads_per_gpu(setting: Setting) -> int:
     """Of queries."""
-    return setting.model.num_heads // setting.tensor
+    return setting.model.anatomy.num_heads // setting.tensor
 
 
 def is_fused(setting: Setting) -> bool:

@@ -116,6 +116,27 @@ def missing(flag: str, example: str) -> ConfigError:
     )
 
 
+def check_unused(values: FlagValues, names: Sequence[str], because: str) -> None:
+    """Raises ConfigError if one of the flags `names` is set to something else than its default.
+
+    Args:
+        values: parsed flags.
+        names: flags without effect beside the others.
+        because: why they have none, a sentence.
+    """
+    for name in names:
+        value = getattr(values, name)
+        if value != values[name].default:
+            first = value[0] if isinstance(value, list) else value
+            raise ConfigError(
+                explain(
+                    f"--{name}={first} has no effect: {because}",
+                    rule="flag-used: a flag that has no effect is an error",
+                    repair="leave it out",
+                )
+            )
+
+
 def check_nothing_left(rest: Sequence[str]) -> None:
     """Raises ConfigError if arguments are left that belong to no flag."""
     if rest:

@@ -18,7 +18,8 @@ from ml_collections import config_flags
 from jaxpipe.checkpoints import restore_params
 from jaxpipe.config import base_config, build_schedule, check
 from jaxpipe.config.command_line import define_process_flags, run, value_of
-from jaxpipe.processes import Together, say
+from jaxpipe.distributed.log import say
+from jaxpipe.distributed.together import Together
 from jaxpipe.training import run_folder
 from jaxpipe.training.loop import heldout_losses
 from jaxpipe.training.resume import check_same_schedule

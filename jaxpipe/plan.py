@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from absl import flags
 from absl.flags import FlagValues
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import read_costs
@@ -26,7 +27,6 @@ from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.estimate.plan.written_config import check_writable, write_config
 from jaxpipe.estimate.roofline import Roofline
-from jaxpipe.mesh.topology import parse_topology
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,12 +16,11 @@ from absl.flags import FlagValues
 
 from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.config import model_config
-from jaxpipe.config.base import MASKED_FAMILIES
 from jaxpipe.config.command_line import run
 from jaxpipe.config.data import tokenizer_of
-from jaxpipe.config.model import FIELDS
+from jaxpipe.config.model import family_of
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.models import LanguageModel
+from jaxpipe.models import FAMILIES, LanguageModel
 from jaxpipe.models.generation import generate
 from jaxpipe.training import run_folder
 
@@ -59,8 +58,8 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 def execute(values: FlagValues) -> None:
     """Prints one continuation."""
     config = run_folder.read_config(values.workdir)
-    if config.model.family in MASKED_FAMILIES:
-        causal = " or ".join(family for family in FIELDS if family not in MASKED_FAMILIES)
+    if family_of(config).masked:
+        causal = " or ".join(name for name, family in FAMILIES.items() if not family.masked)
         raise ConfigError(
             explain(
                 f"--workdir={values.workdir} holds a model of family {config.model.family!r}",

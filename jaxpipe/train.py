@@ -25,10 +25,11 @@ from ml_collections import ConfigDict, config_flags
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import build_schedule, check
 from jaxpipe.config.command_line import define_config_file, define_process_flags, run
+from jaxpipe.distributed.log import log_to, say
+from jaxpipe.distributed.together import Together
+from jaxpipe.drawing import svg
 from jaxpipe.huggingface import copied_name, copy_origin
-from jaxpipe.processes import Together, log_to, say
 from jaxpipe.schedules import simulate
-from jaxpipe.schedules.render import svg
 from jaxpipe.training import run_folder
 from jaxpipe.training.batches import put_batch
 from jaxpipe.training.loop import Loop
@@ -187,8 +188,7 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
         copy_origin(source, path)
         config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
     write_run_schedule(path, setup.pipeline.schedule)
-    schedule = setup.pipeline.schedule
-    (path / run_folder.SCHEDULE_PICTURE).write_text(svg(schedule, simulate(schedule)))
+    (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.pipeline.schedule)))
     write_timeline(path, setup)
     write_fingerprint(path, setup.corpus.fingerprint)
     run_folder.write_config(path, config)

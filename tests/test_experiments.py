@@ -9,9 +9,9 @@ import pytest
 from experiment_modules import EXPERIMENTS, modules_of
 
 from experiments.pages import BEGIN, END, put_between
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile.gpus import check_compilable
 from jaxpipe.config.base import base_config
-from jaxpipe.mesh.topology import parse_topology
 
 
 def experiment(name):
@@ -70,11 +70,13 @@ def block():
     return experiment("004_block_on_a_gpu")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["gpt3_13b", "llama3_8b"])
 def test_our_block_and_pytorchs_have_the_same_outputs_and_gradients(block, name):
     assert block.difference(block.small_case(name, "cpu")) < 1e-4
 
 
+@pytest.mark.ci
 def test_a_block_with_other_rotary_frequencies_is_seen_to_differ(block, monkeypatch):
     plain = block.frequencies
     monkeypatch.setattr(block, "frequencies", lambda *arguments: [1.01 * f for f in plain(*arguments)])
@@ -126,6 +128,7 @@ def table_cells(text):
     return {row[0]: row[1:] for row in rows[2:]}
 
 
+@pytest.mark.ci
 def test_the_cluster_experiment_reads_what_runs_have_left(cluster, tmp_path, capsys):
     for name, times_s in {"1f1b": [9.0, 2.0, 1.0, 3.0], "bpipe": [9.0, 2.0, 2.0, 5.0]}.items():
         (tmp_path / name).mkdir()

@@ -59,6 +59,7 @@ def test_cells_by_hand(run):
     assert dict(zip(run.HEADS, of(run, "zb_v").cells, strict=True))["messages"].startswith("128 / ")
 
 
+@pytest.mark.ci
 def test_rounds_cost_no_time(run):
     assert max(run.measured(row, costs).slowdown for row in run.ROWS for costs in run.COSTS) <= 1.001
     # Searched for the asynchronous clock: what the best found loses on the other is measured, and little.
@@ -99,6 +100,7 @@ def test_the_index_has_every_bound_and_files_are_as_written(run):
     assert texts == {(to_json if each.schedule.num_replicas > 1 else to_csv)(each.schedule) for each in run.found()}
 
 
+@pytest.mark.ci
 def test_a_search_finds_nothing_longer_than_what_stands_in_its_file(run):
     again = sys.modules["found"].find("1/1/1", "V", 6)
     (stands,) = (each for each in run.found() if (each.costs, each.placements, each.bound) == ("1/1/1", "V", 6))

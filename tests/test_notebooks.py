@@ -10,6 +10,7 @@ from experiments.notebooks.execute import NOTEBOOKS, cleaned, path_of, texts
 MOST_BYTES = 400_000  # of a file: pictures are kept
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_shows_what_is_kept(name):
     kept = nbformat.read(path_of(name), as_version=4)
@@ -39,6 +40,7 @@ def test_a_notebook_defines_nothing_reusable(name):
             assert length < 12, lines[start]
 
 
+@pytest.mark.ci
 def test_a_failing_cell_is_an_error(tmp_path, monkeypatch):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("assert 7 / 103 == 0")])
     nbformat.write(notebook, tmp_path / "bad.ipynb")

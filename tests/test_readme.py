@@ -48,7 +48,14 @@ def setup_commands() -> list[str]:
     return [command for command in bash_commands("README") if command.startswith("python3.11 -m venv")]
 
 
-@pytest.mark.parametrize("code", [code for text in PAGES.values() for code in code_blocks(text, "python")])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(code, id=f"{page}-{number}", marks=[] if page in ("README", "own_model") else pytest.mark.ci)
+        for page, text in PAGES.items()
+        for number, code in enumerate(code_blocks(text, "python"))
+    ],
+)
 def test_python_block_runs(code: str, tmp_path: Path):
     result = run_python(["-c", code], tmp_path)
     assert result.returncode == 0, result.stderr
@@ -66,6 +73,7 @@ def test_blocks_see_eight_devices(tmp_path: Path):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.ci
 def test_show_and_optimize_commands_run(tmp_path: Path):
     """In the page's order and one folder, as one reads a file that another writes; searches are cut short."""
     shows = {"jaxpipe.show": [], "jaxpipe.optimize": ["--num_trials=20"]}

@@ -10,12 +10,12 @@ import time
 import jax
 import jax.numpy as jnp
 
-from jaxpipe.bench.memory import pool_shapes
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile import absent_gpus
 from jaxpipe.compile.hlo import overlapped_permutes, whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
+from jaxpipe.measure.memory import pool_shapes
 from jaxpipe.mesh import make_mesh
-from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.accounting import held_bytes

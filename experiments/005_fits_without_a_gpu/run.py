@@ -15,9 +15,9 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile import Report, absent_gpus, compile_step, report
 from jaxpipe.config import check
-from jaxpipe.mesh.topology import parse_topology
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODELS = {"gpt3_96b": "GPT-3 96B", "llama_65b": "LLaMA 65B"}

@@ -16,13 +16,12 @@ from pathlib import Path
 
 import jax
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile import absent_gpus, compile_step, report
 from jaxpipe.config import check
 from jaxpipe.lowering import RoundTable, lower, replay
-from jaxpipe.lowering.lower import _Problem
+from jaxpipe.lowering.lower import Folding, compute_schedule
 from jaxpipe.lowering.rounds import periodic_rounds
-from jaxpipe.lowering.transfers import without_transfers
-from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.schedules import Costs, Schedule, build, simulate
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt3_6b7.py"
@@ -54,10 +53,10 @@ def clock(nums_devices: tuple[int, ...]) -> None:
 
 def in_four(schedule: Schedule) -> RoundTable:
     """The same transfers in the four rounds of a body that suit 1F1B alone."""
-    steps = without_transfers(schedule)
+    steps = compute_schedule(schedule)
     rounds = periodic_rounds(steps, 4)
     assert rounds is not None
-    return _Problem(schedule, steps, (LAYERS_PER_STAGE,) * steps.num_stages).fold(rounds, body_rounds=4)
+    return Folding(schedule, (LAYERS_PER_STAGE,) * steps.num_stages).fold(rounds, num_body_rounds=4)
 
 
 def ratio(table: RoundTable, costs: Costs) -> float:

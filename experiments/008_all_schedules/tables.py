@@ -15,10 +15,9 @@ import numpy as np
 from formulas import ROWS, Formula, Row
 
 from experiments.pages import markdown
+from jaxpipe.drawing.summary import Summary, asked_messages, sent_messages
 from jaxpipe.schedules import Costs, build, peak_activations
 from jaxpipe.schedules.methods.options import read_options
-from jaxpipe.show.figures import Figures
-from jaxpipe.show.sent import asked_messages, sent_messages
 
 NUM_DEVICES, NUMS_MICROBATCHES = 8, (8, 32)
 NUM_LAYERS = 32  # of the model, on all devices together
@@ -46,7 +45,7 @@ class UnitBytes:
 
 
 @cache
-def figures(row: Row, num_microbatches: int, costs: str = "b=2f") -> Figures:
+def figures(row: Row, num_microbatches: int, costs: str = "b=2f") -> Summary:
     """The figures of one schedule under one of `COSTS`; its stages share `NUM_LAYERS`."""
     schedule = build(
         row.name,
@@ -54,7 +53,7 @@ def figures(row: Row, num_microbatches: int, costs: str = "b=2f") -> Figures:
         num_microbatches=num_microbatches,
         **read_options(option for option in row.options.split(",") if option),
     )
-    return Figures(schedule, COSTS[costs], NUM_LAYERS // schedule.num_stages)
+    return Summary(schedule, COSTS[costs], NUM_LAYERS // schedule.num_stages)
 
 
 def time_table() -> str:
@@ -125,20 +124,20 @@ def traffic_table(size: UnitBytes) -> str:
     return markdown(["schedule", "messages", *heads], rows)
 
 
-def asked_bytes(found: Figures, size: UnitBytes) -> np.ndarray:
+def asked_bytes(found: Summary, size: UnitBytes) -> np.ndarray:
     """[device] bytes that the schedule has it send: messages, pages, and gradients of replica 1's stages."""
     gradients = np.array(found.gradients["asked"]) / 2  # of two holders, one sends
     return _bytes(found, size, asked_messages(found.table), "asked", gradients)
 
 
-def sent_bytes(found: Figures, size: UnitBytes) -> np.ndarray:
+def sent_bytes(found: Summary, size: UnitBytes) -> np.ndarray:
     """[device] bytes that the program has it send: those of its permutes, and weights for the partner's replica 1."""
     placement = found.schedule.placement
     returned = placement.num_chunks * (placement.num_replicas - 1)  # stages whose compute weights go to the partner
     return _bytes(found, size, sent_messages(found.table), "sent", np.array(found.gradients["sent"]) + returned)
 
 
-def _bytes(found: Figures, size: UnitBytes, messages: np.ndarray, which: str, stages: np.ndarray) -> np.ndarray:
+def _bytes(found: Summary, size: UnitBytes, messages: np.ndarray, which: str, stages: np.ndarray) -> np.ndarray:
     loaded_for_partner = np.array(found.transfers["loaded"][which])[::-1]
     slots = np.array(found.transfers["evicted"][which]) + loaded_for_partner
     return messages * size.message + found.num_layers * (slots * size.page + stages * size.layer)

@@ -10,10 +10,9 @@ import inspect
 from dataclasses import dataclass
 from functools import cached_property
 
+from jaxpipe.drawing.summary import Summary, asked_messages, sent_messages
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, costs_of_stages, peak_activations, split_backward
 from jaxpipe.schedules.methods.options import read_options
-from jaxpipe.show.figures import Figures
-from jaxpipe.show.sent import asked_messages, sent_messages
 
 NUM_DEVICES, NUM_MICROBATCHES = 8, 32
 NUM_LAYERS = 32  # of the model, on all devices together; EVICT and LOAD move pages, one a layer
@@ -111,10 +110,10 @@ class Measured:
     costs: Costs
 
     @cached_property
-    def figures(self) -> Figures:
+    def figures(self) -> Summary:
         """On both clocks, at costs of its stages."""
         costs = costs_of_stages(self.costs, self.schedule.placement)
-        return Figures(self.schedule, costs, NUM_LAYERS // self.schedule.num_stages)
+        return Summary(self.schedule, costs, NUM_LAYERS // self.schedule.num_stages)
 
     @cached_property
     def peak(self) -> float:

@@ -11,7 +11,7 @@ import jax
 import jax.extend.core as core
 import jax.numpy as jnp
 
-from jaxpipe.bench.timing import timed
+from jaxpipe.measure.timing import timed
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.program import residuals
 from jaxpipe.program.halves import halve

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.topology import Topology, parse_topology
 from jaxpipe.config import check
 from jaxpipe.config.pipeline import build_schedule
 from jaxpipe.errors import JaxpipeError
-from jaxpipe.mesh.topology import Topology, parse_topology
 from jaxpipe.schedules import REGISTRY
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from byte_cells import CONFIGS
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Setting, setting_of
-from jaxpipe.mesh.topology import parse_topology
 
 PAGE = Path(__file__).parents[1] / "005_fits_without_a_gpu" / "README.md"
 PRESETS = {"GPT-3 96B": "gpt3_96b", "LLaMA 65B": "llama_65b"}

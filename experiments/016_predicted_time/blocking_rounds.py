@@ -24,8 +24,8 @@ def makespan_s(table: RoundTable, seconds: np.ndarray) -> float:
     work = np.zeros((table.num_rounds, table.schedule.num_devices))
     work[table.rounds[is_work], columns.device[is_work]] = seconds[columns.kind[is_work], columns.stage[is_work]]
     clock = np.zeros(table.schedule.num_devices)
-    for position, of_round in zip(table.position, work, strict=True):
-        permutes = (*table.permutes[position], *table.exchanges[position])
+    for position, of_round in zip(table.body_round, work, strict=True):
+        permutes = (*table.permutes[position], *table.gradient_permutes[position])
         for pairs in permutes:
             begins = clock.copy()
             for source, target in pairs:

@@ -21,9 +21,9 @@ from step_cells import GROUPS, NUM_DEVICES, config_of
 from step_predictions import TOPOLOGY, Prediction, measured, predictions
 
 from experiments.pages import markdown, page_parser, put_between, write_files
-from jaxpipe.bench import pinned
-from jaxpipe.bench.allocator import keep_freed_memory
 from jaxpipe.estimate import setting_of
+from jaxpipe.measure import pinned
+from jaxpipe.measure.timing import keep_freed_memory
 
 FOLDER = Path(__file__).parent
 PAGE, RAW = FOLDER / "README.md", FOLDER / "timed.json"
@@ -36,13 +36,13 @@ def time_all(*, num_repeats: int) -> None:
     RAW.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def work(*, process: int, coordinator: str, num_repeats: int) -> None:
-    """One of the two processes."""
+def work(flags: argparse.Namespace) -> None:
+    """Measures in one of the two processes."""
     keep_freed_memory()
-    pinned.join(process, num_processes=NUM_DEVICES, coordinator=coordinator)
+    pinned.join(flags)
     from step_times import time_group  # builds arrays at import, which starts jax
 
-    pinned.tell([time_group(cells, num_repeats=num_repeats) for cells in GROUPS])
+    pinned.tell([time_group(cells, num_repeats=flags.num_repeats) for cells in GROUPS])
 
 
 def document(groups: list[dict[str, Any]], *, quick: bool) -> str:
@@ -91,12 +91,12 @@ def main() -> None:
     )
     parser.add_argument("--measure", action="store_true", help="time anew: four minutes, two quiet cores")
     parser.add_argument("--num_repeats", type=int, default=5)
-    for flag in ("--num_processes", "--process"):
+    for flag in ("--num_processes", "--process_id"):
         parser.add_argument(flag, type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--coordinator", help=argparse.SUPPRESS)
+    parser.add_argument("--coordinator_address", help=argparse.SUPPRESS)
     flags = parser.parse_args()
-    if flags.process is not None:
-        work(process=flags.process, coordinator=flags.coordinator, num_repeats=flags.num_repeats)
+    if flags.process_id is not None:
+        work(flags)
         return
     if flags.measure and not flags.quick:
         time_all(num_repeats=flags.num_repeats)

@@ -10,14 +10,13 @@ import numpy as np
 from blocking_rounds import makespan_s
 from step_cells import MICROBATCH_SIZE, Cell, config_of
 
-from jaxpipe.bench.timing import Timing, median
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import build_schedule, expected_costs, layers_per_stage
 from jaxpipe.estimate import Link, Setting, Times, estimate, setting_of
 from jaxpipe.estimate.measured import Measured, Measurement
 from jaxpipe.lowering import lower
 from jaxpipe.measure.actions import times_of
-from jaxpipe.measure.turns import spread_ratio
-from jaxpipe.mesh.topology import parse_topology
+from jaxpipe.measure.timing import Timing, median, spread_ratio
 from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 TOPOLOGY = parse_topology("h200:1x2")  # two devices of a node; nothing that is asked for here depends on their kind

@@ -7,9 +7,9 @@ from functools import cache
 import numpy as np
 from published import ROWS
 
+from jaxpipe.drawing.summary import asked_messages, sent_gradients, sent_messages
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.schedules import Costs, Schedule, build, costs_of_stages, peak_activations, simulate
-from jaxpipe.show.sent import asked_messages, sent_gradients, sent_messages
 
 SHARE = 1e-3  # of a device's forward, what a message takes where messages are counted by their time
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from runs import GPUS_PER_NODE, Model, Run
 
-from jaxpipe.mesh.hardware import HARDWARE
+from jaxpipe.cluster.hardware import HARDWARE
 
 GPU = HARDWARE["a800-80g"]
 

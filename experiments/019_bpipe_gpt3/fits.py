@@ -14,8 +14,8 @@ from grid import TOPOLOGY, Cell
 
 from experiments.megatron_bytes import stage_bytes
 from experiments.megatron_kernels import MegatronKernels
+from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.estimate import Roofline, Setting, TimeSource, estimate, memory
-from jaxpipe.mesh.hardware import RESERVE_BYTES
 
 LIMIT_BYTES = TOPOLOGY.hardware.memory_bytes - RESERVE_BYTES
 ROOFLINE = Roofline(TOPOLOGY.hardware)

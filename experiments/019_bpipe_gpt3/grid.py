@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from jaxpipe.cluster.orders import takes_pairs
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Setting, setting_of
-from jaxpipe.mesh.pair_adjacent import takes_pairs
-from jaxpipe.mesh.topology import parse_topology
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODELS = {"gpt3_96b": "GPT-3 96B", "gpt3_134b": "GPT-3 134B"}

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from grid import setting
 
+from jaxpipe.cluster.assignment import Assignment, assign
 from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.residuals import layer_keeps
 from jaxpipe.lowering import lower, replay
-from jaxpipe.mesh.assignment import Assignment, assign
 from jaxpipe.schedules import Costs, Schedule, simulate
 
 Case = tuple[str, tuple[int, int, int], str, int]  # model, mesh, recompute, microbatch size, of `grid.setting`

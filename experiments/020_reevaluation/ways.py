@@ -13,10 +13,10 @@ from pathlib import Path
 
 from experiments.megatron_bytes import stage_bytes
 from experiments.megatron_kernels import MegatronKernels
+from jaxpipe.cluster.hardware import RESERVE_BYTES
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Roofline, Setting, TimeSource, memory, setting_of
-from jaxpipe.mesh.hardware import RESERVE_BYTES
-from jaxpipe.mesh.topology import parse_topology
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODELS = {"gpt3_96b": "GPT-3 96B", "llama_65b": "LLaMA 65B"}

@@ -21,8 +21,8 @@ from shapes import FAMILIES, NVLINK, setting
 
 from experiments.megatron_bytes import mlp_share, num_parameters, stage_bytes
 from experiments.pages import markdown, page_parser, put_between, write_files
+from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.estimate import Roofline, Setting, estimate, memory
-from jaxpipe.mesh.hardware import RESERVE_BYTES
 
 FOLDER = Path(__file__).parent
 README, PICTURE = FOLDER / "README.md", FOLDER / "links.png"

@@ -11,9 +11,9 @@ import runpy
 from functools import cache
 from pathlib import Path
 
+from jaxpipe.cluster.topology import Topology, parse_topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Setting, setting_of
-from jaxpipe.mesh.topology import Topology, parse_topology
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FAMILIES = {"llama": "llama_13b", "gpt": "gpt3_13b"}

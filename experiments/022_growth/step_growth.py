@@ -12,9 +12,9 @@ from typing import Any
 
 from program_growth import answer_of
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
-from jaxpipe.mesh.topology import parse_topology
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PLANNED = "gpt3_175b"

@@ -17,12 +17,12 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import config_flags
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile.gpus import absent_gpus, check_compilable, check_plugin
 from jaxpipe.compile.report import report, to_text
 from jaxpipe.compile.step import compile_step
 from jaxpipe.config import check
 from jaxpipe.config.command_line import define_config_file, run
-from jaxpipe.mesh.topology import parse_topology
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

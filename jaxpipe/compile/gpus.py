@@ -15,10 +15,10 @@ import jax
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.hardware import target_config
+from jaxpipe.cluster.topology import Topology
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh.flags import DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags
-from jaxpipe.mesh.hardware import target_config
-from jaxpipe.mesh.topology import Topology
+from jaxpipe.mesh.xla_flags import DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags
 
 # There is no GPU to time matrix products on: cuBLAS's own choice stands for what tuning would find.
 _UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": "false"}

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, overlapped_permutes
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
-from jaxpipe.mesh.hardware import RESERVE_BYTES
 from jaxpipe.program.accounting import transit_bytes
 
 

@@ -1,4 +1,4 @@
-"""Every field that a config has, with its meaning and its default; those of `model` are in `model_section`."""
+"""Every field that a config has, with its meaning and its default; those of `model` stand with its family."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.model import EXAMPLES, FIELDS
-from jaxpipe.errors import ConfigError, check_choice, explain
+from jaxpipe.config.model import example_of, model_section
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.models import FAMILIES, family_named
 
 AUTO = "auto"  # of a field that is derived from others
-MASKED_FAMILIES = ("bert",)  # those that predict words which are masked in the text; the others, the next token
 
 
 def base_config(family: str = "gpt") -> ConfigDict:
     """All fields, locked: a config sets some of them and cannot add one.
 
     Args:
-        family: of the model, a key of FIELDS; decides the fields of `model` and `data`.
+        family: of the model, as `jaxpipe.models.family_named` takes it; decides the fields of `model` and `data`.
 
     Raises:
         ConfigError: no such family.
     """
-    check_choice("model.family", family, tuple(FIELDS))
     config = _section()
 
-    config.model = _section(FIELDS[family])
+    config.model = _section(model_section(family))
 
     config.data = _section()
     # A glob of text files, ** descends; "auto": Python's standard library; "indexed:PREFIX": what jaxpipe.prepare
@@ -37,7 +36,7 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.data.seq_len = 128  # tokens of one sequence
     config.data.heldout_fraction = 0.05  # about this part of the text is never trained on; in (0, 0.5]
     config.data.seed = 0  # decides the order of the sequences, and what is masked
-    if family in MASKED_FAMILIES:
+    if family_named(family).masked:
         config.data.mask_fraction = 0.15  # of the words of a sequence, those to predict; in (0, 1]
         config.data.short_fraction = 0.1  # about this part of the sequences is shorter than seq_len
 
@@ -118,10 +117,8 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
                     f"model-family: a model has the fields of its family, and {field} is one of"
                     f" model.family={' or '.join(map(repr, families))} alone"
                 ),
-                repair=(
-                    f"leave it out, or take a config of base_config(family={families[0]!r}), for"
-                    f" example --config={EXAMPLES[families[0]]}"
-                ),
+                repair=f"leave it out, or take a config of base_config(family={families[0]!r})"
+                + example_of(FAMILIES[families[0]]),
             )
         )
     return ConfigError(
@@ -136,8 +133,8 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
 def _other_families(text: str) -> tuple[str, list[str]] | None:
     """The field that `text` names first, and the families that have it; None if all or none have it."""
     quoted = re.search(r"""["'](\w+)["']""", text)
-    families = [family for family, fields in FIELDS.items() if quoted and quoted[1] in fields]
-    return (quoted[1], families) if quoted and 0 < len(families) < len(FIELDS) else None
+    families = [name for name in FAMILIES if quoted and quoted[1] in model_section(name)]
+    return (quoted[1], families) if quoted and 0 < len(families) < len(FAMILIES) else None
 
 
 def _section(fields: dict[str, Any] | None = None) -> ConfigDict:

@@ -11,22 +11,18 @@ from collections.abc import Callable, Iterator
 
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.config.base import AUTO, base_config
 from jaxpipe.config.data import check_blend, check_masked_sequence, check_vocabulary
 from jaxpipe.config.model import (
-    WORD_OR_NUMBER,
     check_attention_kernel,
     check_family,
-    check_positions,
-    check_rope_scaling,
+    check_fields,
     check_words_and_numbers,
     model_config,
-    number_of,
 )
 from jaxpipe.config.pipeline import build_schedule, check_costs, check_schedule_name, layers_per_stage
 from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
-from jaxpipe.mesh.assignment import ORDERS
-from jaxpipe.models.choices import rows_of_words
 
 DTYPES = ("float32", "bfloat16")
 AT_LEAST_ZERO = (
@@ -155,8 +151,7 @@ def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_blend(config)
     yield lambda: check_masked_sequence(config)
     yield lambda: model_config(config)
-    yield lambda: check_positions(config)
-    yield lambda: check_rope_scaling(config)
+    yield lambda: check_fields(config)
     yield lambda: check_attention_kernel(config)
     yield lambda: check_tensor(config)
     yield lambda: layers_per_stage(config)
@@ -167,20 +162,25 @@ def _relations(config: ConfigDict) -> Checks:
 
 # ---- What the mesh divides: the batch over `data` and microbatches, the model over `tensor`
 
-# Sizes that mesh.tensor divides, besides the rows of the token table; a family has some of them.
-SPLIT_OVER_TENSOR = ("model.num_heads", "model.num_kv_heads", "model.feed_forward", "data.seq_len")
-WORDS = "rows of words"
+ROWS = "rows of the token table"
 
 
 def check_tensor(config: ConfigDict) -> None:
     """Raises ConfigError unless `mesh.tensor` divides everything that it shards."""
-    tensor, model = config.mesh.tensor, config.model
-    sizes = {WORDS: rows_of_words(model.vocab_size, model.vocab_multiple)}
-    for path in SPLIT_OVER_TENSOR:
-        section, field = path.split(".")
-        if field in config[section]:
-            size = number_of(config, field) if field in WORD_OR_NUMBER else config[section][field]
-            sizes[path] = 4 * model.hidden if size is None else size
+    try:
+        anatomy = model_config(config).anatomy
+    except ConfigError:
+        return  # `check` reports it by itself
+    tensor = config.mesh.tensor
+    sizes = {
+        ROWS: anatomy.num_rows,
+        "model.num_heads": anatomy.num_heads,
+        "model.num_kv_heads": anatomy.num_kv_heads,
+        "model.feed_forward": anatomy.width,
+        "data.seq_len": config.data.seq_len,
+    }
+    if anatomy.num_kv_heads == anatomy.num_heads and "num_kv_heads" not in config.model:
+        del sizes["model.num_kv_heads"]
     broken = {path: size for path, size in sizes.items() if size % tensor}
     if broken:
         common = math.gcd(*sizes.values())
@@ -220,8 +220,8 @@ def check_batch(config: ConfigDict) -> None:
 
 
 def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
-    """A further repair where only the rows of words do not divide: padding rows."""
-    if list(broken) != [WORDS]:
+    """A further repair if only the rows of the token table do not divide: more padding rows."""
+    if list(broken) != [ROWS]:
         return ""
     return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, config.mesh.tensor)}"
 

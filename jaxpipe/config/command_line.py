@@ -18,9 +18,10 @@ from ml_collections import config_dict, config_flags
 
 from jaxpipe.command_line import exit_status, parse
 from jaxpipe.config.base import base_config, unknown_field
-from jaxpipe.config.model import FIELDS
+from jaxpipe.config.model import model_section
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.mesh.devices import skip_absent_gpus
+from jaxpipe.models import FAMILIES
 
 
 def run(
@@ -64,7 +65,7 @@ def define_config_file(values: FlagValues, arguments: Sequence[str]) -> None:
 
 
 def define_process_flags(values: FlagValues) -> None:
-    """Defines the flags by which several processes find each other; see `jaxpipe.processes.join`."""
+    """Defines the flags by which several processes find each other; see `jaxpipe.distributed.join`."""
     help_text = "HOST:PORT of process 0; without it jax looks for SLURM, Kubernetes or Open MPI."
     flags.DEFINE_string("coordinator_address", None, help_text, values)
     flags.DEFINE_integer("num_processes", None, "Processes of the run, with --coordinator_address.", flag_values=values)
@@ -117,7 +118,7 @@ def _no_get_config(path: str) -> ConfigError:
 
 def _check_overrides(arguments: Sequence[str]) -> None:
     """Raises ConfigError for a field that no family has; which one it is, only the config knows."""
-    configs = [base_config(family) for family in FIELDS]
+    configs = [base_config(family) for family in FAMILIES]
     known = [f"{section}.{field}" for config in configs for section, fields in config.items() for field in fields]
     for argument in arguments:
         field = argument.lstrip("-").partition("=")[0].removeprefix("config.")
@@ -134,8 +135,8 @@ def _check_overrides(arguments: Sequence[str]) -> None:
 
 def _fields_of(section: str) -> str:
     if section == "model":
-        return "; ".join(f"{family}: {', '.join(fields)}" for family, fields in FIELDS.items())
-    configs = [base_config(family) for family in FIELDS]
+        return "; ".join(f"{name}: {', '.join(model_section(name))}" for name in FAMILIES)
+    configs = [base_config(family) for family in FAMILIES]
     if section not in configs[0]:
         return f"no such section; there are {', '.join(configs[0])}"
     return ", ".join(dict.fromkeys(field for config in configs for field in config[section]))

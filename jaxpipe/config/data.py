@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.base import MASKED_FAMILIES
+from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer, load_tokenizer
-from jaxpipe.data.blend import INDEXED, parse_blend
-from jaxpipe.data.masked import SHORTEST_SEQ_LEN
+from jaxpipe.data.files import INDEXED, parse_blend
+from jaxpipe.data.masked import MIN_SEQ_LEN
 from jaxpipe.errors import ConfigError, explain
 
 
@@ -17,7 +17,7 @@ def tokenizer_of(config: ConfigDict) -> Tokenizer:
     Raises:
         ConfigError: the tokenizer is missing, or lacks special tokens.
     """
-    return load_tokenizer(config.data.tokenizer, is_masked=config.model.family in MASKED_FAMILIES)
+    return load_tokenizer(config.data.tokenizer, is_masked=family_of(config).masked)
 
 
 def check_vocabulary(config: ConfigDict) -> None:
@@ -44,12 +44,12 @@ def check_blend(config: ConfigDict) -> None:
 
 def check_masked_sequence(config: ConfigDict) -> None:
     """Raises ConfigError for sequences too short for the two segments of a masked model."""
-    if config.model.family in MASKED_FAMILIES and config.data.seq_len < SHORTEST_SEQ_LEN:
+    if family_of(config).masked and config.data.seq_len < MIN_SEQ_LEN:
         raise ConfigError(
             explain(
                 (f"data.seq_len={config.data.seq_len} is too short for model.family={config.model.family!r}"),
                 rule="masked-sequence: a sequence holds two segments of at least one token and three special tokens",
                 picture="[CLS] A [SEP] B [SEP]",
-                repair=f"set data.seq_len={SHORTEST_SEQ_LEN} or more",
+                repair=f"set data.seq_len={MIN_SEQ_LEN} or more",
             )
         )

@@ -1,4 +1,4 @@
-"""Sequences whose every token is to be foretold from those before it, as GPT and LLaMA learn."""
+"""Sequences in which every token is predicted from those before it, as GPT and LLaMA are trained."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.data.blocks import Tokens
-from jaxpipe.data.sequences import Batch
+from jaxpipe.data.protocols import Batch, Tokens
 
 
 @dataclass(frozen=True)
 class CausalSequences:
-    """The text cut into sequences that do not overlap; every epoch sees the same ones.
+    """Consecutive sequences of a source of tokens, without overlap; every epoch has the same ones.
 
-    Documents are packed by concatenating and splitting: they stand one behind the other, each ended by a separator, and
-    a sequence may end one and begin the next. Nothing is padded and nothing left out but the end of the text.
+    Documents are packed by concatenating and splitting: each is followed by a separator, and a sequence may end one
+    document and begin the next. Nothing is padded, and only the end of the source is left out.
 
     Attributes:
-        tokens: at least `seq_len + 1`; read where a sequence is taken.
+        tokens: at least `seq_len + 1`; read only where a sequence is taken.
         seq_len: tokens of one sequence.
 
     Example:
@@ -31,16 +30,16 @@ class CausalSequences:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of one epoch; each has a next token for its last one."""
+        """Sequences of one epoch; each needs one token more, the target of its last one."""
         return (len(self.tokens) - 1) // self.seq_len
 
     def take(self, indices: np.ndarray, *, epoch: int) -> Batch:
-        """The arrays "tokens" and "targets", the next tokens, each "sequence seq", int32."""
+        """Returns the arrays "tokens" and "targets", the next tokens, each "sequence seq", int32."""
         del epoch
         window = self.tokens[indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)].astype(np.int32)
         return {"tokens": window[:, :-1], "targets": window[:, 1:]}
 
     def fill(self, num_sequences: int) -> Batch:
-        """Rows whose targets are all -1, not valid."""
+        """Returns rows whose targets are all -1, which the loss ignores."""
         shape = (num_sequences, self.seq_len)
         return {"tokens": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}

@@ -1,9 +1,8 @@
-"""Which tokens are trained on and which are held out, for whatever `data.files` names.
+"""The tokens that `data.files` names, split into those to train on and those held out.
 
-Goes in: text files, which are read and become one source, or prepared ones, which stay where they are and are a source
-each. Comes out: sources and their weights, of both parts. Left to others: what a token is (`tokenizer`), how files are
-found and prepared ones mapped (`text_files`, `blend`, `indexed`), and cutting tokens into sequences (`causal`,
-`masked`).
+Goes in: text files, which are read and become one source, or prepared files, which are mapped to memory and are one
+source each. Comes out: the sources and weights of both parts. Left to others: what a token is (`tokenizer`), how files
+are found (`files`) and mapped (`indexed`), and cutting tokens into sequences (`causal`, `masked`).
 """
 
 from __future__ import annotations
@@ -14,24 +13,25 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from jaxpipe.data.blend import INDEXED, parse_blend
-from jaxpipe.data.blocks import Tokens, split
+import numpy as np
+
+from jaxpipe.data.files import INDEXED, parse_blend, read_text_file, text_files
 from jaxpipe.data.fingerprint import Fingerprint, fingerprint
 from jaxpipe.data.indexed import IndexedTokens
 from jaxpipe.data.indexed_format import tokens_path
-from jaxpipe.data.known_tokens import KnownTokens
-from jaxpipe.data.text_files import read_text_file, text_files
-from jaxpipe.data.tokenizer import Tokenizer
-from jaxpipe.errors import ConfigError
+from jaxpipe.data.protocols import Tokenizer, Tokens
+from jaxpipe.errors import ConfigError, DataError, explain
+
+BLOCK_TOKENS = 65536  # every k-th block of this many tokens is held out; blocks of short text are smaller
 
 
 @dataclass(frozen=True)
-class Part:
-    """Tokens to train on, or held out.
+class Blend:
+    """Sources of tokens, and their weights in a batch.
 
     Attributes:
-        sources: a row of tokens each.
-        weights: of each source; its share in a batch is its weight over the sum of all.
+        sources: the tokens of each source.
+        weights: of each source; its share of a batch is its weight over the sum of all.
     """
 
     sources: tuple[Tokens, ...]
@@ -44,80 +44,180 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens to train on and tokens never trained on.
+    """Tokens to train on, and tokens that are never trained on.
 
     Attributes:
-        num_files: files that the tokens come from.
+        num_files: number of files that the tokens come from.
         train: what is trained on.
-        heldout: the same sources with the same weights, other tokens of them.
-        rows: all tokens of each source, by its name, in the order of the sources.
-        tokenizer: that they are words of.
+        heldout: the same sources with the same weights, but other tokens of them.
+        sources: all tokens of each source, by its name.
+        tokenizer: gives the tokens their meaning.
     """
 
     num_files: int
-    train: Part
-    heldout: Part
-    rows: Mapping[str, Tokens]
+    train: Blend
+    heldout: Blend
+    sources: Mapping[str, Tokens]
     tokenizer: Tokenizer
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """By what these tokens are known again, wherever their files lie.
+        """The fingerprint of these tokens, which does not depend on where their files are.
 
         Raises:
-            DataError: a file holds what the model has no words for.
+            DataError: a file contains a token outside the model's vocabulary.
         """
-        return fingerprint(self.rows, dict(zip(self.rows, self.train.weights, strict=True)), self.tokenizer)
+        weights = dict(zip(self.sources, self.train.weights, strict=True))
+        return fingerprint(self.sources, weights, self.tokenizer)
 
 
 def load_corpus(
     files: str, *, tokenizer: Tokenizer, vocab_size: int, heldout_fraction: float, batch_size: int, seq_len: int
 ) -> Corpus:
-    """The tokens of `files`, of each source enough for its share of a batch and one sequence held out.
+    """Returns the tokens of `files`; each source has enough for its share of a batch and one held-out sequence.
 
     Args:
         files: a glob (`**` descends), or "auto" for the Python standard library without its tests, or "indexed:"
-            and what `parse_blend` takes.
-        tokenizer: what a token of text is; its separator ends every file.
-        vocab_size: every token of a prepared file is less, which is seen when it is read.
-        heldout_fraction: about this part of the tokens is held out, in (0, 0.5].
+            followed by what `parse_blend` takes.
+        tokenizer: turns text into tokens; its separator follows every file.
+        vocab_size: every token of a prepared file is less, which is checked when the token is read.
+        heldout_fraction: about this fraction of the tokens is held out, in (0, 0.5].
         batch_size: sequences of one step.
         seq_len: tokens of one sequence.
 
     Raises:
-        ConfigError: no file matches, one cannot be read, or one source holds too few tokens.
+        ConfigError: no file matches, one cannot be read, or a source contains too few tokens.
         DataError: a prepared file is damaged.
     """
     every = round(1 / heldout_fraction)
     if files.startswith(INDEXED):
         weights = parse_blend(files)
         num_files = len(weights)
-        rows = {prefix: _open(prefix, vocab_size) for prefix in weights}
+        sources = {prefix: _open(prefix, vocab_size) for prefix in weights}
     else:
         paths = text_files(files)
         num_files, weights = len(paths), {files: Fraction(1)}
-        rows = {files: tokenizer.encode_documents(read_text_file(path, files) for path in paths)}
-    for name, row in rows.items():
+        sources = {files: tokenizer.encode_documents(read_text_file(path, files) for path in paths)}
+    for name, tokens in sources.items():
         num_sequences = math.ceil(batch_size * weights[name] / sum(weights.values()))
-        _check_length(name, len(row), num_sequences=num_sequences, seq_len=seq_len, every=every)
-    train, heldout = zip(*(split(row, every=every) for row in rows.values()), strict=True)
+        _check_length(name, len(tokens), num_sequences=num_sequences, seq_len=seq_len, every=every)
+    train, heldout = zip(*(split_blocks(tokens, every=every) for tokens in sources.values()), strict=True)
     shares = tuple(weights.values())
-    return Corpus(num_files, Part(train, shares), Part(heldout, shares), rows, tokenizer)
+    return Corpus(num_files, Blend(train, shares), Blend(heldout, shares), sources, tokenizer)
 
 
-def _open(prefix: str, vocab_size: int) -> KnownTokens:
-    return KnownTokens(IndexedTokens.open(prefix).tokens, str(tokens_path(prefix)), vocab_size)
+@dataclass(frozen=True)
+class Blocks:
+    """Every `every`-th block of some tokens, or all other blocks, concatenated without copying.
+
+        every=3      | 0 | 1 | 2 | 3 | 4 | 5 | 6 |
+        train          0   1       3   4       6
+        held out               2           5
+
+    Attributes:
+        tokens: all blocks; only those that are indexed are read.
+        block_size: tokens of a block; the last one may have fewer.
+        every: the last of so many blocks is held out, at least 2.
+        is_heldout: which of the two parts this is.
+
+    Example:
+        >>> train, heldout = (Blocks(np.arange(14), 2, 3, is_heldout) for is_heldout in (False, True))
+        >>> train[np.arange(len(train))], heldout[np.arange(len(heldout))]
+        (array([ 0,  1,  2,  3,  6,  7,  8,  9, 12, 13]), array([ 4,  5, 10, 11]))
+    """
+
+    tokens: Tokens
+    block_size: int
+    every: int
+    is_heldout: bool
+
+    def __len__(self) -> int:
+        """Tokens of this part."""
+        num_full, rest = divmod(len(self.tokens), self.block_size * self.every)
+        in_rest = max(0, rest - self._num_train)
+        num_heldout = num_full * self.block_size + in_rest
+        return num_heldout if self.is_heldout else len(self.tokens) - num_heldout
+
+    def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
+        """Returns the tokens at `positions` of this part, of the same shape."""
+        run = self.block_size if self.is_heldout else self._num_train
+        skipped = self._num_train if self.is_heldout else self.block_size
+        return self.tokens[positions + (positions // run + self.is_heldout) * skipped]
+
+    @property
+    def _num_train(self) -> int:
+        """Tokens to train on between two held-out blocks."""
+        return self.block_size * (self.every - 1)
+
+
+def split_blocks(tokens: Tokens, *, every: int) -> tuple[Blocks, Blocks]:
+    """Returns `tokens` without every `every`-th block, and those blocks.
+
+    Blocks are spread over the text, so both parts contain the same kinds of documents.
+    """
+    block_size = min(BLOCK_TOKENS, len(tokens) // every)
+    return Blocks(tokens, block_size, every, is_heldout=False), Blocks(tokens, block_size, every, is_heldout=True)
+
+
+@dataclass(frozen=True)
+class CheckedTokens:
+    """The tokens of a file, each checked against the vocabulary when it is read: a file may be of any size.
+
+    Attributes:
+        tokens: of the file, of any integer type.
+        file: its name, for the message.
+        vocab_size: every token is less.
+    """
+
+    tokens: Tokens
+    file: str
+    vocab_size: int
+
+    def __len__(self) -> int:
+        """Tokens in the file."""
+        return len(self.tokens)
+
+    def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
+        """Returns the tokens at `positions`, of the same shape.
+
+        Raises:
+            DataError: one of them is not in the vocabulary.
+        """
+        tokens = self.tokens[positions]
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
+            raise self._unknown(positions, tokens)
+        return tokens
+
+    def _unknown(self, positions: np.ndarray, tokens: np.ndarray) -> DataError:
+        first = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0]
+        return DataError(
+            explain(
+                f"{self.file}: token {tokens.flat[first]} at position {positions.flat[first]} is not in the vocabulary",
+                rule="known-tokens: every token of a file is in the vocabulary of the model",
+                picture=f"vocab_size={self.vocab_size}: tokens 0 .. {self.vocab_size - 1}",
+                repair="set data.tokenizer to the one that the file was prepared with, and model.vocab_size for it",
+            )
+        )
+
+
+def _open(prefix: str, vocab_size: int) -> CheckedTokens:
+    return CheckedTokens(IndexedTokens.open(prefix).tokens, str(tokens_path(prefix)), vocab_size)
 
 
 def _check_length(name: str, num_tokens: int, *, num_sequences: int, seq_len: int, every: int) -> None:
-    """Raises ConfigError where one of `every` blocks of `num_tokens` cannot be held out and the rest be trained on."""
+    """Raises ConfigError if `num_tokens` are too few for the batch and the held-out part.
+
+    Of `every` blocks one is held out, which needs seq_len + 1 tokens; the others hold the source's share of a batch.
+    """
     needed = every * max(seq_len + 1, -(-(num_sequences * seq_len + 1) // (every - 1)))
     if num_tokens < needed:
         raise ConfigError(
-            f"data.files: {name!r} is too short: num_tokens={num_tokens}\n"
-            "  rule enough-text: of every source its share of a batch to train on and one sequence held out\n"
-            f"      needed {needed} tokens: {num_sequences} sequences x seq_len={seq_len} + 1, and"
-            f" 1 in {every} held out\n"
-            f"      found  {num_tokens} tokens\n"
-            "  repair: name more files, or set a smaller data.batch_size or data.seq_len"
+            explain(
+                f"data.files: {name!r} is too short: num_tokens={num_tokens}",
+                rule="enough-text: every source has its share of a batch to train on, and one sequence held out",
+                picture=f"needed {needed} tokens: {num_sequences} sequences x seq_len={seq_len} + 1, and"
+                f" 1 in {every} held out\n"
+                f"found  {num_tokens} tokens",
+                repair="name more files, or set a smaller data.batch_size or data.seq_len",
+            )
         )

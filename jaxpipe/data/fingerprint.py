@@ -1,7 +1,7 @@
-"""By what the tokens of a run are known again, wherever their files lie and whatever they are called.
+"""A fingerprint of the tokens of a run, which identifies them wherever their files are.
 
-Goes in: the rows of tokens of a corpus, their weights, the tokenizer. Comes out: a small value, as JSON too, and in
-words how two of them differ. Left to others: when it is written and compared, and what follows (`training.same_data`).
+Goes in: the sources of a corpus, their weights, the tokenizer. Comes out: a small value that can be written as JSON,
+and a description of how two of them differ. Left to others: when it is written and compared (`training.same_data`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from itertools import zip_longest
 
 import numpy as np
 
-from jaxpipe.data.blocks import Tokens
-from jaxpipe.data.tokenizer import Tokenizer
+from jaxpipe.data.protocols import Tokenizer, Tokens
 
 BLOCK_TOKENS = 2**14
-MOST_WHOLE_TOKENS = 2**24  # up to so many all are read, in less than a tenth of a second
-NUM_BLOCKS = 64  # of a longer row: 2**20 tokens, at most 4 MiB where they are of 32 bits
+MAX_WHOLE_TOKENS = 2**24  # up to so many are all read, in less than a tenth of a second
+NUM_BLOCKS = 64  # read of a longer source: 2**20 tokens, at most 4 MiB
 
 
 @dataclass(frozen=True)
 class SourceFingerprint:
-    """Of a row of tokens.
+    """The fingerprint of one source of tokens.
 
     Attributes:
-        name: what `data.files` calls it; not compared, since files may move.
-        share: of a batch, a fraction.
-        num_tokens: of the row.
-        crc32: of its tokens as little-endian numbers of 32 bits, of a long row of evenly spread blocks.
+        name: the source's name in `data.files`; not compared, since files may move.
+        share: the source's share of a batch, a fraction.
+        num_tokens: length of the source.
+        crc32: of its tokens as little-endian 32-bit integers; of a long source, of evenly spaced blocks.
     """
 
     name: str = field(compare=False)
@@ -40,18 +39,18 @@ class SourceFingerprint:
     crc32: str
 
     def __str__(self) -> str:
-        """On one line."""
+        """A description on one line."""
         return f"{self.name!r}, {self.num_tokens:,} tokens, crc32 {self.crc32}, {self.share} of a batch"
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of all that decides which tokens a batch has, but for the config's numbers.
+    """The fingerprint of everything but the config's numbers that determines the tokens of a batch.
 
     Attributes:
         vocab_size: of the tokenizer.
         tokenizer: its `identity`.
-        sources: in their order, which decides the order of batches too.
+        sources: in their order, which the order of the batches depends on.
     """
 
     vocab_size: int
@@ -59,69 +58,69 @@ class Fingerprint:
     sources: tuple[SourceFingerprint, ...]
 
     def to_json(self) -> str:
-        """As `from_json` reads it."""
+        """The JSON text that `from_json` reads."""
         return json.dumps(asdict(self), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Fingerprint:
-        """The fingerprint that `to_json` wrote.
+        """Returns the fingerprint that `to_json` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: it is none.
+            KeyError, TypeError, ValueError: the text is no fingerprint.
         """
         found = json.loads(text)
         sources = tuple(SourceFingerprint(**source) for source in found["sources"])
         return cls(found["vocab_size"], found["tokenizer"], sources)
 
 
-def fingerprint(rows: Mapping[str, Tokens], weights: Mapping[str, Fraction], tokenizer: Tokenizer) -> Fingerprint:
-    """The fingerprint of `rows`; of memory-mapped ones only a few blocks are read.
+def fingerprint(sources: Mapping[str, Tokens], weights: Mapping[str, Fraction], tokenizer: Tokenizer) -> Fingerprint:
+    """Returns the fingerprint of `sources`; only a few blocks of long ones are read.
 
     Args:
-        rows: tokens by the names of their sources.
+        sources: tokens by name.
         weights: of each source.
-        tokenizer: that they are words of.
+        tokenizer: gives the tokens their meaning.
 
     Example:
         >>> from jaxpipe.data import load_tokenizer
-        >>> row = np.frombuffer(b"123456789", np.uint8)
-        >>> found = fingerprint({"a": row}, {"a": Fraction(7)}, load_tokenizer("byte", is_masked=False))
+        >>> tokens = np.frombuffer(b"123456789", np.uint8)
+        >>> found = fingerprint({"a": tokens}, {"a": Fraction(7)}, load_tokenizer("byte", is_masked=False))
         >>> found.sources[0].share, found.sources[0].num_tokens
         ('1', 9)
     """
     total = sum(weights.values())
-    sources = tuple(
-        SourceFingerprint(name, str(weights[name] / total), len(row), f"{_crc32(row):08x}")
-        for name, row in rows.items()
+    found = tuple(
+        SourceFingerprint(name, str(weights[name] / total), len(tokens), f"{_crc32(tokens):08x}")
+        for name, tokens in sources.items()
     )
-    return Fingerprint(tokenizer.vocab_size, tokenizer.identity, sources)
+    return Fingerprint(tokenizer.vocab_size, tokenizer.identity, found)
 
 
 def differences(one: Fingerprint, other: Fingerprint) -> list[tuple[str, str]]:
-    """What differs, in words: of each such thing what it is in `one` and what it is in `other`."""
+    """Returns a pair of descriptions for each difference: what it is in `one`, and what it is in `other`."""
     differ = []
     if (one.vocab_size, one.tokenizer) != (other.vocab_size, other.tokenizer):
-        differ.append((_tokenizer_in_words(one), _tokenizer_in_words(other)))
+        differ.append((_format_tokenizer(one), _format_tokenizer(other)))
     pairs = enumerate(zip_longest(one.sources, other.sources), start=1)
     differ += [(f"source {n}: {a or 'none'}", f"source {n}: {b or 'none'}") for n, (a, b) in pairs if a != b]
     return differ
 
 
-def _tokenizer_in_words(found: Fingerprint) -> str:
-    return f"tokenizer: {found.vocab_size:,} words, {found.tokenizer}"
+def _format_tokenizer(found: Fingerprint) -> str:
+    return f"tokenizer: {found.vocab_size:,} tokens, {found.tokenizer}"
 
 
-def _crc32(row: Tokens) -> int:
+def _crc32(tokens: Tokens) -> int:
     crc = 0
-    for start in _block_starts(len(row)):
-        block = row[np.arange(start, min(start + BLOCK_TOKENS, len(row)))]
+    for start in _block_starts(len(tokens)):
+        block = tokens[np.arange(start, min(start + BLOCK_TOKENS, len(tokens)))]
         crc = zlib.crc32(block.astype("<i4").tobytes(), crc)
     return crc
 
 
 def _block_starts(num_tokens: int) -> Iterator[int]:
-    """Where blocks begin: all there are, or evenly spread ones, the first and the last among them."""
-    if num_tokens <= MOST_WHOLE_TOKENS:
+    """Yields where blocks begin: all of them, or evenly spaced ones including the first and the last."""
+    if num_tokens <= MAX_WHOLE_TOKENS:
         yield from range(0, num_tokens, BLOCK_TOKENS)
         return
     for block in range(NUM_BLOCKS):

@@ -1,10 +1,10 @@
-"""Tokens of a vocabulary in a tokenizer.json, the file in which Hugging Face keeps a trained tokenizer."""
+"""The tokenizer of a tokenizer.json, the file format of Hugging Face's tokenizers library."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from jaxpipe.data.masked_vocabulary import MaskedVocabulary
-from jaxpipe.errors import ConfigError
+from jaxpipe.data.protocols import MaskedVocabulary
+from jaxpipe.errors import ConfigError, explain
 
 FILE = "tokenizer.json"
 
-# What vocabularies call a special token; the first one found counts.
+# Names of special tokens in the vocabularies that exist; the first one found counts.
 ENDS_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 MASKED_NAMES = {
     "padding": ("[PAD]", "<pad>"),
@@ -26,7 +26,7 @@ MASKED_NAMES = {
     "mask": ("[MASK]", "<mask>"),
 }
 
-GROUP_BYTES = 2**24  # encoded at a time: enough for all cores, and what the library keeps of it fits
+GROUP_BYTES = 2**24  # encoded at a time: enough for all cores, and the library's results fit into memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,8 @@ class HuggingFaceTokenizer:
     """A tokenizer of the `tokenizers` library; see `Tokenizer`.
 
     Attributes:
-        library: cuts nothing off, fills nothing up and reads the names of special tokens as text.
-        vocab_size: the largest id and one; ids between may be free.
+        library: the library's tokenizer, which neither truncates nor pads, and reads names of special tokens as text.
+        vocab_size: the largest token plus one; some tokens below may be unused.
         separator: the token that ends a document.
         masked: the special tokens of a masked model, None for others.
     """
@@ -47,32 +47,37 @@ class HuggingFaceTokenizer:
 
     @property
     def beginning(self) -> tuple[int, ...]:
-        """What the file says to put before a text: LLaMA's <s>; of GPT-2 none."""
+        """The tokens that the file puts before a text: LLaMA's <s>; none for GPT-2."""
         encoding = self.library.encode("a")
         return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
 
     @property
     def identity(self) -> str:
-        """The SHA-256 of all words and their ids, and of which are special: the same of a file that is saved again."""
-        words = sorted(self.library.get_vocab(with_added_tokens=True).items())
-        content = json.dumps([words, sorted(_marked_special(self.library))])
+        """The SHA-256 of the vocabulary and of which tokens are special; saving the file again does not change it."""
+        vocabulary = sorted(self.library.get_vocab(with_added_tokens=True).items())
+        content = json.dumps([vocabulary, sorted(_marked_special(self.library))])
         return f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """The tokens of `text`; bytes that are no UTF-8 read as U+FFFD."""
+        """Returns the tokens of `text`; invalid UTF-8 decodes to U+FFFD."""
         return self._ids(self.library.encode(_text(text), add_special_tokens=False))
 
+    def encode_batch(self, texts: Sequence[str | bytes]) -> list[np.ndarray]:
+        """Returns the tokens of each of `texts`, encoded by the threads of the library, one text in each."""
+        encodings = self.library.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
+        return [self._ids(encoding) for encoding in encodings]
+
     def encode_documents(self, documents: Iterable[bytes]) -> np.ndarray:
-        """The tokens of all `documents`, on all cores, a separator behind each; a document is encoded whole."""
+        """Returns the tokens of all `documents`, with a separator after each."""
         separator = self._array([self.separator])
         parts = [self._array([])]
         for group in _groups(documents):
-            for encoding in self.library.encode_batch_fast(group, add_special_tokens=False):
-                parts += [self._ids(encoding), separator]
+            for tokens in self.encode_batch(group):
+                parts += [tokens, separator]
         return np.concatenate(parts)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of `tokens`, special ones by their names; free ids are left out."""
+        """Returns the text of `tokens`, special ones by their names; unused ones are left out."""
         return self.library.decode([int(token) for token in tokens], skip_special_tokens=False)
 
     def _ids(self, encoding: tokenizers.Encoding) -> np.ndarray:
@@ -84,30 +89,32 @@ class HuggingFaceTokenizer:
 
 
 def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
-    """The tokenizer of a file.
+    """Returns the tokenizer of a file.
 
     Args:
-        name: the path of a tokenizer.json, or of a folder that has one.
+        name: the path of a tokenizer.json, or of a folder that contains one.
         is_masked: whether a masked model uses it, which needs special tokens.
 
     Raises:
-        ConfigError: no such file, or it cannot be read, or it lacks special tokens that are needed.
+        ConfigError: there is no such file, it cannot be read, or it lacks the special tokens.
     """
     path = Path(name).expanduser()
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise ConfigError(
-            f"data.tokenizer={name!r} is no file\n"
-            f"  rule tokenizer-file: data.tokenizer is 'byte', or the path of a {FILE}, or of a folder that has one\n"
-            f"      no {path}, looked from {Path.cwd()}\n"
-            "  repair: name a file that exists, or set data.tokenizer='byte'"
+            explain(
+                f"data.tokenizer={name!r} is no file",
+                rule=f"tokenizer-file: data.tokenizer is 'byte', or the path of a {FILE}, or of a folder with one",
+                picture=f"no {path}; current folder: {Path.cwd()}",
+                repair="name a file that exists, or set data.tokenizer='byte'",
+            )
         )
     return _read(path, path.stat().st_mtime_ns, is_masked)
 
 
 @lru_cache(maxsize=4)
 def _read(path: Path, changed_ns: int, is_masked: bool) -> HuggingFaceTokenizer:
-    """Read once until the file changes: a large vocabulary takes a second."""
+    """Reads a file once until it changes: a large vocabulary takes a second."""
     del changed_ns
     library = _library(path)
     library.no_truncation()
@@ -126,10 +133,12 @@ def _library(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no exceptions of its own
         raise ConfigError(
-            "data.tokenizer names a file that cannot be read\n"
-            f"  rule tokenizer-form: the file is one that Hugging Face's tokenizers library wrote, as every {FILE} is\n"
-            f"      {path}: {error}\n"
-            "  repair: name another file, or save this one again with tokenizers.Tokenizer.save"
+            explain(
+                "data.tokenizer names a file that cannot be read",
+                rule=f"tokenizer-form: the file was written by Hugging Face's tokenizers library, as every {FILE} is",
+                picture=f"{path}: {error}",
+                repair="name another file, or save this one again with tokenizers.Tokenizer.save",
+            )
         ) from error
 
 
@@ -137,10 +146,12 @@ def _end_of_document(ids: dict[str, int], library: tokenizers.Tokenizer, path: P
     found = [ids[name] for name in ENDS_DOCUMENT if name in ids]
     if not found:
         raise ConfigError(
-            "data.tokenizer names a vocabulary without a token that ends a document\n"
-            f"  rule document-end: one of {', '.join(ENDS_DOCUMENT)} stands between documents\n"
-            f"{_picture(library, path)}"
-            "  repair: add one of them with tokenizers.Tokenizer.add_special_tokens"
+            explain(
+                "data.tokenizer names a vocabulary without a token that ends a document",
+                rule=f"document-end: one of {', '.join(ENDS_DOCUMENT)} separates documents",
+                picture=_picture(library, path),
+                repair="add one of them with tokenizers.Tokenizer.add_special_tokens",
+            )
         )
     return found[0]
 
@@ -152,37 +163,39 @@ def _masked_vocabulary(
     missing = [f"{kind} ({' or '.join(MASKED_NAMES[kind])})" for kind, of_kind in found.items() if not of_kind]
     if missing:
         raise ConfigError(
-            f"data.tokenizer names a vocabulary without {', '.join(missing)}\n"
-            "  rule masked-tokens: a masked model has special tokens for padding, classification, separator and mask\n"
-            f"{_picture(library, path)}"
-            "  repair: take the tokenizer of a masked model, BERT's for example, or add what is missing with"
-            " tokenizers.Tokenizer.add_special_tokens"
+            explain(
+                f"data.tokenizer names a vocabulary without {', '.join(missing)}",
+                rule="masked-tokens: a masked model has special tokens for padding, classification, separator and mask",
+                picture=_picture(library, path),
+                repair="use the tokenizer of a masked model, BERT's for example, or add what is missing with"
+                " tokenizers.Tokenizer.add_special_tokens",
+            )
         )
     special = {kind: of_kind[0] for kind, of_kind in found.items()}
-    is_word = np.zeros(vocab_size, bool)
-    is_word[list(ids.values())] = True
-    is_word[[*special.values(), *_marked_special(library)]] = False
-    return MaskedVocabulary(**special, is_word=is_word)
+    is_maskable = np.zeros(vocab_size, bool)
+    is_maskable[list(ids.values())] = True
+    is_maskable[[*special.values(), *_marked_special(library)]] = False
+    return MaskedVocabulary(**special, is_maskable=is_maskable)
 
 
 def _marked_special(library: tokenizers.Tokenizer) -> dict[int, str]:
-    """The tokens that the file itself says are no words, by their ids."""
+    """The names of the tokens that the file itself marks as special, by token."""
     return {token: added.content for token, added in library.get_added_tokens_decoder().items() if added.special}
 
 
 def _picture(library: tokenizers.Tokenizer, path: Path) -> str:
-    return f"      {path}: its special tokens are {', '.join(_marked_special(library).values()) or 'none'}\n"
+    return f"{path}: its special tokens are {', '.join(_marked_special(library).values()) or 'none'}"
 
 
 def _text(text: str | bytes) -> str:
     return text.decode(errors="replace") if isinstance(text, bytes) else text
 
 
-def _groups(documents: Iterable[bytes]) -> Iterator[list[str]]:
-    """`documents` as text, so many at a time as make up about `GROUP_BYTES`."""
+def _groups(documents: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yields `documents` in groups of about `GROUP_BYTES`."""
     group, num_bytes = [], 0
     for document in documents:
-        group.append(_text(document))
+        group.append(document)
         num_bytes += len(document)
         if num_bytes >= GROUP_BYTES:
             yield group

@@ -1,18 +1,33 @@
-"""Tokens that lie prepared on a disk, in Megatron-LM's indexed format, read without copying them to memory.
+"""Tokens on the disk in Megatron-LM's indexed format, checked and then read without copying them to memory.
 
-Goes in: a prefix, of files that `jaxpipe.prepare` or Megatron-LM wrote. Comes out: all tokens as one row, mapped to
-memory. Left to others: the format (`indexed_format`), writing it (`indexed_writer`), cutting the row into sequences.
+Goes in: the prefix of files that `jaxpipe.prepare` or Megatron-LM wrote. Comes out: all tokens as one array, mapped to
+memory. Left to others: the format (`indexed_format`), writing it (`indexed_writer`), cutting tokens into sequences.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from jaxpipe.data import indexed_checks as checks
-from jaxpipe.data.indexed_format import DTYPES, END, HEADER, LENGTH, POINTER, index_path, tokens_path
+from jaxpipe.data.indexed_format import (
+    CODES,
+    DTYPES,
+    END,
+    HEADER,
+    LENGTH,
+    MAGIC,
+    POINTER,
+    VERSION,
+    index_path,
+    tokens_path,
+)
+from jaxpipe.errors import DataError, explain
+
+BLOCK_SEQUENCES = 2**22  # checked at a time, which bounds the memory
+_AGAIN = "write both files again with python -m jaxpipe.prepare, or copy them again from where they are whole"
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,10 +35,10 @@ class IndexedTokens:
     """The tokens of PREFIX.bin and PREFIX.idx.
 
     Attributes:
-        prefix: of both files.
-        tokens: "tokens", mapped to memory: all documents one after the other.
+        prefix: path of both files without their endings.
+        tokens: "tokens", mapped to memory: all documents, concatenated.
         lengths: "sequence", int32, tokens of each sequence; a document of Megatron-LM has one or more.
-        documents: "documents + 1", int64: 0 and the end of each document, counted in sequences.
+        documents: "document + 1", int64: 0 and the end of each document, counted in sequences.
     """
 
     prefix: str
@@ -33,49 +48,203 @@ class IndexedTokens:
 
     @classmethod
     def open(cls, prefix: str) -> IndexedTokens:
-        """The tokens of `prefix`, checked: what the index says agrees with itself and with the tokens' file.
+        """Returns the tokens of `prefix`, after checking the index against itself and against the file of tokens.
 
-        Reads the whole index once, 12 bytes a sequence and 8 a document, and of the tokens nothing.
+        Reads the whole index once, 12 bytes a sequence and 8 a document, and none of the tokens.
 
         Raises:
-            DataError: a file is not there, is damaged, or holds no tokens.
+            DataError: a file is missing, is damaged, or contains no tokens.
         """
         tokens_file, index_file = tokens_path(prefix), index_path(prefix)
-        checks.check_files(prefix, tokens_file, index_file)
+        check_files(prefix, tokens_file, index_file)
         with index_file.open("rb") as file:
-            header = checks.read_header(file.read(HEADER.size), index_file)
+            header = read_header(file.read(HEADER.size), index_file)
         code, num_sequences, num_ends = header
         dtype = DTYPES[code]
         first_pointer = HEADER.size + LENGTH.itemsize * num_sequences
         first_end = first_pointer + POINTER.itemsize * num_sequences
-        checks.check_index_size(index_file, first_end + END.itemsize * num_ends, num_sequences)
+        check_index_size(index_file, first_end + END.itemsize * num_ends, num_sequences)
         lengths = _mapped(index_file, LENGTH, HEADER.size, num_sequences)
         pointers = _mapped(index_file, POINTER, first_pointer, num_sequences)
         documents = _mapped(index_file, END, first_end, num_ends)
-        num_tokens = checks.check_sequences(index_file, lengths, pointers, dtype)
-        checks.check_documents(index_file, documents, num_sequences)
-        checks.check_tokens_size(tokens_file, num_tokens, dtype)
+        num_tokens = check_sequences(index_file, lengths, pointers, dtype)
+        check_documents(index_file, documents, num_sequences)
+        check_tokens_size(tokens_file, num_tokens, dtype)
         return cls(prefix, _mapped(tokens_file, dtype, 0, num_tokens), lengths, documents)
 
     @property
     def num_tokens(self) -> int:
-        """All of them."""
+        """Tokens of all documents."""
         return len(self.tokens)
 
     @property
     def num_documents(self) -> int:
-        """Documents, empty ones too."""
+        """Number of documents, empty ones included."""
         return len(self.documents) - 1
 
     @property
     def dtype(self) -> np.dtype:
-        """Of a token: an integer."""
+        """The integer type of a token."""
         return self.tokens.dtype
 
     def __reduce__(self) -> tuple:
-        """Another process gets the prefix, not the tokens."""
+        """Pickles the prefix, not the tokens: another process maps the files again."""
         return IndexedTokens.open, (self.prefix,)
 
 
 def _mapped(path: Path, dtype: np.dtype, first_byte: int, num: int) -> np.ndarray:
     return np.memmap(path, dtype, mode="r", offset=first_byte, shape=(num,))
+
+
+# Every rule about the two files has an error of its own, and all of them hold before a token is read.
+
+
+def check_files(prefix: str, tokens_file: Path, index_file: Path) -> None:
+    """Raises DataError if one of the two files is missing or empty."""
+    for path in (tokens_file, index_file):
+        if not path.is_file():
+            without = re.sub(r"\.(bin|idx)$", "", prefix)
+            hint = f"write indexed:{without}" if without != prefix else "name a prefix of which both files exist"
+            raise _damaged(
+                f"no file {path}",
+                rule="indexed-files: tokens are PREFIX.bin and PREFIX.idx, and PREFIX is given",
+                picture=f"PREFIX={prefix}; current folder: {Path.cwd()}",
+                repair=f"{hint}, or write them with python -m jaxpipe.prepare --output={without}",
+            )
+        if not path.stat().st_size:
+            raise _damaged(
+                f"{path} is empty", rule="indexed-tokens: there is at least one token", picture="found 0 bytes"
+            )
+
+
+def read_header(header: bytes, path: Path) -> tuple[int, int, int]:
+    """Returns the code of the dtype, the number of sequences and the number of document ends.
+
+    Args:
+        header: the first bytes of the index.
+        path: of the index, for messages.
+
+    Raises:
+        DataError: the file is no index, has another version, its tokens are no integers, or it has no sequences.
+    """
+    if header[: len(MAGIC)] != MAGIC:
+        raise _damaged(
+            f"{path} is no index of tokens",
+            rule=f"indexed-magic: it begins with {MAGIC!r}",
+            picture=f"found {header[: len(MAGIC)]!r}",
+        )
+    if len(header) < HEADER.size:
+        raise _truncated(path, "its header", HEADER.size, len(header))
+    _, version, code, num_sequences, num_ends = HEADER.unpack(header)
+    if version != VERSION:
+        raise _damaged(
+            f"{path} has version={version}",
+            rule=f"indexed-version: version {VERSION} of Megatron-LM's indexed format",
+            picture=f"found {version}",
+        )
+    if code not in DTYPES or DTYPES[code].kind == "f":
+        integers = ", ".join(f"{known} {name}" for known, name in CODES.items() if DTYPES[known].kind != "f")
+        raise _damaged(
+            f"{path} has tokens of {CODES.get(code, 'an unknown dtype')}, code {code}",
+            rule="indexed-dtype: tokens are integers",
+            picture=f"codes: {integers}",
+        )
+    if not num_sequences:
+        raise _damaged(
+            f"{path} has no sequences",
+            rule="indexed-tokens: there is at least one token",
+            picture=f"found num_sequences=0, num_document_ends={num_ends}",
+        )
+    return code, num_sequences, num_ends
+
+
+def check_index_size(path: Path, needed_bytes: int, num_sequences: int) -> None:
+    """Raises DataError if the index is not as long as its own header says."""
+    found = path.stat().st_size
+    if found < needed_bytes:
+        raise _truncated(path, f"an index of {num_sequences} sequences", needed_bytes, found)
+    if found == needed_bytes + num_sequences:
+        raise _damaged(
+            f"{path} is the index of multimodal data",
+            rule="indexed-text: sequences are text and have no modes",
+            picture=f"found {num_sequences} bytes after the ends of the documents, one for each sequence",
+            repair="name data that Megatron-LM wrote without multimodal=True",
+        )
+    if found > needed_bytes:
+        raise _damaged(
+            f"{path} is too long",
+            rule=f"indexed-size: an index of {num_sequences} sequences is as long as its header says",
+            picture=f"needed {needed_bytes} bytes\nfound  {found} bytes",
+        )
+
+
+def check_sequences(path: Path, lengths: np.ndarray, pointers: np.ndarray, dtype: np.dtype) -> int:
+    """Returns the number of tokens of all sequences, which follow each other without gaps.
+
+    Args:
+        path: of the index.
+        lengths: "sequence", tokens of each.
+        pointers: "sequence", first byte of each.
+        dtype: of a token.
+
+    Raises:
+        DataError: a length is negative, a sequence is at another position, or there are no tokens.
+    """
+    num_tokens = 0
+    for start in range(0, len(lengths), BLOCK_SEQUENCES):
+        block = lengths[start : start + BLOCK_SEQUENCES].astype(np.int64)
+        ends = num_tokens + np.cumsum(block)
+        is_wrong = (block < 0) | (pointers[start : start + BLOCK_SEQUENCES] != (ends - block) * dtype.itemsize)
+        if is_wrong.any():
+            first = int(np.argmax(is_wrong))
+            raise _damaged(
+                f"{path}: sequence {start + first} is not where the one before it ends",
+                rule="indexed-contiguous: sequences follow each other in the .bin, without gaps",
+                picture=f"needed byte {int(ends[first] - block[first]) * dtype.itemsize}, length 0 or more\n"
+                f"found  byte {int(pointers[start + first])}, length {int(block[first])}",
+            )
+        num_tokens = int(ends[-1])
+    if not num_tokens:
+        raise _damaged(
+            f"{path} has no tokens",
+            rule="indexed-tokens: there is at least one token",
+            picture=f"found {len(lengths)} sequences, all empty",
+        )
+    return num_tokens
+
+
+def check_documents(path: Path, documents: np.ndarray, num_sequences: int) -> None:
+    """Raises DataError if the ends of documents do not ascend from 0 to the number of sequences."""
+    is_whole = len(documents) > 1 and documents[0] == 0 and documents[-1] == num_sequences
+    # Neighbouring blocks share an end, so that every pair of ends is compared.
+    blocks = (documents[start : start + BLOCK_SEQUENCES + 1] for start in range(0, len(documents), BLOCK_SEQUENCES))
+    if not is_whole or any((block[1:] < block[:-1]).any() for block in blocks):
+        shown = ", ".join(str(end) for end in documents[:5])
+        raise _damaged(
+            f"{path}: the ends of its documents do not cover its sequences",
+            rule=f"indexed-documents: they begin with 0, never decrease and end with {num_sequences}",
+            picture=f"found {shown}{', ...' if len(documents) > 5 else ''}, and last {documents[-1:].tolist()}",
+        )
+
+
+def check_tokens_size(path: Path, num_tokens: int, dtype: np.dtype) -> None:
+    """Raises DataError if the file of tokens is shorter or longer than its index says."""
+    needed, found = num_tokens * dtype.itemsize, path.stat().st_size
+    if needed != found:
+        raise _damaged(
+            f"{path} is {'shorter' if found < needed else 'longer'} than its index says",
+            rule=f"indexed-size: {num_tokens} tokens of {dtype.name} take {needed} bytes",
+            picture=f"needed {needed} bytes\nfound  {found} bytes",
+        )
+
+
+def _truncated(path: Path, what: str, needed_bytes: int, found_bytes: int) -> DataError:
+    return _damaged(
+        f"{path} ends too early",
+        rule=f"indexed-size: {what} takes {needed_bytes} bytes",
+        picture=f"needed {needed_bytes} bytes\nfound  {found_bytes} bytes",
+    )
+
+
+def _damaged(what: str, *, rule: str, picture: str, repair: str = _AGAIN) -> DataError:
+    return DataError(explain(what, rule=rule, picture=picture, repair=repair))

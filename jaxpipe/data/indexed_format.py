@@ -1,6 +1,6 @@
-r"""Megatron-LM's indexed format: a row of tokens in PREFIX.bin, and where sequences and documents end in PREFIX.idx.
+r"""Megatron-LM's indexed format: tokens in PREFIX.bin, and the ends of sequences and documents in PREFIX.idx.
 
-PREFIX.bin holds nothing but the tokens of all sequences, one after the other. PREFIX.idx, all little-endian:
+PREFIX.bin contains only the tokens of all sequences, concatenated. PREFIX.idx is little-endian:
 
     bytes  type    what
         9          b"MMIDIDX\x00\x00"
@@ -12,7 +12,7 @@ PREFIX.bin holds nothing but the tokens of all sequences, one after the other. P
       8 S  int64   first byte of each sequence in PREFIX.bin
       8 E  int64   ends of documents, counted in sequences: 0, the end of the first document, ..., S
 
-Multimodal data have S bytes more, a mode for each sequence; those we do not read.
+Multimodal data have S bytes more, a mode for each sequence; jaxpipe does not read these.
 
 Source: class _IndexWriter and class DType in megatron/core/datasets/indexed_dataset.py of NVIDIA/Megatron-LM.
 """
@@ -32,11 +32,11 @@ LENGTH, POINTER, END = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
 CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 DTYPES = {code: np.dtype(name).newbyteorder("<") for code, name in CODES.items()}
 
-VOCAB_SIZE_OF_INT32 = 65500  # from here on Megatron-LM takes int32 in place of uint16
+VOCAB_SIZE_OF_INT32 = 65500  # from this size on Megatron-LM uses int32 instead of uint16
 
 
 def dtype_code(vocab_size: int) -> int:
-    """The code of the dtype that Megatron-LM takes for tokens of a vocabulary (DType.optimal_dtype).
+    """Returns the code of the dtype that Megatron-LM uses for the tokens of a vocabulary (DType.optimal_dtype).
 
     Example:
         >>> CODES[dtype_code(50257)], CODES[dtype_code(128256)]
@@ -47,10 +47,10 @@ def dtype_code(vocab_size: int) -> int:
 
 
 def tokens_path(prefix: str) -> Path:
-    """PREFIX.bin, `~` expanded."""
+    """Returns the path PREFIX.bin, with `~` expanded."""
     return Path(f"{prefix}.bin").expanduser()
 
 
 def index_path(prefix: str) -> Path:
-    """PREFIX.idx, `~` expanded."""
+    """Returns the path PREFIX.idx, with `~` expanded."""
     return Path(f"{prefix}.idx").expanduser()

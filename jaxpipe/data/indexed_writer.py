@@ -1,4 +1,4 @@
-"""Tokens to PREFIX.bin and PREFIX.idx, document by document, as they come."""
+"""Writes tokens to PREFIX.bin and PREFIX.idx, document by document."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ from jaxpipe.data.indexed_format import (
     index_path,
     tokens_path,
 )
-from jaxpipe.data.whole_files import whole_files
-from jaxpipe.errors import DataError
+from jaxpipe.errors import DataError, explain
+from jaxpipe.whole_file import whole_files
 
-LONGEST = np.iinfo(LENGTH).max  # tokens of a sequence; a longer document has several
-_BLOCK = 64  # arrays of lengths, one from each call of `add`, that are written at a time
+MAX_LENGTH = np.iinfo(LENGTH).max  # tokens of a sequence; a longer document has several sequences
+_BLOCK = 64  # arrays of lengths, one from each call of `add`, that are joined before they are written
 
 
 class IndexedWriter:
     """Writes tokens in Megatron-LM's indexed format; made by `write_indexed`.
 
-    Holds 8 bytes a document in memory; the tokens are written as they come.
+    Keeps 8 bytes a document in memory; tokens are written at once.
 
     Attributes:
-        num_tokens: written so far.
+        num_tokens: number of tokens written so far.
     """
 
     def __init__(self, file: BinaryIO, *, vocab_size: int):
         self._file = file
         self._vocab_size = vocab_size
         self._code = dtype_code(vocab_size)
-        self._open_tokens = 0  # of the document that has begun and not ended
+        self._open_tokens = 0  # of the document that has begun but not ended
         self._lengths: list[np.ndarray] = []
         self._num_sequences: list[np.ndarray] = []  # of each document
         self.num_tokens = 0
 
     @property
     def num_documents(self) -> int:
-        """Those that have ended."""
+        """Number of documents that have ended."""
         return sum(map(len, self._num_sequences))
 
     @property
     def dtype(self) -> np.dtype:
-        """Of a token in the file."""
+        """The integer type of a token in the file."""
         return DTYPES[self._code]
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray | None = None, *, is_open: bool = False) -> None:
         """Writes documents.
 
         Args:
-            tokens: "tokens", integers, all documents one after the other.
+            tokens: "tokens", integers, all documents concatenated.
             lengths: "document", tokens of each, all of `tokens` together; None for one document.
-            is_open: whether the last one goes on with what is added next.
+            is_open: whether the last document continues with the tokens that are added next.
 
         Raises:
             DataError: a token is not in the vocabulary.
@@ -71,10 +71,12 @@ class IndexedWriter:
         assert lengths.sum() == len(tokens)
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
             raise DataError(
-                f"tokens from {tokens.min()} to {tokens.max()}\n"
-                "  rule vocabulary: every token is a word of the vocabulary\n"
-                f"      vocab_size={self._vocab_size}\n"
-                "  repair: give the size of the vocabulary that the tokens come from"
+                explain(
+                    f"tokens from {tokens.min()} to {tokens.max()}",
+                    rule="vocabulary: every token is in the vocabulary",
+                    picture=f"vocab_size={self._vocab_size}",
+                    repair="give the size of the vocabulary that the tokens come from",
+                )
             )
         self._file.write(np.ascontiguousarray(tokens, self.dtype).data)
         self.num_tokens += len(tokens)
@@ -85,14 +87,15 @@ class IndexedWriter:
         self._end(lengths[:-1] if is_open else lengths)
 
     def _end(self, documents: np.ndarray) -> None:
-        num_sequences = np.maximum(1, -(-documents // LONGEST))
-        lengths = np.full(num_sequences.sum(), LONGEST)
-        lengths[np.cumsum(num_sequences) - 1] = documents - (num_sequences - 1) * LONGEST
+        """Notes the lengths of `documents` "document", each cut into sequences of at most MAX_LENGTH tokens."""
+        num_sequences = np.maximum(1, -(-documents // MAX_LENGTH))
+        lengths = np.full(num_sequences.sum(), MAX_LENGTH)
+        lengths[np.cumsum(num_sequences) - 1] = documents - (num_sequences - 1) * MAX_LENGTH
         self._lengths.append(lengths.astype(LENGTH))
         self._num_sequences.append(num_sequences.astype(np.int32))
 
     def write_index(self, file: BinaryIO) -> None:
-        """Writes what PREFIX.idx holds; a document that is open ends here."""
+        """Writes PREFIX.idx to `file`; an open document ends here."""
         if self._open_tokens:
             self._end(np.array([self._open_tokens]))
             self._open_tokens = 0
@@ -117,15 +120,15 @@ class IndexedWriter:
 def write_indexed(
     prefix: str, *, vocab_size: int, beside: Mapping[str, bytes] | None = None
 ) -> Iterator[IndexedWriter]:
-    """A writer of PREFIX.bin and PREFIX.idx, which are there when the block has ended without an error.
+    """Yields a writer of PREFIX.bin and PREFIX.idx, which appear when the block ends without an error.
 
     Args:
-        prefix: of both; files that are there are replaced.
-        vocab_size: every token is less; decides the dtype.
-        beside: other files of the same prefix by suffix, as ".tokenizer.json".
+        prefix: path of both without their endings; existing files are replaced.
+        vocab_size: every token is less; determines the dtype.
+        beside: contents of other files of the same prefix by their endings, for example ".tokenizer.json".
 
     Raises:
-        DataError: a file cannot be written, or a token is not in the vocabulary; then nothing is left.
+        DataError: a file cannot be written, or a token is not in the vocabulary; then no file is left.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -137,15 +140,27 @@ def write_indexed(
         ['text.bin', 'text.idx']
     """
     others = {Path(f"{prefix}{suffix}").expanduser(): content for suffix, content in (beside or {}).items()}
-    with whole_files([tokens_path(prefix), *others, index_path(prefix)]) as (tokens, *rest):
-        writer = IndexedWriter(tokens, vocab_size=vocab_size)
-        yield writer
-        for file, content in zip(rest, [*others.values()], strict=False):
-            file.write(content)
-        writer.write_index(rest[-1])
+    paths = [tokens_path(prefix), *others, index_path(prefix)]
+    try:
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        with whole_files(paths) as (tokens, *rest):
+            writer = IndexedWriter(tokens, vocab_size=vocab_size)
+            yield writer
+            for file, content in zip(rest, [*others.values()], strict=False):
+                file.write(content)
+            writer.write_index(rest[-1])
+    except OSError as error:
+        raise DataError(
+            explain(
+                f"{paths[0]} cannot be written",
+                rule="output-files: the folder can be made and written to, and has room for all files",
+                picture=f"{error.filename or 'while writing'}: {error.strerror}",
+                repair="free space, get permission to write there, or name another place",
+            )
+        ) from error
 
 
 def _blocks(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:
-    """The same numbers in fewer and longer arrays, as small files come in small ones."""
+    """Yields the numbers of `arrays` in fewer and longer ones, since small files give short ones."""
     for start in range(0, len(arrays), _BLOCK):
         yield np.concatenate(arrays[start : start + _BLOCK])

@@ -1,4 +1,8 @@
-"""Sequences of two segments, some words of which are masked and to be predicted, as BERT learns."""
+"""Sequences of two segments in which some tokens are masked and predicted, as BERT is trained.
+
+Goes in: a source of tokens. Comes out: rows for `Batches`. Left to others: lengths and places of the segments
+(`segments`), random numbers (`random_numbers`), and which tokens may be masked (`MaskedVocabulary`).
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.data.blocks import Tokens
-from jaxpipe.data.draws import raw_draws
-from jaxpipe.data.masked_vocabulary import MaskedVocabulary
-from jaxpipe.data.masking import choose_words, num_predicted, replace_words
-from jaxpipe.data.segments import FEWEST_TOKENS, NUM_DRAWS, NUM_SPECIAL, draw_segments
-from jaxpipe.data.sequences import Batch
+from jaxpipe.data.protocols import Batch, MaskedVocabulary, Tokens
+from jaxpipe.data.random_numbers import integers, random_bits, uniform
+from jaxpipe.data.segments import MIN_TOKENS, NUM_RANDOM, NUM_SPECIAL, random_segments
 
-SHORTEST_SEQ_LEN = FEWEST_TOKENS + NUM_SPECIAL
+MIN_SEQ_LEN = MIN_TOKENS + NUM_SPECIAL
+MASKED, RANDOM = 0.8, 0.1  # fractions of the predicted tokens that become [MASK] and a random token; the rest stay
 
 
 @dataclass(frozen=True)
 class MaskedSequences:
-    """The text cut into windows that do not overlap; every epoch cuts, orders and masks each anew.
+    """Consecutive windows of a source of tokens, without overlap; every epoch cuts, orders and masks each anew.
 
-    A window of six words, cut behind the third and swapped, with one word to predict:
+    A window of six words, cut after the third and swapped, with one word to predict:
 
         window       the quick brown fox jumps over
         tokens       [CLS]  fox [MASK] over [SEP]  the quick brown [SEP]
@@ -28,13 +30,13 @@ class MaskedSequences:
         predicted 2, targets jumps, sentence_order 1
 
     Attributes:
-        tokens: at least `seq_len - 3`, ids of `vocabulary`; read where a sequence is taken.
+        tokens: at least `seq_len - 3` tokens of `vocabulary`; read only where a sequence is taken.
         seq_len: tokens of one sequence with its special ones and padding; at least 5.
-        vocabulary: the special tokens, and which ids are words.
-        mask_fraction: of the words of a text, those to predict, in (0, 1].
-        short_fraction: about this part of the texts is shorter than a window, in [0, 1].
-        seed: decides, with epoch and sequence, all that is random.
-        sentence_order: whether half of the pairs are swapped, and which they are is to be predicted.
+        vocabulary: the special tokens, and which tokens may be masked.
+        mask_fraction: fraction of the maskable tokens of a text that is predicted, in (0, 1].
+        short_fraction: about this fraction of the texts is shorter than a window, in [0, 1].
+        seed: determines, with epoch and sequence, all that is random.
+        sentence_order: whether half of the pairs are swapped and the model predicts which.
 
     Example:
         >>> from jaxpipe.data import load_tokenizer
@@ -56,50 +58,50 @@ class MaskedSequences:
     @property
     def num_sequences(self) -> int:
         """Sequences of one epoch."""
-        return len(self.tokens) // self._longest
+        return len(self.tokens) // self._window
 
     @property
     def num_predicted(self) -> int:
-        """Words that a sequence predicts, the most there are."""
-        return num_predicted(self._longest, self.mask_fraction)
+        """Largest number of tokens that a sequence predicts."""
+        return num_predicted(self._window, self.mask_fraction)
 
     def take(self, indices: np.ndarray, *, epoch: int) -> Batch:
-        """The sequences `indices` as `epoch` sees them, a pure function of (seed, epoch, index); int32.
+        """Returns the sequences `indices` as `epoch` sees them, a pure function of (seed, epoch, index); int32.
 
         Returns:
             "tokens", "token_types" (0 for [CLS] A [SEP] and padding, 1 for B [SEP]) and "padding_mask" (1 for a token,
-            0 for padding), each "sequence seq"; "predicted" (places in the sequence, ascending) and "targets" (the
-            words there), each "sequence predicted", places 0 and targets -1 where there are fewer; if
+            0 for padding), each "sequence seq"; "predicted" (positions in the sequence, ascending) and "targets" (the
+            tokens there), each "sequence predicted", positions 0 and targets -1 where there are fewer; if
             `sentence_order`, "sentence_order" "sequence": 1 where the segments are swapped, else 0.
         """
-        num_choices = self.num_predicted
-        raw = raw_draws(self.seed, epoch, indices, num_draws=NUM_DRAWS + 2 * num_choices + self._longest)
-        raw_segments, raw_words, raw_order = np.split(raw, [NUM_DRAWS, NUM_DRAWS + 2 * num_choices], axis=1)
-        segments = draw_segments(
-            raw_segments, longest=self._longest, short_fraction=self.short_fraction, may_swap=self.sentence_order
+        most = self.num_predicted
+        bits = random_bits(self.seed, epoch, indices, num_per_sequence=NUM_RANDOM + 2 * most + self._window)
+        of_segments, of_replacements, of_choice = np.split(bits, [NUM_RANDOM, NUM_RANDOM + 2 * most], axis=1)
+        segments = random_segments(
+            of_segments, window=self._window, short_fraction=self.short_fraction, may_swap=self.sentence_order
         )
-        text = self.tokens[indices[:, None] * self._longest + segments.sources()].astype(np.int32)
-        is_word = self.vocabulary.is_word[text] & segments.is_text()
-        chosen = choose_words(raw_order, is_word, self.mask_fraction)
-        is_chosen = chosen < self._longest
+        text = self.tokens[indices[:, None] * self._window + segments.window_positions()].astype(np.int32)
+        is_maskable = self.vocabulary.is_maskable[text] & segments.is_text()
+        chosen = choose_predicted(of_choice, is_maskable, self.mask_fraction)
+        is_chosen = chosen < self._window
 
-        # A last column, which has no place in the sequence, takes what is chosen where there are fewer.
+        # One column more, which has no position in the sequence, stands for the choices that a row does not have.
         text = np.pad(text, ((0, 0), (0, 1)))
         targets = np.take_along_axis(text, chosen, axis=1)
-        np.put_along_axis(text, chosen, replace_words(raw_words, targets, self.vocabulary), axis=1)
-        places = np.pad(segments.places(), ((0, 0), (0, 1)))
-        predicted = np.take_along_axis(places, chosen, axis=1)
+        np.put_along_axis(text, chosen, replace_predicted(of_replacements, targets, self.vocabulary), axis=1)
+        positions = np.pad(segments.sequence_positions(), ((0, 0), (0, 1)))
+        predicted = np.take_along_axis(positions, chosen, axis=1)
         return {
-            **segments.laid_out(text[:, :-1], self.vocabulary),
+            **segments.arrange(text[:, :-1], self.vocabulary),
             "predicted": predicted.astype(np.int32),
             "targets": np.where(is_chosen, targets, -1),
             **self._order(segments.is_swapped.astype(np.int32)),
         }
 
     def fill(self, num_sequences: int) -> Batch:
-        """Rows without a word to predict and without an order: a [CLS] and padding.
+        """Returns rows that predict no token and no order: a [CLS] and padding.
 
-        The [CLS] counts as a token, since attention to none has no softmax.
+        The [CLS] counts as a token, since a softmax over no tokens at all is undefined.
         """
         shape, shape_predicted = (num_sequences, self.seq_len), (num_sequences, self.num_predicted)
         is_first = np.broadcast_to(np.arange(self.seq_len) == 0, shape)
@@ -113,8 +115,65 @@ class MaskedSequences:
         }
 
     @property
-    def _longest(self) -> int:
+    def _window(self) -> int:
+        """Tokens of a window: a sequence without its special tokens."""
         return self.seq_len - NUM_SPECIAL
 
     def _order(self, order: np.ndarray) -> Batch:
         return {"sentence_order": order} if self.sentence_order else {}
+
+
+def num_predicted(num_maskable: int, mask_fraction: float) -> int:
+    """Number of tokens to predict: about `mask_fraction` of `num_maskable`, at least one."""
+    return max(1, round(mask_fraction * num_maskable))
+
+
+def choose_predicted(bits: np.ndarray, is_maskable: np.ndarray, mask_fraction: float) -> np.ndarray:
+    """Columns of the tokens to predict, in ascending order; then `window` where a row has fewer.
+
+    Every set of `num_predicted` maskable tokens of a text is equally likely: the maskable columns are sorted by their
+    random bits, and the first ones are taken.
+
+    Args:
+        bits: "sequence window", from `random_bits`.
+        is_maskable: "sequence window", bool.
+        mask_fraction: fraction of the maskable tokens to predict, in (0, 1].
+
+    Returns:
+        "sequence predicted", int64; as many columns as a text of `window` maskable tokens has to predict.
+
+    Example:
+        >>> bits = np.array([[70, 10, 50, 30], [70, 10, 50, 30]], np.uint64) << np.uint64(32)
+        >>> choose_predicted(bits, np.array([[True, True, True, True], [True, False, False, False]]), 0.5)
+        array([[1, 3],
+               [0, 4]])
+
+    Source: Devlin et al. 2019 (arXiv 1810.04805), section 3.1, which takes the fraction of all tokens of a sequence,
+    special ones included; here it is of the maskable ones.
+    """
+    window = is_maskable.shape[1]
+    # The column in the lower bits makes all keys different, so that every sorting algorithm gives the same order.
+    lower = np.uint64((1 << window.bit_length()) - 1)
+    keys = np.where(is_maskable, bits & ~lower, ~lower) | np.arange(window, dtype=np.uint64)
+    shuffled = (np.sort(keys, axis=1)[:, : num_predicted(window, mask_fraction)] & lower).astype(np.int64)
+    num_maskable = is_maskable.sum(axis=1)
+    num_chosen = np.minimum(np.maximum(1, np.rint(mask_fraction * num_maskable)), num_maskable)
+    return np.sort(np.where(np.arange(shuffled.shape[1]) < num_chosen[:, None], shuffled, window), axis=1)
+
+
+def replace_predicted(bits: np.ndarray, targets: np.ndarray, vocabulary: MaskedVocabulary) -> np.ndarray:
+    """What the model sees in place of `targets`, "sequence predicted".
+
+    Each target independently becomes [MASK] (80 %) or a random maskable token (10 %), or stays as it is (10 %).
+
+    Args:
+        bits: "sequence 2 x predicted", from `random_bits`.
+        targets: "sequence predicted", the tokens to predict.
+        vocabulary: gives the mask and the tokens to choose from.
+
+    Source: Devlin et al. 2019 (arXiv 1810.04805), section 3.1 and appendix A.1.
+    """
+    decision, choice = np.split(bits, 2, axis=1)
+    other = vocabulary.maskable[integers(choice, 0, len(vocabulary.maskable) - 1)]
+    part = uniform(decision)
+    return np.where(part < MASKED, vocabulary.mask, np.where(part < MASKED + RANDOM, other, targets))

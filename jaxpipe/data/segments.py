@@ -1,7 +1,7 @@
-"""Two segments of text in one sequence: [CLS] A [SEP] B [SEP] and padding, in order or swapped.
+"""The layout of a masked sequence: [CLS] A [SEP] B [SEP] and padding, with segments A and B in order or swapped.
 
-Goes in: random numbers, one row a sequence. Comes out: which tokens of the sequence's window stand where. Left to
-others: the tokens themselves, and which of them are masked (`masking`).
+Goes in: random bits, one row for each sequence. Comes out: which token of the sequence's window stands at which
+position. Left to others: the tokens themselves, and which of them are masked (`masked`).
 """
 
 from __future__ import annotations
@@ -10,62 +10,62 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.data.draws import integers, uniform
-from jaxpipe.data.masked_vocabulary import MaskedVocabulary
+from jaxpipe.data.protocols import MaskedVocabulary
+from jaxpipe.data.random_numbers import integers, uniform
 
 NUM_SPECIAL = 3  # [CLS] and two [SEP]
-FEWEST_TOKENS = 2  # one a segment
-NUM_DRAWS = 5  # for a sequence: whether it is short, how short, from where, the place of the cut, whether swapped
+MIN_TOKENS = 2  # one in each segment
+NUM_RANDOM = 5  # per sequence: whether it is short, its length if so, its beginning, the cut, whether it is swapped
 
 
 @dataclass(frozen=True)
 class Segments:
-    """How the sequences of a batch are made up; the text of one are A's tokens, then B's.
+    """The lengths and places of the segments of a batch; the text of a sequence is A's tokens, then B's.
 
     Attributes:
-        longest: tokens of a window, the most that a text has.
-        num_tokens: "sequence", tokens of the text, of A and B together.
+        window: tokens of a window, the longest text.
+        num_tokens: "sequence", tokens of the text, A and B together.
         num_first: "sequence", tokens of A.
         is_swapped: "sequence", bool: A follows B in the window.
         begin: "sequence", where in its window the text begins.
     """
 
-    longest: int
+    window: int
     num_tokens: np.ndarray
     num_first: np.ndarray
     is_swapped: np.ndarray
     begin: np.ndarray
 
     def is_text(self) -> np.ndarray:
-        """Which places of a text have a token, "sequence longest", bool; the others are behind its last one."""
-        return np.arange(self.longest) < self.num_tokens[:, None]
+        """Which columns of a text hold a token, "sequence window", bool; the others follow its last token."""
+        return np.arange(self.window) < self.num_tokens[:, None]
 
-    def sources(self) -> np.ndarray:
-        """Where in its window each token of a text stands, "sequence longest"; behind the last one anywhere in it."""
+    def window_positions(self) -> np.ndarray:
+        """Position in its window of each token of a text, "sequence window"; arbitrary after the last token."""
         shift = np.where(self.is_swapped, self.num_tokens - self.num_first, 0)
-        return self.begin[:, None] + (np.arange(self.longest) + shift[:, None]) % self.num_tokens[:, None]
+        return self.begin[:, None] + (np.arange(self.window) + shift[:, None]) % self.num_tokens[:, None]
 
-    def places(self) -> np.ndarray:
-        """Where in its sequence each token of a text stands, "sequence longest"; behind the end where none is."""
-        text = np.arange(self.longest)
-        return np.where(self.is_text(), text + 1 + (text >= self.num_first[:, None]), self.longest + NUM_SPECIAL)
+    def sequence_positions(self) -> np.ndarray:
+        """Position in its sequence of each token of a text, "sequence window"; past the end after the last token."""
+        text = np.arange(self.window)
+        return np.where(self.is_text(), text + 1 + (text >= self.num_first[:, None]), self.window + NUM_SPECIAL)
 
-    def laid_out(self, text: np.ndarray, vocabulary: MaskedVocabulary) -> dict[str, np.ndarray]:
-        """The arrays "tokens", "token_types" and "padding_mask", each "sequence seq", int32.
+    def arrange(self, text: np.ndarray, vocabulary: MaskedVocabulary) -> dict[str, np.ndarray]:
+        """Returns the arrays "tokens", "token_types" and "padding_mask", each "sequence seq", int32.
 
         Args:
-            text: "sequence longest", the tokens; those behind a text's end are left out.
-            vocabulary: of the special tokens.
+            text: "sequence window", the tokens; those after the end of a text are ignored.
+            vocabulary: gives the special tokens.
         """
-        rows, place = np.arange(len(text)), np.arange(self.longest + NUM_SPECIAL)
-        # The last column takes what has no place.
-        tokens = np.full((len(text), len(place) + 1), vocabulary.padding, np.int32)
-        np.put_along_axis(tokens, self.places(), text, axis=1)
+        rows, position = np.arange(len(text)), np.arange(self.window + NUM_SPECIAL)
+        # One column more, which takes what has no position.
+        tokens = np.full((len(text), len(position) + 1), vocabulary.padding, np.int32)
+        np.put_along_axis(tokens, self.sequence_positions(), text, axis=1)
         tokens[:, 0] = vocabulary.classification
         tokens[rows, self.num_first + 1] = vocabulary.separator
         tokens[rows, self.num_tokens + 2] = vocabulary.separator
-        is_token = place < self.num_tokens[:, None] + NUM_SPECIAL
-        is_second = place > self.num_first[:, None] + 1
+        is_token = position < self.num_tokens[:, None] + NUM_SPECIAL
+        is_second = position > self.num_first[:, None] + 1
         return {
             "tokens": tokens[:, :-1],
             "token_types": (is_token & is_second).astype(np.int32),
@@ -73,28 +73,29 @@ class Segments:
         }
 
 
-def draw_segments(raw: np.ndarray, *, longest: int, short_fraction: float, may_swap: bool) -> Segments:
-    """Segments of random lengths, one row for each of `raw`.
+def random_segments(bits: np.ndarray, *, window: int, short_fraction: float, may_swap: bool) -> Segments:
+    """Segments of random lengths, one sequence for each row of `bits`.
 
-    Most texts are a whole window. With probability `short_fraction` one is shorter, of 2 .. `longest` tokens, each
-    number as probable, from a random place of its window. The cut between A and B is anywhere that leaves each a token.
+    Most texts fill a whole window. With probability `short_fraction` a text is shorter, of 2 .. `window` tokens, each
+    length equally likely, and begins at a random position of its window. The cut between A and B is equally likely
+    wherever it leaves each a token.
 
     Args:
-        raw: "sequence NUM_DRAWS", of `raw_draws`.
-        longest: tokens of a window, at least 2.
-        short_fraction: the probability of a short text.
+        bits: "sequence NUM_RANDOM", from `random_bits`.
+        window: tokens of a window, at least 2.
+        short_fraction: probability of a short text.
         may_swap: whether half of the pairs are swapped.
 
     Source: Devlin et al. 2019 (arXiv 1810.04805), appendix A.2, and create_pretraining_data.py of google-research/bert
-    for short texts; Lan et al. 2020, ALBERT (arXiv 1909.11942), section 3.1 for the order of the segments, as
-    Megatron-LM's BertDataset has it. Theirs cut between sentences; here the text has none, so the cut is anywhere.
+    for short texts; Lan et al. 2020, ALBERT (arXiv 1909.11942), section 3.1 for the order of the segments, as in
+    Megatron-LM's BertDataset. These cut between sentences; here the text has no sentences, so the cut is anywhere.
     """
-    short, num_short, begin, cut, swap = raw.T
-    num_tokens = np.where(uniform(short) < short_fraction, integers(num_short, FEWEST_TOKENS, longest), longest)
+    short, num_short, begin, cut, swap = bits.T
+    num_tokens = np.where(uniform(short) < short_fraction, integers(num_short, MIN_TOKENS, window), window)
     return Segments(
-        longest,
+        window,
         num_tokens,
         num_first=integers(cut, 1, num_tokens - 1),
         is_swapped=(uniform(swap) < 0.5) & may_swap,
-        begin=integers(begin, 0, longest - num_tokens),
+        begin=integers(begin, 0, window - num_tokens),
     )

@@ -1,72 +1,103 @@
-"""From text to tokens and back, for whatever `data.tokenizer` names.
+"""The tokenizer that `data.tokenizer` names, and the one of bytes, which needs no vocabulary.
 
-Goes in: "byte", or where a tokenizer.json lies. Comes out: a `Tokenizer`. Left to others: which text (`corpus`), and
-how bytes (`byte_tokenizer`) and vocabularies of Hugging Face (`huggingface_tokenizer`) are read.
+Goes in: "byte", or the path of a tokenizer.json. Comes out: a `Tokenizer`. Left to others: which text is tokenized
+(`corpus`), and the vocabulary of a tokenizer.json (`huggingface_tokenizer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.data.byte_tokenizer import ByteTokenizer
 from jaxpipe.data.huggingface_tokenizer import read_tokenizer
-from jaxpipe.data.masked_vocabulary import MaskedVocabulary
+from jaxpipe.data.protocols import MaskedVocabulary, Tokenizer
 
 BYTE = "byte"
 
-
-class Tokenizer(Protocol):
-    """What turns text into tokens and back. Tokens are of the smallest type that holds the vocabulary."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Every token is less."""
-        ...
-
-    @property
-    def separator(self) -> int:
-        """The token that ends a document."""
-        ...
-
-    @property
-    def masked(self) -> MaskedVocabulary | None:
-        """The special tokens of a masked model; None where the tokenizer is not for one."""
-        ...
-
-    @property
-    def beginning(self) -> tuple[int, ...]:
-        """The tokens that stand before a text that a model goes on with: where it was taught so, one."""
-        ...
-
-    @property
-    def identity(self) -> str:
-        """The same of two tokenizers whose tokens mean the same, wherever they come from."""
-        ...
-
-    def encode(self, text: str | bytes) -> np.ndarray:
-        """The "tokens" of `text`, no special ones among them: a text that spells one is text."""
-        ...
-
-    def encode_documents(self, documents: Iterable[bytes]) -> np.ndarray:
-        """The "tokens" of all `documents` in a row, a separator behind each."""
-        ...
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of `tokens`, special ones by their names."""
-        ...
+NUM_BYTES = 256
+END = 0  # a NUL byte ends every document; text does not contain it
+SPECIAL = (b"[PAD]", b"[CLS]", b"[SEP]", b"[MASK]")  # follow the bytes, for masked models
+UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 def load_tokenizer(name: str, *, is_masked: bool) -> Tokenizer:
-    """The tokenizer of `name`.
+    """Returns the tokenizer of `name`.
 
     Args:
-        name: "byte", or the path of a tokenizer.json, or of a folder that has one.
+        name: "byte", or the path of a tokenizer.json, or of a folder that contains one.
         is_masked: whether a masked model uses it, which needs special tokens.
 
     Raises:
-        ConfigError: no such file, or it cannot be read, or it lacks special tokens that are needed.
+        ConfigError: there is no such file, it cannot be read, or it lacks the special tokens.
     """
     return ByteTokenizer(is_masked) if name == BYTE else read_tokenizer(name, is_masked=is_masked)
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+    """A tokenizer whose tokens are bytes; for masked models it has four special tokens more.
+
+    Attributes:
+        is_masked: whether a masked model uses it.
+
+    Example:
+        >>> tokenizer = ByteTokenizer(is_masked=False)
+        >>> tokenizer.encode("é!")
+        array([195, 169,  33], dtype=uint8)
+        >>> tokenizer.decode([195, 169, 33])
+        'é!'
+    """
+
+    is_masked: bool
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens: 256, or 260 for masked models."""
+        return NUM_BYTES + len(SPECIAL) * self.is_masked
+
+    @property
+    def separator(self) -> int:
+        """The NUL byte, which ends a document."""
+        return END
+
+    @property
+    def masked(self) -> MaskedVocabulary | None:
+        """The special tokens of a masked model, which may mask all bytes; None for a causal one."""
+        if not self.is_masked:
+            return None
+        special = range(NUM_BYTES, self.vocab_size)
+        return MaskedVocabulary(*special, is_maskable=np.arange(self.vocab_size) < NUM_BYTES)
+
+    @property
+    def beginning(self) -> tuple[int, ...]:
+        """No tokens: a prompt begins with its own first byte."""
+        return ()
+
+    @property
+    def identity(self) -> str:
+        """The name "byte"."""
+        return BYTE
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Returns the bytes of `text`; characters are encoded as UTF-8."""
+        text = text.encode() if isinstance(text, str) else text
+        return np.frombuffer(text, np.uint8).astype(np.min_scalar_type(self.vocab_size - 1))
+
+    def encode_batch(self, texts: Sequence[str | bytes]) -> list[np.ndarray]:
+        """Returns the bytes of each of `texts`."""
+        return [self.encode(text) for text in texts]
+
+    def encode_documents(self, documents: Iterable[bytes]) -> np.ndarray:
+        """Returns the bytes of all `documents`, with a NUL byte after each."""
+        return self.encode(b"".join(part for document in documents for part in (document, bytes([END]))))
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Returns the text of `tokens`: invalid UTF-8 and unknown tokens as U+FFFD, special tokens by their names."""
+        return b"".join(map(self._bytes_of, tokens)).decode(errors="replace")
+
+    def _bytes_of(self, token: int) -> bytes:
+        if 0 <= token < NUM_BYTES:
+            return bytes([token])
+        return SPECIAL[token - NUM_BYTES] if NUM_BYTES <= token < self.vocab_size else UNKNOWN

@@ -75,7 +75,7 @@ def communication(setting: Setting) -> tuple[Sent, ...]:
 def message_bytes(setting: Setting) -> float:
     """Of one message between stages: a device's part of the stream of a microbatch."""
     tokens = setting.microbatch_size * setting.seq_len
-    return tokens * setting.model.hidden * ITEMSIZE[setting.dtype] / setting.tensor
+    return tokens * setting.anatomy.hidden * ITEMSIZE[setting.dtype] / setting.tensor
 
 
 def num_messages(setting: Setting) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Which matrix products do F, B, I and W of a layer compute on a device, and which does the head? Sizes and FLOPs.
 
 Counted as the program computes: what is computed again, rows of a table that are no words, and blocks that causal
-attention spares. Model FLOPs, which MFU is of, are in `jaxpipe.models.flops`.
+attention spares. Model FLOPs, which MFU is of, are in `jaxpipe.models.anatomy`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from jaxpipe.estimate.parameter_shapes import word_table
 from jaxpipe.estimate.residuals import sizes
 from jaxpipe.estimate.setting import Setting
-from jaxpipe.models import BertConfig, LlamaConfig
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import num_chunks_of
@@ -96,37 +94,27 @@ def layer_products(setting: Setting) -> LayerProducts:
 
 def head_products(setting: Setting) -> tuple[Product, ...]:
     """Of head and loss, forward and backward, for one microbatch."""
-    model, sequences = setting.model, setting.microbatch_size
-    num_tokens, num_chunks = head_chunks(setting)
-    words = [Product(num_tokens // num_chunks, _local_words(setting), model.hidden, num_chunks)]
-    if isinstance(model, BertConfig):
-        words.append(Product(num_tokens, model.hidden, model.hidden))
-        if model.sentence_order:
-            words += [Product(sequences, model.hidden, model.hidden), Product(sequences, 2, model.hidden)]
-    return tuple(each for product in words for each in (product, product.of_inputs, product.of_weights))
+    anatomy, (num_tokens, num_chunks) = setting.anatomy, head_chunks(setting)
+    forward = (
+        Product(num_tokens // num_chunks, local_rows(setting), anatomy.hidden, num_chunks),
+        *(Product(num_tokens, outputs, inputs) for inputs, outputs in anatomy.head_matmuls),
+        *(Product(setting.microbatch_size, outputs, inputs) for inputs, outputs in anatomy.sequence_matmuls),
+    )
+    return tuple(each for product in forward for each in (product, product.of_inputs, product.of_weights))
 
 
 def head_chunks(setting: Setting) -> tuple[int, int]:
     """Tokens whose words a microbatch predicts, and how many chunks they are computed in."""
     num_tokens = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
-    return num_tokens, _num_chunks(num_tokens, _local_words(setting))
-
-
-def is_causal(setting: Setting) -> bool:
-    """Whether a token sees none after it."""
-    return not isinstance(setting.model, BertConfig)
-
-
-def window(setting: Setting) -> int | None:
-    """Keys that a query sees, None for all."""
-    return setting.model.sliding_window if isinstance(setting.model, LlamaConfig) else None
+    return num_tokens, _num_chunks(num_tokens, local_rows(setting))
 
 
 _num_chunks = cache(num_chunks_of)
 
 
-def _local_words(setting: Setting) -> int:
-    return word_table(setting.model).local_dims(setting.tensor)[0]
+def local_rows(setting: Setting) -> int:
+    """Rows of the token table, and of the head's kernel, on one device of `tensor`."""
+    return setting.anatomy.num_rows // setting.tensor
 
 
 def _tokens(setting: Setting) -> int:
@@ -134,25 +122,25 @@ def _tokens(setting: Setting) -> int:
 
 
 def _attention_kernels(setting: Setting) -> tuple[Product, Product]:
-    hidden, tokens, of = setting.model.hidden, _tokens(setting), sizes(setting)
+    hidden, tokens, of = setting.anatomy.hidden, _tokens(setting), sizes(setting)
     queries, keys = of.queries // tokens, of.keys // tokens
     return Product(tokens, queries + 2 * keys, hidden), Product(tokens, hidden, queries)
 
 
 def _feed_forward_kernels(setting: Setting) -> tuple[list[Product], Product]:
-    hidden, tokens, of = setting.model.hidden, _tokens(setting), sizes(setting)
+    hidden, tokens, of = setting.anatomy.hidden, _tokens(setting), sizes(setting)
     width = of.width // tokens
-    return [Product(tokens, width, hidden)] * of.num_up, Product(tokens, hidden, width)
+    return [Product(tokens, width, hidden)] * setting.anatomy.num_up, Product(tokens, hidden, width)
 
 
 def _attention(setting: Setting) -> tuple[list[Product], list[Product]]:
     """Products of queries and keys, and of probabilities and values."""
-    model, of = setting.model, sizes(setting)
-    group_size, num_groups = of.queries // of.keys, of.keys // (setting.seq_len * model.size_of_head)
-    blocks = attended_blocks(model.attention, setting.seq_len, causal=is_causal(setting), window=window(setting))
+    of, head_size = sizes(setting), setting.anatomy.head_size
+    group_size, num_groups = of.queries // of.keys, of.keys // (setting.seq_len * head_size)
+    is_fused = setting.model.attention == "cudnn"
     scores = [
-        Product(group_size * num_queries, num_keys, model.size_of_head, num_groups, model.attention == "cudnn")
-        for num_queries, num_keys in blocks
+        Product(group_size * num_queries, num_keys, head_size, num_groups, is_fused)
+        for num_queries, num_keys in _blocks(setting)
     ]
     return scores, [Product(p.rows, p.depth, p.columns, p.num, p.fused) for p in scores]
 
@@ -179,10 +167,12 @@ def _again(setting: Setting) -> list[Product]:
 
 def seen_scores(setting: Setting) -> int:
     """Scores of one microbatch that a device computes in forward: of its heads, and of the keys that blocks see."""
-    blocks = attended_blocks(
-        setting.model.attention, setting.seq_len, causal=is_causal(setting), window=window(setting)
-    )
-    return sizes(setting).rows // setting.seq_len * sum(queries * keys for queries, keys in blocks)
+    return sizes(setting).rows // setting.seq_len * sum(queries * keys for queries, keys in _blocks(setting))
+
+
+def _blocks(setting: Setting) -> tuple[tuple[int, int], ...]:
+    anatomy = setting.anatomy
+    return attended_blocks(setting.model.attention, setting.seq_len, causal=anatomy.causal, window=anatomy.window)
 
 
 @cache

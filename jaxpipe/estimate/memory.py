@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
+from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.config.pipeline import BACKWARD_COSTS, costs_with, named_schedule
 from jaxpipe.estimate.parameters import held
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.workspace import head_bytes, part_bytes
 from jaxpipe.lowering import lower
-from jaxpipe.mesh.hardware import RESERVE_BYTES
-from jaxpipe.models import BertConfig
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.schedule import Kind
 
@@ -129,8 +128,8 @@ def counted(
         weight_gradient_pages=table.weight_gradient_pages.num_pages,
         inbox=table.inbox.num_inbox,
         in_flight=max(map(len, table.permutes), default=0),
-        lanes=table.num_lanes,
-        exchange_lanes=table.num_exchange_lanes,
+        lanes=table.num_page_lanes,
+        exchange_lanes=table.num_gradient_lanes,
         chunks=placement.num_chunks,
         replicas=placement.num_replicas,
         has_whole_backwards=bool(schedule.columns.is_kind(Kind.B).any()),
@@ -175,7 +174,7 @@ class Bytes:
 
     @property
     def total(self) -> int:
-        """All that a step takes; what XLA does not count comes on top (`jaxpipe.mesh.hardware.RESERVE_BYTES`)."""
+        """All that a step takes; what XLA does not count comes on top (`jaxpipe.cluster.hardware.RESERVE_BYTES`)."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
@@ -222,10 +221,8 @@ def fits(setting: Setting, needed: Bytes | None = None) -> bool:
 
 def batch_bytes(setting: Setting) -> int:
     """Int32 arrays of all microbatches, on every device of a pipeline: what `jaxpipe.data` makes of a sequence."""
-    if isinstance(setting.model, BertConfig):
-        assert setting.num_predicted is not None
-        order = 1 if setting.model.sentence_order else 0
-        per_sequence = 3 * setting.seq_len + 2 * setting.num_predicted + order
-    else:
-        per_sequence = 2 * setting.seq_len
+    if setting.num_predicted is None:
+        per_sequence = 2 * setting.seq_len  # tokens, targets
+    else:  # tokens, token types, padding mask; places and targets; the order
+        per_sequence = 3 * setting.seq_len + 2 * setting.num_predicted + setting.anatomy.sentence_order
     return INT32_BYTES * per_sequence * setting.batch_size // setting.data

@@ -10,10 +10,9 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from jaxpipe.estimate.parameter_shapes import ParameterShape, Shapes, layer_shapes, shared_shapes
 from jaxpipe.estimate.residuals import ITEMSIZE
 from jaxpipe.estimate.setting import Setting
-from jaxpipe.models import ModelConfig
+from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
 
 
 @dataclass(frozen=True)
@@ -36,18 +35,18 @@ class Parameters:
 @cache
 def layer_parameters(model: ModelConfig) -> Parameters:
     """Those of one layer."""
-    return _counted(layer_shapes(model))
+    return _counted(parameter_shapes(model).layer)
 
 
 @cache
 def shared_parameters(model: ModelConfig) -> Parameters:
     """Those of embedding and head."""
-    return _counted(shared_shapes(model))
+    return _counted(parameter_shapes(model).shared)
 
 
-def _counted(shapes: Shapes) -> Parameters:
-    split = sum(math.prod(shape.dims) for shape in shapes if shape.split is not None)
-    return Parameters(split, sum(math.prod(shape.dims) for shape in shapes) - split)
+def _counted(shapes: tuple[ParameterShape, ...]) -> Parameters:
+    split = sum(shape.size for shape in shapes if shape.split is not None)
+    return Parameters(split, sum(shape.size for shape in shapes) - split)
 
 
 # ---- Bytes of masters, compute copies and gradients
@@ -82,12 +81,12 @@ def held(setting: Setting, *, chunks: int, replicas: int) -> Held:
         replicas: of the model in one pipeline; of a second one a device has copies and gradients, no masters.
     """
     itemsize, rows = ITEMSIZE[setting.dtype], chunks * max(setting.layers_per_stage)
-    layer, shared = layer_shapes(setting.model), shared_shapes(setting.model)
+    shapes = parameter_shapes(setting.model)
     masters = NUM_COUNTERS * FLOAT32_BYTES
     weights = gradients = exchanged = 0
     for parameters, owned, computed, num_copies in (
-        (layer, rows, rows * replicas, setting.data),
-        (shared, 1, 1, setting.data * setting.pipe),
+        (shapes.layer, rows, rows * replicas, setting.data),
+        (shapes.shared, 1, 1, setting.data * setting.pipe),
     ):
         for parameter in parameters:
             size = math.prod(parameter.local_dims(setting.tensor))
@@ -96,7 +95,7 @@ def held(setting: Setting, *, chunks: int, replicas: int) -> Held:
             is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned
             weights += is_copied * computed * size * itemsize
             gradients += FLOAT32_BYTES * computed * size
-            exchanged += FLOAT32_BYTES * size // num_parts if parameters is layer else 0
+            exchanged += FLOAT32_BYTES * size // num_parts if parameters is shapes.layer else 0
     return Held(masters, weights, gradients, exchanged)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpipe.estimate.setting import Setting
-from jaxpipe.models import LlamaConfig
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
 Arrays = dict[str, int]  # name -> numbers
@@ -26,7 +25,6 @@ class Sizes:
         width: "batch seq local_width", between the products of the feed forward.
         scores: "batch local_head seq seq".
         rows: "batch local_head seq", of queries.
-        num_up: products to the width, two where the activation is gated.
     """
 
     stream: int
@@ -35,25 +33,20 @@ class Sizes:
     width: int
     scores: int
     rows: int
-    num_up: int
 
 
 def sizes(setting: Setting) -> Sizes:
-    """Those of `setting`."""
-    model, tensor = setting.model, setting.tensor
-    is_llama = isinstance(model, LlamaConfig)
+    """Sizes of the arrays of `setting`."""
+    anatomy, tensor = setting.anatomy, setting.tensor
     num_tokens = setting.microbatch_size * setting.seq_len
-    num_heads = model.num_heads // tensor
-    num_kv_heads = (model.num_kv_heads if is_llama else model.num_heads) // tensor
-    rows = num_tokens * num_heads
+    rows = num_tokens * (anatomy.num_heads // tensor)
     return Sizes(
-        stream=num_tokens * model.hidden // tensor,
-        queries=rows * model.size_of_head,
-        keys=num_tokens * num_kv_heads * model.size_of_head,
-        width=num_tokens * (model.feed_forward if is_llama else model.width) // tensor,  # pyright: ignore[reportOptionalOperand]
+        stream=num_tokens * anatomy.hidden // tensor,
+        queries=rows * anatomy.head_size,
+        keys=num_tokens * (anatomy.num_kv_heads // tensor) * anatomy.head_size,
+        width=num_tokens * anatomy.width // tensor,
         scores=rows * setting.seq_len,
         rows=rows,
-        num_up=2 if is_llama else 1,
     )
 
 
@@ -123,7 +116,8 @@ def layer_keeps(setting: Setting, *, recompute: str | None = None) -> LayerKeeps
     """
     recompute = recompute or setting.model.recompute
     of, full = sizes(setting), recompute == "full"
-    ups = {f"input {i} of the activation": of.width for i in range(of.num_up)}
+    ups = {f"input {i} of the activation": of.width for i in range(setting.anatomy.num_up)}
+    between = {} if setting.anatomy.parallel else {"stream between": of.stream}
     residuals = {"input": of.stream}
     if not full:
         residuals |= {
@@ -131,7 +125,7 @@ def layer_keeps(setting: Setting, *, recompute: str | None = None) -> LayerKeeps
             "keys": of.keys,
             "values": of.keys,
             "attended": of.queries,
-            "stream between": of.stream,
+            **between,
             **ups,
         }
         if setting.model.attention != "xla":
@@ -143,7 +137,7 @@ def layer_keeps(setting: Setting, *, recompute: str | None = None) -> LayerKeeps
         "activated": of.width,
         **{f"gradient of {name}": size for name, size in ups.items()},
         "normed stream between": of.stream,
-        "gradient between": of.stream,
+        **{f"gradient of {name}": size for name, size in between.items()},
         "gradient of queries, keys and values": of.queries + 2 * of.keys,
         "normed input": of.stream,
         **({"attended": of.queries} if full else {}),

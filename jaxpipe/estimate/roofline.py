@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jaxpipe.cluster.hardware import Hardware
 from jaxpipe.estimate.communication import (
     AGAIN_COLLECTIVES,
     FORWARD_COLLECTIVES,
@@ -24,7 +25,6 @@ from jaxpipe.estimate.residuals import ITEMSIZE
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import Link, Times, ring_s
 from jaxpipe.estimate.traffic import OPERATIONS, OPERATIONS_PER_CLOCK, draws, traffic
-from jaxpipe.mesh.hardware import Hardware
 
 # Rows and columns of a product's result that one core computes at once: the choices of cuBLAS but for the smallest, to
 # which the second level cache cannot bring numbers as fast as they are multiplied.

@@ -13,15 +13,16 @@ from functools import cache, cached_property
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.assignment import Assignment, assign
+from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import build_schedule, layers_per_stage, model_config
-from jaxpipe.config.base import AUTO, MASKED_FAMILIES
+from jaxpipe.config.base import AUTO
+from jaxpipe.config.model import family_of
 from jaxpipe.config.pipeline import named_schedule, orders_to_try
-from jaxpipe.data.masking import num_predicted
+from jaxpipe.data.masked import num_predicted
 from jaxpipe.data.segments import NUM_SPECIAL
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh.assignment import Assignment, assign
-from jaxpipe.mesh.topology import Topology
-from jaxpipe.models import ModelConfig
+from jaxpipe.models import Anatomy, ModelConfig
 from jaxpipe.schedules import Schedule
 from jaxpipe.schedules.placement import Placement
 
@@ -35,12 +36,12 @@ class Setting:
         dtype: of compute and messages, "float32" or "bfloat16".
         seq_len: tokens of a sequence.
         batch_size: sequences of a step.
-        num_predicted: words of a sequence that a BERT predicts; None of a causal model.
+        num_predicted: tokens of a sequence that a masked model predicts; None of a causal model.
         schedule_name, options: as `pipeline.schedule` and `pipeline.options` of a config have them.
         num_microbatches: of one step, on each copy of the pipeline.
         layers_per_stage: [stage].
         data, pipe, tensor: copies of the pipeline; devices of one; devices that share a layer.
-        order: of the mesh, one of `jaxpipe.mesh.assignment.ORDERS`.
+        order: of the mesh, one of `jaxpipe.cluster.assignment.ORDERS`.
         zero1: whether masters and optimizer state are split over `data`.
         topology: nodes and GPUs; the mesh may be smaller.
     """
@@ -60,6 +61,11 @@ class Setting:
     order: str
     zero1: bool
     topology: Topology
+
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """What the model is made of."""
+        return self.model.anatomy
 
     @property
     def schedule(self) -> Schedule:
@@ -129,8 +135,8 @@ def first_order(schedule: Schedule, axes: dict[str, int], topology: Topology) ->
 
 
 def num_predicted_of(config: ConfigDict) -> int | None:
-    """Words of a sequence that a BERT predicts; None of a causal model."""
-    if config.model.family not in MASKED_FAMILIES:
+    """Tokens of a sequence that a masked model predicts; None for a causal model."""
+    if not family_of(config).masked:
         return None
     return num_predicted(config.data.seq_len - NUM_SPECIAL, config.data.mask_fraction)
 

@@ -20,7 +20,7 @@ from jaxpipe.estimate.parameters import FLOAT32_BYTES, layer_parameters, shared_
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
-from jaxpipe.models.flops import model_flops
+from jaxpipe.models.anatomy import model_flops
 from jaxpipe.schedules.schedule import Kind
 
 NO_LINK = Link(latency_s=0.0, bytes_per_s=math.inf)
@@ -72,7 +72,7 @@ class Estimate:
 
     @property
     def model_flops_per_s(self) -> float:
-        """Of all GPUs together; see `jaxpipe.models.flops`."""
+        """Of all GPUs together; see `jaxpipe.models.anatomy`."""
         setting = self.setting
         sample = model_flops(setting.model, seq_len=setting.seq_len, num_predicted=setting.num_predicted)
         return sample * self.samples_per_s

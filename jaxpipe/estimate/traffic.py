@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxpipe.estimate.matmuls import head_chunks, seen_scores
-from jaxpipe.estimate.parameter_shapes import word_table
+from jaxpipe.estimate.matmuls import head_chunks, local_rows, seen_scores
 from jaxpipe.estimate.parameters import FLOAT32_BYTES, layer_parameters
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
 from jaxpipe.estimate.setting import Setting
-from jaxpipe.models import LlamaConfig
 
 # Of one number: 20 rounds of an addition, a rotation and an exclusive or; 6 times a key is added to both words.
 # Source: `jaxpipe.models.dropout.threefry`.
@@ -41,14 +39,14 @@ class Draws:
 
 def draws(setting: Setting) -> Draws:
     """Those of `setting`: one for each probability of attention and for each number that a layer adds to the stream."""
-    model = setting.model
-    if isinstance(model, LlamaConfig):
+    anatomy = setting.anatomy
+    if not anatomy.has_dropout:
         return Draws(0, 0, 0)
-    of_attention = seen_scores(setting) if model.attention_dropout else 0
-    of_stream = 2 * sizes(setting).stream if model.hidden_dropout else 0
+    of_attention = seen_scores(setting) if anatomy.attention_dropout else 0
+    of_stream = 2 * sizes(setting).stream if anatomy.hidden_dropout else 0
     forward = of_attention + of_stream
-    again = {"none": 0, "attention": of_attention, "full": forward}[model.recompute]
-    return Draws(forward, forward + again, sizes(setting).stream if model.embedding_dropout else 0)
+    again = {"none": 0, "attention": of_attention, "full": forward}[setting.model.recompute]
+    return Draws(forward, forward + again, sizes(setting).stream if anatomy.embedding_dropout else 0)
 
 
 # ---- Bytes of memory
@@ -80,7 +78,7 @@ def traffic(setting: Setting) -> Traffic:
     """
     of, item = sizes(setting), ITEMSIZE[setting.dtype]
     softmax = _softmax_bytes(setting)
-    again = item * (2 * 2 * of.stream + (of.num_up + 1) * of.width)  # two norms, the activation
+    again = item * (2 * 2 * of.stream + (setting.anatomy.num_up + 1) * of.width)  # two norms, the activation
     moved = item * 2 * (2 * of.queries + 2 * of.keys)  # apart into heads, and together
     forward = again + moved + softmax + item * 2 * 3 * of.stream  # two sums of two streams
     recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
@@ -102,8 +100,7 @@ def _adding(item: int) -> int:
 
 def _words(setting: Setting) -> int:
     """Numbers in a device's part of the token table."""
-    rows, columns = word_table(setting.model).local_dims(setting.tensor)
-    return rows * columns
+    return local_rows(setting) * setting.anatomy.hidden
 
 
 def _softmax_bytes(setting: Setting) -> int:
@@ -120,6 +117,6 @@ def _head_bytes(setting: Setting) -> int:
     """
     item, words = ITEMSIZE[setting.dtype], _words(setting)
     num_tokens, num_chunks = head_chunks(setting)
-    logits = num_tokens * word_table(setting.model).local_dims(setting.tensor)[0]
+    logits = num_tokens * local_rows(setting)
     gradient = num_chunks * words * 3 * FLOAT32_BYTES + words * (FLOAT32_BYTES + 3 * item + _adding(item))
     return item * 6 * sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item) + gradient

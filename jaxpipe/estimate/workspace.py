@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
 from jaxpipe.estimate.setting import Setting
-from jaxpipe.models import BertConfig, LlamaConfig
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import num_chunks_of
@@ -71,21 +70,21 @@ def head_bytes(setting: Setting) -> int:
     all are one chunk nothing is summed, and the logits are gone before the kernel's gradient is there.
     """
     of, itemsize = _buffers(setting), ITEMSIZE[setting.dtype]
-    num_rows = setting.model.num_rows // setting.tensor
+    num_rows = setting.anatomy.num_rows // setting.tensor
     num_targets = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
     num_chunks = num_chunks_of(num_targets, num_rows)
     logits = num_targets // num_chunks * num_rows
-    kernel_gradient = FLOAT32_BYTES * num_rows * setting.model.hidden
+    kernel_gradient = FLOAT32_BYTES * num_rows * setting.anatomy.hidden
     if num_chunks == 1 and setting.tensor == 1:
         return kernel_gradient + itemsize * logits + of.stream
-    streams = 2 if setting.tensor > 1 else 1 if isinstance(setting.model, LlamaConfig) else 3
+    streams = 2 if setting.tensor > 1 else 3 if setting.anatomy.centered_norms else 1
     return kernel_gradient + (FLOAT32_BYTES + itemsize) * logits + streams * of.stream
 
 
 def _embed_backward(setting: Setting) -> int:
     """The token table's float32 gradient; over `tensor` also the gathered stream; and what dropout draws."""
-    of, has_dropout = _buffers(setting), setting.model.has_dropout
-    table = FLOAT32_BYTES * setting.model.num_rows // setting.tensor * setting.model.hidden
+    of, has_dropout = _buffers(setting), setting.anatomy.has_dropout
+    table = FLOAT32_BYTES * setting.anatomy.num_rows // setting.tensor * setting.anatomy.hidden
     if setting.tensor > 1:
         return table + of.stream + has_dropout * of.local
     return table + has_dropout * of.local // ITEMSIZE[setting.dtype]
@@ -98,7 +97,7 @@ def _buffers(setting: Setting) -> Buffers:
         local=itemsize * of.stream,
         stream=itemsize * of.stream * setting.tensor,
         width=itemsize * of.width,
-        scores=_scores(setting, has_dropout=setting.model.has_dropout),
+        scores=_scores(setting, has_dropout=setting.anatomy.has_dropout),
     )
 
 
@@ -112,8 +111,7 @@ def _scores(setting: Setting, *, has_dropout: bool) -> int:
     num_rows = sizes(setting).rows // setting.seq_len  # sequences x heads
     if model.attention == "xla":
         return (FLOAT32_BYTES + (2 + has_dropout) * itemsize) * num_rows * setting.seq_len**2
-    window = model.sliding_window if isinstance(model, LlamaConfig) else None
-    cut = blocks(setting.seq_len, Visible(not isinstance(model, BertConfig), window))
+    cut = blocks(setting.seq_len, Visible(setting.anatomy.causal, setting.anatomy.window))
     most_scores = max(block.num_queries * (block.end_key - block.first_key) for block in cut)
     return 2 * (FLOAT32_BYTES + itemsize) * num_rows * most_scores
 

@@ -15,7 +15,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxpipe.config import base_config, model_config
-from jaxpipe.config.model import FIELDS, WORD_OR_NUMBER
 from jaxpipe.errors import ConfigError, closest
 from jaxpipe.huggingface.fields import check_only, read_fields, write_fields
 from jaxpipe.huggingface.gpt2 import GPT2
@@ -23,6 +22,7 @@ from jaxpipe.huggingface.listing import listed
 from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2
 from jaxpipe.huggingface.megatron_bert import MASKED, PRETRAINING
 from jaxpipe.huggingface.rows import Architecture
+from jaxpipe.models import Family, family_named
 
 ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, MISTRAL, QWEN2, PRETRAINING, MASKED)}
 CONFIG = "config.json"
@@ -89,8 +89,9 @@ def read_config(theirs: dict[str, Any], *, where: str) -> ConfigDict:
     check_only(theirs, architecture.only, where=where)
     ours = read_fields(theirs, architecture.fields, where=where) | architecture.read(theirs, where)
     config = base_config(architecture.family)
-    defaults = FIELDS[architecture.family]
-    for name, value in _to_section(ours).items():
+    family = family_named(architecture.family)
+    defaults = family.fields
+    for name, value in _to_section(ours, family).items():
         config.model[name] = _of_type(defaults[name], value, path=f"model.{name}", where=where)
     longest = read_fields(theirs, (architecture.longest,), where=where)["seq_len"]
     config.data.seq_len = min(_of_type(MAX_SEQ_LEN, longest, path="data.seq_len", where=where), MAX_SEQ_LEN)
@@ -161,13 +162,13 @@ def _resolved(ours: Any) -> dict[str, Any]:
     """The fields of a model's config, with numbers in place of what may be derived."""
     fields = {name: getattr(ours, name) for name in asdict(ours)}
     if fields["feed_forward"] is None:
-        fields["feed_forward"] = ours.width
+        fields["feed_forward"] = ours.anatomy.width
     if "head_size" in fields:
-        fields["head_size"] = ours.size_of_head
+        fields["head_size"] = ours.anatomy.head_size
     return fields
 
 
-def _to_section(ours: dict[str, Any]) -> dict[str, Any]:
+def _to_section(ours: dict[str, Any], family: Family) -> dict[str, Any]:
     """`ours`, fields of a model's config, as fields of `model`."""
     ours = dict(ours)
     scaling = ours.pop("rope_scaling", None)
@@ -177,7 +178,7 @@ def _to_section(ours: dict[str, Any]) -> dict[str, Any]:
         ours["num_kv_heads"] = ours["num_heads"]
     if ours.get("head_size") is not None and ours["head_size"] * ours["num_heads"] == ours["hidden"]:
         ours["head_size"] = None
-    return {name: WORD_OR_NUMBER.get(name) if value is None else value for name, value in ours.items()}
+    return {name: family.words.get(name) if value is None else value for name, value in ours.items()}
 
 
 def _scaling_fields(scaling: Any) -> dict[str, Any]:

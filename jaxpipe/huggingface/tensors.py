@@ -155,12 +155,12 @@ class TensorMap:
 
     @cached_property
     def _sizes(self) -> Sizes:
-        config = self._config
+        anatomy = self._config.anatomy
         return Sizes(
-            num_groups=getattr(config, "num_kv_heads", config.num_heads),
-            head_size=config.size_of_head,
-            vocab_size=config.vocab_size,
-            num_rows=config.num_rows,
+            num_groups=anatomy.num_kv_heads,
+            head_size=anatomy.head_size,
+            vocab_size=anatomy.vocab_size,
+            num_rows=anatomy.num_rows,
         )
 
     def _pieces_of(self, row: Row) -> Iterator[Piece]:

@@ -1,10 +1,10 @@
 """From a schedule to the integers that the SPMD program executes, and their clock. No JAX here."""
 
-from jaxpipe.lowering.clock import spmd_makespan
+from jaxpipe.lowering.body import Segment
 from jaxpipe.lowering.inbox import Inbox
-from jaxpipe.lowering.lower import lower
+from jaxpipe.lowering.lower import lower, spmd_makespan
 from jaxpipe.lowering.pages import Pages
 from jaxpipe.lowering.replay import Replay, replay
-from jaxpipe.lowering.table import IDLE, RoundTable, Segment
+from jaxpipe.lowering.table import IDLE, RoundTable
 
 __all__ = ["IDLE", "Inbox", "Pages", "Replay", "RoundTable", "Segment", "lower", "replay", "spmd_makespan"]

@@ -1,114 +1,108 @@
-"""When do the two holders of a stage sum their gradients?
+"""Exchange: the rounds in which the two holders of a stage sum their gradients.
 
 In a schedule of two replicas every stage is on a device d and on its partner D-1-d. The holder of replica 0 owns the
 stage: its part of the train state is there. The other one sends its gradients to it, layer by layer, once both are
-complete, as SYNC actions say; what is sent at the end of a round travels behind the action of the next one. Permutes
-belong to body positions, so the rounds in which gradients may travel are a segment of their own, after the last
+complete, as SYNC actions say; what is read at the end of a round travels behind the action of the next one. Permutes
+belong to body rounds, so the rounds in which gradients may travel are a segment of their own, the tail, after the last
 forward: no repetition before it pays for them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxpipe.lowering.moves import Moves, in_lanes
-from jaxpipe.lowering.segment import Segment
+from jaxpipe.lowering.body import Segment, Sends, in_lanes
 from jaxpipe.schedules.passes.rows import next_multiple
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
-if TYPE_CHECKING:
-    from jaxpipe.lowering.table import RoundTable
-
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
+class GradientExchange:
     """Gradients on their way from the holder of replica 1 to that of replica 0; X layers.
 
     Attributes:
-        moves: when, and between which devices.
-        given, received: [X] chunk on the source and on the target.
+        sends: when, and between which devices.
+        send_chunk, recv_chunk: [X] chunk on the source and on the target.
         layer: [X] of the stage.
     """
 
-    moves: Moves
-    given: np.ndarray
-    received: np.ndarray
+    sends: Sends
+    send_chunk: np.ndarray
+    recv_chunk: np.ndarray
     layer: np.ndarray
+
+
+_NONE = np.zeros(0, dtype=int)
+NO_EXCHANGE = GradientExchange(Sends(_NONE, _NONE, _NONE, _NONE), _NONE, _NONE, _NONE)
 
 
 @dataclass(frozen=True, eq=False)
 class ExchangeGrids:
-    """What each device gives and receives, round by round."""
+    """The layers whose gradients each device sends and receives, round by round."""
 
-    given: np.ndarray  # [R, D, lane, 2] (chunk, layer) read at the end of the round, to travel in the next
-    num_given: np.ndarray  # [R, D] lanes that are used
-    received: np.ndarray  # [R, D, lane, 2] (chunk, layer) to which what travelled in the round is added
-    num_received: np.ndarray  # [R, D] lanes that are used
-
-
-def exchange_grids(table: RoundTable) -> ExchangeGrids:
-    """The exchange of `table` as the program reads it."""
-    exchange, moves = table.exchange, table.exchange.moves
-    shape = (table.num_rounds, table.schedule.num_devices)
-    given, received = (np.zeros((*shape, table.num_exchange_lanes, 2), np.int32) for _ in range(2))
-    num_given, num_received = (np.zeros(shape, np.int32) for _ in range(2))
-    given[moves.round - 1, moves.source, moves.lane] = np.stack([exchange.given, exchange.layer], axis=1)
-    received[moves.round, moves.target, moves.lane] = np.stack([exchange.received, exchange.layer], axis=1)
-    np.add.at(num_given, (moves.round - 1, moves.source), 1)
-    np.add.at(num_received, (moves.round, moves.target), 1)
-    return ExchangeGrids(given, num_given, received, num_received)
+    send_layer: np.ndarray  # [R, D, lane, 2] (chunk, layer) read at the end of the round, to travel in the next
+    num_sends: np.ndarray  # [R, D] lanes that are used
+    recv_layer: np.ndarray  # [R, D, lane, 2] (chunk, layer) to which what travelled in the round is added
+    num_recvs: np.ndarray  # [R, D] lanes that are used
 
 
-_NONE = np.zeros(0, dtype=int)
-NOTHING_EXCHANGED = Exchange(Moves(_NONE, _NONE, _NONE, _NONE), _NONE, _NONE, _NONE)
+def exchange_grids(exchange: GradientExchange, *, num_rounds: int, num_devices: int, num_lanes: int) -> ExchangeGrids:
+    """The exchange as the program reads it."""
+    sends, shape = exchange.sends, (num_rounds, num_devices)
+    send_layer, recv_layer = (np.zeros((*shape, num_lanes, 2), np.int32) for _ in range(2))
+    num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
+    send_layer[sends.round - 1, sends.source, sends.lane] = np.stack([exchange.send_chunk, exchange.layer], axis=1)
+    recv_layer[sends.round, sends.target, sends.lane] = np.stack([exchange.recv_chunk, exchange.layer], axis=1)
+    np.add.at(num_sends, (sends.round - 1, sends.source), 1)
+    np.add.at(num_recvs, (sends.round, sends.target), 1)
+    return ExchangeGrids(send_layer, num_sends, recv_layer, num_recvs)
 
 
-def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
-    """`table` with the exchange that `schedule` asks for, in a segment of its own.
+def plan_exchange(
+    schedule: Schedule,
+    compute: Schedule,
+    layers_per_stage: tuple[int, ...],
+    rounds: np.ndarray,
+    final: Segment,
+) -> tuple[Segment, GradientExchange]:
+    """The tail, and the exchange that `schedule` asks for.
 
     No more layers travel at once than it takes to hide, on the device that has least time, what can be hidden there.
-    The segment begins as late as hides as much on every device, since its permutes carry something in every repetition,
+    The tail begins as late as hides as much on every device, since its permutes carry something in every repetition,
     asked for or not.
 
     Args:
-        table: of the compute actions of `schedule`, without exchange.
         schedule: with SYNC actions; a stage without them is summed at the end of the step.
+        compute: the same without them.
+        layers_per_stage: [stage].
+        rounds: [A] of the actions of `compute`.
+        final: the last segment, of which the tail is cut off.
     """
-    if schedule.num_replicas == 1 or not table.has_backward:
-        return table
-    complete = _complete(table, schedule)
-    owed, last = _owed(table, complete), int(table.rounds.max())
+    complete = _complete_rounds(schedule, compute, rounds)
+    queues, last = _send_queues(compute, layers_per_stage, complete), int(rounds.max())
 
-    def dealt(tail: _Tail, num_lanes: int) -> list[list[int]]:
-        return [_rounds_of(device_owes, num_lanes, tail) for device_owes in owed]
+    def send_rounds(tail: _Tail, num_lanes: int) -> list[list[int]]:
+        return [_send_rounds(queue, num_lanes, tail) for queue in queues]
 
     def exposed(tail: _Tail, num_lanes: int) -> list[int]:
         """[device] layers that travel after the last action."""
-        return [sum(r > last for r in rounds) for rounds in dealt(tail, num_lanes)]
+        return [sum(r > last for r in of_device) for of_device in send_rounds(tail, num_lanes)]
 
-    tails, most = _tails(table, first=int(min(complete)) + 1), max(map(len, owed))
+    tails = _tails(compute, rounds, final, first=int(min(complete)) + 1)
+    # The earliest tail and all lanes hide most; then as few lanes, and as late a tail, as hide as much.
+    most = max(map(len, queues))
     least = max(exposed(tails[0], most))
     num_lanes = next(lanes for lanes in range(1, most + 1) if max(exposed(tails[0], lanes)) == least)
     least = sum(exposed(tails[0], num_lanes))
     tail = next(tail for tail in reversed(tails) if sum(exposed(tail, num_lanes)) == least)
-    travels = dealt(tail, num_lanes)
+    sent = send_rounds(tail, num_lanes)
 
-    *before, final = table.segments
-    stop = max(max(map(max, travels)), last) + 1
-    segments = (
-        *before,
-        Segment(final.start, tail.start, final.body_rounds),
-        Segment(tail.start, tail.start + next_multiple(stop - tail.start, tail.body_rounds), tail.body_rounds),
-    )
-    return replace(
-        table,
-        segments=tuple(segment for segment in segments if segment.num_repetitions),
-        exchange=_exchange(table.schedule, owed, travels),
-    )
+    stop = max(max(map(max, sent)), last) + 1
+    stop = tail.start + next_multiple(stop - tail.start, tail.num_body_rounds)
+    return Segment(tail.start, stop, tail.num_body_rounds), _gradient_exchange(compute, queues, sent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,81 +110,87 @@ class _Tail:
     """A segment in which gradients may travel."""
 
     start: int
-    is_used: np.ndarray  # [position] whether they travel there: where an action hides them, if there is any
+    is_used: np.ndarray  # [body round] whether they travel there: where an action hides them, if there is any
 
     @property
-    def body_rounds(self) -> int:
+    def num_body_rounds(self) -> int:
         return len(self.is_used)
 
 
-def _tails(table: RoundTable, *, first: int) -> list[_Tail]:
+def _tails(compute: Schedule, rounds: np.ndarray, final: Segment, *, first: int) -> list[_Tail]:
     """Tails that begin in round `first` or later, after the last forward; one after all actions if no other can be."""
-    final, last = table.segments[-1], int(table.rounds.max())
-    last_forward = int(table.rounds[table.schedule.columns.is_kind(Kind.F)].max())
-    body_rounds = final.body_rounds
-    earliest = final.start + next_multiple(max(first, last_forward + 1) - final.start, body_rounds)
-    positions = np.arange(body_rounds)
+    last, last_forward = int(rounds.max()), int(rounds[compute.columns.is_kind(Kind.F)].max())
+    num_body_rounds = final.num_body_rounds
+    earliest = final.start + next_multiple(max(first, last_forward + 1) - final.start, num_body_rounds)
     tails = [
-        _Tail(start, np.isin(positions, (table.rounds[table.rounds >= start] - start) % body_rounds))
-        for start in range(earliest, last + 1, body_rounds)
+        _Tail(start, np.isin(np.arange(num_body_rounds), (rounds[rounds >= start] - start) % num_body_rounds))
+        for start in range(earliest, last + 1, num_body_rounds)
     ]
     return tails or [_Tail(earliest, np.array([True]))]
 
 
-def _complete(table: RoundTable, schedule: Schedule) -> np.ndarray:
+def _complete_rounds(schedule: Schedule, compute: Schedule, rounds: np.ndarray) -> np.ndarray:
     """[stage] the round at whose end both holders have its gradients and have come to its SYNC."""
-    first = table.schedule.columns.first
-    last = table.rounds.max()
+    first, last = compute.columns.first, rounds.max()
     complete = np.full((schedule.num_replicas, schedule.num_stages), last)
     for device, row in enumerate(schedule.rows):
-        rounds = [-1, *table.rounds[first[device] : first[device + 1]].tolist()]
+        of_device = [-1, *rounds[first[device] : first[device + 1]].tolist()]
         num_done = 0
         for action in row:
             if action.kind in COMPUTE_KINDS:
                 num_done += 1
             elif action.kind is Kind.SYNC:
-                complete[action.replica, action.stage] = rounds[num_done]
+                complete[action.replica, action.stage] = of_device[num_done]
     return complete.max(axis=0)
 
 
-def _owed(table: RoundTable, complete: np.ndarray) -> list[list[tuple[int, int, int]]]:
-    """[device] (round in which it is complete, stage, layer) of all gradients that it gives away, in order."""
-    placement = table.schedule.placement
+_Queue = list[tuple[int, int, int]]  # (round in which it is complete, stage, layer), in order
+
+
+def _send_queues(compute: Schedule, layers_per_stage: tuple[int, ...], complete: np.ndarray) -> list[_Queue]:
+    """[device] the gradients that it sends."""
     return [
         sorted(
             (int(complete[stage]), stage, layer)
             for replica, stage in held
             if replica == 1
-            for layer in range(table.layers_per_stage[stage])
+            for layer in range(layers_per_stage[stage])
         )
-        for held in placement.stages_of
+        for held in compute.placement.stages_of
     ]
 
 
-def _rounds_of(owed: list[tuple[int, int, int]], num_lanes: int, tail: _Tail) -> list[int]:
-    """The rounds in which gradients `owed` travel, `num_lanes` at a time; each is read before, in the tail.
+def _send_rounds(queue: _Queue, num_lanes: int, tail: _Tail) -> list[int]:
+    """The rounds in which the gradients of `queue` travel, `num_lanes` at a time; each is read before, in the tail.
 
     A chunk is complete at the end of a round, summed over the copies of the pipeline in the next one, and then read.
+
+    Example:
+        Three layers, complete in rounds 5, 5 and 6, two lanes, and a tail from round 6 of which every other round has
+        an action. In round 7 no action hides them; in 8 travel the first two; so does the third in 10.
+
+        >>> _send_rounds([(5, 0, 0), (5, 0, 1), (6, 1, 0)], 2, _Tail(6, np.array([True, False])))
+        [8, 8, 10]
     """
     rounds: list[int] = []
     for r in count(tail.start + 1):
-        if len(rounds) == len(owed):
+        if len(rounds) == len(queue):
             return rounds
-        if tail.is_used[(r - tail.start) % tail.body_rounds]:
-            waiting = owed[len(rounds) : len(rounds) + num_lanes]
+        if tail.is_used[(r - tail.start) % tail.num_body_rounds]:
+            waiting = queue[len(rounds) : len(rounds) + num_lanes]
             rounds += [r for complete, _, _ in waiting if complete + 1 < r]
     raise AssertionError
 
 
-def _exchange(schedule: Schedule, owed: list[list[tuple[int, int, int]]], dealt: list[list[int]]) -> Exchange:
-    placement = schedule.placement
+def _gradient_exchange(compute: Schedule, queues: list[_Queue], send_rounds: list[list[int]]) -> GradientExchange:
+    placement = compute.placement
     sent = [
         (r, device, stage, layer)
-        for device, (device_owes, rounds) in enumerate(zip(owed, dealt, strict=True))
-        for (_, stage, layer), r in zip(device_owes, rounds, strict=True)
+        for device, (queue, rounds) in enumerate(zip(queues, send_rounds, strict=True))
+        for (_, stage, layer), r in zip(queue, rounds, strict=True)
     ]
     rounds, source, stages, layers = np.array(sent, dtype=int).T
     target = np.array(placement.devices[0])[stages]
-    given = np.array([placement.chunk_of(stage, 1) for stage in stages.tolist()])
-    received = np.array([placement.chunk_of(stage, 0) for stage in stages.tolist()])
-    return Exchange(in_lanes(rounds, source, target), given, received, layers)
+    send_chunk = np.array([placement.chunk_of(stage, 1) for stage in stages.tolist()])
+    recv_chunk = np.array([placement.chunk_of(stage, 0) for stage in stages.tolist()])
+    return GradientExchange(in_lanes(rounds, source, target), send_chunk, recv_chunk, layers)

@@ -1,13 +1,13 @@
-"""Rounds that are fitted to the asynchronous clock: no device begins an action later because of the rounds.
+"""Cost-aware round assignment: no device starts an action later because of the rounds.
 
-A device that goes on to a later round meets others on its way, and waits for whom is still in an action of an earlier
-round than that of the meeting (`Meetings.least`). So whenever an action begins, the actions at work elsewhere must
-stand in rounds that are late enough, as it stands late enough behind the one before it and behind its message. Each of
-these says of one round how late it is at the least, given another. The earliest rounds that keep them all are found
-action by action, in the order of time, each raising those before as far as it must. Where that goes in a circle there
-are none, and the action waits until another one has ended.
+A device entering a later round synchronizes with its partners on the way, and stalls on any partner still executing an
+earlier round (`Couplings.min_distance`). So whenever an action starts, the actions running elsewhere must stand in
+rounds that are late enough, as it stands late enough behind the one before it and behind its message. Each of these is
+a lower bound of one round, given another. The smallest rounds that keep them all are found action by action, in the
+order of time, each raising those before as far as it must (`RoundConstraints`). Where that goes in a circle there are
+none, and the action waits until another one has ended.
 
-Actions of like lengths, such as F, I and W, nearly always fit, into few positions, whatever the row.
+Actions of similar lengths, such as F, I and W, nearly always fit into few body rounds, whatever the row.
 """
 
 from __future__ import annotations
@@ -16,56 +16,95 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from jaxpipe.lowering.bounds import Bounds, By
-from jaxpipe.lowering.meetings import Meetings
+from jaxpipe.lowering.couplings import Couplings, Distance, RoundConstraints
 from jaxpipe.lowering.rounds import LOCAL_ROUNDS
-from jaxpipe.lowering.slack import latest_starts
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.simulate import Costs, Timeline, simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
 
 
 def fitted_rounds(
-    schedule: Schedule, costs: Costs, body: Meetings, *, share_of_slack: float = 0.0, may_wait: bool = True
+    compute: Schedule, costs: Costs, body: Couplings, *, slack_fraction: float = 0.0, may_wait: bool = True
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """[A], [A] the round of each action, and the one in which its message travels.
 
     Args:
-        schedule: compute actions alone.
+        compute: compute actions alone.
         costs: of the actions; messages take no time.
-        body: who may meet whom.
-        share_of_slack: of the time for which an action may wait before the step becomes longer, how much it does
+        body: the devices that each body round couples.
+        slack_fraction: of the time for which an action may wait before the step becomes longer, how much it does
             wait, 0 to 1. Other times fit other rounds, and not all of them may fit.
-        may_wait: whether, where no rounds fit, actions begin later.
+        may_wait: whether, where no rounds fit, actions start later.
 
     Returns:
         None where no rounds fit and no action may wait.
+
+    Example:
+        Two devices, two microbatches, one link in use in every round, F, I and W of one forward each. Device 0 runs
+        its F in rounds 0 and 1; the first message travels in 1 and is read in 2, the gradient of it leaves in 4 and
+        is read in 5; a W follows in the next round.
+
+        >>> from jaxpipe.lowering.couplings import coupled_bodies
+        >>> from jaxpipe.schedules import linear, parse_action
+        >>> rows = "0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1"
+        >>> actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
+        >>> schedule = Schedule("two", linear(2), 2, actions)
+        >>> rounds, _ = fitted_rounds(schedule, Costs(), next(coupled_bodies(schedule)))
+        >>> rounds.tolist()
+        [0, 1, 5, 6, 7, 8, 2, 3, 4, 5, 6, 7]
     """
-    columns, message = schedule.columns, dependencies(schedule).message
-    timeline = simulate(schedule, costs)
-    earliest = (1.0 - share_of_slack) * timeline.start + share_of_slack * latest_starts(timeline)
-    fit = _Fit(schedule, body, message, earliest, timeline.end - timeline.start)
-    if not fit.run(may_wait=may_wait):
+    columns, message = compute.columns, dependencies(compute).message
+    timeline = simulate(compute, costs)
+    earliest = (1.0 - slack_fraction) * timeline.start + slack_fraction * latest_starts(timeline)
+    assignment = _Assignment(compute, body, message, earliest, timeline.end - timeline.start)
+    if not assignment.run(may_wait=may_wait):
         return None
-    rounds = np.array(fit.bounds.rounds)
-    travels = rounds + 1
+    rounds = np.array(assignment.constraints.rounds)
+    send_round = rounds + 1
     reader = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
     sender = message[reader]
     link = columns.device[sender], columns.device[reader]
-    travels[sender] = rounds[sender] + body.until_travel[rounds[sender] % body.body_rounds, *link]
-    return rounds, travels
+    send_round[sender] = rounds[sender] + body.rounds_to_send[rounds[sender] % body.num_body_rounds, *link]
+    return rounds, send_round
 
 
-class _Fit:
-    """The asynchronous clock on its way through the rows, with the rounds of what has begun."""
+def latest_starts(timeline: Timeline) -> np.ndarray:
+    """[A] the latest start of each action with which all others still end by the makespan, messages taking no time.
+
+    Args:
+        timeline: of compute actions alone.
+
+    Example:
+        >>> from jaxpipe.schedules import build, simulate
+        >>> timeline = simulate(build("gpipe", num_devices=2, num_microbatches=1))
+        >>> timeline.start.tolist(), latest_starts(timeline).tolist()
+        ([0.0, 4.0, 1.0, 2.0], [0.0, 4.0, 1.0, 2.0])
+    """
+    columns = timeline.schedule.columns
+    message, position = dependencies(timeline.schedule).message.tolist(), columns.position.tolist()
+    duration = (timeline.end - timeline.start).tolist()
+    end = [timeline.makespan] * len(duration)
+    latest = list(end)
+    # What follows an action starts no earlier than it ends, and stands behind it in its row.
+    for action in np.lexsort((np.arange(len(end)), timeline.end))[::-1].tolist():
+        latest[action] = end[action] - duration[action]
+        if position[action]:
+            end[action - 1] = min(end[action - 1], latest[action])
+        if (sender := message[action]) >= 0:
+            end[sender] = min(end[sender], latest[action])
+    return np.array(latest)
+
+
+class _Assignment:
+    """The asynchronous clock on its way through the rows, with the rounds of what has started."""
 
     def __init__(
-        self, schedule: Schedule, body: Meetings, message: np.ndarray, earliest: np.ndarray, duration: np.ndarray
+        self, compute: Schedule, body: Couplings, message: np.ndarray, earliest: np.ndarray, duration: np.ndarray
     ):
-        columns = schedule.columns
-        devices = range(schedule.num_devices)
+        columns = compute.columns
+        devices = range(compute.num_devices)
         self.device, self.message = columns.device.tolist(), message.tolist()
         self.first, self.stop = columns.first[:-1].tolist(), columns.first[1:].tolist()
         self.earliest, self.duration = earliest.tolist(), duration.tolist()
@@ -75,17 +114,17 @@ class _Fit:
             if sender >= 0:
                 self.readers[sender].append(reader)
 
-        def of_pairs(rounds: np.ndarray) -> list[list[By]]:
+        def by_link(rounds: np.ndarray) -> list[list[Distance]]:
             return [[rounds[:, device, other].tolist() for other in devices] for device in devices]
 
-        # A W, for which nobody waits, hides the messages of others.
-        until = np.where(columns.is_kind(Kind.W)[:, None], body.until_meeting, 0)
-        self.bounds = Bounds(self.device, until.tolist(), body)
-        self.until_sent, self.until_read = of_pairs(body.until_travel), of_pairs(body.until_travel + LOCAL_ROUNDS)
+        # A W, for which nobody waits, stands where there are permutes: it hides the messages of others.
+        to_allowed = np.where(columns.is_kind(Kind.W)[:, None], body.rounds_to_rendezvous, 0)
+        self.constraints = RoundConstraints(self.device, to_allowed.tolist(), body)
+        self.to_sent, self.to_read = by_link(body.rounds_to_send), by_link(body.rounds_to_send + LOCAL_ROUNDS)
 
-        self.latest = self.bounds.latest
-        self.until = [0.0 for _ in devices]  # [device] when that ends
-        self.unsent: list[tuple[int, By] | None] = [None for _ in devices]  # its last F, B or I, if it sends
+        self.latest = self.constraints.latest
+        self.busy_until = [0.0 for _ in devices]  # [device] when its latest action ends
+        self.unsent: list[tuple[int, Distance] | None] = [None for _ in devices]  # its last F, B or I, if it sends
         self.end: list[float | None] = [None for _ in self.device]
         self.ready: list[tuple[float, int]] = []  # heap of (time, action)
 
@@ -99,29 +138,29 @@ class _Fit:
             if self.has_round(action, now):
                 self.begin(action, now)
             elif may_wait:
-                heappush(self.ready, (min(until for until in self.until if until > now + _CLOSE), action))
+                heappush(self.ready, (min(until for until in self.busy_until if until > now + _CLOSE), action))
             else:
                 return False
         return True
 
     def has_round(self, action: int, now: float) -> bool:
-        """Whether `action` can begin, behind all that has begun and before what is at work then."""
+        """Whether a round exists for `action` after everything started and before everything still running."""
         device, sender = self.device[action], self.message[action]
-        messages: list[tuple[int, By]] = []
+        messages: list[tuple[int, Distance]] = []
         if sender >= 0 and self.device[sender] != device:
-            messages.append((sender, self.until_read[self.device[sender]][device]))
+            messages.append((sender, self.to_read[self.device[sender]][device]))
         if (unsent := self.unsent[device]) and not self.is_weight[action]:
             messages.append(unsent)  # its own message would take the place of that
-        at_work = [other for other, until in zip(self.latest, self.until, strict=True) if until > now + _CLOSE]
-        return self.bounds.add(action, messages, at_work)
+        running = [other for other, until in zip(self.latest, self.busy_until, strict=True) if until > now + _CLOSE]
+        return self.constraints.add(action, messages, running)
 
     def begin(self, action: int, now: float) -> None:
         device = self.device[action]
-        self.end[action] = self.until[device] = now + self.duration[action]
+        self.end[action] = self.busy_until[device] = now + self.duration[action]
         following = set(self.readers[action])
         if not self.is_weight[action]:
             elsewhere = next((self.device[reader] for reader in following if self.device[reader] != device), None)
-            self.unsent[device] = None if elsewhere is None else (action, self.until_sent[device][elsewhere])
+            self.unsent[device] = None if elsewhere is None else (action, self.to_sent[device][elsewhere])
         if action + 1 < self.stop[device]:
             following.add(action + 1)
         for each in sorted(following):
@@ -133,10 +172,10 @@ class _Fit:
         latest = self.latest[device]
         is_next = action == (latest + 1 if latest >= 0 else self.first[device])
         if is_next and (sender < 0 or self.end[sender] is not None):
-            heappush(self.ready, (max(self.ends(latest), self.ends(sender), self.earliest[action]), action))
+            heappush(self.ready, (max(self.end_of(latest), self.end_of(sender), self.earliest[action]), action))
 
-    def ends(self, action: int) -> float:
-        """When `action` ends, which has begun; 0 for -1, which is none."""
+    def end_of(self, action: int) -> float:
+        """When `action` ends, which has started; 0 for -1, which is none."""
         end = self.end[action] if action >= 0 else 0.0
         assert end is not None
         return end

@@ -1,75 +1,123 @@
-"""Where does the program keep messages, and how much room does that take?
+"""The inbox: where messages wait for their reader, and how much room that takes.
 
-At the end of a round, what has arrived and what the action produced is either passed straight to the next
-action of the device or, if others come before its reader, stored in an inbox page until the last of them is done. A
-device that idles keeps what was passed to it. Inbox pages are given out by lifetime.
+Every device runs one program, so every device has as many inbox entries as the one that needs most. Which entry a
+message gets is decided by its lifetime, before anything is traced.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxpipe.lowering.body import Permutes
 from jaxpipe.lowering.lifetimes import allocate_per_device
+from jaxpipe.schedules.schedule import Schedule
 
-if TYPE_CHECKING:
-    from jaxpipe.lowering.table import RoundTable
-
-# Where the next action's message comes from, if not from an inbox page (>= 0).
-NOTHING = -1  # the F of stage 0, and idle rounds
-OWN = -2  # what the action of this round produced; in an idle round, what it was passed before
-FIRST_PERMUTE = -3  # what this round's permute k brought is FIRST_PERMUTE - k
+# Where the message of a device's next action comes from, if not from an inbox entry (>= 0).
+NOTHING = -1  # it reads none: the F of stage 0, a W; or the device idles
+OWN = -2  # the output of this round's action; in an idle round, the message that the device holds already
+FIRST_PERMUTE = -3  # FIRST_PERMUTE - k: what permute k of this round brought
 
 
 @dataclass(frozen=True, eq=False)
 class Inbox:
-    """Messages of one table; every device has the same number of inbox pages (one program, one set of buffers)."""
+    """Where every message waits between the end of its round and its reader.
+
+    At the end of a round, what has arrived and what the action produced is passed straight to the device's next action
+    if that one reads it; a device that idles keeps it. If other actions come before its reader, it is stored in an
+    inbox entry until the last of them is done.
+    """
 
     next_source: np.ndarray  # [R, D] where the message of the next action comes from
-    keep: np.ndarray  # [R, D] inbox page for the action's own output; num_inbox where it is not stored
-    arrival: np.ndarray  # [R, D, permute] inbox page for what each permute brings; num_inbox where not stored
-    num_inbox: int  # one page more takes what nobody stores
+    store_own: np.ndarray  # [R, D] entry for the action's own output; num_inbox where it is not stored
+    store_arrival: np.ndarray  # [R, D, permute] entry for what each permute brings; num_inbox where it is not stored
+    num_inbox: int  # entries; the program has one more, for what nobody reads
 
 
-def allocate_inbox(table: RoundTable) -> Inbox:
-    """Inbox pages for every message of `table` that waits."""
-    device, rounds, message = table.schedule.columns.device, table.rounds, table.dependencies.message
+def allocate_inbox(
+    schedule: Schedule,
+    *,
+    message: np.ndarray,
+    rounds: np.ndarray,
+    send_round: np.ndarray,
+    body_round: np.ndarray,
+    permutes: Permutes,
+) -> Inbox:
+    """Entries for every message that waits.
+
+    Args:
+        schedule: compute actions alone.
+        message: [A] the action whose message each action reads; -1 for none.
+        rounds: [A] of the actions.
+        send_round: [A] in which the message of each action travels.
+        body_round: [R] of each round.
+        permutes: [body round][permute] -> pairs that carry messages.
+
+    Example:
+        Two devices, two microbatches, all forwards first. On device 1 the output of each F, a gradient, is read by a
+        B that another action stands before: it waits for that one in an entry, from the end of its round (store_own) to
+        the end of the round before its reader's (next_source). 2 is no entry.
+
+        >>> from jaxpipe.lowering import lower
+        >>> from jaxpipe.schedules import build
+        >>> table = lower(build("gpipe", num_devices=2, num_microbatches=2), rolled=False)
+        >>> table.kind[:6, 1].tolist()  # -1 is idle, 0 an F, 1 a B
+        [-1, -1, 0, 0, 1, 1]
+        >>> table.inbox.store_own[:6, 1].tolist()
+        [2, 2, 0, 1, 2, 2]
+        >>> table.inbox.next_source[:6, 1].tolist()  # -1 nothing, -3 what permute 0 brings
+        [-1, -3, -3, 0, 1, -1]
+    """
+    device, position = schedule.columns.device, schedule.columns.position
     reader = np.flatnonzero(message >= 0)
-    sender = message[reader]
-    permute = _permute_index(table, sender, reader)  # -1 for a message that stays on its device
-    there = np.where(permute >= 0, table.travels[sender], rounds[sender])  # the round at whose end the message is there
-    previous = np.where(table.schedule.columns.position[reader] > 0, rounds[reader - 1], -1)
-    passed_on = np.maximum(there, previous)  # the round at whose end it goes to its reader
-    source = np.where(permute >= 0, FIRST_PERMUTE - permute, OWN)
+    sender, owner = message[reader], device[reader]
+    links = device[sender], owner
+    permute = _carrying_permute(*links, body_round[send_round[sender]], permutes, schedule.num_devices)
+    is_own = permute < 0
 
-    waits = np.flatnonzero(there < passed_on)
-    units, num_inbox = allocate_per_device(device[reader[waits]], there[waits], passed_on[waits], np.ones_like(waits))
-    page = np.full(len(reader), num_inbox)
-    page[waits] = [taken[0] for taken in units]
-    source[waits] = page[waits]
+    # A message is available at the end of one round and handed over at the end of the same or a later one: once the
+    # device is done with the action before its reader. In between it waits in an inbox entry.
+    available = np.where(is_own, rounds[sender], send_round[sender])
+    previous = np.where(position[reader] > 0, rounds[reader - 1], -1)
+    handed_over = np.maximum(available, previous)
+    waits = np.flatnonzero(available < handed_over)
+    units, num_inbox = allocate_per_device(owner[waits], available[waits], handed_over[waits], np.ones_like(waits))
+    entry = np.full(len(reader), num_inbox)
+    entry[waits] = [taken[0] for taken in units]
+    source = np.where(is_own, OWN, FIRST_PERMUTE - permute)
+    source[waits] = entry[waits]
 
-    shape = (table.num_rounds, table.schedule.num_devices)
+    shape = (len(body_round), schedule.num_devices)
     next_source = np.full(shape, NOTHING, np.int32)
-    keeps = rounds[reader] - 1 - passed_on  # idle rounds from there on
-    kept = np.repeat(passed_on, keeps) + 1 + np.arange(keeps.sum()) - np.repeat(np.cumsum(keeps) - keeps, keeps)
-    next_source[kept, np.repeat(device[reader], keeps)] = OWN
-    next_source[passed_on, device[reader]] = source
-    keep = np.full(shape, num_inbox, np.int32)
-    stays = permute < 0
-    keep[there[stays], device[reader[stays]]] = page[stays]
-    arrival = np.full((*shape, max(map(len, table.permutes))), num_inbox, np.int32)
-    arrival[there[~stays], device[reader[~stays]], permute[~stays]] = page[~stays]
-    return Inbox(next_source, keep, arrival, num_inbox)
+    # From the round after it is handed over to the one before its reader's, the device idles and keeps the message.
+    num_idle = rounds[reader] - 1 - handed_over
+    next_source[_ranges(handed_over + 1, num_idle), np.repeat(owner, num_idle)] = OWN
+    next_source[handed_over, owner] = source
+    store_own = np.full(shape, num_inbox, np.int32)
+    store_own[available[is_own], owner[is_own]] = entry[is_own]
+    store_arrival = np.full((*shape, max(map(len, permutes))), num_inbox, np.int32)
+    store_arrival[available[~is_own], owner[~is_own], permute[~is_own]] = entry[~is_own]
+    return Inbox(next_source, store_own, store_arrival, num_inbox)
 
 
-def _permute_index(table: RoundTable, sender: np.ndarray, reader: np.ndarray) -> np.ndarray:
-    """[M] which permute of its round carries each message; -1 where sender and reader are one device."""
-    device, num_devices = table.schedule.columns.device, table.schedule.num_devices
-    index = np.full((table.body_rounds, num_devices, num_devices), -1)
-    for position, permutes in enumerate(table.permutes):
-        for k, pairs in enumerate(permutes):
-            index[position, *np.array(pairs).T] = k
-    source, target = device[sender], device[reader]
-    return np.where(source == target, -1, index[table.position[table.travels[sender]], source, target])
+def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """The ranges from `start` on, `length` long, one after the other.
+
+    Example:
+        >>> _ranges(np.array([3, 9, 7]), np.array([2, 0, 1])).tolist()
+        [3, 4, 7]
+    """
+    before = np.cumsum(length) - length
+    return np.arange(length.sum()) + np.repeat(start - before, length)
+
+
+def _carrying_permute(
+    source: np.ndarray, target: np.ndarray, body_round: np.ndarray, permutes: Permutes, num_devices: int
+) -> np.ndarray:
+    """[M] the permute of its body round that carries each message; -1 where source and target are one device."""
+    index = np.full((len(permutes), num_devices, num_devices), -1)
+    for i, of_round in enumerate(permutes):
+        for k, pairs in enumerate(of_round):
+            index[i, *np.array(pairs).T] = k
+    return np.where(source == target, -1, index[body_round, source, target])

@@ -1,4 +1,4 @@
-"""Which unit of storage does each interval get, so that no two that live at once share one?"""
+"""Storage units by lifetime: no two values that live at once share one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import numpy as np
 
 
 def allocate(start: np.ndarray, end: np.ndarray, sizes: np.ndarray) -> tuple[list[list[int]], int]:
-    """Storage units for intervals, lowest free unit first.
+    """Storage units for intervals, the lowest free units first.
 
-    Given out in order of start, this needs just as many units as live at the worst moment (interval
-    graphs are perfect).
+    In order of start, this needs exactly as many units as live at the worst moment (interval graphs are perfect).
 
     Args:
         start, end: [intervals] first and last moment of each, both inclusive.
@@ -19,10 +18,16 @@ def allocate(start: np.ndarray, end: np.ndarray, sizes: np.ndarray) -> tuple[lis
 
     Returns:
         The units of each interval, and how many units there are in all.
+
+    Example:
+        Three buffers, of which the second needs two units; the third starts after the first has ended.
+
+        >>> allocate(start=np.array([0, 1, 3]), end=np.array([2, 4, 5]), sizes=np.array([1, 2, 1]))
+        ([[0], [1, 2], [0]], 3)
     """
     units: list[list[int]] = [[]] * len(start)
     free: list[int] = []
-    living: list[tuple[int, int]] = []
+    living: list[tuple[int, int]] = []  # heap of (end, interval)
     num_units = 0
     starts, ends, counts = start.tolist(), end.tolist(), sizes.tolist()
     for i in np.lexsort((end, start)).tolist():

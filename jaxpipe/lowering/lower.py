@@ -8,44 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from jaxpipe.lowering.checkerboard import CHECKERBOARD_ROUNDS, checkerboard_rounds
-from jaxpipe.lowering.exchange import NOTHING_EXCHANGED, with_exchange
+from jaxpipe.lowering.body import Segment
+from jaxpipe.lowering.couplings import coupled_bodies
+from jaxpipe.lowering.exchange import NO_EXCHANGE, plan_exchange
 from jaxpipe.lowering.fitted import fitted_rounds
-from jaxpipe.lowering.in_step import IN_STEP_ROUNDS, in_step_rounds
-from jaxpipe.lowering.meetings import meetings
-from jaxpipe.lowering.replay import replay_makespans
+from jaxpipe.lowering.parking import NO_PARKED_PAGES, open_rounds, park_pages
+from jaxpipe.lowering.replay import replay, replay_makespans
 from jaxpipe.lowering.rounds import (
     ALTERNATING_ROUNDS,
+    CHECKERBOARD_ROUNDS,
+    LOCKSTEP_ROUNDS,
     alternating_rounds,
+    checkerboard_rounds,
     earliest_rounds,
     in_forwards,
+    lockstep_rounds,
     periodic_rounds,
 )
-from jaxpipe.lowering.segment import Segment
 from jaxpipe.lowering.table import RoundTable
-from jaxpipe.lowering.transfers import NOTHING_PARKED, meeting_rounds, park, without_transfers
 from jaxpipe.schedules.analysis.simulate import Costs, simulate
 from jaxpipe.schedules.passes.rows import next_multiple
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
 MAX_BODY_ROUNDS = 8
-# A fold is judged at several costs, since the program is compiled before they are known: halves of a backward as long
-# as each other, and either of them the longer one; the last with a transfer of a tenth of a forward.
-JUDGES = (
+# A fold is evaluated at several costs, since the program is compiled before they are known: halves of a backward as
+# long as each other, and either of them the longer one; the last with a transfer of a tenth of a forward.
+EVALUATION_COSTS = (
     Costs(backward=1.0, input_gradient=0.5, weight_gradient=0.5),
     Costs(backward=2.0, input_gradient=1.3, weight_gradient=0.7),
     Costs(backward=2.0, input_gradient=0.7, weight_gradient=1.3),
     Costs(backward=3.0, input_gradient=1.5, weight_gradient=1.5),
     Costs(backward=1.0, input_gradient=0.5, weight_gradient=0.5, transfer=0.1, gradient_messages=0.0),
 )
+# Of the SPMD makespan over the asynchronous one.
 GOOD_ENOUGH_RATIOS = np.array([1.001, 1.001, 1.001, 1.001, 1.02])
 LIKELY_TRANSFER = 0.02  # of a message, in forwards
 GOOD_ENOUGH_IF_LIKELY = 1.01  # with likely transfers, of rounds fitted to the costs that are expected
-SHARES_OF_SLACK = (0.0, 0.5, 1.0)  # for which actions wait, to fit
+SLACK_FRACTIONS = (0.0, 0.5, 1.0)  # for which actions wait, to fit
 
 
 def lower(
@@ -65,25 +69,63 @@ def lower(
             devices meet in a round, and where none waits for the other only if rounds keep step with time; and for
             those of which no fold is fast whatever actions cost, as are most with backwards in two parts. By default a
             backward of two forwards, or an I and a W of one each.
+
+    Example:
+        1F1B on four devices, sixteen microbatches: a body of four rounds, repeated.
+
+        >>> from jaxpipe.schedules import build
+        >>> table = lower(build("1f1b", num_devices=4, num_microbatches=16))
+        >>> table.segments
+        (Segment(start=0, stop=76, num_body_rounds=4),)
     """
-    if layers_per_stage is None:
-        layers_per_stage = (1,) * schedule.num_stages
-    problem = _Problem(schedule, without_transfers(schedule), layers_per_stage)
+    folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages)
     if rolled:
-        table = problem.best_table(costs or Costs())
+        table = folding.best_table(costs or Costs())
     else:
-        rounds = earliest_rounds(problem.steps)
-        table = problem.fold(rounds, body_rounds=int(rounds.max()) + 1)
+        rounds = earliest_rounds(folding.compute)
+        table = folding.fold(rounds, num_body_rounds=int(rounds.max()) + 1)
     return with_exchange(table, schedule)
 
 
+def spmd_makespan(schedule: Schedule, costs: Costs) -> float:
+    """The makespan of `schedule` lowered for `costs`, of stages, and run at them: a `clock` for `optimize`."""
+    return replay(lower(schedule, costs=costs), costs).makespan
+
+
+def compute_schedule(schedule: Schedule) -> Schedule:
+    """`schedule` with its compute actions alone; itself where it has no others."""
+    if schedule.columns.is_kind(*COMPUTE_KINDS).all():
+        return schedule
+    rows = tuple(tuple(action for action in row if action.kind in COMPUTE_KINDS) for row in schedule.rows)
+    return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, rows)
+
+
+def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
+    """`table` with the gradient exchange that `schedule` asks for, in a segment of its own.
+
+    Args:
+        table: of the compute actions of `schedule`, without exchange.
+        schedule: with SYNC actions; a stage without them is summed at the end of the step.
+    """
+    if schedule.num_replicas == 1 or not table.has_backward:
+        return table
+    *before, final = table.segments
+    tail, exchange = plan_exchange(schedule, table.schedule, table.layers_per_stage, table.rounds, final)
+    segments = (*before, Segment(final.start, tail.start, final.num_body_rounds), tail)
+    return replace(table, segments=tuple(segment for segment in segments if segment.num_repetitions), exchange=exchange)
+
+
 @dataclass(frozen=True)
-class _Problem:
-    """What is folded."""
+class Folding:
+    """A schedule whose rounds are to be folded into loop bodies."""
 
     schedule: Schedule
-    steps: Schedule  # its compute actions alone
     layers_per_stage: tuple[int, ...]
+
+    @cached_property
+    def compute(self) -> Schedule:
+        """The compute actions of the schedule alone."""
+        return compute_schedule(self.schedule)
 
     def best_table(self, costs: Costs) -> RoundTable:
         """The first candidate that is good whatever actions cost, or else the best at `costs`.
@@ -92,24 +134,27 @@ class _Problem:
         else of all the fastest with likely transfers. Rounds fitted to `costs` are for backwards in two parts, and for
         where no other fold is as fast.
         """
-        judges, limits = JUDGES, GOOD_ENOUGH_RATIOS
+        # Costs of evaluation first, then those that are expected, without transfers and with likely ones.
+        evaluated, limits = EVALUATION_COSTS, GOOD_ENOUGH_RATIOS
         if self.schedule.has_transfers:
-            judges, limits = (costs,), GOOD_ENOUGH_RATIOS[:1]
+            evaluated, limits = (costs,), GOOD_ENOUGH_RATIOS[:1]
         without_exchange = replace(costs, gradient_messages=0.0)
         transfer = LIKELY_TRANSFER * float(np.mean(costs.forward))
         expected = [without_exchange, replace(without_exchange, transfer=transfer)]
-        everyone = [*judges, *expected]
-        asynchronous = np.array([simulate(self.steps, judge).makespan for judge in everyone])
-        best, least = None, (True, float("inf"))
+        all_costs = [*evaluated, *expected]
+        asynchronous = np.array([simulate(self.compute, each).makespan for each in all_costs])
+
+        best, least = None, (True, float("inf"))  # the least (is slow without transfers, slowdown with likely ones)
         for table in self.candidates(costs):
-            slowdown = replay_makespans(self.as_judged(table), everyone) / asynchronous
-            without, likely = slowdown[len(judges) :]
-            if (slowdown[: len(judges)] <= limits).all() and without <= limits[0]:
+            slowdown = replay_makespans(self._as_evaluated(table), all_costs) / asynchronous
+            without, likely = slowdown[len(evaluated) :]
+            if (slowdown[: len(evaluated)] <= limits).all() and without <= limits[0]:
                 return table
             if (key := (without > limits[0], likely)) < least:
                 best, least = table, key
-        for table in self.fitted(costs) if self.schedule.has_halves or least[0] else ():
-            without, likely = replay_makespans(self.as_judged(table), expected) / asynchronous[len(judges) :]
+        for table in self.fitted_candidates(costs) if self.schedule.has_halves or least[0] else ():
+            slowdown = replay_makespans(self._as_evaluated(table), expected) / asynchronous[len(evaluated) :]
+            without, likely = slowdown
             if (key := (without > limits[0], likely)) < least:
                 best, least = table, key
             if key <= (False, GOOD_ENOUGH_IF_LIKELY):
@@ -117,7 +162,7 @@ class _Problem:
         assert best is not None
         return best
 
-    def as_judged(self, table: RoundTable) -> RoundTable:
+    def _as_evaluated(self, table: RoundTable) -> RoundTable:
         """`table`; of backwards in two parts with the exchange, whose devices may wait for each other."""
         return with_exchange(table, self.schedule) if self.schedule.has_halves else table
 
@@ -125,67 +170,68 @@ class _Problem:
         """Tables to choose from, the smallest programs first.
 
         Rounds that keep step with time come first where paired devices meet. Periodic rounds come before others,
-        since their body positions have the fewest pairs. Where forwards and backwards keep apart (GPipe), a segment
+        since their body rounds have the fewest pairs. Where forwards and backwards keep apart (GPipe), a segment
         for each spares either the other's permutes.
         """
-        is_forward = self.steps.columns.is_kind(Kind.F)
+        is_forward = self.compute.columns.is_kind(Kind.F)
         for lengths in [in_forwards(costs), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_BODY_ROUNDS + 1):
-                rounds = periodic_rounds(self.steps, period, lengths=lengths)
+                rounds = periodic_rounds(self.compute, period, lengths=lengths)
                 if rounds is None:
                     continue
                 cut = int(rounds[is_forward].max()) + 1
                 if (rounds[~is_forward] >= cut).all() and not is_forward.all():
-                    yield self.fold(rounds, body_rounds=period, cut=cut, lengths=lengths)
+                    yield self.fold(rounds, num_body_rounds=period, cut=cut, lengths=lengths)
                 else:
-                    yield self.fold(rounds, body_rounds=period, lengths=lengths)
+                    yield self.fold(rounds, num_body_rounds=period, lengths=lengths)
         if self.schedule.num_replicas > 1:
-            yield self.fold(checkerboard_rounds(self.steps), body_rounds=CHECKERBOARD_ROUNDS)
-        yield self.fold(alternating_rounds(self.steps), body_rounds=ALTERNATING_ROUNDS)
-        rounds = earliest_rounds(self.steps)
-        for body_rounds in (1, 2, 4, 8):
-            yield self.fold(rounds, body_rounds=body_rounds)
-        rounds, travels = in_step_rounds(self.steps, in_forwards(costs))
-        yield self.fold(rounds, body_rounds=IN_STEP_ROUNDS, travels=travels)
+            yield self.fold(checkerboard_rounds(self.compute), num_body_rounds=CHECKERBOARD_ROUNDS)
+        yield self.fold(alternating_rounds(self.compute), num_body_rounds=ALTERNATING_ROUNDS)
+        rounds = earliest_rounds(self.compute)
+        for num_body_rounds in (1, 2, 4, 8):
+            yield self.fold(rounds, num_body_rounds=num_body_rounds)
+        rounds, send_round = lockstep_rounds(self.compute, in_forwards(costs))
+        yield self.fold(rounds, num_body_rounds=LOCKSTEP_ROUNDS, send_round=send_round)
 
-    def fitted(self, costs: Costs) -> Iterator[RoundTable]:
+    def fitted_candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables of rounds that are fitted to `costs`, the smallest programs first."""
-        *small, largest = meetings(self.steps)
+        *small, largest = coupled_bodies(self.compute)
         for body in (*small, largest):
-            for share in SHARES_OF_SLACK:
-                fitted = fitted_rounds(self.steps, costs, body, share_of_slack=share, may_wait=body is largest)
+            for fraction in SLACK_FRACTIONS:
+                fitted = fitted_rounds(self.compute, costs, body, slack_fraction=fraction, may_wait=body is largest)
                 if fitted is not None:
-                    rounds, travels = fitted
-                    yield self.fold(rounds, body_rounds=body.body_rounds, travels=travels)
+                    rounds, send_round = fitted
+                    yield self.fold(rounds, num_body_rounds=body.num_body_rounds, send_round=send_round)
 
     def fold(
         self,
         rounds: np.ndarray,
         *,
-        body_rounds: int,
+        num_body_rounds: int,
         cut: int = 0,
         lengths: np.ndarray | None = None,
-        travels: np.ndarray | None = None,
+        send_round: np.ndarray | None = None,
     ) -> RoundTable:
-        """The table with a body of `body_rounds`, or one before and one after round `cut`.
+        """The table with a body of `num_body_rounds`, or one before and one after round `cut`.
 
         Args:
-            rounds: [A].
-            body_rounds: in one repetition.
+            rounds: [A] of the compute actions.
+            num_body_rounds: in one repetition.
             cut: 0 for one segment.
             lengths: [kinds] of actions, if `rounds` keep step with time.
-            travels: [A] rounds of the messages, with one segment; by default those after `rounds`.
+            send_round: [A] rounds of the messages, with one segment; by default those after `rounds`.
         """
-        start = next_multiple(cut, body_rounds)
+        # What follows the cut moves to where a repetition of the first body ends.
+        start = next_multiple(cut, num_body_rounds)
         rounds = np.where(rounds >= cut, rounds + start - cut, rounds)
-        travels = rounds + 1 if travels is None else travels
-        stop = start + next_multiple(int(rounds.max()) + 1 - start, body_rounds)
+        send_round = rounds + 1 if send_round is None else send_round
+        stop = start + next_multiple(int(rounds.max()) + 1 - start, num_body_rounds)
         bounds = [0, start, stop] if cut else [0, stop]
-        segments = tuple(Segment(*ends, body_rounds) for ends in pairwise(bounds))
+        segments = tuple(Segment(first, end, num_body_rounds) for first, end in pairwise(bounds))
         table = RoundTable(
-            self.steps, self.layers_per_stage, rounds, travels, segments, NOTHING_PARKED, NOTHING_EXCHANGED
+            self.compute, self.layers_per_stage, rounds, send_round, segments, NO_PARKED_PAGES, NO_EXCHANGE
         )
         if not self.schedule.has_transfers:
             return table
-        meets = meeting_rounds(self.steps, rounds, table.position, lengths)
-        return replace(table, parked=park(self.schedule, self.steps, self.layers_per_stage, rounds, meets))
+        is_open = open_rounds(self.compute, rounds, table.body_round, lengths)
+        return replace(table, parked=park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open))

@@ -1,51 +1,85 @@
-"""In which page does each layer's residuals of each microbatch lie, on its own device and on the paired one?
+"""Pages: where the residuals of each layer and microbatch lie, on their own device and on the paired one.
 
-Pages are given out by lifetime. Moments are half rounds: the action of round r stands at 2r; at 2r + 1, the end of
-the round, what has arrived is stored, and then what travels in the next round is read.
+Pages are given out by lifetime; every device has as many as the one that needs most. Moments are half rounds: the
+action of round r stands at 2r; at 2r + 1, the end of the round, what has arrived is stored, and then what travels in
+the next round is read.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from math import lcm
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxpipe.lowering.lifetimes import allocate_per_device
-from jaxpipe.lowering.spans import Span
-from jaxpipe.lowering.transfers import NOTHING_PARKED, Parked
-from jaxpipe.schedules.schedule import Kind
+from jaxpipe.lowering.parking import NO_PARKED_PAGES, ParkedPages
+from jaxpipe.schedules.schedule import Columns, Kind, Schedule
 
-if TYPE_CHECKING:
-    from jaxpipe.lowering.table import RoundTable
+
+class Span(enum.Enum):
+    """Lifetime of a saved buffer: the action of a (stage, microbatch) that writes it, and the last that reads it."""
+
+    SLOT = "F to B or W"
+    WEIGHT_GRADIENT = "I to W"
 
 
 @dataclass(frozen=True, eq=False)
 class Pages:
-    """Pages of one table for one span; every device has the same number of them (one program, one set of buffers)."""
+    """Pages of one table for one span: one for each layer of each (stage, microbatch) that lives at once."""
 
     of_layer: np.ndarray  # [R, D, layer] that the action writes or reads
-    departure: np.ndarray  # [R, D, lane] read at the end of the round, to travel in the next
-    num_departures: np.ndarray  # [R, D] lanes that are used
-    landing: np.ndarray  # [R, D, lane] where what travelled in the round is stored
-    num_landings: np.ndarray  # [R, D] lanes that are used
+    send_page: np.ndarray  # [R, D, lane] read at the end of the round, to travel in the next
+    num_sends: np.ndarray  # [R, D] lanes that are used
+    recv_page: np.ndarray  # [R, D, lane] where what travelled in the round is stored
+    num_recvs: np.ndarray  # [R, D] lanes that are used
     num_pages: int  # the most that any device needs at once
     num_slots: float  # (stage, microbatch) on one device at the worst moment: own, parked and in transit
 
 
-def allocate_pages(table: RoundTable, span: Span) -> Pages:
-    """Pages for every (stage, microbatch, layer), wherever it is."""
-    num_lanes = table.num_lanes
-    shape = (table.num_rounds, table.schedule.num_devices)
-    pages = np.zeros((*shape, max(table.layers_per_stage)), np.int32)
-    departure, landing = (np.zeros((*shape, num_lanes), np.int32) for _ in range(2))
-    num_departures, num_landings = (np.zeros(shape, np.int32) for _ in range(2))
-    if not table.has_backward:
-        return Pages(pages, departure, num_departures, landing, num_landings, 0, 0)
+def allocate_pages(
+    schedule: Schedule,
+    span: Span,
+    *,
+    writer: np.ndarray,
+    rounds: np.ndarray,
+    num_rounds: int,
+    layers_per_stage: tuple[int, ...],
+    parked: ParkedPages,
+) -> Pages:
+    """Pages for every layer of every (stage, microbatch), on its own device and, while parked, on the paired one.
 
-    held = _held(table, span)
-    parked, num_parked = held.parked, held.num_parked
+    Args:
+        schedule: compute actions alone.
+        span: what is kept.
+        writer: [A] the action whose output each B, I or W finds on its own device.
+        rounds: [A] of the actions.
+        num_rounds: R.
+        layers_per_stage: [stage].
+        parked: pages that spend a part of their life on the paired device; for `Span.SLOT` alone.
+
+    Example:
+        1F1B on two devices: device 0 holds two microbatches at once and gives their pages to the next two.
+
+        >>> from jaxpipe.lowering import lower
+        >>> from jaxpipe.schedules import build
+        >>> table = lower(build("1f1b", num_devices=2, num_microbatches=4))
+        >>> at = table.kind[:, 0] == Kind.F
+        >>> table.pages.of_layer[at, 0, 0].tolist(), table.pages.num_pages
+        ([0, 1, 0, 1], 2)
+    """
+    num_lanes = int(parked.sends.lane.max(initial=-1)) + 1
+    parked = parked if span is Span.SLOT else NO_PARKED_PAGES
+    shape = (num_rounds, schedule.num_devices)
+    of_layer = np.zeros((*shape, max(layers_per_stage)), np.int32)
+    send_page, recv_page = (np.zeros((*shape, num_lanes), np.int32) for _ in range(2))
+    num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
+    if not (schedule.columns.kind > Kind.F).any():
+        return Pages(of_layer, send_page, num_sends, recv_page, num_recvs, 0, 0)
+
+    held = _held(schedule.columns, span, writer, rounds, layers_per_stage, parked)
+    num_parked = held.num_parked
     lives = _lives(held)
     units, num_pages = allocate_per_device(
         np.concatenate([life.device for life in lives]),
@@ -54,25 +88,28 @@ def allocate_pages(table: RoundTable, span: Span) -> Pages:
         np.concatenate([held.num_layers - num_parked, np.ones(3 * len(parked.layer), int)]),
     )
 
+    # Layers that stay; the first ones of a (stage, microbatch) are those that are parked.
     num_held = len(held.device)
-    whole, moved = units[:num_held], np.array([taken[0] for taken in units[num_held:]], dtype=int)
-    for i, taken in enumerate(whole):
+    for i, taken in enumerate(units[:num_held]):
         layers, device = slice(num_parked[i], num_parked[i] + len(taken)), held.device[i]
         for round_ in (held.written[i], held.read[i], held.last[i]):
-            pages[round_, device, layers] = taken
-    before, away, after = moved.reshape(3, -1)
+            of_layer[round_, device, layers] = taken
+    # A parked layer has three pages, one after the other:
+    #     home       F ... evict                       load ... backward
+    #     partner          evict ................ load
+    before, away, after = np.array([taken[0] for taken in units[num_held:]], dtype=int).reshape(3, -1)
     of_held = held.of_parked
-    pages[held.written[of_held], parked.home, parked.layer] = before
+    of_layer[held.written[of_held], parked.home, parked.layer] = before
     for round_ in (held.read, held.last):
-        pages[round_[of_held], parked.home, parked.layer] = after
+        of_layer[round_[of_held], parked.home, parked.layer] = after
 
-    moves = parked.moves
-    departure[moves.round - 1, moves.source, moves.lane] = np.concatenate([before, away])
-    landing[moves.round, moves.target, moves.lane] = np.concatenate([away, after])
-    np.add.at(num_departures, (moves.round - 1, moves.source), 1)
-    np.add.at(num_landings, (moves.round, moves.target), 1)
-    num_slots = _most_slots(table, held)
-    return Pages(pages, departure, num_departures, landing, num_landings, num_pages, num_slots)
+    sends = parked.sends  # all evictions, then all loads
+    send_page[sends.round - 1, sends.source, sends.lane] = np.concatenate([before, away])
+    recv_page[sends.round, sends.target, sends.lane] = np.concatenate([away, after])
+    np.add.at(num_sends, (sends.round - 1, sends.source), 1)
+    np.add.at(num_recvs, (sends.round, sends.target), 1)
+    num_slots = _peak_slots(held, layers_per_stage)
+    return Pages(of_layer, send_page, num_sends, recv_page, num_recvs, num_pages, num_slots)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +121,7 @@ class _Held:
     written: np.ndarray  # [H] round
     read: np.ndarray  # [H] round of the first action that reads it
     last: np.ndarray  # [H] round
-    parked: Parked
+    parked: ParkedPages
     of_parked: np.ndarray  # [T] index in H
 
     @property
@@ -93,21 +130,28 @@ class _Held:
         return np.bincount(self.of_parked, minlength=len(self.device))
 
 
-def _held(table: RoundTable, span: Span) -> _Held:
-    columns, rounds, local = table.schedule.columns, table.rounds, table.dependencies.local
+def _held(
+    columns: Columns,
+    span: Span,
+    writer: np.ndarray,
+    rounds: np.ndarray,
+    layers_per_stage: tuple[int, ...],
+    parked: ParkedPages,
+) -> _Held:
     weight = np.flatnonzero(columns.is_kind(Kind.W))
-    last = rounds.copy()  # [A] of a backward, the round in which it or its W is done
-    last[local[weight]] = rounds[weight]
+    last = rounds.copy()  # [A] of a B, its own round; of an I, that of its W
+    last[writer[weight]] = rounds[weight]
     if span is Span.WEIGHT_GRADIENT:
-        actions, written, parked = local[weight], rounds[local[weight]], NOTHING_PARKED
+        actions = writer[weight]
+        written = rounds[actions]
     else:
-        actions, parked = np.flatnonzero(columns.is_kind(Kind.B, Kind.I)), table.parked
-        written = rounds[local[actions]]
+        actions = np.flatnonzero(columns.is_kind(Kind.B, Kind.I))
+        written = rounds[writer[actions]]
     index = np.zeros(len(rounds), dtype=int)
     index[actions] = np.arange(len(actions))
     return _Held(
         device=columns.device[actions],
-        num_layers=np.array(table.layers_per_stage)[columns.stage[actions]],
+        num_layers=np.array(layers_per_stage)[columns.stage[actions]],
         written=written,
         read=rounds[actions],
         last=last[actions],
@@ -126,31 +170,34 @@ class _Life:
 
 
 def _lives(held: _Held, *, in_transit: bool = False) -> tuple[_Life, ...]:
-    """Of the pages that stay, one life per (stage, microbatch); of parked ones before, away and after.
+    """Lives of the pages that stay, one per (stage, microbatch); of parked ones before, away and after.
 
     Args:
-        in_transit: whether a page that travels is held on both devices until the end of its round; in the pool
-            it is at neither until then.
+        held: what is kept.
+        in_transit: whether a page that travels counts on both devices until the end of its round; in the pool
+            it is on neither of them meanwhile, but in send and receive buffers.
     """
     parked, written, last = held.parked, 2 * held.written, 2 * held.last
-    source, target = (1, 0) if in_transit else (-1, 1)  # half rounds from the start of the round of the transfer
-    out, back = 2 * parked.leaves, 2 * parked.returns
+    # Half rounds from the start of the transfer's round to the last moment at the source, the first at the target.
+    source, target = (1, 0) if in_transit else (-1, 1)
+    evict, load = 2 * parked.evict_round, 2 * parked.load_round
     return (
         _Life(held.device, written, last),
-        _Life(parked.home, written[held.of_parked], out + source),
-        _Life(parked.partner, out + target, back + source),
-        _Life(parked.home, back + target, last[held.of_parked]),
+        _Life(parked.home, written[held.of_parked], evict + source),
+        _Life(parked.partner, evict + target, load + source),
+        _Life(parked.home, load + target, last[held.of_parked]),
     )
 
 
-def _most_slots(table: RoundTable, held: _Held) -> float:
+def _peak_slots(held: _Held, layers_per_stage: tuple[int, ...]) -> float:
     """The most (stage, microbatch) of one device that share a moment; a whole number as an int."""
-    one = lcm(*table.layers_per_stage)
+    one = lcm(*layers_per_stage)  # a slot, in units of which every page is a whole number
     of_page = one // held.num_layers
     stays = (held.num_layers - held.num_parked) * of_page
     weights = np.concatenate([stays, *[of_page[held.of_parked]] * 3])
     lives = _lives(held, in_transit=True)
     owner, start, end = (np.concatenate([getattr(life, name) for life in lives]) for name in ("device", "start", "end"))
+    # A running sum over all devices, one after the other: what a device has taken it has given back at its end.
     time, change, owner = np.concatenate([start, end + 1]), np.concatenate([weights, -weights]), np.tile(owner, 2)
     order = np.lexsort((change, time, owner))
     most = int(np.cumsum(change[order]).max(initial=0))

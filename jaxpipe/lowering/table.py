@@ -1,9 +1,8 @@
 """The round table: everything that the SPMD program executes, as integers known before tracing.
 
-R rounds, D devices. Rounds are rolled into segments, each a number of repetitions of one loop body;
-permutes belong to body positions, what a device does in a round stands in the grids. Both ends of a
-message read the same table, so no tags travel. Where things are kept is `table.inbox` and
-`table.pages`.
+R rounds, D devices. Rounds are rolled into segments, each a number of repetitions of one loop body. Permutes belong to
+body rounds; what a device does in a round stands in the grids. Both ends of a message read the same table, so no tags
+travel. Grids and storage follow from the fields and are made when they are first asked for.
 """
 
 from __future__ import annotations
@@ -13,14 +12,11 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.lowering.exchange import Exchange, ExchangeGrids, exchange_grids
+from jaxpipe.lowering.body import Permutes, Segment, permutes_of
+from jaxpipe.lowering.exchange import ExchangeGrids, GradientExchange, exchange_grids
 from jaxpipe.lowering.inbox import Inbox, allocate_inbox
-from jaxpipe.lowering.messages import Pair, permutes_of
-from jaxpipe.lowering.moves import Moves
-from jaxpipe.lowering.pages import Pages, allocate_pages
-from jaxpipe.lowering.segment import Segment
-from jaxpipe.lowering.spans import Span
-from jaxpipe.lowering.transfers import Parked
+from jaxpipe.lowering.pages import Pages, Span, allocate_pages
+from jaxpipe.lowering.parking import ParkedPages
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -34,33 +30,37 @@ class RoundTable:
     schedule: Schedule  # compute actions alone
     layers_per_stage: tuple[int, ...]  # [S] residual pages of one microbatch
     rounds: np.ndarray  # [A] the round of each action, in the order of schedule.columns
-    travels: np.ndarray  # [A] the later round in which its message travels; until then its device idles
+    send_round: np.ndarray  # [A] the later round in which its message travels; until then its device idles
     segments: tuple[Segment, ...]  # one after the other, from round 0 to round R
-    parked: Parked  # pages that travel to the paired device and back
-    exchange: Exchange  # gradients that travel to the other holder of their stage
+    parked: ParkedPages  # pages that travel to the paired device and back
+    exchange: GradientExchange  # gradients that travel to the other holder of their stage
+
+    # ---- Rounds ----
 
     @property
     def num_rounds(self) -> int:
-        """R."""
+        """Rounds of a step, R."""
         return self.segments[-1].stop
 
     @cached_property
-    def body_rounds(self) -> int:
-        """P: body positions of all segments together; program size and compile time go with it."""
-        return sum(segment.body_rounds for segment in self.segments)
+    def num_body_rounds(self) -> int:
+        """Rounds in the bodies of all segments together; program size and compile time grow with it."""
+        return sum(segment.num_body_rounds for segment in self.segments)
 
     @cached_property
-    def position(self) -> np.ndarray:
-        """[R] the body position of each round, counted through all segments."""
-        positions, first = [], 0
+    def body_round(self) -> np.ndarray:
+        """[R] the body round of each round, counted through all segments."""
+        found, first = [], 0
         for segment in self.segments:
-            positions.append(first + np.arange(segment.stop - segment.start) % segment.body_rounds)
-            first += segment.body_rounds
-        return np.concatenate(positions)
+            found.append(first + np.arange(segment.stop - segment.start) % segment.num_body_rounds)
+            first += segment.num_body_rounds
+        return np.concatenate(found)
+
+    # ---- Actions ----
 
     @cached_property
     def dependencies(self) -> Dependencies:
-        """Which action reads which action's message."""
+        """The action whose message each action reads, and the one whose residuals."""
         return dependencies(self.schedule)
 
     def grid(self, values: np.ndarray | int, *, otherwise: int) -> np.ndarray:
@@ -103,10 +103,26 @@ class RoundTable:
         adds = np.flatnonzero(columns.is_kind(Kind.B, Kind.W))
         order = adds[np.argsort(self.rounds[adds], kind="stable")]
         owner = np.stack([columns.replica[order], columns.stage[order]], axis=1)
+        # The first of each owner, read from the end, is its last.
         _, first_from_the_end = np.unique(owner[::-1], axis=0, return_index=True)
         last = np.zeros(len(self.rounds), np.int32)
         last[order[::-1][first_from_the_end]] = 1
         return self.grid(last, otherwise=0)
+
+    @cached_property
+    def kinds(self) -> tuple[frozenset[Kind], ...]:
+        """[body round] the kinds of action that any device does in any repetition."""
+        return tuple(
+            frozenset(Kind(kind) for kind in np.unique(self.kind[self.body_round == index]).tolist() if kind != IDLE)
+            for index in range(self.num_body_rounds)
+        )
+
+    @cached_property
+    def has_backward(self) -> bool:
+        """Whether any gradient is taken: a forward-only table keeps no residuals."""
+        return bool((self.schedule.columns.kind > Kind.F).any())
+
+    # ---- What travels between devices ----
 
     @cached_property
     def messages(self) -> tuple[np.ndarray, np.ndarray]:
@@ -116,94 +132,97 @@ class RoundTable:
         return message[reader], reader
 
     @cached_property
-    def permutes(self) -> tuple[tuple[tuple[Pair, ...], ...], ...]:
-        """[position][permute] -> (source, target) pairs.
+    def permutes(self) -> Permutes:
+        """[body round][permute] -> (source, target) pairs of messages.
 
-        The permutes of a position carry what devices produced last; their pairs are the union over all repetitions
+        The permutes of a body round carry what devices produced last; their pairs are the union over all repetitions
         of the body.
         """
         device = self.schedule.columns.device
         sender, reader = self.messages
-        position = self.position[self.travels[sender]]
-        pairs = np.unique(np.stack([position, device[sender], device[reader]], axis=1), axis=0).tolist()
+        body_round = self.body_round[self.send_round[sender]]
+        pairs = np.unique(np.stack([body_round, device[sender], device[reader]], axis=1), axis=0).tolist()
         return tuple(
-            permutes_of({(source, target) for p, source, target in pairs if p == position})
-            for position in range(self.body_rounds)
+            permutes_of({(source, target) for i, source, target in pairs if i == index})
+            for index in range(self.num_body_rounds)
         )
 
     @cached_property
-    def transfers(self) -> tuple[tuple[tuple[Pair, ...], ...], ...]:
-        """[position][lane] -> (source, target) pairs of the permute that carries a parked page of each source."""
-        return self._lanes(self.parked.moves)
+    def page_permutes(self) -> Permutes:
+        """[body round][lane] -> (source, target) pairs of the permute that carries a parked page of each source."""
+        return self.parked.sends.permutes(self.body_round, self.num_body_rounds)
 
     @cached_property
-    def exchanges(self) -> tuple[tuple[tuple[Pair, ...], ...], ...]:
-        """[position][lane] -> (source, target) pairs of the permute that carries a layer's gradients of each source."""
-        return self._lanes(self.exchange.moves)
-
-    def _lanes(self, moves: Moves) -> tuple[tuple[tuple[Pair, ...], ...], ...]:
-        keys = np.stack([self.position[moves.round], moves.lane, moves.source, moves.target], axis=1)
-        lanes: list[list[list[Pair]]] = [[] for _ in range(self.body_rounds)]
-        for position, lane, source, target in np.unique(keys, axis=0).tolist():
-            if lane == len(lanes[position]):
-                lanes[position].append([])
-            lanes[position][lane].append((source, target))
-        return tuple(tuple(map(tuple, of_position)) for of_position in lanes)
+    def gradient_permutes(self) -> Permutes:
+        """[body round][lane] -> (source, target) pairs of the permute that carries a layer's gradients."""
+        return self.exchange.sends.permutes(self.body_round, self.num_body_rounds)
 
     @property
-    def num_lanes(self) -> int:
+    def num_page_lanes(self) -> int:
         """Pages that travel at once, the most that any device sends."""
-        return max(map(len, self.transfers))
-
-    @cached_property
-    def exchange_grids(self) -> ExchangeGrids:
-        """What each device gives and receives of gradients, round by round."""
-        return exchange_grids(self)
+        return max(map(len, self.page_permutes))
 
     @property
-    def num_exchange_lanes(self) -> int:
+    def num_gradient_lanes(self) -> int:
         """Layers whose gradients travel at once, the most that any device sends."""
-        return max(map(len, self.exchanges))
+        return max(map(len, self.gradient_permutes))
 
     @property
     def has_delays(self) -> bool:
         """Whether any message waits at its sender."""
-        return bool((self.travels > self.rounds + 1).any())
+        return bool((self.send_round > self.rounds + 1).any())
 
     @cached_property
     def permutes_per_step(self) -> int:
         """Permutes that the program executes in one step."""
-        everything = zip(self.permutes, self.transfers, self.exchanges, strict=True)
-        in_body = [sum(map(len, of_position)) for of_position in everything]
-        return sum(in_body[position] for position in self.position.tolist())
+        everything = zip(self.permutes, self.page_permutes, self.gradient_permutes, strict=True)
+        in_body = [sum(map(len, of_round)) for of_round in everything]
+        return sum(in_body[index] for index in self.body_round.tolist())
 
-    @cached_property
-    def kinds(self) -> tuple[frozenset[Kind], ...]:
-        """[position] the kinds of action that any device does in any repetition."""
-        return tuple(
-            frozenset(Kind(kind) for kind in np.unique(self.kind[self.position == position]).tolist() if kind != IDLE)
-            for position in range(self.body_rounds)
-        )
-
-    @cached_property
-    def has_backward(self) -> bool:
-        """Whether any gradient is taken: a forward-only table keeps no residuals."""
-        return bool((self.schedule.columns.kind > Kind.F).any())
+    # ---- Storage ----
 
     @cached_property
     def inbox(self) -> Inbox:
-        """Where messages that wait are kept."""
-        return allocate_inbox(self)
+        """Entries for messages that wait."""
+        return allocate_inbox(
+            self.schedule,
+            message=self.dependencies.message,
+            rounds=self.rounds,
+            send_round=self.send_round,
+            body_round=self.body_round,
+            permutes=self.permutes,
+        )
 
     @cached_property
     def pages(self) -> Pages:
-        """Where residuals are kept and, in the place of those that I alone reads, what I leaves for its W."""
-        return allocate_pages(self, Span.SLOT)
+        """Pages for residuals and, in the place of those that I alone reads, for deferred W inputs."""
+        return self._pages(Span.SLOT)
 
     @cached_property
     def weight_gradient_pages(self) -> Pages:
-        """Where that part of what an I leaves for its W is kept that has no room there."""
-        return allocate_pages(self, Span.WEIGHT_GRADIENT)
+        """Pages for the deferred W inputs that do not fit into the slot."""
+        return self._pages(Span.WEIGHT_GRADIENT)
+
+    def _pages(self, span: Span) -> Pages:
+        return allocate_pages(
+            self.schedule,
+            span,
+            writer=self.dependencies.local,
+            rounds=self.rounds,
+            num_rounds=self.num_rounds,
+            layers_per_stage=self.layers_per_stage,
+            parked=self.parked,
+        )
+
+    @cached_property
+    def exchange_grids(self) -> ExchangeGrids:
+        """The layers whose gradients each device sends and receives, round by round."""
+        return exchange_grids(
+            self.exchange,
+            num_rounds=self.num_rounds,
+            num_devices=self.schedule.num_devices,
+            num_lanes=self.num_gradient_lanes,
+        )
 
     @property
     def num_slots(self) -> float:

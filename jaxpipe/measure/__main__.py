@@ -19,15 +19,13 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
-from jaxpipe.bench import pinned
-from jaxpipe.bench.allocator import keep_freed_memory
 from jaxpipe.config import check
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import Measurement
-from jaxpipe.measure import output
-from jaxpipe.measure.devices import devices_to_measure
-from jaxpipe.measure.measurement import measure
+from jaxpipe.measure import output, pinned
+from jaxpipe.measure.measurement import devices_to_measure, measure
+from jaxpipe.measure.timing import keep_freed_memory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,11 +54,10 @@ def execute(values: FlagValues) -> None:
     """One measurement."""
     keep_freed_memory()
     config = values.config
-    pinned.check_process(values.process, values.coordinator, num_processes=values.num_processes)
     check(config, name=config_flags.get_config_filename(values["config"]))
     sizes = sizes_of(values.microbatch_sizes, config)
-    if values.process is not None:
-        pinned.join(values.process, num_processes=values.num_processes, coordinator=values.coordinator)
+    if pinned.is_launched(values):
+        pinned.join(values)
         pinned.tell(_measure(values, sizes).to_json())
         return
     if values.output is not None:
@@ -99,7 +96,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
 
 def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
     config = values.config
-    devices = devices_to_measure(config) if values.process is None else jax.local_devices()
+    devices = devices_to_measure(config) if values.process_id is None else jax.local_devices()
     return measure(
         config, devices, microbatch_sizes=sizes, num_layers=values.num_layers, num_repeats=values.num_repeats
     )

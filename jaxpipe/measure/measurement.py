@@ -11,16 +11,16 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from jaxpipe.bench.timing import median
 from jaxpipe.config import model_config
 from jaxpipe.estimate import Link
 from jaxpipe.estimate.measured import Measurement, subject
 from jaxpipe.estimate.setting import num_predicted_of
 from jaxpipe.measure.actions import compile_runs, times_of
-from jaxpipe.measure.link import link_between
 from jaxpipe.measure.stages import Stages, make_stages
-from jaxpipe.measure.turns import spread_ratio, time_by_turns
-from jaxpipe.measure.update import compile_update
+from jaxpipe.measure.timing import median, spread_ratio, time_by_turns
+from jaxpipe.measure.update_and_link import compile_update, link_between
+from jaxpipe.mesh import choose_devices
+from jaxpipe.mesh.xla_flags import add_flags
 
 
 def measure(
@@ -108,3 +108,19 @@ def _link(devices: Sequence[Any], tensor: int, *, num_repeats: int) -> Link | No
     if not others:
         return None
     return link_between((first, others[0]), num_repeats=num_repeats)
+
+
+_COUNT_FLAG = "xla_force_host_platform_device_count"
+
+
+def devices_to_measure(config: ConfigDict) -> list[Any]:
+    """The first is what is timed; before any other use of jax.
+
+    Raises:
+        ConfigError: fewer than `mesh.tensor` are there.
+    """
+    tensor, platform = config.mesh.tensor, config.mesh.platform
+    if platform != "gpu":
+        add_flags({_COUNT_FLAG: str(tensor + 1)})
+    chosen = choose_devices(tensor, platform=platform, deterministic=config.mesh.deterministic)
+    return jax.local_devices(backend=chosen.platform)[: tensor + 1]

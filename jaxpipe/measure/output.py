@@ -54,11 +54,11 @@ def to_text(measurement: Measurement) -> str:
         lines.append(f"  {name.removesuffix('_s').replace('_', ' '):32}{row}")
     spreads = "".join(f"{100 * measurement.spread_ratio[size]:10.1f} %" for size in sizes)
     lines.append(f"  {'repeats apart (quartiles)':32}{spreads}")
-    lines.append(f"link              {_link(measurement.link)}")
+    lines.append(f"link              {_link_text(measurement.link)}")
     return "\n".join(lines)
 
 
-def _link(link: Link | None) -> str:
+def _link_text(link: Link | None) -> str:
     if link is None:
         return "not measured: there is one device"
     return f"{1e6 * link.latency_s:.4g} us and {link.bytes_per_s / 1e9:.4g} GB/s, one way"

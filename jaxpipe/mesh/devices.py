@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh.flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags
+from jaxpipe.mesh.xla_flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags
 
 PLATFORMS = ("auto", "cpu", "gpu")
 

@@ -1,14 +1,30 @@
 """Models as three pure functions (embed, layer, head) over plain parameter trees.
 
 A model knows nothing of schedules: it says what one layer computes on a device, alone or together with
-those that share the layer, and how the ends do.
+those that share the layer, and how embedding and head do. A family of models is one value in the table FAMILIES.
 """
 
-from jaxpipe.models.bert import BertConfig
-from jaxpipe.models.gpt import GPTConfig
-from jaxpipe.models.language_model import LanguageModel
-from jaxpipe.models.llama import LlamaConfig
+from jaxpipe.models.anatomy import Anatomy, ParameterShape
+from jaxpipe.models.bert import BERT, BertConfig
+from jaxpipe.models.family import FAMILIES, Family, family_named, register_family
+from jaxpipe.models.gpt import GPT, GPTConfig
+from jaxpipe.models.language_model import LanguageModel, ModelConfig, parameter_shapes
+from jaxpipe.models.llama import LLAMA, LlamaConfig
 
-ModelConfig = GPTConfig | BertConfig | LlamaConfig
+for _family in (GPT, BERT, LLAMA):
+    register_family(_family)
 
-__all__ = ["BertConfig", "GPTConfig", "LanguageModel", "LlamaConfig", "ModelConfig"]
+__all__ = [
+    "FAMILIES",
+    "Anatomy",
+    "BertConfig",
+    "Family",
+    "GPTConfig",
+    "LanguageModel",
+    "LlamaConfig",
+    "ModelConfig",
+    "ParameterShape",
+    "family_named",
+    "parameter_shapes",
+    "register_family",
+]

@@ -20,10 +20,18 @@ from flax import nnx
 
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models.choices import ACTIVATIONS, num_valid
+from jaxpipe.models.anatomy import Anatomy
+from jaxpipe.models.choices import ACTIVATIONS, CHOICES, DROPOUTS, num_valid
 from jaxpipe.models.cross_entropy import cross_entropy_sum, logits
 from jaxpipe.models.embedding_and_head import Microbatch, take_positions, word_table
-from jaxpipe.models.gpt import LayerNormSizes
+from jaxpipe.models.family import Family
+from jaxpipe.models.gpt import (
+    LAYER_NORM_FIELDS,
+    LAYER_NORM_WORDS,
+    LayerNormSizes,
+    check_positions,
+    with_positions,
+)
 from jaxpipe.models.linear import LayerNorm, Linear, initial_deviation
 
 
@@ -139,6 +147,15 @@ class BertConfig(LayerNormSizes):
                 "  repair: set model.num_token_types=2, or model.sentence_order=False"
             )
 
+    @property
+    def anatomy(self) -> Anatomy:
+        """What the model is made of; of the head, the transform, and pooler and order."""
+        h = self.hidden
+        order = ((h, h), (h, 2)) if self.sentence_order else ()
+        return self._anatomy(
+            causal=False, head_matmuls=((h, h),), sequence_matmuls=order, sentence_order=self.sentence_order
+        )
+
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """{"masked_lm"} and "sentence_order": how many of the batch's "targets" and orders are valid, int32."""
         words = {"masked_lm": num_valid(batch["targets"])}
@@ -146,17 +163,17 @@ class BertConfig(LayerNormSizes):
 
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Token, position and token type tables."""
-        return self._embedding(tensor, rngs, num_token_types=self.num_token_types)
+        return self._embedding(self.anatomy, tensor, rngs, num_token_types=self.num_token_types)
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """One layer, of attention in both directions."""
-        return self._block(tensor, rngs, causal=False)
+        return self._block(self.anatomy, tensor, rngs)
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and losses."""
         return BertHead(
             vocab_size=self.vocab_size,
-            num_rows=self.num_rows,
+            num_rows=self.anatomy.num_rows,
             hidden=self.hidden,
             activation=ACTIVATIONS[self.activation],
             norm_epsilon=self.norm_epsilon,
@@ -165,3 +182,22 @@ class BertConfig(LayerNormSizes):
             tensor=tensor,
             rngs=rngs,
         )
+
+
+BERT = Family(
+    name="bert",
+    fields={
+        **LAYER_NORM_FIELDS,
+        "vocab_size": 260,  # the bytes, and the four special tokens that masked sequences need besides
+        "activation": "gelu",  # between the matmuls of the feed forward: "gelu_tanh", "gelu" (erf), "relu"
+        "num_token_types": 2,  # the segments of a sequence have types of their own
+        "sentence_order": True,  # it also learns in which order the two segments of a sequence stood
+        **DROPOUTS,
+        **CHOICES,
+    },
+    words=LAYER_NORM_WORDS,
+    build=lambda fields, seq_len: BertConfig(**with_positions(fields, seq_len)),
+    check=check_positions,
+    masked=True,
+    example="configs/bert_base.py",
+)

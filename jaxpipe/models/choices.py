@@ -34,6 +34,22 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 RECOMPUTE = ("none", "attention", "full")
 
+# Fields of `model` that every family has.
+TOKENS = {
+    "vocab_size": 256,  # tokens are 0 .. vocab_size - 1; bytes are 256
+    "vocab_multiple": 128,  # the token table has a multiple of so many rows; those beyond the tokens do nothing
+}
+CHOICES = {
+    "attention": "xla",  # how a layer attends: a key of jaxpipe.models.attention.ATTENTION
+    "recompute": "none",  # what backward computes again: "none", "attention", "full"
+    "dtype": "float32",  # of compute and activations: "float32", "bfloat16"; the state is float32
+}
+DROPOUTS = {
+    "embedding_dropout": 0.0,  # the part, in [0, 1), that training drops of the embeddings,
+    "attention_dropout": 0.0,  # of the attention probabilities,
+    "hidden_dropout": 0.0,  # and of what a layer adds to the residual stream
+}
+
 
 def attend_of(attention: str, recompute: str) -> Callable:
     """The attention function, which keeps no scores and probabilities where `recompute` says so."""
@@ -41,13 +57,13 @@ def attend_of(attention: str, recompute: str) -> Callable:
     return jax.checkpoint(attend, prevent_cse=False) if recompute == "attention" else attend
 
 
-def rows_of_words(vocab_size: int, multiple: int) -> int:
-    """The rows of a table of `vocab_size` words: the next multiple of `multiple`.
+def num_token_rows(vocab_size: int, multiple: int) -> int:
+    """Rows of a token table for `vocab_size` tokens: the next multiple of `multiple`.
 
     Source: Megatron-LM's make-vocab-size-divisible-by.
 
     Example:
-        >>> rows_of_words(50257, 128)
+        >>> num_token_rows(50257, 128)
         50304
     """
     return -(-vocab_size // multiple) * multiple

@@ -11,18 +11,24 @@ from typing import Any
 
 from flax import nnx
 
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh import TensorAxis
+from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
 from jaxpipe.models.choices import (
     ACTIVATIONS,
+    CHOICES,
+    DROPOUTS,
+    TOKENS,
     attend_of,
     check_activation,
     check_choices,
     check_heads,
+    num_token_rows,
     num_valid,
-    rows_of_words,
 )
 from jaxpipe.models.embedding_and_head import Embedding, Head
+from jaxpipe.models.family import Family, Fields
 from jaxpipe.models.linear import LayerNorm, initial_deviation
 
 
@@ -73,31 +79,31 @@ class LayerNormSizes:
         check_activation(self.activation)
         check_choices(attention=self.attention, recompute=self.recompute)
 
-    @property
-    def width(self) -> int:
-        """Numbers between the products of the feed forward: `feed_forward`, or what it is derived as."""
-        return 4 * self.hidden if self.feed_forward is None else self.feed_forward
+    def _anatomy(self, *, causal: bool, **head: Any) -> Anatomy:
+        return Anatomy(
+            hidden=self.hidden,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_size=self.hidden // self.num_heads,
+            width=4 * self.hidden if self.feed_forward is None else self.feed_forward,
+            num_up=1,
+            vocab_size=self.vocab_size,
+            num_rows=num_token_rows(self.vocab_size, self.vocab_multiple),
+            causal=causal,
+            centered_norms=True,
+            embedding_dropout=self.embedding_dropout,
+            attention_dropout=self.attention_dropout,
+            hidden_dropout=self.hidden_dropout,
+            **head,
+        )
 
-    @property
-    def size_of_head(self) -> int:
-        """Numbers of a head."""
-        return self.hidden // self.num_heads
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the tables of words."""
-        return rows_of_words(self.vocab_size, self.vocab_multiple)
-
-    @property
-    def has_dropout(self) -> bool:
-        """Whether training drops anything."""
-        return max(self.embedding_dropout, self.attention_dropout, self.hidden_dropout) > 0
-
-    def _embedding(self, tensor: TensorAxis, rngs: nnx.Rngs, *, num_token_types: int = 0) -> Embedding:
+    def _embedding(
+        self, anatomy: Anatomy, tensor: TensorAxis, rngs: nnx.Rngs, *, num_token_types: int = 0
+    ) -> Embedding:
         """Token and position tables and, for so many, one of token types."""
         return Embedding(
             vocab_size=self.vocab_size,
-            num_rows=self.num_rows,
+            num_rows=anatomy.num_rows,
             num_positions=self.num_positions,
             num_token_types=num_token_types,
             hidden=self.hidden,
@@ -106,18 +112,18 @@ class LayerNormSizes:
             rngs=rngs,
         )
 
-    def _block(self, tensor: TensorAxis, rngs: nnx.Rngs, *, causal: bool) -> Block:
+    def _block(self, anatomy: Anatomy, tensor: TensorAxis, rngs: nnx.Rngs) -> Block:
         """One layer; the products back to the stream start smaller by sqrt(2 * num_layers), as GPT-2's, Megatron's."""
         hidden, deviation = self.hidden, initial_deviation(self.hidden)
         to_stream = deviation / (2 * self.num_layers) ** 0.5
         attention = SelfAttention(
             LayerNorm(hidden, epsilon=self.norm_epsilon),
             hidden=hidden,
-            heads=Heads(self.num_heads, self.num_heads, self.size_of_head),
+            heads=Heads(self.num_heads, self.num_heads, anatomy.head_size),
             bias=True,
             output_bias=True,
             attend=attend_of(self.attention, self.recompute),
-            causal=causal,
+            causal=anatomy.causal,
             window=None,
             rotate=None,
             dropout_rate=self.attention_dropout,
@@ -129,7 +135,7 @@ class LayerNormSizes:
         feed_forward = FeedForward(
             LayerNorm(hidden, epsilon=self.norm_epsilon),
             hidden=hidden,
-            width=self.width,
+            width=anatomy.width,
             names=("up",),
             activation=ACTIVATIONS[self.activation],
             bias=True,
@@ -149,26 +155,73 @@ class GPTConfig(LayerNormSizes):
         ConfigError: the sizes and choices do not fit together.
     """
 
+    @property
+    def anatomy(self) -> Anatomy:
+        """What the model is made of."""
+        return self._anatomy(causal=True)
+
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """How many of the batch's "targets" are valid, int32."""
         return num_valid(batch["targets"])
 
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Token and position tables."""
-        return self._embedding(tensor, rngs)
+        return self._embedding(self.anatomy, tensor, rngs)
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """One layer, of causal attention."""
-        return self._block(tensor, rngs, causal=True)
+        return self._block(self.anatomy, tensor, rngs)
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and loss."""
         return Head(
             LayerNorm(self.hidden, epsilon=self.norm_epsilon),
             vocab_size=self.vocab_size,
-            num_rows=self.num_rows,
+            num_rows=self.anatomy.num_rows,
             hidden=self.hidden,
             tie_embeddings=self.tie_embeddings,
             tensor=tensor,
             rngs=rngs,
         )
+
+
+def check_positions(fields: Fields, seq_len: int) -> None:
+    """Raises ConfigError for sequences that are longer than the table of positions."""
+    num_positions = fields["num_positions"]
+    if num_positions is not None and num_positions < seq_len:
+        raise ConfigError(
+            explain(
+                f"model.num_positions={num_positions} with data.seq_len={seq_len}",
+                rule="positions: every token of a sequence has a row in the table of positions",
+                picture=f"tokens {num_positions} .. {seq_len - 1} have none",
+                repair=f"set model.num_positions='auto', which is {seq_len}, or data.seq_len={num_positions}",
+            )
+        )
+
+
+def with_positions(fields: Fields, seq_len: int) -> Fields:
+    """`fields` with as many positions as a sequence has tokens, where they do not say how many."""
+    return fields | {"num_positions": fields["num_positions"] or seq_len}
+
+
+LAYER_NORM_FIELDS = {
+    "num_layers": 8,  # transformer layers
+    "hidden": 128,  # size of the residual stream
+    "num_heads": 2,  # divides hidden
+    "feed_forward": "auto",  # size between the matmuls of the feed forward; "auto": 4 hidden
+    **TOKENS,
+    "num_positions": "auto",  # learned positions, data.seq_len or more; "auto": data.seq_len
+    "norm_epsilon": 1e-5,  # added to the variance in the norms
+    "tie_embeddings": True,  # the logits use the token table
+    "activation": "gelu_tanh",  # between the matmuls of the feed forward: "gelu_tanh", "gelu" (erf), "relu"
+}
+LAYER_NORM_WORDS = {"feed_forward": "auto", "num_positions": "auto"}
+
+GPT = Family(
+    name="gpt",
+    fields={**LAYER_NORM_FIELDS, **DROPOUTS, **CHOICES},
+    words=LAYER_NORM_WORDS,
+    build=lambda fields, seq_len: GPTConfig(**with_positions(fields, seq_len)),
+    check=check_positions,
+    example="configs/quickstart.py",
+)

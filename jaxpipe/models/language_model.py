@@ -7,9 +7,10 @@ compute in the dtype of the parameters they are given; cast the parameters to ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol
+from functools import cache, cached_property
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,16 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.mesh import Randomness, TensorAxis
+from jaxpipe.models.anatomy import Anatomy, ParameterShape
 
 Params = dict[str, Any]
 Microbatch = dict[str, jax.Array]
 
 
-class Family(Protocol):
-    """What a model family's config offers: sizes, choices, and the modules that they make."""
+class ModelConfig(Protocol):
+    """Config of one model, a frozen dataclass: what its family offers for it, and the modules that it builds."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def num_layers(self) -> int:
@@ -36,13 +40,18 @@ class Family(Protocol):
         ...
 
     @property
-    def recompute(self) -> str:
-        """What backward computes again."""
+    def attention(self) -> str:
+        """How a layer attends, a key of `jaxpipe.models.attention.ATTENTION`."""
         ...
 
     @property
-    def has_dropout(self) -> bool:
-        """Whether training drops anything."""
+    def recompute(self) -> str:
+        """What backward computes again, one of `jaxpipe.models.choices.RECOMPUTE`."""
+        ...
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """What the model is made of."""
         ...
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
@@ -67,7 +76,7 @@ class LanguageModel:
     """The pure functions of a model.
 
     Attributes:
-        config: a GPTConfig, BertConfig or LlamaConfig.
+        config: of a family, as GPTConfig.
         tensor: the devices that share each layer; `init` makes whole parameters whatever it is.
 
     Example:
@@ -78,7 +87,7 @@ class LanguageModel:
         (2, 8, 32)
     """
 
-    config: Family
+    config: ModelConfig
     tensor: TensorAxis = field(default_factory=TensorAxis)
 
     def init(self, key: jax.Array) -> Params:
@@ -95,8 +104,8 @@ class LanguageModel:
     @cached_property
     def specs(self) -> Params:
         """The PartitionSpec over `tensor` of every shared parameter and of every parameter of one layer."""
-        shared = {name: _specs(self._shapes(name)) for name in ("embedding", "head")}
-        return {"shared": shared, "layers": _specs(self._shapes("block"))}
+        shared = {name: _specs(self._abstract(name)) for name in ("embedding", "head")}
+        return {"shared": shared, "layers": _specs(self._abstract("block"))}
 
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """The residual stream "batch local_seq hidden" of `microbatch["tokens"]`; BERT's has "token_types" too."""
@@ -172,15 +181,53 @@ class LanguageModel:
     def _new(self, name: str, rngs: nnx.Rngs) -> nnx.Module:
         return getattr(self.config, f"new_{name}")(self.tensor, rngs)
 
-    def _shapes(self, name: str) -> nnx.Module:
+    def _abstract(self, name: str) -> nnx.Module:
         return nnx.eval_shape(lambda: self._new(name, nnx.Rngs(0)))
 
     @cached_property
     def _graphs(self) -> dict[str, Any]:
-        return {name: nnx.graphdef(self._shapes(name)) for name in ("embedding", "block", "head")}
+        return {name: nnx.graphdef(self._abstract(name)) for name in ("embedding", "block", "head")}
 
     def _module(self, name: str, params: Params) -> Any:
         return nnx.merge(self._graphs[name], params)
+
+
+@dataclass(frozen=True)
+class ParameterShapes:
+    """Shapes of a model's parameters.
+
+    Attributes:
+        layer: those of one layer.
+        shared: those of embedding and head.
+    """
+
+    layer: tuple[ParameterShape, ...]
+    shared: tuple[ParameterShape, ...]
+
+
+@cache
+def parameter_shapes(config: ModelConfig) -> ParameterShapes:
+    """Shapes of the parameters that a model's modules have: the modules are built abstractly, which asks no device.
+
+    Args:
+        config: of the model; hashable.
+
+    Example:
+        >>> from jaxpipe.models import GPTConfig
+        >>> gpt2 = GPTConfig(num_layers=12, hidden=768, num_heads=12, vocab_size=50257, num_positions=1024)
+        >>> shapes = parameter_shapes(gpt2)
+        >>> sum(shape.size for shape in shapes.shared) + 12 * sum(shape.size for shape in shapes.layer)
+        124439808
+    """
+
+    def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> tuple[ParameterShape, ...]:
+        params = _each_param(nnx.eval_shape(lambda: new(TensorAxis(), nnx.Rngs(0))), _shape)
+        return tuple(jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, ParameterShape)))
+
+    return ParameterShapes(
+        layer=of_module(config.new_block),
+        shared=(*of_module(config.new_embedding), *of_module(config.new_head)),
+    )
 
 
 def _params(module: nnx.Module) -> Params:
@@ -188,12 +235,21 @@ def _params(module: nnx.Module) -> Params:
 
 
 def _specs(module: nnx.Module) -> Params:
-    """What each parameter says with `split`."""
+    """The PartitionSpec of each parameter, by its metadata `split`."""
 
     def spec(param: nnx.Param) -> P:
         split = param.get_metadata().get("split")
         return P() if split is None else P(*[None] * split, "tensor")
 
+    return _each_param(module, spec)
+
+
+def _shape(param: nnx.Param) -> ParameterShape:
+    return ParameterShape(param.shape, param.get_metadata().get("split"))
+
+
+def _each_param(module: nnx.Module, of: Callable[[nnx.Param], Any]) -> Params:
+    """`of` each parameter, in a tree of dicts."""
     return nnx.to_pure_dict(
-        jax.tree.map(spec, nnx.state(module, nnx.Param), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+        jax.tree.map(of, nnx.state(module, nnx.Param), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
     )

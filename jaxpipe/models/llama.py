@@ -16,11 +16,21 @@ from flax import nnx
 
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
+from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
-from jaxpipe.models.choices import attend_of, check_choices, check_heads, num_valid, rows_of_words
+from jaxpipe.models.choices import CHOICES, TOKENS, attend_of, check_choices, check_heads, num_token_rows, num_valid
 from jaxpipe.models.embedding_and_head import Embedding, Head
+from jaxpipe.models.family import Family
 from jaxpipe.models.linear import RMSNorm, initial_deviation
-from jaxpipe.models.rotary import RotaryScaling, frequencies, rotate
+from jaxpipe.models.rotary import (
+    ROTARY_FIELDS,
+    ROTARY_SCALINGS,
+    RotaryScaling,
+    check_rotary_scaling,
+    frequencies,
+    rotate,
+    with_rotary_scaling,
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ class LlamaConfig:
             )
 
     def _check_pairs(self) -> None:
-        if self.size_of_head % 2 == 0:
+        if self.anatomy.head_size % 2 == 0:
             return
         rule = "  rule rotary-pairs: the size of a head is even, since positions rotate pairs of its dims\n"
         if self.head_size is not None:
@@ -92,24 +102,24 @@ class LlamaConfig:
             )
         raise ConfigError(
             f"model.hidden={self.hidden} with model.num_heads={self.num_heads}\n{rule}"
-            f"      {self.hidden} / {self.num_heads} = {self.size_of_head}\n"
+            f"      {self.hidden} / {self.num_heads} = {self.anatomy.head_size}\n"
             f"  repair: set model.hidden={self.hidden + self.num_heads}"
         )
 
     @property
-    def size_of_head(self) -> int:
-        """Numbers of a head: `head_size`, or what it is derived as."""
-        return self.hidden // self.num_heads if self.head_size is None else self.head_size
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the tables of words."""
-        return rows_of_words(self.vocab_size, self.vocab_multiple)
-
-    @property
-    def has_dropout(self) -> bool:
-        """Whether training drops anything: never, as published."""
-        return False
+    def anatomy(self) -> Anatomy:
+        """What the model is made of."""
+        return Anatomy(
+            hidden=self.hidden,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.hidden // self.num_heads if self.head_size is None else self.head_size,
+            width=self.feed_forward,
+            num_up=2,
+            vocab_size=self.vocab_size,
+            num_rows=num_token_rows(self.vocab_size, self.vocab_multiple),
+            window=self.sliding_window,
+        )
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """How many of the batch's "targets" are valid, int32."""
@@ -119,7 +129,7 @@ class LlamaConfig:
         """A token table."""
         return Embedding(
             vocab_size=self.vocab_size,
-            num_rows=self.num_rows,
+            num_rows=self.anatomy.num_rows,
             hidden=self.hidden,
             dropout_rate=0.0,
             tensor=tensor,
@@ -130,7 +140,7 @@ class LlamaConfig:
         """One layer; initial kernels as GPT's."""
         deviation = initial_deviation(self.hidden)
         to_stream = deviation / (2 * self.num_layers) ** 0.5
-        head_size = self.size_of_head
+        head_size = self.anatomy.head_size
         attention = SelfAttention(
             self._new_norm(),
             hidden=self.hidden,
@@ -166,7 +176,7 @@ class LlamaConfig:
         return Head(
             self._new_norm(),
             vocab_size=self.vocab_size,
-            num_rows=self.num_rows,
+            num_rows=self.anatomy.num_rows,
             hidden=self.hidden,
             tie_embeddings=self.tie_embeddings,
             tensor=tensor,
@@ -180,3 +190,31 @@ class LlamaConfig:
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
     """The gated activation of SwiGLU; source: Shazeer 2020."""
     return jax.nn.silu(gate) * up
+
+
+LLAMA = Family(
+    name="llama",
+    fields={
+        "num_layers": 8,  # transformer layers
+        "hidden": 128,  # size of the residual stream
+        "num_heads": 2,  # query heads
+        "num_kv_heads": 2,  # key and value heads; divides num_heads
+        "head_size": "auto",  # of each head, even; "auto": hidden / num_heads
+        "feed_forward": 384,  # size between the matmuls of the feed forward
+        **TOKENS,
+        "tie_embeddings": False,  # True: the logits use the token table
+        "query_key_value_bias": False,  # True, as Qwen2: the matmuls to queries, keys and values have biases
+        "output_bias": False,  # True: the matmul of attention back to the stream has one
+        "feed_forward_bias": False,  # True: the matmuls of the feed forward have biases
+        "sliding_window": "none",  # how many keys a query sees, the last ones, itself included, as Mistral; "none": all
+        "rope_theta": 10000.0,  # base of the rotary frequencies
+        **ROTARY_FIELDS,
+        "norm_epsilon": 1e-5,  # added to the mean square in the norms
+        **CHOICES,
+    },
+    words={"head_size": "auto", "sliding_window": "none"},
+    choices={"rope_scaling": ROTARY_SCALINGS},
+    build=lambda fields, seq_len: LlamaConfig(**with_rotary_scaling(fields)),
+    check=check_rotary_scaling,
+    example="configs/llama_7b.py",
+)

@@ -7,13 +7,27 @@ are made where they are used, in forward and again in backward, and never saved.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxpipe.errors import ConfigError, explain
+
 ROTARY_SCALINGS = ("llama3", "linear")
+_FACTOR = "rope_scaling_factor"
+
+# Fields of `model` of a family with rotary positions.
+ROTARY_FIELDS = {
+    "rope_scaling": "llama3",  # which frequencies are divided: "llama3", the low ones, as Llama 3.1; "linear", all
+    _FACTOR: 1.0,  # what they are divided by; 1.0: none are, and rope_scaling and the next
+    "rope_low_frequency_factor": 1.0,  # three have no effect: low ones turn at most so often in these positions,
+    "rope_high_frequency_factor": 4.0,  # high ones, which stay as they are, at least so often
+    "rope_original_positions": 8192,  # tokens of a sequence before they were stretched
+}
 
 
 @dataclass(frozen=True)
@@ -89,3 +103,48 @@ _rotate.defvjp(
     lambda x, frequencies: (_rotate(x, frequencies), None),
     lambda frequencies, _, gradient: (_rotate(gradient, tuple(-frequency for frequency in frequencies)),),
 )
+
+
+def with_rotary_scaling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` of a config with one "rope_scaling", a RotaryScaling or None, in place of those of ROTARY_FIELDS."""
+    scaling = RotaryScaling(
+        kind=fields["rope_scaling"],
+        factor=fields[_FACTOR],
+        low_freq_factor=fields["rope_low_frequency_factor"],
+        high_freq_factor=fields["rope_high_frequency_factor"],
+        original_max_position=fields["rope_original_positions"],
+    )
+    others = {name: value for name, value in fields.items() if name not in ROTARY_FIELDS}
+    return others | {"rope_scaling": None if scaling.factor == 1.0 else scaling}
+
+
+def check_rotary_scaling(fields: Mapping[str, Any], seq_len: int) -> None:
+    """Raises ConfigError for a scaling of the rotary frequencies that does nothing or has no range between."""
+    del seq_len
+    changed = [name for name, default in ROTARY_FIELDS.items() if name != _FACTOR and fields[name] != default]
+    values = ", ".join(f"model.{name}={fields[name]!r}" for name in changed)
+    if changed and fields[_FACTOR] == 1.0:
+        raise ConfigError(
+            explain(
+                f"{values} with model.rope_scaling_factor=1.0",
+                rule="rope-scaling: a factor of 1.0 scales nothing, so what it would scale has no effect",
+                repair=f"set model.rope_scaling_factor, 8.0 for Llama 3.1, or leave {' and '.join(changed)} out",
+            )
+        )
+    if fields["rope_scaling"] == "linear" and len(changed) > 1:
+        raise ConfigError(
+            explain(
+                values,
+                rule="rope-scaling: 'linear' divides all frequencies, so what is a low or a high one has no effect",
+                repair=f"set model.rope_scaling='llama3', or leave {' and '.join(changed[1:])} out",
+            )
+        )
+    low, high = fields["rope_low_frequency_factor"], fields["rope_high_frequency_factor"]
+    if low >= high:
+        raise ConfigError(
+            explain(
+                f"model.rope_low_frequency_factor={low} with model.rope_high_frequency_factor={high}",
+                rule="rope-frequencies: low frequencies turn less often than high ones",
+                repair=f"set model.rope_low_frequency_factor less than {high}, for example {high / 4}",
+            )
+        )

@@ -57,8 +57,8 @@ def transit_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree) -> int:
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
     """
     table, parts = pipeline.table, jax.tree.leaves(pipeline.parts(params)["layers"])
-    pages = table.num_lanes * pipeline.storage(params, batch).pools[0].page_bytes
-    gradients = table.num_exchange_lanes * sum(4 * math.prod(part.master_shape) for part in parts)
+    pages = table.num_page_lanes * pipeline.storage(params, batch).pools[0].page_bytes
+    gradients = table.num_gradient_lanes * sum(4 * math.prod(part.master_shape) for part in parts)
     return 2 * (pages + gradients)
 
 

@@ -22,7 +22,7 @@ PyTree = Any
 
 def send(table: RoundTable, position: int, leaving: Sequence[PyTree]) -> list[PyTree]:
     """[lane] what arrives of the gradients that were read at the end of the round before."""
-    return lanes.send(table.exchanges[position], leaving, partial(exchange_scope, position))
+    return lanes.send(table.gradient_permutes[position], leaving, partial(exchange_scope, position))
 
 
 def add(row: Row, arrived: Sequence[PyTree], state: State) -> State:
@@ -55,7 +55,7 @@ def read(
 
         return jax.tree.map(read_leaf, sums, like)
 
-    num_lanes = table.exchange_grids.num_given[table.position == position].max()
+    num_lanes = table.exchange_grids.num_sends[table.body_round == position].max()
     return lanes.read(num_lanes, row.num_given, leaving, read_layer, state)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from jaxpipe.lowering.messages import Pair
+from jaxpipe.lowering.body import Pair
 from jaxpipe.program.actions import State, in_turn
 
 PyTree = Any

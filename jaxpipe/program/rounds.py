@@ -46,9 +46,11 @@ def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> 
     """
     first_position = 0
     for segment in table.segments:
-        body_rounds, repetitions = segment.body_rounds, segment.num_repetitions
+        body_rounds, repetitions = segment.num_body_rounds, segment.num_repetitions
         repeated = jax.tree.map(
-            lambda leaf, s=segment, n=repetitions: leaf[s.start : s.stop].reshape(n, s.body_rounds, *leaf.shape[1:]),
+            lambda leaf, s=segment, n=repetitions: leaf[s.start : s.stop].reshape(
+                n, s.num_body_rounds, *leaf.shape[1:]
+            ),
             rows,
         )
         positions = range(first_position, first_position + body_rounds)
@@ -75,7 +77,7 @@ def _round(table: RoundTable, position: int, actions: Actions, row: Row, carry: 
     state = carry.state
     for kind in sorted(table.kinds[position], reverse=True):
         state = actions.run(Kind(kind), row, state)
-    if actions.has_reductions and table.completes[:-1][table.position[1:] == position].any():
+    if actions.has_reductions and table.completes[:-1][table.body_round[1:] == position].any():
         state = actions.reduce(carry.complete, state)
     arrived, landed, gradients, own, grads = lax.optimization_barrier(
         (arrived, landed, gradients, state.message, state.grads)
@@ -96,11 +98,11 @@ def _store(
     table: RoundTable, position: int, row: Row, arrived: list[jax.Array], own: jax.Array, inbox: jax.Array
 ) -> jax.Array:
     """`inbox` with the messages of this round that wait, where any device has one at this position."""
-    kept, here = table.inbox, table.position == position
+    kept, here = table.inbox, table.body_round == position
     for k, message in enumerate(arrived):
-        if (kept.arrival[here, :, k] != kept.num_inbox).any():
+        if (kept.store_arrival[here, :, k] != kept.num_inbox).any():
             inbox = lax.dynamic_update_index_in_dim(inbox, message, row.arrival[k], 0)
-    if (kept.keep[here] != kept.num_inbox).any():
+    if (kept.store_own[here] != kept.num_inbox).any():
         inbox = lax.dynamic_update_index_in_dim(inbox, own, row.keep, 0)
     return inbox
 
@@ -109,7 +111,7 @@ def _next_message(
     table: RoundTable, position: int, row: Row, arrived: list[jax.Array], own: jax.Array, inbox: jax.Array
 ) -> jax.Array:
     """What the next action reads, chosen among the sources that any device has at this position."""
-    sources = np.unique(table.inbox.next_source[table.position == position])
+    sources = np.unique(table.inbox.next_source[table.body_round == position])
     message = None
     if sources[-1] >= 0:
         message = lax.dynamic_index_in_dim(inbox, jnp.maximum(row.next_source, 0), 0, False)

@@ -21,7 +21,7 @@ Page = list[jax.Array]  # [dtype] -> [1, width]
 
 def send(table: RoundTable, position: int, departing: Sequence[Page]) -> list[Page]:
     """[lane] what arrives of the pages that were read at the end of the round before."""
-    return lanes.send(table.transfers[position], departing, partial(transfer_scope, position))
+    return lanes.send(table.page_permutes[position], departing, partial(transfer_scope, position))
 
 
 def store(row: Row, landed: Sequence[Page], state: State) -> State:
@@ -47,7 +47,7 @@ def read(
         place = (lanes.once_wanted(row.departure[lane], num_done), 0)
         return [lax.dynamic_slice(leaf, place, (1, leaf.shape[1])) for leaf in pools[0]]
 
-    num_lanes = table.pages.num_departures[table.position == position].max()
+    num_lanes = table.pages.num_sends[table.body_round == position].max()
     return lanes.read(num_lanes, row.num_departures, departing, read_page, state)
 
 

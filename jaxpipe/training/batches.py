@@ -6,14 +6,15 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxpipe.config import model_config
 from jaxpipe.config.data import tokenizer_of
 from jaxpipe.data import (
     Batch,
     Batches,
+    Blend,
     CausalSequences,
     Corpus,
     MaskedSequences,
-    Part,
     Sequences,
     Tokens,
     load_corpus,
@@ -40,7 +41,7 @@ def read_corpus(config: ConfigDict) -> Corpus:
     )
 
 
-def batches_of(config: ConfigDict, part: Part) -> Batches:
+def batches_of(config: ConfigDict, part: Blend) -> Batches:
     """The batches of one part of the text, with the weights of its sources."""
     return Batches(
         tuple(_sequences_of(config, tokens, source) for source, tokens in enumerate(part.sources)),
@@ -54,9 +55,9 @@ def batches_of(config: ConfigDict, part: Part) -> Batches:
 def example_batch(config: ConfigDict) -> Batch:
     """A batch of random tokens, shaped as in a run of `config`, for what does not depend on the values."""
     data, tokenizer = config.data, tokenizer_of(config)
-    words = np.arange(tokenizer.vocab_size) if tokenizer.masked is None else tokenizer.masked.words
-    tokens = np.random.default_rng(0).choice(words, data.batch_size * data.seq_len + 1)
-    return batches_of(config, Part((tokens,))).at(0)
+    known = np.arange(tokenizer.vocab_size) if tokenizer.masked is None else tokenizer.masked.maskable
+    tokens = np.random.default_rng(0).choice(known, data.batch_size * data.seq_len + 1)
+    return batches_of(config, Blend((tokens,))).at(0)
 
 
 def _sequences_of(config: ConfigDict, tokens: Tokens, source: int) -> Sequences:
@@ -71,7 +72,7 @@ def _sequences_of(config: ConfigDict, tokens: Tokens, source: int) -> Sequences:
         short_fraction=data.short_fraction,
         # A seed has 64 bits and data.seed 32: each source gets masks of its own.
         seed=data.seed + (source << 32),
-        sentence_order=config.model.sentence_order,
+        sentence_order=model_config(config).anatomy.sentence_order,
     )
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import Checkpoints
-from jaxpipe.processes import Together, print_with, say
+from jaxpipe.distributed.log import print_with, say
+from jaxpipe.distributed.together import Together
 from jaxpipe.training.batches import local_rows, put_batch
 from jaxpipe.training.metrics import open_metrics
 from jaxpipe.training.profiler import Profiler

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
+from jaxpipe.drawing import chrome_trace
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import bytes_per_device, held_bytes
 from jaxpipe.schedules import Costs, Kind, peak_activations, simulate
-from jaxpipe.schedules.render import chrome_trace
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.speed import format_flops
 from jaxpipe.training.step import TrainState
@@ -140,5 +140,5 @@ def write_timeline(path: Path, setup: Setup) -> None:
     costs = predicted_costs(layers_per_stage, setup.costs)
     label = f"predicted: 1 ms is a forward of {sum(layers_per_stage) / len(layers_per_stage):g} layers"
     labels = {"name": "process_labels", "ph": "M", "pid": 0, "args": {"labels": label}}
-    trace = [labels, *chrome_trace(schedule, simulate(schedule, costs))]
+    trace = [labels, *chrome_trace(simulate(schedule, costs))]
     (path / TIMELINE).write_text(json.dumps(trace) + "\n")

@@ -11,8 +11,8 @@ from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import build_schedule
 from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import differences
+from jaxpipe.distributed.together import Together
 from jaxpipe.errors import CheckpointError, ConfigError, explain
-from jaxpipe.processes import Together
 from jaxpipe.schedules import Schedule, to_json
 from jaxpipe.training.run_folder import METRICS, read_config
 from jaxpipe.whole_file import write_whole

@@ -17,10 +17,10 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.config.model import check_attention_kernel
 from jaxpipe.config.pipeline import orders_to_try
 from jaxpipe.data import Batches, Corpus
+from jaxpipe.distributed.log import say
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, order_devices
 from jaxpipe.models import LanguageModel
-from jaxpipe.processes import say
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Costs
 from jaxpipe.training.batches import batches_of, read_corpus
@@ -90,7 +90,7 @@ def devices_of(config: ConfigDict, *, num_processes: int = 1) -> Devices:
 
 def dropout_seed(config: ConfigDict, model: LanguageModel) -> int | None:
     """The seed of dropout, folded with the step; None if the model has no dropout."""
-    return config.train.seed if model.config.has_dropout else None
+    return config.train.seed if model.config.anatomy.has_dropout else None
 
 
 def build_pipeline(

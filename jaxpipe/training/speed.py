@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpipe.mesh.hardware import peak_flops_per_s
-from jaxpipe.models import LanguageModel, ModelConfig
-from jaxpipe.models.flops import model_flops
+from jaxpipe.cluster.hardware import peak_flops_per_s
+from jaxpipe.models import LanguageModel
+from jaxpipe.models.anatomy import model_flops
 from jaxpipe.program import Pipeline
 
 MOST_STEPS = 100  # steps over which the spread of step times is taken
@@ -21,7 +21,7 @@ MOST_STEPS = 100  # steps over which the spread of step times is taken
 class Speed:
     """Turns the time of each step into metrics, and the times of the last steps into their spread.
 
-    MFU, model FLOPs utilization, is the model's FLOPs per second (`jaxpipe.models.flops`) divided by the peak of all
+    MFU, model FLOPs utilization, is the model's FLOPs per second (`jaxpipe.models.anatomy`) divided by the peak of all
     devices. There is no "mfu" if a device's peak is unknown, and no "bytes_in_use" and "peak_bytes_in_use", the largest
     of this process's devices, if the devices do not count their memory, as CPUs.
     Source: Chowdhery et al., PaLM, 2022, section 4.1 and appendix B.
@@ -73,9 +73,8 @@ class Speed:
 def step_flops(model: LanguageModel, batch: Mapping[str, Any]) -> int:
     """The model's FLOPs, forward and backward, for a batch with leaves [num_microbatches, microbatch size, ...]."""
     *num_sequences, seq_len = batch["tokens"].shape
-    config = cast(ModelConfig, model.config)  # of a config's families
     num_predicted = batch["predicted"].shape[-1] if "predicted" in batch else None
-    return math.prod(num_sequences) * model_flops(config, seq_len=seq_len, num_predicted=num_predicted)
+    return math.prod(num_sequences) * model_flops(model.config, seq_len=seq_len, num_predicted=num_predicted)
 
 
 def peak_of(pipeline: Pipeline) -> float | None:

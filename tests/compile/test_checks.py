@@ -2,11 +2,11 @@
 
 import pytest
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile import gpus as checks
 from jaxpipe.compile.gpus import check_compilable, check_plugin
 from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh.topology import parse_topology
 
 
 def refused(topology: str, **mesh) -> str:

@@ -11,7 +11,7 @@ import pytest
 from small_masked import SEQUENCES as MASKED
 
 from jaxpipe.data import Batches, CausalSequences
-from jaxpipe.data.known_tokens import KnownTokens
+from jaxpipe.data.corpus import CheckedTokens
 from jaxpipe.errors import DataError
 
 SEQUENCES = CausalSequences(np.arange(103), seq_len=5)
@@ -148,7 +148,7 @@ def test_closing_ends_the_threads():
 def test_an_error_in_a_thread_is_raised_at_its_batch_and_ends_the_threads():
     tokens = np.arange(103)
     tokens[52] = 5000  # of the sequence that begins with 50
-    known = CausalSequences(KnownTokens(tokens, "x.bin", 103), 5)
+    known = CausalSequences(CheckedTokens(tokens, "x.bin", 103), 5)
     batches = Batches((known,), batch_size=2, num_microbatches=1, seed=0)
     clean = replace(batches, sources=(SEQUENCES,))
     bad_step = next(step for step in range(10) if 50 in clean.at(step)["tokens"][..., 0])
@@ -157,7 +157,7 @@ def test_an_error_in_a_thread_is_raised_at_its_batch_and_ends_the_threads():
     following = batches.following(0)
     for step in range(bad_step):
         assert_same(next(following), clean.at(step))
-    with pytest.raises(DataError, match=r"^x.bin: token 5000 at place 52 is no word\n"):
+    with pytest.raises(DataError, match=r"^x.bin: token 5000 at position 52 is not in the vocabulary\n"):
         next(following)
     for thread in reading_threads() - before:
         thread.join(timeout=60)

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpipe.config import base_config, check
 from jaxpipe.config.data import check_blend
-from jaxpipe.data.blend import parse_blend
+from jaxpipe.data.files import parse_blend
 from jaxpipe.errors import ConfigError
 
 
@@ -35,7 +35,7 @@ def test_weights_are_the_numbers_that_are_written(files, weights):
         ("indexed:nan a 2 b", "'nan' is not a positive number"),
         ("indexed:inf a 2 b", "'inf' is not a positive number"),
         ("indexed:1/0 a 2 b", "'1/0' is not a positive number"),
-        ("indexed:1 a 2 a", "a comes 2 times"),
+        ("indexed:1 a 2 a", "a occurs 2 times"),
     ],
 )
 def test_anything_else_is_an_error_that_shows_both_forms(files, found):

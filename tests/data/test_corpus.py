@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.data import Batches, CausalSequences, load_corpus, load_tokenizer
+from jaxpipe.data.corpus import Blocks, CheckedTokens, split_blocks
 from jaxpipe.data.indexed import IndexedTokens
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.errors import ConfigError, DataError
@@ -110,7 +111,7 @@ def test_a_token_that_the_model_has_no_word_for_is_found_where_it_is_read(tmp_pa
     train = load_corpus(f"indexed:{tmp_path}/a", **SIZES).train.sources[0]
     places = np.flatnonzero(all_of(load_corpus(f"indexed:{tmp_path}/a", **INDEXED).train.sources[0]) != 300)
     train[places]
-    with pytest.raises(DataError, match=r"a.bin: token 300 at place 60 is no word(.|\n)*vocab_size=256"):
+    with pytest.raises(DataError, match=r"a.bin: token 300 at position 60 is not in (.|\n)*vocab_size=256"):
         all_of(train)
 
 
@@ -152,3 +153,53 @@ def test_of_a_blend_the_source_that_is_too_short_for_its_share_is_named(tmp_path
     write(tmp_path / "short", np.arange(44))
     corpus = load_corpus(files, **{**INDEXED, "batch_size": 16})
     assert len(corpus.train.sources[1]) >= 33
+
+
+def by_hand(tokens: list[int], num_block: int, every: int) -> tuple[list[int], list[int]]:
+    parts = ([], [])
+    for number, begin in enumerate(range(0, len(tokens), num_block)):
+        parts[number % every == every - 1].extend(tokens[begin : begin + num_block])
+    return parts
+
+
+@pytest.mark.parametrize("every", [2, 3, 7])
+@pytest.mark.parametrize("num_block", [1, 4])
+def test_parts_are_what_is_cut_by_hand_for_every_length(num_block, every):
+    for num_tokens in range(3 * num_block * every):
+        tokens = np.arange(100, 100 + num_tokens)
+        for is_heldout, expected in enumerate(by_hand(tokens.tolist(), num_block, every)):
+            part = Blocks(tokens, num_block, every, bool(is_heldout))
+            assert len(part) == len(expected)
+            assert part[np.arange(len(part))].tolist() == expected
+
+
+def test_places_may_be_of_any_shape_and_in_any_order():
+    part = Blocks(np.arange(60), 4, 3, is_heldout=False)
+    whole = part[np.arange(len(part))]
+    places = np.array([[39, 0, 8], [7, 7, 21]])
+    np.testing.assert_array_equal(part[places], whole[places])
+
+
+def test_blocks_are_large_and_of_a_short_text_such_that_there_is_one_to_hold_out(monkeypatch):
+    monkeypatch.setattr("jaxpipe.data.corpus.BLOCK_TOKENS", 10)
+    train, heldout = split_blocks(np.arange(200), every=4)
+    assert heldout[np.arange(20)].tolist() == [*range(30, 40), *range(70, 80)]
+    train, heldout = split_blocks(np.arange(12), every=4)
+    assert heldout[np.arange(len(heldout))].tolist() == [9, 10, 11]
+    assert len(train) == 9
+
+
+def test_tokens_of_the_vocabulary_come_as_they_are():
+    tokens = CheckedTokens(np.array([0, 4, 9], np.uint16), "x.bin", vocab_size=10)
+    assert len(tokens) == 3
+    assert tokens[np.array([[2, 0], [1, 1]])].tolist() == [[9, 0], [4, 4]]
+    assert tokens[np.array([], np.int64)].tolist() == []
+
+
+@pytest.mark.parametrize("token", [10, 50256, -1])
+def test_another_is_named_with_its_place_and_the_file(token):
+    tokens = CheckedTokens(np.array([0, 4, 9, token, 5], np.int32), "data/x.bin", vocab_size=10)
+    tokens[np.array([0, 1, 2, 4])]
+    with pytest.raises(DataError, match=rf"^data/x.bin: token {token} at position 3 is not in the voc") as error:
+        tokens[np.array([[0, 1], [3, 3]])]
+    assert "vocab_size=10: tokens 0 .. 9" in str(error.value)

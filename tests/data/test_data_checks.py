@@ -5,11 +5,11 @@ from ml_collections import ConfigDict
 from small_tokenizers import write_bpe
 
 from jaxpipe.config import base_config, check
-from jaxpipe.config.base import MASKED_FAMILIES
 from jaxpipe.config.data import check_masked_sequence, check_vocabulary
 from jaxpipe.data import load_tokenizer
-from jaxpipe.data.masked import SHORTEST_SEQ_LEN
+from jaxpipe.data.masked import MIN_SEQ_LEN
 from jaxpipe.errors import ConfigError
+from jaxpipe.models import FAMILIES
 
 
 def config_of(*, family="gpt", vocab_size=256, seq_len=64, tokenizer="byte"):
@@ -37,8 +37,8 @@ def test_a_vocabulary_holds_all_words_of_the_tokenizer(tmp_path):
 
 
 def test_a_masked_sequence_holds_two_segments():
-    assert MASKED_FAMILIES == ("bert",)
-    assert len(["[CLS]", "A", "[SEP]", "B", "[SEP]"]) == SHORTEST_SEQ_LEN
+    assert [name for name, family in FAMILIES.items() if family.masked] == ["bert"]
+    assert len(["[CLS]", "A", "[SEP]", "B", "[SEP]"]) == MIN_SEQ_LEN
     check_masked_sequence(config_of(family="bert", seq_len=5))
     check_masked_sequence(config_of(family="gpt", seq_len=4))
     with pytest.raises(ConfigError, match=r"rule masked-sequence(.|\n)*repair: set data.seq_len=5 or more"):

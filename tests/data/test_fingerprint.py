@@ -10,7 +10,7 @@ import tokenizers
 from small_tokenizers import write_bpe, write_word_pieces
 
 from jaxpipe.data import load_corpus, load_tokenizer
-from jaxpipe.data.fingerprint import BLOCK_TOKENS, MOST_WHOLE_TOKENS, Fingerprint, differences, fingerprint
+from jaxpipe.data.fingerprint import BLOCK_TOKENS, MAX_WHOLE_TOKENS, Fingerprint, differences, fingerprint
 from jaxpipe.data.indexed_writer import write_indexed
 
 BYTES = load_tokenizer("byte", is_masked=False)
@@ -75,7 +75,7 @@ class Recorded:
         return np.zeros(places.shape, np.int32)
 
 
-@pytest.mark.parametrize("num_tokens", [MOST_WHOLE_TOKENS + 1, 10**12])
+@pytest.mark.parametrize("num_tokens", [MAX_WHOLE_TOKENS + 1, 10**12])
 def test_of_a_long_row_four_mebibytes_are_read_evenly_from_its_first_to_its_last_token(num_tokens):
     row = Recorded(num_tokens)
     of(row)
@@ -160,5 +160,5 @@ def test_two_words_that_have_changed_places_make_another_vocabulary(tmp_path):
     after = of(CHECK, load_tokenizer(str(tmp_path / "swapped.json"), is_masked=True))
     assert after.vocab_size == before.vocab_size
     ((words_before, words_after),) = differences(before, after)
-    assert words_before.startswith(f"tokenizer: {before.vocab_size} words, sha256 ")
+    assert words_before.startswith(f"tokenizer: {before.vocab_size} tokens, sha256 ")
     assert words_before != words_after

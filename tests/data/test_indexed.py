@@ -64,7 +64,7 @@ def test_writes_what_megatron_reads(tmp_path):
 
 
 def test_a_document_too_long_for_one_sequence_has_several(tmp_path, monkeypatch):
-    monkeypatch.setattr(indexed_writer, "LONGEST", 3)
+    monkeypatch.setattr(indexed_writer, "MAX_LENGTH", 3)
     with write_indexed(str(tmp_path / "data"), vocab_size=100) as writer:
         writer.add(np.arange(11), np.array([3, 7, 0, 1]), is_open=True)
         writer.add(np.arange(5), np.array([3, 2]))
@@ -95,7 +95,7 @@ def test_reads_every_integer_dtype(tmp_path, code, letter):
 
 def test_many_random_documents_come_back(tmp_path, monkeypatch):
     monkeypatch.setattr(indexed_writer, "_BLOCK", 3)
-    monkeypatch.setattr("jaxpipe.data.indexed_checks._BLOCK", 7)
+    monkeypatch.setattr("jaxpipe.data.indexed.BLOCK_SEQUENCES", 7)
     random = np.random.default_rng(0)
     documents = [random.integers(0, 1000, size) for size in random.integers(0, 50, 300)]
     with write_indexed(str(tmp_path / "data"), vocab_size=1000) as writer:
@@ -158,5 +158,5 @@ def test_a_full_disk_leaves_nothing(tmp_path):
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     writing = write_indexed(str(tmp_path / "file" / "data"), vocab_size=9)
-    with pytest.raises(DataError, match=r"rule output-files.*\n *.*/data.bin.partial: Not a directory"), writing:
+    with pytest.raises(DataError, match=r"rule output-files.*\n *.*/file: File exists"), writing:
         pass

@@ -78,7 +78,7 @@ def test_a_missing_file_is_named(tmp_path, missing):
     prefix = write(tmp_path)
     IndexedTokens.open(prefix)
     (tmp_path / missing).unlink()
-    with pytest.raises(DataError, match=rf"no file .*{missing}\n  rule indexed-files(.|\n)*PREFIX={prefix}, looked"):
+    with pytest.raises(DataError, match=rf"no file .*{missing}\n  rule indexed-files(.|\n)*PREFIX={prefix}; current"):
         IndexedTokens.open(prefix)
 
 
@@ -89,7 +89,7 @@ def test_the_name_of_a_file_in_place_of_the_prefix_is_mended(tmp_path):
 
 
 def test_damage_in_a_later_block_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxpipe.data.indexed_checks._BLOCK", 1)
+    monkeypatch.setattr("jaxpipe.data.indexed.BLOCK_SEQUENCES", 1)
     IndexedTokens.open(write(tmp_path))
     for place in (POINTERS + 16, DOCUMENTS + 8):
         with pytest.raises(DataError, match=r"rule indexed-(contiguous|documents)"):

@@ -15,9 +15,11 @@ from small_tokenizers import TEXT, write_bpe, write_word_pieces
 
 from jaxpipe.data import load_tokenizer
 from jaxpipe.data.indexed import IndexedTokens
+from jaxpipe.data.prepare import prepare
+from jaxpipe.data.prepare.reading import find_files, read_blocks
+from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary
 from jaxpipe.errors import ConfigError, DataError
-from jaxpipe.prepare import prepare
-from jaxpipe.prepare.command import told
+from jaxpipe.prepare import format_prepared, main
 
 ROOT = Path(__file__).parents[2]
 ASTRAL = "Où est 東京? 😀 \u00a0 ½ don't\r\n\tx = 10**3  # _a_\nthe dog\n  the cat\n\n\n"
@@ -63,7 +65,7 @@ def test_a_line_of_json_is_a_document(tmp_path, name):
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     prefix = str(tmp_path / "data")
     form = "jsonl" if name == "wiki_00" else "auto"
-    prepared = prepare([str(tmp_path / name)], tokenizer="byte", output=prefix, form=form)
+    prepared = prepare([str(tmp_path / name)], tokenizer="byte", output=prefix, file_format=form)
     assert list(texts_in(prefix, "byte")) == [*TEXT, ASTRAL]
     assert prepared.num_text_bytes == sum(len(text.encode()) for text in [*TEXT, ASTRAL])
 
@@ -78,7 +80,6 @@ def test_the_text_stands_under_another_key_and_text_may_be_zipped(tmp_path):
 
 @pytest.mark.parametrize("write", [write_bpe, write_word_pieces])
 def test_tokens_are_those_of_the_tokenizer(tmp_path, write):
-    """Byte pairs go through the table of words, pieces of words through the library; both give its tokens."""
     file = write(tmp_path)
     for index, text in enumerate([*TEXT, "<|endoftext|>[SEP]", ASTRAL]):
         (tmp_path / f"{index}.txt").write_bytes(text.encode())
@@ -107,27 +108,33 @@ def test_a_trained_vocabulary_gives_the_text_back(tmp_path, is_masked):
     if masked is not None:
         special = [masked.padding, masked.classification, masked.separator, masked.mask]
         assert load_tokenizer(prepared.tokenizer, is_masked=True).decode(special) == "[PAD][CLS][SEP][MASK]"
-        assert not masked.is_word[1]  # [UNK]
-        assert masked.is_word[5:].all()
+        assert not masked.is_maskable[1]  # [UNK]
+        assert masked.is_maskable[5:].all()
 
 
-def test_processes_change_nothing(tmp_path, monkeypatch):
-    """Blocks of a few bytes, so that there are many, and documents go over from one to the next."""
+def test_parts_and_blocks_change_nothing(tmp_path, monkeypatch):
+    """Blocks of a few bytes, so that there are many, and documents continue from one to the next."""
     file = write_bpe(tmp_path)
-    monkeypatch.setattr("jaxpipe.prepare.reading.PART_BYTES", 100)
+    monkeypatch.setattr("jaxpipe.data.prepare.reading.PART_BYTES", 100)
+    monkeypatch.setattr("jaxpipe.data.prepare.reading.BLOCK_BYTES", 250)
     for index in range(12):
         (tmp_path / f"{index:02}.txt").write_bytes((TEXT[index % 6] + ASTRAL).encode() * (index * index % 7))
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXT * 3))
     inputs = [f"{tmp_path}/*.txt", f"{tmp_path}/*.jsonl"]
-    one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    prepare(inputs, tokenizer=str(file), output=one, num_workers=1)
-    prepared = prepare(inputs, tokenizer=str(file), output=two, num_workers=2)
-    assert bytes_of(one) == bytes_of(two)
+    cut, whole = str(tmp_path / "cut"), str(tmp_path / "whole")
+    assert len(list(read_blocks(find_files(inputs)))) > 10
+    prepared = prepare(inputs, tokenizer=str(file), output=cut)
     monkeypatch.undo()
-    whole = str(tmp_path / "whole")
     assert prepare(inputs, tokenizer=str(file), output=whole).num_documents == prepared.num_documents == 28
     assert prepared.empty.num == 2
-    assert bytes_of(whole) == bytes_of(one)
+    assert bytes_of(whole) == bytes_of(cut)
+
+
+def test_training_gives_the_same_vocabulary_again():
+    first, again = (train_vocabulary(TEXT * 5, vocab_size=400, is_masked=True).to_str() for _ in range(2))
+    assert first == again
+    names = [token["content"] for token in json.loads(first)["added_tokens"]]
+    assert names == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def test_output_that_is_there_is_kept_unless_asked(tmp_path):
@@ -137,7 +144,7 @@ def test_output_that_is_there_is_kept_unless_asked(tmp_path):
     before = bytes_of(arguments["output"])
     (tmp_path / "a.txt").write_text("two")
     with pytest.raises(
-        ConfigError, match=r"rule output-files: nothing.*\n *there: .*data.bin, .*data.idx, .*data.token"
+        ConfigError, match=r"rule output-files: nothing.*\n *existing: .*data.bin, .*data.idx, .*data.token"
     ):
         prepare([f"{tmp_path}/a.txt"], **arguments)
     assert bytes_of(arguments["output"]) == before
@@ -147,10 +154,9 @@ def test_output_that_is_there_is_kept_unless_asked(tmp_path):
 
 
 def test_a_large_text_is_sampled_from_its_beginning_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxpipe.prepare.sample.SAMPLE_BYTES", 2000)
-    monkeypatch.setattr("jaxpipe.prepare.sample.STRETCH_BYTES", 100)
-    from jaxpipe.prepare.input_files import find_files
-    from jaxpipe.prepare.sample import sample_texts
+    monkeypatch.setattr("jaxpipe.data.prepare.vocabulary.SAMPLE_BYTES", 2000)
+    monkeypatch.setattr("jaxpipe.data.prepare.vocabulary.STRETCH_BYTES", 100)
+    from jaxpipe.data.prepare.reading import find_files
 
     lines = [json.dumps({"text": f"{line:04}"}) + "\n" for line in range(1000)]
     (tmp_path / "0.jsonl").write_text("".join(lines[:700]))
@@ -163,43 +169,42 @@ def test_a_large_text_is_sampled_from_its_beginning_to_its_end(tmp_path, monkeyp
         list(sample_texts(find_files([f"{tmp_path}/*"]), key="body"))
 
 
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "jaxpipe.prepare", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_command_tells_what_it_did_and_how_to_train(tmp_path):
+def test_the_command_tells_what_it_did_and_how_to_train(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "")  # which the command sets
     (tmp_path / "texts").mkdir()
     for index, text in enumerate([*TEXT, ""]):
         (tmp_path / "texts" / f"{index}.txt").write_text(text)
     (tmp_path / "texts" / "7.txt").write_bytes(b"caf\xe9")
     arguments = ["--input=texts/*.txt", "--tokenizer=bpe:290", "--output=data/cats", "--num_workers=2"]
-    done = run(*arguments, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
     num_tokens = IndexedTokens.open(str(tmp_path / "data" / "cats")).num_tokens
     num_bytes = sum(len(text.encode()) for text in TEXT) + len("caf\ufffd".encode())
     for line in [
-        "training   a vocabulary of 290 words",
-        "replaced   1 places that are no UTF-8, by U+FFFD; the first in texts/7.txt",
+        "training   a vocabulary of 290 tokens",
+        "replaced   1 places of invalid UTF-8, by U+FFFD; the first in texts/7.txt",
         "left out   1 empty documents; the first in texts/6.txt",
         "documents  7",
-        "vocabulary 290 words",
+        "vocabulary 290 tokens",
         f"tokens     {num_tokens}, uint16; {num_bytes / num_tokens:.2f} bytes a token",
         "written    data/cats.bin, data/cats.idx, data/cats.tokenizer.json",
         "train with --config.data.files=indexed:data/cats --config.data.tokenizer=data/cats.tokenizer.json"
         " --config.model.vocab_size=290",
     ]:
-        assert line in done.stdout.splitlines()
+        assert line in out.splitlines()
 
 
-def test_a_flag_that_is_missing_is_named(tmp_path):
-    done = run("--input=a", "--output=b", folder=tmp_path)
+def test_a_flag_that_is_missing_is_named_by_the_process_itself(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxpipe.prepare", "--input=a", "--output=b"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ConfigError: --tokenizer is missing\n  rule flags: ")
 
@@ -207,7 +212,7 @@ def test_a_flag_that_is_missing_is_named(tmp_path):
 def test_bytes_are_told_without_a_tokenizer_file(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     prepared = prepare([f"{tmp_path}/a.txt"], tokenizer="byte", output=f"{tmp_path}/my data", is_masked=True)
-    lines = told(prepared).splitlines()
+    lines = format_prepared(prepared).splitlines()
     assert lines[-2] == f"written    {tmp_path}/my data.bin, {tmp_path}/my data.idx"
     assert lines[-1].endswith("my data' --config.data.tokenizer=byte --config.model.vocab_size=260")
     assert len(lines) == 7

@@ -38,7 +38,7 @@ def test_masked_bytes_have_four_tokens_more_and_bytes_alone_are_words():
     masked = masked_of(MASKED_BYTES)
     assert MASKED_BYTES.vocab_size == 260
     assert special_of(masked) == [256, 257, 258, 259]
-    assert masked.words.tolist() == list(range(256))
+    assert masked.maskable.tolist() == list(range(256))
     assert MASKED_BYTES.encode("é").tolist() == [195, 169]
     assert MASKED_BYTES.encode("é").dtype == np.uint16
     assert MASKED_BYTES.decode([257, 195, 169, 259, 258, 256]) == "[CLS]é[MASK][SEP][PAD]"
@@ -100,7 +100,7 @@ def test_pieces_of_words_have_the_special_tokens_of_bert(tmp_path):
     masked = masked_of(tokenizer)
     assert special_of(masked) == [0, 2, 3, 4]
     assert tokenizer.separator == masked.separator
-    assert masked.words.tolist() == list(range(len(BERT_TOKENS), tokenizer.vocab_size))
+    assert masked.maskable.tolist() == list(range(len(BERT_TOKENS), tokenizer.vocab_size))
     assert tokenizer.encode("the cat").dtype == np.uint8
     assert tokenizer.decode(tokenizer.encode("The CAT sat")) == "the cat sat"
     assert not set(tokenizer.encode("the [MASK] cat").tolist()) & {masked.mask, masked.separator}
@@ -169,7 +169,9 @@ def test_a_file_that_has_changed_is_read_again(tmp_path):
 
 
 def test_a_file_that_is_not_there_or_is_no_tokenizer_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=rf"rule tokenizer-file.*\n *no {re.escape(str(tmp_path))}/tokenizer.json"):
+    with pytest.raises(
+        ConfigError, match=rf"rule tokenizer-file.*\n *no {re.escape(str(tmp_path))}/tokenizer.json; current folder"
+    ):
         load_tokenizer(str(tmp_path), is_masked=False)
     (tmp_path / "tokenizer.json").write_text('{"model": ')
     with pytest.raises(ConfigError, match=r"rule tokenizer-form.*\n.*tokenizer.json: EOF"):

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Setting
-from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.models import GPTConfig
 
 SMALL = {"num_layers": 24, "hidden": 1024, "num_heads": 16, "vocab_size": 51200, "num_positions": 1024}

@@ -10,12 +10,12 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxpipe.cluster.hardware import RESERVE_BYTES
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import check
 from jaxpipe.config.base import base_config
 from jaxpipe.estimate import Bytes, fits, memory, setting_of
 from jaxpipe.estimate.memory import counted, counts, few_microbatches
-from jaxpipe.mesh.hardware import RESERVE_BYTES
-from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.program.accounting import bytes_per_device, held_bytes
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.training.batches import example_batch

@@ -9,7 +9,7 @@ from settings_of_gpts import SMALL, gpt_setting
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.matmuls import Product, flops, head_products, layer_products
 from jaxpipe.models import BertConfig, LlamaConfig
-from jaxpipe.models.flops import model_flops
+from jaxpipe.models.anatomy import model_flops
 
 LLAMA = {
     "num_layers": 24,

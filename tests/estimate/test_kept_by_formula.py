@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.estimate.residuals import layer_keeps
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.mesh import TensorAxis, make_mesh
-from jaxpipe.mesh.topology import parse_topology
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, ModelConfig
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.storage import Storage
@@ -68,7 +68,7 @@ def storage(of: Setting) -> Storage:
         name: jax.ShapeDtypeStruct((NUM_MICROBATCHES, MICROBATCH_SIZE, *shape), np.int32)
         for name, shape in shapes.items()
     }
-    return pipeline.storage(params, batch, random=of.model.has_dropout)
+    return pipeline.storage(params, batch, random=of.anatomy.has_dropout)
 
 
 def num_bytes(arrays: Any) -> int:

@@ -7,9 +7,9 @@ from settings_of_gpts import gpt_setting
 from test_step_estimate import Given
 
 from experiments.reevaluation import reevaluate, speedup, step_mfu
+from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline
-from jaxpipe.mesh.hardware import HARDWARE
 
 
 def test_the_formula_by_hand():

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from settings_of_gpts import gpt_setting
 
+from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.estimate import Roofline, estimate
 from jaxpipe.estimate.matmuls import Product, flops, head_products, layer_products
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.roofline import update_bytes
 from jaxpipe.estimate.traffic import draws
-from jaxpipe.mesh.hardware import HARDWARE
 
 A100 = HARDWARE["a100-80g"]
 # Only what is counted takes time.

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from settings_of_gpts import gpt_setting
 
+from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.estimate import Link, Roofline, Setting, Times, estimate
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.setting import places_of
 from jaxpipe.estimate.step import _seconds
 from jaxpipe.estimate.times import ring_s
-from jaxpipe.mesh.hardware import HARDWARE
-from jaxpipe.models.flops import model_flops
+from jaxpipe.models.anatomy import model_flops
 from jaxpipe.schedules.schedule import Kind
 
 LAYER = Times(

@@ -45,7 +45,7 @@ def test_gpt2_of_openai():
     assert (model.num_positions, model.feed_forward, model.activation) == (1024, None, "gelu_tanh")
     assert (model.embedding_dropout, model.attention_dropout, model.hidden_dropout) == (0.1, 0.1, 0.1)
     assert model.tie_embeddings
-    assert model.num_rows == 50304  # Megatron-LM's padded GPT-2 vocabulary
+    assert model.anatomy.num_rows == 50304  # Megatron-LM's padded GPT-2 vocabulary
     assert config.data.seq_len == 1024
 
 

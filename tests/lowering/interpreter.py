@@ -51,24 +51,24 @@ def interpret(table: RoundTable) -> None:
         Device(
             inbox=[None] * (inbox.num_inbox + 1),
             pools={name: [None] * pages.num_pages for name, pages in pools.items()},
-            departing={name: [GARBAGE] * table.num_lanes for name in pools},
-            leaving=[GARBAGE] * table.num_exchange_lanes,
+            departing={name: [GARBAGE] * table.num_page_lanes for name in pools},
+            leaving=[GARBAGE] * table.num_gradient_lanes,
         )
         for _ in range(schedule.num_devices)
     ]
     for round_ in range(table.num_rounds):
-        position = table.position[round_]
+        position = table.body_round[round_]
         arrived = [_permute(pairs, [device.out for device in devices]) for pairs in table.permutes[position]]
         landed = {
             name: [
                 _permute(pairs, [device.departing[name][lane] for device in devices])
-                for lane, pairs in enumerate(table.transfers[position])
+                for lane, pairs in enumerate(table.page_permutes[position])
             ]
             for name in pools
         }
         gradients = [
             _permute(pairs, [device.leaving[lane] for device in devices])
-            for lane, pairs in enumerate(table.exchanges[position])
+            for lane, pairs in enumerate(table.gradient_permutes[position])
         ]
         for d, device in enumerate(devices):
             where = f"round {round_}, device {d}"
@@ -77,15 +77,15 @@ def interpret(table: RoundTable) -> None:
             if table.kind[round_, d] not in (IDLE, Kind.W) or not table.has_delays:
                 device.out = own  # what waits for a later round stays, while its device idles or does a W
             for k, brought in enumerate(arrived):
-                _store(device, inbox.arrival[round_, d, k], brought[d], inbox.num_inbox, where)
-            _store(device, inbox.keep[round_, d], own, inbox.num_inbox, where)
+                _store(device, inbox.store_arrival[round_, d, k], brought[d], inbox.num_inbox, where)
+            _store(device, inbox.store_own[round_, d], own, inbox.num_inbox, where)
             _choose(device, inbox.next_source[round_, d], own, [brought[d] for brought in arrived], where)
             for name, pages in pools.items():
                 pool = device.pools[name]
-                landing = pages.landing[round_, d, : pages.num_landings[round_, d]]
+                landing = pages.recv_page[round_, d, : pages.num_recvs[round_, d]]
                 _land(pool, landing, [brought[d] for brought in landed[name]], where)
-                departure = pages.departure[round_, d, : pages.num_departures[round_, d]]
-                device.departing[name] = _depart(pool, departure, table.num_lanes, where)
+                departure = pages.send_page[round_, d, : pages.num_sends[round_, d]]
+                device.departing[name] = _depart(pool, departure, table.num_page_lanes, where)
             _exchange(table, round_, d, device, [brought[d] for brought in gradients], where)
     for d, device in enumerate(devices):
         assert tuple(device.done) == schedule.rows[d], f"device {d} did {device.done}"
@@ -119,7 +119,7 @@ def _act(table, round_, d, device, where):
     replica, held = schedule.placement.stages_of[d][table.chunk[round_, d]]
     action = Action(kind, stage, microbatch, replica)
     where = f"{where}: {action}"
-    assert kind in table.kinds[table.position[round_]], f"{where} is not in the body"
+    assert kind in table.kinds[table.body_round[round_]], f"{where} is not in the body"
     assert held == stage, f"{where} runs another chunk"
     reads = ("x", stage - 1, microbatch) if kind is Kind.F else ("dx", stage, microbatch)
     if reads[1] >= 0 and kind is not Kind.W:
@@ -174,12 +174,12 @@ def _depart(pool, pages, num_lanes, where):
 
 def _exchange(table, round_, d, device, arrived, where):
     grids = table.exchange_grids
-    for lane in range(grids.num_received[round_, d]):
+    for lane in range(grids.num_recvs[round_, d]):
         assert arrived[lane] != GARBAGE, f"{where} adds gradients that nobody sent"
-        device.sums[tuple(grids.received[round_, d, lane])] += arrived[lane]
-    device.leaving = [GARBAGE] * table.num_exchange_lanes
-    for lane in range(grids.num_given[round_, d]):
-        device.leaving[lane] = list(device.sums[tuple(grids.given[round_, d, lane])])
+        device.sums[tuple(grids.recv_layer[round_, d, lane])] += arrived[lane]
+    device.leaving = [GARBAGE] * table.num_gradient_lanes
+    for lane in range(grids.num_sends[round_, d]):
+        device.leaving[lane] = list(device.sums[tuple(grids.send_layer[round_, d, lane])])
 
 
 def _check_sums(table, d, device):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxpipe.lowering import lower
-from jaxpipe.lowering.checkerboard import checkerboard_rounds
-from jaxpipe.lowering.transfers import without_transfers
+from jaxpipe.lowering.lower import compute_schedule
+from jaxpipe.lowering.rounds import checkerboard_rounds
 from jaxpipe.schedules import Kind, Schedule, build
 
 CASES = [
@@ -38,7 +38,7 @@ def test_rounds_are_the_slots_of_the_closed_form(name, options, num_chunks):
     at_least = 2 if options.get("v_shape", True) else 4
     for num_devices, num_units in product(range(at_least, 17, 2), (1, 2, 5)):
         schedule = build(name, num_devices=num_devices, num_microbatches=num_units * num_devices, **options)
-        steps = without_transfers(schedule)
+        steps = compute_schedule(schedule)
         expected = np.array(slots(steps, num_chunks))
         np.testing.assert_array_equal(checkerboard_rounds(steps), 2 * expected)
 
@@ -48,7 +48,7 @@ def test_rounds_are_the_slots_of_the_closed_form(name, options, num_chunks):
 def test_in_each_round_of_messages_a_device_meets_one_neighbour(name, options, num_chunks, num_devices):
     schedule = build(name, num_devices=num_devices, num_microbatches=3 * num_devices, **options)
     table = lower(schedule)
-    assert [segment.body_rounds for segment in table.segments] == [4, 4]
+    assert [segment.num_body_rounds for segment in table.segments] == [4, 4]
     line = [frozenset(link) for link in pairwise(range(num_devices))]
     around = [frozenset({num_devices - 1, 0})] if not options.get("v_shape", True) else []
     for position, links in ((1, line[::2]), (3, [*line[1::2], *around])):

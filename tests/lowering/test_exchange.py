@@ -10,8 +10,8 @@ from legal_devices import TWO_REPLICAS, variants
 from user_schedules import TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.lowering.exchange import Exchange
-from jaxpipe.lowering.moves import in_lanes
+from jaxpipe.lowering.body import in_lanes
+from jaxpipe.lowering.exchange import GradientExchange
 from jaxpipe.schedules import Kind, Schedule, build
 
 VARIANTS = [variant for variant in variants(2, 6) if variant[0] in TWO_REPLICAS]
@@ -36,10 +36,10 @@ def complete(schedule: Schedule, table: RoundTable) -> dict[int, int]:
 
 
 def assert_planned(schedule: Schedule, table: RoundTable) -> None:
-    exchange, moves, placement = table.exchange, table.exchange.moves, schedule.placement
+    exchange, moves, placement = table.exchange, table.exchange.sends, schedule.placement
     sent = []
     for round_, source, target, given, received, layer in zip(
-        moves.round, moves.source, moves.target, exchange.given, exchange.received, exchange.layer, strict=True
+        moves.round, moves.source, moves.target, exchange.send_chunk, exchange.recv_chunk, exchange.layer, strict=True
     ):
         (replica, stage), owned = placement.stages_of[source][given], placement.stages_of[target][received]
         assert (replica, owned) == (1, (0, stage))
@@ -51,7 +51,7 @@ def assert_planned(schedule: Schedule, table: RoundTable) -> None:
     assert (moves.round > tail.start).all()
     assert not (table.kind[tail.start :] == Kind.F).any()
     is_tail = np.arange(table.num_rounds) >= tail.start
-    assert not any(table.exchanges[position] for position in np.unique(table.position[~is_tail]))
+    assert not any(table.gradient_permutes[position] for position in np.unique(table.body_round[~is_tail]))
 
 
 @pytest.mark.parametrize(("name", "options", "num_devices"), VARIANTS, ids=str)
@@ -72,7 +72,7 @@ def test_so_they_do_in_user_schedules(placement, has_syncs):
 def test_one_replica_exchanges_nothing():
     for name in ("1f1b", "bpipe", "interleaved_1f1b"):
         table = lower(build(name, num_devices=4, num_microbatches=8))
-        assert len(table.exchange.layer) == table.num_exchange_lanes == 0
+        assert len(table.exchange.layer) == table.num_gradient_lanes == 0
 
 
 @pytest.mark.parametrize(("name", "num_devices"), [("chimera", 8), ("bitpipe", 4), ("bitpipe", 8), ("mixpipe", 8)])
@@ -80,10 +80,10 @@ def test_an_eager_exchange_begins_before_the_last_action_and_a_lazy_one_after_it
     for num_microbatches in (num_devices, 3 * num_devices):
         sizes = {"num_devices": num_devices, "num_microbatches": num_microbatches}
         eager, lazy = (lowered(build(name, eager_sync=eager_sync, **sizes)) for eager_sync in (True, False))
-        moves = eager.exchange.moves
+        moves = eager.exchange.sends
         assert moves.round.min() < eager.rounds.max()
         assert (moves.round < last_action(eager)[[moves.source, moves.target]]).any()
-        moves = lazy.exchange.moves
+        moves = lazy.exchange.sends
         assert (moves.round > last_action(lazy)[[moves.source, moves.target]]).all()
 
 
@@ -111,8 +111,10 @@ def most_hidden(complete_in: list[int], rounds: list[int], num_lanes: int) -> in
 
 def left_over(schedule: Schedule, table: RoundTable, num_lanes: int, start: int) -> list[int]:
     """[device] the fewest layers that travel behind no action, if the tail begins in round `start`."""
-    is_used = {p for p in range(table.body_rounds) if (table.rounds[table.position[table.rounds] == p] >= start).any()}
-    rounds = [r for r in range(start + 1, int(table.rounds.max()) + 1) if table.position[r] in is_used]
+    is_used = {
+        p for p in range(table.num_body_rounds) if (table.rounds[table.body_round[table.rounds] == p] >= start).any()
+    }
+    rounds = [r for r in range(start + 1, int(table.rounds.max()) + 1) if table.body_round[r] in is_used]
     when = complete(schedule, table)
     owed = [
         [when[stage] for replica, stage in held if replica for _ in range(table.layers_per_stage[stage])]
@@ -129,22 +131,24 @@ def test_lanes_and_tail_are_as_few_and_as_short_as_leave_nothing_over_that_could
         tail, any_number = table.segments[-1], num_layers * schedule.num_stages
         least = max(left_over(schedule, table, any_number, tail.start))
         lanes = next(lanes for lanes in count(1) if max(left_over(schedule, table, lanes, tail.start)) == least)
-        assert table.num_exchange_lanes == lanes
-        if (later := tail.start + tail.body_rounds) <= table.rounds.max():
+        assert table.num_gradient_lanes == lanes
+        if (later := tail.start + tail.num_body_rounds) <= table.rounds.max():
             assert left_over(schedule, table, lanes, later) != left_over(schedule, table, lanes, tail.start)
 
 
 def test_several_lanes_are_among_these():
-    assert lowered(build("bitpipe", num_devices=4, num_microbatches=4), 8).num_exchange_lanes > 1
+    assert lowered(build("bitpipe", num_devices=4, num_microbatches=4), 8).num_gradient_lanes > 1
 
 
 def with_moves(table: RoundTable, rounds: np.ndarray, chosen: np.ndarray) -> RoundTable:
     """`table` with the chosen layers of its exchange, in `rounds`; lanes anew."""
-    exchange, moves = table.exchange, table.exchange.moves
+    exchange, moves = table.exchange, table.exchange.sends
     travels = in_lanes(rounds, moves.source[chosen], moves.target[chosen])
     return replace(
         table,
-        exchange=Exchange(travels, exchange.given[chosen], exchange.received[chosen], exchange.layer[chosen]),
+        exchange=GradientExchange(
+            travels, exchange.send_chunk[chosen], exchange.recv_chunk[chosen], exchange.layer[chosen]
+        ),
     )
 
 
@@ -152,11 +156,11 @@ def with_moves(table: RoundTable, rounds: np.ndarray, chosen: np.ndarray) -> Rou
 def test_the_interpreter_sees_layers_that_are_lost_doubled_or_sent_too_early(eager_sync):
     schedule = build("bitpipe", num_devices=4, num_microbatches=6, eager_sync=eager_sync)
     table = lowered(schedule)
-    rounds, when = table.exchange.moves.round, complete(schedule, table)
+    rounds, when = table.exchange.sends.round, complete(schedule, table)
     every = np.arange(len(rounds))
     interpret(with_moves(table, rounds, every))
     for i in every.tolist():
-        source, given = table.exchange.moves.source[i], table.exchange.given[i]
+        source, given = table.exchange.sends.source[i], table.exchange.send_chunk[i]
         stage = schedule.placement.stages_of[source][given][1]
         columns = table.schedule.columns
         adds = columns.is_kind(Kind.B) & (columns.stage == stage) & (columns.device == source)

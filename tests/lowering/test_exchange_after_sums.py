@@ -18,13 +18,13 @@ def test_a_layer_is_read_after_its_sum(name, eager_sync):
     summed = {
         (device, int(table.chunk[r, device])): r + 1 for r, device in np.argwhere(table.completes).tolist()
     }  # (device, chunk) -> round
-    assert len(exchange.moves.round) == 2 * schedule.num_stages
+    assert len(exchange.sends.round) == 2 * schedule.num_stages
     for travels, source, target, given, received in zip(
-        exchange.moves.round,
-        exchange.moves.source,
-        exchange.moves.target,
-        exchange.given,
-        exchange.received,
+        exchange.sends.round,
+        exchange.sends.source,
+        exchange.sends.target,
+        exchange.send_chunk,
+        exchange.recv_chunk,
         strict=True,
     ):
         assert travels - 1 >= summed[int(source), int(given)]  # read at the end of the round before it travels

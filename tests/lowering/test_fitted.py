@@ -8,13 +8,10 @@ from interpreter import interpret
 from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.lowering.exchange import with_exchange
-from jaxpipe.lowering.fitted import fitted_rounds
-from jaxpipe.lowering.lower import _Problem
-from jaxpipe.lowering.meetings import Meetings, meetings
+from jaxpipe.lowering.couplings import Couplings, coupled_bodies
+from jaxpipe.lowering.fitted import fitted_rounds, latest_starts
+from jaxpipe.lowering.lower import Folding, with_exchange
 from jaxpipe.lowering.replay import replay_makespans
-from jaxpipe.lowering.slack import latest_starts
-from jaxpipe.lowering.transfers import without_transfers
 from jaxpipe.schedules import Costs, Kind, Schedule, build, linear, parse_action, simulate
 
 ALL_PLACEMENTS = {**PLACEMENTS, **TWO_WAYS}
@@ -25,10 +22,10 @@ SPLIT_COSTS = [
 ]
 
 
-def table_of(schedule: Schedule, body: Meetings, fitted: tuple[np.ndarray, np.ndarray]) -> RoundTable:
-    rounds, travels = fitted
-    problem = _Problem(schedule, without_transfers(schedule), (1,) * schedule.num_stages)
-    return with_exchange(problem.fold(rounds, body_rounds=body.body_rounds, travels=travels), schedule)
+def table_of(schedule: Schedule, body: Couplings, fitted: tuple[np.ndarray, np.ndarray]) -> RoundTable:
+    rounds, send_round = fitted
+    problem = Folding(schedule, (1,) * schedule.num_stages)
+    return with_exchange(problem.fold(rounds, num_body_rounds=body.num_body_rounds, send_round=send_round), schedule)
 
 
 @pytest.mark.parametrize("placement", ALL_PLACEMENTS.values(), ids=ALL_PLACEMENTS)
@@ -39,14 +36,14 @@ def test_what_fits_without_waiting_is_as_fast_as_the_asynchronous_clock(placemen
     draw = random.Random(seed)
     of_stages = [tuple(draw.uniform(0.5, 1.5) for _ in range(schedule.num_stages)) for _ in range(4)]
     for costs in (Costs(*of_stages), *SPLIT_COSTS):
-        for body in meetings(schedule):
+        for body in coupled_bodies(schedule):
             for share in (0.0, 0.5, 1.0):
-                fitted = fitted_rounds(schedule, costs, body, share_of_slack=share, may_wait=False)
+                fitted = fitted_rounds(schedule, costs, body, slack_fraction=share, may_wait=False)
                 if fitted is not None:
                     table = table_of(schedule, body, fitted)
                     interpret(table)
                     assert replay_makespans(table, [costs])[0] == pytest.approx(simulate(schedule, costs).makespan)
-                waiting = fitted_rounds(schedule, costs, body, share_of_slack=share)
+                waiting = fitted_rounds(schedule, costs, body, slack_fraction=share)
                 assert waiting is not None
                 interpret(table_of(schedule, body, waiting))
 
@@ -54,7 +51,7 @@ def test_what_fits_without_waiting_is_as_fast_as_the_asynchronous_clock(placemen
 @pytest.mark.parametrize("name", ["zb_h1", "zb_v", "dualpipe_v"])
 def test_weight_gradients_stand_where_devices_meet(name):
     schedule = build(name, num_devices=4, num_microbatches=8)
-    _, body = meetings(schedule)
+    _, body = coupled_bodies(schedule)
     fitted = fitted_rounds(schedule, SPLIT_COSTS[2], body)
     assert fitted is not None
     assert (fitted[0][schedule.columns.is_kind(Kind.W)] % 2 == 0).all()
@@ -69,7 +66,7 @@ def test_by_hand():
     rows = ("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1")
     actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
     schedule = Schedule("by hand", linear(2), 2, actions)
-    together = next(meetings(schedule))
+    together = next(coupled_bodies(schedule))
     fitted = fitted_rounds(schedule, SPLIT_COSTS[0], together, may_wait=False)
     assert fitted is not None
     assert fitted[0].tolist() == [0, 1, 5, 6, 7, 8, 2, 3, 4, 5, 6, 7]
@@ -79,7 +76,7 @@ def test_where_nothing_fits_there_is_nothing_without_waiting():
     # With W longer than I, devices that all meet in every round get ahead of each other in ZB-H1.
     schedule = build("zb_h1", num_devices=8, num_microbatches=32)
     costs = Costs(input_gradient=0.9, weight_gradient=1.3)
-    together, turns = meetings(schedule)
+    together, turns = coupled_bodies(schedule)
     assert fitted_rounds(schedule, costs, together, may_wait=False) is None
     assert fitted_rounds(schedule, costs, turns, may_wait=False) is not None
 

@@ -5,12 +5,9 @@ from interpreter import interpret
 from user_schedules import random_schedule
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.lowering.exchange import with_exchange
-from jaxpipe.lowering.in_step import IN_STEP_ROUNDS, in_step_rounds
-from jaxpipe.lowering.lower import _Problem
+from jaxpipe.lowering.lower import Folding, compute_schedule, with_exchange
 from jaxpipe.lowering.replay import replay_makespans
-from jaxpipe.lowering.rounds import in_forwards
-from jaxpipe.lowering.transfers import without_transfers
+from jaxpipe.lowering.rounds import LOCKSTEP_ROUNDS, in_forwards, lockstep_rounds
 from jaxpipe.schedules import Costs, Schedule, bidirectional, build, linear, looped, parse_action, simulate, zig_zag
 
 PLACEMENTS = {
@@ -24,10 +21,10 @@ PLACEMENTS = {
 
 
 def in_step(schedule: Schedule, costs: Costs) -> RoundTable:
-    steps = without_transfers(schedule)
-    rounds, travels = in_step_rounds(steps, in_forwards(costs))
-    problem = _Problem(schedule, steps, (1,) * schedule.num_stages)
-    return problem.fold(rounds, body_rounds=IN_STEP_ROUNDS, travels=travels)
+    steps = compute_schedule(schedule)
+    rounds, send_round = lockstep_rounds(steps, in_forwards(costs))
+    problem = Folding(schedule, (1,) * schedule.num_stages)
+    return problem.fold(rounds, num_body_rounds=LOCKSTEP_ROUNDS, send_round=send_round)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
@@ -55,7 +52,7 @@ def test_messages_travel_between_forwards_alone(placement):
         meeting, working = table.permutes
         assert meeting
         assert not working
-        assert (table.travels % IN_STEP_ROUNDS == 0).all()
+        assert (table.send_round % LOCKSTEP_ROUNDS == 0).all()
         interpret(with_exchange(table, schedule))
 
 

@@ -7,7 +7,7 @@ import pytest
 from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import lower, replay
-from jaxpipe.lowering.lower import _Problem
+from jaxpipe.lowering.lower import Folding
 from jaxpipe.lowering.rounds import earliest_rounds
 from jaxpipe.schedules import Costs, build, simulate
 
@@ -49,7 +49,7 @@ def test_rounds_cost_no_time_anywhere(name):
 def test_a_bad_fold_costs_time():
     """With one body position every permute couples all neighbours in every round: the check above can fail."""
     schedule = build("1f1b", num_devices=8, num_microbatches=32)
-    bad = _Problem(schedule, schedule, (1,) * 8).fold(earliest_rounds(schedule), body_rounds=1)
+    bad = Folding(schedule, (1,) * 8).fold(earliest_rounds(schedule), num_body_rounds=1)
     assert replay(bad).makespan / simulate(schedule).makespan > 1.05
 
 

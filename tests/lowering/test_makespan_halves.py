@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from jaxpipe.lowering import lower
-from jaxpipe.lowering.in_step import IN_STEP_ROUNDS, in_step_rounds
-from jaxpipe.lowering.lower import _Problem
+from jaxpipe.lowering.lower import Folding
 from jaxpipe.lowering.replay import replay_makespans
-from jaxpipe.lowering.rounds import in_forwards
+from jaxpipe.lowering.rounds import LOCKSTEP_ROUNDS, in_forwards, lockstep_rounds
 from jaxpipe.schedules import Costs, Schedule, build, simulate, split_backward
 
 NAMES = ("zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v")
@@ -56,7 +55,7 @@ def assert_fast(schedule: Schedule, times: tuple[float, float, float]) -> None:
     table = lower(schedule, costs=costs[0])
     without, *exposed = replay_makespans(table, costs) / [simulate(schedule, each).makespan for each in costs]
     assert without <= most_at_once(schedule)
-    assert max(segment.body_rounds for segment in table.segments) <= MOST_ROUNDS
+    assert max(segment.num_body_rounds for segment in table.segments) <= MOST_ROUNDS
     if schedule.num_microbatches >= 2 * schedule.num_devices:
         assert (exposed <= np.array(most_exposed(schedule))).all()
 
@@ -104,8 +103,8 @@ def test_nor_need_they_with_whole_backwards(name):
 def test_rounds_of_whole_forwards_do_cost_time():
     """Where rounds know no other times, the checks above can fail."""
     schedule, costs = new("v_min", 8, 32, TIMES[2]), Costs(**options(TIMES[2]))
-    rounds, travels = in_step_rounds(schedule, in_forwards(costs))
-    table = _Problem(schedule, schedule, (1,) * 16).fold(rounds, body_rounds=IN_STEP_ROUNDS, travels=travels)
+    rounds, send_round = lockstep_rounds(schedule, in_forwards(costs))
+    table = Folding(schedule, (1,) * 16).fold(rounds, num_body_rounds=LOCKSTEP_ROUNDS, send_round=send_round)
     assert replay_makespans(table, [costs])[0] > 1.05 * simulate(schedule, costs).makespan
 
 

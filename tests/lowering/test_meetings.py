@@ -4,32 +4,32 @@ import numpy as np
 import pytest
 from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
-from jaxpipe.lowering.meetings import NEVER, Meetings, meetings
-from jaxpipe.lowering.messages import permutes_of
+from jaxpipe.lowering.body import permutes_of
+from jaxpipe.lowering.couplings import UNBOUNDED, Couplings, coupled_bodies
 from jaxpipe.schedules import build, looped
 
 LINE = (frozenset({(0, 1), (1, 0), (2, 3), (3, 2)}), frozenset(), frozenset({(1, 2), (2, 1)}), frozenset())
 
 
-def bodies() -> list[Meetings]:
+def bodies() -> list[Couplings]:
     schedules = [
         random_schedule(placement, num_microbatches=4, seed=1)
         for placement in (*PLACEMENTS.values(), *TWO_WAYS.values(), looped(4, 2), looped(5, 2))
     ]
-    return [body for schedule in schedules for body in meetings(schedule)]
+    return [body for schedule in schedules for body in coupled_bodies(schedule)]
 
 
 def test_a_line_of_devices_meets_over_every_second_link_in_turn():
-    together, turns = meetings(build("1f1b", num_devices=4, num_microbatches=4))
+    together, turns = coupled_bodies(build("1f1b", num_devices=4, num_microbatches=4))
     assert together.pairs == (LINE[0] | LINE[2],)
     assert turns.pairs == LINE
 
 
-@pytest.mark.parametrize("body", bodies(), ids=lambda body: f"{body.num_devices} devices {body.body_rounds} rounds")
+@pytest.mark.parametrize("body", bodies(), ids=lambda body: f"{body.num_devices} devices {body.num_body_rounds} rounds")
 def test_bodies_carry_each_pair_once_and_one_by_one_meet_one(body):
     everything = [pair for pairs in body.pairs for pair in pairs]
     assert len(everything) == len(set(everything))
-    if body.body_rounds > 1:
+    if body.num_body_rounds > 1:
         for pairs in body.pairs[::2]:
             links = {frozenset(pair) for pair in pairs}
             assert sum(map(len, links)) == len(frozenset().union(*links))
@@ -37,19 +37,19 @@ def test_bodies_carry_each_pair_once_and_one_by_one_meet_one(body):
         assert not any(body.pairs[1::2])
 
 
-def waits(body: Meetings, position: int, device: int, other: int, behind: int) -> bool:
+def waits(body: Couplings, position: int, device: int, other: int, behind: int) -> bool:
     """Whether `device` begins a round at `position` late if `other` is in a long action `behind` rounds before it.
 
     Rounds are executed as the program does, a permute after the other, each of which both ends of a pair have begun.
     """
-    target = position + body.body_rounds * (body.num_devices + 1)
+    target = position + body.num_body_rounds * (body.num_devices + 1)
     begun = np.zeros(body.num_devices)
     for round_ in range(target):
         done = begun.copy()
         if round_ == target - behind:
             done[other] += 1.0
         through = begun.copy()
-        for permute in permutes_of(body.pairs[round_ % body.body_rounds]):
+        for permute in permutes_of(body.pairs[round_ % body.num_body_rounds]):
             before = through.copy()
             for source, sink in permute:
                 latest = max(before[source], before[sink])
@@ -58,23 +58,23 @@ def waits(body: Meetings, position: int, device: int, other: int, behind: int) -
     return bool(begun[device] > 0)
 
 
-@pytest.mark.parametrize("body", bodies(), ids=lambda body: f"{body.num_devices} devices {body.body_rounds} rounds")
+@pytest.mark.parametrize("body", bodies(), ids=lambda body: f"{body.num_devices} devices {body.num_body_rounds} rounds")
 def test_no_device_waits_for_another_that_is_late_enough(body):
-    for position in range(body.body_rounds):
+    for position in range(body.num_body_rounds):
         for device, other in np.argwhere(~np.eye(body.num_devices, dtype=bool)).tolist():
-            least = int(body.least[position, device, other])
+            least = int(body.min_distance[position, device, other])
             assert least <= 0
-            if least > NEVER:
+            if least > UNBOUNDED:
                 assert not waits(body, position, device, other, -least)
                 assert waits(body, position, device, other, -least + 1)
             else:
-                farthest = body.body_rounds * body.num_devices
+                farthest = body.num_body_rounds * body.num_devices
                 assert not any(waits(body, position, device, other, behind) for behind in range(1, farthest))
 
 
 def test_messages_travel_in_the_next_round_that_carries_them():
-    body = Meetings(4, LINE)
+    body = Couplings(4, LINE)
     # Link (0, 1) is met in rounds 0, 4, 8, ..., link (1, 2) in 2, 6, 10, ...
-    assert body.until_travel[:, 0, 1].tolist() == [4, 3, 2, 1]
-    assert body.until_travel[:, 2, 1].tolist() == [2, 1, 4, 3]
-    assert body.until_meeting.tolist() == [0, 1, 0, 1]
+    assert body.rounds_to_send[:, 0, 1].tolist() == [4, 3, 2, 1]
+    assert body.rounds_to_send[:, 2, 1].tolist() == [2, 1, 4, 3]
+    assert body.rounds_to_rendezvous.tolist() == [0, 1, 0, 1]

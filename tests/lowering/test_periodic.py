@@ -31,7 +31,7 @@ def test_interleaved_has_the_period_two(num_devices, num_chunks):
             if kind is Kind.F:
                 assert own[0] == 2 * device
         table = lower(schedule)
-        assert [segment.body_rounds for segment in table.segments] == [2]
+        assert [segment.num_body_rounds for segment in table.segments] == [2]
         np.testing.assert_array_equal(table.rounds, rounds)
 
 

@@ -68,8 +68,8 @@ BODIES = [
 def test_bodies_grow_neither_with_microbatches_nor_with_devices(name, options, body):
     for num_devices, multiple in ((8, 2), (8, 4), (12, 2)):
         table = lower(build(name, num_devices=num_devices, num_microbatches=multiple * num_devices, **options))
-        assert [segment.body_rounds for segment in table.segments] == body
-        assert table.body_rounds == sum(body)
+        assert [segment.num_body_rounds for segment in table.segments] == body
+        assert table.num_body_rounds == sum(body)
 
 
 @pytest.mark.slow
@@ -77,21 +77,21 @@ def test_bodies_grow_neither_with_microbatches_nor_with_devices(name, options, b
 def test_bodies_of_many_devices(name, options, body):
     for num_devices, multiple in ((32, 2), (16, 8), (64, 2)):
         table = lower(build(name, num_devices=num_devices, num_microbatches=multiple * num_devices, **options))
-        assert [segment.body_rounds for segment in table.segments] == body
+        assert [segment.num_body_rounds for segment in table.segments] == body
 
 
 @pytest.mark.parametrize("num_devices", [3, 4, 5, 8, 48, 64])
 @pytest.mark.parametrize("num_microbatches", [17, 64, 256])
 def test_1f1b_has_a_body_of_four_rounds(num_devices, num_microbatches):
     table = lower(build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches))
-    assert (table.body_rounds, len(table.segments)) == (4, 1)
+    assert (table.num_body_rounds, len(table.segments)) == (4, 1)
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 8, 64])
 @pytest.mark.parametrize("num_microbatches", [1, 7, 64, 256])
 def test_gpipe_has_a_body_of_one_round_for_each_direction(num_devices, num_microbatches):
     table = lower(build("gpipe", num_devices=num_devices, num_microbatches=num_microbatches))
-    assert [segment.body_rounds for segment in table.segments] == [1, 1]
+    assert [segment.num_body_rounds for segment in table.segments] == [1, 1]
     up = tuple((s, s + 1) for s in range(num_devices - 1))
     down = tuple((s + 1, s) for s in range(num_devices - 1))
     assert table.permutes == (((up,), (down,)) if num_devices > 1 else ((), ()))
@@ -118,5 +118,5 @@ def test_permutes_per_step_count_every_repetition():
 def test_an_unrolled_table_is_one_long_body():
     schedule = build("1f1b", num_devices=4, num_microbatches=8)
     table = lower(schedule, rolled=False)
-    assert table.body_rounds == table.num_rounds
+    assert table.num_body_rounds == table.num_rounds
     assert [segment.num_repetitions for segment in table.segments] == [1]

@@ -129,7 +129,7 @@ def corruptions(table: RoundTable):
                     used.of_layer[where] = (used.of_layer[where] + 1) % used.num_pages
 
                 yield f"one of {pool} of round {round_}, device {device}, layer {layer}", shift_page
-    for grid, number in ((pages.departure, pages.num_departures), (pages.landing, pages.num_landings)):
+    for grid, number in ((pages.send_page, pages.num_sends), (pages.recv_page, pages.num_recvs)):
         for where in map(tuple, np.argwhere(number).tolist()):
 
             def shift_first(grid=grid, where=where):
@@ -146,7 +146,7 @@ def corruptions(table: RoundTable):
             inbox.next_source[where] = NOTHING
 
         yield f"message of {where}", forget_message
-    for grid in (inbox.keep, inbox.arrival):
+    for grid in (inbox.store_own, inbox.store_arrival):
         for where in map(tuple, np.argwhere(grid != inbox.num_inbox).tolist()):
 
             def drop_message(grid=grid, where=where):
@@ -154,7 +154,7 @@ def corruptions(table: RoundTable):
 
             yield f"stored message of {where}", drop_message
     grids = table.exchange_grids
-    for grid, number in ((grids.given, grids.num_given), (grids.received, grids.num_received)):
+    for grid, number in ((grids.send_layer, grids.num_sends), (grids.recv_layer, grids.num_recvs)):
         for where in map(tuple, np.argwhere(number).tolist()):
 
             def shift_layer(grid=grid, where=where):
@@ -165,7 +165,7 @@ def corruptions(table: RoundTable):
 
             yield f"layer of gradients of {where}", shift_layer
             yield f"last gradients of {where}", drop_gradients
-    for name in ("permutes", "transfers", "exchanges"):
+    for name in ("permutes", "page_permutes", "gradient_permutes"):
         for position, permutes in enumerate(getattr(table, name)):
             for k, pairs in enumerate(permutes):
                 for pair in pairs:

@@ -8,9 +8,8 @@ import pytest
 from interpreter import interpret
 
 from jaxpipe.lowering import RoundTable, lower, replay
-from jaxpipe.lowering.lower import _Problem
+from jaxpipe.lowering.lower import Folding, compute_schedule
 from jaxpipe.lowering.rounds import periodic_rounds
-from jaxpipe.lowering.transfers import without_transfers
 from jaxpipe.schedules import Costs, build, simulate
 
 GRID = [*product((4, 5, 6, 7, 8), range(1, 26)), *product((9, 16), (1, 8, 15, 16, 17, 33, 65)), (33, 64)]
@@ -86,7 +85,7 @@ def test_it_takes_no_more_time_than_1f1b(num_devices, backward, body_rounds):
         plain = build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches)
         assert replay(table, costs).makespan <= 1.001 * simulate(plain, costs).makespan
         if num_microbatches >= 2 * num_devices:
-            assert table.body_rounds == body_rounds
+            assert table.num_body_rounds == body_rounds
 
 
 @pytest.mark.parametrize("num_devices", [4, 8, 16])
@@ -101,10 +100,10 @@ def test_a_tenth_off_the_expected_backward_costs_little(num_devices):
 def test_rounds_that_keep_no_step_with_time_cost_a_lot():
     """In 1F1B's own four rounds the two of a pair wait for each other: the check above can fail."""
     schedule = bpipe(8, 32)
-    steps = without_transfers(schedule)
+    steps = compute_schedule(schedule)
     rounds = periodic_rounds(steps, 4)
     assert rounds is not None
-    table = _Problem(schedule, steps, (8,) * 8).fold(rounds, body_rounds=4)
+    table = Folding(schedule, (8,) * 8).fold(rounds, num_body_rounds=4)
     assert replay(table).makespan / simulate(steps).makespan > 1.2
 
 
@@ -122,16 +121,20 @@ def test_traffic():
 @pytest.mark.parametrize("num_devices", [4, 8, 16])
 def test_transfers_hide_behind_actions_and_are_few(num_devices, num_layers):
     table = lower(bpipe(num_devices, 4 * num_devices), layers_per_stage=(num_layers,) * num_devices)
-    assert any(table.transfers)
-    for kinds, permutes, lanes in zip(table.kinds, table.permutes, table.transfers, strict=True):
+    assert any(table.page_permutes)
+    for kinds, permutes, lanes in zip(table.kinds, table.permutes, table.page_permutes, strict=True):
         assert kinds or not lanes
         assert len(permutes) + len(lanes) <= 4
         assert all(source + target == num_devices - 1 for pairs in lanes for source, target in pairs)
     # A microbatch parks at most half its pages, in three rounds of its period.
-    assert table.num_lanes == ceil(ceil(num_layers / 2) / 3)
+    assert table.num_page_lanes == ceil(ceil(num_layers / 2) / 3)
 
 
 def test_the_body_does_not_grow_with_microbatches():
     few, many = (lower(bpipe(8, n), layers_per_stage=(8,) * 8) for n in (16, 256))
-    assert (few.body_rounds, few.permutes, few.transfers) == (many.body_rounds, many.permutes, many.transfers)
+    assert (few.num_body_rounds, few.permutes, few.page_permutes) == (
+        many.num_body_rounds,
+        many.permutes,
+        many.page_permutes,
+    )
     assert few.pages.num_pages == many.pages.num_pages

@@ -9,7 +9,7 @@ from jax.extend.core import jaxprs_in_params
 from small_models import CONFIGS, SEQ, batch_of, config_of, random_params, total
 
 from jaxpipe.models import GPTConfig, LanguageModel
-from jaxpipe.models.flops import model_flops
+from jaxpipe.models.anatomy import model_flops
 
 NUM_PREDICTED = {"gpt": None, "llama": None, "bert": batch_of("bert")["predicted"].shape[1]}
 
@@ -81,7 +81,7 @@ def test_what_is_computed_again_is_not_counted():
 
 def test_a_window_bounds_the_keys_of_a_query():
     plain, windowed = CONFIGS["llama"], config_of("llama", sliding_window=4)
-    heads = plain.num_layers * SEQ * plain.num_heads * plain.size_of_head
+    heads = plain.num_layers * SEQ * plain.num_heads * plain.anatomy.head_size
     saved = model_flops(plain, seq_len=SEQ) - model_flops(windowed, seq_len=SEQ)
     assert saved == 3 * 2 * 2 * (SEQ - 4) * heads
     assert model_flops(config_of("llama", sliding_window=99), seq_len=SEQ) == model_flops(plain, seq_len=SEQ)

@@ -39,7 +39,7 @@ def test_products_back_to_the_stream_begin_smaller():
     ],
 )
 def test_a_config_says_whether_it_drops_anything(rates, expected):
-    assert config_of("gpt", **rates).has_dropout == expected
+    assert config_of("gpt", **rates).anatomy.has_dropout == expected
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])

@@ -31,7 +31,7 @@ def test_parameters_are_those_of_the_paper(tie_embeddings):
 
 
 def test_nothing_is_dropped():
-    assert not config_of("llama").has_dropout
+    assert not config_of("llama").anatomy.has_dropout
 
 
 @pytest.mark.parametrize(

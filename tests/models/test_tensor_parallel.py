@@ -56,7 +56,7 @@ CASES = {
 def _model_and_random(case: str, tensor: TensorAxis):
     family, changes, _ = CASES[case]
     config = config_of(family, **changes)
-    return LanguageModel(config, tensor), randomness(first_sequence=5) if config.has_dropout else None
+    return LanguageModel(config, tensor), randomness(first_sequence=5) if config.anatomy.has_dropout else None
 
 
 def _value_and_gradients(function, weight, params, *x):

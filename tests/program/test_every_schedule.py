@@ -136,18 +136,18 @@ def two_replicas() -> Pipeline:
 def forget_an_exchange(pipeline: Pipeline) -> None:
     """One layer that arrives is not added."""
     grids = pipeline.table.exchange_grids
-    num_received = grids.num_received.copy()
+    num_received = grids.num_recvs.copy()
     num_received[tuple(np.argwhere(num_received > 0)[-1])] -= 1
-    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, num_received=num_received)
+    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, num_recvs=num_received)
 
 
 def exchange_another_layer(pipeline: Pipeline) -> None:
     """A device gives one layer twice, in the place of another."""
-    grids, moves = pipeline.table.exchange_grids, pipeline.table.exchange.moves
-    given = grids.given.copy()
+    grids, moves = pipeline.table.exchange_grids, pipeline.table.exchange.sends
+    given = grids.send_layer.copy()
     first, second = np.flatnonzero(moves.source == 0)[:2]
     given[moves.round[second] - 1, 0, moves.lane[second]] = given[moves.round[first] - 1, 0, moves.lane[first]]
-    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, given=given)
+    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, send_layer=given)
 
 
 @pytest.mark.parametrize("spoil", [forget_an_exchange, exchange_another_layer])
@@ -160,7 +160,7 @@ def test_the_bound_would_show_gradients_that_are_not_exchanged(spoil):
 
 def test_the_loss_alone_of_two_replicas_is_the_same():
     pipeline = two_replicas()
-    assert not pipeline.forward_table.num_exchange_lanes
+    assert not pipeline.forward_table.num_gradient_lanes
     params, batch = pipeline.to_stages(tiny_mlp.make_params(11)), tiny_mlp.make_batch(5)
     expected, _ = tiny_mlp.expected_loss_and_grads(11, 5)
     assert float(run_quickly(pipeline.loss, params, batch)) == pytest.approx(float(expected), rel=1e-5)

@@ -17,8 +17,8 @@ import tiny_mlp
 from jax import lax
 from tiny_models import QUICKLY, pipeline_of
 
-from jaxpipe.bench.memory import gradient_shapes, pool_shapes
 from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, computations, num_instructions, permute_pairs, whole_writes
+from jaxpipe.measure.memory import gradient_shapes, pool_shapes
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.program.exchange import exchange_scope
 from jaxpipe.program.partition import Part
@@ -160,7 +160,7 @@ bpipe_programs = pytest.mark.parametrize("index", range(len(BPIPE_PROGRAMS)), id
 def test_pages_travel_between_the_pairs_of_the_table(index):
     pipeline, _, _, text = compile_bpipe(index)
     table = pipeline.table
-    transfers = pairs_by_scope(pipeline, table.transfers, transfer_scope)
+    transfers = pairs_by_scope(pipeline, table.page_permutes, transfer_scope)
     assert transfers
     assert permute_pairs(text, scope=PAGE_TRANSFER) == transfers
     assert permute_pairs(text) == pairs_by_scope(pipeline, table.permutes, permute_scope)
@@ -179,7 +179,7 @@ def test_at_most_four_permutes_are_in_a_round(index):
     assert in_round == Counter(
         {
             f"position{position}_": len(permutes) + num_rows * len(lanes)
-            for position, (permutes, lanes) in enumerate(zip(table.permutes, table.transfers, strict=True))
+            for position, (permutes, lanes) in enumerate(zip(table.permutes, table.page_permutes, strict=True))
         }
     )
     assert max(in_round.values()) <= 4
@@ -196,7 +196,7 @@ def test_pages_leave_and_land_without_writes_of_the_whole_pool_or_gradient_sums(
 
 
 def test_one_and_several_lanes_are_among_these():
-    nums = {compile_bpipe(index)[0].table.num_lanes for index in range(len(BPIPE_PROGRAMS))}
+    nums = {compile_bpipe(index)[0].table.num_page_lanes for index in range(len(BPIPE_PROGRAMS))}
     assert 1 in nums
     assert max(nums) > 1
 
@@ -225,7 +225,7 @@ chunked_programs = pytest.mark.parametrize(
 def test_messages_and_gradients_travel_between_the_pairs_of_the_table(index):
     pipeline, _, _, text = compile_chunked(index)
     table = pipeline.table
-    exchanges = pairs_by_scope(pipeline, table.exchanges, exchange_scope)
+    exchanges = pairs_by_scope(pipeline, table.gradient_permutes, exchange_scope)
     assert bool(exchanges) == (pipeline.schedule.num_replicas == 2)
     assert permute_pairs(text, scope=EXCHANGE) == exchanges
     assert permute_pairs(text) == pairs_by_scope(pipeline, table.permutes, permute_scope)
@@ -260,8 +260,8 @@ def test_gradients_of_layers_are_reduced_in_the_loop_where_a_chunk_completes(fam
     schedule = build("1f1b", num_devices=2, num_microbatches=5)
     pipeline, params, _, text = compile_step(schedule, num_layers=4, family=family, data=2, tensor=2)
     table, parts = pipeline.table, pipeline.parts(params)
-    num_positions = len(np.unique(table.position[table.completes.any(axis=1)]))
-    assert 1 < num_positions < table.body_rounds
+    num_positions = len(np.unique(table.body_round[table.completes.any(axis=1)]))
+    assert 1 < num_positions < table.num_body_rounds
     found, entry = computations(text)
     # Once for each of these positions; activations, which `tensor` sums, have other shapes.
     of_layers = Counter(reduced_shape(part, 2) for part in jax.tree.leaves(parts["layers"]))

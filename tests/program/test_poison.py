@@ -42,7 +42,7 @@ def make_mlp_that_sends_pages(unit: str = "page") -> Pipeline:
     """With two lanes, as four of seven or all of four pages travel in three rounds."""
     schedule = build("bpipe", num_devices=4, num_microbatches=9, unit=unit)
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=28 if unit == "page" else 16)
-    assert pipeline.table.num_lanes == 2
+    assert pipeline.table.num_page_lanes == 2
     return pipeline
 
 
@@ -64,7 +64,7 @@ def make_mlp_of_halves() -> Pipeline:
 def make_mlp_of_halves_that_sends_pages() -> Pipeline:
     schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)))
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=12)
-    assert pipeline.table.num_lanes
+    assert pipeline.table.num_page_lanes
     assert pipeline.table.schedule.has_halves
     return pipeline
 
@@ -93,7 +93,7 @@ def poison(monkeypatch):
 
     def read_into_poisoned_lanes(table, position, row, departing, state):
         departing, state = read(table, position, row, poisoned_from(departing, 0), state)
-        pages = jnp.where(jnp.arange(table.num_lanes) < row.num_departures, row.departure, table.pages.num_pages)
+        pages = jnp.where(jnp.arange(table.num_page_lanes) < row.num_departures, row.departure, table.pages.num_pages)
         slots = [[leaf.at[pages].set(jnp.nan, mode="drop") for leaf in pool] for pool in state.pools[:1]]
         return departing, state._replace(pools=[*slots, *state.pools[1:]])
 
@@ -190,7 +190,7 @@ def compute_in_a_bubble(pipeline: Pipeline) -> None:
     table = pipeline.table
     idle = next(device for device in range(4) if table.kind[0, device] == IDLE)
     position_with_backward = next(p for p, kinds in enumerate(table.kinds) if Kind.B in kinds)
-    round_ = next(r for r in range(table.num_rounds) if table.position[r] == position_with_backward)
+    round_ = next(r for r in range(table.num_rounds) if table.body_round[r] == position_with_backward)
     assert table.kind[round_, idle] == IDLE
     kind = table.kind.copy()
     kind[round_, idle] = Kind.B
@@ -276,8 +276,8 @@ def test_gradients_would_show_that_what_waits_is_overwritten():
 def read_a_page_before_it_lands(pipeline: Pipeline) -> None:
     """A page that comes back lands where none has lain before; the backward before its own reads it too."""
     table, pages, parked = pipeline.table, pipeline.table.pages, pipeline.table.parked
-    of_layer, landing = pages.of_layer.copy(), pages.landing.copy()
-    home, there = parked.home[-1], parked.returns[-1]
+    of_layer, landing = pages.of_layer.copy(), pages.recv_page.copy()
+    home, there = parked.home[-1], parked.load_round[-1]
     read = table.rounds[parked.backward[-1]]
     before = max(r for r in range(there + 1) if table.kind[r, home] == Kind.B)
     page = of_layer[read, home, parked.layer[-1]]
@@ -290,31 +290,31 @@ def read_a_page_before_it_lands(pipeline: Pipeline) -> None:
 def send_back_a_page_that_is_not_there(pipeline: Pipeline) -> None:
     """The partner reads a page that has not landed into a lane."""
     pages, parked = pipeline.table.pages, pipeline.table.parked
-    departure = pages.departure.copy()
-    departure[parked.returns[-1] - 1, parked.partner[-1], 0] = pages.num_pages
-    vars(pipeline.table)["pages"] = dataclasses.replace(pages, departure=departure, num_pages=pages.num_pages + 1)
+    departure = pages.send_page.copy()
+    departure[parked.load_round[-1] - 1, parked.partner[-1], 0] = pages.num_pages
+    vars(pipeline.table)["pages"] = dataclasses.replace(pages, send_page=departure, num_pages=pages.num_pages + 1)
 
 
 def forget_a_lane(pipeline: Pipeline) -> None:
     """The first pages that leave a device are not read."""
     pages, parked = pipeline.table.pages, pipeline.table.parked
-    num_departures = pages.num_departures.copy()
-    first = parked.leaves.argmin()
-    num_departures[parked.leaves[first] - 1, parked.home[first]] = 0
-    vars(pipeline.table)["pages"] = dataclasses.replace(pages, num_departures=num_departures)
+    num_departures = pages.num_sends.copy()
+    first = parked.evict_round.argmin()
+    num_departures[parked.evict_round[first] - 1, parked.home[first]] = 0
+    vars(pipeline.table)["pages"] = dataclasses.replace(pages, num_sends=num_departures)
 
 
 def store_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     """In a round in which one page lands, two are stored, the second where one lies that a backward reads."""
     table, pages = pipeline.table, pipeline.table.pages
-    landing, num_landings = pages.landing.copy(), pages.num_landings.copy()
+    landing, num_landings = pages.recv_page.copy(), pages.num_recvs.copy()
     device = table.parked.home[0]
-    one_of_two = num_landings[:, device] < [len(table.transfers[position]) for position in table.position]
+    one_of_two = num_landings[:, device] < [len(table.page_permutes[position]) for position in table.body_round]
     round_ = int(np.flatnonzero(one_of_two & (num_landings[:, device] == 1))[0])
     backward = next(r for r in range(round_ + 1, table.num_rounds) if table.kind[r, device] == Kind.B)
     landing[round_, device, 1] = pages.of_layer[backward, device, -1]
     num_landings[round_, device] = 2
-    vars(table)["pages"] = dataclasses.replace(pages, landing=landing, num_landings=num_landings)
+    vars(table)["pages"] = dataclasses.replace(pages, recv_page=landing, num_recvs=num_landings)
 
 
 @pytest.mark.parametrize(
@@ -338,26 +338,26 @@ def test_the_poison_would_be_seen_in_what_travels(spoil, poison):
 
 def forget_a_gradient(pipeline: Pipeline) -> None:
     """The last layer that leaves is not read."""
-    grids, moves = pipeline.table.exchange_grids, pipeline.table.exchange.moves
-    num_given = grids.num_given.copy()
+    grids, moves = pipeline.table.exchange_grids, pipeline.table.exchange.sends
+    num_given = grids.num_sends.copy()
     last = moves.round.argmax()
     num_given[moves.round[last] - 1, moves.source[last]] = 0
-    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, num_given=num_given)
+    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, num_sends=num_given)
 
 
 def add_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     """In a round in which no gradient comes to a device, though some do to others, it adds one."""
     table, grids = pipeline.table, pipeline.table.exchange_grids
-    num_received = grids.num_received.copy()
+    num_received = grids.num_recvs.copy()
     round_, device = next(
         (round_, target)
-        for round_, position in enumerate(table.position)
+        for round_, position in enumerate(table.body_round)
         if num_received[round_].any()
-        for _, target in table.exchanges[position][0]
+        for _, target in table.gradient_permutes[position][0]
         if not num_received[round_, target]
     )
     num_received[round_, device] = 1
-    vars(table)["exchange_grids"] = dataclasses.replace(grids, num_received=num_received)
+    vars(table)["exchange_grids"] = dataclasses.replace(grids, num_recvs=num_received)
 
 
 @pytest.mark.parametrize("spoil", [forget_a_gradient, add_a_lane_that_carries_nothing])

@@ -61,11 +61,11 @@ def test_sums_stand_in_the_round_after_behind_its_permutes(name, num_microbatche
     tokens = jax.ShapeDtypeStruct((num_microbatches, 2, 8), jnp.int32)
     rounds = rounds_of(pipeline, params, {"tokens": tokens, "targets": tokens})
     table = pipeline.table
-    assert len(rounds) == table.body_rounds
+    assert len(rounds) == table.num_body_rounds
     completed = table.completes.any(axis=1)
     assert completed.any()
     found = {position for position, equations in enumerate(rounds) if any(map(sums, equations))}
-    assert found == set(np.unique(table.position[1:][completed[:-1]]).tolist())
+    assert found == set(np.unique(table.body_round[1:][completed[:-1]]).tolist())
     for position in found:
         kinds = [
             "permute" if each.primitive.name == "ppermute" else "sum"

@@ -26,8 +26,8 @@ def test_local_hops_and_messages_that_wait_are_among_these():
     inboxes = [lower(from_csv(text, name=what)).inbox for what, text in CSV.items()]
     assert any(inbox.num_inbox for inbox in inboxes)
     assert any(OWN in inbox.next_source for inbox in inboxes)
-    assert any((inbox.keep != inbox.num_inbox).any() for inbox in inboxes)
-    assert any((inbox.arrival != inbox.num_inbox).any() for inbox in inboxes)
+    assert any((inbox.store_own != inbox.num_inbox).any() for inbox in inboxes)
+    assert any((inbox.store_arrival != inbox.num_inbox).any() for inbox in inboxes)
 
 
 def table_of(what: str) -> RoundTable:
@@ -35,9 +35,9 @@ def table_of(what: str) -> RoundTable:
 
 
 def test_pages_that_travel_are_among_these_and_some_turn_back_at_once():
-    assert [what for what in CSV if table_of(what).num_lanes] == SENDS_PAGES
+    assert [what for what in CSV if table_of(what).num_page_lanes] == SENDS_PAGES
     parked = table_of("away for a moment").parked
-    assert (parked.returns == parked.leaves + 1).any()
+    assert (parked.load_round == parked.evict_round + 1).any()
 
 
 @pytest.mark.parametrize("what", ["leaves twice", "V leaves"])

@@ -43,7 +43,7 @@ def start_training(pipeline: Pipeline, config: ModelConfig) -> tuple[TrainState,
         ADAMW,
         optax.constant_schedule(LEARNING_RATE),
         max_grad_norm=MAX_GRAD_NORM,
-        dropout_seed=DROPOUT_SEED if config.has_dropout else None,
+        dropout_seed=DROPOUT_SEED if config.anatomy.has_dropout else None,
     )
     batch = batches_on_mesh(pipeline, family_of(config))[0]
     return state, train_step.lower(state, batch).compile(compiler_options=QUICKLY)
@@ -99,7 +99,7 @@ def train_on_one_device(config: ModelConfig, batches: list[dict[str, np.ndarray]
         return clipped, optax.apply_updates(params, updates), state
 
     for i, batch in enumerate(batches):
-        key = jax.random.fold_in(jax.random.key(DROPOUT_SEED), i) if config.has_dropout else None
+        key = jax.random.fold_in(jax.random.key(DROPOUT_SEED), i) if config.anatomy.has_dropout else None
         loss, grads = mean_loss_and_grads(config, params, batch, key)
         losses.append(float(loss))
         norms.append(float(np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(grads)))))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxpipe.drawing import text
 from jaxpipe.schedules import build, simulate, to_csv
-from jaxpipe.schedules.render import text
 
 FOLDER = Path(__file__).parent.parent / "golden"
 CASES = [
@@ -52,7 +52,7 @@ def path_of(name: str, num_devices: int, num_microbatches: int) -> Path:
 
 def grid_of(name: str, num_devices: int, num_microbatches: int) -> str:
     schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
-    return text(schedule, simulate(schedule))
+    return text(simulate(schedule))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: path_of(*case).stem)

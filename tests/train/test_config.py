@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from jaxpipe.config import base_config, check, expected_costs, layers_per_stage, model_config
-from jaxpipe.config.model import EXAMPLES, FIELDS
 from jaxpipe.errors import ConfigError
-from jaxpipe.models import BertConfig, GPTConfig, LlamaConfig
+from jaxpipe.models import FAMILIES, BertConfig, GPTConfig, LlamaConfig
 from jaxpipe.models.rotary import RotaryScaling
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +23,7 @@ def _with(family="gpt", **values):
     return config
 
 
-@pytest.mark.parametrize("family", FIELDS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_base_config_is_legal_and_has_its_sections_in_order(family):
     config = base_config(family)
     check(config)
@@ -33,8 +32,8 @@ def test_the_base_config_is_legal_and_has_its_sections_in_order(family):
 
 
 def test_the_example_of_a_family_is_of_that_family():
-    for family, file in EXAMPLES.items():
-        assert runpy.run_path(str(ROOT / file))["get_config"]().model.family == family
+    for name, family in FAMILIES.items():
+        assert runpy.run_path(str(ROOT / family.example))["get_config"]().model.family == name
 
 
 def test_a_mistyped_field_names_the_closest():
@@ -55,7 +54,10 @@ def test_a_mistyped_field_names_the_closest():
         ({"pipeline__costs": "fast"}, ["expected-costs", "not so: 'fast'", "pipeline.costs='auto'"]),
         ({"pipeline__options": "num_chunks=2", "mesh__pipe": 4}, ["1f1b", "num_chunks", "no options"]),
         ({"mesh__pipe": 9, "pipeline__num_microbatches": 8}, ["9 stages", "mesh.pipe=8 or less"]),
-        ({"mesh__tensor": 3}, ["mesh.tensor=3 does not divide rows of words=256, model.num_heads=2", "tensor=2,"]),
+        (
+            {"mesh__tensor": 3},
+            ["mesh.tensor=3 does not divide", "rows of the token table=256, model.num_heads=2", "tensor=2,"],
+        ),
         (
             {"mesh__tensor": 2, "model__vocab_size": 257, "model__vocab_multiple": 1},
             ["257 = 2 x 128 + 1", "tensor=1,", "or model.vocab_multiple=2"],
@@ -256,14 +258,14 @@ def test_the_model_takes_every_field_of_its_family():
     assert unscaled.rope_scaling is None
 
 
-@pytest.mark.parametrize("family", FIELDS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_derived_is_derived_from_the_config(family):
     model = model_config(_with(family, model__hidden=64, model__num_heads=4, data__seq_len=64))
     if isinstance(model, LlamaConfig):
-        assert (model.size_of_head, model.sliding_window) == (16, None)
+        assert (model.anatomy.head_size, model.anatomy.window) == (16, None)
     else:
         assert (model.num_positions, model.feed_forward) == (64, None)
-    assert model.num_rows == (384 if family == "bert" else 256)  # the next multiple of 128
+    assert model.anatomy.num_rows == (384 if family == "bert" else 256)  # the next multiple of 128
 
 
 def test_layers_per_stage_are_the_given_counts_or_the_most_balanced():

@@ -91,7 +91,7 @@ def test_another_vocabulary_is_an_error_of_the_tokenizer_alone(tmp_path):
     write_fingerprint(tmp_path, BEFORE)
     with pytest.raises(ConfigError) as error:
         check_same_data(tmp_path, replace(BEFORE, vocab_size=260))
-    assert "      before tokenizer: 256 words, byte\n      now    tokenizer: 260 words, byte\n" in str(error.value)
+    assert "      before tokenizer: 256 tokens, byte\n      now    tokenizer: 260 tokens, byte\n" in str(error.value)
     assert "source" not in str(error.value)
 
 

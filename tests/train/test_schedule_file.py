@@ -51,7 +51,10 @@ def test_options_of_the_config_reach_a_generator_that_takes_times():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"schedule": "no/mine.csv"}, ["pipeline.schedule='no/mine.csv' is not a file", "looked from ", "schedule.json"]),
+        (
+            {"schedule": "no/mine.csv"},
+            ["'no/mine.csv' is not a file", "looked from ", "schedule.json"],
+        ),
         ({"schedule": "mine.txt"}, ["rule field-choice", "1f1b", ".csv or .json"]),
         ({"options": "num_chunks=2"}, ["rule file-options", "no effect", "pipeline.options=''"]),
         ({"num_microbatches": 2}, ["pipeline.num_microbatches=2 with", "repair: set pipeline.num_microbatches=4, or"]),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.config import base_config
-from jaxpipe.data import Part
+from jaxpipe.data import Blend
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.errors import DataError
 from jaxpipe.training.batches import batches_of, example_batch, read_corpus
@@ -23,7 +23,7 @@ def small(family="gpt"):
 def test_sources_of_the_same_text_are_masked_each_in_its_own_way():
     config = small("bert")
     tokens = np.tile(np.arange(200), 20)
-    batches = batches_of(config, Part((tokens, tokens), (Fraction(1), Fraction(1))))
+    batches = batches_of(config, Blend((tokens, tokens), (Fraction(1), Fraction(1))))
     first, second = (source.take(np.arange(100), epoch=0) for source in batches.sources)
     # One or two of 13 words: by chance one in 13 rows, at most, is masked in the same place.
     assert (first["predicted"] == second["predicted"]).all(axis=1).mean() < 0.3
@@ -36,16 +36,16 @@ def test_an_example_is_a_whole_batch(family):
 
 
 @pytest.mark.parametrize(
-    ("family", "token", "is_word"), [("gpt", 299, True), ("gpt", 300, False), ("bert", 260, False)]
+    ("family", "token", "is_known"), [("gpt", 299, True), ("gpt", 300, False), ("bert", 260, False)]
 )
-def test_a_token_is_a_word_of_the_model_and_where_words_are_masked_of_the_tokenizer(tmp_path, family, token, is_word):
+def test_a_token_is_in_the_vocabulary_of_the_model_and_of_a_masked_models_tokenizer(tmp_path, family, token, is_known):
     config = small(family)
     with write_indexed(str(tmp_path / "a"), vocab_size=1000) as writer:
         writer.add(np.full(5000, token))
     config.data.files = f"indexed:{tmp_path / 'a'}"
     batches = batches_of(config, read_corpus(config).train)
-    if is_word:
+    if is_known:
         assert (batches.at(0)["tokens"] == token).all()
     else:
-        with pytest.raises(DataError, match=rf"a.bin: token {token} at place \d+ is no word"):
+        with pytest.raises(DataError, match=rf"a.bin: token {token} at position \d+ is not in the vocabulary"):
             batches.at(0)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from jaxpipe.config import base_config
-from jaxpipe.config.model import FIELDS
 from jaxpipe.errors import CheckpointError, ConfigError
+from jaxpipe.models import FAMILIES
 from jaxpipe.training import run_folder
 from jaxpipe.training.resume import check_no_checkpoint_lost
 from jaxpipe.training.run_folder import LOCK, run_lock
@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("family", FIELDS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_config_comes_back_with_the_fields_of_its_family(tmp_path, family):
     config = base_config(family)
     config.model.num_layers = 5

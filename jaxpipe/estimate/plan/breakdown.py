@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.plan.search import Row, largest_kind, settings_of
 from jaxpipe.estimate.plan.space import legal_variants, schedule_in_words, setting_in_words
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.step import Estimate, estimate
-from jaxpipe.mesh.hardware import RESERVE_BYTES
 
 _FREE = Link(latency_s=0.0, bytes_per_s=math.inf)
 

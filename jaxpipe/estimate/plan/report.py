@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.plan.breakdown import Plain, Shares, best_against_second
 from jaxpipe.estimate.plan.search import Plan, Row, largest_kind
 from jaxpipe.estimate.plan.space import layers_in_words, schedule_in_words, setting_in_words
-from jaxpipe.mesh.hardware import RESERVE_BYTES
 
 _GIB = 2**30
 _HEADINGS = (

@@ -15,14 +15,14 @@ from itertools import groupby
 
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.assignment import ORDERS, assign
+from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.checks import check_tensor
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Setting, setting_of
 from jaxpipe.estimate.plan.variants import ALONE, Variant, placement_of, variants
-from jaxpipe.mesh.assignment import ORDERS, assign
-from jaxpipe.mesh.topology import Topology
 from jaxpipe.models.choices import RECOMPUTE
 
 Mesh = tuple[int, int, int]  # data, pipe, tensor

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import base_config
-from jaxpipe.mesh.topology import parse_topology
 
 TOPOLOGY = parse_topology("a100-80g:2x2")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from small_space import TOPOLOGY, small_config
 
+from jaxpipe.cluster.hardware import HARDWARE, RESERVE_BYTES
 from jaxpipe.config import check
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
@@ -18,7 +19,6 @@ from jaxpipe.estimate.plan.report import to_json, to_text
 from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.estimate.plan.written_config import check_writable, config_of, config_text
-from jaxpipe.mesh.hardware import HARDWARE, RESERVE_BYTES
 
 SOURCE = Roofline(TOPOLOGY.hardware)
 ROOT = Path(__file__).parents[3]

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from small_space import TOPOLOGY, small_config
 
+from jaxpipe.cluster.hardware import RESERVE_BYTES
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, fits, memory
 from jaxpipe.estimate.plan.bounds import least_bytes, least_of_any_s, least_s, pages_in_rows, pages_of_one_microbatch
@@ -12,8 +14,6 @@ from jaxpipe.estimate.plan.search import search, settings_of
 from jaxpipe.estimate.plan.space import legal_variants, space_of
 from jaxpipe.estimate.plan.variants import placement_of
 from jaxpipe.estimate.step import around_pipeline
-from jaxpipe.mesh.hardware import RESERVE_BYTES
-from jaxpipe.mesh.topology import parse_topology
 
 SOURCE = Roofline(TOPOLOGY.hardware)
 

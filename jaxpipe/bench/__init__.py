@@ -1,1 +1,0 @@
-"""`python -m jaxpipe.bench`: what one pipelined step costs against one unpipelined step of the same model."""

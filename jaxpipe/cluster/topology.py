@@ -1,0 +1,75 @@
+"""A cluster, as the user writes it: `a100-80g:4x8` is four nodes of eight A100."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from jaxpipe.cluster.hardware import HARDWARE, Hardware
+from jaxpipe.errors import ConfigError, closest
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Nodes of equally many GPUs of one kind; GPUs are numbered node by node.
+
+    Attributes:
+        hardware: the kind of all GPUs.
+        num_nodes: computers, joined by a network.
+        gpus_per_node: of one, joined by NVLink.
+    """
+
+    hardware: Hardware
+    num_nodes: int
+    gpus_per_node: int
+
+    def __str__(self) -> str:
+        """As `parse_topology` reads it."""
+        return f"{self.hardware.name}:{self.num_nodes}x{self.gpus_per_node}"
+
+    @property
+    def num_gpus(self) -> int:
+        """Of all nodes."""
+        return self.num_nodes * self.gpus_per_node
+
+    def check_holds(self, *, data: int = 1, pipe: int, tensor: int = 1) -> None:
+        """Raises ConfigError unless a mesh of this shape has as many GPUs here, or fewer."""
+        num_needed = math.prod((data, pipe, tensor))
+        if num_needed > self.num_gpus:
+            num_nodes = -(-num_needed // self.gpus_per_node)
+            raise ConfigError(
+                f"a mesh of {num_needed} GPUs, and topology={self} has {self.num_gpus}\n"
+                "  rule topology-size: data x pipe x tensor is at most nodes x GPUs of a node\n"
+                f"      {data} x {pipe} x {tensor} = {num_needed} >"
+                f" {self.num_nodes} x {self.gpus_per_node} = {self.num_gpus}\n"
+                f"  repair: set a smaller mesh, or topology={self.hardware.name}:{num_nodes}x{self.gpus_per_node}"
+            )
+
+
+def parse_topology(written: str) -> Topology:
+    """The cluster that `written` names, as HARDWARE:NODESxGPUS.
+
+    Raises:
+        ConfigError: another form, or hardware that is not known.
+
+    Example:
+        >>> topology = parse_topology("a100-80g:4x8")
+        >>> topology.hardware.name, topology.num_nodes, topology.gpus_per_node
+        ('a100-80g', 4, 8)
+    """
+    name, _, shape = written.partition(":")
+    if name not in HARDWARE:
+        raise ConfigError(
+            f"topology={written!r}: hardware {name!r} is not known.{closest(name, list(HARDWARE))}\n"
+            f"  rule topology-hardware: one of {', '.join(HARDWARE)}\n"
+            f"  repair: write for example {next(iter(HARDWARE))}:4x8"
+        )
+    numbers = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", shape)
+    if not numbers:
+        raise ConfigError(
+            f"topology={written!r}: {shape!r} is not a number of nodes and of GPUs in each\n"
+            "  rule topology-form: HARDWARE:NODESxGPUS, both numbers 1 or more\n"
+            f"  repair: write for example {name}:4x8, four nodes of eight GPUs"
+        )
+    return Topology(HARDWARE[name], int(numbers[1]), int(numbers[2]))

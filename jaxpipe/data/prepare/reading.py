@@ -1,0 +1,190 @@
+"""Finds the input files and reads them in parts of a few megabytes, so that neither a file nor a document need fit.
+
+A longer document of text is cut at the end of a line, where GPT-2's rule ends a word: a vocabulary that cuts text by
+that rule gives the same tokens as for the whole document. A tokenizer that puts something before every text, as
+SentencePiece puts a space, also puts it before each part. Where no line ends in 64 KiB the cut is at a space; where
+there is none, between two characters.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from jaxpipe.errors import ConfigError, DataError, explain
+
+COMPRESSED = ".gz"
+JSON_LINES = (".jsonl", ".json")
+FORMATS = ("auto", "text", "jsonl")
+
+PART_BYTES = 2**22
+BLOCK_BYTES = 2**24  # encoded at a time: some parts for every core, and their tokens fit into memory
+_TAIL_BYTES = 2**16
+_CUTS = (re.compile(rb"[!-~](?=[\r\n])"), re.compile(rb"[!-~](?=[ \t])"), re.compile(rb"[\x80-\xff](?=[ \t\r\n])"))
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of text.
+
+    Attributes:
+        path: of the file.
+        num_bytes: size on the disk.
+        is_jsonl: whether each line is a JSON object with a document; else the whole file is one document.
+        is_compressed: whether it is compressed by gzip.
+    """
+
+    path: Path
+    num_bytes: int
+    is_jsonl: bool
+    is_compressed: bool
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A part of a file.
+
+    Attributes:
+        file: the file.
+        data: text, or whole JSON lines.
+        line: number of its first line in the file, from 1; always 1 for text.
+        is_end: whether its last document ends with it; always true for JSON lines.
+        num_read_bytes: bytes that were read from the disk for it.
+    """
+
+    file: InputFile
+    data: bytes
+    line: int
+    is_end: bool
+    num_read_bytes: int
+
+
+def find_files(patterns: Sequence[str], *, file_format: str = "auto") -> list[InputFile]:
+    """Returns all files that `patterns` name, each once, in order of their paths.
+
+    Args:
+        patterns: files or globs; `**` descends.
+        file_format: "text", "jsonl", or "auto": by the endings .jsonl and .json, before .gz if the name has it.
+
+    Raises:
+        ConfigError: a pattern names no file.
+    """
+    paths = {path for pattern in patterns for path in _matching(pattern)}
+    return [_input_file(path, file_format) for path in sorted(paths, key=Path.as_posix)]
+
+
+def read_blocks(files: Sequence[InputFile]) -> Iterator[list[FilePart]]:
+    """Yields the parts of all `files`, in order, in blocks of about `BLOCK_BYTES`."""
+    block, num_bytes = [], 0
+    for file in files:
+        for part in read_file(file):
+            block.append(part)
+            num_bytes += len(part.data)
+            if num_bytes >= BLOCK_BYTES:
+                yield block
+                block, num_bytes = [], 0
+    if block:
+        yield block
+
+
+def read_file(file: InputFile, *, start: int = 0) -> Iterator[FilePart]:
+    """Yields the parts of `file`; one without text if the file is empty.
+
+    Args:
+        file: what is read.
+        start: byte after which the first whole line begins; 0 for compressed files. Lines are counted from there.
+
+    Raises:
+        DataError: the file cannot be read or decompressed.
+    """
+    try:
+        with file.path.open("rb") as raw:
+            stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if file.is_compressed else raw
+            if start:
+                stream.seek(start)
+                stream.readline()
+            position = raw.tell()
+            parts = _read_lines(stream) if file.is_jsonl else _read_text(stream)
+            for data, line, is_end in parts:
+                position, before = raw.tell(), position
+                yield FilePart(file, data, line, is_end, position - before)
+    except (OSError, EOFError, zlib.error) as error:  # gzip's own error is an OSError
+        raise DataError(
+            explain(
+                f"{file.path} cannot be read",
+                rule=f"input-readable: every file can be read{' and decompressed' * file.is_compressed} to its end",
+                picture=str(getattr(error, "strerror", None) or error),
+                repair="make it readable, copy it again from where it is whole, or name other files",
+            )
+        ) from error
+
+
+def _matching(pattern: str) -> list[Path]:
+    path = Path(pattern).expanduser()
+    found = [path] if path.is_file() else [Path(name) for name in glob.glob(str(path), recursive=True)]
+    files = [one for one in found if one.is_file()]
+    if not files:
+        name = f"--input='{pattern.rstrip('/')}/**'" if path.is_dir() else "files that exist"
+        raise ConfigError(
+            explain(
+                f"--input={pattern} names no file",
+                rule="input-files: every --input is a file, or a glob of at least one; ** descends into folders",
+                picture=f"current folder: {Path.cwd()}",
+                repair=f"name {name}, a glob in quotes so that the shell does not expand it",
+            )
+        )
+    return files
+
+
+def _input_file(path: Path, file_format: str) -> InputFile:
+    is_compressed = path.suffix == COMPRESSED
+    suffix = path.with_suffix("").suffix if is_compressed else path.suffix
+    is_jsonl = file_format == "jsonl" or (file_format == "auto" and suffix in JSON_LINES)
+    return InputFile(path, path.stat().st_size, is_jsonl, is_compressed)
+
+
+def _read_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
+    """Yields whole lines of about `PART_BYTES`, the number of the first one, and True."""
+    line = 1
+    begun: list[bytes] = []  # pieces of a line that has not ended
+    while data := stream.read(PART_BYTES):
+        cut = data.rfind(b"\n") + 1
+        if not cut:
+            begun.append(data)
+            continue
+        whole = b"".join([*begun, data[:cut]])
+        begun = [data[cut:]]
+        yield whole, line, True
+        line += whole.count(b"\n")
+    if line == 1 or any(begun):
+        yield b"".join(begun), line, True
+
+
+def _read_text(stream: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
+    """Yields parts of a text of about `PART_BYTES`, the line 1, and whether the text ends."""
+    data = stream.read(PART_BYTES)
+    while more := stream.read(PART_BYTES):
+        cut = _cut(data)
+        yield data[:cut], 1, False
+        data = data[cut:] + more
+    yield data, 1, True
+
+
+def _cut(data: bytes) -> int:
+    """Returns where to cut `data`, which continues: after its first byte."""
+    tail = max(1, len(data) - _TAIL_BYTES)
+    for pattern in _CUTS:
+        ends = [match.end() for match in pattern.finditer(data, tail)]
+        if ends:
+            return ends[-1]
+    # The last character may be incomplete, so the cut is before it.
+    end = len(data) - 1
+    while end > len(data) - 4 and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return end

@@ -1,0 +1,121 @@
+"""The interfaces between the parts of this package: tokens, tokenizers, sequences of tokens, and batches of them.
+
+`corpus` gives `Tokens`, a `Tokenizer` says what they mean, `causal` and `masked` cut them into `Sequences`, and
+`batches` groups these into a `Batch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+Batch = dict[str, np.ndarray]  # int32 arrays by name, as a model's loss takes them
+
+
+class Tokens(Protocol):
+    """A one-dimensional array of tokens that is read only where it is indexed; a NumPy array is one."""
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        ...
+
+    def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
+        """Returns the tokens at `positions`, of the same shape."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedVocabulary:
+    """The special tokens of a masked language model, and which tokens may be masked.
+
+    Attributes:
+        padding: fills a sequence up, [PAD].
+        classification: begins a sequence, [CLS].
+        separator: ends each of its two segments, [SEP].
+        mask: replaces a token that is to be predicted, [MASK].
+        is_maskable: "vocab", bool: the ordinary tokens; only these are predicted or replace another.
+    """
+
+    padding: int
+    classification: int
+    separator: int
+    mask: int
+    is_maskable: np.ndarray
+
+    @cached_property
+    def maskable(self) -> np.ndarray:
+        """The ordinary tokens, "maskable", in ascending order."""
+        return np.flatnonzero(self.is_maskable)
+
+
+class Tokenizer(Protocol):
+    """Turns text into tokens and back. Tokens are of the smallest integer type that holds the vocabulary."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Upper bound of the tokens: each is less."""
+        ...
+
+    @property
+    def separator(self) -> int:
+        """The token that ends a document."""
+        ...
+
+    @property
+    def masked(self) -> MaskedVocabulary | None:
+        """The special tokens of a masked model; None if the tokenizer is not for one."""
+        ...
+
+    @property
+    def beginning(self) -> tuple[int, ...]:
+        """The tokens before a prompt: one if the model was trained with a token that begins a text, else none."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Text that is equal for two tokenizers if and only if their tokens mean the same, whatever their files."""
+        ...
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Returns the "tokens" of `text`, none of them special: the name of a special token is ordinary text."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str | bytes]) -> list[np.ndarray]:
+        """Returns the "tokens" of each of `texts`; uses all cores."""
+        ...
+
+    def encode_documents(self, documents: Iterable[bytes]) -> np.ndarray:
+        """Returns the "tokens" of all `documents`, concatenated, with a separator after each."""
+        ...
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Returns the text of `tokens`, special ones by their names."""
+        ...
+
+
+class Sequences(Protocol):
+    """The training examples that one epoch takes from a source of tokens."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of one epoch."""
+        ...
+
+    def take(self, indices: np.ndarray, *, epoch: int) -> Batch:
+        """Returns the sequences `indices` as `epoch` sees them: int32 arrays "sequence ...", one row per index.
+
+        A row depends on its own index and on `epoch`, not on the other rows.
+
+        Args:
+            indices: "sequence", each less than `num_sequences`.
+            epoch: which pass over the source.
+        """
+        ...
+
+    def fill(self, num_sequences: int) -> Batch:
+        """Returns rows like those of `take` without weight in the loss, which complete a batch that is not full."""
+        ...

@@ -1,0 +1,161 @@
+"""How the processes of a run find each other: flags, or what jax detects of SLURM, Kubernetes and Open MPI.
+
+Must come before jax starts its backends. Alone, a process joins nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax._src import clusters, distributed
+
+from jaxpipe.errors import ConfigError, LostProcess
+
+REACHED_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a run, seen from one of them.
+
+    Attributes:
+        index: of this process; the one with 0 prints, and writes the files that there is one of.
+        count: processes.
+    """
+
+    index: int
+    count: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process prints and writes."""
+        return self.index == 0
+
+
+def check_flags(coordinator_address: str | None, num_processes: int | None, process_id: int | None) -> None:
+    """Raises ConfigError for flags of which some are missing or that contradict each other."""
+    given = {
+        "coordinator_address": coordinator_address,
+        "num_processes": num_processes,
+        "process_id": process_id,
+    }
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return
+    written = " ".join(f"--{name}={value}" for name, value in given.items() if value is not None)
+    repair = "give all three, or none and let jax find SLURM, Kubernetes or Open MPI; on one machine, jaxpipe.launch"
+    if missing:
+        raise ConfigError(
+            f"{', '.join(f'--{name}' for name in missing)} missing beside {written}\n"
+            "  rule processes: address of process 0, number of processes and own number belong together\n"
+            f"  repair: {repair}"
+        )
+    if ":" not in str(coordinator_address) or process_id not in range(num_processes or 0):
+        raise ConfigError(
+            f"{written} name no process of a run\n"
+            "  rule processes: --coordinator_address=HOST:PORT, and --process_id is 0 .. --num_processes - 1\n"
+            f"  repair: {repair}"
+        )
+
+
+def join(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    lost_after_s: float,
+) -> Processes:
+    """Joins the other processes of a run; returns when all have come.
+
+    Args:
+        coordinator_address: HOST:PORT of process 0; with None for all three jax looks for a cluster.
+        num_processes: all of them.
+        process_id: of this one.
+        lost_after_s: the bound that `Watch` keeps; jax's own, much less talkative, watch gets twice the time, because
+            it does not wait for all of it.
+
+    Raises:
+        ConfigError: the flags do not belong together.
+        LostProcess: not all processes have come in time.
+    """
+    check_flags(coordinator_address, num_processes, process_id)
+    if coordinator_address is None and not is_cluster():
+        return Processes(0, 1)
+    try:
+        jax.distributed.initialize(
+            coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=math.ceil(2 * lost_after_s)
+        )
+    except (RuntimeError, ValueError) as error:
+        raise LostProcess(
+            f"the processes have not found each other: {str(error).splitlines()[0]}\n"
+            "  rule processes: all start within five minutes and reach process 0\n"
+            f"      --coordinator_address={coordinator_address} --num_processes={num_processes}"
+            f" --process_id={process_id}\n"
+            "  repair: start as many as --num_processes says, with an address of process 0 that all of them reach"
+        ) from error
+    return Processes(distributed.global_state.process_id, distributed.global_state.num_processes or 1)
+
+
+def is_cluster() -> bool:
+    """Whether jax finds itself started by a cluster's launcher."""
+    return any(kind.is_env_present() for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
+
+
+def reaches_first() -> bool:
+    """Whether the address of process 0 takes connections."""
+    host, _, port = (distributed.global_state.coordinator_address or "").rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_WITHIN_S):
+            return True
+    except OSError:
+        return False
+
+
+def leave(status: int) -> None:
+    """Ends this process at once: without the barrier at which jax would wait for processes that do not come."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+# ---- The key-value store that all processes of a run read and write. It is JAX's own coordination service, held by
+# process 0. JAX has no public way to it, so only this file uses the private one. With one process it is a dict.
+
+PREFIX = "jaxpipe/"
+FIRST_WITHIN_MS = 300_000
+
+
+class Store:
+    """Keys and texts of one run."""
+
+    def __init__(self) -> None:
+        """The store of the processes that have joined, or of this one alone."""
+        self._client: Any = distributed.global_state.client
+        self._own: dict[str, str] = {}
+
+    def set(self, key: str, text: str) -> None:
+        """Writes `text`; returns when every process can read it."""
+        if self._client is None:
+            self._own[key] = text
+        else:
+            self._client.key_value_set(PREFIX + key, text, allow_overwrite=True)
+
+    def word_of_first(self, key: str, text: str, *, is_first: bool) -> str:
+        """`text` of process 0, the same in all processes; waits until it is there."""
+        if is_first:
+            self.set(key, text)
+            return text
+        return self._client.blocking_key_value_get(PREFIX + key, FIRST_WITHIN_MS)
+
+    def under(self, folder: str) -> dict[str, str]:
+        """All that stands under `folder`, without it in the keys."""
+        if self._client is None:
+            return {key.removeprefix(folder): text for key, text in self._own.items() if key.startswith(folder)}
+        found = self._client.key_value_dir_get(PREFIX + folder)
+        return {key.partition(folder)[2]: text for key, text in found}

@@ -1,0 +1,291 @@
+"""Processes that start together, are told together to stop, and end together.
+
+Goes in: a command and an environment each. Comes out: their lines, and one exit code. One thread does it all: it waits
+for what they print, and looks ten times a second after them and after signals.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import IO
+
+JOIN_FLAGS = ("coordinator_address", "num_processes", "process_id")  # by which processes find each other
+STOPPED = 75  # of a process that has stopped on request, its checkpoint saved; EX_TEMPFAIL of <sysexits.h>
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LOOK_EVERY_S = 0.1
+_LAST_WORDS_S = 1.0  # to wait for what stands in a pipe that something else holds open
+_PIECE_BYTES = 65536
+_ERASE_LINE = b"\x1b[K"  # of a progress bar of another process
+
+
+def commands_of(program: Sequence[str], arguments: Sequence[str], count: int) -> list[list[str]]:
+    """The command of each of `count` local processes that run one Python program and find each other.
+
+    Args:
+        program: what Python runs, as ("-m", "jaxpipe.train"); it takes the flags `JOIN_FLAGS`.
+        arguments: of the program, the same for all.
+        count: processes.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    values = [(address, count, process) for process in range(count)]
+    return [
+        [sys.executable, *program, *arguments, *(f"--{f}={v}" for f, v in zip(JOIN_FLAGS, value, strict=True))]
+        for value in values
+    ]
+
+
+class Group:
+    """Processes that run one program together; a context manager, which leaves none of them behind.
+
+    Each leads a process group of its own: Ctrl-C in a terminal reaches the launcher alone, which hands it on.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        environments: Sequence[Mapping[str, str]],
+        *,
+        grace_s: float,
+        outputs: tuple[IO[bytes], IO[bytes]] | None = None,
+    ):
+        """Notes what to start; `with` starts it.
+
+        Args:
+            commands: the command of each process.
+            environments: the environment of each process.
+            grace_s: seconds from SIGTERM to SIGKILL for those that are left, once one has failed.
+            outputs: where stdout and stderr of all processes go; by default this process's own.
+        """
+        self._commands, self._environments, self._grace_s = commands, environments, grace_s
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._streams = selectors.DefaultSelector()
+        out, err = outputs or (sys.stdout.buffer, sys.stderr.buffer)
+        self._outputs: dict[int, IO[bytes]] = {1: out, 2: err}
+        self._erase = {number: _ERASE_LINE if output.isatty() else b"" for number, output in self._outputs.items()}
+        self._caught: list[int] = []
+        self._handlers: dict[int, object] = {}
+        self._is_told = False
+        self._failed: int | None = None
+        self._kill_at: float | None = None
+
+    def __enter__(self) -> Group:
+        """Starts the processes, all from this thread and before there is any other."""
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it for SIGHUP
+                self._handlers[number] = signal.signal(number, self._catch)
+        prepare = end_with_parent()
+        for process, (command, environment) in enumerate(zip(self._commands, self._environments, strict=True)):
+            child = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
+                preexec_fn=prepare,
+            )
+            self._processes.append(child)
+            self._running[process] = child
+            for number, stream in ((1, child.stdout), (2, child.stderr)):
+                assert stream is not None
+                self._streams.register(stream, selectors.EVENT_READ, (number, Lines(process)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Kills what is left, and gives the signals back."""
+        self._kill()
+        for child in self._processes:
+            child.wait()
+        for key in list(self._streams.get_map().values()):
+            self._close(key)
+        self._streams.close()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]  # as signal.signal returned it
+
+    def wait(self) -> int:
+        """Hands on what they print until all have ended; returns the exit code."""
+        while self._running:
+            self._print_what_comes(_LOOK_EVERY_S)
+            self._look_for_ends()
+            self._hand_on_signals()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._say(f"killed {_in_words(self._running)}: still there {self._grace_s:g} s later")
+                self._kill()
+                self._kill_at = float("inf")
+        while self._streams.get_map() and self._print_what_comes(_LAST_WORDS_S):
+            pass
+        codes = [_exit_code(child.returncode) for child in self._processes]
+        if self._failed is not None:
+            return codes[self._failed]
+        return STOPPED if STOPPED in codes else 0
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        self._caught.append(number)
+
+    def _hand_on_signals(self) -> None:
+        while self._caught:
+            number = self._caught.pop(0)
+            if not self._is_told:
+                number = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+                self._say(f"handed {signal.Signals(number).name} on to all processes")
+                self._tell(number)
+            elif number == signal.SIGINT:
+                self._say("SIGINT once more: killed all processes")
+                self._kill()
+
+    def _look_for_ends(self) -> None:
+        """Takes those that have ended off the list; the first that has failed ends the others."""
+        for process, child in list(self._running.items()):
+            if child.poll() is None:
+                continue
+            _kill_group(child)  # what it has started and left behind
+            del self._running[process]
+            if self._failed is None and child.returncode not in (0, STOPPED):
+                self._failed = process
+        if self._failed is not None and self._kill_at is None:
+            self._end_others(self._failed)
+
+    def _end_others(self, failed: int) -> None:
+        code = self._processes[failed].returncode
+        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"failed with exit code {code}"
+        then = f"; {_in_words(self._running)} to end within {self._grace_s:g} s" if self._running else ""
+        self._say(f"process {failed} {how}{then}")
+        self._kill_at = time.monotonic() + self._grace_s
+        if not self._is_told:  # a second SIGTERM would end them in the middle of a checkpoint
+            self._tell(signal.SIGTERM)
+
+    def _tell(self, number: int) -> None:
+        self._is_told = True
+        for child in self._running.values():
+            child.send_signal(number)
+
+    def _kill(self) -> None:
+        for child in self._running.values():
+            _kill_group(child)
+
+    def _print_what_comes(self, timeout_s: float) -> bool:
+        """Prints what has come, after `timeout_s` at the latest; returns whether anything has."""
+        if not self._streams.get_map():
+            time.sleep(timeout_s)  # all have closed their outputs, but not all have ended
+        ready = self._streams.select(timeout_s)
+        for key, _ in ready:
+            number, lines = key.data
+            piece = os.read(key.fd, _PIECE_BYTES)
+            self._print(number, lines.feed(piece) if piece else lines.end())
+            if not piece:
+                self._close(key)
+        return bool(ready)
+
+    def _close(self, key: selectors.SelectorKey) -> None:
+        self._streams.unregister(key.fileobj)
+        key.fileobj.close()  # pyright: ignore[reportAttributeAccessIssue]  # a pipe
+
+    def _print(self, number: int, lines: bytes) -> None:
+        """Writes `lines` to our output `number`; where nobody reads it any more, the run goes on without."""
+        try:
+            for line in lines.splitlines(keepends=True):
+                self._outputs[number].write(self._erase[number] + line)
+            self._outputs[number].flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+    def _say(self, text: str) -> None:
+        self._print(2, f"jaxpipe.launch: {text}\n".encode())
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """Kills `child` and what it has started."""
+    with suppress(ProcessLookupError, PermissionError):  # nothing is left of them; on macOS: nothing but zombies
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _in_words(processes: Collection[int]) -> str:
+    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
+
+
+def _exit_code(code: int) -> int:
+    """As a shell has it: 128 + n of a process that signal n has ended."""
+    return code if code >= 0 else 128 - code
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+# ---- Output lines. A progress bar ends its lines with a carriage return, so that the next one overwrites it; they
+# stay such lines.
+
+# After a line's end; of a carriage return that nothing follows yet, nobody knows whether a newline does.
+_ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?=[^\n])")
+
+
+class Lines:
+    """The lines of one stream of one process, from pieces that end anywhere."""
+
+    def __init__(self, process: int):
+        """Of the process with number `process`."""
+        self._prefix = f"[{process}] ".encode()
+        self._rest = b""
+        self._shown = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """The lines that `piece` completes, and what has come of a progress bar."""
+        *whole, self._rest = _ENDS.split(self._rest + piece)
+        lines = [line for line in whole if line.strip() or line.endswith(b"\n")]
+        if lines and lines[0] == self._shown:
+            del lines[0]
+        if whole:
+            self._shown = b""
+        # A bar returns before it writes, not after: to wait for its end is to be late by one.
+        if whole and whole[-1].endswith(b"\r") and self._rest.strip():
+            self._shown = self._rest.rstrip(b"\r") + b"\r"
+            lines.append(self._shown)
+        return b"".join(self._prefix + line for line in lines)
+
+    def end(self) -> bytes:
+        """What has no end when the stream has."""
+        rest, self._rest = self._rest.rstrip(b"\r"), b""
+        return self._prefix + rest + b"\n" if rest.strip() else b""
+
+
+# ---- Orphans. On Linux a process ends with the one that started it, even one ended by SIGKILL (prctl(2),
+# PR_SET_PDEATHSIG); elsewhere a killed launcher leaves its processes behind.
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def end_with_parent() -> Callable[[], None] | None:
+    """What a new process is to call before it becomes another program; None where there is no such call.
+
+    The signal comes when the thread ends that started the process: start it from one that lives as long as its process.
+    Nothing else may run in threads then, as in every process that is forked.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # looked up here: a forked process should do little
+
+    def call() -> None:
+        prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != parent:  # it has ended in between, and no signal will come
+            os._exit(1)
+
+    return call

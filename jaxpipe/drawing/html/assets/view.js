@@ -1,0 +1,96 @@
+// What of time is seen, how it is told to the address, and where a moment stands on the screen.
+
+const LEFT = 76; // pixels before the tracks, for names
+const RIGHT = 52; // pixels behind them, for how busy a device is
+const LEAST_SPAN = 1e-5; // of the longest makespan: deeper nobody sees anything
+
+const view = {
+  from: 0,
+  to: 1,
+  longest: 1,
+  width: 0, // of a canvas, pixels
+  clock: "",
+  memory: true,
+  path: false,
+  selected: null, // { panel, action }
+  hovered: null, // { panel, action, device, time }
+};
+
+function plotWidth() {
+  return Math.max(view.width - LEFT - RIGHT, 50);
+}
+
+function xOf(time) {
+  return LEFT + ((time - view.from) / (view.to - view.from)) * plotWidth();
+}
+
+function timeAt(x) {
+  return view.from + ((x - LEFT) / plotWidth()) * (view.to - view.from);
+}
+
+// The longest makespan on the chosen clocks.
+function wholeOf(panels) {
+  return Math.max(...panels.filter(isShown).map((panel) => panel.makespan)) || 1;
+}
+
+// Zoom and pan never leave the schedule, and never turn it around.
+function show(from, to) {
+  const span = Math.min(Math.max(to - from, view.longest * LEAST_SPAN), view.longest);
+  view.from = Math.min(Math.max(from, 0), view.longest - span);
+  view.to = view.from + span;
+}
+
+function zoom(factor, time = (view.from + view.to) / 2) {
+  show(time - (time - view.from) * factor, time + (view.to - time) * factor);
+}
+
+function pan(fraction) {
+  const step = fraction * (view.to - view.from);
+  show(view.from + step, view.to + step);
+}
+
+function number(value) {
+  return String(Number(value.toPrecision(6)));
+}
+
+function readAddress(panels) {
+  const words = new URLSearchParams(location.hash.slice(1));
+  const time = (name, otherwise) => {
+    const value = Number.parseFloat(words.get(name));
+    return Number.isFinite(value) ? value : otherwise;
+  };
+  const clocks = [...new Set(panels.map((panel) => panel.clock))];
+  view.clock = [...clocks, "both"].includes(words.get("clock")) ? words.get("clock") : clocks[0];
+  view.memory = words.get("memory") !== "0";
+  view.path = words.get("path") === "1";
+  show(0, wholeOf(panels));
+  const [from, to] = [time("from", view.from), time("to", view.to)];
+  if (from < to) show(from, to);
+  const [index, name] = (words.get("select") ?? "").split(":");
+  view.selected = null;
+  if (name) {
+    const panel = panels.find((each) => String(each.index) === index && isShown(each));
+    const action = panel ? actionNamed(panel, name) : -1;
+    if (action >= 0) view.selected = { panel, action };
+  }
+}
+
+function writeAddress(panels) {
+  const words = [];
+  if (view.from > 0 || view.to !== wholeOf(panels)) words.push(`from=${number(view.from)}`, `to=${number(view.to)}`);
+  words.push(`clock=${view.clock}`);
+  if (!view.memory) words.push("memory=0");
+  if (view.path) words.push("path=1");
+  if (view.selected) {
+    words.push(`select=${view.selected.panel.index}:${nameOf(view.selected.panel, view.selected.action)}`);
+  }
+  try {
+    history.replaceState(null, "", `#${words.join("&")}`);
+  } catch {
+    // A page inside another one, as in a notebook, may have no address of its own.
+  }
+}
+
+function isShown(panel) {
+  return view.clock === "both" || panel.clock === view.clock;
+}

@@ -1,0 +1,227 @@
+"""The text of the HTML page: its head, its data packed, and the scripts that draw it in the browser.
+
+Goes in: panels, and numbers as text. Comes out: a page that needs no other file and no network. The scripts in
+`assets/` decide how it looks and moves.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+
+import numpy as np
+
+from jaxpipe.drawing.html.panels import Panel
+from jaxpipe.drawing.palette import HUES, NAMES, STORED, styles
+from jaxpipe.schedules import Kind
+from jaxpipe.schedules.analysis.bubbles import ROUNDING, Idle, idle
+
+_SCRIPTS = ("data", "view", "tracks", "paint", "memory", "detail", "overlay", "panel", "controls", "main")
+_IDLE = {"before": "waits for its first action", "between": "waits in between", "after": "is done"}
+# Not as in the memory chart: here memory stands below actions, and forwards have that colour.
+_STORED_FILLS = {"own": "#66758c"}
+_LABELLED = 0.03  # of the longest makespan: parts of a bar that are wide enough for their number
+_GIB = 2.0**30
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One schedule of the page.
+
+    Attributes:
+        panels: the schedule on each clock, in the same order for all schedules of a page; the first clock's times
+            say where time goes.
+        summary: name of a number -> its text, the same names for all schedules of a page.
+        bound: slots that a device may store; drawn as a line.
+        slot_bytes: bytes of a slot; given, GiB stand beside Ma.
+    """
+
+    panels: Sequence[Panel]
+    summary: Mapping[str, str]
+    bound: float | None = None
+    slot_bytes: float | None = None
+
+
+def page_text(entries: Sequence[Entry], *, note: str = "") -> str:
+    """The text of the page.
+
+    Args:
+        entries: at least one schedule; they share the axis of time.
+        note: a sentence below the numbers.
+    """
+    names = [entry.panels[0].timeline.schedule.name for entry in entries]
+    values = {
+        "#TITLE#": escape(", ".join(names)),
+        "#STYLE#": _asset("page.css"),
+        "#SUMMARY#": _summary_table(entries),
+        "#NOTE#": escape(note),
+        "#IDLE#": _idle_bars(entries),
+        "#DATA#": _packed(entries),
+        "#SCRIPT#": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
+    }
+    page = _asset("page.html")
+    for mark, value in values.items():
+        page = page.replace(mark, value)
+    return page
+
+
+def _asset(name: str) -> str:
+    return files("jaxpipe.drawing.html").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _summary_table(entries: Sequence[Entry]) -> str:
+    """Rows of the table of numbers: one for each schedule, a column for each number."""
+    names = list(entries[0].summary)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    lines = [f'<tr><th scope="col">schedule</th>{head}</tr>']
+    for entry in entries:
+        name = escape(entry.panels[0].timeline.schedule.name)
+        cells = "".join(f'<td data-summary="{escape(key)}">{escape(entry.summary[key])}</td>' for key in names)
+        lines.append(f'<tr data-schedule="{name}"><th scope="row">{name}</th>{cells}</tr>')
+    return "\n".join(lines)
+
+
+def _idle_bars(entries: Sequence[Entry]) -> str:
+    """Bars, one for each schedule, of where the time of a device goes on the mean; all share one scale."""
+    timelines = [entry.panels[0].timeline for entry in entries]
+    longest = max(timeline.makespan for timeline in timelines) or 1.0
+    lines = []
+    for timeline in timelines:
+        parts = "".join(
+            f'<span class="{style}" style="width:{100 * value / longest:.3f}%{colour}" '
+            f'title="{escape(words)}: {value:.6g}" data-part="{style}" data-value="{value:.9g}">'
+            f"{f'{value:.4g}' if value > _LABELLED * longest else ''}</span>"
+            for style, words, colour, value in _parts(idle(timeline))
+            if value > 0
+        )
+        name = escape(timeline.schedule.name)
+        lines.append(f'<div class="bar-row"><b>{name}</b><div class="bar" data-schedule="{name}">{parts}</div></div>')
+    return "\n".join(lines)
+
+
+def _parts(spent: Idle) -> list[tuple[str, str, str, float]]:
+    """(CSS class, words, colour, mean over devices) of each part of a device's time."""
+    work = [
+        (kind.name, NAMES[kind], f";background:{HUES[kind]}", float(times.mean())) for kind, times in spent.work.items()
+    ]
+    waits = [(name, f"a device {words}", "", float(getattr(spent, name).mean())) for name, words in _IDLE.items()]
+    return [waits[0], *work, *waits[1:]]
+
+
+class _Arrays:
+    """Arrays of 4-byte values in one block; each is named by its form, place and length."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.size = 0
+
+    def add(self, values: np.ndarray, form: str = "int32") -> list[object]:
+        """Appends `values` as "int32" or "float32"; returns their name."""
+        name: list[object] = [form, self.size, values.size]
+        self.pieces.append(values.astype(np.dtype(form).newbyteorder("<")).tobytes())
+        self.size += values.size
+        return name
+
+
+def _packed(entries: Sequence[Entry]) -> str:
+    """Everything that is drawn: a line of JSON, then the block of its arrays, compressed, as base64."""
+    arrays = _Arrays()
+    panels = [
+        {
+            **_panel_values(panel, entry, index),
+            **_action_values(panel, arrays),
+            **_round_values(panel, arrays),
+            **_stored_values(panel, arrays),
+        }
+        for index, entry in enumerate(entries)
+        for panel in entry.panels
+    ]
+    stored = [
+        {"part": part, "fill": _STORED_FILLS.get(part, fill), "label": label} for part, (fill, label) in STORED.items()
+    ]
+    head = json.dumps({"panels": panels, "stored": stored, "kinds": [kind.name for kind in Kind]})
+    data = zlib.compress(b"".join(arrays.pieces))
+    return head.replace("<", r"\u003c") + "\n" + base64.b64encode(data).decode()
+
+
+def _panel_values(panel: Panel, entry: Entry, index: int) -> dict[str, object]:
+    """The values of a panel that are one number or word each; `index` is that of its schedule on the page."""
+    schedule, timeline = panel.timeline.schedule, panel.timeline
+    num_chunks = schedule.placement.num_chunks  # slots of a Ma
+    return {
+        "schedule": schedule.name,
+        "index": index,
+        "clock": panel.clock,
+        "numDevices": schedule.num_devices,
+        "numReplicas": schedule.num_replicas,
+        "numChunks": num_chunks,
+        "makespan": timeline.makespan,
+        "bubbleRatio": timeline.bubble_ratio,
+        "bound": None if entry.bound is None else entry.bound / num_chunks,
+        "gibPerMa": None if entry.slot_bytes is None else entry.slot_bytes * num_chunks / _GIB,
+    }
+
+
+def _action_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
+    """The arrays of actions and transfers, and how these look."""
+    schedule, columns, timeline = panel.timeline.schedule, panel.timeline.schedule.columns, panel.timeline
+    looks = styles(schedule)
+    style = np.zeros(len(columns.kind), dtype=int)
+    for i, look in enumerate(looks):
+        style[look.actions] = i
+    chunk = np.zeros((schedule.num_replicas, schedule.num_stages), dtype=int)
+    for held in schedule.placement.stages_of:
+        for of_device, (replica, stage) in enumerate(held):
+            chunk[replica, stage] = of_device
+    return {
+        "styles": [{"label": look.label, "fill": look.fill, "ink": look.ink, "isThin": look.is_thin} for look in looks],
+        "first": arrays.add(columns.first),
+        "kind": arrays.add(columns.kind),
+        "stage": arrays.add(columns.stage),
+        "microbatch": arrays.add(columns.microbatch),
+        "replica": arrays.add(columns.replica),
+        "chunk": arrays.add(chunk[columns.replica, columns.stage]),
+        "start": arrays.add(timeline.start, "float32"),
+        "end": arrays.add(timeline.end, "float32"),
+        "message": arrays.add(panel.message),
+        "criticalPredecessor": arrays.add(panel.critical_predecessor),
+        "style": arrays.add(style),
+    }
+
+
+def _round_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
+    """The arrays of rounds; empty on a clock that has none."""
+    if panel.rounds is None or panel.round_start is None:
+        return {}
+    return {
+        "round": arrays.add(panel.rounds),
+        "roundStart": arrays.add(panel.round_start.ravel(), "float32"),
+        "numRounds": len(panel.round_start),
+    }
+
+
+def _stored_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
+    """The arrays of what devices store, in Ma, device by device."""
+    lasting = [_lasts(panel, device) for device in range(len(panel.stored))]
+    ma_per_slot = 1 / panel.timeline.schedule.placement.num_chunks
+
+    def every(name: str) -> np.ndarray:
+        return np.concatenate([getattr(each, name)[lasts] for each, lasts in zip(panel.stored, lasting, strict=True)])
+
+    return {
+        "storedFirst": arrays.add(np.cumsum(np.array([0, *map(np.count_nonzero, lasting)]))),
+        "storedTime": arrays.add(every("time"), "float32"),
+        **{f"stored_{part}": arrays.add(every(part) * ma_per_slot, "float32") for part in STORED},
+    }
+
+
+def _lasts(panel: Panel, device: int) -> np.ndarray:
+    """[T] whether each step of what a device stores lasts longer than rounding explains."""
+    time = panel.stored[device].time
+    least = panel.timeline.makespan * ROUNDING
+    return np.append(np.diff(time) > least, True)[: len(time)]

@@ -1,0 +1,248 @@
+"""A schedule in numbers, on both clocks: as text below its grid, and as JSON.
+
+What the schedule asks for and what the compiled program sends stand side by side. The program sends more: the pairs of
+a permute are those of all repetitions of its body position, so that some carry nothing that is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jaxpipe.drawing.text_grid import text
+from jaxpipe.lowering import RoundTable, lower, replay
+from jaxpipe.schedules import (
+    NO_MICROBATCH,
+    Costs,
+    Kind,
+    Schedule,
+    Timeline,
+    Transfers,
+    peak_activations,
+    simulate,
+    transfers,
+)
+
+COST_NAMES = (
+    "forward",
+    "backward",
+    "input_gradient",
+    "weight_gradient",
+    "transfer",
+    "slot_messages",
+    "gradient_messages",
+)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The numbers of one schedule; each is computed when it is first asked for.
+
+    Attributes:
+        schedule: one that keeps the rules.
+        costs: of actions and transfers.
+        num_layers: layers of each stage; the residuals of each are a page.
+    """
+
+    schedule: Schedule
+    costs: Costs
+    num_layers: int
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The timeline on the asynchronous clock."""
+        return simulate(self.schedule, self.costs)
+
+    @cached_property
+    def table(self) -> RoundTable:
+        """The round table that the compiled program executes."""
+        expected = self.costs if self.costs.forward else None
+        return lower(self.schedule, layers_per_stage=(self.num_layers,) * self.schedule.num_stages, costs=expected)
+
+    @cached_property
+    def spmd(self) -> dict[str, float]:
+        """Makespan and size of the compiled program."""
+        return {
+            "makespan": float(replay(self.table, self.costs).makespan),
+            "num_rounds": int(self.table.num_rounds),
+            "body_rounds": int(self.table.num_body_rounds),
+            "num_slots": self.table.num_slots,
+            "permutes_per_step": int(self.table.permutes_per_step),
+        }
+
+    @cached_property
+    def transfers(self) -> dict[str, dict[str, list[float]]]:
+        """Slots that EVICT and LOAD move in a step, by device, as the schedule asks and as the program sends."""
+        asked, sent = transfers(self.schedule), sent_slots(self.table)
+        return {
+            "evicted": {"asked": asked.evicted.tolist(), "sent": sent.evicted.tolist()},
+            "loaded": {"asked": asked.loaded.tolist(), "sent": sent.loaded.tolist()},
+        }
+
+    @cached_property
+    def gradients(self) -> dict[str, list[float]]:
+        """Stages of each device: asked, those that SYNC sums with the partner; sent, those whose gradients it sends."""
+        columns = self.schedule.columns
+        asked = np.bincount(columns.device[columns.is_kind(Kind.SYNC)], minlength=self.schedule.num_devices)
+        return {"asked": asked.tolist(), "sent": sent_gradients(self.table).tolist()}
+
+
+# What a step's permutes carry, beside what the schedule asks for
+
+
+def sent_slots(table: RoundTable) -> Transfers:
+    """Slots that one step's permutes carry for EVICT and LOAD, by the device that evicts.
+
+    More than asked for: permutes also carry pages that hold nothing. A pair of devices that both evict shares
+    permutes; those count for both.
+
+    Args:
+        table: every stage of the same number of layers.
+    """
+    assert len(set(table.layers_per_stage)) == 1
+    lanes_out, lanes_back = np.split(table.parked.sends.lane, 2)
+    num_repetitions = np.bincount(table.body_round, minlength=table.num_body_rounds)
+
+    def slots(rounds: np.ndarray, lane: np.ndarray) -> np.ndarray:
+        # A permute of the body, counted once for each device that evicts by it, runs in all repetitions.
+        position, _, home = np.unique(np.stack([table.body_round[rounds], lane, table.parked.home]), axis=1)
+        sent = np.zeros(table.schedule.num_devices)
+        np.add.at(sent, home, num_repetitions[position] / table.layers_per_stage[0])
+        return sent
+
+    return Transfers(
+        evicted=slots(table.parked.evict_round, lanes_out), loaded=slots(table.parked.load_round, lanes_back)
+    )
+
+
+def sent_gradients(table: RoundTable) -> np.ndarray:
+    """[device] number of stages whose gradients one step's permutes carry away from the device.
+
+    At least half the number of its SYNCs: of two devices that sum the gradients of a stage only one sends them, in 32
+    bits.
+
+    Args:
+        table: every stage of the same number of layers.
+    """
+    assert len(set(table.layers_per_stage)) == 1
+    num_repetitions = np.bincount(table.body_round, minlength=table.num_body_rounds).tolist()
+    layers = np.zeros(table.schedule.num_devices)
+    for repetitions, lanes in zip(num_repetitions, table.gradient_permutes, strict=True):
+        for source, _ in itertools.chain.from_iterable(lanes):
+            layers[source] += repetitions
+    return layers / table.layers_per_stage[0]
+
+
+def asked_messages(table: RoundTable) -> np.ndarray:
+    """[device] messages that the schedule has the device send to other devices in one step."""
+    senders, _ = table.messages
+    return np.bincount(table.schedule.columns.device[senders], minlength=table.schedule.num_devices)
+
+
+def sent_messages(table: RoundTable) -> np.ndarray:
+    """[device] messages that one step's permutes carry away from the device, those without content included."""
+    sent = np.zeros(table.schedule.num_devices, dtype=int)
+    for position in table.body_round.tolist():
+        for source, _ in itertools.chain.from_iterable(table.permutes[position]):
+            sent[source] += 1
+    return sent
+
+
+# The numbers as text and as JSON
+
+
+def summary_text(summary: Summary) -> str:
+    """The grid, then makespan, bubble ratios, peak activations, what travels and the size of the program."""
+    schedule, timeline, spmd = summary.schedule, summary.timeline, summary.spmd
+    return (
+        f"{text(timeline)}\n"
+        f"schedule          {schedule.name}: num_devices={schedule.num_devices}, "
+        f"num_microbatches={schedule.num_microbatches}, num_stages={schedule.num_stages}, "
+        f"num_replicas={schedule.num_replicas}\n"
+        f"makespan          {timeline.makespan:g}\n"
+        f"bubble ratio      {timeline.bubble_ratio:.4f}\n"
+        f"by device span    {timeline.bubble_ratio_per_device_span:.4f}, each device from its own first action on\n"
+        f"peak activations  {_numbers(peak_activations(schedule))} Ma\n"
+        f"{_replica_lines(summary)}"
+        f"{_transfer_lines(summary)}"
+        f"spmd              makespan {spmd['makespan']:g}, {spmd['num_rounds']} rounds "
+        f"by a body of {spmd['body_rounds']}, {spmd['num_slots']:g} slots, "
+        f"{spmd['permutes_per_step']} permutes a step\n"
+    )
+
+
+def _replica_lines(summary: Summary) -> str:
+    """The lines on what a second replica costs; empty for a schedule of one."""
+    schedule = summary.schedule
+    if schedule.num_replicas == 1:
+        return ""
+    asked, sent = _numbers(summary.gradients["asked"]), _numbers(summary.gradients["sent"])
+    return (
+        f"weights           {schedule.num_replicas} M_theta\n"
+        f"gradients         {asked} stages summed with the paired device, {sent} sent\n"
+    )
+
+
+def _transfer_lines(summary: Summary) -> str:
+    """The lines on EVICT and LOAD; empty for a schedule without."""
+    if not summary.schedule.has_transfers:
+        return ""
+    schedule = summary.schedule
+    evicts = set(schedule.columns.stage[schedule.columns.is_kind(Kind.EVICT)].tolist())
+    shares = " ".join(
+        str(schedule.parked_of(stage)) if stage in evicts else "-" for stage in range(schedule.num_stages)
+    )
+    lines = [f"parked share      {shares} of a microbatch, by stage\n"]
+    for name, slots in summary.transfers.items():
+        lines.append(f"{name:<16}  {_numbers(slots['asked'])} slots asked for, {_numbers(slots['sent'])} sent\n")
+    lines[-1] = lines[-1].rstrip() + f" (with {summary.num_layers} layers a stage)\n"
+    return "".join(lines)
+
+
+def _numbers(values: np.ndarray | list[float]) -> str:
+    return " ".join(f"{value:g}" for value in values)
+
+
+def summary_json(summary: Summary) -> str:
+    """All numbers as one JSON object, a line for each key and for each device's actions."""
+    schedule, timeline = summary.schedule, summary.timeline
+    values: dict[str, Any] = {
+        "schedule": schedule.name,
+        "num_devices": schedule.num_devices,
+        "num_microbatches": schedule.num_microbatches,
+        "num_stages": schedule.num_stages,
+        "num_replicas": schedule.num_replicas,
+        "layers_per_stage": summary.num_layers,
+        "costs": {name: getattr(summary.costs, name) for name in COST_NAMES},
+        "makespan": timeline.makespan,
+        "bubble_ratio": timeline.bubble_ratio,
+        "bubble_ratio_per_device_span": timeline.bubble_ratio_per_device_span,
+        "peak_activations": peak_activations(schedule).tolist(),
+        "weights": schedule.num_replicas,
+        "spmd": summary.spmd,
+        "transfers": summary.transfers,
+        "gradients": summary.gradients,
+    }
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items()]
+    rows = ",\n".join(f"    [{row}]" for row in _timed_rows(timeline))
+    lines.append(f'  "actions": [\n{rows}\n  ]')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _timed_rows(timeline: Timeline) -> list[str]:
+    """For each device, its actions as JSON objects; written by hand, twice as fast as by `json`."""
+    names = [kind.name for kind in Kind]
+    times = zip(timeline.start.tolist(), timeline.end.tolist(), strict=True)  # over all rows, one after the other
+    return [
+        ", ".join(
+            f'{{"kind": "{names[kind]}", "replica": {replica}, "stage": {stage}, '
+            f'"microbatch": {"null" if microbatch == NO_MICROBATCH else microbatch}, "start": {start}, "end": {end}}}'
+            for (kind, stage, microbatch, replica), (start, end) in zip(row, times, strict=False)
+        )
+        for row in timeline.schedule.rows
+    ]

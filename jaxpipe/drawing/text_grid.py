@@ -1,0 +1,89 @@
+"""A timeline as a grid of text: one line per device, every cell one unit of time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpipe.schedules import Action, Costs, Kind, Timeline, simulate
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, MOVE_KINDS
+
+IDLE = "..."
+_MAX_CELLS_PER_ACTION = 8
+_ONE_CELL = Costs(forward=1.0, backward=1.0, input_gradient=1.0, weight_gradient=1.0)
+_ARROWS = {Kind.EVICT: ">", Kind.LOAD: "<"}
+
+
+def text(timeline: Timeline) -> str:
+    r"""The grid of a schedule: an action fills as many cells as it takes units of time, `...` is idle.
+
+    The unit is the shortest action. Where times are no whole multiples of it, or the longest action is more than
+    eight, every action fills one cell, and the last line says so. SYNC keeps no device busy and is not in the grid.
+    EVICT and LOAD stand below their device's line, in each cell during which they travel, and at least in the one in
+    which they start: 0>4 is 0EVICT4, 0<4 is 0LOAD4.
+
+    Args:
+        timeline: from `simulate(schedule, costs)`.
+
+    Example:
+        >>> from jaxpipe.schedules import build, simulate
+        >>> print(text(simulate(build("1f1b", num_devices=2, num_microbatches=2))), end="")
+        0  0F0 0F1 ... ... 0B0 0B0 ... 0B1 0B1
+        1  ... 1F0 1B0 1B0 1F1 1B1 1B1 ... ...
+    """
+    schedule = timeline.schedule
+    columns = schedule.columns
+    is_move = columns.is_kind(*MOVE_KINDS)
+    is_shown = columns.is_kind(*COMPUTE_KINDS, *MOVE_KINDS)
+    unit = _unit(timeline)
+    notes = ["(0>4: microbatch 4 of stage 0 leaves for the paired device; 0<4: it comes back)\n"] * bool(is_move.any())
+    if unit is None:
+        timeline, unit = simulate(schedule, _ONE_CELL), 1.0
+        notes.append("(not to scale: one cell an action, transfers take no time)\n")
+    start = np.floor(timeline.start / unit + 1e-6).astype(int)
+    end = np.ceil(timeline.end / unit - 1e-6).astype(int)
+    end[is_move] = np.maximum(end, start + 1)[is_move]
+    num_cells = int(end[is_shown].max(initial=0))
+    labels = list(map(_label, (action for row in schedule.rows for action in row)))
+    cell = max(map(len, [*(labels[i] for i in np.flatnonzero(is_shown)), IDLE]))
+    head = len(str(schedule.num_devices - 1))
+    lines = []
+    for device in range(schedule.num_devices):
+        cells = [IDLE] * num_cells
+        below: list[list[str]] = []  # lines of EVICTs and LOADs
+        for i in np.flatnonzero(is_shown & (columns.device == device)).tolist():
+            here = slice(start[i], end[i])
+            line = _first_free(below, here, num_cells) if is_move[i] else cells
+            line[here] = [labels[i]] * (end[i] - start[i])
+        for name, line in [(device, cells), *(("", line) for line in below)]:
+            lines.append(f"{name:>{head}}  {' '.join(label.ljust(cell) for label in line)}".rstrip() + "\n")
+    return "".join(lines + notes)
+
+
+def _label(action: Action) -> str:
+    if action.kind not in MOVE_KINDS:
+        return str(action)
+    replica = f"@{action.replica}" if action.replica else ""
+    return f"{action.stage}{_ARROWS[action.kind]}{action.microbatch}{replica}"
+
+
+def _first_free(lines: list[list[str]], cells: slice, num_cells: int) -> list[str]:
+    """The first of `lines` that is empty in `cells`; a new one, added to them, where none is."""
+    for line in lines:
+        if not any(line[cells]):
+            return line
+    lines.append([""] * num_cells)
+    return lines[-1]
+
+
+def _unit(timeline: Timeline) -> float | None:
+    """The time of one cell; None where no unit gives a readable grid of F, B, I and W."""
+    is_compute = timeline.schedule.columns.is_kind(*COMPUTE_KINDS)
+    start, end = timeline.start[is_compute], timeline.end[is_compute]
+    durations = end - start
+    durations = durations[durations > 0]
+    if not len(durations):
+        return 1.0
+    unit = float(durations.min())
+    cells = np.concatenate([start, end]) / unit
+    is_whole = np.abs(cells - np.rint(cells)).max() < 1e-6
+    return unit if is_whole and durations.max() / unit <= _MAX_CELLS_PER_ACTION else None

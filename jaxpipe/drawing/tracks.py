@@ -1,0 +1,125 @@
+"""Where actions stand in a picture: every device has a track, and a thin one below it for its transfers, if any.
+
+Goes in: a timeline. Comes out: vertical places in heights of a device's track, horizontal ones in the timeline's own
+unit. The pictures turn both into inches.
+
+    device 0  |F0|F1|      |B0   |     height 1: what the device computes
+              |    >>  <<  |           height THIN: its EVICT, LOAD and SYNC; only where it has some
+    device 1  |  |F0|B0   |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from jaxpipe.schedules import NO_MICROBATCH, Schedule, Timeline
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
+
+THIN = 0.6  # height of a track of transfers
+
+
+@dataclass(frozen=True)
+class Tracks:
+    """Vertical places of actions, from the top of device 0 down, in heights of a device's track."""
+
+    schedule: Schedule
+
+    @cached_property
+    def is_thin(self) -> np.ndarray:
+        """[A] whether the action is an EVICT, LOAD or SYNC, which stands in the thin track."""
+        return ~self.schedule.columns.is_kind(*COMPUTE_KINDS)
+
+    @cached_property
+    def has_thin(self) -> np.ndarray:
+        """[device] whether it has a thin track."""
+        count = np.bincount(self.schedule.columns.device[self.is_thin], minlength=self.schedule.num_devices)
+        return count > 0
+
+    @cached_property
+    def device_top(self) -> np.ndarray:
+        """[device] upper edge of its track."""
+        return np.concatenate([[0.0], np.cumsum(1.0 + THIN * self.has_thin)])[:-1]
+
+    @property
+    def height(self) -> float:
+        """The height of all tracks together."""
+        return float(self.schedule.num_devices + THIN * self.has_thin.sum())
+
+    @cached_property
+    def action_top(self) -> np.ndarray:
+        """[A] upper edge of the track of each action."""
+        return self.device_top[self.schedule.columns.device] + self.is_thin
+
+    @cached_property
+    def action_height(self) -> np.ndarray:
+        """[A] height of the track of each action."""
+        return np.where(self.is_thin, THIN, 1.0)
+
+
+def shortest_compute(timeline: Timeline, tracks: Tracks) -> float:
+    """The shortest time above zero that F, B, I or W takes; the makespan where none takes any."""
+    duration = (timeline.end - timeline.start)[~tracks.is_thin]
+    return float(duration[duration > 0].min(initial=timeline.makespan or 1.0))
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Horizontal places of actions, in the timeline's unit.
+
+    Attributes:
+        left: [A] edges.
+        right: [A] edges.
+        label: [A] middle of the action's label; not a number where it has none or no room for it.
+        is_beside: [A] whether that label stands beside the action, a transfer too short for it.
+    """
+
+    left: np.ndarray
+    right: np.ndarray
+    label: np.ndarray
+    is_beside: np.ndarray
+
+
+def place_boxes(timeline: Timeline, tracks: Tracks, *, mark: float, label: np.ndarray) -> Boxes:
+    """Edges of all actions, and places of their labels.
+
+    A label stands in its action where it fits; that of a transfer else to its right, or else to its left, where there
+    is room up to the neighbour.
+
+    Args:
+        timeline: when they run.
+        tracks: of the same schedule.
+        mark: least width of an action, for those that take no time. Several such transfers of one device at one
+            moment stand side by side; with their labels, if two of them fit into the shortest F, B, I or W.
+        label: [A] width of each action's label.
+    """
+    columns, duration = timeline.schedule.columns, timeline.end - timeline.start
+    left = timeline.start.copy()
+    right = np.maximum(timeline.end, left + mark)
+    fits = ~tracks.is_thin & (columns.microbatch != NO_MICROBATCH) & (right - left > label)
+    middle, is_beside = np.where(fits, (left + right) / 2, np.nan), np.zeros(len(left), dtype=bool)
+    transfers = np.flatnonzero(tracks.is_thin)
+    widest = mark + label[transfers].max(initial=0.0)
+    step = mark + label * (shortest_compute(timeline, tracks) >= 2 * widest)
+    for device in np.flatnonzero(tracks.has_thin).tolist():
+        here = transfers[columns.device[transfers] == device]
+        # In order of time, which is not that of the row: a SYNC may start after an action that stands behind it.
+        here = here[np.argsort(left[here], kind="stable")].tolist()
+        for before, i in pairwise(here):
+            taken = left[before] + step[before] if duration[before] < mark else right[before]
+            if duration[i] < mark and left[i] < taken:
+                left[i], right[i] = taken, taken + mark
+        taken = 0.0  # right edge of the last transfer and of its label
+        for i, next_left in zip(here, [*left[here[1:]].tolist(), np.inf], strict=False):
+            if right[i] - left[i] >= label[i]:
+                middle[i] = (left[i] + right[i]) / 2
+            elif next_left - right[i] >= label[i]:
+                middle[i], is_beside[i] = right[i] + label[i] / 2, True
+            elif left[i] - taken >= label[i]:
+                middle[i], is_beside[i] = left[i] - label[i] / 2, True
+            taken = max(right[i], middle[i] + label[i] / 2 if is_beside[i] else 0.0)
+    middle[columns.microbatch == NO_MICROBATCH] = np.nan
+    return Boxes(left, right, middle, is_beside)

@@ -1,0 +1,124 @@
+"""Starts several local processes of one program and ends them together.
+
+    python -m jaxpipe.launch --num_processes=P [--module=jaxpipe.train] [--grace_s=10] -- ARGUMENTS OF THE MODULE
+
+Each process is `python -m MODULE ARGUMENTS --coordinator_address=localhost:PORT --num_processes=P --process_id=i`, and
+takes the i-th GPU where there are GPUs. The launcher prints their output with the number of the process before every
+line: `[2] ...`. It hands SIGTERM, SIGINT and SIGHUP (a terminal that closes; as SIGTERM) on to all processes, once; a
+SIGINT after that kills them. When one process fails, the others get SIGTERM and, --grace_s later, SIGKILL. The exit
+code is that of the first process that failed (128 + n where signal n ended it), 75 where all have stopped on request,
+else 0. No process outlives the launcher.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+from absl.flags import FlagValues
+
+from jaxpipe.command_line import exit_status, parse
+from jaxpipe.distributed.supervisor import JOIN_FLAGS, Group, commands_of
+from jaxpipe.errors import ConfigError, explain
+
+EXAMPLE = "python -m jaxpipe.launch --num_processes=4 -- --config=configs/quickstart.py --workdir=runs/quickstart"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    own, for_processes = arguments[:split], arguments[split + 1 :]
+
+    def command() -> int:
+        values = FlagValues()
+        define_flags(values)
+        _parse(values, own)
+        check(values, for_processes)
+        return launch(values, for_processes)
+
+    return exit_status(command)
+
+
+def define_flags(values: FlagValues) -> None:
+    """Defines the launcher's own flags."""
+    flags.DEFINE_integer(
+        "num_processes", None, "Processes to start on this machine.", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_string("module", "jaxpipe.train", "What `python -m` runs in each.", values)
+    help_text = "Seconds from SIGTERM to SIGKILL, once a process has failed."
+    flags.DEFINE_float("grace_s", 10.0, help_text, lower_bound=0.0, flag_values=values)
+
+
+def launch(values: FlagValues, arguments: Sequence[str]) -> int:
+    """Starts the processes with `arguments` and waits for them; returns the exit code."""
+    count = values.num_processes
+    commands = commands_of(("-m", values.module), arguments, count)
+    # With address, count, number and devices all given, jax looks for no cluster, not even in a SLURM job.
+    own = [{"PYTHONUNBUFFERED": "1", "JAX_LOCAL_DEVICE_IDS": str(process)} for process in range(count)]
+    environments = [os.environ | _terminal_size() | each for each in own]
+    with Group(commands, environments, grace_s=values.grace_s) as group:
+        return group.wait()
+
+
+def check(values: FlagValues, arguments: Sequence[str]) -> None:
+    """Raises ConfigError for flags that name no program, or `arguments` of its processes that the launcher sets."""
+    if values.num_processes is None:
+        raise ConfigError(
+            "--num_processes is missing\n"
+            "  rule launch-processes: --num_processes=P says how many processes to start on this machine\n"
+            f"      {EXAMPLE}\n"
+            "  repair: add it; with GPUs as many as there are GPUs"
+        )
+    if not _exists(values.module):
+        raise ConfigError(
+            f"no module {values.module!r}\n"
+            "  rule launch-module: --module is what `python -m` runs, as jaxpipe.train\n"
+            f"      looked from {os.getcwd()}\n"
+            "  repair: give the module's name with dots, without .py"
+        )
+    for argument in arguments:
+        if argument.lstrip("-").partition("=")[0] in JOIN_FLAGS and argument.startswith("-"):
+            raise ConfigError(
+                f"the argument {argument!r} stands after --\n"
+                f"  rule launch-arguments: the launcher itself sets {', '.join(f'--{name}' for name in JOIN_FLAGS)}\n"
+                f"      {EXAMPLE}\n"
+                "  repair: leave it out; --num_processes stands before --"
+            )
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # of the package that it stands in
+        return False
+
+
+def _parse(values: FlagValues, arguments: Sequence[str]) -> None:
+    try:
+        parse(values, arguments, usage=__doc__)
+    except ConfigError as error:
+        raise ConfigError(
+            explain(
+                str(error).splitlines()[0],
+                rule="launch-flags: the launcher's flags stand before --, those of the processes after it",
+                picture=EXAMPLE,
+                repair="correct this argument, or put -- before it; --help lists the flags",
+            )
+        ) from None
+
+
+def _terminal_size() -> dict[str, str]:
+    """The size of the terminal as environment variables, since a progress bar cannot ask a pipe for it."""
+    try:
+        size = os.get_terminal_size(sys.stderr.fileno())
+    except OSError:
+        return {}
+    return {"COLUMNS": str(size.columns - len("[00] ")), "LINES": str(size.lines)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

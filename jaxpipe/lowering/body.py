@@ -1,0 +1,102 @@
+"""The loop body of the program: its repetitions, and the permutes of its rounds.
+
+Rounds are rolled into segments, each a number of repetitions of one loop body. A permute (`lax.ppermute`, HLO
+`collective-permute`) takes (source, target) pairs, in which every device is source at most once and target at most
+once. Permutes belong to body rounds: a permute runs in every repetition with the pairs that any of them needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+Pair = tuple[int, int]  # (source, target) devices
+Permutes = tuple[tuple[tuple[Pair, ...], ...], ...]  # [body round][permute] -> pairs
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rounds `start` to `stop`, executed as repetitions of a body of `num_body_rounds`."""
+
+    start: int
+    stop: int
+    num_body_rounds: int
+
+    @property
+    def num_repetitions(self) -> int:
+        """How often the body runs."""
+        return (self.stop - self.start) // self.num_body_rounds
+
+
+def permutes_of(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
+    """The permutes that carry all `pairs`: in each, a device is source at most once and target at most once.
+
+    Pairs are taken by direction and distance, so that messages of one kind travel together and couple only
+    neighbours; others join where they fit.
+
+    Example:
+        >>> permutes_of({(0, 1), (1, 2), (2, 1), (1, 0)})
+        (((1, 0), (2, 1)), ((0, 1), (1, 2)))
+    """
+    permutes: list[list[Pair]] = []
+    for source, target in sorted(pairs, key=lambda pair: (pair[1] - pair[0], pair)):
+        for permute in permutes:
+            if all(source != s and target != t for s, t in permute):
+                permute.append((source, target))
+                break
+        else:
+            permutes.append([(source, target)])
+    return tuple(tuple(sorted(permute)) for permute in permutes)
+
+
+@dataclass(frozen=True, eq=False)
+class Sends:
+    """M one-way transfers of one page, or of one layer's gradients, each.
+
+    Attributes:
+        round: [M] the round whose permute carries it.
+        source, target: [M] devices.
+        lane: [M] its index among the transfers of its source in that round; a permute for each lane.
+    """
+
+    round: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    lane: np.ndarray
+
+    def permutes(self, body_round: np.ndarray, num_body_rounds: int) -> Permutes:
+        """[body round][lane] -> pairs, the union over all repetitions of the body.
+
+        Args:
+            body_round: [R] of each round.
+            num_body_rounds: of all segments.
+        """
+        keys = np.stack([body_round[self.round], self.lane, self.source, self.target], axis=1)
+        permutes: list[list[list[Pair]]] = [[] for _ in range(num_body_rounds)]
+        for index, lane, source, target in np.unique(keys, axis=0).tolist():
+            if lane == len(permutes[index]):  # keys are sorted, and the lanes of a source have no gaps
+                permutes[index].append([])
+            permutes[index][lane].append((source, target))
+        return tuple(tuple(map(tuple, lanes)) for lanes in permutes)
+
+
+def in_lanes(rounds: np.ndarray, source: np.ndarray, target: np.ndarray) -> Sends:
+    """Transfers with their lanes, which count up in the order given.
+
+    Args:
+        rounds: [M].
+        source, target: [M] devices.
+
+    Example:
+        >>> in_lanes(np.array([3, 3, 4]), np.array([0, 0, 0]), np.array([1, 1, 1])).lane.tolist()
+        [0, 1, 0]
+    """
+    order = np.lexsort((source, rounds))
+    key = np.stack([rounds[order], source[order]], axis=1)
+    is_first = np.append(True, (np.diff(key, axis=0) != 0).any(axis=1))[: len(order)]
+    rank = np.arange(len(order))
+    lane = np.empty(len(order), dtype=int)
+    lane[order] = rank - np.maximum.accumulate(np.where(is_first, rank, 0))
+    return Sends(rounds, source, target, lane)

@@ -1,0 +1,249 @@
+"""Couplings: which devices wait for each other at the permutes of a loop body, and what rounds that leaves to actions.
+
+A permute is a rendezvous: both devices of a pair have to start its round before either ends it. Goes in: the links of
+a schedule. Comes out: loop bodies to choose from (`coupled_bodies`); for each, by how many rounds a device may be
+behind another without holding it up (`Couplings.min_distance`); and the smallest rounds that satisfy all of these
+difference constraints (`RoundConstraints`). `fitted` says in which order actions get their rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from jaxpipe.lowering.body import Pair, permutes_of
+from jaxpipe.lowering.rounds import LOCAL_ROUNDS
+from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.schedule import Schedule
+
+MAX_TURNS = 4  # in which devices meet their neighbours one by one; with more, a body is too long
+UNBOUNDED = -(10**9)  # rounds: no distance is too small
+
+# ---- Loop bodies, and the distances that their permutes enforce ----
+
+
+@dataclass(frozen=True)
+class Couplings:
+    """A loop body with the pairs of devices that each of its rounds couples."""
+
+    num_devices: int
+    pairs: tuple[frozenset[Pair], ...]  # [body round] (source, target)
+
+    @property
+    def num_body_rounds(self) -> int:
+        """Rounds of the body."""
+        return len(self.pairs)
+
+    @cached_property
+    def rounds_to_send(self) -> np.ndarray:
+        """[body round, source, target] rounds from an action to the next one in which its message may travel.
+
+        Example:
+            >>> links = frozenset({(0, 1), (1, 0)})
+            >>> Couplings(2, (links, frozenset())).rounds_to_send[:, 0, 1].tolist()
+            [2, 1]
+        """
+        rounds = np.zeros((self.num_body_rounds, self.num_devices, self.num_devices), dtype=int)
+        for body_round in range(self.num_body_rounds):
+            for later in range(self.num_body_rounds, 0, -1):
+                for pair in self.pairs[(body_round + later) % self.num_body_rounds]:
+                    rounds[body_round, *pair] = later
+        return rounds
+
+    @cached_property
+    def rounds_to_rendezvous(self) -> np.ndarray:
+        """[body round] rounds until the next one with any permute; 0 if this one has one."""
+        is_coupled = np.array([bool(pairs) for pairs in self.pairs])
+        ahead = (np.arange(self.num_body_rounds)[:, None] + np.arange(self.num_body_rounds)) % self.num_body_rounds
+        return is_coupled[ahead].argmax(axis=1)
+
+    @cached_property
+    def min_distance(self) -> np.ndarray:
+        """[body round, device, other] least rounds, at most 0, from an action of `device` to what `other` runs then.
+
+        A device that begins this body round has had rendezvous with others in the rounds before, directly or through
+        third ones, and those had then begun the round of the rendezvous. If `other` were still in an action of an
+        earlier round than the last such rendezvous, `device` would wait for it.
+
+        Example:
+            Three devices in a line, all coupled in every round: a neighbour may be one round behind, the other end two.
+
+            >>> line = frozenset({(0, 1), (1, 0), (1, 2), (2, 1)})
+            >>> Couplings(3, (line,)).min_distance[0].tolist()
+            [[0, -1, -1], [-1, 0, -1], [-1, -1, 0]]
+        """
+        waits_for = [_waits_for(pairs, self.num_devices) for pairs in self.pairs]
+        rounds = np.full((self.num_body_rounds, self.num_devices, self.num_devices), UNBOUNDED)
+        for body_round in range(self.num_body_rounds):
+            known = np.eye(self.num_devices, dtype=bool)
+            rounds[body_round][known] = 0
+            # Back in time: whom `device` has waited for, whom those had waited for, ...
+            for earlier in range(1, self.num_body_rounds * self.num_devices + 1):
+                reached = known @ waits_for[(body_round - earlier) % self.num_body_rounds]
+                rounds[body_round][reached & ~known] = -earlier
+                known = reached
+        return rounds
+
+
+def _waits_for(pairs: Iterable[Pair], num_devices: int) -> np.ndarray:
+    """[device, other] whether `device` ends a round with these permutes only once `other` has begun it."""
+    waits_for = np.eye(num_devices, dtype=bool)
+    for permute in permutes_of(pairs):  # one after the other: who waits in one waits for those of the one before too
+        partners = np.eye(num_devices, dtype=bool)
+        for source, target in permute:
+            partners[source, target] = partners[target, source] = True
+        waits_for = partners @ waits_for
+    return waits_for
+
+
+def coupled_bodies(compute: Schedule) -> Iterator[Couplings]:
+    """Bodies for the messages of `compute`, a schedule of compute actions alone, the smallest first.
+
+    In one round every device meets all neighbours; or it meets them one by one, with a round without permutes after
+    each, as in a line of devices over the links (0, 1), (2, 3), ..., then over (1, 2), (3, 4), ...
+    """
+    columns, message = compute.columns, dependencies(compute).message
+    reader = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
+    links = np.stack([columns.device[message[reader]], columns.device[reader]], axis=1)
+    pairs = frozenset((source, target) for source, target in np.unique(links, axis=0).tolist())
+    yield Couplings(compute.num_devices, (pairs,))
+    turns = _turns(pairs)
+    if 0 < len(turns) <= MAX_TURNS:
+        yield Couplings(compute.num_devices, tuple(each for turn in turns for each in (turn, frozenset[Pair]())))
+
+
+def _turns(pairs: frozenset[Pair]) -> list[frozenset[Pair]]:
+    """`pairs` cut into turns, in each of which a device meets at most one other."""
+    turns: list[set[Pair]] = []
+    for link in sorted({(min(pair), max(pair)) for pair in pairs}):
+        free = (turn for turn in turns if not any(device in pair for pair in turn for device in link))
+        turn = next(free, None)
+        if turn is None:
+            turns.append(turn := set())
+        turn |= {link, link[::-1]} & pairs
+    return list(map(frozenset, turns))
+
+
+# ---- The smallest rounds that keep all distances ----
+
+Distance = list[int]  # [body round] least rounds from an action there to another one
+
+
+class RoundConstraints:
+    """Incremental longest-path solver: the smallest rounds that satisfy all difference constraints.
+
+    Actions are added in the order of time in which they start. What bounds an action follows from that order: the
+    latest action of every device when it starts, and the actions whose messages it stands behind. It bounds in turn
+    the actions that run then. A raised round raises those that it bounds; where that goes in a circle there is no
+    solution.
+
+    Attributes:
+        rounds: [action], of those that have started.
+        latest: [device] the action that has started last, -1 before the first.
+    """
+
+    def __init__(self, device: list[int], rounds_to_allowed: list[list[int]], body: Couplings):
+        """None has started.
+
+        Args:
+            device: [action]; those of a device follow each other.
+            rounds_to_allowed: [action][body round] rounds to the next body round where it may stand.
+            body: the devices that each body round couples.
+        """
+        self.device = device
+        self.rounds_to_allowed = rounds_to_allowed
+        distance = body.min_distance.copy()
+        distance[:, range(body.num_devices), range(body.num_devices)] = LOCAL_ROUNDS
+        self.distance: list[list[Distance]] = distance.tolist()  # [body round][device][other]
+        self.num_body_rounds = body.num_body_rounds
+        self.rounds = [0] * len(device)
+        self.latest = [-1] * body.num_devices
+        self.started: list[int] = []
+        self.place = [-1] * len(device)  # [action] index in `started`
+        self.running: list[list[int]] = [[] for _ in device]  # [action] on other devices, when it started
+        # [action] the actions that stand behind its message, and how far
+        self.messages: list[list[tuple[int, Distance]]] = [[] for _ in device]
+        # [device][other] the least round for what `other` starts next, as the device's latest action bounds it
+        self.reach = [[0] * body.num_devices for _ in range(body.num_devices)]
+
+    def add(self, action: int, messages: list[tuple[int, Distance]], running: list[int]) -> bool:
+        """Gives `action`, the next of its device, its round if it has one.
+
+        Args:
+            action: that has not started yet.
+            messages: actions that it stands behind because of a message, and how far.
+            running: the latest actions of other devices, as far as they are still running.
+
+        Returns:
+            Whether there is a round; if there is none, nothing has changed.
+
+        Example:
+            Two devices that meet in every round. Device 0 runs a long action 0 while device 1 runs actions 2, 3, 4. A
+            device may be one round ahead of the other: 2 and 3 stand in rounds 0 and 1; 4, in round 2, raises 0 to 1.
+
+            >>> body = Couplings(2, (frozenset({(0, 1), (1, 0)}),))
+            >>> constraints = RoundConstraints([0, 0, 1, 1, 1], [[0]] * 5, body)
+            >>> [constraints.add(action, [], [0] if action else []) for action in (0, 2, 3, 4)]
+            [True, True, True, True]
+            >>> constraints.rounds
+            [1, 0, 0, 1, 2]
+        """
+        rounds, device = self.rounds, self.device[action]
+        value = max(row[device] for row in self.reach)
+        for other, distance in messages:
+            value = max(value, rounds[other] + distance[rounds[other] % self.num_body_rounds])
+            self.messages[other].append((action, distance))
+        rounds[action] = self._allowed(action, value)
+        self.place[action] = len(self.started)
+        self.started.append(action)
+        self.running[action] = running
+
+        changed: list[tuple[int, int]] = []  # (action, its round before), to be undone
+        waiting = self._violations(action)
+        while waiting:
+            other, value = waiting.pop()
+            if rounds[other] >= value:
+                continue
+            if other == action:  # it would have to stand behind itself
+                for raised, was in reversed(changed):
+                    self._put(raised, was)
+                for sender, _ in messages:
+                    self.messages[sender].pop()
+                self.place[self.started.pop()] = -1
+                return False
+            changed.append((other, rounds[other]))
+            self._put(other, self._allowed(other, value))
+            waiting += self._violations(other)
+        self.latest[device], self.reach[device] = action, self._reach_of(action)
+        return True
+
+    def _allowed(self, action: int, value: int) -> int:
+        """The earliest round from `value` on where `action` may stand."""
+        return value + self.rounds_to_allowed[action][value % self.num_body_rounds]
+
+    def _put(self, action: int, value: int) -> None:
+        self.rounds[action] = value
+        device = self.device[action]
+        if self.latest[device] == action:
+            self.reach[device] = self._reach_of(action)
+
+    def _reach_of(self, action: int) -> list[int]:
+        """[device] the least round for what starts there while `action` is the latest of its device."""
+        value = self.rounds[action]
+        return [value + least for least in self.distance[value % self.num_body_rounds][self.device[action]]]
+
+    def _violations(self, action: int) -> list[tuple[int, int]]:
+        """Actions whose round violates a lower bound that `action` imposes, with that bound."""
+        rounds, device, reach = self.rounds, self.device, self._reach_of(action)
+        following = action + 1
+        is_last = following == len(device) or device[following] != device[action] or self.place[following] < 0
+        stop = len(self.started) if is_last else self.place[following] + 1
+        # It bounds what was running when it started, and what has started since, up to the next one of its device.
+        bounded = (*self.running[action], *self.started[self.place[action] + 1 : stop])
+        found = [(other, bound) for other in bounded if rounds[other] < (bound := reach[device[other]])]
+        value = rounds[action]
+        behind = ((other, value + least[value % self.num_body_rounds]) for other, least in self.messages[action])
+        return found + [(other, bound) for other, bound in behind if rounds[other] < bound]

@@ -1,0 +1,129 @@
+"""Measurements by several processes of one core and one thread each, with messages through gloo on this machine.
+
+The command starts itself once more for each process, with flags that number them. Process p is pinned to core p.
+Process 0 prints the result as one marked line of JSON, which the command reads.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from absl.flags import FlagValues
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from jaxpipe.distributed.join import check_flags
+from jaxpipe.distributed.supervisor import Group, commands_of
+from jaxpipe.errors import ConfigError
+from jaxpipe.measure.memory import measure_memory
+from jaxpipe.measure.problem import make_problem
+from jaxpipe.measure.timing import median, timed
+
+_MARK = "jaxpipe.measure.pinned: "
+_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+
+def define_flags(values: FlagValues) -> None:
+    """Defines --num_processes, and the flags that `launch` sets."""
+    help_text = "Processes of one core and one thread each."
+    flags.DEFINE_integer("num_processes", 1, help_text, lower_bound=1, flag_values=values)
+    flags.DEFINE_integer("process_id", None, "Number of this process; set by the launcher.", flag_values=values)
+    flags.DEFINE_string("coordinator_address", None, "Where the processes meet; set by the launcher.", values)
+
+
+def is_launched(values: FlagValues) -> bool:
+    """Whether `launch` has started this process; raises ConfigError if only some of its flags are set."""
+    if values.process_id is None and values.coordinator_address is None:
+        return False
+    check_flags(values.coordinator_address, values.num_processes, values.process_id)
+    return True
+
+
+def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: int) -> Any:
+    """Starts the Python `program` with `arguments` in each process; returns what process 0 told.
+
+    Args:
+        program: as ("-m", "jaxpipe.bench"); it takes the flags of `define_flags`.
+        arguments: of the program.
+        num_processes: 2 or more.
+
+    Raises:
+        ConfigError: more processes than cores, or a process failed.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if not 2 <= num_processes <= len(cores):
+        raise ConfigError(
+            f"--num_processes={num_processes} on {len(cores)} cores\n"
+            "  rule core-per-process: 2 or more processes, each with a core of its own\n"
+            f"  repair: set --num_processes={max(2, len(cores))}, or leave it out for virtual devices in one process"
+        )
+    environment = os.environ | {"XLA_FLAGS": _ONE_THREAD, "JAX_PLATFORMS": "cpu"}
+    # The last --num_processes on a command line wins, and it is the same number.
+    commands = commands_of(program, arguments, num_processes)
+    outputs = io.BytesIO(), io.BytesIO()
+    with Group(commands, [environment] * num_processes, grace_s=1.0, outputs=outputs) as group:
+        code = group.wait()
+    found, errors = (output.getvalue().decode() for output in outputs)
+    if code:
+        raise ConfigError(f"one of {num_processes} processes ended with code {code}:\n{errors[-4000:]}")
+    (line,) = (line for line in found.splitlines() if line.startswith(f"[0] {_MARK}"))
+    return json.loads(line.removeprefix(f"[0] {_MARK}"))
+
+
+def join(values: Any) -> None:
+    """Joins the other processes, pinned to one core and with one device; `values` has the flags of `define_flags`."""
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[values.process_id]})
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.distributed.initialize(values.coordinator_address, values.num_processes, values.process_id)
+
+
+def tell(found: Any) -> None:
+    """Prints `found` as JSON for the command that launched the processes; only process 0 does."""
+    if jax.process_index() == 0:
+        print(_MARK + json.dumps(found), flush=True)
+
+
+def bench_step(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
+    """Times the pipelined step over all joined processes against the unpipelined step; {} on all but process 0."""
+    num_processes, process = jax.process_count(), jax.process_index()
+    problem = make_problem(config, tuple(jax.devices()))
+    memory = measure_memory(problem)
+    pipelined, unpipelined = problem.compile_pipelined(), problem.compile_unpipelined()
+
+    def together(name: str) -> None:
+        multihost_utils.sync_global_devices(name)
+
+    jax.block_until_ready((pipelined(), unpipelined()))
+    pipelines, alone, crowded = [], [], []
+    for _ in range(num_repeats):
+        together("pipelined")
+        pipelines.append(timed(pipelined))
+        together("alone")
+        if process == 0:
+            alone.append(timed(unpipelined))
+        together("crowded")
+        crowded.append(timed(unpipelined))
+    pipeline = median(pipelines)
+    pipelined_cpu_s = float(multihost_utils.process_allgather(np.float32(pipeline.cpu_s)).sum())
+    if process:
+        return {}
+    one, many = median(alone), median(crowded)
+    num_microbatches = config.pipeline.num_microbatches
+    return {
+        "pipelined_cpu_s": pipelined_cpu_s,
+        "unpipelined_cpu_s": one.cpu_s,
+        "work_ratio": pipelined_cpu_s / one.cpu_s,
+        "pipelined_wall_s": pipeline.wall_s,
+        "unpipelined_wall_s": one.wall_s,
+        **memory,
+        "efficiency": one.wall_s / (num_processes * pipeline.wall_s),
+        "efficiency_without_bubble": num_microbatches / (num_microbatches + num_processes - 1),
+        "efficiency_of_cores": one.wall_s / many.wall_s,
+    }

@@ -1,0 +1,141 @@
+"""What a model is made of, as one value that its family gives, and the FLOPs that follow from it.
+
+The estimator, the planner, the checks of a config, Hugging Face's mapping and the bench read an `Anatomy`; none of them
+asks which family a model is of. The shapes of parameters are not written here a second time: they are those that the
+model's own modules have when they are built abstractly (`language_model.parameter_shapes`), without a device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxpipe.models.language_model import ModelConfig
+
+PASSES = 3  # forward; backward has two matmuls for each of its matmuls
+
+MatmulSizes = tuple[tuple[int, int], ...]  # (inputs, outputs) of each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anatomy:
+    """Sizes of the whole model, not of a device's part: attention and a feed forward in each layer, then a head.
+
+    Attributes:
+        hidden: size of the residual stream.
+        num_heads: query heads.
+        num_kv_heads: key and value heads; divides `num_heads`.
+        head_size: of each head.
+        width: size between the matmuls of the feed forward.
+        num_up: matmuls from the stream to `width`: 1, or 2 where the activation is gated.
+        vocab_size: tokens are 0 .. vocab_size - 1.
+        num_rows: rows of the token table and of the head's kernel, at least `vocab_size`.
+        causal: whether a query sees no keys after it.
+        window: how many keys a query sees, the last ones, itself included; None: all.
+        parallel: whether the feed forward reads the layer's input, as attention does, and not attention's sum with it.
+        centered_norms: whether norms subtract the mean (layer norms) or do not (RMS norms).
+        embedding_dropout, attention_dropout, hidden_dropout: the part, in [0, 1), that training drops of the
+            embeddings, of the attention probabilities, and of what a layer adds to the stream.
+        head_matmuls: what the head computes of each predicted token besides its logits.
+        sequence_matmuls: what the head computes once a sequence.
+        sentence_order: whether a batch has "sentence_order", one number a sequence.
+    """
+
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    width: int
+    num_up: int
+    vocab_size: int
+    num_rows: int
+    causal: bool = True
+    window: int | None = None
+    parallel: bool = False
+    centered_norms: bool = False
+    embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    head_matmuls: MatmulSizes = ()
+    sequence_matmuls: MatmulSizes = ()
+    sentence_order: bool = False
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether training drops anything."""
+        return max(self.embedding_dropout, self.attention_dropout, self.hidden_dropout) > 0
+
+
+@dataclass(frozen=True)
+class ParameterShape:
+    """Shape of one parameter, of one layer or of embedding and head.
+
+    Attributes:
+        dims: of the whole.
+        split: the dim split over `tensor`, or None.
+    """
+
+    dims: tuple[int, ...]
+    split: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole."""
+        return math.prod(self.dims)
+
+    def local_dims(self, tensor: int) -> tuple[int, ...]:
+        """Dims on one of `tensor` devices.
+
+        Example:
+            >>> ParameterShape((128, 24), split=0).local_dims(4)
+            (32, 24)
+        """
+        return tuple(size // tensor if dim == self.split else size for dim, size in enumerate(self.dims))
+
+
+def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None = None) -> int:
+    """FLOPs of the matmuls in forward and backward of one sequence: the numerator of model FLOPs utilization (MFU).
+
+    Counted is what the model is, not how a program computes it: nothing that is computed again, no rows of a table that
+    are no tokens, no elementwise work. With s tokens, hidden h, a heads of size d of which g have keys and values of
+    their own, k matmuls to and from the feed forward's width f (3 where it is gated, else 2), L layers and v tokens in
+    the vocabulary, a multiplication and an addition counted as two:
+
+        3 x 2 (L s (h d (2 a + 2 g) + k h f + 2 n a d) + p h v + e)
+
+    * n: keys that a query sees, s, or the sliding window where that is less. Causal attention counts as if every
+      query saw all of them, as in the sources, so that figures compare.
+    * p: positions whose tokens are predicted, s of a causal model. BERT predicts `num_predicted` of a sequence, and
+      its head has more matmuls, e: p h h of the transform and, with the sentence order, h h + 2 h of pooler and order.
+
+    Without a window, with a d = h, g = a, k = 2 and f = 4 h that is 72 s L h^2 (1 + s / (6 h) + v / (12 h L)).
+
+    Args:
+        config: of the model.
+        seq_len: tokens of the sequence, padding included.
+        num_predicted: of a masked model; None: every token is predicted.
+
+    Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023, appendix A;
+    Chowdhery et al., PaLM, 2022, appendix B, has the same attention, and 6 for every parameter in place of the sizes
+    of the matmuls. Grouped queries, gates and BERT's head are counted by us in the same way.
+
+    Example:
+        >>> from jaxpipe.models import GPTConfig
+        >>> gpt3 = GPTConfig(num_layers=96, hidden=12288, num_heads=96, vocab_size=51200, num_positions=2048)
+        >>> f"{model_flops(gpt3, seq_len=2048) / 2048 / 1e12:.3f} TFLOP a token"
+        '1.076 TFLOP a token'
+    """
+    anatomy = config.anatomy
+    h, a, d = anatomy.hidden, anatomy.num_heads, anatomy.head_size
+    num_keys = min(seq_len, anatomy.window or seq_len)
+    num_predicted = seq_len if num_predicted is None else num_predicted
+    feed_forward = (anatomy.num_up + 1) * h * anatomy.width
+    layer = h * d * (2 * a + 2 * anatomy.num_kv_heads) + feed_forward + 2 * num_keys * a * d
+    head = num_predicted * (h * anatomy.vocab_size + _size(anatomy.head_matmuls)) + _size(anatomy.sequence_matmuls)
+    return PASSES * 2 * (config.num_layers * seq_len * layer + head)
+
+
+def _size(matmuls: MatmulSizes) -> int:
+    return sum(inputs * outputs for inputs, outputs in matmuls)

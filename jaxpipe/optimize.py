@@ -1,0 +1,250 @@
+"""Searches for a short pipeline schedule that keeps a bound on what each device stores.
+
+    python -m jaxpipe.optimize --num_devices=8 --num_microbatches=32 --memory_bound=5 [--placement=v ...]
+        [--forward=1 --backward=2 --input_gradient=1.2 --weight_gradient=0.8 ...] [--output=FILE.json]
+    python -m jaxpipe.optimize --schedule=NAME_OR_FILE --memory_bound=5 ...
+
+Prints what the search has found beside the best registered schedule that fits. Times are of a device's share of the
+model, whatever the placement: of v stages on a device, each takes 1/v of them. FILE is a schedule for
+`pipeline.schedule` of a config and for `jaxpipe.show`. No JAX here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from absl import flags
+from absl.flags import FlagValues
+
+from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
+from jaxpipe.drawing.search_report import PLACEMENTS, SearchReport, placement_name
+from jaxpipe.errors import ConfigError, ScheduleError, explain
+from jaxpipe.lowering import spmd_makespan
+from jaxpipe.schedules import REGISTRY, Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
+from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
+from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.option_checks import check_even
+from jaxpipe.schedules.ordering.optimize import NUM_TRIALS, asynchronous, search
+from jaxpipe.schedules.ordering.problem import usual_placements
+
+_TIMES = ("forward", "backward", "input_gradient", "weight_gradient")
+_RATIOS = ("slot_messages", "gradient_messages")
+_SIZES = ("num_devices", "num_microbatches")
+_CLOCKS = {"asynchronous": asynchronous, "spmd": spmd_makespan}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    required = {"memory_bound": "8"}
+    return run(_optimize, define_flags=_define_flags, usage=__doc__, arguments=arguments, required=required)
+
+
+# Flags
+
+
+def _define_flags(values: FlagValues) -> None:
+    flags.DEFINE_integer("num_devices", None, "Devices on the pipe axis.", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer("num_microbatches", None, "Microbatches of one step.", lower_bound=1, flag_values=values)
+    help_text = "Which device may hold which stage; as often as needed, default any (that a CSV has a place for)."
+    flags.DEFINE_multi_enum("placement", [], list(PLACEMENTS), help_text, values)
+    help_text = "Start from this one, on its placement: a registered schedule, or a file of one."
+    flags.DEFINE_string("schedule", None, help_text, values)
+    flags.DEFINE_multi_string("option", [], "With --schedule=NAME: an option of it, KEY=VALUE.", values)
+    _define_costs(values)
+    _define_bound(values)
+    flags.DEFINE_enum("clock", "asynchronous", list(_CLOCKS), "The clock on which the makespan counts.", values)
+    flags.DEFINE_integer("num_trials", NUM_TRIALS, "Orders that are tried.", lower_bound=1, flag_values=values)
+    flags.DEFINE_string("output", None, f"A file for the schedule, which ends in {' or '.join(ENDINGS)}.", values)
+
+
+def _define_costs(values: FlagValues) -> None:
+    defaults = Costs()
+    for name in _TIMES:
+        help_text = f"Time of the {name.replace('_', ' ')} of a device's share of the model."
+        define_number(values, name, getattr(defaults, name), help_text, what="size", is_positive=True)
+    define_number(values, "transfer", 0.0, "Time of one message.", what="time", is_positive=False)
+    for name, what in zip(_RATIOS, ("a whole microbatch takes to EVICT or LOAD", "a SYNC takes"), strict=True):
+        help_text = (
+            f"How many times as long as a message {what}, for a device's share of the model, "
+            f"default {getattr(defaults, name):g}, of one layer."
+        )
+        define_number(values, name, None, help_text, what="size", is_positive=True)
+
+
+def _define_bound(values: FlagValues) -> None:
+    help_text = (
+        "The most that a device may store: in Ma, microbatches of a device's share of the model; in bytes with "
+        "--activation_bytes."
+    )
+    define_number(values, "memory_bound", None, help_text, what="size", is_positive=True)
+    define_number(values, "activation_bytes", None, "Activations of one Ma.", what="size", is_positive=True)
+    help_text = "The part of it that is kept for W alone, from the end of I on, default all."
+    define_number(values, "weight_gradient_bytes", None, help_text, what="size", is_positive=False)
+    help_text = "Weights, gradients and optimizer state of one replica on a device, default 0."
+    define_number(values, "replica_bytes", None, help_text, what="size", is_positive=False)
+
+
+def _check_flags(values: FlagValues) -> None:
+    """Raises ConfigError for flags that do not fit together, and for an output that cannot be written."""
+    if values.schedule is None:
+        check_unused(values, ("option",), "it needs --schedule")
+    else:
+        check_unused(values, ("placement",), "--schedule has its own placement")
+        if is_file_name(values.schedule):
+            check_unused(values, (*_SIZES, "option"), f"--schedule={values.schedule} gives the whole schedule")
+        elif values.schedule not in REGISTRY:
+            raise ConfigError(
+                explain(
+                    f"--schedule={values.schedule} is no schedule",
+                    rule=f"start-schedule: one of {', '.join(sorted(REGISTRY))}; or a file that ends in "
+                    f"{' or '.join(ENDINGS)}",
+                    repair="give one of these names, or a file",
+                )
+            )
+    if not is_file_name(values.schedule or ""):
+        for name in _SIZES:
+            if getattr(values, name) is None:
+                raise missing(name, "8")
+    if values.activation_bytes is None:
+        check_unused(values, ("weight_gradient_bytes", "replica_bytes"), "it needs --activation_bytes")
+    if not values.transfer:
+        check_unused(values, _RATIOS, "messages take no time without --transfer")
+    _check_output(values.output)
+
+
+def _check_output(output: str | None) -> None:
+    """Raises ScheduleError if no schedule can be written to `output`: before the search, which takes a while."""
+    if not output:
+        return
+    folder = Path(output).parent
+    if not is_file_name(output) or not os.access(folder, os.W_OK | os.X_OK) or Path(output).is_dir():
+        first = "make the folder" if is_file_name(output) else "give another ending"
+        raise ScheduleError(
+            explain(
+                f"cannot write --output={output}",
+                rule=f"output-file: its name ends in {' or '.join(ENDINGS)}; its folder exists and can be written to",
+                repair=f"{first}, or give another path",
+            )
+        )
+
+
+# From flags to the question of the search, and its answer
+
+
+def _optimize(values: FlagValues) -> None:
+    _check_flags(values)
+    problem, costs, bound = _problem(values), _costs(values), _bound(values)
+    _log(_problem_text(values, problem))
+    clock = _CLOCKS[values.clock]
+    found = search(problem, costs=costs, memory_bound=bound, clock=clock, num_trials=values.num_trials)
+    _log(*SearchReport(costs, bound, in_bytes=values.activation_bytes is not None).lines(found))
+    if values.output:
+        write_schedule(found.shortest, values.output)
+        _log(f"written           {values.output}", f"for a config      {_settings(found.shortest, values, costs)}")
+
+
+def _problem(values: FlagValues) -> Problem | Schedule:
+    """The problem, or the schedule to start from; either one that the output's form can hold."""
+    output = values.output or ""
+    if values.schedule is None:
+        placements = placements_of(values.placement, values.num_devices, output=output)
+        return Problem(values.num_devices, values.num_microbatches, placements)
+    if is_file_name(values.schedule):
+        schedule = read_schedule(values.schedule)
+    else:
+        options = read_options(values.option)
+        schedule = build(
+            values.schedule, num_devices=values.num_devices, num_microbatches=values.num_microbatches, **options
+        )
+    if Path(output).suffix == ".csv":
+        to_csv(schedule)  # raises where a CSV cannot hold it
+    return schedule
+
+
+def placements_of(names: Iterable[str], num_devices: int, *, output: str = "") -> tuple[Placement, ...]:
+    """The placements with these names; without any, the usual ones that `output` can hold.
+
+    Args:
+        names: keys of PLACEMENTS.
+        num_devices: devices on the `pipe` axis.
+        output: a file's name; a CSV has no place for a second replica.
+
+    Returns:
+        The placements; none at all if any placement will do.
+
+    Raises:
+        ScheduleError: an odd number of devices for two replicas, or a name that `output` has no place for.
+    """
+    names = tuple(dict.fromkeys(names))
+    is_csv = Path(output).suffix == ".csv"
+    for name in names:
+        if name.startswith("bidirectional"):
+            check_even(name, num_devices)
+    placements = tuple(PLACEMENTS[name](num_devices) for name in names)
+    if is_csv and any(placement.num_replicas > 1 for placement in placements):
+        refused = next(name for name in names if name.startswith("bidirectional"))
+        raise ScheduleError(
+            explain(
+                f"--output={output} cannot hold what --placement={refused} asks for",
+                rule="output-form: a CSV has no place for a second replica of the stages; JSON has",
+                repair=f"give --output={Path(output).with_suffix('.json')}, or leave that placement out",
+            )
+        )
+    if is_csv and not placements:
+        return tuple(placement for placement in usual_placements(num_devices) if placement.num_replicas == 1)
+    return placements
+
+
+def _costs(values: FlagValues) -> Costs:
+    ratios = {name: getattr(values, name) for name in _RATIOS if getattr(values, name) is not None}
+    return Costs(**{name: getattr(values, name) for name in (*_TIMES, "transfer")}, **ratios)
+
+
+def _bound(values: FlagValues) -> MemoryBound:
+    if values.activation_bytes is None:
+        return MemoryBound(values.memory_bound)
+    return MemoryBound(
+        values.memory_bound,
+        activations=values.activation_bytes,
+        weight_gradient=values.weight_gradient_bytes,
+        replica=values.replica_bytes or 0.0,
+    )
+
+
+def _problem_text(values: FlagValues, problem: Problem | Schedule) -> str:
+    """Two lines: sizes and bound, and the placements that may be used."""
+    in_ma = values.activation_bytes is None
+    bound = f"{values.memory_bound:g} Ma" if in_ma else f"{values.memory_bound / 2**30:.2f} GiB"
+    if isinstance(problem, Schedule):
+        allowed = f"{placement_name(problem.placement)}, of {problem.name}"
+    elif problem.placements:
+        allowed = ", ".join(map(placement_name, problem.placements))
+        if not values.placement:
+            allowed += ": one replica, since the output is a CSV; for two give a .json"
+    else:
+        allowed = f"any; searched: {', '.join(map(placement_name, problem.searched))}"
+    return (
+        f"problem           num_devices={problem.num_devices}, num_microbatches={problem.num_microbatches}, "
+        f"at most {bound} on a device\n"
+        f"placements        {allowed}"
+    )
+
+
+def _settings(schedule: Schedule, values: FlagValues, costs: Costs) -> str:
+    """The flags with which `jaxpipe.train` uses the schedule."""
+    times = ",".join(f"{name}={getattr(costs, name):g}" for name in _TIMES)
+    return (
+        f"--config.pipeline.schedule={values.output} --config.pipeline.costs={times} "
+        f"--config.mesh.pipe={schedule.num_devices} --config.pipeline.num_microbatches={schedule.num_microbatches}"
+    )
+
+
+def _log(*lines: str) -> None:
+    write_output("\n".join(lines) + "\n", None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

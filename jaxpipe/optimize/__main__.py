@@ -1,8 +1,0 @@
-"""Runs `python -m jaxpipe.optimize`."""
-
-import sys
-
-from jaxpipe.optimize.command import main
-
-if __name__ == "__main__":
-    sys.exit(main())

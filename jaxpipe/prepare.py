@@ -1,0 +1,98 @@
+"""Prepares text for training: its tokens on the disk, in Megatron-LM's indexed format.
+
+    python -m jaxpipe.prepare --input='texts/*.txt' --tokenizer=bpe:32000 --output=data/text
+
+--input may be given several times. Writes PREFIX.bin, PREFIX.idx and PREFIX.tokenizer.json, where PREFIX is --output.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+from absl.flags import FlagValues
+
+from jaxpipe.config.command_line import run
+from jaxpipe.data.prepare.encoding import Tally
+from jaxpipe.data.prepare.preparation import TOKENIZER, Prepared, prepare
+from jaxpipe.data.prepare.reading import FORMATS
+from jaxpipe.data.tokenizer import BYTE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(
+        execute,
+        define_flags=define_flags,
+        usage=__doc__,
+        arguments=arguments,
+        required={"input": "'texts/*.txt'", "tokenizer": "bpe:32000", "output": "data/text"},
+    )
+
+
+def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
+    """Defines --input, --tokenizer, --output and how files are read."""
+    del arguments
+    flags.DEFINE_multi_string(
+        "input", [], "A file or a glob, in quotes, ** descends; may be given several times.", values
+    )
+    flags.DEFINE_string("tokenizer", None, "'byte', a tokenizer.json or its folder, or bpe:VOCAB to train one.", values)
+    flags.DEFINE_string("output", None, "PREFIX of the files that are written: .bin, .idx, .tokenizer.json.", values)
+    flags.DEFINE_enum(
+        "format", "auto", FORMATS, "A document is a file, or the text of a JSON line; auto: by name.", values
+    )
+    flags.DEFINE_string("jsonl_key", "text", "The key of the text in a line's JSON object.", values)
+    flags.DEFINE_boolean("masked", False, "For masked models, as BERT: with [PAD], [CLS], [SEP], [MASK].", values)
+    flags.DEFINE_integer(
+        "num_workers", None, "Threads that encode; one per core by default.", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_boolean("overwrite", False, "Replaces existing files.", values)
+
+
+def execute(values: FlagValues) -> None:
+    """Runs one preparation."""
+    if values.num_workers is not None:
+        # The thread pool of the tokenizers library reads it when it starts.
+        os.environ["RAYON_NUM_THREADS"] = str(values.num_workers)
+    prepared = prepare(
+        values.input,
+        tokenizer=values.tokenizer,
+        output=values.output,
+        file_format=values.format,
+        jsonl_key=values.jsonl_key,
+        is_masked=values.masked,
+        overwrite=values.overwrite,
+        log=lambda line: print(line, flush=True),
+    )
+    print(format_prepared(prepared))
+
+
+def format_prepared(prepared: Prepared) -> str:
+    """Returns the report of a preparation: counts, speed, and the flags to train with."""
+    one = prepared
+    written = [".bin", ".idx", *([TOKENIZER] if one.tokenizer != BYTE else [])]
+    trained = f", after {one.train_s:.1f} s of training the vocabulary" if one.train_s else ""
+    lines = [
+        f"read       {one.num_files:,} files, {one.num_text_bytes / 1e6:,.1f} MB of text",
+        *_format_tally("replaced", one.replaced, "places of invalid UTF-8, by U+FFFD; the first"),
+        *_format_tally("left out", one.empty, "empty documents; the first"),
+        f"documents  {one.num_documents:,}",
+        f"vocabulary {one.vocab_size:,} tokens",
+        f"tokens     {one.num_tokens:,}, {one.dtype.name}; {one.num_text_bytes / one.num_tokens:.2f} bytes a token",
+        f"speed      {one.num_text_bytes / 1e6 / one.encode_s:.1f} MB/s: {one.encode_s:.1f} s{trained}",
+        f"written    {', '.join(one.prefix + suffix for suffix in written)}",
+        f"train with --config.data.files={shlex.quote(f'indexed:{one.prefix}')}"
+        f" --config.data.tokenizer={shlex.quote(one.tokenizer)} --config.model.vocab_size={one.vocab_size}",
+    ]
+    return "\n".join(lines)
+
+
+def _format_tally(what: str, tally: Tally, of: str) -> list[str]:
+    return [f"{what:10} {tally.num:,} {of} in {tally.first}"] if tally.num else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,0 @@
-"""Several processes that run one program together: how they find, agree with and watch each other."""
-
-from jaxpipe.processes.join import check_flags
-from jaxpipe.processes.log import log, log_to, print_with, say
-from jaxpipe.processes.together import Together
-
-__all__ = ["Together", "check_flags", "log", "log_to", "print_with", "say"]

@@ -1,0 +1,235 @@
+"""Shows a pipeline schedule and its numbers: in the terminal, as a file, as a picture or as an HTML page.
+
+    python -m jaxpipe.show NAME --num_devices=D --num_microbatches=N [--option=KEY=VALUE ...] [--backward=2 ...]
+        [--format=text|json|csv|svg|png|pdf|chrome|memory] [--output=FILE]
+    python -m jaxpipe.show NAME ... --html=FILE [--compare=OTHER ...]
+    python -m jaxpipe.show NAME ... --placement --topology=a100-80g:2x8
+    python -m jaxpipe.show --csv=FILE|--json=FILE ...
+
+Numbers are on both clocks: the asynchronous one (`simulate`) and that of the compiled program (`spmd`, replayed from
+the round table that the program executes). No JAX here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from absl import flags
+from absl.flags import FlagValues
+
+from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
+from jaxpipe.drawing import Page, chrome_trace, memory, pdf, png, svg, to_html
+from jaxpipe.drawing.pictures import FORMS
+from jaxpipe.drawing.placement import show_placement
+from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, build, check, read_csv, read_json, simulate, to_csv
+from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.passes.balance import least_bound, row_peaks
+
+__all__ = ["Page", "main", "to_html"]
+
+_LAYERS_PER_STAGE = 4
+_TIMES = ("forward", "backward", "input_gradient", "weight_gradient", "transfer")
+_RATIOS = ("slot_messages", "gradient_messages")  # of one layer's bytes to those of a message
+_SOURCE = ("name", "num_devices", "num_microbatches", "num_chunks", "option")  # what a file of a schedule says itself
+_HTML = (".html", ".htm")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(_show, define_flags=_define_flags, usage=__doc__, arguments=arguments, positional=["name"])
+
+
+# Flags
+
+
+def _define_flags(values: FlagValues) -> None:
+    text = flags.DEFINE_string
+    text("name", None, f"The schedule, one of {', '.join(sorted(REGISTRY))}; --name= may be left out.", values)
+    text("csv", None, "In place of NAME: a file of a schedule in PyTorch's compute-only CSV format.", values)
+    text("json", None, "The same in JSON, as jaxpipe.optimize writes it; has room for two replicas.", values)
+    _define_integer(values, "num_devices", "Devices on the pipe axis.")
+    _define_integer(values, "num_microbatches", "Microbatches of one step.")
+    _define_integer(values, "num_chunks", "Stages of one replica on each device.")
+    flags.DEFINE_multi_string("option", [], "A further option of the schedule, KEY=VALUE.", values)
+    _define_costs(values)
+    text("html", None, "A file for a page that shows everything on both clocks, with zoom and details.", values)
+    flags.DEFINE_multi_string("compare", [], "With --html, --format=memory: a schedule to draw beside.", values)
+    size_help = "With --html, --format=memory: bytes of the residuals of one microbatch and stage."
+    define_number(values, "slot_bytes", None, size_help, what="size", is_positive=True)
+    flags.DEFINE_bool("placement", False, "Show which GPU of --topology holds which stage instead.", values)
+    text("topology", None, "With --placement: hardware, nodes and GPUs of a node, as a100-80g:2x8.", values)
+    _define_integer(values, "tensor", "With --placement: GPUs that share each layer, default 1.", least=1)
+    _define_integer(values, "data", "With --placement: copies of the pipeline, default 1.", least=1)
+    flags.DEFINE_enum("format", "text", list(_FORMATS), "What is shown.", values)
+    text("output", None, "A file to write to instead of the terminal.", values)
+
+
+def _define_integer(values: FlagValues, name: str, help_text: str, *, least: int | None = None) -> None:
+    flags.DEFINE_integer(name, None, help_text, lower_bound=least, flag_values=values)
+
+
+def _define_costs(values: FlagValues) -> None:
+    defaults = Costs()
+    for name in _TIMES:
+        what = "one message between two devices" if name == "transfer" else f"one stage's {name.replace('_', ' ')}"
+        define_number(values, name, getattr(defaults, name), f"Time of {what}.", what="time", is_positive=False)
+    layers_help = "Layers, each with residual pages of its own that EVICT and LOAD move"
+    _define_integer(values, "layers_per_stage", f"{layers_help}, default {_LAYERS_PER_STAGE}.", least=1)
+    ratios = ("a whole microbatch takes to EVICT or LOAD", "the SYNC of a stage takes")
+    for name, what in zip(_RATIOS, ratios, strict=True):
+        help_text = f"How many times as long as a message {what}, default {getattr(defaults, name):g} for each layer."
+        define_number(values, name, None, help_text, what="size", is_positive=True)
+
+
+def _check_flags(values: FlagValues) -> None:
+    """Raises ConfigError for flags that do not fit together; none is silently without effect."""
+    if values.csv or values.json:
+        source = "csv" if values.csv else "json"
+        others = [*_SOURCE, *({"json"} if values.csv else ())]
+        check_unused(values, others, f"--{source} gives the whole schedule")
+    elif not values.name:
+        raise ConfigError(
+            explain(
+                "no schedule is given",
+                rule=f"schedule-source: NAME, one of {', '.join(sorted(REGISTRY))}; or --csv=FILE; or --json=FILE",
+                repair="give the NAME of a schedule, as in `python -m jaxpipe.show 1f1b ...`",
+            )
+        )
+    else:
+        for name in ("num_devices", "num_microbatches"):
+            if getattr(values, name) is None:
+                raise missing(name, "8")
+    if values.html:
+        check_unused(values, ("format", "output", "placement"), "--html writes a page to a file of its own")
+        _check_ending("html", values.html, _HTML)
+    if values.placement:
+        no_effect = ("layers_per_stage", *_RATIOS, *_TIMES)
+        check_unused(values, no_effect, "--placement shows no times")
+        if not values.topology:
+            raise missing("topology", "a100-80g:2x8")
+        if values.format not in ("text", "json"):
+            check_unused(values, ("format",), "--placement is shown as text or json")
+    else:
+        check_unused(values, ("topology", "tensor", "data"), "it needs --placement")
+    if values.format == "memory":
+        _check_ending("output", values.output, tuple(f".{form}" for form in FORMS))
+    elif not values.html:
+        check_unused(values, ("compare", "slot_bytes"), "it needs --html or --format=memory")
+    if values.format in ("png", "pdf") and not values.output:
+        raise ConfigError(
+            explain(
+                f"--format={values.format} is no text, and --output is missing",
+                rule="output-file: what is no text is written to a file",
+                repair=f"add --output=FILE.{values.format}",
+            )
+        )
+
+
+def _check_ending(flag: str, path: str | None, endings: tuple[str, ...]) -> None:
+    if not (path or "").endswith(endings):
+        raise ConfigError(
+            explain(
+                f"--{flag}={path or ''} does not say which kind of file to write",
+                rule=f"file-ending: the name ends in {' or '.join(endings)}",
+                repair=f"give --{flag}=FILE{endings[0]}",
+            )
+        )
+
+
+# From flags to what is shown
+
+
+def _show(values: FlagValues) -> None:
+    _check_flags(values)
+    schedule = _schedule(values)
+    if values.placement:
+        mesh = {"data": values.data or 1, "tensor": values.tensor or 1}
+        picture = show_placement(schedule, values.topology, **mesh, as_json=values.format == "json")
+        write_output(picture, values.output)
+        return
+    costs = _costs(values)
+    if values.html:
+        write_output(_html(schedule, costs, values), values.html)
+        return
+    write_output(_FORMATS[values.format](schedule, costs, values), values.output)
+
+
+def _schedule(values: FlagValues) -> Schedule:
+    """The schedule that the flags name; a user's own has passed the rules."""
+    if values.csv or values.json:
+        return check(read_csv(values.csv) if values.csv else read_json(values.json))
+    options = _options(values)
+    return build(values.name, num_devices=values.num_devices, num_microbatches=values.num_microbatches, **options)
+
+
+def _options(values: FlagValues) -> dict[str, object]:
+    """The options for the schedule's generator, besides the sizes."""
+    chunks = [] if values.num_chunks is None else [f"num_chunks={values.num_chunks}"]
+    return read_options([*chunks, *values.option])
+
+
+def _costs(values: FlagValues) -> Costs:
+    given = {name: getattr(values, name) for name in COST_NAMES}
+    for name in _RATIOS:
+        if given[name] is None:
+            given[name] = getattr(Costs(), name) * _num_layers(values)
+    return Costs(**given)
+
+
+def _num_layers(values: FlagValues) -> int:
+    return values.layers_per_stage or _LAYERS_PER_STAGE
+
+
+def _others(schedule: Schedule, values: FlagValues) -> list[Schedule]:
+    """The schedules to compare with, of the same size."""
+    sizes = {"num_devices": schedule.num_devices, "num_microbatches": schedule.num_microbatches}
+    return [build(name, **sizes) for name in values.compare]
+
+
+def _bound(schedule: Schedule, values: FlagValues) -> int | None:
+    """Slots that `schedule` keeps by moving some to the paired device; None where it moves none."""
+    if not schedule.columns.is_kind(Kind.EVICT).any():
+        return None
+    bound = _options(values).get("bound", least_bound(row_peaks(schedule)))
+    assert isinstance(bound, int)  # or it would not have been built
+    return bound
+
+
+def _html(schedule: Schedule, costs: Costs, values: FlagValues) -> str:
+    return to_html(
+        [schedule, *_others(schedule, values)],
+        costs=costs,
+        layers_per_stage=_num_layers(values),
+        bound=_bound(schedule, values),
+        slot_bytes=values.slot_bytes,
+    )
+
+
+def _memory(schedule: Schedule, costs: Costs, values: FlagValues) -> bytes:
+    return memory(
+        [simulate(each, costs) for each in (*_others(schedule, values), schedule)],
+        bound=_bound(schedule, values),
+        slot_bytes=values.slot_bytes,
+        form=Path(values.output).suffix[1:],
+    )
+
+
+_FORMATS: dict[str, Callable[[Schedule, Costs, FlagValues], str | bytes]] = {
+    "text": lambda schedule, costs, values: summary_text(Summary(schedule, costs, _num_layers(values))),
+    "json": lambda schedule, costs, values: summary_json(Summary(schedule, costs, _num_layers(values))),
+    "csv": lambda schedule, costs, values: to_csv(schedule),
+    "svg": lambda schedule, costs, values: svg(simulate(schedule, costs)),
+    "png": lambda schedule, costs, values: png(simulate(schedule, costs)),
+    "pdf": lambda schedule, costs, values: pdf(simulate(schedule, costs)),
+    "chrome": lambda schedule, costs, values: json.dumps(chrome_trace(simulate(schedule, costs))) + "\n",
+    "memory": _memory,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""The local launcher, with small programs that know nothing of JAX."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxpipe.distributed.supervisor import Lines
+from jaxpipe.launch import main
+
+ROOT = Path(__file__).parents[2]
+LONG_S = 60.0  # what ends at once may take so long on a busy machine
+
+# Every program knows its number as `me`, and says "ready" when a signal finds it prepared.
+PROLOGUE = """
+import os, signal, subprocess, sys, time
+me = int(sys.argv[-1].removeprefix("--process_id="))
+def wait():
+    print("ready", os.getpid(), flush=True)
+    while True:
+        time.sleep(0.01)
+"""
+# Counts SIGTERM and SIGINT for a moment and stops, as one that saves a checkpoint.
+STOPS = """
+got = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, frame: got.append(signal.Signals(number).name))
+print("ready", os.getpid(), flush=True)
+while not got:
+    time.sleep(0.01)
+time.sleep(0.3)
+print("got", *got)
+sys.exit(75)
+"""
+
+
+def hear_signals():
+    """A shell has what it starts in the background ignore SIGINT, nohup SIGHUP."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts the launcher for a program in a process group of its own; what is left of it is killed."""
+    started = []
+
+    def start(program, *flags, arguments=(), **options):
+        (tmp_path / "toy.py").write_text(PROLOGUE + textwrap.dedent(program))
+        command = [sys.executable, "-m", "jaxpipe.launch", "--module=toy", *flags, "--", *arguments]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        launcher = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            start_new_session=True,
+            text=True,
+            preexec_fn=hear_signals,
+            **pipes,
+        )
+        started.append(launcher)
+        return launcher
+
+    yield start
+    for launcher in started:
+        if launcher.poll() is None:
+            launcher.kill()
+
+
+@pytest.fixture
+def launch(start):
+    """Runs the launcher for a program to its end: exit code, lines of stdout, lines of stderr."""
+
+    def launch(program, *flags, **options):
+        launcher = start(program, *flags, **options)
+        out, err = launcher.communicate(timeout=LONG_S)
+        return launcher.returncode, out.splitlines(), (err or "").splitlines()
+
+    return launch
+
+
+def ready(launcher, count):
+    """The process ids of all programs, once they are ready for signals."""
+    lines = [launcher.stdout.readline() for _ in range(count)]
+    assert all(re.fullmatch(r"\[\d\] ready \d+\n", line) for line in lines), lines
+    return [int(line.split()[-1]) for line in lines]
+
+
+def is_running(pid):
+    """Whether there is such a process; a dead one that nobody has asked for its exit code runs no more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def all_end(pids):
+    """Whether none of the processes runs any more, after some time."""
+    until = time.monotonic() + LONG_S
+    while any(map(is_running, pids)) and time.monotonic() < until:
+        time.sleep(0.01)
+    return not any(map(is_running, pids))
+
+
+# ---- Lines
+
+
+@pytest.mark.parametrize(
+    ("pieces", "printed"),
+    [
+        (["one\ntwo\n"], "[3] one\n[3] two\n"),
+        (["o", "ne\nt", "wo\n"], "[3] one\n[3] two\n"),
+        (["one\n\ntwo"], "[3] one\n[3] \n[3] two\n"),
+        (["one\r", "\ntwo\r\n"], "[3] one\r\n[3] two\r\n"),
+        (["\r 0%", "\r 50%", "\r100%", "\n"], "[3]  0%\r[3]  50%\r[3] 100%\r[3] 100%\n"),
+        (["\r 0%", "\r      \r", "said\n", "\r 50%"], "[3]  0%\r[3] said\n[3]  50%\r[3]  50%\n"),
+    ],
+    ids=["whole", "in pieces", "no end", "CRLF", "progress bar", "line within a progress bar"],
+)
+def test_lines_are_whole_and_have_a_prefix(pieces, printed):
+    lines = Lines(3)
+    found = b"".join(lines.feed(piece.encode()) for piece in pieces) + lines.end()
+    assert found.decode() == printed
+
+
+def test_lines_of_many_processes_are_never_torn(launch):
+    program = """
+        for i in range(200):
+            for half in (f"{me} {i} " + "x" * 3000, "y" * 3000 + chr(10)):
+                sys.stdout.write(half)
+                sys.stdout.flush()
+    """
+    code, out, _ = launch(program, "--num_processes=3")
+    assert code == 0
+    expected = [f"[{me}] {me} {i} {'x' * 3000}{'y' * 3000}" for me in range(3) for i in range(200)]
+    assert sorted(out) == sorted(expected)
+
+
+# ---- What each process gets
+
+
+def test_each_process_gets_arguments_number_and_device(launch):
+    program = 'print(*sys.argv[1:], os.environ["JAX_LOCAL_DEVICE_IDS"]); print("error", me, file=sys.stderr)'
+    code, out, err = launch(program, "--num_processes=2", arguments=["--config=a b", "--", "--x"])
+    assert code == 0
+    pattern = (
+        r"\[(\d)\] --config=a b -- --x --coordinator_address=(localhost:\d+) --num_processes=2 --process_id=(\d) (\d)"
+    )
+    found = sorted(re.fullmatch(pattern, line).groups() for line in out)
+    assert [(prefix, me, device) for prefix, _, me, device in found] == [("0", "0", "0"), ("1", "1", "1")]
+    assert len({address for _, address, _, _ in found}) == 1
+    assert sorted(err) == ["[0] error 0", "[1] error 1"]
+
+
+def test_it_needs_no_jax():
+    code = "import sys, jaxpipe.launch; sys.exit('jax' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["--num_processes is missing"]),
+        (["--num_processes=0"], ["num_processes=0", "positive"]),
+        (["--num_process=2"], ["Did you mean '--num_processes'?"]),
+        (["--num_processes=2", "--config=x.py"], ["config", "put -- before it"]),
+        (["--num_processes=2", "x"], ["'x' belongs to no flag"]),
+        (["--num_processes=2", "--module=jaxpipe.trian"], ["no module 'jaxpipe.trian'"]),
+        (["--num_processes=2", "--module=no.such"], ["no module 'no.such'"]),
+        (["--num_processes=2", "--", "--process_id=1"], ["'--process_id=1'", "the launcher itself"]),
+    ],
+)
+def test_errors_of_the_command_line(arguments, words, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ConfigError: ")
+    assert "repair: " in error
+    assert all(word in error for word in words), error
+
+
+# ---- Ends
+
+
+def test_one_that_fails_ends_the_others_and_gives_its_code(launch):
+    program = """
+        if me == 1:
+            while not (os.path.exists("ready0") and os.path.exists("ready2")):
+                time.sleep(0.01)
+            sys.exit(3)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(print("got SIGTERM") or 76))
+        open(f"ready{me}", "w")
+        while True:
+            time.sleep(0.01)
+    """
+    code, out, err = launch(program, "--num_processes=3")
+    assert code == 3
+    assert sorted(out) == ["[0] got SIGTERM", "[2] got SIGTERM"]
+    assert err == ["jaxpipe.launch: process 1 failed with exit code 3; processes 0, 2 to end within 10 s"]
+
+
+def test_what_does_not_end_is_killed(launch):
+    program = """
+        if me == 0:
+            while not os.path.exists("ready1"):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open("ready1", "w")
+        time.sleep(1000)
+    """
+    code, _, err = launch(program, "--num_processes=2", "--grace_s=1")
+    assert code == 128 + 9
+    assert err == [
+        "jaxpipe.launch: process 0 was ended by SIGKILL; process 1 to end within 1 s",
+        "jaxpipe.launch: killed process 1: still there 1 s later",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [([0, 0], 0), ([75, 75], 75), ([0, 75], 75), ([75, 0], 75), ([75, 4], 4), ([2, 2], 2)]
+)
+def test_to_stop_on_request_is_no_failure(launch, codes, code):
+    program = f"time.sleep(0.3 * me); print('ends'); sys.exit({codes}[me])"
+    found, out, err = launch(program, "--num_processes=2")
+    assert found == code
+    assert out[0] == "[0] ends"
+    assert (out[1:] == ["[1] ends"]) or codes[0] == 2
+    assert bool(err) == (code not in (0, 75))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_every_process_once(start, number):
+    launcher = start(STOPS, "--num_processes=3")
+    ready(launcher, 3)
+    os.killpg(launcher.pid, number)  # as a terminal has it: to all that are in the launcher's group
+    out, err = launcher.communicate(timeout=LONG_S)
+    assert launcher.returncode == 75
+    name = "SIGINT" if number == signal.SIGINT else "SIGTERM"
+    assert sorted(out.splitlines()) == [f"[{process}] got {name}" for process in range(3)]
+    assert err == f"jaxpipe.launch: handed {name} on to all processes\n"
+
+
+def test_one_that_fails_while_all_stop_does_not_disturb_the_others(start):
+    program = STOPS.replace("time.sleep(0.3)", "time.sleep(0.6) if me else sys.exit(5)")
+    launcher = start(program, "--num_processes=2")
+    ready(launcher, 2)
+    launcher.terminate()
+    out, _ = launcher.communicate(timeout=LONG_S)
+    assert out == "[1] got SIGTERM\n"
+    assert launcher.returncode == 5
+
+
+def test_a_second_interrupt_kills(start):
+    program = "signal.signal(signal.SIGINT, lambda *_: print('got', flush=True)); wait()"
+    launcher = start(program, "--num_processes=2")
+    pids = ready(launcher, 2)
+    launcher.send_signal(signal.SIGINT)
+    assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] got\n", "[1] got\n"]
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=LONG_S)
+    assert launcher.returncode == 128 + 9
+    assert all_end(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can end a process with its parent")
+def test_processes_do_not_outlive_the_launcher(start):
+    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); wait()"
+    launcher = start(program, "--num_processes=3")
+    pids = ready(launcher, 3)
+    assert all(map(is_running, pids))
+    launcher.kill()
+    launcher.wait()
+    assert all_end(pids)
+
+
+def test_what_the_processes_have_started_does_not_outlive_them(start):
+    program = "print('ready', subprocess.Popen(['sleep', '1000']).pid, flush=True); sys.exit(0)"
+    launcher = start(program, "--num_processes=2")
+    pids = ready(launcher, 2)
+    launcher.communicate(timeout=LONG_S)
+    assert launcher.returncode == 0
+    assert all_end(pids)
+
+
+def test_the_run_goes_on_where_nobody_reads(start, tmp_path):
+    program = """
+        print("first", flush=True)
+        while not os.path.exists("closed"):
+            time.sleep(0.01)
+        print("x" * 100000, flush=True)
+        open(f"done{me}", "w")
+    """
+    launcher = start(program, "--num_processes=2")
+    launcher.stdout.readline()
+    launcher.stdout.close()
+    (tmp_path / "closed").touch()
+    assert launcher.wait(timeout=LONG_S) == 0
+    assert (tmp_path / "done0").exists()
+    assert (tmp_path / "done1").exists()
+
+
+def test_in_a_terminal_a_line_erases_the_bar_of_another_process(launch):
+    master, terminal = os.openpty()
+    program = "sys.stderr.write(chr(13) + ' 50%'); sys.stderr.flush(); print(os.environ['COLUMNS'])"
+    code, _, _ = launch(program, "--num_processes=1", stderr=terminal)
+    os.close(terminal)
+    assert code == 0
+    assert os.read(master, 1000) == b"\x1b[K[0]  50%\r\x1b[K[0]  50%\r\n"
+    os.close(master)

@@ -1,0 +1,296 @@
+"""`python -m jaxpipe.show`: its content, its errors, its speed."""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxpipe.drawing.summary import sent_slots
+from jaxpipe.lowering import lower
+from jaxpipe.schedules import build, from_csv, to_json
+from jaxpipe.show import main
+
+SMALL = ["1f1b", "--num_devices=4", "--num_microbatches=6"]
+CHIMERA = ["chimera", "--num_devices=4", "--num_microbatches=4"]
+BPIPE = ["bpipe", "--num_devices=8", "--num_microbatches=32"]
+
+
+def shown(capsys, *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    for part in ("Error: ", "\n  rule ", "\n  repair: "):
+        assert part in output.err
+    return output.err
+
+
+def test_json_content(capsys):
+    values = json.loads(shown(capsys, *SMALL, "--backward=3", "--format=json"))
+    assert set(values) == {
+        "schedule", "num_devices", "num_microbatches", "num_stages", "num_replicas", "costs", "makespan",
+        "bubble_ratio", "bubble_ratio_per_device_span", "peak_activations", "actions", "spmd", "layers_per_stage",
+        "transfers", "weights", "gradients",
+    }  # fmt: skip
+    assert (values["schedule"], values["num_devices"], values["num_microbatches"]) == ("1f1b", 4, 6)
+    assert (values["num_stages"], values["num_replicas"]) == (4, 1)
+    assert values["costs"] == {
+        "forward": 1, "backward": 3, "input_gradient": 1, "weight_gradient": 1, "transfer": 0, "slot_messages": 4 * 17,
+        "gradient_messages": 4 * 15,
+    }  # fmt: skip
+    assert values["makespan"] == (6 + 4 - 1) * (1 + 3)
+    assert values["bubble_ratio"] == pytest.approx(3 / 9)
+    # device 0 is the first and the last to compute
+    assert values["bubble_ratio_per_device_span"] == pytest.approx(3 / 9)
+    assert values["peak_activations"] == [4, 3, 2, 1]
+    assert [len(row) for row in values["actions"]] == [12] * 4
+    assert values["actions"][3][:2] == [
+        {"kind": "F", "replica": 0, "stage": 3, "microbatch": 0, "start": 3, "end": 4},
+        {"kind": "B", "replica": 0, "stage": 3, "microbatch": 0, "start": 4, "end": 7},
+    ]
+    spmd = values["spmd"]
+    assert set(spmd) == {"makespan", "num_rounds", "body_rounds", "num_slots", "permutes_per_step"}
+    assert spmd["makespan"] == pytest.approx(values["makespan"])
+    assert spmd["num_slots"] == 4  # the peak, min(D, N)
+    nothing = {"asked": [0] * 4, "sent": [0] * 4}
+    assert values["transfers"] == {"evicted": nothing, "loaded": nothing}
+    assert (values["weights"], values["gradients"]) == (1, nothing)
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ([], [16, 12.8, 8]),  # 32 f: f = 1/2, 2/5, 1/4
+        (["--option=unit=microbatch"], [15, 12, 8]),
+        (["--option=unit=microbatch", "--option=overlapped=false"], [12, 10, 6]),
+    ],
+)
+def test_json_tells_transfers_asked_for_and_sent(capsys, options, asked):
+    values = json.loads(shown(capsys, *BPIPE, *options, "--format=json"))
+    for moved in values["transfers"].values():
+        assert moved["asked"] == [*asked, 0, 0, 0, 0, 0]
+        assert moved["sent"][3:] == [0] * 5
+        assert all(sent >= asked for sent, asked in zip(moved["sent"], moved["asked"], strict=True))
+
+
+@pytest.mark.parametrize("num_layers", [1, 4, 10])
+def test_sent_is_what_the_permutes_of_each_round_carry(num_layers):
+    schedule = build("bpipe", num_devices=8, num_microbatches=20)
+    table = lower(schedule, layers_per_stage=(num_layers,) * 8)
+    away, back = np.zeros(8), np.zeros(8)  # [device] pages
+    for position in table.body_round:
+        for source, target in itertools.chain(*table.page_permutes[position]):
+            if source < target:  # early devices evict
+                away[source] += 1
+            else:
+                back[target] += 1
+    carried = sent_slots(table)
+    assert carried.evicted.tolist() == pytest.approx(away / num_layers)
+    assert carried.loaded.tolist() == pytest.approx(back / num_layers)
+    moves = table.parked.sends
+    assert (away + back).sum() >= len(moves.round) > 0
+
+
+def test_slots_of_the_program_are_those_of_its_layers(capsys):
+    values = json.loads(shown(capsys, *BPIPE, "--layers_per_stage=8", "--format=json"))
+    assert values["layers_per_stage"] == 8
+    assert values["costs"]["slot_messages"] == 8 * 17
+    assert values["spmd"]["num_slots"] == 5  # ceil((D + 2) / 2)
+    assert values["peak_activations"][:4] == [5, 5, 5, 5]
+    values = json.loads(shown(capsys, *BPIPE, "--slot_messages=3.5", "--format=json"))
+    assert values["costs"]["slot_messages"] == 3.5
+
+
+def test_text_is_grid_and_figures(capsys):
+    lines = shown(capsys, "gpipe", "--num_devices=2", "--num_microbatches=2").splitlines()
+    assert lines[:2] == [
+        "0  0F0 0F1 ... ... ... 0B0 0B0 0B1 0B1",
+        "1  ... 1F0 1F1 1B0 1B0 1B1 1B1 ... ...",
+    ]
+    assert "makespan          9" in lines
+    assert "bubble ratio      0.3333" in lines
+    assert "by device span    0.3333, each device from its own first action on" in lines
+    assert "peak activations  2 2 Ma" in lines
+    assert any(line.startswith("spmd              makespan 9,") for line in lines)
+
+
+def test_text_has_lines_on_transfers(capsys):
+    lines = shown(capsys, "bpipe", "--num_devices=4", "--num_microbatches=8").splitlines()
+    assert "parked share      1/2 - - - of a microbatch, by stage" in lines
+    assert any(line.startswith("evicted           4 0 0 0 slots asked for, ") for line in lines)
+    assert any(line.startswith("loaded            4 0 0 0 slots asked for, ") for line in lines)
+    assert not any(line.startswith(("parked", "evicted")) for line in shown(capsys, *SMALL).splitlines())
+
+
+def test_csv_keeps_evictions_and_their_shares(capsys, tmp_path):
+    path = tmp_path / "bpipe.csv"
+    path.write_text(shown(capsys, *BPIPE, "--format=csv"))
+    schedule = build("bpipe", num_devices=8, num_microbatches=32)
+    assert from_csv(path.read_text(), name="bpipe") == schedule
+    assert [str(share) for share in schedule.parked[:3]] == ["1/2", "2/5", "1/4"]
+    assert shown(capsys, f"--csv={path}", "--format=json") == shown(capsys, *BPIPE, "--format=json")
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_memory_is_drawn_beside_others(capsys, tmp_path, ending):
+    path = tmp_path / f"memory.{ending}"
+    arguments = [*BPIPE, "--format=memory", "--compare=1f1b", "--compare=gpipe", "--slot_bytes=1e9"]
+    assert shown(capsys, *arguments, f"--output={path}") == ""
+    content = path.read_bytes()
+    if ending == "png":
+        assert content.startswith(b"\x89PNG")
+        return
+    for words in ("32 (29.8 GiB) gpipe", "8 (7.45 GiB) 1f1b", "5 (4.66 GiB) bpipe", "bound, 5 slots"):
+        assert f">{words}</text>" in content.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "bounds"), [([*BPIPE, "--option=bound=6"], {"bound, 6 slots"}), (["1f1b", *BPIPE[1:]], set())]
+)
+def test_memory_has_the_bound_that_was_asked_for(capsys, tmp_path, arguments, bounds):
+    path = tmp_path / "memory.svg"
+    assert shown(capsys, *arguments, "--format=memory", f"--output={path}") == ""
+    assert set(re.findall(r">(bound[^<]*)</text>", path.read_text())) == bounds
+
+
+def test_csv_goes_round(capsys, tmp_path):
+    written = shown(capsys, *SMALL, "--format=csv")
+    assert from_csv(written, name="1f1b") == build("1f1b", num_devices=4, num_microbatches=6)
+    path = tmp_path / "1f1b.csv"
+    path.write_text(written)
+    assert shown(capsys, f"--csv={path}", "--format=json") == shown(capsys, *SMALL, "--format=json")
+
+
+@pytest.mark.parametrize("name", ["1f1b", "chimera"])
+def test_a_schedule_in_json_is_shown(capsys, tmp_path, name):
+    path = tmp_path / "mine.json"
+    path.write_text(to_json(build(name, num_devices=4, num_microbatches=6)))
+    assert shown(capsys, f"--json={path}") == shown(capsys, name, *SMALL[1:])
+
+
+@pytest.mark.parametrize("form", ["text", "json", "csv", "svg", "png", "chrome"])
+def test_output_file_holds_what_is_printed(capsys, tmp_path, form):
+    path = tmp_path / "picture"
+    assert shown(capsys, *SMALL, f"--format={form}", f"--output={path}") == ""
+    if form == "png":
+        assert path.read_bytes().startswith(b"\x89PNG")
+    else:
+        assert path.read_text() == shown(capsys, *SMALL, f"--format={form}")
+    if form in ("json", "chrome"):
+        json.loads(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["1f1"], "--num_devices is missing"),
+        ([], "give the NAME of a schedule"),
+        (["1f1", "--num_devices=4", "--num_microbatches=6"], "Did you mean '1f1b'?"),
+        (["1f1b", "--num_devices=0", "--num_microbatches=6"], "num_devices=0"),
+        (["1f1b", "--num_devices=two", "--num_microbatches=6"], "--num_devices=two: invalid literal for int()"),
+        ([*SMALL, "--num_chunk=2"], "Did you mean '--num_chunks'?"),
+        ([*SMALL, "--num_chunks=2"], "has no option 'num_chunks'"),
+        ([*SMALL, "--option=key=1"], "has no option 'key'"),
+        ([*SMALL, "--option=key"], "rule schedule-options: key=value"),
+        ([*SMALL, "--forward=-1"], "'-1' is not a time"),
+        ([*SMALL, "--backward=nan"], "'nan' is not a time"),
+        ([*SMALL, "--format=jpg"], "--format=jpg: value should be one of <text|"),
+        ([*SMALL, "--format=png"], "add --output=FILE.png"),
+        ([*SMALL, "--format=memory"], "the name ends in .png or .svg or .pdf"),
+        ([*SMALL, "--format=memory", "--output=memory.txt"], "the name ends in .png or .svg or .pdf"),
+        ([*SMALL, "--format=memory", "--output=no.svg", "--compare=gpip"], "Did you mean 'gpipe'?"),
+        ([*SMALL, "--compare=gpipe"], "--compare=gpipe has no effect: it needs --html or --format=memory"),
+        ([*SMALL, "--slot_bytes=1e9"], "--slot_bytes=1000000000.0 has no effect: it needs --html or --format=memory"),
+        ([*SMALL, "--slot_bytes=0"], "'0' is not a size"),
+        ([*SMALL, "--layers_per_stage=0"], "--layers_per_stage=0: 0 is not a positive integer"),
+        (
+            [*SMALL, "--placement", "--topology=h200:1x4", "--slot_messages=3"],
+            "--slot_messages=3.0 has no effect",
+        ),
+        ([*SMALL, "--output=/no/such/folder/file"], "cannot write '/no/such/folder/file'"),
+        ([*SMALL, "--csv=mine.csv"], "--name=1f1b has no effect: --csv gives the whole schedule"),
+        (["--csv=mine.csv", "--num_devices=4"], "--num_devices=4 has no effect: --csv gives the whole schedule"),
+        (["--csv=/no/such/file.csv"], "cannot read '/no/such/file.csv'"),
+        ([*SMALL, "--json=mine.json"], "--name=1f1b has no effect: --json gives the whole schedule"),
+        (["--csv=mine.csv", "--json=mine.json"], "--json=mine.json has no effect: --csv gives the whole schedule"),
+        (["--json=/no/such/file.json"], "cannot read '/no/such/file.json'"),
+    ],
+)
+def test_mistakes_are_told_in_plain_text(capsys, arguments, message):
+    assert message in refused(capsys, *arguments)
+
+
+def test_users_schedule_is_checked_by_the_rules(capsys, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("0F0,0B0\n1B0,1F0\n")
+    message = refused(capsys, f"--csv={path}")
+    assert message.startswith("ScheduleError: 1 rule broken in 'mine'")
+    assert "repair: swap positions 0 and 1 of device 1" in message
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = f"{sys.executable} -m jaxpipe.show 1f1b --num_devices=16 --num_microbatches=256 | head -c 10"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (" 0  0F0   ", "")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_large_schedule_is_shown(capsys, form):
+    assert "64" in shown(capsys, "1f1b", "--num_devices=64", "--num_microbatches=512", f"--format={form}")
+
+
+def test_help_names_each_flag(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Shows a pipeline schedule")
+    for words in ("--num_chunks: ", "--forward: Time of one stage's forward. (default: '1.0')", "<text|json|csv|svg|"):
+        assert words in printed
+
+
+def test_text_has_lines_on_replicas(capsys):
+    lines = shown(capsys, *CHIMERA).splitlines()
+    assert "weights           2 M_theta" in lines  # BitPipe (arXiv 2410.19367), Table 2
+    assert any(line.startswith("gradients         2 2 2 2 stages summed with the paired device, ") for line in lines)
+
+
+def test_each_device_sends_the_gradients_of_its_stages_up(capsys):
+    values = json.loads(shown(capsys, *CHIMERA, "--format=json"))
+    assert values["weights"] == 2
+    assert values["gradients"]["asked"] == [2] * 4
+    assert all(sent >= 1 for sent in values["gradients"]["sent"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "ratio"), [([], 4 * 15), (["--layers_per_stage=1"], 15), (["--gradient_messages=2.5"], 2.5)]
+)
+def test_an_exchange_takes_as_long_as_it_is_said_to(capsys, flags, ratio):
+    values = json.loads(shown(capsys, *CHIMERA, "--transfer=0.25", *flags, "--format=json"))
+    assert values["costs"]["gradient_messages"] == ratio
+    syncs = [action for row in values["actions"] for action in row if action["kind"] == "SYNC"]
+    assert len(syncs) == 8
+    assert {(sync["end"] - sync["start"], sync["microbatch"]) for sync in syncs} == {(0.25 * ratio, None)}
+
+
+def test_traces_have_exchanges(capsys):
+    events = json.loads(shown(capsys, *CHIMERA, "--transfer=0.25", "--gradient_messages=2", "--format=chrome"))
+    assert [event["dur"] for event in events if event.get("cat") == "SYNC"] == [500.0] * 8
+
+
+@pytest.mark.parametrize("form", ["svg", "memory"])
+def test_pictures_of_two_replicas_are_drawn(capsys, tmp_path, form):
+    path = tmp_path / "picture.svg"
+    arguments = [*CHIMERA, "--transfer=0.25", f"--format={form}", f"--output={path}"]
+    assert shown(capsys, *arguments) == ""
+    # BitPipe, Table 2: (D + 2) / 2 Ma on the outer devices, D Ma on the middle ones.
+    for words in ("SYNC, replica 1",) if form == "svg" else ("3 chimera", "4 chimera"):
+        assert f"{words}</text>" in path.read_text()
