@@ -25,7 +25,7 @@ from jaxpipe.config import check
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.measure import pinned
 from jaxpipe.measure.memory import measure_memory
-from jaxpipe.measure.problem import make_problem
+from jaxpipe.measure.step_pair import make_step_pair
 from jaxpipe.measure.timing import keep_freed_memory, median, timed
 from jaxpipe.training.setup import devices_of
 
@@ -78,9 +78,9 @@ def execute(values: FlagValues) -> None:
 
 def _measure(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     """All in this process, the mesh on virtual devices (or GPUs)."""
-    problem = make_problem(config, devices_of(config).devices)
-    memory = measure_memory(problem)
-    pipelined, unpipelined = problem.compile_pipelined(), problem.compile_unpipelined()
+    pair = make_step_pair(config, devices_of(config).devices)
+    memory = measure_memory(pair)
+    pipelined, unpipelined = pair.compile_pipelined(), pair.compile_unpipelined()
     for warm_up in (pipelined, unpipelined):
         timed(warm_up)
     pairs = [(timed(pipelined), timed(unpipelined)) for _ in range(num_repeats)]

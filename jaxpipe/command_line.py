@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -116,7 +116,7 @@ def missing(flag: str, example: str) -> ConfigError:
     )
 
 
-def check_unused(values: FlagValues, names: Sequence[str], because: str) -> None:
+def check_unused(values: FlagValues, names: Iterable[str], because: str) -> None:
     """Raises ConfigError if one of the flags `names` is set to something else than its default.
 
     Args:

@@ -19,7 +19,7 @@ from jaxpipe.checkpoints import restore_params
 from jaxpipe.config import base_config, build_schedule, check
 from jaxpipe.config.command_line import define_process_flags, run, value_of
 from jaxpipe.distributed.log import say
-from jaxpipe.distributed.together import Together
+from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.training import run_folder
 from jaxpipe.training.loop import heldout_losses
 from jaxpipe.training.resume import check_same_schedule
@@ -47,7 +47,7 @@ def execute(values: FlagValues) -> None:
     """Runs one evaluation."""
     config = values.config
     check(config, name=f"{values.workdir}/{run_folder.CONFIG}")
-    with Together(
+    with ProcessGroup(
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
         check_same_schedule(processes, build_schedule(config))

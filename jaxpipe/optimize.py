@@ -20,15 +20,16 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
-from jaxpipe.drawing.search_report import PLACEMENTS, SearchReport, placement_name
-from jaxpipe.errors import ConfigError, ScheduleError, explain
+from jaxpipe.drawing.search_report import SearchReport
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.lowering import spmd_makespan
-from jaxpipe.schedules import REGISTRY, Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
+from jaxpipe.schedules import Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.option_checks import check_even
 from jaxpipe.schedules.ordering.optimize import NUM_TRIALS, asynchronous, search
 from jaxpipe.schedules.ordering.problem import usual_placements
+from jaxpipe.schedules.placement import PLACEMENTS, placement_name
 
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient")
 _RATIOS = ("slot_messages", "gradient_messages")
@@ -88,22 +89,13 @@ def _define_bound(values: FlagValues) -> None:
 
 
 def _check_flags(values: FlagValues) -> None:
-    """Raises ConfigError for flags that do not fit together, and for an output that cannot be written."""
+    """Raises ConfigError for flags that do not fit together, ScheduleError for an output that cannot be written."""
     if values.schedule is None:
         check_unused(values, ("option",), "it needs --schedule")
     else:
         check_unused(values, ("placement",), "--schedule has its own placement")
         if is_file_name(values.schedule):
             check_unused(values, (*_SIZES, "option"), f"--schedule={values.schedule} gives the whole schedule")
-        elif values.schedule not in REGISTRY:
-            raise ConfigError(
-                explain(
-                    f"--schedule={values.schedule} is no schedule",
-                    rule=f"start-schedule: one of {', '.join(sorted(REGISTRY))}; or a file that ends in "
-                    f"{' or '.join(ENDINGS)}",
-                    repair="give one of these names, or a file",
-                )
-            )
     if not is_file_name(values.schedule or ""):
         for name in _SIZES:
             if getattr(values, name) is None:
@@ -155,7 +147,7 @@ def _problem(values: FlagValues) -> Problem | Schedule:
     if is_file_name(values.schedule):
         schedule = read_schedule(values.schedule)
     else:
-        options = read_options(values.option)
+        options = parse_options(values.option)
         schedule = build(
             values.schedule, num_devices=values.num_devices, num_microbatches=values.num_microbatches, **options
         )

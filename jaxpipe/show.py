@@ -5,6 +5,7 @@
     python -m jaxpipe.show NAME ... --html=FILE [--compare=OTHER ...]
     python -m jaxpipe.show NAME ... --placement --topology=a100-80g:2x8
     python -m jaxpipe.show --csv=FILE|--json=FILE ...
+    python -m jaxpipe.show --list
 
 Numbers are on both clocks: the asynchronous one (`simulate`) and that of the compiled program (`spmd`, replayed from
 the round table that the program executes). No JAX here.
@@ -22,12 +23,13 @@ from absl.flags import FlagValues
 
 from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
 from jaxpipe.drawing import Page, chrome_trace, memory, pdf, png, svg, to_html
+from jaxpipe.drawing.method_list import method_list
 from jaxpipe.drawing.pictures import FORMS
 from jaxpipe.drawing.placement import show_placement
 from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, build, check, read_csv, read_json, simulate, to_csv
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 
 __all__ = ["Page", "main", "to_html"]
@@ -50,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _define_flags(values: FlagValues) -> None:
     text = flags.DEFINE_string
     text("name", None, f"The schedule, one of {', '.join(sorted(REGISTRY))}; --name= may be left out.", values)
+    flags.DEFINE_bool("list", False, "Show the table of methods: options, bubbles and peaks of each.", values)
     text("csv", None, "In place of NAME: a file of a schedule in PyTorch's compute-only CSV format.", values)
     text("json", None, "The same in JSON, as jaxpipe.optimize writes it; has room for two replicas.", values)
     _define_integer(values, "num_devices", "Devices on the pipe axis.")
@@ -88,7 +91,10 @@ def _define_costs(values: FlagValues) -> None:
 
 def _check_flags(values: FlagValues) -> None:
     """Raises ConfigError for flags that do not fit together; none is silently without effect."""
-    if values.csv or values.json:
+    if values.list:
+        others = (name for name in values if name not in ("list", "output"))
+        check_unused(values, others, "--list shows all methods")
+    elif values.csv or values.json:
         source = "csv" if values.csv else "json"
         others = [*_SOURCE, *({"json"} if values.csv else ())]
         check_unused(values, others, f"--{source} gives the whole schedule")
@@ -146,6 +152,9 @@ def _check_ending(flag: str, path: str | None, endings: tuple[str, ...]) -> None
 
 def _show(values: FlagValues) -> None:
     _check_flags(values)
+    if values.list:
+        write_output(method_list(REGISTRY.values()), values.output)
+        return
     schedule = _schedule(values)
     if values.placement:
         mesh = {"data": values.data or 1, "tensor": values.tensor or 1}
@@ -170,7 +179,7 @@ def _schedule(values: FlagValues) -> Schedule:
 def _options(values: FlagValues) -> dict[str, object]:
     """The options for the schedule's generator, besides the sizes."""
     chunks = [] if values.num_chunks is None else [f"num_chunks={values.num_chunks}"]
-    return read_options([*chunks, *values.option])
+    return parse_options([*chunks, *values.option])
 
 
 def _costs(values: FlagValues) -> Costs:

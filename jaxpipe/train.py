@@ -26,9 +26,8 @@ from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import build_schedule, check
 from jaxpipe.config.command_line import define_config_file, define_process_flags, run
 from jaxpipe.distributed.log import log_to, say
-from jaxpipe.distributed.together import Together
+from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
-from jaxpipe.huggingface import copied_name, copy_origin
 from jaxpipe.schedules import simulate
 from jaxpipe.training import run_folder
 from jaxpipe.training.batches import put_batch
@@ -77,13 +76,13 @@ def execute(values: FlagValues) -> None:
     config = values.config
     check(config, name=config_flags.get_config_filename(values["config"]))
     traced_steps = profile_steps(values.profile_steps, num_steps=config.train.steps)
-    with Together(
+    with ProcessGroup(
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
         train(values, processes, traced_steps)
 
 
-def train(values: FlagValues, processes: Together, traced_steps: ProfileSteps | None) -> None:
+def train(values: FlagValues, processes: ProcessGroup, traced_steps: ProfileSteps | None) -> None:
     """Trains in one of the processes of a run whose config is checked."""
     config: ConfigDict = values.config
     with ExitStack() as stack:
@@ -168,12 +167,12 @@ def _check_resumable(path: Path, config: ConfigDict) -> None:
     """Checks that the run in `path` can be resumed with `config`, and reports what changes."""
     if config.checkpoint.init_from:
         source = run_folder.path_of(config.checkpoint.init_from)
-        config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
+        config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
     for change in config_changes(path, config):
         say(f"changed    {change}")
 
 
-def _check_data(path: Path, setup: Setup, processes: Together, *, is_resumed: bool) -> None:
+def _check_data(path: Path, setup: Setup, processes: ProcessGroup, *, is_resumed: bool) -> None:
     """Checks that all processes read the same tokens, and the same ones as a resumed run before."""
     fingerprint = setup.corpus.fingerprint
     check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
@@ -185,8 +184,8 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
     """Writes the files of a run other than its metrics; the config last, which marks that the run has begun."""
     if config.checkpoint.init_from and not is_resumed:
         source = run_folder.path_of(config.checkpoint.init_from)
-        copy_origin(source, path)
-        config.data.tokenizer = copied_name(config.data.tokenizer, source, path)
+        copy_source_model(source, path)
+        config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
     write_run_schedule(path, setup.pipeline.schedule)
     (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.pipeline.schedule)))
     write_timeline(path, setup)

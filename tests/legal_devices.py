@@ -1,47 +1,60 @@
-"""The registered schedules, some options of each, and on how many devices they are: for tests over all of them."""
+"""Methods of the table with options that cover each pair of values, and where they exist: for tests over all of them.
+
+A method that is registered is swept without another line: its values are those of its `Option`s.
+"""
 
 from collections.abc import Mapping
+from itertools import combinations, product
 from typing import Any
 
-from jaxpipe.schedules import REGISTRY
+from jaxpipe.schedules import REGISTRY, Method
 
-LEAST_DEVICES = {"bpipe": 4}
-TWO_REPLICAS = ("bitpipe", "chimera", "dualpipe", "gems", "mixpipe")  # on an even number of devices
+_TIMES = {"input_gradient": 1.2, "weight_gradient": 0.8}
+_MOST_CHUNKS = 4  # more of the same take long
 
-OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    ("bitpipe", {"num_chunks": 1}),
-    ("bitpipe", {"num_chunks": 3}),
-    ("bitpipe", {"num_chunks": 4, "eager_sync": False}),
-    ("bitpipe", {"v_shape": False}),
-    ("bitpipe", {"v_shape": False, "num_chunks": 3, "scaling": "figure"}),
-    ("bitpipe", {"scaling": "figure"}),
-    ("bitpipe", {"scaling": "figure", "num_chunks": 1}),
-    ("bitpipe", {"scaling": "early_forwarding"}),
-    ("bitpipe", {"scaling": "early_forwarding", "num_chunks": 3, "eager_sync": False}),
-    ("breadth_first", {"num_chunks": 1}),
-    ("breadth_first", {"num_chunks": 4}),
-    ("chimera", {"forward_doubling": True}),
-    ("chimera", {"eager_sync": False}),
-    ("dualpipe", {"backward_first": True, "eager_sync": False}),
-    ("dualpipe_v", {"backward_first": True, "input_gradient": 1.2, "weight_gradient": 0.8}),
-    ("gems", {"eager_sync": False}),
-    ("hanayo", {"waves": 2}),
-    ("interleaved_1f1b", {"num_chunks": 1}),
-    ("interleaved_1f1b", {"num_chunks": 4}),
-    ("interleaved_1f1b", {"num_chunks": 3, "group_size": 9}),
-    ("mixpipe", {"injected": 2, "eager_sync": False}),
-    ("v_min", {"input_gradient": 1.2, "weight_gradient": 0.8}),
-    ("zb_h1", {"input_gradient": 0.9, "weight_gradient": 1.3}),
-]
+
+def options_of(method: Method) -> list[dict[str, Any]]:
+    """Options of `method`, the defaults first, such that each legal pair of values of two options occurs."""
+    values = {
+        option.name: list(dict.fromkeys((method.defaults[option.name], *option.swept)))
+        for option in method.options
+        if option.swept
+    }
+    if "num_chunks" in values:
+        values["num_chunks"] = [num_chunks for num_chunks in values["num_chunks"] if num_chunks <= _MOST_CHUNKS]
+    times = [{}, _TIMES] if method.takes_times else [{}]
+    combined = [
+        (*zip(values, chosen, strict=True), ("times", bool(given)))
+        for *chosen, given in product(*values.values(), times)
+        if any(method.takes(d, **dict(zip(values, chosen, strict=True))) for d in (4, 5))
+    ]
+    found, missing = [combined[0]], set().union(*map(_covered, combined)) - _covered(combined[0])
+    while missing:
+        found.append(max(combined, key=lambda each: len(missing & _covered(each))))
+        missing -= _covered(found[-1])
+    return [_without_defaults(method, dict(each)) for each in found]
+
+
+def _covered(chosen: tuple[tuple[str, Any], ...]) -> set[tuple[tuple[str, Any], ...]]:
+    """The values, and the pairs of values, that occur."""
+    return {(each,) for each in chosen} | set(combinations(chosen, 2))
+
+
+def _without_defaults(method: Method, options: dict[str, Any]) -> dict[str, Any]:
+    times = _TIMES if options.pop("times") else {}
+    return {**{name: value for name, value in options.items() if value != method.defaults[name]}, **times}
 
 
 def takes(name: str, num_devices: int, options: Mapping[str, Any] | None = None) -> bool:
     """Whether the schedule `name` with `options` is one of `num_devices` devices."""
-    group_size = (options or {}).get("group_size", num_devices)
-    return LEAST_DEVICES.get(name, 1) <= num_devices <= group_size and not (name in TWO_REPLICAS and num_devices % 2)
+    return REGISTRY[name].takes(num_devices, **(options or {}))
+
+
+OPTIONS = [(name, options) for name, method in sorted(REGISTRY.items()) for options in options_of(method) if options]
+TWO_REPLICAS = tuple(sorted(name for name, method in REGISTRY.items() if method.num_replicas == 2))
 
 
 def variants(*num_devices: int) -> list[tuple[str, dict[str, Any], int]]:
-    """(name, options, number of devices) of registered schedules, plain and with `OPTIONS`, where they exist."""
+    """(name, options, number of devices) of all methods, plain and with `OPTIONS`, where they exist."""
     every = [*((name, {}) for name in sorted(REGISTRY)), *OPTIONS]
     return [(name, options, d) for name, options in every for d in num_devices if takes(name, d, options)]

@@ -10,7 +10,7 @@ from experiment_modules import modules_of
 from experiments.pages import put_between
 from jaxpipe.lowering import lower
 from jaxpipe.schedules import REGISTRY, build, peak_activations, simulate
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def size(run):
 
 
 def schedule_of(row, num_devices: int, num_microbatches: int):
-    options = read_options(option for option in row.options.split(",") if option)
+    options = parse_options(option for option in row.options.split(",") if option)
     return build(row.name, num_devices=num_devices, num_microbatches=num_microbatches, **options)
 
 

@@ -17,7 +17,7 @@ from formulas import ROWS, Formula, Row
 from experiments.pages import markdown
 from jaxpipe.drawing.summary import Summary, asked_messages, sent_messages
 from jaxpipe.schedules import Costs, build, peak_activations
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 
 NUM_DEVICES, NUMS_MICROBATCHES = 8, (8, 32)
 NUM_LAYERS = 32  # of the model, on all devices together
@@ -51,7 +51,7 @@ def figures(row: Row, num_microbatches: int, costs: str = "b=2f") -> Summary:
         row.name,
         num_devices=NUM_DEVICES,
         num_microbatches=num_microbatches,
-        **read_options(option for option in row.options.split(",") if option),
+        **parse_options(option for option in row.options.split(",") if option),
     )
     return Summary(schedule, COSTS[costs], NUM_LAYERS // schedule.num_stages)
 

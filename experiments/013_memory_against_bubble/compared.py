@@ -6,13 +6,12 @@ that are searched under a bound are `found`'s.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from functools import cached_property
 
 from jaxpipe.drawing.summary import Summary, asked_messages, sent_messages
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, costs_of_stages, peak_activations, split_backward
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 
 NUM_DEVICES, NUM_MICROBATCHES = 8, 32
 NUM_LAYERS = 32  # of the model, on all devices together; EVICT and LOAD move pages, one a layer
@@ -45,13 +44,12 @@ class Row:
     def schedule(self, costs: Costs) -> Schedule:
         """The schedule at `costs`, which are of a device's share."""
         times = {name: getattr(costs, name) for name in ("forward", "input_gradient", "weight_gradient")}
-        asked = inspect.signature(REGISTRY[self.name]).parameters
         schedule = build(
             self.name,
             num_devices=NUM_DEVICES,
             num_microbatches=NUM_MICROBATCHES,
-            **read_options(option for option in self.options.split(",") if option),
-            **{name: time for name, time in times.items() if name in asked},
+            **parse_options(option for option in self.options.split(",") if option),
+            **(times if REGISTRY[self.name].takes_times else {}),
         )
         if not self.split:
             return schedule

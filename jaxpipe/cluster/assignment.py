@@ -1,7 +1,7 @@
-"""Which GPU stands where in the mesh: the orders of GPUs, and what they cost in hops between nodes.
+"""Assigns GPUs to places of the mesh: the orders to choose from, and the hops between nodes that each costs.
 
-In go the mesh's shape and the GPUs of a node; out comes the GPU of every place of the mesh. GPUs are numbers,
-counted node by node. No JAX here: `order` applies an assignment to real devices.
+Takes the mesh's shape and the GPUs per node, returns the GPU of every place of the mesh. GPUs count node by node.
+`jaxpipe.mesh.mesh.order_devices` applies an assignment to real devices.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Assignment:
     """The GPU of every place of the mesh.
 
     Attributes:
-        order: the one of `ORDERS` that it follows.
-        gpus: `[data, pipe, tensor]`, numbers counted node by node.
-        gpus_per_node: of every node; the last may have more than the mesh takes of it.
+        order: one of `ORDERS`.
+        gpus: `[data, pipe, tensor]`, GPU numbers, counted node by node.
+        gpus_per_node: GPUs of every node; the mesh may leave some of the last node unused.
     """
 
     order: str
@@ -33,61 +33,61 @@ class Assignment:
 
     @property
     def nodes(self) -> np.ndarray:
-        """`[data, pipe, tensor]`: the node of every GPU."""
+        """The node of every GPU, `[data, pipe, tensor]`."""
         return self.gpus // self.gpus_per_node
 
     def is_apart(self, first: int, second: int) -> np.ndarray:
-        """`[data]`: whether two devices of the pipe axis stand in different nodes, for each copy of the pipeline."""
+        """Whether two devices of the pipe axis are in different nodes, for each copy of the pipeline: `[data]`."""
         return (self.nodes[:, first] != self.nodes[:, second]).any(axis=-1)
 
     def is_scattered(self, devices: Sequence[int]) -> bool:
-        """Whether `devices` of the pipe axis, those of all copies of the pipeline together, stand in several nodes."""
+        """Whether `devices` of the pipe axis, in all copies of the pipeline together, span several nodes."""
         held = self.nodes[:, list(devices)]
         return bool((held != held[:1, :1]).any())
 
     @property
     def crossings(self) -> tuple[tuple[int, int], ...]:
-        """(copy, device) of every hop from a device to the next one that leads into another node."""
+        """Hops from a device to the next that cross nodes, as (copy, device)."""
         return _where(self.nodes[:, :-1] != self.nodes[:, 1:])
 
     @property
     def split_pairs(self) -> tuple[tuple[int, int], ...]:
-        """(copy, device) of every device d whose partner pipe-1-d stands in another node; each pair once."""
+        """Devices d whose partner pipe-1-d is in another node, as (copy, device); each pair once."""
         half = self.gpus.shape[1] // 2
         return _where((self.nodes != self.nodes[:, ::-1])[:, :half])
 
 
 def _where(apart: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """(copy, device) wherever any GPU of a tensor group is `apart`: `[data, devices, tensor]`."""
+    """Places where any GPU of a tensor group is `apart` (`[data, devices, tensor]`), as (copy, device)."""
     return tuple((copy, device) for copy, device in np.argwhere(apart.any(axis=-1)).tolist())
 
 
 def assign(
     order: str = "pair_adjacent", *, data: int = 1, pipe: int, tensor: int = 1, gpus_per_node: int
 ) -> Assignment:
-    """The GPU of every place of the mesh, as `order` has it; a mesh that one node holds is always contiguous.
+    """The GPU of every place of the mesh under `order`; a mesh that fits into one node is always contiguous.
 
-    "contiguous" takes the GPUs as they come: `tensor` fastest, then the devices of one pipeline, then its copies.
-    (Megatron-LM's default has `data` inside `pipe`; with one copy both are the same.) One hop a node boundary
+    "contiguous" takes the GPUs in their order: `tensor` fastest, then the devices of one pipeline, then its copies.
+    (Megatron-LM's default has `data` inside `pipe`; with one copy both are the same.) One hop per node boundary
     crosses nodes, and so do most pairs.
 
-    "pair_adjacent" puts the devices d and pipe-1-d into one node, for BPipe's evictions and loads; two hops a node
-    boundary cross nodes, none where it falls between two copies.
+    "pair_adjacent" puts the devices d and pipe-1-d into one node, for BPipe's evictions and loads. Two hops per node
+    boundary cross nodes, none if the boundary falls between two copies.
 
-    "replicas_together" puts those of all copies into one node, for the gradients of two replicas; two hops of each
-    copy a node boundary cross nodes. With one copy both are the same.
+    "replicas_together" puts the devices d and pipe-1-d of all copies into one node, for the gradients of two replicas.
+    Two hops of each copy cross every node boundary. With one copy it equals "pair_adjacent".
 
-    Beyond one node, `tensor` divides the GPUs of a node. What else the orders ask for, their modules say.
+    Beyond one node, `tensor` divides the GPUs of a node; `jaxpipe.cluster.orders` has the other conditions.
 
     Args:
         order: one of `ORDERS`.
         data: copies of the pipeline.
         pipe: devices of one pipeline.
         tensor: GPUs that share each layer.
-        gpus_per_node: of each node; the mesh fills nodes from the first one.
+        gpus_per_node: GPUs of each node; the mesh fills nodes from the first one.
 
     Raises:
-        ConfigError: unknown order, or a mesh that cannot be laid so.
+        ConfigError: the order is unknown, or the mesh does not fit it.
 
     Example:
         >>> assign(pipe=16, gpus_per_node=8).crossings
@@ -109,7 +109,7 @@ def assign(
 
 
 def _places(held: list[tuple[int, int]], data: int, pipe: int, places_per_node: int) -> np.ndarray:
-    """`[data, pipe]`: the place of every device; those of a node stand in the order of the mesh."""
+    """The place of every device, `[data, pipe]`; devices of a node keep the order of the mesh."""
     places = np.empty((data, pipe), int)
     for first in range(0, len(held), places_per_node):
         for place, device in enumerate(sorted(held[first : first + places_per_node]), first):

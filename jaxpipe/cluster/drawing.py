@@ -1,7 +1,6 @@
-"""A mesh on a cluster as text or as plain values: which GPU of which node holds what, and what crosses nodes.
+"""Draws a mesh on a cluster, as text or plain values: which GPU of which node holds what, and what crosses nodes.
 
-What a device of the pipe axis holds and whom it sends to is given; where it stands is the assignment's. It only
-draws, never decides.
+The caller says what each device of the pipe axis holds and sends; the assignment says where it is.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ def draw(
     hops: Mapping[str, tuple[int, int]],
     sums: Mapping[str, Sequence[int]],
 ) -> str:
-    """The nodes under each assignment, and what crosses them, as lines of text.
+    """The nodes under each assignment and what crosses them, as text.
 
     Args:
-        assignments: of the same mesh to GPUs of `topology`.
+        assignments: assignments of the same mesh to the GPUs of `topology`.
         topology: the cluster.
-        labels: name -> `[pipe]`: what a device holds, in a word.
-        hops: name -> the devices that a message goes from and to.
-        sums: name -> the devices that, with those of all copies of the pipeline, add up what they have.
+        labels: name -> `[pipe]`, a short label of what each device holds.
+        hops: name -> the source and target device of a message.
+        sums: name -> the devices that sum their gradients, together with those of all copies of the pipeline.
 
     Example:
         >>> from jaxpipe.cluster.assignment import assign
@@ -105,7 +104,7 @@ def _draw_one(
 
 
 def _places(assignment: Assignment) -> Iterator[tuple[tuple[int, int], int]]:
-    """(copy, device), GPU of every place of the mesh."""
+    """Every place of the mesh as (copy, device), with its GPU."""
     for copy, devices in enumerate(assignment.gpus.tolist()):
         for device, gpus in enumerate(devices):
             for gpu in gpus:
@@ -113,23 +112,23 @@ def _places(assignment: Assignment) -> Iterator[tuple[tuple[int, int], int]]:
 
 
 def _crossing(assignment: Assignment, hops: Mapping[str, tuple[int, int]]) -> list[tuple[int, str]]:
-    """(copy, name) of every hop that leads into another node."""
+    """Hops that cross nodes, as (copy, name)."""
     apart = {name: assignment.is_apart(*devices) for name, devices in hops.items()}
     return [(copy, name) for copy in range(len(assignment.gpus)) for name in hops if apart[name][copy]]
 
 
 def _scattered(assignment: Assignment, sums: Mapping[str, Sequence[int]]) -> list[str]:
-    """Names of the sums over several nodes."""
+    """Names of the sums that span several nodes."""
     return [name for name, devices in sums.items() if assignment.is_scattered(devices)]
 
 
 def _of_copies(crossing: Sequence[tuple[int, str]], data: int) -> list[str]:
-    """Names that say of which copy, where there are several."""
+    """Names, followed by the copy if there are several."""
     return [f"{name} of copy {copy}" if data > 1 else name for copy, name in crossing]
 
 
 def _counted(names: Sequence[str]) -> str:
-    """How many there are, and the first of them by name."""
+    """The number of names, and the first of them."""
     if not names:
         return "0"
     more = f", and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""

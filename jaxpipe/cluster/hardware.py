@@ -1,12 +1,12 @@
-"""What a GPU can hold, do and send: the numbers that say whether a model fits and how long transfers take.
+"""Memory, peaks and links of GPUs, which decide whether a model fits and how long transfers take.
 
-Every number is one of a single GPU. Peaks are the maker's; what a program reaches of them is for others to say.
+Every number is for a single GPU. Peaks are NVIDIA's; what a program reaches of them is estimated elsewhere.
 
-Sources: memory, its bandwidth and the fields of the targets are those of XLA's own targets (openxla/xla,
-xla/backends/gpu/target_config/specs/: a100_sxm_80, h100_sxm, h200), which XLA wrote down from the driver. The one
-exception is the H200's memory, there the nominal 141 GiB: the driver gives 143,156 MiB, as PyTorch prints it.
-Peaks, without sparsity, and NVLink are of NVIDIA's data sheets; NVLink's total counts both ways, so half of it
-stands here. Networks are those of DGX A100 and DGX H100: one adapter a GPU, 200 and 400 Gb/s. The A800 is an A100
+Sources: memory, its bandwidth and the fields of the targets are from XLA's own targets (openxla/xla,
+xla/backends/gpu/target_config/specs/: a100_sxm_80, h100_sxm, h200), which XLA took from the driver. The one
+exception is the H200's memory, nominally 141 GiB there: the driver reports 143,156 MiB, as PyTorch prints it.
+Peaks, without sparsity, and NVLink are from NVIDIA's data sheets; NVLink's total counts both directions, so half of
+it stands here. Networks are those of DGX A100 and DGX H100: one adapter a GPU, 200 and 400 Gb/s. The A800 is an A100
 with 400 instead of 600 GB/s of NVLink.
 """
 
@@ -14,31 +14,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-# What XLA does not count: the CUDA context and the kernels in it (0.5 to 1 GiB), NCCL's channel buffers for the
-# communicators of three mesh axes (about 1 GiB), and what the allocator loses between buffers (1 GiB of 80). An
-# allowance, not a measurement.
+# An allowance for what XLA does not count: the CUDA context and its kernels (0.5 to 1 GiB), NCCL's channel buffers for
+# the communicators of three mesh axes (about 1 GiB), and fragmentation (1 GiB of 80). Not measured.
 RESERVE_BYTES = 3 * 2**30
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of GPU, in a node with others of it.
+    """A kind of GPU, in nodes of the same kind.
 
     Attributes:
-        name: as in a topology, "a100-80g".
-        description: as its driver names it.
-        memory_bytes: all of it, what the driver and libraries take included.
-        memory_bytes_per_s: of reads and writes together.
-        bf16_flops_per_s: peak of dense matrix products.
-        tf32_flops_per_s: the same of float32 numbers, which are rounded to TF32 as XLA's default has it.
-        nvlink_bytes_per_s: to other GPUs of the node, one way.
-        network_bytes_per_s: to other nodes, one way.
-        compute_capability: major, minor.
-        num_cores: streaming multiprocessors.
-        fpus_per_core: float32 units of one of them.
-        shared_memory_per_core_bytes: of which a block gets 1 KiB less.
-        l2_cache_bytes: shared by all cores.
-        clock_rate_ghz: the highest.
+        name: name in a topology, as "a100-80g".
+        description: the driver's name.
+        memory_bytes: all memory, including what driver and libraries take.
+        memory_bytes_per_s: bandwidth of reads and writes together.
+        bf16_flops_per_s: peak of dense matmuls in bfloat16.
+        tf32_flops_per_s: peak of dense matmuls in float32, rounded to TF32 as XLA does by default.
+        nvlink_bytes_per_s: bandwidth to other GPUs of the node, one way.
+        network_bytes_per_s: bandwidth to other nodes, one way.
+        compute_capability: major and minor number.
+        num_cores: number of streaming multiprocessors.
+        fpus_per_core: number of float32 units of a multiprocessor.
+        shared_memory_per_core_bytes: shared memory of a multiprocessor; a block gets 1 KiB less.
+        l2_cache_bytes: L2 cache, shared by all multiprocessors.
+        clock_rate_ghz: highest clock rate.
     """
 
     name: str
@@ -106,16 +105,16 @@ HARDWARE: dict[str, Hardware] = {
     )
 }
 
-# GPUs with the peak of another, by its driver's name: all forms of the A100 have one, by its data sheet.
+# Driver names of GPUs with another one's peak: by its data sheet, all forms of the A100 have the same.
 _OTHER_FORMS = dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), _A100)
 
 
 def peak_flops_per_s(description: str, *, dtype: str) -> float | None:
-    """The peak of dense matrix products on one GPU, None where it is not known, as on a CPU.
+    """The peak of dense matmuls on one GPU; None if it is not known, as on a CPU.
 
     Args:
-        description: as its driver names it, which is jax's `device_kind`.
-        dtype: of the numbers, "float32" or "bfloat16".
+        description: the driver's name, which is JAX's `device_kind`.
+        dtype: "float32" or "bfloat16".
 
     Example:
         >>> peak_flops_per_s("NVIDIA H200", dtype="bfloat16") / 1e12
@@ -129,9 +128,9 @@ def peak_flops_per_s(description: str, *, dtype: str) -> float | None:
 
 
 def target_config(hardware: Hardware) -> str:
-    """What XLA must know to compile for `hardware` where there is none: a text proto, `GpuTargetConfigProto`.
+    """A text proto `GpuTargetConfigProto`, from which XLA compiles for `hardware` without a GPU.
 
-    Hopper's has the accelerated features (9.0a), as its driver has.
+    Hopper has the accelerated features (9.0a), as its driver reports.
 
     Example:
         >>> "core_count: 132" in target_config(HARDWARE["h200"])

@@ -1,7 +1,6 @@
-"""The order "pair_adjacent": the devices d and pipe-1-d of every copy of the pipeline stand in one node.
+"""The orders "pair_adjacent" and "replicas_together": which devices of the mesh share a node.
 
-In go the mesh's shape and the GPUs of a node, out come places; a place is the GPUs of one tensor group. What else
-there is to choose from, `assignment` says.
+Both take the mesh's shape and the GPUs per node and return places; a place is the GPUs of one tensor group.
 """
 
 from __future__ import annotations
@@ -10,29 +9,28 @@ from jaxpipe.errors import ConfigError
 
 
 def pair_adjacent(data: int, pipe: int, tensor: int, gpus_per_node: int) -> list[tuple[int, int]]:
-    """[place] -> (copy, device), node by node; more than one node.
+    """Puts devices d and pipe-1-d of every copy into one node: [place] -> (copy, device), for several nodes.
 
-    A pipeline is folded in its middle, so that it is a chain of pairs, with the middle device of an odd `pipe` at its
-    end:
+    Fold a pipeline in its middle: it becomes a chain of pairs, with the middle device of an odd `pipe` at its end:
 
         node 0                          node 1
         (0, 15) (1, 14) (2, 13) (3, 12) | (4, 11) (5, 10) (6, 9) (7, 8)
 
-    The chains are laid into the nodes one after the other, and a chain that a node boundary meets at an odd place
-    is turned round, so that the boundary falls between two pairs. A boundary within a chain costs two hops (here
-    3 to 4 and 11 to 12), one at its end none.
+    Lay the chains into the nodes one after the other. Reverse a chain that a node boundary meets at an odd place, so
+    that the boundary falls between two pairs. A boundary within a chain costs two hops (here 3 to 4 and 11 to 12); a
+    boundary at its end costs none.
 
-    That is as few as possible. Join copies and nodes that share GPUs into groups: C copies and N nodes hang together
-    by C + N - 1 or more runs of neighbouring pairs, and all but C of these begin after a cut. Hence there are at
-    least as many cuts as nodes minus groups. Every group but that of the last node fills its nodes,
-    C x pipe = N x (devices of a node), so N is a multiple of pipe / gcd(pipe, devices of a node); and so often does
-    a node boundary fall on the end of a chain, where it cuts nothing.
+    This is the minimum. Join copies and nodes that share GPUs into groups. C copies and N nodes are connected by at
+    least C + N - 1 runs of neighbouring pairs, and all but C of these begin after a cut. Hence there are at least as
+    many cuts as nodes minus groups. Every group but that of the last node fills its nodes, C x pipe = N x (devices of
+    a node), so N is a multiple of pipe / gcd(pipe, devices of a node); that often a node boundary falls on the end of
+    a chain, where it cuts nothing.
 
-    A node with an odd number of devices needs the middle one of a copy. So even pipes need an even number of devices
-    in a node; odd ones fit where there are at least as many copies as nodes with an odd number.
+    A node with an odd number of devices needs the middle device of a copy. So an even `pipe` needs an even number of
+    devices per node; an odd one fits if there are at least as many copies as nodes with an odd number.
 
     Raises:
-        ConfigError: a mesh that cannot be laid so.
+        ConfigError: the mesh does not fit this order.
 
     Source: Kim et al., BPipe, ICML 2023, for pairs in one node; the published case is 16 stages on 2 nodes of 8.
         Chains of pairs, the copies and odd pipes are ours.
@@ -48,7 +46,7 @@ def pair_adjacent(data: int, pipe: int, tensor: int, gpus_per_node: int) -> list
 
 
 def pairs_of(pipe: int) -> list[tuple[int, ...]]:
-    """The devices of a pipeline, folded in its middle; the middle one of an odd `pipe` last and alone.
+    """The pairs of a pipeline folded in its middle; the middle device of an odd `pipe` comes last, alone.
 
     Example:
         >>> pairs_of(5)
@@ -58,20 +56,20 @@ def pairs_of(pipe: int) -> list[tuple[int, ...]]:
 
 
 def takes_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> bool:
-    """Whether a mesh can be laid pair by pair; `tensor` divides the GPUs of a node."""
+    """Whether a mesh fits "pair_adjacent"; `tensor` must divide the GPUs of a node."""
     in_one_node = data * pipe * tensor <= gpus_per_node
     return in_one_node or _odd_nodes(data, pipe, gpus_per_node // tensor) <= data * (pipe % 2)
 
 
 def divisors(number: int) -> list[int]:
-    """Of `number`, rising."""
+    """All divisors of `number`, in ascending order."""
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _chain(pipe: int, *, boundary: int) -> list[tuple[int, ...]]:
-    """The pairs of a pipeline, so turned that its first node boundary, at place `boundary`, falls between two.
+    """The pairs of a pipeline, reversed if its first node boundary, at place `boundary`, would split a pair.
 
-    Further boundaries do too: only even nodes have two in one pipeline, and these keep them even or odd.
+    Later boundaries do not either: two boundaries in one pipeline need an even node, which keeps the parity.
     """
     pairs = pairs_of(pipe)
     return pairs[::-1] if boundary % 2 and boundary < pipe else pairs
@@ -82,7 +80,7 @@ def _check_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> None:
         num_odd, num_middles = _odd_nodes(data, pipe, gpus_per_node // tensor), data * (pipe % 2)
         raise ConfigError(
             f"pipe={pipe}, data={data}, tensor={tensor} cannot be laid on nodes of {gpus_per_node} GPUs pair by pair\n"
-            "  rule pair-adjacent: devices d and pipe-1-d stand in one node; only the middle one of an odd pipe is"
+            "  rule pair-adjacent: devices d and pipe-1-d share a node; only the middle one of an odd pipe is"
             " alone\n"
             f"      nodes with an odd number of devices: {num_odd} > devices in the middle: {num_middles}\n"
             f"  repair: set {_legal_pairs(data, pipe, tensor, gpus_per_node)}, or order='contiguous',"
@@ -100,7 +98,7 @@ def _legal_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> str:
 
 
 def _odd_nodes(data: int, pipe: int, places_per_node: int) -> int:
-    """Nodes that hold an odd number of devices."""
+    """The number of nodes that hold an odd number of devices."""
     num_full, rest = divmod(data * pipe, places_per_node)
     return num_full * (places_per_node % 2) + rest % 2
 
@@ -109,23 +107,23 @@ def _odd_nodes(data: int, pipe: int, places_per_node: int) -> int:
 
 
 def replicas_together(data: int, pipe: int, tensor: int, gpus_per_node: int) -> list[tuple[int, int]]:
-    """[place] -> (copy, device), node by node; more than one node.
+    """Puts all holders of a stage into one node: [place] -> (copy, device), for several nodes.
 
     A schedule of two replicas holds a stage on the devices d and pipe-1-d of every copy of the pipeline: 2 x data
-    devices, which sum its gradients. These groups are laid into the nodes one after the other, from the outer pair
-    inwards. With 8 devices, two copies and nodes of 8 GPUs:
+    devices, which sum its gradients. Lay these groups into the nodes one after the other, from the outer pair inwards.
+    With 8 devices, two copies and nodes of 8 GPUs:
 
         node 0                                          node 1
         copy 0: (0, 7) (1, 6)  copy 1: (0, 7) (1, 6)    copy 0: (2, 5) (3, 4)  copy 1: (2, 5) (3, 4)
 
-    Gradients stay inside nodes. Activations cross where a group is the last of its node: two hops in every copy (here
-    1 to 2 and 5 to 6), which is as few as possible: the chain of a copy's pairs comes to every node, so that it goes
-    on to another one at least (nodes - 1) times, each time there and back.
+    Gradients stay inside nodes. Activations cross after the last group of a node: two hops in every copy (here 1 to 2
+    and 5 to 6). This is the minimum, since a copy's chain of pairs visits every node and so moves on to another one at
+    least (nodes - 1) times, there and back.
 
-    The groups are alike, so they must divide a node; the middle device of an odd `pipe` makes half a group, the last.
+    Groups are equally large, so they must divide a node; the middle device of an odd `pipe` is half a group, the last.
 
     Raises:
-        ConfigError: a mesh that cannot be laid so.
+        ConfigError: the mesh does not fit this order.
 
     Source: Wu et al., BitPipe, arXiv 2410.19367, Figure 6, for all replicas of a stage in one node. Tensor groups,
         chains and odd pipes are ours.

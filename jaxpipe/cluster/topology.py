@@ -1,4 +1,4 @@
-"""A cluster, as the user writes it: `a100-80g:4x8` is four nodes of eight A100."""
+"""Topologies as users write them: `a100-80g:4x8` is four nodes of eight A100."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Topology:
 
     Attributes:
         hardware: the kind of all GPUs.
-        num_nodes: computers, joined by a network.
-        gpus_per_node: of one, joined by NVLink.
+        num_nodes: nodes, connected by a network.
+        gpus_per_node: GPUs of each node, connected by NVLink.
     """
 
     hardware: Hardware
@@ -25,16 +25,16 @@ class Topology:
     gpus_per_node: int
 
     def __str__(self) -> str:
-        """As `parse_topology` reads it."""
+        """The form that `parse_topology` reads."""
         return f"{self.hardware.name}:{self.num_nodes}x{self.gpus_per_node}"
 
     @property
     def num_gpus(self) -> int:
-        """Of all nodes."""
+        """The number of GPUs of all nodes."""
         return self.num_nodes * self.gpus_per_node
 
     def check_holds(self, *, data: int = 1, pipe: int, tensor: int = 1) -> None:
-        """Raises ConfigError unless a mesh of this shape has as many GPUs here, or fewer."""
+        """Raises ConfigError if a mesh of this shape needs more GPUs than there are."""
         num_needed = math.prod((data, pipe, tensor))
         if num_needed > self.num_gpus:
             num_nodes = -(-num_needed // self.gpus_per_node)
@@ -48,10 +48,10 @@ class Topology:
 
 
 def parse_topology(written: str) -> Topology:
-    """The cluster that `written` names, as HARDWARE:NODESxGPUS.
+    """The topology that `written` names as HARDWARE:NODESxGPUS.
 
     Raises:
-        ConfigError: another form, or hardware that is not known.
+        ConfigError: `written` has another form, or the hardware is unknown.
 
     Example:
         >>> topology = parse_topology("a100-80g:4x8")

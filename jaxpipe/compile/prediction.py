@@ -1,6 +1,6 @@
-"""How many bytes should a training step take of each device, by the schedule and the model alone?
+"""Predicted bytes per device of a training step, from the schedule and the model alone.
 
-The one place where all kinds stand together; each is counted where it is made: what is held between actions in
+This is where all kinds come together; each is counted where it is made: what is held between actions in
 `jaxpipe.program.accounting`, what an action needs besides in `workspace`.
 """
 
@@ -33,7 +33,7 @@ class Prediction:
         state: parameters and optimizer state, updated in place.
         batch: tokens and targets.
         held: what is held between actions, by kind, as `held_bytes` counts.
-        workspace: what an action needs besides, by its part; one runs at a time, so the largest counts.
+        workspace: temporaries of an action, by its part; one runs at a time, so the largest counts.
     """
 
     state: int
@@ -43,7 +43,7 @@ class Prediction:
 
     @property
     def temp_bytes(self) -> int:
-        """All but the step's arguments."""
+        """Bytes of everything except the step's arguments."""
         return sum(self.held.values()) + max(self.workspace.values())
 
     @property
@@ -58,18 +58,18 @@ class Prediction:
 
     @property
     def total_bytes(self) -> int:
-        """All that the step takes."""
+        """Bytes of the whole step."""
         return sum(self.parts.values())
 
 
 def predict(pipeline: Pipeline, state: PyTree, batch: PyTree, *, has_dropout: bool) -> Prediction:
-    """What the step of `pipeline` should take; compiles only the parts of an action, each by itself.
+    """The prediction for the step of `pipeline`; compiles only the parts of an action, each by itself.
 
     Args:
         pipeline: whose step it is.
         state: the train state, or its shapes and shardings; has `params`.
         batch: leaves [num_microbatches, microbatch size, ...], likewise.
-        has_dropout: whether the step drops anything.
+        has_dropout: whether the step uses dropout.
     """
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
     return Prediction(
@@ -84,13 +84,16 @@ _NUM_LAYERS = 2  # of which the part computes with one, so that it takes a slice
 
 
 def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dropout: bool) -> dict[str, int]:
-    """Bytes of temporaries per device of each part of an action; the largest is what a step needs.
+    """Bytes of temporaries per device of each part of an action; a step needs the largest.
+
+    The parts are compiled alone, for the devices of the pipeline's mesh. What a device holds between actions is not
+    counted here.
 
     Args:
         pipeline: whose functions and mesh are compiled for.
         params: staged, or their shapes.
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
-        has_dropout: whether the step drops anything.
+        has_dropout: whether the step uses dropout.
 
     Returns:
         layer_forward; layer_backward, with its gradients added to the running sums; head, forward and backward,
@@ -160,7 +163,10 @@ def _added(sums: PyTree, grads: Sequence[jax.Array | None], i: jax.Array) -> PyT
 
 
 def _temp_bytes(pipeline: Pipeline, function: Callable, sums_of: PyTree | None, *arguments: PyTree) -> int:
-    """Of `function` alone on each device, given shapes there; first come float32 sums, in place, like `sums_of`."""
+    """Bytes of temporaries of `function` alone on each device, given the shapes of its arguments there.
+
+    If `sums_of` is given, float32 sums like it come first and are updated in place.
+    """
     sums = jax.tree.map(lambda leaf: _like(leaf.shape, np.float32), sums_of)
     arguments = arguments if sums_of is None else (sums, *arguments)
     on_devices = jax.shard_map(function, mesh=pipeline.mesh, in_specs=P(), out_specs=P(), check_vma=False)

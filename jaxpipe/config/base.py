@@ -41,7 +41,8 @@ def base_config(family: str = "gpt") -> ConfigDict:
         config.data.short_fraction = 0.1  # about this part of the sequences is shorter than seq_len
 
     config.pipeline = _section()
-    # A key of jaxpipe.schedules.REGISTRY; or the path of a schedule's .csv or .json, as jaxpipe.optimize writes it.
+    # A key of jaxpipe.schedules.REGISTRY; a .py file with a method of your own; or the path of a schedule's .csv or
+    # .json, as jaxpipe.optimize writes it.
     config.pipeline.schedule = "1f1b"
     config.pipeline.options = ""  # of the schedule, as "num_chunks=3,eager_sync=false" of bitpipe
     # What a stage's actions are expected to take, for rounds and predictions: "input_gradient=1.2,weight_gradient=0.8",

@@ -14,7 +14,8 @@ from jaxpipe.errors import ConfigError, ScheduleError, closest, explain
 from jaxpipe.program import balanced_split
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, read_schedule
 from jaxpipe.schedules.files import ENDINGS, is_file_name
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
+from jaxpipe.schedules.methods.registry import find_method, is_method_file
 
 
 def build_schedule(config: ConfigDict) -> Schedule:
@@ -54,15 +55,18 @@ def named_schedule(name: str, num_devices: int, num_microbatches: int, options: 
 
 
 def check_schedule_name(config: ConfigDict) -> None:
-    """Raises ConfigError unless `pipeline.schedule` is a registered name or the path of a schedule file."""
+    """Raises an error unless `pipeline.schedule` is a registered name, a file with a method, or a schedule file."""
     name = config.pipeline.schedule
-    if name not in REGISTRY and not is_file_name(name):
+    if is_method_file(name):
+        find_method(name)
+    elif name not in REGISTRY and not is_file_name(name):
         raise ConfigError(
             explain(
                 f"pipeline.schedule={name!r} is not known.{closest(name, list(REGISTRY))}",
                 rule=(
                     f"field-choice: pipeline.schedule is one of {', '.join(sorted(REGISTRY))}, or"
-                    f" the path of a file whose name ends in {' or '.join(ENDINGS)}"
+                    f" the path of a file whose name ends in {' or '.join(ENDINGS)},"
+                    f" or of a method's, which ends in .py"
                 ),
                 repair="set pipeline.schedule to one of these",
             )
@@ -92,7 +96,7 @@ def _read(path: str) -> Schedule:
 
 def options_of(written: str) -> dict[str, object]:
     """The options in a text such as "num_chunks=3,eager_sync=false"."""
-    return read_options(option for option in written.split(",") if option)
+    return parse_options(option for option in written.split(",") if option)
 
 
 def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:
@@ -245,7 +249,7 @@ def check_costs(config: ConfigDict) -> None:
     if written == AUTO:
         return
     try:
-        times = read_options(written.split(","))
+        times = parse_options(written.split(","))
         wrong = [f"{name}={value}" for name, value in times.items() if name not in _TIMES or not _is_time(value)]
     except ScheduleError:
         wrong = [repr(written)]

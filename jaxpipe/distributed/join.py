@@ -1,6 +1,6 @@
-"""How the processes of a run find each other: flags, or what jax detects of SLURM, Kubernetes and Open MPI.
+"""How the processes of a run find each other: by flags, or as JAX detects SLURM, Kubernetes and Open MPI.
 
-Must come before jax starts its backends. Alone, a process joins nothing.
+Join before JAX starts its backends. A process alone joins nothing. Only this file uses JAX's private modules.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ REACHED_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True)
-class Processes:
-    """The processes of a run, seen from one of them.
+class Rank:
+    """Which of how many processes this is.
 
     Attributes:
-        index: of this process; the one with 0 prints, and writes the files that there is one of.
-        count: processes.
+        index: number of this process; process 0 prints, and writes the files that exist once.
+        count: number of processes.
     """
 
     index: int
@@ -39,7 +39,7 @@ class Processes:
 
 
 def check_flags(coordinator_address: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Raises ConfigError for flags of which some are missing or that contradict each other."""
+    """Raises ConfigError if only some of the three flags are given, or if they contradict each other."""
     given = {
         "coordinator_address": coordinator_address,
         "num_processes": num_processes,
@@ -70,23 +70,23 @@ def join(
     process_id: int | None = None,
     *,
     lost_after_s: float,
-) -> Processes:
-    """Joins the other processes of a run; returns when all have come.
+) -> Rank:
+    """Joins the other processes of a run; returns when all have joined.
 
     Args:
         coordinator_address: HOST:PORT of process 0; with None for all three jax looks for a cluster.
-        num_processes: all of them.
-        process_id: of this one.
-        lost_after_s: the bound that `Watch` keeps; jax's own, much less talkative, watch gets twice the time, because
-            it does not wait for all of it.
+        num_processes: number of processes.
+        process_id: number of this process.
+        lost_after_s: the bound that `Watch` keeps. JAX's own heartbeat gets twice the time, since it ends processes
+            earlier than that and names no cause.
 
     Raises:
         ConfigError: the flags do not belong together.
-        LostProcess: not all processes have come in time.
+        LostProcess: not all processes have joined in time.
     """
     check_flags(coordinator_address, num_processes, process_id)
     if coordinator_address is None and not is_cluster():
-        return Processes(0, 1)
+        return Rank(0, 1)
     try:
         jax.distributed.initialize(
             coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=math.ceil(2 * lost_after_s)
@@ -99,16 +99,16 @@ def join(
             f" --process_id={process_id}\n"
             "  repair: start as many as --num_processes says, with an address of process 0 that all of them reach"
         ) from error
-    return Processes(distributed.global_state.process_id, distributed.global_state.num_processes or 1)
+    return Rank(distributed.global_state.process_id, distributed.global_state.num_processes or 1)
 
 
 def is_cluster() -> bool:
-    """Whether jax finds itself started by a cluster's launcher."""
+    """Whether JAX detects a cluster's launcher."""
     return any(kind.is_env_present() for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
 
 
 def reaches_first() -> bool:
-    """Whether the address of process 0 takes connections."""
+    """Whether the address of process 0 accepts connections."""
     host, _, port = (distributed.global_state.coordinator_address or "").rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_WITHIN_S):
@@ -117,8 +117,8 @@ def reaches_first() -> bool:
         return False
 
 
-def leave(status: int) -> None:
-    """Ends this process at once: without the barrier at which jax would wait for processes that do not come."""
+def exit_now(status: int) -> None:
+    """Exits at once, without the barrier at which JAX would wait for processes that do not come."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -132,29 +132,29 @@ FIRST_WITHIN_MS = 300_000
 
 
 class Store:
-    """Keys and texts of one run."""
+    """A key-value store of strings, shared by the processes of one run."""
 
     def __init__(self) -> None:
-        """The store of the processes that have joined, or of this one alone."""
+        """Opens the store of the joined processes, or one of this process alone."""
         self._client: Any = distributed.global_state.client
         self._own: dict[str, str] = {}
 
     def set(self, key: str, text: str) -> None:
-        """Writes `text`; returns when every process can read it."""
+        """Writes `text` under `key`; returns when every process can read it."""
         if self._client is None:
             self._own[key] = text
         else:
             self._client.key_value_set(PREFIX + key, text, allow_overwrite=True)
 
-    def word_of_first(self, key: str, text: str, *, is_first: bool) -> str:
-        """`text` of process 0, the same in all processes; waits until it is there."""
+    def broadcast_from_first(self, key: str, text: str, *, is_first: bool) -> str:
+        """The `text` that process 0 passes, in all processes; waits until it is written."""
         if is_first:
             self.set(key, text)
             return text
         return self._client.blocking_key_value_get(PREFIX + key, FIRST_WITHIN_MS)
 
     def under(self, folder: str) -> dict[str, str]:
-        """All that stands under `folder`, without it in the keys."""
+        """The entries whose keys begin with `folder`, with that prefix removed."""
         if self._client is None:
             return {key.removeprefix(folder): text for key, text in self._own.items() if key.startswith(folder)}
         found = self._client.key_value_dir_get(PREFIX + folder)

@@ -1,7 +1,7 @@
-"""Who of the processes is lost or stuck, from what was heard of each and when: pure bookkeeping, without clock or jax.
+"""Decides which process is lost or stuck, from heartbeats and their times: bookkeeping without a clock or JAX.
 
-Every process does the same things in the same order (steps, evaluations, checkpoints), and counts them: its position.
-Times are seconds of one clock, whichever.
+Every process begins the same activities in the same order (steps, evaluations, checkpoints) and counts them: its
+position. All times are seconds of one clock of the caller's.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from threading import Lock
 
 from jaxpipe.errors import LostProcess
 
-SPEAKS_WITHIN = 0.25  # of the limit
-LONG_TIMES = 10  # as long as the longest step so far: what takes longer hangs, even where nobody is behind
+SPEAKS_WITHIN = 0.25  # fraction of the limit within which a living process sends a heartbeat
+LONG_TIMES = 10  # an activity of this many longest steps hangs, even if nobody is behind
 
 
 @dataclass(frozen=True)
-class Life:
-    """What a process tells of itself.
+class Heartbeat:
+    """What a process reports about itself.
 
     Attributes:
-        position: how many things it has begun.
-        doing: the last of them, in words.
+        position: number of activities it has begun.
+        doing: the last of them, for messages.
         where: host and process id.
-        number: of the line, so that a new one differs from the last.
-        is_step: whether it is a step of the run; how long another thing takes (reading, compiling, evaluating, writing)
-            nobody knows.
-        end: None while it lives; "" where it ended as it should, else the error that ended it.
-        status: its exit status then.
+        number: serial number of the heartbeat, so that a new one differs from the last.
+        is_step: whether the activity is a training step; the duration of others (reading, compiling, evaluating,
+            writing) is unknown.
+        end: None while the process lives; "" if it ended normally, else the error that ended it.
+        status: its exit status after the end.
     """
 
     position: int
@@ -39,28 +39,28 @@ class Life:
     end: str | None = None
     status: int = 0
 
-    def begin(self, doing: str, *, is_step: bool) -> Life:
-        """The same process, one thing further."""
+    def begin(self, doing: str, *, is_step: bool) -> Heartbeat:
+        """The heartbeat of the same process after it has begun one more activity."""
         return replace(self, position=self.position + 1, doing=doing, is_step=is_step)
 
     def line(self) -> str:
-        """As text."""
+        """The heartbeat as one line of JSON."""
         return json.dumps(asdict(self))
 
 
-def parse(line: str) -> Life:
-    """What `Life.line` wrote."""
-    return Life(**json.loads(line))
+def parse(line: str) -> Heartbeat:
+    """The heartbeat that `Heartbeat.line` wrote."""
+    return Heartbeat(**json.loads(line))
 
 
 @dataclass(frozen=True)
-class Loss:
+class Failure:
     """A process that the others cannot wait for.
 
     Attributes:
-        process: its number; None where all hang and none is behind the others.
-        why: what is known, in words.
-        status: with which those end that cannot go on; where it ended by itself, its own.
+        process: its number; None if all processes hang and none is behind the others.
+        why: the cause, as far as it is known.
+        status: exit status of the processes that cannot continue; the failed one's own if it ended by itself.
     """
 
     process: int | None
@@ -68,94 +68,94 @@ class Loss:
     status: int = LostProcess.exit_status
 
 
-class Lives:
-    """What one process knows of all; several threads may ask and tell."""
+class Liveness:
+    """What one process knows about all processes; safe to use from several threads."""
 
-    def __init__(self, own: Life, *, index: int, limit_s: float, now: float):
-        """Knows nothing yet of the others.
+    def __init__(self, own: Heartbeat, *, index: int, limit_s: float, now: float):
+        """Starts without knowledge of the others.
 
         Args:
-            own: what this process tells of itself.
-            index: of this process.
-            limit_s: who is silent or behind for longer is lost.
+            own: the first heartbeat of this process.
+            index: number of this process.
+            limit_s: seconds of silence or delay after which a process is lost.
             now: the time.
         """
         self.own = own
         self._index, self._limit_s = index, limit_s
-        self._known: dict[int, Life] = {}
+        self._known: dict[int, Heartbeat] = {}
         self._changed_s: dict[int, float] = {}
         self._answered_s = self._began_s = now
         self._longest_s: float | None = None  # of the steps done so far
         self._lock = Lock()
 
     def begin(self, doing: str, now: float, *, is_step: bool = True) -> None:
-        """This process begins something that it may wait for others in."""
+        """Notes that this process begins an activity in which it may wait for others."""
         with self._lock:
             if self.own.is_step:
                 self._longest_s = max(self._longest_s or 0.0, now - self._began_s)
             self.own, self._began_s = self.own.begin(doing, is_step=is_step), now
 
-    def heard(self, lives: dict[int, Life], now: float) -> None:
-        """What the store holds, process -> its newest line."""
+    def heard(self, heartbeats: dict[int, Heartbeat], now: float) -> None:
+        """Notes the newest heartbeat of each process, as the store has them."""
         with self._lock:
             self._answered_s = now
-            for process, life in lives.items():
-                if life != self._known.get(process):
-                    self._known[process], self._changed_s[process] = life, now
+            for process, heartbeat in heartbeats.items():
+                if heartbeat != self._known.get(process):
+                    self._known[process], self._changed_s[process] = heartbeat, now
 
     def start_anew(self, now: float) -> None:
-        """After a time in which this process could hear nothing."""
+        """Forgets the times so far, after a pause in which this process could hear nothing."""
         with self._lock:
             self._answered_s = self._began_s = now
             self._changed_s = dict.fromkeys(self._changed_s, now)
 
     def where(self, process: int) -> str:
-        """Host and process id of `process`, as far as it has told, and what it began last."""
-        life = self.own if process == self._index else self._known.get(process)
-        return "never heard of" if life is None else f"{life.where}; its last: {life.doing}"
+        """Host and process id of `process` and its last activity, as far as it has reported them."""
+        heartbeat = self.own if process == self._index else self._known.get(process)
+        return "never heard of" if heartbeat is None else f"{heartbeat.where}; its last: {heartbeat.doing}"
 
-    def lost(self, now: float, *, patience: float = 1.0) -> Loss | None:
-        """The first process that cannot be waited for any more.
+    def failure(self, now: float, *, patience: float = 1.0) -> Failure | None:
+        """The first process that the others cannot wait for, or None.
 
         Args:
             now: the time.
-            patience: in limits.
+            patience: multiplies the limit.
         """
         with self._lock:
             limit_s, silent_s = patience * self._limit_s, now - self._answered_s
             if silent_s > limit_s:
-                return Loss(0, f"the store that it holds has not answered for {silent_s:.0f} s")
+                return Failure(0, f"the store that it holds has not answered for {silent_s:.0f} s")
             return self._ended_or_silent(limit_s) or self._stuck(now, limit_s)
 
-    def _ended_or_silent(self, limit_s: float) -> Loss | None:
-        for process, life in self._others().items():
-            if life.end:
-                return Loss(process, f"it ended: {life.end}", life.status)
+    def _ended_or_silent(self, limit_s: float) -> Failure | None:
+        for process, heartbeat in self._others().items():
+            if heartbeat.end:
+                return Failure(process, f"it ended: {heartbeat.end}", heartbeat.status)
             silent_s = self._answered_s - self._changed_s[process]  # while the store did answer
-            if life.end is None and silent_s > limit_s:
-                return Loss(process, f"nothing heard of it for {silent_s:.0f} s")
+            if heartbeat.end is None and silent_s > limit_s:
+                return Failure(process, f"nothing heard of it for {silent_s:.0f} s")
         return None
 
-    def _stuck(self, now: float, limit_s: float) -> Loss | None:
+    def _stuck(self, now: float, limit_s: float) -> Failure | None:
         waited_s = now - self._began_s
-        others = {process: life for process, life in self._others().items() if life.end is None}
-        slowest = min([self.own, *others.values()], key=lambda life: life.position)
+        others = {process: heartbeat for process, heartbeat in self._others().items() if heartbeat.end is None}
+        slowest = min([self.own, *others.values()], key=lambda heartbeat: heartbeat.position)
         limit_s = limit_s if slowest.is_step else LONG_TIMES * limit_s
         if waited_s <= limit_s:
             return None
-        for process, life in others.items():
-            if life.position == slowest.position < self.own.position:
-                return Loss(process, f"it has not begun {self.own.doing}, in which others wait for {waited_s:.0f} s")
-        if any(life.position > self.own.position for life in others.values()):
-            return Loss(self._index, f"it is in {self.own.doing} for {waited_s:.0f} s, and others are further")
-        # Of a process that has just fallen silent nobody knows yet how far it is.
+        for process, heartbeat in others.items():
+            if heartbeat.position == slowest.position < self.own.position:
+                return Failure(process, f"it has not begun {self.own.doing}, in which others wait for {waited_s:.0f} s")
+        if any(heartbeat.position > self.own.position for heartbeat in others.values()):
+            return Failure(self._index, f"it is in {self.own.doing} for {waited_s:.0f} s, and others are further")
+        # The position of a process that has just fallen silent is not known yet.
         all_speak = (
             now - min([self._answered_s, *(self._changed_s[process] for process in others)]) < SPEAKS_WITHIN * limit_s
         )
         longest_s = limit_s if self._longest_s is None else self._longest_s
         if all_speak and waited_s > LONG_TIMES * longest_s:
-            return Loss(None, f"every process has been in {self.own.doing} for {waited_s:.0f} s")
+            return Failure(None, f"every process has been in {self.own.doing} for {waited_s:.0f} s")
         return None
 
-    def _others(self) -> dict[int, Life]:
-        return {process: life for process, life in self._known.items() if process != self._index}
+    def _others(self) -> dict[int, Heartbeat]:
+        return {process: heartbeat for process, heartbeat in self._known.items() if process != self._index}

@@ -1,7 +1,7 @@
-"""Processes that start together, are told together to stop, and end together.
+"""Local processes that start together, stop together and end together.
 
-Goes in: a command and an environment each. Comes out: their lines, and one exit code. One thread does it all: it waits
-for what they print, and looks ten times a second after them and after signals.
+Takes a command and an environment for each; prints their lines and returns one exit code. A single thread waits for
+their output and checks processes and signals ten times a second.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from types import FrameType, TracebackType
 from typing import IO
 
 JOIN_FLAGS = ("coordinator_address", "num_processes", "process_id")  # by which processes find each other
-STOPPED = 75  # of a process that has stopped on request, its checkpoint saved; EX_TEMPFAIL of <sysexits.h>
+STOPPED = 75  # exit code of a process that stopped on request, its checkpoint saved; EX_TEMPFAIL of <sysexits.h>
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_EVERY_S = 0.1
-_LAST_WORDS_S = 1.0  # to wait for what stands in a pipe that something else holds open
+_LAST_OUTPUT_S = 1.0  # to wait for output in a pipe that another process holds open
 _PIECE_BYTES = 65536
-_ERASE_LINE = b"\x1b[K"  # of a progress bar of another process
+_ERASE_LINE = b"\x1b[K"  # erases another process's progress bar
 
 
 def commands_of(program: Sequence[str], arguments: Sequence[str], count: int) -> list[list[str]]:
@@ -48,9 +48,9 @@ def commands_of(program: Sequence[str], arguments: Sequence[str], count: int) ->
 
 
 class Group:
-    """Processes that run one program together; a context manager, which leaves none of them behind.
+    """Local processes that run one program together; a context manager that leaves none of them behind.
 
-    Each leads a process group of its own: Ctrl-C in a terminal reaches the launcher alone, which hands it on.
+    Each process leads its own process group, so Ctrl-C in a terminal reaches only the launcher, which passes it on.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Group:
         self._kill_at: float | None = None
 
     def __enter__(self) -> Group:
-        """Starts the processes, all from this thread and before there is any other."""
+        """Starts the processes, all from this thread and before any other thread exists."""
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it for SIGHUP
                 self._handlers[number] = signal.signal(number, self._catch)
@@ -108,7 +108,7 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kills what is left, and gives the signals back."""
+        """Kills the processes that are left and restores the signal handlers."""
         self._kill()
         for child in self._processes:
             child.wait()
@@ -119,16 +119,16 @@ class Group:
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]  # as signal.signal returned it
 
     def wait(self) -> int:
-        """Hands on what they print until all have ended; returns the exit code."""
+        """Prints the output of the processes until all have ended; returns the exit code."""
         while self._running:
-            self._print_what_comes(_LOOK_EVERY_S)
+            self._print_available(_LOOK_EVERY_S)
             self._look_for_ends()
-            self._hand_on_signals()
+            self._pass_on_signals()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._say(f"killed {_in_words(self._running)}: still there {self._grace_s:g} s later")
                 self._kill()
                 self._kill_at = float("inf")
-        while self._streams.get_map() and self._print_what_comes(_LAST_WORDS_S):
+        while self._streams.get_map() and self._print_available(_LAST_OUTPUT_S):
             pass
         codes = [_exit_code(child.returncode) for child in self._processes]
         if self._failed is not None:
@@ -138,7 +138,7 @@ class Group:
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self._caught.append(number)
 
-    def _hand_on_signals(self) -> None:
+    def _pass_on_signals(self) -> None:
         while self._caught:
             number = self._caught.pop(0)
             if not self._is_told:
@@ -150,11 +150,11 @@ class Group:
                 self._kill()
 
     def _look_for_ends(self) -> None:
-        """Takes those that have ended off the list; the first that has failed ends the others."""
+        """Removes processes that have ended from the list; the first failure ends the others."""
         for process, child in list(self._running.items()):
             if child.poll() is None:
                 continue
-            _kill_group(child)  # what it has started and left behind
+            _kill_group(child)  # and the processes that it left behind
             del self._running[process]
             if self._failed is None and child.returncode not in (0, STOPPED):
                 self._failed = process
@@ -179,10 +179,10 @@ class Group:
         for child in self._running.values():
             _kill_group(child)
 
-    def _print_what_comes(self, timeout_s: float) -> bool:
-        """Prints what has come, after `timeout_s` at the latest; returns whether anything has."""
+    def _print_available(self, timeout_s: float) -> bool:
+        """Prints available output, waiting up to `timeout_s` for it; returns whether there was any."""
         if not self._streams.get_map():
-            time.sleep(timeout_s)  # all have closed their outputs, but not all have ended
+            time.sleep(timeout_s)  # all outputs are closed, but not all processes have ended
         ready = self._streams.select(timeout_s)
         for key, _ in ready:
             number, lines = key.data
@@ -197,7 +197,7 @@ class Group:
         key.fileobj.close()  # pyright: ignore[reportAttributeAccessIssue]  # a pipe
 
     def _print(self, number: int, lines: bytes) -> None:
-        """Writes `lines` to our output `number`; where nobody reads it any more, the run goes on without."""
+        """Writes `lines` to output `number`; if nobody reads it any more, the run continues without it."""
         try:
             for line in lines.splitlines(keepends=True):
                 self._outputs[number].write(self._erase[number] + line)
@@ -210,7 +210,7 @@ class Group:
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kills `child` and what it has started."""
+    """Kills `child` and the processes that it started."""
     with suppress(ProcessLookupError, PermissionError):  # nothing is left of them; on macOS: nothing but zombies
         os.killpg(child.pid, signal.SIGKILL)
 
@@ -220,7 +220,7 @@ def _in_words(processes: Collection[int]) -> str:
 
 
 def _exit_code(code: int) -> int:
-    """As a shell has it: 128 + n of a process that signal n has ended."""
+    """The exit code as a shell reports it: 128 + n for a process ended by signal n."""
     return code if code >= 0 else 128 - code
 
 
@@ -239,16 +239,16 @@ _ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?=[^\n])")
 
 
 class Lines:
-    """The lines of one stream of one process, from pieces that end anywhere."""
+    """Assembles the output lines of one stream of one process from pieces that end anywhere."""
 
     def __init__(self, process: int):
-        """Of the process with number `process`."""
+        """Prefixes lines with the number `process`."""
         self._prefix = f"[{process}] ".encode()
         self._rest = b""
         self._shown = b""
 
     def feed(self, piece: bytes) -> bytes:
-        """The lines that `piece` completes, and what has come of a progress bar."""
+        """The lines that `piece` completes, and the newest state of a progress bar."""
         *whole, self._rest = _ENDS.split(self._rest + piece)
         lines = [line for line in whole if line.strip() or line.endswith(b"\n")]
         if lines and lines[0] == self._shown:
@@ -262,7 +262,7 @@ class Lines:
         return b"".join(self._prefix + line for line in lines)
 
     def end(self) -> bytes:
-        """What has no end when the stream has."""
+        """The last line, if the stream ends without a newline."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         return self._prefix + rest + b"\n" if rest.strip() else b""
 
@@ -274,18 +274,18 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def end_with_parent() -> Callable[[], None] | None:
-    """What a new process is to call before it becomes another program; None where there is no such call.
+    """A function for `preexec_fn` that ends the new process when its parent ends; None where the system has none.
 
-    The signal comes when the thread ends that started the process: start it from one that lives as long as its process.
-    Nothing else may run in threads then, as in every process that is forked.
+    The signal arrives when the thread that started the process ends, so start processes from a thread that lives as
+    long as its process. As with every fork, no other thread may run then.
     """
     if sys.platform != "linux":
         return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # looked up here: a forked process should do little
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # looked up here, since a forked process should do little
 
     def call() -> None:
         prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-        if os.getppid() != parent:  # it has ended in between, and no signal will come
+        if os.getppid() != parent:  # the parent has ended meanwhile, and no signal will come
             os._exit(1)
 
     return call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpipe.schedules import Action, Costs, Kind, Timeline, simulate
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, MOVE_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS
 
 IDLE = "..."
 _MAX_CELLS_PER_ACTION = 8
@@ -32,8 +32,8 @@ def text(timeline: Timeline) -> str:
     """
     schedule = timeline.schedule
     columns = schedule.columns
-    is_move = columns.is_kind(*MOVE_KINDS)
-    is_shown = columns.is_kind(*COMPUTE_KINDS, *MOVE_KINDS)
+    is_move = columns.is_kind(*TRANSFER_KINDS)
+    is_shown = columns.is_kind(*COMPUTE_KINDS, *TRANSFER_KINDS)
     unit = _unit(timeline)
     notes = ["(0>4: microbatch 4 of stage 0 leaves for the paired device; 0<4: it comes back)\n"] * bool(is_move.any())
     if unit is None:
@@ -60,7 +60,7 @@ def text(timeline: Timeline) -> str:
 
 
 def _label(action: Action) -> str:
-    if action.kind not in MOVE_KINDS:
+    if action.kind not in TRANSFER_KINDS:
         return str(action)
     replica = f"@{action.replica}" if action.replica else ""
     return f"{action.stage}{_ARROWS[action.kind]}{action.microbatch}{replica}"

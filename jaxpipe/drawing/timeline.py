@@ -95,7 +95,7 @@ def _title(timeline: Timeline) -> str:
 
 
 def _draw_tracks(axes: Axes, tracks: Tracks) -> None:
-    """Empty tracks, each with its device's name, or that of the paired device, before it; the axis of time below."""
+    """Draws empty tracks, the name of the device or of its partner before each, and the axis of time below."""
     placement, end = tracks.schedule.placement, axes.get_xlim()[1]
     axes.patch.set_visible(False)
     axes.tick_params(axis="x", labelsize=8, colors="#666666", length=3)
@@ -118,7 +118,7 @@ def _draw_tracks(axes: Axes, tracks: Tracks) -> None:
 
 
 def _draw_boxes(axes: Axes, style: Style, tracks: Tracks, boxes: Boxes, edge_width: float) -> None:
-    """The actions of one style: those of a device are one path, which keeps the file of a large schedule small."""
+    """Draws the actions of one style; those of a device are one path, which keeps files of large schedules small."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -136,7 +136,7 @@ def _draw_boxes(axes: Axes, style: Style, tracks: Tracks, boxes: Boxes, edge_wid
 
 
 def _write_numbers(axes: Axes, style: Style, tracks: Tracks, boxes: Boxes) -> None:
-    """The microbatches of the actions of one style, where there is room."""
+    """Writes the microbatches of the actions of one style, where there is room."""
     font_size = 5.5 if style.is_thin else 7
     middle = tracks.action_top + tracks.action_height / 2
     microbatch = tracks.schedule.columns.microbatch

@@ -24,7 +24,14 @@ THIN = 0.6  # height of a track of transfers
 
 @dataclass(frozen=True)
 class Tracks:
-    """Vertical places of actions, from the top of device 0 down, in heights of a device's track."""
+    """Vertical places of actions, from the top of device 0 down, in heights of a device's track.
+
+    Example:
+        >>> from jaxpipe.schedules import build
+        >>> tracks = Tracks(build("bpipe", num_devices=4, num_microbatches=8))  # device 0 evicts to device 3
+        >>> tracks.device_top.tolist(), tracks.height
+        ([0.0, 1.6, 2.6, 3.6], 4.6)
+    """
 
     schedule: Schedule
 

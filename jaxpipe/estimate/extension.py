@@ -2,8 +2,9 @@
 
 Once a pipeline is full, a period of microbatches more takes as long every time: the end is on a straight line, exactly
 where stages are equally long but for the head, to 0.4 % else. Orders that are searched with all their microbatches in
-view have no period: those of the zero-bubble schedules are on a line to 2 %, early forwarding to 4 %; but no period
-takes less than the device computes that has most to do.
+view have none exactly: those of the zero-bubble schedules are on a line to 2 %, early forwarding to 4 %; but no period
+takes less than the device computes that has most to do. A method whose period is unknown, and a schedule of a file, are
+looked at whole.
 """
 
 from __future__ import annotations
@@ -14,24 +15,26 @@ from functools import cache
 import numpy as np
 
 from jaxpipe.config.pipeline import named_schedule, options_of
-from jaxpipe.estimate.clock import Clock, Ends, Seconds
+from jaxpipe.estimate.clock import Makespans, Seconds, makespans
+from jaxpipe.schedules.analysis.simulate import Clock
 from jaxpipe.schedules.files import is_file_name
+from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import Kind
 
 FEWEST_PERIODS = 3
 
 
-def ends(name: str, num_devices: int, num_microbatches: int, options: str, seconds: Seconds) -> Ends:
+def ends(name: str, num_devices: int, num_microbatches: int, options: str, seconds: Seconds) -> Makespans:
     """When the schedule of a name ends, as `named_schedule` takes it; up to five periods as `Clock` finds it."""
     few = few_microbatches(name, num_devices, num_microbatches, options)
-    last = [clock_of(name, num_devices, num, options).ends(seconds) for num in few]
+    last = [makespans(clock_of(name, num_devices, num, options), seconds) for num in few]
     if len(few) == 1:
         return last[0]
     less, more = last
     num_periods = (num_microbatches - few[0]) / (few[1] - few[0])
     first, second = astuple(less), astuple(more)
     work_s = more.work_s - less.work_s
-    return Ends(*(a + num_periods * max(b - a, work_s) for a, b in zip(first, second, strict=True)))
+    return Makespans(*(a + num_periods * max(b - a, work_s) for a, b in zip(first, second, strict=True)))
 
 
 def few_microbatches(name: str, num_devices: int, num_microbatches: int, options: str) -> tuple[int, ...]:
@@ -44,27 +47,21 @@ def few_microbatches(name: str, num_devices: int, num_microbatches: int, options
         (16,)
     """
     period = _period(name, num_devices, options)
-    if is_file_name(name) or num_microbatches < (FEWEST_PERIODS + 2) * period:
+    if period is None or num_microbatches < (FEWEST_PERIODS + 2) * period:
         return (num_microbatches,)
     first = FEWEST_PERIODS * period + num_microbatches % period
     return first, first + period
 
 
 @cache
-def clock_of(name: str, num_devices: int, num_microbatches: int, options: str) -> Clock:
-    """The clock of a schedule, made once for all who ask."""
-    return Clock(named_schedule(name, num_devices, num_microbatches, options))
+def _period(name: str, num_devices: int, options: str) -> int | None:
+    return None if is_file_name(name) else find_method(name).period_of(num_devices, options_of(options))
 
 
 @cache
-def _period(name: str, num_devices: int, options: str) -> int:
-    """After how many microbatches the rows repeat themselves, at most."""
-    if is_file_name(name):
-        return 1
-    given = options_of(options)
-    group = given.get("group_size", num_devices)
-    assert isinstance(group, int)
-    return 2 * group if given.get("forward_doubling") else group
+def clock_of(name: str, num_devices: int, num_microbatches: int, options: str) -> Clock:
+    """The clock of a schedule, made once for all who ask."""
+    return Clock(named_schedule(name, num_devices, num_microbatches, options))
 
 
 def moved_slots(name: str, num_devices: int, num_microbatches: int, options: str) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""From a config.json of transformers to our config, and from the config of our model to theirs.
+"""From a config.json of transformers to our config, and from the config of our model to a config.json.
 
-Goes in: a config.json. Comes out: all of our config, of which `model` and `data.seq_len` are theirs. The way
-back is for models that never came from Hugging Face: it takes the first class of transformers whose config,
-read again, is the same model. Left to others: which fields there are (one file a family).
+Goes in: a config.json. Comes out: our whole config, in which `model` and `data.seq_len` come from theirs. The way back
+is for models that jaxpipe made: it chooses the first class of transformers whose config, read again, gives the same
+model. Left to others: which fields there are (one file a family).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxpipe.config import base_config, model_config
-from jaxpipe.errors import ConfigError, closest
-from jaxpipe.huggingface.fields import check_only, read_fields, write_fields
+from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.huggingface.fields import check_supported, read_fields, write_fields
 from jaxpipe.huggingface.gpt2 import GPT2
-from jaxpipe.huggingface.listing import listed
 from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2
+from jaxpipe.huggingface.mapping import Architecture
 from jaxpipe.huggingface.megatron_bert import MASKED, PRETRAINING
-from jaxpipe.huggingface.rows import Architecture
+from jaxpipe.huggingface.tensor_files import first_lines
 from jaxpipe.models import Family, family_named
 
 ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, MISTRAL, QWEN2, PRETRAINING, MASKED)}
 CONFIG = "config.json"
-MAX_SEQ_LEN = 1024  # of a converted config: longer sequences are for those who ask for them
+MAX_SEQ_LEN = 1024  # of a converted config; longer sequences only if the user asks for them
 
 _DROPOUTS = ("embedding_dropout", "attention_dropout", "hidden_dropout")
-_NOT_THE_MODEL = ("attention", "recompute", "vocab_multiple")  # how it is computed, and rows that nothing reads
+_NOT_THE_MODEL = ("attention", "recompute", "vocab_multiple")  # how it is computed, and rows that are padding
 
 
 def load_config(folder: Path) -> dict[str, Any]:
-    """The config.json in `folder`.
+    """Returns the config.json in `folder`.
 
     Raises:
         ConfigError: there is none, or it is no JSON object.
@@ -42,51 +42,57 @@ def load_config(folder: Path) -> dict[str, Any]:
     repair = "name a folder that save_pretrained wrote, or a snapshot of a model from the Hugging Face hub"
     if not path.is_file():
         raise ConfigError(
-            f"{folder} holds no model of transformers\n"
-            f"  rule huggingface-folder: a model is a folder with {CONFIG} and safetensors files\n"
-            f"      no file {path}\n"
-            f"  repair: {repair}"
+            explain(
+                f"{folder} contains no model of transformers",
+                rule=f"huggingface-folder: a model is a folder with {CONFIG} and safetensors files",
+                picture=f"no file {path}",
+                repair=repair,
+            )
         )
     try:
         theirs = json.loads(path.read_text())
         theirs.keys()
     except (AttributeError, OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}\n  rule huggingface-config: {CONFIG} is a JSON object\n  repair: {repair}"
+            explain(
+                f"{path} cannot be read: {error}", rule=f"huggingface-config: {CONFIG} is a JSON object", repair=repair
+            )
         ) from error
     return theirs
 
 
 def architecture_of(theirs: dict[str, Any], *, where: str) -> Architecture:
-    """The class that `theirs` is the config of.
+    """Returns the class of transformers that `theirs` is the config of.
 
     Raises:
-        ConfigError: none that we have.
+        ConfigError: jaxpipe does not have that class.
     """
     names = theirs.get("architectures") or ["none"]
     if len(names) != 1 or names[0] not in ARCHITECTURES:
         raise ConfigError(
-            f"{where}: architectures={names} is not known.{closest(str(names[0]), list(ARCHITECTURES))}\n"
-            f"  rule huggingface-architecture: it is one of {', '.join(ARCHITECTURES)}\n"
-            f"      model_type={theirs.get('model_type')!r}\n"
-            "  repair: convert a model of one of these classes; transformers saves a base model with its head\n"
-            "      after ClassOfTheHead.from_pretrained(...).save_pretrained(...)"
+            explain(
+                f"{where}: architectures={names} is not known.{closest(str(names[0]), list(ARCHITECTURES))}",
+                rule=f"huggingface-architecture: it is one of {', '.join(ARCHITECTURES)}",
+                picture=f"model_type={theirs.get('model_type')!r}",
+                repair="convert a model of one of these classes; transformers saves a base model with its head by"
+                " ClassWithHead.from_pretrained(...).save_pretrained(...)",
+            )
         )
     return ARCHITECTURES[names[0]]
 
 
 def read_config(theirs: dict[str, Any], *, where: str) -> ConfigDict:
-    """Our config for the model of `theirs`, locked; what is not the model's is as in `base_config`.
+    """Returns our config for the model of `theirs`, locked; all other fields are those of `base_config`.
 
     Args:
         theirs: a config.json of transformers 4 or 5.
         where: the file, for messages.
 
     Raises:
-        ConfigError: a field that changes the numbers and that we do not have, or a value of the wrong type.
+        ConfigError: jaxpipe does not support the value of a field, or it has the wrong type.
     """
     architecture = architecture_of(theirs, where=where)
-    check_only(theirs, architecture.only, where=where)
+    check_supported(theirs, architecture.supported, where=where)
     ours = read_fields(theirs, architecture.fields, where=where) | architecture.read(theirs, where)
     config = base_config(architecture.family)
     family = family_named(architecture.family)
@@ -95,12 +101,12 @@ def read_config(theirs: dict[str, Any], *, where: str) -> ConfigDict:
         config.model[name] = _of_type(defaults[name], value, path=f"model.{name}", where=where)
     longest = read_fields(theirs, (architecture.longest,), where=where)["seq_len"]
     config.data.seq_len = min(_of_type(MAX_SEQ_LEN, longest, path="data.seq_len", where=where), MAX_SEQ_LEN)
-    config.mesh.pipe = 1  # so that it runs as it is; --config.mesh.pipe=N makes a pipeline
+    config.mesh.pipe = 1  # so that it runs on one device; --config.mesh.pipe=N makes a pipeline
     return config
 
 
 def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
-    """A config.json for the model of `config`, which never came from Hugging Face.
+    """Returns a config.json for the model of `config`, which jaxpipe made.
 
     Args:
         config: ours.
@@ -110,22 +116,24 @@ def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
         ConfigError: no class of transformers is this model.
     """
     ours = model_config(config)
-    wanted = comparable(config)
+    wanted = defining_fields(config)
     found: list[tuple[str, list[str]]] = []
     for architecture in ARCHITECTURES.values():
         if architecture.family != config.model.family:
             continue
         theirs = _write_config(architecture, ours, seq_len=config.data.seq_len, dtype=dtype)
-        back = comparable(read_config(theirs, where=CONFIG))
+        back = defining_fields(read_config(theirs, where=CONFIG))
         different = [f"model.{name}={wanted[name]!r}" for name in wanted if wanted[name] != back[name]]
         if not different:
             return theirs
         found.append((architecture.name, different))
     raise ConfigError(
-        f"no class of transformers is this model of family {config.model.family!r}\n"
-        "  rule huggingface-export: a class has a field for everything that the model is\n"
-        + "".join(f"      {name} has no {', '.join(different)}\n" for name, different in found)
-        + "  repair: train a model without these; a dropout may be changed in the run's config.json"
+        explain(
+            f"no class of transformers is this model of family {config.model.family!r}",
+            rule="huggingface-export: a class has a field for everything that the model is",
+            picture="\n".join(f"{name} has no {', '.join(different)}" for name, different in found),
+            repair="train a model without these; a dropout may be changed in the run's config.json",
+        )
     )
 
 
@@ -143,12 +151,12 @@ def _write_config(architecture: Architecture, ours: Any, *, seq_len: int, dtype:
     }
 
 
-def comparable(config: ConfigDict, *, dropouts: bool = True) -> dict[str, Any]:
-    """All that the numbers of the model of `config` depend on, the same for the same model.
+def defining_fields(config: ConfigDict, *, dropouts: bool = True) -> dict[str, Any]:
+    """Returns the fields that the numbers of a model depend on; equal for two configs of the same model.
 
     Args:
         config: ours.
-        dropouts: whether to compare what only training depends on.
+        dropouts: whether to include dropouts, on which only training depends.
     """
     fields = _resolved(model_config(config))
     scaling = fields.get("rope_scaling")
@@ -159,7 +167,7 @@ def comparable(config: ConfigDict, *, dropouts: bool = True) -> dict[str, Any]:
 
 
 def _resolved(ours: Any) -> dict[str, Any]:
-    """The fields of a model's config, with numbers in place of what may be derived."""
+    """The fields of a model's config, with numbers in place of those that follow from others."""
     fields = {name: getattr(ours, name) for name in asdict(ours)}
     if fields["feed_forward"] is None:
         fields["feed_forward"] = ours.anatomy.width
@@ -169,7 +177,7 @@ def _resolved(ours: Any) -> dict[str, Any]:
 
 
 def _to_section(ours: dict[str, Any], family: Family) -> dict[str, Any]:
-    """`ours`, fields of a model's config, as fields of `model`."""
+    """Returns the section `model` of our config for `ours`, the fields of a model's config."""
     ours = dict(ours)
     scaling = ours.pop("rope_scaling", None)
     if scaling is not None:
@@ -193,43 +201,47 @@ def _scaling_fields(scaling: Any) -> dict[str, Any]:
 
 
 def _of_type(default: Any, value: Any, *, path: str, where: str) -> Any:
-    """`value` as the type of `default`; numbers in text fields as text."""
+    """Returns `value` as the type of `default`; a number as text if the field is text."""
     if type(default) is str and type(value) is int:
         return str(value)
     if type(default) is float and type(value) is int:
         return float(value)
     if type(value) is not type(default):
         raise ConfigError(
-            f"{where}: the value for {path} is {value!r}, of type {type(value).__name__}\n"
-            f"  rule field-type: {path} is of type {type(default).__name__}\n"
-            f"  repair: mend the field of {where}; our default is {default!r}"
+            explain(
+                f"{where}: the value for {path} is {value!r}, of type {type(value).__name__}",
+                rule=f"field-type: {path} is of type {type(default).__name__}",
+                repair=f"correct the field of {where}; our default is {default!r}",
+            )
         )
     return value
 
 
-def check_same(config: ConfigDict, theirs: ConfigDict, *, run: str, where: str) -> None:
-    """Raises ConfigError where the model of `config` is not that of `theirs`, whose tensors are its own.
+def check_same_model(config: ConfigDict, theirs: ConfigDict, *, run: str, where: str) -> None:
+    """Raises ConfigError if the model of a run is no longer that of the config.json that the run keeps.
 
     Args:
         config: of the run.
-        theirs: our config for the config.json that the run keeps.
+        theirs: our config for that config.json.
         run: its folder, for the message.
-        where: that config.json.
+        where: that config.json, for the message.
     """
-    own, kept = comparable(config, dropouts=False), comparable(theirs, dropouts=False)
+    own, kept = defining_fields(config, dropouts=False), defining_fields(theirs, dropouts=False)
     different = [name for name in sorted(own.keys() | kept.keys()) if own.get(name) != kept.get(name)]
     if different:
         lines = [f"model.{name}: {own.get(name)!r} in the run, {kept.get(name)!r} by {where}" for name in different]
         raise ConfigError(
-            f"{run} is no longer the model that it came from\n"
-            "  rule huggingface-origin: a run that keeps a config.json of transformers is the model of that file\n"
-            f"{listed(lines)}"
-            f"  repair: move {Path(where).parent} away, for the config.json of a new model"
+            explain(
+                f"{run} is no longer the model that it started from",
+                rule="huggingface-origin: a run that keeps a config.json of transformers is the model of that file",
+                picture=first_lines(lines),
+                repair=f"move {Path(where).parent} away to export a new model",
+            )
         )
 
 
 def change_dtype(theirs: dict[str, Any], dtype: str) -> bool:
-    """Writes `dtype` into `theirs` where it says another; whether it did.
+    """Writes `dtype` into `theirs`; returns whether that changed it.
 
     Args:
         theirs: a config.json; version 4 has "torch_dtype", version 5 "dtype".
@@ -243,5 +255,5 @@ def change_dtype(theirs: dict[str, Any], dtype: str) -> bool:
 
 
 def save_config(folder: Path, theirs: dict[str, Any]) -> None:
-    """Writes `theirs` to `folder`, as transformers does."""
+    """Writes `theirs` to the config.json in `folder`, formatted as by transformers."""
     (folder / CONFIG).write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")

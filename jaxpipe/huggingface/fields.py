@@ -1,7 +1,7 @@
-"""The fields of a config.json as data: which of ours is which of theirs, and which of theirs we cannot follow.
+"""The fields of a config.json as data: which of theirs is which of ours, and which values jaxpipe supports.
 
-Goes in: a config.json as a dict. Comes out: values for the config of our model, and back. Left to others:
-which fields there are (one file a family), rotary positions (`rope`).
+Goes in: a config.json as a dict. Comes out: values for the config of our model, and back. Left to others: which fields
+there are (one file a family).
 """
 
 from __future__ import annotations
@@ -11,51 +11,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 
 
 @dataclass(frozen=True)
 class Field:
-    """One of our fields that is one of theirs.
+    """A field of our model's config that is one of theirs.
 
     Attributes:
-        ours: of the model's config.
-        theirs: of config.json.
-        default: what transformers takes where config.json has none.
-        words: theirs to ours, where both are words; of several with one meaning the first is written.
+        ours: name in our model's config.
+        theirs: name in config.json.
+        default: what transformers uses if config.json does not have the field.
+        choices: their values to ours, if these are names; of several with one meaning the first is written.
         alias: another name that transformers reads for `theirs`.
     """
 
     ours: str
     theirs: str
     default: Any
-    words: Mapping[str, str] | None = None
+    choices: Mapping[str, str] | None = None
     alias: str = ""
 
 
 @dataclass(frozen=True)
-class Only:
-    """One of their fields that changes the numbers, and the values of it that we can follow.
+class Supported:
+    """A field of theirs that changes what the model computes, and the values of it that jaxpipe supports.
 
     Attributes:
-        theirs: of config.json; one that is not there has the first value.
-        values: that we can follow.
+        theirs: name in config.json; a missing field has the first value.
+        values: those that are supported.
     """
 
     theirs: str
     values: tuple[Any, ...]
 
 
-# What transformers' base class or any model's code reads.
-ONLY = (
-    Only("add_cross_attention", (False,)),
-    Only("auto_map", (None, {})),
-    Only("is_causal", (True,)),
-    Only("is_decoder", (False,)),
-    Only("is_encoder_decoder", (False,)),
-    Only("pruned_heads", (None, {})),
-    Only("quantization_config", (None,)),
-    Only("torchscript", (False,)),
+# Fields that transformers' base class or the code of every model reads.
+SUPPORTED = (
+    Supported("add_cross_attention", (False,)),
+    Supported("auto_map", (None, {})),
+    Supported("is_causal", (True,)),
+    Supported("is_decoder", (False,)),
+    Supported("is_encoder_decoder", (False,)),
+    Supported("pruned_heads", (None, {})),
+    Supported("quantization_config", (None,)),
+    Supported("torchscript", (False,)),
 )
 
 ACTIVATIONS = {
@@ -69,45 +69,47 @@ ACTIVATIONS = {
 
 
 def read_fields(theirs: Mapping[str, Any], fields: Sequence[Field], *, where: str) -> dict[str, Any]:
-    """Our values of `fields`.
+    """Returns our values of `fields`.
 
     Raises:
-        ConfigError: a word that we do not have.
+        ConfigError: a field has a value that jaxpipe does not support.
     """
     found = {}
     for field in fields:
         value = theirs.get(field.theirs, theirs.get(field.alias, field.default))
-        if field.words is not None:
-            if value not in field.words:
-                raise refusal(where, field.theirs, value, tuple(field.words))
-            value = field.words[value]
+        if field.choices is not None:
+            if value not in field.choices:
+                raise not_supported(where, field.theirs, value, tuple(field.choices))
+            value = field.choices[value]
         found[field.ours] = value
     return found
 
 
 def write_fields(ours: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
-    """Their values of `fields`."""
+    """Returns their values of `fields`."""
 
     def theirs(field: Field) -> Any:
         value = ours[field.ours]
-        return value if field.words is None else next(word for word, own in field.words.items() if own == value)
+        return value if field.choices is None else next(name for name, own in field.choices.items() if own == value)
 
     return {field.theirs: theirs(field) for field in fields}
 
 
-def check_only(theirs: Mapping[str, Any], only: Sequence[Only], *, where: str) -> None:
-    """Raises ConfigError for a field of theirs with a value that we cannot follow."""
-    for one in (*only, *ONLY):
-        value = theirs.get(one.theirs, one.values[0])
-        if value not in one.values:
-            raise refusal(where, one.theirs, value, one.values)
+def check_supported(theirs: Mapping[str, Any], supported: Sequence[Supported], *, where: str) -> None:
+    """Raises ConfigError if a field of theirs has a value that jaxpipe does not support."""
+    for field in (*supported, *SUPPORTED):
+        value = theirs.get(field.theirs, field.values[0])
+        if value not in field.values:
+            raise not_supported(where, field.theirs, value, field.values)
 
 
-def refusal(where: str, theirs: str, value: Any, legal: Sequence[Any]) -> ConfigError:
-    """The error for a field of theirs that would change the numbers."""
+def not_supported(where: str, theirs: str, value: Any, legal: Sequence[Any]) -> ConfigError:
+    """The error for a field of theirs whose value jaxpipe does not support."""
     return ConfigError(
-        f"{where}: {theirs}={value!r} changes the numbers, and jaxpipe has nothing like it\n"
-        "  rule huggingface-field: every field that the model's numbers depend on has a counterpart\n"
-        f"      {theirs} may be {', '.join(map(json.dumps, legal))}\n"
-        "  repair: convert a model that was trained so; to change the field is to make another model"
+        explain(
+            f"{where}: {theirs}={value!r} changes what the model computes, and jaxpipe does not support it",
+            rule="huggingface-field: every field that the model's numbers depend on has a counterpart",
+            picture=f"{theirs} may be {', '.join(map(json.dumps, legal))}",
+            repair="convert a model that was trained so; changing the field would make another model",
+        )
     )

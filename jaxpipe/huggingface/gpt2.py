@@ -1,28 +1,27 @@
 """GPT2LMHeadModel: its tensors and the fields of its config.
 
-Source: transformers, models/gpt2/modeling_gpt2.py and configuration_gpt2.py. Its Conv1D holds kernels in out.
+Source: transformers, models/gpt2/modeling_gpt2.py and configuration_gpt2.py. The kernels of its Conv1D are "in out".
 """
 
 from __future__ import annotations
 
-from jaxpipe.huggingface.fields import ACTIVATIONS, Field, Only
-from jaxpipe.huggingface.forms import SAME, SIDE_BY_SIDE, WORDS
-from jaxpipe.huggingface.rows import Architecture, Row, linear, norm
+from jaxpipe.huggingface.fields import ACTIVATIONS, Field, Supported
+from jaxpipe.huggingface.mapping import FUSED_QKV, SAME, TOKEN_ROWS, Architecture, Parameter, linear, norm
 
 LAYER = "transformer.h.{layer}"
 
-ROWS = (
-    Row("shared.embedding.token", ("transformer.wte.weight",), WORDS, also_tied=("lm_head.weight",)),
-    Row("shared.embedding.position", ("transformer.wpe.weight",)),
+PARAMETERS = (
+    Parameter("shared.embedding.token", ("transformer.wte.weight",), TOKEN_ROWS, also_tied=("lm_head.weight",)),
+    Parameter("shared.embedding.position", ("transformer.wpe.weight",), SAME),
     *norm("layers.attention.norm", f"{LAYER}.ln_1"),
-    Row("layers.attention.query_key_value.kernel", (f"{LAYER}.attn.c_attn.weight",), SIDE_BY_SIDE),
-    Row("layers.attention.query_key_value.bias", (f"{LAYER}.attn.c_attn.bias",), SIDE_BY_SIDE),
+    Parameter("layers.attention.query_key_value.kernel", (f"{LAYER}.attn.c_attn.weight",), FUSED_QKV),
+    Parameter("layers.attention.query_key_value.bias", (f"{LAYER}.attn.c_attn.bias",), FUSED_QKV),
     *linear("layers.attention.output", f"{LAYER}.attn.c_proj", SAME),
     *norm("layers.feed_forward.norm", f"{LAYER}.ln_2"),
     *linear("layers.feed_forward.up", f"{LAYER}.mlp.c_fc", SAME),
     *linear("layers.feed_forward.down", f"{LAYER}.mlp.c_proj", SAME),
     *norm("shared.head.norm", "transformer.ln_f"),
-    Row("shared.head.kernel", ("lm_head.weight",), WORDS),
+    Parameter("shared.head.kernel", ("lm_head.weight",), TOKEN_ROWS),
 )
 
 FIELDS = (
@@ -40,20 +39,20 @@ FIELDS = (
     Field("hidden_dropout", "resid_pdrop", 0.1),
 )
 
-ONLY = (
-    Only("scale_attn_weights", (True,)),
-    Only("scale_attn_by_inverse_layer_idx", (False,)),
-    Only("reorder_and_upcast_attn", (False,)),
+SUPPORTED = (
+    Supported("scale_attn_weights", (True,)),
+    Supported("scale_attn_by_inverse_layer_idx", (False,)),
+    Supported("reorder_and_upcast_attn", (False,)),
 )
 
-# Masks that old versions kept with the parameters, and files that were written without the name of the base model.
+# Old versions saved masks among the parameters; some files omit the name of the base model.
 GPT2 = Architecture(
     "GPT2LMHeadModel",
     "gpt2",
     "gpt",
-    ROWS,
+    PARAMETERS,
     FIELDS,
-    ONLY,
+    SUPPORTED,
     read=lambda theirs, where: {},
     write=lambda config: {},
     longest=Field("seq_len", "n_positions", 1024, alias="max_position_embeddings"),

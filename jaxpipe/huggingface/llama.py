@@ -1,52 +1,70 @@
 """LlamaForCausalLM, MistralForCausalLM and Qwen2ForCausalLM: one table of tensors, three configs.
 
-Source: transformers, models/{llama,mistral,qwen2}/modeling_*.py and configuration_*.py. They differ in which
-products have biases, in sliding windows and in defaults.
+They differ in which linear layers have biases, in sliding windows and in defaults. Source: transformers,
+models/{llama,mistral,qwen2}/modeling_*.py and configuration_*.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
-from jaxpipe.huggingface.fields import Field, Only, refusal
-from jaxpipe.huggingface.forms import THREE_BIASES, THREE_WEIGHTS, TRANSPOSED, WORDS
-from jaxpipe.huggingface.rope import read_rope, write_rope
-from jaxpipe.huggingface.rows import Architecture, Row, linear
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.huggingface.fields import Field, Supported, not_supported
+from jaxpipe.huggingface.mapping import (
+    SAME,
+    SEPARATE_QKV_BIASES,
+    SEPARATE_QKV_WEIGHTS,
+    TOKEN_ROWS,
+    TRANSPOSED,
+    Architecture,
+    Parameter,
+    linear,
+)
 from jaxpipe.models import LlamaConfig
+from jaxpipe.models.rotary import RotaryScaling
 
 LAYER = "model.layers.{layer}"
+
+# Fields that each kind of scaling needs, in the order of RotaryScaling's fields.
+ROPE_FIELDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+DEFAULT_THETA = 10000.0  # PreTrainedConfig.default_theta, and the default of the three configs in version 4
 
 
 def _three(kind: str) -> tuple[str, ...]:
     return tuple(f"{LAYER}.self_attn.{name}_proj.{kind}" for name in "qkv")
 
 
-ROWS = (
-    Row("shared.embedding.token", ("model.embed_tokens.weight",), WORDS, also_tied=("lm_head.weight",)),
-    Row("layers.attention.norm.scale", (f"{LAYER}.input_layernorm.weight",)),
-    Row("layers.attention.query_key_value.kernel", _three("weight"), THREE_WEIGHTS),
-    Row("layers.attention.query_key_value.bias", _three("bias"), THREE_BIASES),
+PARAMETERS = (
+    Parameter("shared.embedding.token", ("model.embed_tokens.weight",), TOKEN_ROWS, also_tied=("lm_head.weight",)),
+    Parameter("layers.attention.norm.scale", (f"{LAYER}.input_layernorm.weight",), SAME),
+    Parameter("layers.attention.query_key_value.kernel", _three("weight"), SEPARATE_QKV_WEIGHTS),
+    Parameter("layers.attention.query_key_value.bias", _three("bias"), SEPARATE_QKV_BIASES),
     *linear("layers.attention.output", f"{LAYER}.self_attn.o_proj", TRANSPOSED),
-    Row("layers.feed_forward.norm.scale", (f"{LAYER}.post_attention_layernorm.weight",)),
+    Parameter("layers.feed_forward.norm.scale", (f"{LAYER}.post_attention_layernorm.weight",), SAME),
     *linear("layers.feed_forward.gate", f"{LAYER}.mlp.gate_proj", TRANSPOSED),
     *linear("layers.feed_forward.up", f"{LAYER}.mlp.up_proj", TRANSPOSED),
     *linear("layers.feed_forward.down", f"{LAYER}.mlp.down_proj", TRANSPOSED),
-    Row("shared.head.norm.scale", ("model.norm.weight",)),
-    Row("shared.head.kernel", ("lm_head.weight",), WORDS),
+    Parameter("shared.head.norm.scale", ("model.norm.weight",), SAME),
+    Parameter("shared.head.kernel", ("lm_head.weight",), TOKEN_ROWS),
 )
 
-ONLY = (
-    Only("hidden_act", ("silu", "swish")),
-    Only("attention_dropout", (0.0, None)),
+SUPPORTED = (
+    Supported("hidden_act", ("silu", "swish")),
+    Supported("attention_dropout", (0.0, None)),
 )
 
-# Tables of cosines that old versions kept with the parameters.
+# Tables that old versions saved among the parameters.
 BUFFERS = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 
 def _fields(vocab_size: int, feed_forward: int, num_kv_heads: int | None) -> tuple[Field, ...]:
-    """What the three have in common, with one's own defaults."""
+    """The fields that the three classes share, with the defaults of one."""
     return (
         Field("num_layers", "num_hidden_layers", 32),
         Field("hidden", "hidden_size", 4096),
@@ -99,7 +117,7 @@ def _read_qwen2(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _qwen2_window(theirs: Mapping[str, Any], where: str) -> int | None:
-    """The window that all layers have, or None; one that only some have is refused."""
+    """Returns the window of all layers, or None; refuses one that only some layers have."""
     window = theirs.get("sliding_window", 4096) if theirs.get("use_sliding_window", False) else None
     num_layers, first = theirs.get("num_hidden_layers", 32), theirs.get("max_window_layers", 28)
     kinds = theirs.get("layer_types")
@@ -109,7 +127,7 @@ def _qwen2_window(theirs: Mapping[str, Any], where: str) -> int | None:
         return None
     if set(kinds) != {"sliding_attention"}:
         name = "layer_types" if theirs.get("layer_types") else "max_window_layers"
-        raise refusal(where, name, theirs.get(name, 28), (0, num_layers) if name == "max_window_layers" else ())
+        raise not_supported(where, name, theirs.get(name, 28), (0, num_layers) if name == "max_window_layers" else ())
     return window
 
 
@@ -123,13 +141,61 @@ def _write_qwen2(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
+def read_rope(theirs: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Returns our rope_theta and rope_scaling, from a config.json of transformers 4 or 5.
+
+    Version 4 has `rope_theta` and `rope_scaling`, with the kind under "type" or "rope_type"; version 5 has all of it in
+    `rope_parameters`.
+
+    Raises:
+        ConfigError: a kind of scaling that jaxpipe does not support, or rotary positions for a part of each head.
+    """
+    name = "rope_scaling" if theirs.get("rope_scaling") else "rope_parameters"
+    rope = theirs.get(name) or {}
+    for key, value in rope.items():
+        if isinstance(value, dict):  # parameters for each kind of layer
+            raise not_supported(where, f"{name}.{key}", value, ())
+    part = rope.get("partial_rotary_factor", theirs.get("partial_rotary_factor", 1.0))
+    if part not in (None, 1.0):
+        raise not_supported(where, "partial_rotary_factor", part, (1.0,))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ROPE_FIELDS:
+        raise not_supported(where, f"{name}.rope_type", kind, tuple(ROPE_FIELDS))
+    theta = rope.get("rope_theta", theirs.get("rope_theta", DEFAULT_THETA))
+    # transformers 5 uses the longest sequence if the original one is missing.
+    rope = {"original_max_position_embeddings": theirs.get("max_position_embeddings"), **rope}
+    missing = [key for key in ROPE_FIELDS[kind] if rope.get(key) is None]
+    if missing:
+        raise ConfigError(
+            explain(
+                f"{where}: {name} of rope_type={kind!r} lacks {', '.join(missing)}",
+                rule=f"huggingface-rope: {kind} needs {', '.join(ROPE_FIELDS[kind])}",
+                repair="use the config.json that the model was saved with",
+            )
+        )
+    return {"rope_theta": theta, "rope_scaling": _scaling(kind, [rope[key] for key in ROPE_FIELDS[kind]])}
+
+
+def _scaling(kind: str, numbers: Sequence[Any]) -> RotaryScaling | None:
+    return None if kind == "default" or numbers[0] == 1.0 else RotaryScaling(kind, *numbers)
+
+
+def write_rope(rope_theta: float, scaling: RotaryScaling | None) -> dict[str, Any]:
+    """Returns their rope_theta and rope_scaling, as version 4 writes them; version 5 reads these too."""
+    if scaling is None:
+        return {"rope_theta": rope_theta, "rope_scaling": None}
+    numbers = zip(ROPE_FIELDS[scaling.kind], astuple(scaling)[1:], strict=False)
+    rope = {"rope_type": scaling.kind, **dict(numbers)}
+    return {"rope_theta": rope_theta, "rope_scaling": rope}
+
+
 LLAMA = Architecture(
     "LlamaForCausalLM",
     "llama",
     "llama",
-    ROWS,
+    PARAMETERS,
     _fields(32000, 11008, None),
-    ONLY,
+    SUPPORTED,
     read=_read_llama,
     write=_write_llama,
     longest=Field("seq_len", "max_position_embeddings", 2048),
@@ -140,9 +206,9 @@ MISTRAL = Architecture(
     "MistralForCausalLM",
     "mistral",
     "llama",
-    ROWS,
+    PARAMETERS,
     _fields(32000, 14336, 8),
-    ONLY,
+    SUPPORTED,
     read=_read_mistral,
     write=_write_mistral,
     longest=Field("seq_len", "max_position_embeddings", 4096 * 32),
@@ -153,9 +219,9 @@ QWEN2 = Architecture(
     "Qwen2ForCausalLM",
     "qwen2",
     "llama",
-    ROWS,
+    PARAMETERS,
     _fields(151936, 22016, 32),
-    ONLY,
+    SUPPORTED,
     read=_read_qwen2,
     write=_write_qwen2,
     longest=Field("seq_len", "max_position_embeddings", 32768),

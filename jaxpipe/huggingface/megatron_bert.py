@@ -9,9 +9,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxpipe.huggingface.fields import ACTIVATIONS, Field, Only
-from jaxpipe.huggingface.forms import THREE_BIASES, THREE_WEIGHTS, TRANSPOSED, WORDS
-from jaxpipe.huggingface.rows import Architecture, Row, linear, norm
+from jaxpipe.huggingface.fields import ACTIVATIONS, Field, Supported
+from jaxpipe.huggingface.mapping import (
+    SAME,
+    SEPARATE_QKV_BIASES,
+    SEPARATE_QKV_WEIGHTS,
+    TOKEN_ROWS,
+    TRANSPOSED,
+    Architecture,
+    Parameter,
+    linear,
+    norm,
+)
 
 LAYER = "bert.encoder.layer.{layer}"
 EMBEDDINGS = "bert.embeddings"
@@ -22,18 +31,18 @@ def _three(kind: str) -> tuple[str, ...]:
     return tuple(f"{LAYER}.attention.self.{name}.{kind}" for name in ("query", "key", "value"))
 
 
-ROWS = (
-    Row(
+PARAMETERS = (
+    Parameter(
         "shared.embedding.token",
         (f"{EMBEDDINGS}.word_embeddings.weight",),
-        WORDS,
+        TOKEN_ROWS,
         also_tied=(f"{PREDICTIONS}.decoder.weight",),
     ),
-    Row("shared.embedding.position", (f"{EMBEDDINGS}.position_embeddings.weight",)),
-    Row("shared.embedding.token_type", (f"{EMBEDDINGS}.token_type_embeddings.weight",)),
+    Parameter("shared.embedding.position", (f"{EMBEDDINGS}.position_embeddings.weight",), SAME),
+    Parameter("shared.embedding.token_type", (f"{EMBEDDINGS}.token_type_embeddings.weight",), SAME),
     *norm("layers.attention.norm", f"{LAYER}.attention.ln"),
-    Row("layers.attention.query_key_value.kernel", _three("weight"), THREE_WEIGHTS),
-    Row("layers.attention.query_key_value.bias", _three("bias"), THREE_BIASES),
+    Parameter("layers.attention.query_key_value.kernel", _three("weight"), SEPARATE_QKV_WEIGHTS),
+    Parameter("layers.attention.query_key_value.bias", _three("bias"), SEPARATE_QKV_BIASES),
     *linear("layers.attention.output", f"{LAYER}.attention.output.dense", TRANSPOSED),
     *norm("layers.feed_forward.norm", f"{LAYER}.ln"),
     *linear("layers.feed_forward.up", f"{LAYER}.intermediate.dense", TRANSPOSED),
@@ -41,8 +50,8 @@ ROWS = (
     *norm("shared.head.norm", "bert.encoder.ln"),
     *linear("shared.head.transform", f"{PREDICTIONS}.transform.dense", TRANSPOSED),
     *norm("shared.head.transform_norm", f"{PREDICTIONS}.transform.LayerNorm"),
-    Row("shared.head.kernel", (f"{PREDICTIONS}.decoder.weight",), WORDS),
-    Row("shared.head.bias", (f"{PREDICTIONS}.bias",), WORDS, also=(f"{PREDICTIONS}.decoder.bias",)),
+    Parameter("shared.head.kernel", (f"{PREDICTIONS}.decoder.weight",), TOKEN_ROWS),
+    Parameter("shared.head.bias", (f"{PREDICTIONS}.bias",), TOKEN_ROWS, also=(f"{PREDICTIONS}.decoder.bias",)),
     *linear("shared.head.pooler", "bert.pooler.dense", TRANSPOSED),
     *linear("shared.head.sentence_order", "cls.seq_relationship", TRANSPOSED),
 )
@@ -63,7 +72,7 @@ FIELDS = (
     Field("hidden_dropout", "hidden_dropout_prob", 0.1),
 )
 
-ONLY = (Only("position_embedding_type", ("absolute",)),)
+SUPPORTED = (Supported("position_embedding_type", ("absolute",)),)
 
 
 def _read_pretraining(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -74,14 +83,14 @@ def _read_masked(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"sentence_order": False}
 
 
-# Positions and a table of them that old versions kept with the parameters.
+# Old versions saved positions among the parameters.
 PRETRAINING = Architecture(
     "MegatronBertForPreTraining",
     "megatron-bert",
     "bert",
-    ROWS,
+    PARAMETERS,
     FIELDS,
-    ONLY,
+    SUPPORTED,
     read=_read_pretraining,
     write=lambda config: {},
     longest=Field("seq_len", "max_position_embeddings", 512),

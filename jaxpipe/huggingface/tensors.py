@@ -1,8 +1,8 @@
-"""The engine that runs a table of rows both ways: from their tensors to our parameters, and back.
+"""The engine that runs a table both ways: from the tensors of transformers to our parameters, and back.
 
-Goes in: an architecture, our model's config, and which tensors there are. Comes out: canonical parameters,
-or their tensors one after the other. Needs the memory of one parameter, all its layers, on the way to files;
-on the way to parameters that of all, 4 bytes each. Left to others: files (`files`, `headers`).
+Goes in: an architecture, our model's config, and the names of tensors. Comes out: canonical parameters, or their
+tensors one after the other. Needs memory for all parameters, 4 bytes each, on the way in, and for one parameter with
+all its layers on the way out. Left to others: files (`tensor_files`, `writing`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpipe.errors import ConfigError
-from jaxpipe.huggingface.files import TensorFiles
-from jaxpipe.huggingface.forms import Sizes
-from jaxpipe.huggingface.headers import Entry
-from jaxpipe.huggingface.listing import listed
-from jaxpipe.huggingface.rows import Architecture, Row
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.huggingface.mapping import Architecture, Parameter
+from jaxpipe.huggingface.tensor_files import Entry, TensorFiles, first_lines
 from jaxpipe.models import LanguageModel
 
 _LAYERS = "layers."
@@ -32,9 +29,9 @@ class Tensor:
     """One of their tensors.
 
     Attributes:
-        names: that it may have; in a file one or more of them.
-        new_names: that it gets in a new file.
-        shape: of it.
+        names: the names that it may have; a file has one or more of them.
+        new_names: the names that it gets in a new file.
+        shape: of the tensor.
     """
 
     names: tuple[str, ...]
@@ -43,16 +40,16 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What one row says of one layer, or of an end.
+class LayerTensors:
+    """The tensors that hold one parameter in one layer, or in the embedding or head.
 
     Attributes:
-        row: of the table.
-        layer: its index; None for an end.
-        tensors: as many as the row's form has.
+        parameter: of the table.
+        layer: index of the layer; None outside the layers.
+        tensors: as many as the parameter's transform has.
     """
 
-    row: Row
+    parameter: Parameter
     layer: int | None
     tensors: tuple[Tensor, ...]
 
@@ -61,9 +58,9 @@ class TensorMap:
     """Which tensors hold the parameters of a model.
 
     Args:
-        architecture: their class.
+        architecture: the class of transformers.
         config: of our model.
-        has_prefix: whether names have the architecture's prefix.
+        has_prefix: whether the names have the architecture's prefix.
     """
 
     def __init__(self, architecture: Architecture, config: Any, *, has_prefix: bool = True):
@@ -72,39 +69,39 @@ class TensorMap:
         leaves = jax.tree_util.tree_leaves_with_path(shapes)
         self.shapes = {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in leaves}
         self._structure = jax.tree.structure(shapes)
-        unmapped = self.shapes.keys() - {row.path for row in architecture.rows}
-        assert not unmapped, f"{architecture.name} has no rows for {sorted(unmapped)}"
+        unmapped = self.shapes.keys() - {parameter.path for parameter in architecture.parameters}
+        assert not unmapped, f"{architecture.name} has no tensors for {sorted(unmapped)}"
 
     @classmethod
     def of_names(cls, architecture: Architecture, config: Any, names: Iterable[str]) -> TensorMap:
-        """The map for tensors that are there under `names`."""
+        """Returns the map for files whose tensors have these `names`."""
         prefix = architecture.prefix
         return cls(architecture, config, has_prefix=not prefix or any(name.startswith(prefix) for name in names))
 
     @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
-        """All pieces, row by row."""
-        rows = [row for row in self.architecture.rows if row.path in self.shapes]
-        return tuple(piece for row in rows for piece in self._pieces_of(row))
+    def groups(self) -> tuple[LayerTensors, ...]:
+        """The tensors of all parameters, parameter by parameter, layer by layer."""
+        parameters = [parameter for parameter in self.architecture.parameters if parameter.path in self.shapes]
+        return tuple(group for parameter in parameters for group in self._groups_of(parameter))
 
     @cached_property
     def new_tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor in a new file."""
-        tensors = (tensor for piece in self.pieces for tensor in piece.tensors)
+        """The shape of every tensor in a new file, by name."""
+        tensors = (tensor for group in self.groups for tensor in group.tensors)
         return {name: tensor.shape for tensor in tensors for name in tensor.new_names}
 
     @cached_property
     def num_params(self) -> int:
-        """Parameters of their model, one that has several names counted once."""
-        return sum(int(np.prod(tensor.shape)) for piece in self.pieces for tensor in piece.tensors)
+        """Number of parameters of their model; a tensor with several names counts once."""
+        return sum(int(np.prod(tensor.shape)) for group in self.groups for tensor in group.tensors)
 
     def check(self, entries: Mapping[str, Entry], *, where: str) -> list[str]:
-        """The names of `entries` that are no parameters, which are left out.
+        """Returns the names in `entries` that are no parameters, which are left out.
 
         Raises:
-            ConfigError: tensors that are missing, not known, or of another shape.
+            ConfigError: tensors are missing, unknown, or of another shape.
         """
-        tensors = [tensor for piece in self.pieces for tensor in piece.tensors]
+        tensors = [tensor for group in self.groups for tensor in group.tensors]
         known = {name: tensor for tensor in tensors for name in tensor.names}
         missing = [tensor.names[0] for tensor in tensors if not any(name in entries for name in tensor.names)]
         buffers = [name for name in entries if name not in known and self._is_buffer(name)]
@@ -114,69 +111,65 @@ class TensorMap:
             for name, tensor in known.items()
             if name in entries and entries[name].shape != tensor.shape
         ]
-        kinds = {"missing": missing, "not known": extra, "of another shape": wrong}
+        kinds = {"missing": missing, "unknown": extra, "of another shape": wrong}
         if missing or extra or wrong:
             counts = ", ".join(f"{len(names)} {kind}" for kind, names in kinds.items() if names)
             raise ConfigError(
-                f"{where} is not the {self.architecture.name} of its config.json; tensors: {counts}\n"
-                "  rule huggingface-tensors: a model has the tensors of its class and no others\n"
-                + "".join(f"    {kind}:\n{listed(names)}" for kind, names in kinds.items() if names)
-                + "  repair: take config.json and safetensors files of one model; one with more or with fewer\n"
-                "      tensors becomes whole by CLASS.from_pretrained(...).save_pretrained(...) of transformers"
+                explain(
+                    f"{where} is not the {self.architecture.name} of its config.json; tensors: {counts}",
+                    rule="huggingface-tensors: a model has the tensors of its class and no others",
+                    picture="\n".join(f"{kind}:\n{first_lines(names)}" for kind, names in kinds.items() if names),
+                    repair="use config.json and safetensors files of one model; transformers completes one with more or"
+                    " fewer tensors: CLASS.from_pretrained(...).save_pretrained(...)",
+                )
             )
         return buffers
 
     def read(self, files: TensorFiles, *, where: str) -> Any:
-        """The canonical parameters, float32, of files that `check` accepts.
+        """Returns the canonical parameters, float32, of files that `check` accepts.
 
         Raises:
-            ConfigError: two tensors that should be the same are not.
+            ConfigError: two tensors of one parameter have different numbers.
         """
         arrays = {path: np.empty(shape, np.float32) for path, shape in self.shapes.items()}
-        for piece in self.pieces:
-            tensors = tuple(_read(files, tensor, where=where) for tensor in piece.tensors)
-            where_ours = arrays[piece.row.path] if piece.layer is None else arrays[piece.row.path][piece.layer]
-            where_ours[...] = piece.row.form.to_ours(tensors, self._sizes)
+        for group in self.groups:
+            tensors = tuple(_read(files, tensor, where=where) for tensor in group.tensors)
+            array = arrays[group.parameter.path]
+            own = array if group.layer is None else array[group.layer]
+            own[...] = group.parameter.transform.to_ours(tensors, self._config.anatomy)
         return jax.tree.unflatten(self._structure, arrays.values())
 
     def tensors(self, read: Callable[[str], np.ndarray]) -> Iterator[tuple[Tensor, np.ndarray]]:
-        """Every tensor with its numbers, float32.
+        """Yields every tensor with its numbers, float32.
 
         Args:
-            read: the canonical parameter at a path as "layers.attention.norm.scale".
+            read: returns the canonical parameter at a path, for example "layers.attention.norm.scale".
         """
-        for row in self.architecture.rows:
-            if row.path not in self.shapes:
+        for parameter in self.architecture.parameters:
+            if parameter.path not in self.shapes:
                 continue
-            array = read(row.path)
-            for piece in self._pieces_of(row):
-                own = array if piece.layer is None else array[piece.layer]
-                yield from zip(piece.tensors, row.form.to_theirs(own, self._sizes), strict=True)
+            array = read(parameter.path)
+            for group in self._groups_of(parameter):
+                own = array if group.layer is None else array[group.layer]
+                yield from zip(group.tensors, parameter.transform.to_theirs(own, self._config.anatomy), strict=True)
 
-    @cached_property
-    def _sizes(self) -> Sizes:
-        anatomy = self._config.anatomy
-        return Sizes(
-            num_groups=anatomy.num_kv_heads,
-            head_size=anatomy.head_size,
-            vocab_size=anatomy.vocab_size,
-            num_rows=anatomy.num_rows,
-        )
-
-    def _pieces_of(self, row: Row) -> Iterator[Piece]:
-        is_stacked = row.path.startswith(_LAYERS)
-        shape = self.shapes[row.path][1:] if is_stacked else self.shapes[row.path]
+    def _groups_of(self, parameter: Parameter) -> Iterator[LayerTensors]:
+        is_stacked = parameter.path.startswith(_LAYERS)
+        shape = self.shapes[parameter.path][1:] if is_stacked else self.shapes[parameter.path]
         ours = jax.ShapeDtypeStruct(shape, np.float32)
-        theirs = jax.eval_shape(lambda array: row.form.to_theirs(array, self._sizes), ours)
+        theirs = jax.eval_shape(lambda array: parameter.transform.to_theirs(array, self._config.anatomy), ours)
         for layer in range(self._config.num_layers) if is_stacked else (None,):
-            tensors = (self._tensor(row, name, layer, part.shape) for name, part in zip(row.names, theirs, strict=True))
-            yield Piece(row, layer, tuple(tensors))
+            tensors = (
+                self._tensor(parameter, name, layer, part.shape)
+                for name, part in zip(parameter.names, theirs, strict=True)
+            )
+            yield LayerTensors(parameter, layer, tuple(tensors))
 
-    def _tensor(self, row: Row, name: str, layer: int | None, shape: tuple[int, ...]) -> Tensor:
+    def _tensor(self, parameter: Parameter, name: str, layer: int | None, shape: tuple[int, ...]) -> Tensor:
         is_tied = self._config.tie_embeddings
-        same = (name, *row.also)
-        # transformers writes tensors that are tied once, under the first name.
-        names, new_names = ((*same, *row.also_tied), (name,)) if is_tied else (same, same)
+        same = (name, *parameter.also)
+        # transformers writes tied tensors once, under the first name.
+        names, new_names = ((*same, *parameter.also_tied), (name,)) if is_tied else (same, same)
         prefix = "" if self._has_prefix else self.architecture.prefix
         return Tensor(
             tuple(one.format(layer=layer).removeprefix(prefix) for one in names),
@@ -194,10 +187,12 @@ def _read(files: TensorFiles, tensor: Tensor, *, where: str) -> np.ndarray:
     for other in others:
         if not np.array_equal(numbers, files.read(other), equal_nan=True):
             raise ConfigError(
-                f"{where}: {first} and {other} have different numbers\n"
-                "  rule huggingface-tied: names for one parameter of the model hold the same numbers\n"
-                f"      both have shape {tensor.shape}\n"
-                "  repair: where the two are meant to differ, set tie_word_embeddings to false in config.json;\n"
-                "      else save the model again with transformers"
+                explain(
+                    f"{where}: {first} and {other} have different numbers",
+                    rule="huggingface-tied: tensors of one parameter have the same numbers",
+                    picture=f"both have shape {tensor.shape}",
+                    repair="if the two are meant to differ, set tie_word_embeddings to false in config.json; else save"
+                    " the model again with transformers",
+                )
             )
     return numbers

@@ -18,8 +18,9 @@ import numpy as np
 
 from jaxpipe.lowering.couplings import Couplings, Distance, RoundConstraints
 from jaxpipe.lowering.rounds import LOCAL_ROUNDS
+from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.analysis.simulate import Costs, Timeline, simulate
+from jaxpipe.schedules.analysis.simulate import Timeline, simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding

@@ -31,7 +31,8 @@ from jaxpipe.lowering.rounds import (
     periodic_rounds,
 )
 from jaxpipe.lowering.table import RoundTable
-from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.passes.rows import next_multiple
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpipe.lowering.body import Pair
 from jaxpipe.lowering.table import IDLE, RoundTable
-from jaxpipe.schedules.analysis.simulate import Costs
+from jaxpipe.schedules.analysis.costs import Costs
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 LOCAL_ROUNDS = 1  # from an action to the next one of its device

@@ -1,12 +1,12 @@
-"""Times what a step is made of on the device at hand, for predictions: of a layer, both ends, update and link.
+"""Times the parts of a step on the device at hand, for predictions: layer, embedding, head, update and link.
 
     python -m jaxpipe.measure --config=configs/bench_cpu.py [--output=costs.json [--overwrite]]
         [--microbatch_sizes=1,2,4] [--num_repeats=5] [--num_layers=2] [--num_processes=P] [--config.X=Y ...]
 
-What is timed is the compiled program with three stages of a few layers each on one device (on `mesh.tensor` devices),
-some of its actions at a time; of the config the model, data, optimizer and `mesh.tensor` count, and the schedule does
-not. Times are medians of wall time. With --num_processes=P so many processes of one core and one thread measure at
-once, as they would compute in one pipeline, and the link is that between two of them.
+The command times the compiled program with three stages of a few layers each on one device (on `mesh.tensor` devices),
+a few of its actions at a time. It uses the config's model, data, optimizer and `mesh.tensor`, not its schedule. Times
+are medians of wall time. With --num_processes=P, P processes of one core and one thread measure at once, as they would
+compute in one pipeline, and the link is between two of them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines the flags of the measurement."""
     define_config_file(values, arguments)
-    flags.DEFINE_string("output", None, "Where what was found is written, for example costs.json.", values)
-    flags.DEFINE_boolean("overwrite", False, "Whether a file that is there is overwritten.", values)
-    flags.DEFINE_list("microbatch_sizes", None, "Sequences of a microbatch; by default the config's.", values)
+    flags.DEFINE_string("output", None, "File to write the times to, for example costs.json.", values)
+    flags.DEFINE_boolean("overwrite", False, "Whether to overwrite an existing file.", values)
+    flags.DEFINE_list(
+        "microbatch_sizes", None, "Sequences of a microbatch, each size to measure; by default the config's.", values
+    )
     flags.DEFINE_integer("num_repeats", 5, "Repeats of each timing.", lower_bound=1, flag_values=values)
     flags.DEFINE_integer("num_layers", 2, "Layers of each of the three stages.", lower_bound=1, flag_values=values)
     pinned.define_flags(values)
@@ -106,7 +108,7 @@ def _check_alone(config: ConfigDict, num_processes: int) -> None:
     if config.mesh.tensor > 1:
         raise ConfigError(
             f"--num_processes={num_processes} with mesh.tensor={config.mesh.tensor}\n"
-            "  rule measured-processes: a process of several has one device, which shares no layer\n"
+            "  rule measured-processes: each of several processes has one device, which shares no layer\n"
             "  repair: leave --num_processes out, or set --config.mesh.tensor=1"
         )
 

@@ -1,7 +1,7 @@
-"""How long a layer's forward, backward, I and W take, and what both ends add: from runs of some actions of a program.
+"""Times of a layer's F, B, I and W and of embedding and head, from timed runs of some actions of a program.
 
-A run takes as long as its actions together, and what a step costs besides. So times are the solution of a few linear
-equations, one for each run, that are solved for the least error, relative to what was timed; none is below zero.
+A run takes the sum of its actions' times and a constant. So the times solve a small linear system, one equation a run,
+by non-negative least squares of the relative errors.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jaxpipe.measure.stages import NUM_MICROBATCHES, NUM_STAGES, Stages, no_acti
 from jaxpipe.program import Pipeline
 from jaxpipe.schedules.schedule import Kind
 
-Counts = dict[str, int]  # of each unknown, how often a run has it
+Counts = dict[str, int]  # how often a run contains each unknown
 
-# What a step costs without any action, with backwards in one part and in two.
-_REST, _REST_OF_HALVES = "rest_s", "rest_of_halves_s"
+# The time of a step without any action, with whole and with split backwards.
+_REST, _REST_OF_SPLIT = "rest_s", "rest_of_split_s"
 _LAYER = {
     Kind.F: "layer_forward_s",
     Kind.B: "layer_backward_s",
@@ -33,11 +33,11 @@ _LAYER = {
 
 @dataclass(frozen=True)
 class Run:
-    """Some actions of a program.
+    """A run of some actions of a program.
 
     Attributes:
-        call: runs them.
-        counts: what it has of each unknown.
+        call: executes the actions.
+        counts: how often it contains each unknown.
     """
 
     call: Callable[[], Any]
@@ -45,31 +45,31 @@ class Run:
 
 
 def compile_runs(stages: Stages) -> list[Run]:
-    """What has to be timed to know the times of `stages`."""
+    """The compiled runs to time, from which `times_of` finds the times of `stages`."""
     return [
         *_runs(stages, stages.whole, (Kind.F, Kind.B), _REST),
-        *_runs(stages, stages.halves, (Kind.F, Kind.I, Kind.W), _REST_OF_HALVES),
+        *_runs(stages, stages.halves, (Kind.F, Kind.I, Kind.W), _REST_OF_SPLIT),
     ]
 
 
 def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
-    """The times of the stages of `compile_runs`.
+    """The times of the actions, from the timed runs of `compile_runs`.
 
     Args:
-        runs: what each had of the unknowns, and how long it took, seconds.
-        update_s: timed apart.
+        runs: for each run, its counts and its time in seconds.
+        update_s: the time of the rest of a step, measured separately.
     """
     found = solve(runs)
     return Times(
-        **{name: value for name, value in found.items() if name not in (_REST, _REST_OF_HALVES)}, update_s=update_s
+        **{name: value for name, value in found.items() if name not in (_REST, _REST_OF_SPLIT)}, update_s=update_s
     )
 
 
 def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
-    """The seconds of each unknown.
+    """The seconds of each unknown, by non-negative least squares.
 
     Args:
-        runs: what each had of the unknowns, and how long it took, seconds.
+        runs: for each run, its counts and its time in seconds.
 
     Example:
         >>> {name: round(value, 3) for name, value in solve([({"a": 1}, 2.0), ({"a": 1, "b": 4}, 10.0)]).items()}
@@ -77,27 +77,27 @@ def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
     """
     names = list(dict.fromkeys(name for counts, _ in runs for name in counts))
     rows = np.array([[counts.get(name, 0) / seconds for name in names] for counts, seconds in runs])
-    # Columns of one size, else the smallest are lost beside the largest.
+    # Scale the columns to one size, else the smallest are lost beside the largest.
     size = np.linalg.norm(rows, axis=0)
     found, _ = nnls(rows / size, np.ones(len(runs)))
     return dict(zip(names, (found / size).tolist(), strict=True))
 
 
 def _runs(stages: Stages, pipeline: Pipeline, kinds: Sequence[Kind], rest: str) -> list[Run]:
-    """Nothing; then of each stage its forwards, these and their first backwards, and all."""
+    """Runs without any action, then of each stage with F, with its first backward kind too, and with all."""
     call = stages.compile_some(pipeline)
     runs = [Run(partial(call, no_actions(pipeline)), {rest: 1})]
     for stage in range(NUM_STAGES):
         for number in range(1, len(kinds) + 1):
             some = kinds[:number]
             counts = {_LAYER[kind]: NUM_MICROBATCHES * stages.num_layers for kind in some}
-            ends = {name: NUM_MICROBATCHES for kind in some if (name := _end(stage, kind))}
+            ends = {name: NUM_MICROBATCHES for kind in some if (name := _end_of(stage, kind))}
             runs.append(Run(partial(call, some_actions(pipeline, stage, some)), {rest: 1, **counts, **ends}))
     return runs
 
 
-def _end(stage: int, kind: Kind) -> str | None:
-    """What a stage's action does besides its layers."""
+def _end_of(stage: int, kind: Kind) -> str | None:
+    """The unknown that a stage's action contains besides its layers: embedding, head or None."""
     if stage == NUM_STAGES - 1 and kind == Kind.F:
         return "head_s"
     if stage == 0 and kind in (Kind.F, Kind.B, Kind.I):

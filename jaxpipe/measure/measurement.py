@@ -1,4 +1,4 @@
-"""What a config's model takes on the devices at hand: all that `costs.json` holds."""
+"""Measures a config's model on the devices at hand; the result is what `costs.json` holds."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from jaxpipe.mesh.xla_flags import add_flags
 def measure(
     config: ConfigDict, devices: Sequence[Any], *, microbatch_sizes: Sequence[int], num_layers: int, num_repeats: int
 ) -> Measurement:
-    """The measurement of a checked config's model; every process calls it.
+    """Measures the model of a checked config; every process calls it.
 
     Args:
-        config: its model, data, optimizer, `mesh.tensor` and `mesh.deterministic` count.
-        devices: of this process, `mesh.tensor` that are timed, and where there is one more, one for the link.
-        microbatch_sizes: sequences.
-        num_layers: of each of the three stages that are timed.
-        num_repeats: of everything that is timed.
+        config: model, data, optimizer, `mesh.tensor` and `mesh.deterministic` are used.
+        devices: devices of this process: `mesh.tensor` to time and, if there is one more, one for the link.
+        microbatch_sizes: sequences of a microbatch, each size to measure.
+        num_layers: layers of each of the three timed stages.
+        num_repeats: repeats of each timing.
     """
     tensor, update_s, parameters = config.mesh.tensor, None, {}
     times, spread = {}, {}
@@ -47,7 +47,7 @@ def measure(
         timings = time_by_turns([run.call for run in runs], num_repeats=num_repeats)
         seconds = [(run.counts, median(found).wall_s) for run, found in zip(runs, timings, strict=True)]
         times[size] = times_of(seconds, update_s=update_s)
-        # Runs without an action take next to no time, and spread widely.
+        # Runs without an action take almost no time, and spread widely.
         spread[size] = max(spread_ratio(found) for run, found in zip(runs, timings, strict=True) if len(run.counts) > 1)
         del stages, runs
     return Measurement(
@@ -61,7 +61,7 @@ def measure(
 
 
 def subject_of_config(config: ConfigDict) -> dict[str, Any]:
-    """What is timed of a checked config, as `Measured` looks for it."""
+    """The settings of a checked config that a measurement is valid for, as `Measured` compares them."""
     return subject(
         model_config(config),
         dtype=config.model.dtype,
@@ -72,7 +72,7 @@ def subject_of_config(config: ConfigDict) -> dict[str, Any]:
 
 
 def num_parameters(stages: Stages) -> dict[str, int]:
-    """How many parameters a device has: of a layer, of both ends, and of all that is updated."""
+    """The numbers of parameters on a device: of a layer, of embedding and head, and of all that is updated."""
     parts = stages.whole.parts(stages.params)
     sizes = {
         name: sum(math.prod(part.compute_shape) for part in jax.tree.leaves(parts[name]))
@@ -86,7 +86,7 @@ def num_parameters(stages: Stages) -> dict[str, int]:
 
 
 def identity_of(device: Any, *, num_repeats: int, num_layers: int) -> dict[str, Any]:
-    """On what and when something was timed."""
+    """The device, software and date of a measurement."""
     return {
         "device_kind": device.device_kind,
         "platform": device.platform,
@@ -101,7 +101,7 @@ def identity_of(device: Any, *, num_repeats: int, num_layers: int) -> dict[str, 
 
 
 def _link(devices: Sequence[Any], tensor: int, *, num_repeats: int) -> Link | None:
-    """To a device that shares no layer with the first: of another process, or the next one here."""
+    """The link from the first device to one that shares no layer with it: in another process, or the next one here."""
     first = devices[0]
     others = [other for other in jax.devices(first.platform) if other.process_index != first.process_index]
     others = [*others, *devices[tensor:]]
@@ -114,10 +114,10 @@ _COUNT_FLAG = "xla_force_host_platform_device_count"
 
 
 def devices_to_measure(config: ConfigDict) -> list[Any]:
-    """The first is what is timed; before any other use of jax.
+    """The devices to time and, if there is one more, one for the link; call it before any other use of JAX.
 
     Raises:
-        ConfigError: fewer than `mesh.tensor` are there.
+        ConfigError: there are fewer than `mesh.tensor` devices.
     """
     tensor, platform = config.mesh.tensor, config.mesh.platform
     if platform != "gpu":

@@ -1,4 +1,4 @@
-"""What the compiled training step holds on each device, beside what the schedule says it must hold."""
+"""Bytes of the compiled training step on each device, beside what the schedule predicts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import jax
 from jaxpipe.compile.hlo import whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
 from jaxpipe.config import model_config
-from jaxpipe.measure.formula import layer_bytes
-from jaxpipe.measure.problem import Problem
+from jaxpipe.measure.step_pair import StepPair
+from jaxpipe.models import ModelConfig
 from jaxpipe.program import Pipeline
 from jaxpipe.program.accounting import held_bytes
 from jaxpipe.program.storage import Storage
@@ -21,28 +21,28 @@ from jaxpipe.training.step import init_state
 _HLO_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "bool": "pred", "int32": "s32", "uint8": "u8"}
 
 
-def measure_memory(problem: Problem) -> dict[str, Any]:
-    """Bytes per device of the config's whole training step, its compile time and copies of big buffers.
+def measure_memory(pair: StepPair) -> dict[str, Any]:
+    """Bytes per device of the config's whole training step, its compile time, and copies of big buffers.
 
     Returns:
-        compile_s (tracing, lowering and compiling); argument_bytes, temp_bytes, alias_bytes as XLA says;
-        slot_bytes and the same as the literature counts it, formula_slot_bytes; num_slots; expected_temp_bytes:
+        compile_s (tracing, lowering and compiling); argument_bytes, temp_bytes, alias_bytes as XLA reports
+        them; slot_bytes, and formula_slot_bytes as the literature counts them; num_slots; expected_temp_bytes:
         what `held_bytes` counts, and the largest of `workspace_bytes`;
         hlo_slot_copies and hlo_gradient_copies: writes of a whole leaf of the page pool, or of the running
         gradient sums of several layers, in the program's loops.
     """
-    config, pipeline, table = problem.config, problem.pipeline, problem.pipeline.table
-    optimizer, step = optimizer_and_step(config, problem.model, pipeline)
-    state = init_state(problem.model, pipeline, optimizer, seed=0)
+    config, pipeline, table = pair.config, pair.pipeline, pair.pipeline.table
+    optimizer, step = optimizer_and_step(config, pair.model, pipeline)
+    state = init_state(pair.model, pipeline, optimizer, seed=0)
     start = time.perf_counter()
-    compiled = step.lower(state, problem.batch).compile()
+    compiled = step.lower(state, pair.batch).compile()
     compile_s = time.perf_counter() - start
     memory, text = compiled.memory_analysis(), compiled.as_text()
 
-    storage = pipeline.storage(problem.params, problem.batch)
-    held = held_bytes(pipeline, problem.params, problem.batch)
-    workspace = workspace_bytes(pipeline, problem.params, problem.batch, has_dropout=problem.dropout_seed is not None)
-    message = pipeline.message_like(problem.params, problem.batch)
+    storage = pipeline.storage(pair.params, pair.batch)
+    held = held_bytes(pipeline, pair.params, pair.batch)
+    workspace = workspace_bytes(pipeline, pair.params, pair.batch, has_dropout=pair.dropout_seed is not None)
+    message = pipeline.message_like(pair.params, pair.batch)
     formula = layer_bytes(
         model_config(config),
         batch=message.shape[0],
@@ -55,19 +55,19 @@ def measure_memory(problem: Problem) -> dict[str, Any]:
         "argument_bytes": memory.argument_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
-        "slot_bytes": pipeline.slot_bytes(problem.params, problem.batch),
+        "slot_bytes": pipeline.slot_bytes(pair.params, pair.batch),
         "formula_slot_bytes": formula * max(pipeline.layers_per_stage),
         "num_slots": table.num_slots,
         "expected_temp_bytes": sum(held.values()) + max(workspace.values()),
         "hlo_slot_copies": len(whole_writes(text, pool_shapes(storage))),
-        "hlo_gradient_copies": len(whole_writes(text, gradient_shapes(pipeline, problem.params))),
+        "hlo_gradient_copies": len(whole_writes(text, gradient_shapes(pipeline, pair.params))),
     }
 
 
 def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
-    """The shapes of the layers' running gradient sums, as HLO writes them; only matrices, the big ones.
+    """The shapes of the layers' running gradient sums of matrices, as HLO writes them.
 
-    None where a device has one layer: to add to its sum is to write the whole. Of two replicas a device sums the
+    Empty if a device has one layer, since adding to its sum writes all of it. With two replicas a device sums the
     gradients of its chunks of both.
     """
     pairs = zip(jax.tree.leaves(params["layers"]), jax.tree.leaves(pipeline.parts(params)["layers"]), strict=True)
@@ -81,3 +81,37 @@ def pool_shapes(storage: Storage) -> set[str]:
     """The shapes of the page pools' leaves, as HLO writes them."""
     rows = [row for pool in storage.pools for row in pool.like()]
     return {f"{_HLO_DTYPES[str(row.dtype)]}[{','.join(map(str, row.shape))}]" for row in rows}
+
+
+def layer_bytes(config: ModelConfig, *, batch: int, seq_len: int, tensor: int, itemsize: int) -> int:
+    """Bytes that a layer saves of one microbatch for backward on one device, as the literature counts them.
+
+    Each operation that needs an array in backward saves it once, in compute dtype, and a dropout saves its mask as
+    bytes; all is split over the devices of `tensor` (sequence parallel).
+
+    With s tokens of b sequences, h = hidden, a heads of size d of which g have keys and values of their own, width f
+    and k matmuls to it (2 where the activation is gated, else 1), in elements for each of the s b tokens:
+
+    * `full`: h, the layer's input.
+    * `attention`, or attention that never holds all scores: 4 h + d (2 a + 2 g) + (k + 1) f: inputs of two norms 2 h,
+      inputs of the matmuls 2 h + a d, queries a d, keys and values 2 g d, inputs of the activation k f, and what it
+      makes of them, the input of the last matmul. With dropout of what a layer adds, 2 h bytes of masks besides. That
+      of GPT, whose a d = h, g = a and k = 1: 8 h + 2 f, or 34 s b h bytes in 16 bits where f = 4 h.
+    * `none` keeps the softmax too, a s, and with dropout its result a s and the mask's a s bytes: in 16 bits
+      5 a s^2 b bytes more.
+
+    Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023,
+    equations 1 to 4 and table 2; gates and grouped queries are counted by us in the same way.
+    """
+    anatomy = config.anatomy
+    h, a = anatomy.hidden, anatomy.num_heads
+    heads = anatomy.head_size * (2 * a + 2 * anatomy.num_kv_heads)
+    elements = 4 * h + heads + (anatomy.num_up + 1) * anatomy.width
+    masks = 2 * h if anatomy.hidden_dropout else 0
+    if config.recompute == "full":
+        elements, masks = h, 0
+    elif config.recompute == "none" and config.attention == "xla":
+        is_dropped = anatomy.attention_dropout > 0
+        elements += (2 if is_dropped else 1) * a * seq_len
+        masks += a * seq_len if is_dropped else 0
+    return batch * seq_len * (elements * itemsize + masks) // tensor

@@ -1,4 +1,4 @@
-"""What was measured, as a table and as `costs.json`."""
+"""Writes a measurement as a table and as `costs.json`."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ from pathlib import Path
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Times
 from jaxpipe.estimate.measured import Measurement
+from jaxpipe.whole_file import write_whole
 
 
 def check_output(path: str, *, overwrite: bool) -> None:
-    """Raises ConfigError where `path` cannot be written; asked before anything is timed."""
+    """Raises ConfigError if `path` cannot be written; called before anything is timed."""
     folder = Path(path).parent
     if not folder.is_dir():
         raise ConfigError(
             f"--output={path}: there is no folder {str(folder)!r}\n"
-            "  rule output: the file's folder is there\n"
+            "  rule output: the file's folder exists\n"
             f"      looked from {os.getcwd()}\n"
             "  repair: make the folder, or name another file"
         )
     if Path(path).exists() and not overwrite:
         raise ConfigError(
             f"--output={path} is there already\n"
-            "  rule output: what has been measured is overwritten only where asked for\n"
+            "  rule output: a measurement is overwritten only on request\n"
             "  repair: add --overwrite, or name another file"
         )
 
 
 def write(measurement: Measurement, path: str) -> None:
-    """Writes all of it or nothing."""
-    written = Path(f"{path}.new")
-    written.write_text(json.dumps(measurement.to_json(), indent=2) + "\n")
-    os.replace(written, path)
+    """Writes the measurement as JSON, the whole file or nothing."""
+    write_whole(Path(path), json.dumps(measurement.to_json(), indent=2) + "\n")
 
 
 def to_text(measurement: Measurement) -> str:
-    """Lines to print: milliseconds, a column for each microbatch size."""
+    """The measurement as a table: milliseconds, a column for each microbatch size."""
     identity, subject, sizes = measurement.identity, measurement.subject, list(measurement.times)
     names = [field.name for field in fields(Times)]
     lines = [

@@ -23,7 +23,7 @@ from jaxpipe.distributed.join import check_flags
 from jaxpipe.distributed.supervisor import Group, commands_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.measure.memory import measure_memory
-from jaxpipe.measure.problem import make_problem
+from jaxpipe.measure.step_pair import make_step_pair
 from jaxpipe.measure.timing import median, timed
 
 _MARK = "jaxpipe.measure.pinned: "
@@ -93,9 +93,9 @@ def tell(found: Any) -> None:
 def bench_step(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     """Times the pipelined step over all joined processes against the unpipelined step; {} on all but process 0."""
     num_processes, process = jax.process_count(), jax.process_index()
-    problem = make_problem(config, tuple(jax.devices()))
-    memory = measure_memory(problem)
-    pipelined, unpipelined = problem.compile_pipelined(), problem.compile_unpipelined()
+    pair = make_step_pair(config, tuple(jax.devices()))
+    memory = measure_memory(pair)
+    pipelined, unpipelined = pair.compile_pipelined(), pair.compile_unpipelined()
 
     def together(name: str) -> None:
         multihost_utils.sync_global_devices(name)

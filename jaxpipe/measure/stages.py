@@ -1,7 +1,7 @@
-"""Three stages on one device, in the compiled program itself, of which any actions can be run without the others.
+"""Three stages on one device, in the compiled program itself; any subset of their actions can run.
 
-The first stage has the embedding, the last the head, the one between has layers alone. All forwards come before all
-backwards, so that residuals lie in pages for a while, as in a pipeline. An action that is not run is an idle round.
+The first stage has the embedding, the last the head, the middle one only layers. All forwards precede all backwards, so
+that residuals stay in pages for a while, as in a pipeline. An action that does not run is an idle round.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class Stages:
-    """What is timed.
+    """Three stages as pipelines with whole and with split backwards, ready to time.
 
     Attributes:
-        config: of the three stages.
-        model: as each of the devices computes it.
+        config: the config of the three stages.
+        model: the model as each device computes it.
         whole: the pipeline whose backwards are in one part.
         halves: the pipeline whose backwards are in two.
         params, batch: of both pipelines.
@@ -66,10 +66,10 @@ def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: 
     """The three stages of a checked config's model.
 
     Args:
-        config: its model, data, optimizer and `mesh.tensor` count.
-        devices: `mesh.tensor` of them.
-        microbatch_size: sequences.
-        num_layers: of each stage.
+        config: model, data, optimizer and `mesh.tensor` are used.
+        devices: `mesh.tensor` devices.
+        microbatch_size: sequences of a microbatch.
+        num_layers: layers of each stage.
     """
     config = config.copy_and_resolve_references()
     config.model.num_layers = NUM_STAGES * num_layers
@@ -109,12 +109,12 @@ def three_stages(num_microbatches: int, *, by_halves: bool) -> Schedule:
 
 
 def no_actions(pipeline: Pipeline) -> np.ndarray:
-    """Nothing is run: "round device"."""
+    """The mask, "round device", under which no action runs."""
     return np.zeros(pipeline.table.kind.shape, bool)
 
 
 def some_actions(pipeline: Pipeline, stage: int, kinds: Sequence[Kind]) -> np.ndarray:
-    """Those of `kinds` in one stage are run: "round device"."""
+    """The mask, "round device", under which the actions of `kinds` of one stage run."""
     return np.isin(pipeline.table.kind, kinds) & (pipeline.table.stage == stage)
 
 

@@ -1,4 +1,4 @@
-"""How long does a call take, in wall time and in processor time of this process?"""
+"""Wall time and processor time of calls, timed by turns so that a slow spell of the machine slows them all."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jax.experimental import multihost_utils
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one call, in seconds."""
+    """Wall and processor time of one call, in seconds."""
 
     wall_s: float
     cpu_s: float
 
 
 def timed(call: Callable[[], Any]) -> Timing:
-    """The time of `call`, until its results are there."""
+    """The time of `call` until its results are ready."""
     before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     jax.block_until_ready(call())
     wall_s, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
@@ -33,16 +33,16 @@ def timed(call: Callable[[], Any]) -> Timing:
 
 
 def median(timings: list[Timing]) -> Timing:
-    """The median of each field: one disturbed repeat does not move it."""
+    """The median of each field, which one disturbed repeat does not move."""
     return Timing(
         statistics.median(timing.wall_s for timing in timings), statistics.median(timing.cpu_s for timing in timings)
     )
 
 
 def time_by_turns(calls: Sequence[Callable[[], Any]], *, num_repeats: int) -> list[list[Timing]]:
-    """[call][repeat]: each call once, then each again; a first turn is not counted.
+    """Timings [call][repeat] of calls that take turns; the first turn is not counted.
 
-    Processes that have joined begin each call together, and what they find is averaged.
+    Joined processes begin each call together, and their timings are averaged.
     """
     timings: list[list[Timing]] = [[] for _ in calls]
     for repeat in range(num_repeats + 1):
@@ -55,7 +55,7 @@ def time_by_turns(calls: Sequence[Callable[[], Any]], *, num_repeats: int) -> li
 
 
 def spread_ratio(timings: Sequence[Timing]) -> float:
-    """The interquartile range of the wall times by their median; 0 of a single one."""
+    """The interquartile range of the wall times over their median; 0 for a single timing."""
     if len(timings) == 1:
         return 0.0
     first, middle, third = statistics.quantiles([timing.wall_s for timing in timings], n=4, method="inclusive")
@@ -63,13 +63,13 @@ def spread_ratio(timings: Sequence[Timing]) -> float:
 
 
 def _begin() -> None:
-    """Returns once all processes have come; at once where there is one."""
+    """Waits until all processes have arrived."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("turn")
 
 
 def _mean(timings: list[list[Timing]]) -> list[list[Timing]]:
-    """The mean of what the processes found, of each number."""
+    """The mean of the timings over all processes."""
     if jax.process_count() == 1:
         return timings
     mine = np.array([[(timing.wall_s, timing.cpu_s) for timing in found] for found in timings], np.float32)
@@ -77,13 +77,17 @@ def _mean(timings: list[list[Timing]]) -> list[list[Timing]]:
     return [[Timing(*pair) for pair in found] for found in mean.tolist()]
 
 
-# Of glibc's malloc.h.
+# Options of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _MOST = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc's allocator to return nothing to the system; elsewhere it does nothing."""
+    """Makes glibc's allocator keep freed memory for the next step, as JAX does on GPUs; does nothing without glibc.
+
+    By default glibc returns big buffers to the system, which clears every page again in the next step. That takes
+    several per cent of the processor time and says nothing about the program.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         for option, value in ((_M_TRIM_THRESHOLD, _MOST), (_M_MMAP_MAX, 0), (_M_ARENA_MAX, 1)):

@@ -1,7 +1,7 @@
-"""How long the rest of a training step takes: all but its actions.
+"""Times of what is no action: the rest of a training step, and messages between two devices.
 
-The train step itself is timed, with a pipeline that has no actions: compute copies are made, and gradients are zero;
-then come their norm and the optimizer.
+The rest of a step is the train step itself with a pipeline without actions: compute copies are made, gradients are
+zero; their norm and the optimizer follow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxpipe.training.step import init_state
 
 
 def compile_update(stages: Stages) -> Callable[[], Any]:
-    """The compiled () -> (state, metrics), of steps one after the other."""
+    """A compiled function () -> (state, metrics) that runs the rest of one training step after another."""
     pipeline = stages.whole
     losses = pipeline.loss_like(stages.params, stages.batch)
 
@@ -35,7 +35,7 @@ def compile_update(stages: Stages) -> Callable[[], Any]:
         del batch, scale, key
         copies = jax.tree.map(lambda leaf: leaf.astype(pipeline.dtype), params)
         grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-        # Behind the barrier the compiler knows neither that they are zero nor that nothing reads the copies.
+        # The barrier hides from the compiler that gradients are zero and that nothing reads the copies.
         _, grads = lax.optimization_barrier((copies, grads))
         return jax.tree.map(lambda loss: jnp.zeros(loss.shape, loss.dtype), losses), grads
 
@@ -54,15 +54,15 @@ def compile_update(stages: Stages) -> Callable[[], Any]:
 
 
 SIZES_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
-_NUM_MESSAGES = 8  # of one call, one after the other
+_NUM_MESSAGES = 8  # in one call, one after the other
 
 
 def link_between(devices: Sequence[Any], *, num_repeats: int) -> Link:
-    """The link between `devices`, two of them: there, and back, in turns."""
+    """The latency and bandwidth between two `devices`, from messages of several sizes back and forth."""
     mesh = Mesh(np.array(sorted(devices, key=lambda device: device.id)), ("pipe",))
     calls = [_messages(mesh, size) for size in (*SIZES_BYTES, 0)]
     *seconds, none = [median(found).wall_s for found in time_by_turns(calls, num_repeats=num_repeats)]
-    # What a call takes without messages is no part of them.
+    # Subtract the time of a call without messages.
     runs = [
         ({"latency_s": _NUM_MESSAGES, "s_per_byte": _NUM_MESSAGES * size}, max(found - none, 1e-9))
         for size, found in zip(SIZES_BYTES, seconds, strict=True)
@@ -72,7 +72,7 @@ def link_between(devices: Sequence[Any], *, num_repeats: int) -> Link:
 
 
 def _messages(mesh: Mesh, num_bytes: int) -> Callable[[], jax.Array]:
-    """A call that sends so many bytes from one to the other and back, `_NUM_MESSAGES` times in all; 0: none at all."""
+    """A call that sends `_NUM_MESSAGES` messages of `num_bytes` back and forth; none if that is 0."""
 
     def both_ways(_: jax.Array, x: jax.Array) -> jax.Array:
         for pair in ((0, 1), (1, 0)):

@@ -1,4 +1,4 @@
-"""The mesh with axes `data`, `pipe`, `tensor`: its devices, sums over them, and random numbers that it leaves alone."""
+"""The mesh with axes `data`, `pipe`, `tensor`: devices, collectives, and random numbers independent of it."""
 
 from jaxpipe.mesh.collectives import TensorAxis
 from jaxpipe.mesh.devices import Devices, choose_devices

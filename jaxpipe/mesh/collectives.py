@@ -1,7 +1,7 @@
-"""Sums over devices, inside `shard_map`; `deterministic` ones gather the terms and add them in mesh order.
+"""Collectives inside `shard_map`; `deterministic` sums gather the terms and add them in mesh order.
 
-XLA may add the terms of a sum in any order, which depends on how devices and processes are wired. Gathered
-terms are added in the same order everywhere, so the digits are the same too; that takes more traffic.
+XLA may add the terms of a sum in any order, which depends on how devices and processes are wired. Gathered terms are
+added in the same order everywhere and give the same digits, at the price of more traffic.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from jax import lax
 
 
 def sum_over(x: jax.Array, axes: Sequence[str], *, deterministic: bool = False) -> jax.Array:
-    """The sum of `x` over all devices of the mesh axes `axes`, on each of them."""
+    """The sum of `x` over all devices of the mesh axes `axes`, on each of them (all-reduce)."""
     if not axes:
         return x
     return lax.all_gather(x, tuple(axes)).sum(axis=0) if deterministic else lax.psum(x, tuple(axes))
 
 
 def scatter_sum_over(x: jax.Array, axes: Sequence[str], dim: int, *, deterministic: bool = False) -> jax.Array:
-    """This device's part, along `dim`, of the sum of `x` over the devices of `axes`."""
+    """This device's part, along `dim`, of the sum of `x` over the devices of `axes` (reduce-scatter)."""
     axes = tuple(axes)
     if not deterministic:
         return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
@@ -32,27 +32,27 @@ def scatter_sum_over(x: jax.Array, axes: Sequence[str], dim: int, *, determinist
 
 
 def gather_over(x: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
-    """All parts of `x` along `dim`, from the devices of `axes`."""
+    """All parts of `x` along `dim` from the devices of `axes` (all-gather)."""
     return lax.all_gather(x, tuple(axes), axis=dim, tiled=True)
 
 
 @dataclass(frozen=True)
 class TensorAxis:
-    """The devices that share each layer, seen from one of them; with `size` 1 nothing is sent or needed.
+    """Collectives over the devices that share each layer; with `size` 1 they return their argument.
 
-    `gather` and `scatter_sum` are each other's transposes. `sum` and `max` are for values that no gradient
-    passes through, `once` for what every device computes alike of gathered values.
+    `gather` and `scatter_sum` are each other's transposes. `sum` and `max` are for values that no gradient passes
+    through, `once` for values that every device computes alike from gathered ones.
 
     Attributes:
-        size: devices.
-        deterministic: whether sums are added in mesh order.
+        size: number of devices.
+        deterministic: whether sums add in mesh order.
     """
 
     size: int = 1
     deterministic: bool = False
 
     def index(self) -> jax.Array | int:
-        """Which of the devices this one is."""
+        """The index of this device along the axis."""
         return 0 if self.size == 1 else lax.axis_index("tensor")
 
     def gather(self, x: jax.Array, dim: int) -> jax.Array:
@@ -68,7 +68,7 @@ class TensorAxis:
         return x if self.size == 1 else sum_over(x, ("tensor",), deterministic=self.deterministic)
 
     def once(self, x: jax.Array) -> jax.Array:
-        """`x`, the same on all devices, with a gradient that only the first passes on: their sum has it once."""
+        """`x`, equal on all devices, with a gradient that only the first device passes on: a sum has it once."""
         return x if self.size == 1 else jnp.where(self.index() == 0, x, lax.stop_gradient(x))
 
     def max(self, x: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
-"""Which devices a run takes: GPUs where the mesh fits, else virtual CPU devices.
+"""Chooses the devices of a run: GPUs if the mesh fits on them, else virtual CPU devices.
 
-Virtual CPU devices must be asked for before jax starts its backends, so `choose_devices` comes before any
-other use of jax. What the user set in XLA_FLAGS and XLA_PYTHON_CLIENT_MEM_FRACTION is kept.
+Virtual CPU devices must be requested before JAX starts its backends, so call `choose_devices` before any other use of
+JAX. What the user set in XLA_FLAGS and XLA_PYTHON_CLIENT_MEM_FRACTION is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxpipe.mesh.xla_flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS
 
 PLATFORMS = ("auto", "cpu", "gpu")
 
-# Of a GPU's memory, for programs: jax takes 0.75 unless told. The rest, 3 GiB of 80, is CUDA's and NCCL's.
+# Fraction of a GPU's memory for programs; JAX's default is 0.75. The rest, 3 GiB of 80, is for CUDA and NCCL.
 GPU_MEMORY_FRACTION = "0.96"
 _GPU_FILES = ("nvidia[0-9]*", "nvidiactl", "dxg", "nvgpu*", "nvhost-gpu*", "kfd")  # in /dev
 _COUNT_FLAG = "xla_force_host_platform_device_count"
@@ -27,7 +27,7 @@ _COUNT_FLAG = "xla_force_host_platform_device_count"
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a run, and why these.
+    """The devices of a run and the reason for the choice.
 
     Attributes:
         platform: "cpu" or "gpu".
@@ -58,13 +58,13 @@ def has_gpu(dev: str = "/dev") -> bool:
 def choose_devices(
     num_devices: int, *, platform: str = "auto", deterministic: bool = False, num_processes: int = 1
 ) -> Devices:
-    """`num_devices` devices: GPUs where there are so many, else virtual CPU devices.
+    """`num_devices` devices: GPUs if there are enough, else virtual CPU devices.
 
     Args:
         num_devices: data x pipe x tensor.
-        platform: "gpu" or "cpu" takes these or none; "auto" prefers GPUs.
-        deterministic: whether one device adds in the same order every time.
-        num_processes: that have joined, each with as many of the devices.
+        platform: "gpu" or "cpu" takes only these; "auto" prefers GPUs.
+        deterministic: whether a device adds in the same order every time.
+        num_processes: number of joined processes, each with an equal share of the devices.
 
     Raises:
         ConfigError: `platform` is unknown or has fewer devices than needed, or the processes cannot share them.

@@ -1,4 +1,4 @@
-"""The mesh that the program runs on."""
+"""The mesh that the program runs on, and the order of devices in it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ AXES = ("data", "pipe", "tensor")
 
 
 def make_mesh(*, data: int = 1, pipe: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh with axes `data`, `pipe`, `tensor`, `tensor` innermost.
+    """The mesh with axes `data`, `pipe` and `tensor`, `tensor` innermost.
 
     Args:
         data: copies of the pipeline, each with its part of every microbatch.
         pipe: devices of one pipeline.
         tensor: devices that share each layer.
-        devices: as many as the axes multiply to, in mesh order; by default the first of `jax.devices()`.
+        devices: data x pipe x tensor devices, in mesh order; by default the first of `jax.devices()`.
 
     Raises:
-        ConfigError: another number of devices than the axes multiply to.
+        ConfigError: there are not data x pipe x tensor devices.
     """
     shape = (data, pipe, tensor)
     num_needed = math.prod(shape)
@@ -53,20 +53,19 @@ def order_devices(
     order: str = "pair_adjacent",
     gpus_per_node: int | None = None,
 ) -> tuple[Any, ...]:
-    """`devices` as `make_mesh` takes them, so that they follow `order`.
+    """`devices` in the order that `make_mesh` takes, so that the mesh follows `order`.
 
     Args:
-        devices: data x pipe x tensor of them; node by node, where `gpus_per_node` is given.
+        devices: data x pipe x tensor devices; node by node if `gpus_per_node` is given.
         data: copies of the pipeline.
         pipe: devices of one pipeline.
         tensor: devices that share each layer.
-        order: one of `jaxpipe.cluster.assignment.ORDERS`; "contiguous" leaves `devices` as they come.
-        gpus_per_node: None asks the devices. On GPUs a node is what jax calls a slice: those of one host, or of one
-            NVLink domain. Virtual CPU devices of one process are one node. GPUs that are only compiled for do not
-            know: give it.
+        order: one of `jaxpipe.cluster.assignment.ORDERS`; "contiguous" keeps their order.
+        gpus_per_node: None asks the devices. On GPUs a node is what JAX calls a slice: the GPUs of one host or of one
+            NVLink domain. The virtual CPU devices of one process are one node. Give the number for absent GPUs.
 
     Raises:
-        ConfigError: nodes of several sizes, or a mesh that the order does not take.
+        ConfigError: nodes differ in size, or the mesh does not fit the order.
     """
     if order == "contiguous":
         gpus_per_node = len(devices)
@@ -77,7 +76,7 @@ def order_devices(
 
 
 def _node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
-    """`devices` in the order of their nodes, a smaller one last, and the GPUs of a node."""
+    """`devices` sorted by node, a smaller node last, and the number of GPUs per node."""
     nodes: dict[int, list[Any]] = {}
     for device in devices:
         nodes.setdefault(getattr(device, "slice_index", device.process_index), []).append(device)

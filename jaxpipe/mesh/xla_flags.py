@@ -1,9 +1,9 @@
-"""XLA's flags: those that jaxpipe recommends, each with its reason, and how they come into XLA_FLAGS.
+"""The XLA flags that jaxpipe sets, each with its reason, and how they get into XLA_FLAGS.
 
-What the user has set there stays as it is. XLA ends the process at a flag that it does not know, so flags that
-the installed jaxlib or its GPU plugin lack are left out, with a warning.
+What the user has set there is kept. XLA ends the process at an unknown flag, so flags that the installed jaxlib or its
+GPU plugin lack are left out, with a warning.
 
-Left out for want of a measurement on GPUs: CUDA graphs of the guarded actions (`xla_gpu_enable_command_buffer`),
+Not set, since nothing has been measured on GPUs: CUDA graphs of the guarded actions (`xla_gpu_enable_command_buffer`),
 pipelined sends and receives, loop double buffering, larger thresholds for combining reductions and gathers.
 """
 
@@ -23,7 +23,7 @@ import jaxlib
 
 
 class Flag(NamedTuple):
-    """A flag of XLA, and what it is set for."""
+    """An XLA flag with its value and the reason for setting it."""
 
     name: str
     value: str
@@ -85,9 +85,9 @@ _REASONS = {flag.name: flag.reason for flag in (*_OVERLAP, *_DETERMINISTIC, *_SH
 
 
 def add_flags(flags: Mapping[str, Any]) -> None:
-    """Adds to XLA_FLAGS what the user has not set there; before jax starts its backends.
+    """Adds flags to XLA_FLAGS that the user has not set there; call it before JAX starts its backends.
 
-    Warns of a flag that the installed XLA does not know, and leaves it out.
+    Warns about a flag that the installed XLA does not know, and leaves it out.
 
     Args:
         flags: name, without dashes -> value.
@@ -110,27 +110,27 @@ def add_flags(flags: Mapping[str, Any]) -> None:
 
 
 def given_flags() -> set[str]:
-    """The names of the flags that XLA_FLAGS sets now."""
+    """The names of the flags that XLA_FLAGS sets."""
     return set(re.findall(r"(?:^|\s)--(\w+)", _written()))
 
 
 def is_known(name: str) -> bool:
-    """Whether every installed library that reads XLA_FLAGS knows the flag; True where there is none to look into.
+    """Whether every installed library that reads XLA_FLAGS knows the flag; True if there is no library to search.
 
-    A library holds each name with a zero byte at its end, so a name that only begins a longer one is not found.
-    (Milliseconds for a known name, which stands in the first 20 MiB; about a second for one that is not there.)
+    A library holds each name followed by a zero byte, so the beginning of a longer name is not found. The search takes
+    milliseconds for a known name, which is in the first 20 MiB, and about a second for an unknown one.
     """
     return all(_holds(library, name.encode() + b"\0") for library in _libraries())
 
 
 def _written() -> str:
-    """The flags of XLA_FLAGS, out of the file that it may name instead."""
+    """The flags in XLA_FLAGS, or in the file that it names instead."""
     written = os.environ.get("XLA_FLAGS", "").strip()
     return written if written.startswith("-") or not written else Path(written).read_text().strip()
 
 
 def _libraries() -> list[Path]:
-    """That of jaxlib and those of its GPU plugins: all of them read the same XLA_FLAGS."""
+    """The libraries of jaxlib and its GPU plugins, which all read the same XLA_FLAGS."""
     plugins = find_spec("jax_plugins")
     folders = list(plugins.submodule_search_locations or ()) if plugins else []
     return [

@@ -32,7 +32,7 @@ from jaxpipe.program.layout import Layout, balanced_split
 from jaxpipe.program.partition import Part, compute_copies, partition, reduced_parts
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.storage import Storage, make_storage
-from jaxpipe.schedules.analysis.simulate import Costs
+from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule

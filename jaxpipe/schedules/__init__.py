@@ -1,11 +1,13 @@
 """Schedules as values: generators, rules, simulator and pictures. Nothing here imports JAX."""
 
 from jaxpipe.schedules.analysis.activations import Stored, Transfers, peak_activations, stored, transfers
-from jaxpipe.schedules.analysis.costs import costs_of_stages
-from jaxpipe.schedules.analysis.simulate import Costs, Timeline, simulate
+from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages
+from jaxpipe.schedules.analysis.simulate import Timeline, simulate
 from jaxpipe.schedules.csv_form import from_csv, read_csv, to_csv
 from jaxpipe.schedules.files import from_json, read_json, read_schedule, to_json, write_schedule
-from jaxpipe.schedules.methods.registry import REGISTRY, build
+from jaxpipe.schedules.methods.method import Formula, Method
+from jaxpipe.schedules.methods.option import Option
+from jaxpipe.schedules.methods.registry import REGISTRY, build, find_method, register
 from jaxpipe.schedules.ordering.optimize import optimize
 from jaxpipe.schedules.ordering.problem import MemoryBound, Problem, peak_memory
 from jaxpipe.schedules.passes.balance import balance
@@ -20,8 +22,11 @@ __all__ = [
     "RULES",
     "Action",
     "Costs",
+    "Formula",
     "Kind",
     "MemoryBound",
+    "Method",
+    "Option",
     "Placement",
     "Problem",
     "Schedule",
@@ -34,6 +39,7 @@ __all__ = [
     "build",
     "check",
     "costs_of_stages",
+    "find_method",
     "from_csv",
     "from_json",
     "linear",
@@ -45,6 +51,7 @@ __all__ = [
     "read_csv",
     "read_json",
     "read_schedule",
+    "register",
     "simulate",
     "split_backward",
     "stored",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, MOVE_KINDS, Action, Schedule, parse_action
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Action, Schedule, parse_action
 
 _SHARE = re.compile(r"\d+(/0*[1-9]\d*)?")
 
@@ -24,7 +24,7 @@ def parse_shares(texts: Sequence[str]) -> tuple[Fraction, ...] | None:
 # CSV.
 
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
-_KINDS = COMPUTE_KINDS | MOVE_KINDS
+_KINDS = COMPUTE_KINDS | TRANSFER_KINDS
 _PARKED = "# parked:"
 _RULE = "compute-only-csv: one line per device; a cell is stage, F B I W EVICT or LOAD, microbatch, as in 2F0, or empty"
 

@@ -6,6 +6,7 @@ those of one device (first by replica, then in forward order).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -110,3 +111,30 @@ def bidirectional(placement: Placement) -> Placement:
     """
     down = placement.devices[0]
     return Placement(placement.num_devices, (down, tuple(map(placement.partner_of, down))))
+
+
+PLACEMENTS: dict[str, Callable[[int], Placement]] = {
+    "linear": linear,
+    "v": lambda num_devices: zig_zag(num_devices, 2),
+    "w": lambda num_devices: zig_zag(num_devices, 4),
+    "looped": lambda num_devices: looped(num_devices, 2),
+    "looped_3": lambda num_devices: looped(num_devices, 3),
+    "looped_4": lambda num_devices: looped(num_devices, 4),
+    "bidirectional": lambda num_devices: bidirectional(linear(num_devices)),
+    "bidirectional_v": lambda num_devices: bidirectional(zig_zag(num_devices, 2)),
+    "bidirectional_looped": lambda num_devices: bidirectional(looped(num_devices, 2)),
+}
+
+
+def placement_name(placement: Placement) -> str:
+    """The name of `placement` in PLACEMENTS, or the devices of its stages where it has none.
+
+    Example:
+        >>> placement_name(zig_zag(3, 2)), placement_name(zig_zag(2, 3))
+        ('v', 'stages on devices 0 1 1 0 0 1')
+    """
+    for name, make in PLACEMENTS.items():
+        if make(placement.num_devices) == placement:
+            return name
+    devices = " ".join(map(str, placement.devices[0]))
+    return f"stages on devices {devices}{', and mirrored' if placement.num_replicas > 1 else ''}"

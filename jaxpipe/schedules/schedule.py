@@ -41,7 +41,7 @@ class Kind(enum.IntEnum):
 
 
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
-MOVE_KINDS = frozenset({Kind.EVICT, Kind.LOAD})  # transfers between the two devices of a pair
+TRANSFER_KINDS = frozenset({Kind.EVICT, Kind.LOAD})  # of activations, between the two devices of a pair
 
 _TEXT = re.compile(r"(\d+)(EVICT|LOAD|SYNC|F|B|I|W)(\d*)(?:@(\d+))?")
 
@@ -131,7 +131,7 @@ class Schedule:
     @property
     def has_transfers(self) -> bool:
         """Whether activations move between paired devices: EVICT and LOAD."""
-        return bool(self.columns.is_kind(*MOVE_KINDS).any())
+        return bool(self.columns.is_kind(*TRANSFER_KINDS).any())
 
     @property
     def has_halves(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxpipe.schedules.analysis.simulate import Costs
-from jaxpipe.schedules.option_checks import check_times
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.option_checks import check_time
 
 
 class Times(NamedTuple):
@@ -29,15 +29,16 @@ class Times(NamedTuple):
 
 
 def checked_times(name: str, *, forward: float, input_gradient: float, weight_gradient: float) -> Times:
-    """The times that a generator or pass is given.
+    """Returns the times that a pass is given, checked.
 
     Args:
         name: of the schedule, for the message.
         forward, input_gradient, weight_gradient: times of a stage's F, I and W, in any one unit.
 
     Raises:
-        ScheduleError: a time that is no finite number above 0.
+        ScheduleError: a time that is not a finite number above 0.
     """
     times = Times(forward, input_gradient, weight_gradient)
-    check_times(name, **times._asdict())
+    for option, time in times._asdict().items():
+        check_time(name, option, time)
     return times

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import Checkpoints
 from jaxpipe.distributed.log import print_with, say
-from jaxpipe.distributed.together import Together
+from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.training.batches import local_rows, put_batch
 from jaxpipe.training.metrics import open_metrics
 from jaxpipe.training.profiler import Profiler
@@ -42,7 +42,7 @@ class Loop:
 
     config: ConfigDict
     path: Path
-    processes: Together
+    processes: ProcessGroup
     setup: Setup
     checkpoints: Checkpoints
     profiler: Profiler

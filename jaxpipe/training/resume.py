@@ -11,7 +11,7 @@ from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import build_schedule
 from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import differences
-from jaxpipe.distributed.together import Together
+from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import CheckpointError, ConfigError, explain
 from jaxpipe.schedules import Schedule, to_json
 from jaxpipe.training.run_folder import METRICS, read_config
@@ -188,7 +188,7 @@ def has_other_schedule(path: Path, schedule: Schedule) -> bool:
     return saved.is_file() and saved.read_text(encoding="utf-8") != to_json(schedule)
 
 
-def check_same_schedule(processes: Together, schedule: Schedule) -> None:
+def check_same_schedule(processes: ProcessGroup, schedule: Schedule) -> None:
     """Raises ConfigError unless process 0 has the same schedule; different programs would deadlock."""
     digest = hashlib.sha256(to_json(schedule).encode()).hexdigest()
     if digest != processes.agree("schedule", digest):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.distributed.together import Together
+from jaxpipe.distributed.process_group import ProcessGroup
 
 MOST_STEPS = 10_000
 
@@ -19,7 +19,7 @@ MOST_STEPS = 10_000
 def main() -> None:
     port, count, index, bound, *fault = sys.argv[1:]
     jax.config.update("jax_num_cpu_devices", 1)
-    with Together(f"localhost:{port}", int(count), int(index), lost_after_s=float(bound)) as processes:
+    with ProcessGroup(f"localhost:{port}", int(count), int(index), lost_after_s=float(bound)) as processes:
         mesh = jax.make_mesh((int(count),), ("process",))
         total = jax.jit(
             jax.shard_map(lambda x: jax.lax.psum(x, "process"), mesh=mesh, in_specs=P("process"), out_specs=P())

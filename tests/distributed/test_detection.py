@@ -13,8 +13,8 @@ from jax._src.clusters.k8s_cluster import K8sCluster
 
 ROOT = Path(__file__).parents[2]
 JOINS = """
-from jaxpipe.distributed.together import Together
-with Together(lost_after_s=60.0) as processes:
+from jaxpipe.distributed.process_group import ProcessGroup
+with ProcessGroup(lost_after_s=60.0) as processes:
     import jax
     from jax._src.xla_bridge import CUDA_VISIBLE_DEVICES
     first = processes.agree("first", f"process {processes.index}")

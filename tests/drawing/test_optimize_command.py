@@ -5,7 +5,6 @@ import re
 import pytest
 
 from jaxpipe import optimize as command
-from jaxpipe.drawing.search_report import PLACEMENTS, placement_name
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.optimize import main, placements_of
 from jaxpipe.schedules import (
@@ -24,6 +23,7 @@ from jaxpipe.schedules import (
 )
 from jaxpipe.schedules.ordering.optimize import asynchronous
 from jaxpipe.schedules.ordering.problem import usual_placements
+from jaxpipe.schedules.placement import PLACEMENTS, placement_name
 
 SMALL = ["--num_devices=2", "--num_microbatches=4", "--memory_bound=2", "--num_trials=20"]
 WHOLE = ["--input_gradient=3", "--weight_gradient=3"]  # so that halves are of no use
@@ -199,7 +199,7 @@ def test_usual_placements_have_names(num_devices):
         ([*SMALL, "--option=num_chunks=2"], "--option=num_chunks=2 has no effect: it needs --schedule"),
         ([*SMALL, "--replica_bytes=1"], "--replica_bytes=1.0 has no effect: it needs --activation_bytes"),
         ([*SMALL, "--slot_messages=3"], "--slot_messages=3.0 has no effect: messages take no time without --transfer"),
-        ([*SMALL, "--schedule=1f1"], "--schedule=1f1 is no schedule"),
+        ([*SMALL, "--schedule=1f1"], "unknown schedule '1f1'. Did you mean '1f1b'?"),
         ([*SMALL, "--schedule=1f1b", "--placement=v"], "--placement=v has no effect: --schedule has its own placement"),
         (
             [*SMALL, "--schedule=mine.csv"],

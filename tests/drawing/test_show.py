@@ -11,7 +11,7 @@ import pytest
 
 from jaxpipe.drawing.summary import sent_slots
 from jaxpipe.lowering import lower
-from jaxpipe.schedules import build, from_csv, to_json
+from jaxpipe.schedules import REGISTRY, build, from_csv, to_json
 from jaxpipe.show import main
 
 SMALL = ["1f1b", "--num_devices=4", "--num_microbatches=6"]
@@ -221,6 +221,7 @@ def test_output_file_holds_what_is_printed(capsys, tmp_path, form):
         (["--csv=/no/such/file.csv"], "cannot read '/no/such/file.csv'"),
         ([*SMALL, "--json=mine.json"], "--name=1f1b has no effect: --json gives the whole schedule"),
         (["--csv=mine.csv", "--json=mine.json"], "--json=mine.json has no effect: --csv gives the whole schedule"),
+        (["--list", *SMALL], "has no effect: --list shows all methods"),
         (["--json=/no/such/file.json"], "cannot read '/no/such/file.json'"),
     ],
 )
@@ -245,6 +246,15 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_large_schedule_is_shown(capsys, form):
     assert "64" in shown(capsys, "1f1b", "--num_devices=64", "--num_microbatches=512", f"--format={form}")
+
+
+def test_the_list_has_every_method_with_its_options(capsys):
+    paragraphs = shown(capsys, "--list").split("\n\n")
+    assert [paragraph.splitlines()[0] for paragraph in paragraphs] == list(REGISTRY)
+    listed = dict(zip(REGISTRY, paragraphs, strict=True))
+    assert "bubble ratio: (D-1)/(N+D-1)\n    peak activations: 1..min(D, N)\n" in listed["1f1b"]  # DAPPLE, PPoPP 2021
+    for name, method in REGISTRY.items():
+        assert all(f"{option.name}=" in listed[name] for option in method.options)
 
 
 def test_help_names_each_flag(capsys):

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from legal_devices import variants
 
-from jaxpipe.estimate.clock import Clock, Seconds
+from jaxpipe.estimate.clock import Seconds, makespans
 from jaxpipe.estimate.extension import ends, few_microbatches
 from jaxpipe.schedules import Costs, build, simulate
+from jaxpipe.schedules.analysis.simulate import Clock
 
 SLOT, GRADIENTS = 3.0, 2.0  # in messages
 
@@ -40,7 +41,7 @@ def test_the_clock_is_the_simulators(name, options, num_devices):
     for num_microbatches, transfer in product((1, 7, 16), (0.0, 0.1, 1.0)):
         schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options)
         costs = uneven(schedule.num_stages, seed=num_microbatches)
-        found = Clock(schedule).ends(seconds_of(costs, schedule.num_stages, num_devices, transfer=transfer))
+        found = makespans(Clock(schedule), seconds_of(costs, schedule.num_stages, num_devices, transfer=transfer))
         simulated = simulate(
             schedule, replace(costs, transfer=transfer, slot_messages=SLOT, gradient_messages=GRADIENTS)
         )
@@ -57,8 +58,8 @@ def test_computations_wait_for_what_is_loaded_late(unit):
     for transfer in (0.01, 0.3, 1.0, 3.0):
         seconds = seconds_of(costs, 8, 8, transfer=transfer)
         simulated = simulate(schedule, replace(costs, transfer=transfer, slot_messages=SLOT)).makespan
-        assert clock.ends(seconds).exchanged_s == pytest.approx(simulated, rel=1e-12)
-        free = clock.ends(replace(seconds, slot_bytes=np.zeros(8))).exchanged_s
+        assert makespans(clock, seconds).exchanged_s == pytest.approx(simulated, rel=1e-12)
+        free = makespans(clock, replace(seconds, slot_bytes=np.zeros(8))).exchanged_s
         waited.append(simulated > free * (1 + 1e-9))
     assert not waited[0]
     assert waited[-1]
@@ -69,10 +70,10 @@ def test_what_closes_a_stage_holds_up_its_device_and_no_message():
     clock, costs = Clock(build("1f1b", num_devices=4, num_microbatches=1)), Costs(1.0, 2.0)
     seconds = seconds_of(costs, 4, 4, transfer=0.0)
     seconds.closing[:] = [0.5, 0.25, 0.25, 1.0]
-    found = clock.ends(seconds)
+    found = makespans(clock, seconds)
     assert (found.exchanged_s, found.closed_s) == (4 * 3.0, 4 * 3.0 + 0.5)
     seconds.closing[:] = [0.0, 0.0, 0.0, 7.0]
-    assert clock.ends(seconds).closed_s == 4 * 1.0 + 2.0 + 7.0
+    assert makespans(clock, seconds).closed_s == 4 * 1.0 + 2.0 + 7.0
 
 
 def test_what_closes_a_stage_holds_up_the_next_action_of_its_device():
@@ -80,7 +81,7 @@ def test_what_closes_a_stage_holds_up_the_next_action_of_its_device():
     clock = Clock(build("interleaved_1f1b", num_devices=1, num_microbatches=1))
     seconds = seconds_of(Costs(1.0, 2.0), 2, 1, transfer=0.0)
     seconds.closing[:] = [0.5, 0.25]
-    assert clock.ends(seconds).closed_s == 2 * 3.0 + 0.75
+    assert makespans(clock, seconds).closed_s == 2 * 3.0 + 0.75
 
 
 def with_a_head(num_stages: int, seed: int) -> Costs:
@@ -106,7 +107,7 @@ def assert_on_a_line(name: str, options: dict, num_devices: int, numbers: tuple[
         seconds = seconds_of(costs(num_stages, seed=0), num_stages, num_devices, transfer=transfer)
         found = ends(name, num_devices, num_microbatches, written, seconds)
         assert len(few_microbatches(name, num_devices, num_microbatches, written)) == 2
-        expected, rel = whole.ends(seconds), tolerance(name, options, is_even=costs is with_a_head)
+        expected, rel = makespans(whole, seconds), tolerance(name, options, is_even=costs is with_a_head)
         for field in ("computed_s", "exchanged_s", "work_s"):
             assert getattr(found, field) == pytest.approx(getattr(expected, field), rel=rel)
 

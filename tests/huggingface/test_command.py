@@ -10,7 +10,7 @@ from test_files import tensors, write
 
 from jaxpipe.convert import convert
 from jaxpipe.errors import ConfigError
-from jaxpipe.huggingface import copied_name, copy_origin
+from jaxpipe.huggingface import copied_path, copy_source_model
 from jaxpipe.training.run_folder import read_config
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def test_errors_are_told_without_a_traceback():
         ("hf:a", "hf:b", {}, ["--from=hf:a with --to=hf:b", "rule convert-direction"]),
         ("hf:a", "b", {"step": 3}, ["--step=3 with --from=hf:a", "rule flags"]),
         ("hf:a", "b", {"dtype": "bfloat16"}, ["--dtype=bfloat16 with --from=hf:a", "rule flags"]),
-        ("hf:/no/such", "/no/run", {}, ["/no/such holds no model of transformers", "rule huggingface-folder"]),
+        ("hf:/no/such", "/no/run", {}, ["/no/such contains no model of transformers", "rule huggingface-folder"]),
         ("/no/such", "hf:/no/model", {}, ["holds no run", "rule workdir-run"]),
     ],
 )
@@ -79,15 +79,15 @@ def test_a_run_that_starts_from_a_converted_one_has_its_tokenizer(tmp_path):
     (first / "hf").mkdir(parents=True)
     (first / "hf" / "tokenizer.json").write_text("{}")
     second.mkdir()
-    copy_origin(first, second)
-    name = copied_name(str(first / "hf" / "tokenizer.json"), first, second)
+    copy_source_model(first, second)
+    name = copied_path(str(first / "hf" / "tokenizer.json"), first, second)
     assert Path(name).read_text() == "{}"
     assert Path(name).is_relative_to(second)
     for other in ("byte", str(tmp_path / "tokenizer.json")):
-        assert copied_name(other, first, second) == other
+        assert copied_path(other, first, second) == other
 
 
 def test_a_run_without_an_origin_has_none_to_copy(tmp_path):
     (tmp_path / "later").mkdir()
-    copy_origin(tmp_path, tmp_path / "later")
+    copy_source_model(tmp_path, tmp_path / "later")
     assert list((tmp_path / "later").iterdir()) == []

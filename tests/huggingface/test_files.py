@@ -12,10 +12,10 @@ from their_models import LLAMA
 from jaxpipe.convert import export_model, import_model
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import configs
-from jaxpipe.huggingface.headers import Writer
-from jaxpipe.huggingface.layout import as_it_came, as_new
-from jaxpipe.huggingface.origin import Origin
+from jaxpipe.huggingface.source_model import SourceModel
+from jaxpipe.huggingface.tensor_files import TensorWriter
 from jaxpipe.huggingface.tensors import TensorMap
+from jaxpipe.huggingface.writing import files_of_source, new_files
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **LLAMA}
 INDEX = "model.safetensors.index.json"
@@ -71,7 +71,7 @@ def test_tensors_that_are_not_known_are_named(tmp_path):
         write(tmp_path / "hf", arrays),
         tmp_path,
         "huggingface-tensors",
-        "tensors: 1 not known",
+        "tensors: 1 unknown",
         "model.layers.0.adapter.weight",
     )
 
@@ -154,12 +154,12 @@ def test_targets_that_are_there_are_refused(tmp_path):
     folder = write(tmp_path / "hf", tensors())
     (tmp_path / "run").mkdir()
     import_model(str(folder), str(tmp_path / "run"))  # an empty folder is none
-    with pytest.raises(ConfigError, match=r"--to=.*run is there already\n *rule convert-target[^\n]*\n *there: check"):
+    with pytest.raises(ConfigError, match=r"--to=.*run exists already\n *rule convert-target[^\n]*\n *found: check"):
         import_model(str(folder), str(tmp_path / "run"))
     with pytest.raises(ConfigError, match="rule convert-target"):
         export_model(str(tmp_path / "run"), str(folder))
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="there: a file"):
+    with pytest.raises(ConfigError, match="found: a file"):
         export_model(str(tmp_path / "run"), str(tmp_path / "file"))
 
 
@@ -180,7 +180,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     import_model(str(write(tmp_path / "hf", tensors())), str(tmp_path / "run"))
-    monkeypatch.setattr(Writer, "write", full)
+    monkeypatch.setattr(TensorWriter, "write", full)
     with pytest.raises(ConfigError, match=r"back cannot be written\n *rule convert-target[^\n]*\n *while writing: No"):
         export_model(str(tmp_path / "run"), str(tmp_path / "back"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run"]
@@ -206,7 +206,7 @@ def test_steps_that_are_not_there_are_refused(tmp_path):
 
 
 def test_a_tensor_larger_than_a_shard_has_one_of_its_own():
-    files = as_new({"a": (4,), "b": (100,), "c": (4,), "d": (2,)}, dtype="float32", max_bytes=32)
+    files = new_files({"a": (4,), "b": (100,), "c": (4,), "d": (2,)}, dtype="float32", max_bytes=32)
     assert [text.count('"dtype"') for text in files.headers.values()] == [1, 1, 2]
     assert json.loads(files.index or "")["metadata"] == {"total_size": 440}
 
@@ -216,10 +216,10 @@ def test_tensors_stay_in_their_order_when_some_are_left_out(tmp_path):
         '{"__metadata__":{"format":"pt"},"c":{"dtype":"F32","shape":[2],"data_offsets":[20,28]},'
         '"d":{"dtype":"F32","shape":[3],"data_offsets":[0,12]},"a":{"dtype":"F16","shape":[4],"data_offsets":[12,20]}}'
     )
-    (found,) = as_it_came(Origin(tmp_path, {"x": header}, None, ("a",)), dtype="").headers.values()
+    (found,) = files_of_source(SourceModel(tmp_path, {"x": header}, None, ("a",)), dtype="").headers.values()
     assert json.loads(found) == {
         "__metadata__": {"format": "pt"},
         "d": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]},
         "c": {"dtype": "F32", "shape": [2], "data_offsets": [12, 20]},
     }
-    assert as_it_came(Origin(tmp_path, {"x": header}, None, ()), dtype="").headers == {"x": header}
+    assert files_of_source(SourceModel(tmp_path, {"x": header}, None, ()), dtype="").headers == {"x": header}

@@ -22,7 +22,7 @@ from their_models import (
 from jaxpipe.checkpoints import restore_canonical, save_canonical
 from jaxpipe.config import base_config, model_config
 from jaxpipe.convert import export_model
-from jaxpipe.huggingface import copy_origin, layout
+from jaxpipe.huggingface import copy_source_model, writing
 from jaxpipe.models import LanguageModel
 from jaxpipe.training.run_folder import read_config, write_config
 
@@ -89,7 +89,7 @@ def test_a_trained_run_exports_what_it_learned(transformers, saved, tmp_path):
     for step in (3, 6):
         params = jax.tree.map(lambda leaf: 1.01 * leaf, params)
         save_canonical(later, step=step, params=params)
-    copy_origin(first, later)
+    copy_source_model(first, later)
 
     said = export_model(str(later), str(tmp_path / "back"), step=3)
     assert said.startswith("read       step 3 of ")
@@ -184,7 +184,7 @@ def test_a_model_of_ours_loads_in_transformers(transformers, tmp_path, name):
 
 def test_large_models_of_ours_are_written_in_shards(transformers, tmp_path, monkeypatch):
     run = new_run(tmp_path / "run", "gpt")
-    monkeypatch.setattr(layout.as_new, "__kwdefaults__", {"max_bytes": 30_000})
+    monkeypatch.setattr(writing.new_files, "__kwdefaults__", {"max_bytes": 30_000})
     export_model(str(run), str(tmp_path / "model"), dtype="float16")
     shards = sorted((tmp_path / "model").glob("model-*.safetensors"))
     assert [shard.name for shard in shards] == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]

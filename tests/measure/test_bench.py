@@ -12,8 +12,8 @@ import pytest
 
 from jaxpipe.config import base_config, check, model_config
 from jaxpipe.measure import memory
-from jaxpipe.measure.formula import layer_bytes
-from jaxpipe.measure.problem import make_problem
+from jaxpipe.measure.memory import layer_bytes
+from jaxpipe.measure.step_pair import make_step_pair
 from jaxpipe.training import setup
 from jaxpipe.training.setup import build_pipeline
 
@@ -150,15 +150,15 @@ def test_a_slot_is_no_larger_than_the_literature_says(family, recompute, attenti
 def dropping_problem(compiled_quickly):
     config = tiny_config("gpt", tensor=2, embedding_dropout=0.2, attention_dropout=0.2, hidden_dropout=0.2)
     config.train.seed = 7
-    return make_problem(config, tuple(jax.devices()[:8]))
+    return make_step_pair(config, tuple(jax.devices()[:8]))
 
 
 @pytest.mark.slow
 def test_both_sides_compute_the_same_with_dropout(dropping_problem):
-    problem = dropping_problem
-    (loss, grads), (expected_loss, expected) = problem.compile_pipelined()(), problem.compile_unpipelined()()
+    pair = dropping_problem
+    (loss, grads), (expected_loss, expected) = pair.compile_pipelined()(), pair.compile_unpipelined()()
     assert float(loss) == pytest.approx(float(expected_loss), rel=1e-6)
-    found = problem.pipeline.from_stages(grads)
+    found = pair.pipeline.from_stages(grads)
     for leaf, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         # float32 sums in another order
         assert np.linalg.norm(np.asarray(leaf) - wanted) <= 1e-5 * np.linalg.norm(wanted)

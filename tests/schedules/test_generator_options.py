@@ -7,7 +7,7 @@ import pytest
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Kind, Schedule, bidirectional, build, linear, looped, violations, zig_zag
 from jaxpipe.schedules.methods.interleaved_1f1b import _row
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.passes.rows import without_phantoms
 
 BIDIRECTIONAL = ("gems", "chimera", "bitpipe", "mixpipe", "dualpipe")
@@ -41,7 +41,7 @@ def test_two_replicas_need_an_even_number_of_devices(name, d, repair):
 )
 def test_values_outside_their_domain(name, written, message):
     with pytest.raises(ScheduleError, match=f"(?s){message}"):
-        build(name, num_devices=4, num_microbatches=8, **read_options([written]))
+        build(name, num_devices=4, num_microbatches=8, **parse_options([written]))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_values_outside_their_domain(name, written, message):
 )
 def test_a_setting_without_effect_is_an_error(name, written):
     with pytest.raises(ScheduleError, match="repair: leave"):
-        build(name, num_devices=4, num_microbatches=8, **read_options(written))
+        build(name, num_devices=4, num_microbatches=8, **parse_options(written))
 
 
 def test_smaller_groups_deadlock():

@@ -13,7 +13,7 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import build, to_json
-from jaxpipe.schedules.methods.options import read_options
+from jaxpipe.schedules.methods.option import parse_options
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "rows.json"
 DIGESTS = json.loads(GOLDEN.read_text())
@@ -26,7 +26,7 @@ def digest(method, num_devices):
     whole = hashlib.sha256()
     for num_microbatches in sorted({1, 2, 3, num_devices, num_devices + 1, 2 * num_devices + 1, 4 * num_devices}):
         try:
-            schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **read_options(options))
+            schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **parse_options(options))
         except ScheduleError:
             text = "refused"
         else:

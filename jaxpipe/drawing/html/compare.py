@@ -13,7 +13,7 @@ from jaxpipe.drawing.html.panels import asynchronous_panel, program_panel
 from jaxpipe.drawing.summary import Summary
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, costs_of_stages, peak_activations
-from jaxpipe.schedules.analysis.simulate import Cost
+from jaxpipe.schedules.analysis.costs import Cost
 from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 
 _NOTE = "1 Ma: the activations of one microbatch on one device. "

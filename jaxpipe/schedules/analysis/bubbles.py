@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.analysis.simulate import Costs, Timeline
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.dependencies import dependencies, previous_in_row
+from jaxpipe.schedules.analysis.simulate import Timeline
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind
 
 
@@ -82,7 +83,7 @@ def held_up(timeline: Timeline, costs: Costs | None = None) -> np.ndarray:
     schedule, columns = timeline.schedule, timeline.schedule.columns
     needs, end = dependencies(schedule), timeline.end
     link = (costs or Costs()).of_link(schedule.num_devices)
-    before = previous_on_device(timeline)
+    before = previous_in_row(schedule, columns.is_kind(*COMPUTE_KINDS))
     message_end = end[needs.message] + link[columns.device[needs.message], columns.device]
     candidates = np.stack([before, needs.message, needs.load])
     arrival = np.where(candidates >= 0, np.stack([end[before], message_end, end[needs.load]]), -np.inf)
@@ -96,17 +97,6 @@ def held_up(timeline: Timeline, costs: Costs | None = None) -> np.ndarray:
     latest = (arrival >= arrival.max(axis=0) - rounding).argmax(axis=0)
     chosen = candidates[latest, np.arange(len(end))]
     return np.where(arrival.max(axis=0) > rounding, chosen, NOTHING)
-
-
-def previous_on_device(timeline: Timeline) -> np.ndarray:
-    """[A] the compute action before each action in its row, NOTHING where there is none."""
-    columns = timeline.schedule.columns
-    indices = np.arange(len(columns.kind))
-    computes = np.where(columns.is_kind(*COMPUTE_KINDS), indices, NOTHING)
-    shifted = np.append(NOTHING, computes)[: len(indices)]
-    shifted[columns.position == 0] = NOTHING
-    latest = np.maximum.accumulate(shifted)
-    return np.where(latest >= columns.first[columns.device], latest, NOTHING)
 
 
 def _before_transfers(timeline: Timeline, before: np.ndarray, met: np.ndarray) -> np.ndarray:

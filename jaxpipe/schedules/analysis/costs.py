@@ -1,14 +1,106 @@
-"""From times of a device's share of the model to times of a stage: what makes placements comparable."""
+"""Costs: how long the actions and messages of a schedule take, and how they scale with the placement.
+
+Goes in: numbers in any one unit, measured or assumed. Comes out: arrays by kind, stage and link. What is computed from
+them is left to `simulate`, the lowering and the search.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.analysis.simulate import Cost, Costs
 from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.schedule import Kind
+
+Cost = float | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times of actions and transfers, in any one unit.
+
+    Attributes:
+        forward, backward, input_gradient, weight_gradient: of one stage's F, B, I, W; one number, or
+            one for each stage.
+        transfer: of one message between two devices.
+        link: (source device, target device) -> time of a message, where it differs from `transfer`.
+        slot_messages: bytes of a slot / bytes of a message: a whole EVICT or LOAD takes that many times as
+            long as a message over the same link. The default is that of a stage of one transformer layer,
+            the least there is: 34 s b h bytes are saved with attention recomputed, 2 s b h are sent
+            (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023);
+            a stage of more layers has as many times more.
+        gradient_messages: bytes of a stage's gradients that travel each way / bytes of a message: a SYNC takes that
+            many times as long as a message over the same link. The default is again that of one layer: 2 bytes for
+            each of its 12 h^2 weights, by 2 s b h, which is 12 h / (s b), for BERT-64 of the BitPipe paper (arXiv
+            2410.19367, Table 3: h = 2560, s = 512; b = 4). Two devices that sum 16-bit gradients send these 2 bytes
+            each; where they sum 32-bit ones, each for half of the weights, it is as much.
+    """
+
+    forward: Cost = 1.0
+    backward: Cost = 2.0
+    input_gradient: Cost = 1.0
+    weight_gradient: Cost = 1.0
+    transfer: float = 0.0
+    link: dict[tuple[int, int], float] = field(default_factory=dict)
+    slot_messages: float = 17.0
+    gradient_messages: float = 15.0
+
+    def of_layers(self, layers_per_stage: Sequence[int]) -> Costs:
+        """Costs of stages that take as long as their layers, where these are of one with the mean number of layers.
+
+        Example:
+            >>> Costs(forward=1.0, backward=2.0).of_layers((3, 1)).backward
+            (3.0, 1.0)
+        """
+        if len(set(layers_per_stage)) == 1:
+            return self
+        shares = [num_layers * len(layers_per_stage) / sum(layers_per_stage) for num_layers in layers_per_stage]
+
+        def scaled(cost: Cost) -> tuple[float, ...]:
+            each = cost if isinstance(cost, tuple) else (cost,) * len(shares)
+            return tuple(one * share for one, share in zip(each, shares, strict=True))
+
+        return replace(
+            self,
+            forward=scaled(self.forward),
+            backward=scaled(self.backward),
+            input_gradient=scaled(self.input_gradient),
+            weight_gradient=scaled(self.weight_gradient),
+        )
+
+    def of_kind(self, num_stages: int) -> np.ndarray:
+        """[kinds, stages] time of each compute action; other kinds have none of their own.
+
+        Raises:
+            ScheduleError: a per-stage cost with another length than `num_stages`.
+        """
+        times = np.zeros((len(Kind), num_stages))
+        costs = {
+            Kind.F: self.forward,
+            Kind.B: self.backward,
+            Kind.I: self.input_gradient,
+            Kind.W: self.weight_gradient,
+        }
+        for kind, cost in costs.items():
+            if np.ndim(cost) and len(cost) != num_stages:  # pyright: ignore[reportArgumentType]
+                raise ScheduleError(
+                    f"{len(cost)} costs of {kind.name} for num_stages={num_stages}.\n"  # pyright: ignore
+                    "  rule cost-per-stage: a cost is one number, or one number for each stage\n"
+                    f"  repair: give one number or {num_stages}"
+                )
+            times[kind] = cost
+        return times
+
+    def of_link(self, num_devices: int) -> np.ndarray:
+        """[source device, target device] time of one message; a device's message to itself is free."""
+        times = np.full((num_devices, num_devices), self.transfer)
+        for (source, target), cost in self.link.items():
+            times[source, target] = cost
+        np.fill_diagonal(times, 0.0)
+        return times
 
 
 def costs_of_stages(costs: Costs, placement: Placement) -> Costs:

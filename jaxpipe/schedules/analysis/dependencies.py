@@ -1,7 +1,7 @@
-"""What each action waits for: the message it computes on, what its own device kept or loads for it, whom it meets.
+"""Dependencies: what each action of a schedule waits for, and an order in which nothing waits.
 
-Shared by the simulator and the lowering, so that both mean the same by "dependency". A schedule that
-breaks the rules may leave dependencies out (-1); `check` in `rules` says so first.
+Goes in: a schedule. Comes out: indices into its columns. Rules, simulator and lowering share them, so that all mean the
+same by "dependency". A schedule that breaks the rules may lack a dependency (-1); `check` in `rules` reports it first.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ from jaxpipe.schedules.schedule import Kind, Schedule
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Indices into the schedule's columns; -1 where there is none."""
+    """What each action waits for besides its row, as indices into the schedule's columns; -1 where there is nothing.
 
-    # For F the F of the stage before; for B, I the B or I of the stage after, at the last stage its F.
-    message: np.ndarray  # [A]
-    local: np.ndarray  # [A] the F of the same stage (for B, I), the I of the same stage (for W)
-    load: np.ndarray  # [A] the LOAD that brings back what a B, I or W reads
-    met: np.ndarray  # [A] the SYNC of the same stage in the other replica (for SYNC)
+    Attributes:
+        message: [A] the sender of its message: for F the F of the stage before; for B and I the B or I of the stage
+            after, at the last stage its own F.
+        local: [A] the F of the same stage (for B and I), the I of the same stage (for W).
+        load: [A] the LOAD that brings back what a B, I or W reads.
+        met: [A] the SYNC of the same stage in the other replica (for SYNC).
+    """
+
+    message: np.ndarray
+    local: np.ndarray
+    load: np.ndarray
+    met: np.ndarray
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
@@ -76,3 +83,40 @@ def _met(schedule: Schedule) -> np.ndarray:
         table[replica, stage] = syncs
         met[syncs] = table[1 - replica, stage]
     return met
+
+
+def previous_in_row(schedule: Schedule, counts: np.ndarray) -> np.ndarray:
+    """[A] the last action before each one in its row for which `counts`, [A], is true; -1 where there is none."""
+    columns = schedule.columns
+    latest = np.maximum.accumulate(np.where(counts, np.arange(len(counts)), -1))
+    before = np.append(-1, latest)[: len(counts)]
+    return np.where(before >= columns.first[columns.device], before, -1)
+
+
+def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int], dict[int, int]]:
+    """All actions, each behind those before it in its row, its message's sender and its local dependency.
+
+    Returns:
+        The actions that can run, in such an order; and device -> the action at which it is stuck, for each device that
+        does not reach the end of its row.
+
+    Example:
+        >>> from jaxpipe.schedules import build
+        >>> schedule = build("1f1b", num_devices=2, num_microbatches=1)  # 0: 0F0, 1: 0B0, 2: 1F0, 3: 1B0
+        >>> execution_order(schedule, dependencies(schedule))
+        ([0, 2, 3, 1], {})
+    """
+    first, message, local = schedule.columns.first.tolist(), needs.message.tolist(), needs.local.tolist()
+    done = bytearray(len(message) + 1)
+    done[-1] = True  # for the index -1: no such dependency
+    order: list[int] = []
+    position, num_before = first[:-1], -1
+    while len(order) != num_before:
+        num_before = len(order)
+        for device, index in enumerate(position):
+            while index < first[device + 1] and done[message[index]] and done[local[index]]:
+                done[index] = True
+                order.append(index)
+                index += 1
+            position[device] = index
+    return order, {device: index for device, index in enumerate(position) if index < first[device + 1]}

@@ -1,113 +1,27 @@
-"""The asynchronous clock: every device runs its row as soon as the inputs are there.
+"""The asynchronous clock: every device runs its row as soon as its inputs are there.
 
-The textbook view, on which the papers' formulas are checked. Goes in: a schedule and costs. Comes out:
-start and end of every action. The clock of the compiled program is `jaxpipe.lowering.replay`.
+The textbook view, on which the papers' formulas are checked. Goes in: a schedule and costs. Comes out: start and end
+of every action. Left to others: the clock of the compiled program (`jaxpipe.lowering.replay`), seconds of a model
+(`jaxpipe.estimate`), and where the waiting comes from (`bubbles`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import itertools
+from dataclasses import dataclass
 from functools import cached_property
-from heapq import heappop, heappush
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, MOVE_KINDS, Kind, Schedule
-
-Cost = float | tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Times of actions and transfers, in any one unit.
-
-    Attributes:
-        forward, backward, input_gradient, weight_gradient: of one stage's F, B, I, W; one number, or
-            one for each stage.
-        transfer: of one message between two devices.
-        link: (source device, target device) -> time of a message, where it differs from `transfer`.
-        slot_messages: bytes of a slot / bytes of a message: a whole EVICT or LOAD takes that many times as
-            long as a message over the same link. The default is that of a stage of one transformer layer,
-            the least there is: 34 s b h bytes are saved with attention recomputed, 2 s b h are sent
-            (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023);
-            a stage of more layers has as many times more.
-        gradient_messages: bytes of a stage's gradients that travel each way / bytes of a message: a SYNC takes that
-            many times as long as a message over the same link. The default is again that of one layer: 2 bytes for
-            each of its 12 h^2 weights, by 2 s b h, which is 12 h / (s b), for BERT-64 of the BitPipe paper (arXiv
-            2410.19367, Table 3: h = 2560, s = 512; b = 4). Two devices that sum 16-bit gradients send these 2 bytes
-            each; where they sum 32-bit ones, each for half of the weights, it is as much.
-    """
-
-    forward: Cost = 1.0
-    backward: Cost = 2.0
-    input_gradient: Cost = 1.0
-    weight_gradient: Cost = 1.0
-    transfer: float = 0.0
-    link: dict[tuple[int, int], float] = field(default_factory=dict)
-    slot_messages: float = 17.0
-    gradient_messages: float = 15.0
-
-    def of_layers(self, layers_per_stage: Sequence[int]) -> Costs:
-        """Costs of stages that take as long as their layers, where these are of one with the mean number of layers.
-
-        Example:
-            >>> Costs(forward=1.0, backward=2.0).of_layers((3, 1)).backward
-            (3.0, 1.0)
-        """
-        if len(set(layers_per_stage)) == 1:
-            return self
-        shares = [num_layers * len(layers_per_stage) / sum(layers_per_stage) for num_layers in layers_per_stage]
-
-        def scaled(cost: Cost) -> tuple[float, ...]:
-            each = cost if isinstance(cost, tuple) else (cost,) * len(shares)
-            return tuple(one * share for one, share in zip(each, shares, strict=True))
-
-        return replace(
-            self,
-            forward=scaled(self.forward),
-            backward=scaled(self.backward),
-            input_gradient=scaled(self.input_gradient),
-            weight_gradient=scaled(self.weight_gradient),
-        )
-
-    def of_kind(self, num_stages: int) -> np.ndarray:
-        """[kinds, stages] time of each compute action; other kinds have none of their own.
-
-        Raises:
-            ScheduleError: a per-stage cost with another length than `num_stages`.
-        """
-        times = np.zeros((len(Kind), num_stages))
-        costs = {
-            Kind.F: self.forward,
-            Kind.B: self.backward,
-            Kind.I: self.input_gradient,
-            Kind.W: self.weight_gradient,
-        }
-        for kind, cost in costs.items():
-            if np.ndim(cost) and len(cost) != num_stages:  # pyright: ignore[reportArgumentType]
-                raise ScheduleError(
-                    f"{len(cost)} costs of {kind.name} for num_stages={num_stages}.\n"  # pyright: ignore
-                    "  rule cost-per-stage: a cost is one number, or one number for each stage\n"
-                    f"  repair: give one number or {num_stages}"
-                )
-            times[kind] = cost
-        return times
-
-    def of_link(self, num_devices: int) -> np.ndarray:
-        """[source device, target device] time of one message; a device's message to itself is free."""
-        times = np.full((num_devices, num_devices), self.transfer)
-        for (source, target), cost in self.link.items():
-            times[source, target] = cost
-        np.fill_diagonal(times, 0.0)
-        return times
+from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order, previous_in_row
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind, Schedule
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Start and end of every action, in the order of `schedule.columns`; of EVICT, LOAD and SYNC, their transfers."""
+    """Start and end of every action, in the order of `schedule.columns`; of EVICT, LOAD and SYNC, of their transfer."""
 
     schedule: Schedule
     start: np.ndarray  # [A]
@@ -125,11 +39,11 @@ class Timeline:
 
     @cached_property
     def bubble_ratio_per_device_span(self) -> float:
-        """1 - (most work of any device) / (the longest time from a device's first computation to its last one's end).
+        """1 - (most work of any device) / (longest span of any device), from its first start to its last end.
 
-        As the zero-bubble papers measure: what a device waits before its first forward is no bubble of its own.
+        This is the zero-bubble papers' measure: the wait before a device's first forward is no bubble.
 
-        Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 5: cost is the longest such time.
+        Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 5: cost is the longest such span.
         """
         columns = self.schedule.columns
         is_work = columns.is_kind(*COMPUTE_KINDS)
@@ -152,100 +66,195 @@ class Timeline:
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """The timeline of `schedule` on the asynchronous clock.
 
-    A compute action starts when the one before it on its device has ended, its message, if any, has
-    arrived, and what it reads has been loaded. A message takes its link's time and holds neither device.
+    A compute action starts when the one before it on its device has ended, its message, if any, has arrived, and what
+    it reads has been loaded. A message takes its link's time and occupies neither device.
 
-    EVICT, LOAD and SYNC are transfers between the two devices of a pair. They are issued when the compute action
-    before them in their row has ended, a SYNC when that holds on both holders of its stage: then they exchange
-    gradients. No compute waits for a transfer but the backward of what is loaded. A pair makes one transfer at a
-    time, in the order of issue; messages are small, go first and never wait for one. Start and end of EVICT, LOAD
-    and SYNC are those of the transfer. A SYNC of a stage that no other device has takes no time.
+    EVICT, LOAD and SYNC are transfers between the two devices of a pair. Each is issued when the compute action before
+    it in its row has ended; a SYNC when that holds on both holders of its stage, which then exchange gradients. Only
+    the backward that reads a LOAD's activations waits for a transfer. A pair makes one transfer at a time, in the order
+    of issue; messages are small, go first and never wait for one. A SYNC whose stage is on no other device takes no
+    time.
+
+    Args:
+        schedule: legal.
+        costs: of its actions and messages; by default `Costs()`.
 
     Raises:
         ScheduleError: the rows wait for each other in a circle.
+
+    Example:
+        >>> from jaxpipe.schedules import build
+        >>> timeline = simulate(build("1f1b", num_devices=2, num_microbatches=1), Costs(transfer=0.5))
+        >>> timeline.start.tolist(), timeline.makespan  # 0F0 0B0, 1F0 1B0
+        ([0.0, 5.0, 1.5, 2.5], 7.0)
     """
     costs = costs or Costs()
-    columns, needs = schedule.columns, dependencies(schedule)
+    clock = Clock(schedule)
     link = costs.of_link(schedule.num_devices)
-    # An EVICT or LOAD is issued by one device: it meets itself.
-    met = np.where(columns.is_kind(*MOVE_KINDS), np.arange(len(columns.kind)), needs.met)
-    duration = _durations(schedule, costs, link, is_transfer=met >= 0).tolist()
-    travel = link[columns.device[needs.message], columns.device].tolist()
-    message, local, load, met = (each.tolist() for each in (needs.message, needs.local, needs.load, met))
-    device, first = columns.device.tolist(), columns.first.tolist()
+    duration = costs.of_kind(schedule.num_stages)[schedule.columns.kind, schedule.columns.stage]
+    messages = np.full(schedule.num_stages, costs.slot_messages), np.full(schedule.num_stages, costs.gradient_messages)
+    duration[clock.transfers] = clock.transfer_times(link * 0.0, link, *messages)
+    start, end = clock.run(duration, clock.travel_times(link))
+    return Timeline(schedule, start, end)
 
-    end: list[float | None] = [None] * len(duration)
-    start = [0.0] * len(duration)
-    position = first[:-1]
-    clock = [0.0] * schedule.num_devices  # [device] end of its last compute action
-    transfer_clock = [0.0] * schedule.num_devices  # [device] end of its pair's last transfer
-    waiting: dict[int, int] = {}  # action -> the device that waits for its message, or for what it loads
-    runnable = list(range(schedule.num_devices))
-    reached: dict[int, float] = {}  # transfer -> when its row came to it
-    # Transfers by time of issue. The earliest is made once no device can compute without it: whatever is issued
-    # after that is issued later.
-    issued: list[tuple[float, int]] = []
-    while runnable or issued:
-        if not runnable:
-            now, i = heappop(issued)
-            home = device[i]
-            partner = schedule.placement.partner_of(home)
-            start[i] = start[met[i]] = max(now, transfer_clock[home])
-            end[i] = end[met[i]] = transfer_clock[home] = transfer_clock[partner] = start[i] + duration[i]
-            if i in waiting:
-                runnable.append(waiting.pop(i))
-            continue
-        d = runnable.pop()
-        now, i, last = clock[d], position[d], first[d + 1]
-        while i < last:
-            if (other := met[i]) >= 0:
-                reached[i] = now
-                if other in reached:
-                    heappush(issued, (max(now, reached[other]), min(i, other)))
-                i += 1
-                continue
-            ready = now
-            if (sender := message[i]) >= 0:
-                if (sent := end[sender]) is None:
-                    waiting[sender] = d
-                    break
-                ready = max(ready, sent + travel[i])
-            if local[i] >= 0 and end[local[i]] is None:
+
+class Clock:
+    """Runs one schedule at many costs: what depends on the schedule alone is found once.
+
+    Actions other than transfers are sorted by levels. Those of one level do not wait for each other, so that their
+    times are found together. 1F1B, D=2, N=2, with the level below each action:
+
+        device 0   0F0  0F1  ...  0B0  0B1
+                     0    1         3    5
+        device 1   ...  1F0  1B0  1F1  1B1
+                          1    2    3    4
+
+    Attributes:
+        schedule: the schedule.
+        transfers: [T] the EVICT, LOAD and SYNC that occupy a pair of devices; of the two SYNC of a stage the first.
+    """
+
+    def __init__(self, schedule: Schedule):
+        """Sorts the actions of `schedule`.
+
+        Raises:
+            ScheduleError: the rows wait for each other in a circle.
+        """
+        self.schedule = schedule
+        columns, needs = schedule.columns, dependencies(schedule)
+        order, blocked = execution_order(schedule, needs)
+        if blocked:
+            stuck = [str(schedule.rows[device][columns.position[index]]) for device, index in blocked.items()]
+            raise ScheduleError(
+                explain(
+                    f"{schedule.name!r} cannot run: its devices wait for each other at {', '.join(stuck[:8])}.",
+                    rule="acyclic: rows and dependencies together have no circle",
+                    repair="move one of these actions behind what it waits for",
+                )
+            )
+        num_actions = len(order)
+        index = np.arange(num_actions)
+        is_transfer = columns.is_kind(*TRANSFER_KINDS) | (needs.met >= 0)
+        self.transfers = np.flatnonzero(is_transfer & ((needs.met < 0) | (needs.met > index)))
+        self._message = needs.message
+        previous = previous_in_row(schedule, ~is_transfer)
+
+        # Below, actions other than transfers are named by their place in `_sorted`; their number stands for none.
+        level = _levels(order, previous.tolist(), needs.message.tolist())
+        actions = np.flatnonzero(~is_transfer)
+        self._sorted = actions[np.argsort(level[actions], kind="stable")]
+        place = np.full(num_actions + 1, len(actions))
+        place[self._sorted] = np.arange(len(actions))
+        previous, message = place[previous], place[needs.message[self._sorted]]
+        bounds = [*np.flatnonzero(np.diff(level[self._sorted], prepend=-1)), len(actions)]
+        self._levels = [
+            (slice(first, last), previous[self._sorted[first:last]], message[first:last])
+            for first, last in itertools.pairwise(bounds)
+        ]
+        load = needs.load[self._sorted]
+        self._readers = np.flatnonzero(load >= 0)  # places of what reads a LOAD's activations
+        self._loads = load[self._readers]
+
+        # An EVICT or LOAD is issued by one device, a SYNC by both that meet.
+        met = np.where(needs.met >= 0, needs.met, index)[self.transfers]
+        home = columns.device[self.transfers]
+        pair = np.minimum(home, schedule.placement.partner_of(home))
+        self._met, self._pair, self._issuers = met, pair.tolist(), (previous[self.transfers], previous[met])
+
+    def run(
+        self, duration: np.ndarray, travel: np.ndarray, closing: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Start and end of every action.
+
+        Args:
+            duration: [A] time of each compute action and each of `transfers`.
+            travel: [A] time of the message that each action waits for, 0 where there is none.
+            closing: [A] how long the device is busy after the action; the action's message does not wait for it.
+
+        Returns:
+            [A], [A].
+        """
+        times = duration[self._sorted], travel[self._sorted], None if closing is None else closing[self._sorted]
+        start, end = np.zeros(len(duration)), np.zeros(len(duration))
+        # When a LOAD arrives depends on when it is issued, and that on earlier arrivals. So the rows run without
+        # waiting for LOADs first, then with the arrivals found, until these are the ones assumed. This ends: if all
+        # events up to time t are right, wrong arrivals lie behind t, and the next run has right what follows within
+        # the shortest compute action. One run is usual, late LOADs take 3 to 20.
+        arrivals = None
+        for _ in range(len(self._sorted) + 2):
+            start[self._sorted], end[self._sorted], free = self._sweep(*times, arrivals)
+            self._transfer(start, end, free, duration)
+            assumed, found = 0.0 if arrivals is None else arrivals[self._readers], end[self._loads]
+            if ((assumed <= found) & (found <= start[self._sorted[self._readers]])).all():
                 break
-            if (loaded := load[i]) >= 0:
-                if (arrived := end[loaded]) is None:
-                    waiting[loaded] = d
-                    break
-                ready = max(ready, arrived)
-            start[i] = ready
-            now = end[i] = ready + duration[i]
-            if i in waiting:
-                runnable.append(waiting.pop(i))
-            i += 1
-        clock[d], position[d] = now, i
-    unfinished = [d for d in range(schedule.num_devices) if position[d] < first[d + 1]]
-    if unfinished:
-        stuck = [str(schedule.rows[d][position[d] - first[d]]) for d in unfinished]
-        raise ScheduleError(
-            f"{schedule.name!r} cannot run: its devices wait for each other at {', '.join(stuck[:8])}.\n"
-            "  rule acyclic: rows and dependencies together have no circle\n"
-            "  repair: move one of these actions behind what it waits for"
-        )
-    return Timeline(schedule, np.array(start), np.array(end, dtype=float))
+            arrivals = np.zeros(len(self._sorted))
+            arrivals[self._readers] = found
+        return start, end
+
+    def _sweep(
+        self, duration: np.ndarray, travel: np.ndarray, closing: np.ndarray | None, arrivals: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """[P] start and end of the sorted actions, and [P + 1] when their devices are free again, 0 for none."""
+        start, end = np.zeros(len(duration)), np.zeros(len(duration) + 1)
+        free = end if closing is None else end.copy()
+        for level, previous, message in self._levels:
+            ready = end.take(message)
+            ready += travel[level]
+            if arrivals is not None:
+                np.maximum(ready, arrivals[level], out=ready)
+            np.maximum(ready, free.take(previous), out=start[level])
+            np.add(start[level], duration[level], out=end[level])
+            if closing is not None:
+                np.add(end[level], closing[level], out=free[level])
+        return start, end[:-1], free
+
+    def _transfer(self, start: np.ndarray, end: np.ndarray, free: np.ndarray, duration: np.ndarray) -> None:
+        """Fills in start and end of the transfers: a pair makes one at a time, in the order of issue."""
+        if not len(self.transfers):
+            return
+        issued = np.maximum(*(free[place] for place in self._issuers))
+        starts, durations = issued.tolist(), duration[self.transfers].tolist()
+        pair_free = [0.0] * self.schedule.num_devices
+        for number in np.lexsort((self.transfers, issued)).tolist():
+            pair = self._pair[number]
+            starts[number] = max(starts[number], pair_free[pair])
+            pair_free[pair] = starts[number] + durations[number]
+        for indices in (self.transfers, self._met):
+            start[indices] = starts
+            end[indices] = start[indices] + duration[self.transfers]
+
+    def travel_times(self, link: np.ndarray) -> np.ndarray:
+        """[A] time of the message that each action waits for, by [source device, target device] times of one."""
+        device = self.schedule.columns.device
+        return np.where(self._message >= 0, link[device[self._message], device], 0.0)
+
+    def transfer_times(
+        self, latency: np.ndarray, per_unit: np.ndarray, slot: np.ndarray, gradients: np.ndarray
+    ) -> np.ndarray:
+        """[T] time of each transfer; between a device and itself none.
+
+        Args:
+            latency: [source device, target device] time of a transfer of nothing.
+            per_unit: [source device, target device] time of one unit more.
+            slot: [stage] units of a whole EVICT or LOAD.
+            gradients: [stage] units that either holder sends in a SYNC; the slower way counts.
+        """
+        schedule, columns = self.schedule, self.schedule.columns
+        kind, stage, home = (each[self.transfers] for each in (columns.kind, columns.stage, columns.device))
+        partner = schedule.placement.partner_of(home)
+        parked = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
+        size = np.where(kind == Kind.SYNC, gradients[stage], slot[stage])
+        share = np.where(kind == Kind.SYNC, 1.0, parked[stage])
+        there = latency[home, partner] + per_unit[home, partner] * size * share
+        back = latency[partner, home] + per_unit[partner, home] * size * share
+        times = np.where(kind == Kind.EVICT, there, np.where(kind == Kind.LOAD, back, np.maximum(there, back)))
+        times[home == partner] = 0.0
+        return times
 
 
-def _durations(schedule: Schedule, costs: Costs, link: np.ndarray, *, is_transfer: np.ndarray) -> np.ndarray:
-    """[A] time of each action: of a stage's computation, or of a transfer between paired devices."""
-    columns = schedule.columns
-    duration = costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
-    partner = schedule.placement.partner_of(columns.device)
-    there, back = link[columns.device, partner], link[partner, columns.device]
-    parked = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])[columns.stage]
-    for kind, messages in (
-        (Kind.EVICT, there * costs.slot_messages * parked),
-        (Kind.LOAD, back * costs.slot_messages * parked),
-        (Kind.SYNC, np.maximum(there, back) * costs.gradient_messages),
-    ):
-        here = is_transfer & columns.is_kind(kind)
-        duration[here] = messages[here]
-    return duration
+def _levels(order: list[int], previous: list[int], message: list[int]) -> np.ndarray:
+    """[A] length of the longest chain of actions that each one waits for; `order` has every action behind its chain."""
+    level = [-1] * (len(order) + 1)  # the last for the index -1
+    for index in order:
+        level[index] = max(level[previous[index]], level[message[index]]) + 1
+    return np.array(level[:-1])

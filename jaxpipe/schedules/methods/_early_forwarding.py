@@ -44,10 +44,6 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     of a microbatch it starts only while it stores fewer than c. Of some s, p, c and constants the one with the least
     bubble is taken, of these the one with the least peak. The result is the same each time.
 
-    On the SPMD clock, the exchange of gradients apart: rounds go by the expected costs. As long as on the asynchronous
-    one at a backward of one or two forwards, measured up to 1.004 times at one of three; with messages of 0.1 forward
-    up to 1.16, 1.14 or 1.09 times (even D to 16, N to 4D).
-
     Args:
         num_devices: D, even.
         num_chunks: v, stages of each replica on each device; replicas are V-shaped.

@@ -1,9 +1,11 @@
 """BitPipe: interleaved pipelines in a V, in opposite directions, whose bubbles fill each other."""
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.methods._bidirectional import opposite_chains, there_and_back
 from jaxpipe.schedules.methods._early_forwarding import early_forwarding
-from jaxpipe.schedules.option_checks import check_choice, check_count, check_even, check_truth
+from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method, idle_ratio
+from jaxpipe.schedules.methods.option import Option, Options, at_least, one_of
+from jaxpipe.schedules.option_checks import check_truth
 from jaxpipe.schedules.passes.rows import next_multiple, with_sync, without_phantoms
 from jaxpipe.schedules.placement import bidirectional, looped, zig_zag
 from jaxpipe.schedules.schedule import Schedule
@@ -42,15 +44,9 @@ def bitpipe(
     - `figure`: the outer devices start the microbatches of the next unit sooner, as the paper's figure for D=4, N=8
       does: x = 2(D-2) + (D-3)(K-1) from D=4 on, with the same peaks. Never worse at a backward of two forwards or more;
       worse at one of one forward, where `concatenate` leaves no bubble between units.
-    - `early_forwarding`: as `jaxpipe.schedules.methods._early_forwarding` says; higher peaks.
+    - `early_forwarding`: as `_early_forwarding` in this folder says; higher peaks.
 
     The paper's formula for all N, x = 2(D-2) once only, is not what its units give when they are concatenated.
-
-    On the SPMD clock, the exchange of gradients apart: `concatenate` takes as long as on the asynchronous one whatever
-    a backward costs; with messages of 0.1 forward up to 1.035 times at D=4, 1.02 at D=8. The rounds of `figure` go by
-    the expected costs: as long at a backward of one, two or three forwards, measured up to 1.13, 1.10 or 1.06 times
-    with such messages. With the exchange, gradients of a layer taking 0.6 forwards, `concatenate` takes up to 1.06
-    times at D=4, 1.03 at D=8.
 
     Needs even D, any N >= 1, any v >= 1: where N is not whole units of D, the last one is built whole, and
     microbatches of both directions in turn are left out.
@@ -72,12 +68,6 @@ def bitpipe(
     Source: Wu, Chen and Yu, BitPipe: Bidirectional Interleaved Pipeline Parallelism for Accelerating Large Models
     Training, arXiv 2410.19367, sections 3.1 to 3.3, appendices A and B; formulas of the peaks and of N=KD ours.
     """
-    check_even("bitpipe", num_devices)
-    check_count("bitpipe", "num_chunks", num_chunks)
-    check_truth("bitpipe", v_shape=v_shape, eager_sync=eager_sync)
-    check_choice("bitpipe", "scaling", scaling, SCALINGS)
-    if not v_shape:
-        _check_looped(num_chunks, scaling)
     placement = bidirectional((zig_zag if v_shape else looped)(num_devices, num_chunks))
     if scaling == "early_forwarding":
         rows = early_forwarding(num_devices=num_devices, num_chunks=num_chunks, num_microbatches=num_microbatches)
@@ -89,16 +79,126 @@ def bitpipe(
     return Schedule("bitpipe", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))
 
 
-def _check_looped(num_chunks: int, scaling: str) -> None:
-    if num_chunks == 1:
+def _check(num_devices: int, options: Options) -> None:
+    if options["v_shape"]:
+        return
+    if options["num_chunks"] == 1:
         raise ScheduleError(
-            "v_shape=False for schedule 'bitpipe' with num_chunks=1.\n"
-            "  rule shape-binds: one chunk on each device has no V to do without\n"
-            "  repair: leave v_shape out, or set num_chunks=2 or more"
+            explain(
+                "v_shape=False for schedule 'bitpipe' with num_chunks=1.",
+                rule="shape-binds: one chunk on each device has no V to do without",
+                repair="leave v_shape out, or set num_chunks=2 or more",
+            )
         )
-    if scaling == "early_forwarding":
+    if options["scaling"] == "early_forwarding":
         raise ScheduleError(
-            "v_shape=False for schedule 'bitpipe' with scaling='early_forwarding'.\n"
-            "  rule early-forwarding-v: forwards are pulled ahead on chunks that run up and down the devices in turn\n"
-            "  repair: leave v_shape out, or set scaling=concatenate"
+            explain(
+                "v_shape=False for schedule 'bitpipe' with scaling='early_forwarding'.",
+                rule="early-forwarding-v: forwards are pulled ahead on chunks that run up and down the devices in turn",
+                repair="leave v_shape out, or set scaling=concatenate",
+            )
         )
+
+
+def _published(d: int, n: int, o: Options) -> float | None:
+    return None if o["scaling"] == "early_forwarding" else (d - 2) / (1.5 * o["num_chunks"] * n + d - 2)
+
+
+def _bubble(d: int, n: int, o: Options) -> float | None:
+    """What N=KD comes to; early forwarding has nothing to pull forward at N=D."""
+    first, middle = 2 * (d - 2), (d - 2) * (n / d - 1)
+    if o["scaling"] == "figure" and d >= 4:
+        middle = (d - 3) * (n / d - 1)
+    if n % d or (o["scaling"] == "early_forwarding" and n > d):
+        return None
+    return idle_ratio(first + middle, n, o["num_chunks"])
+
+
+def _peak_of_units(d: int, n: int, o: Options) -> tuple[float, float] | None:
+    one_unit = n == d or o["scaling"] != "early_forwarding"
+    return (d - (d - 2) / (2 * o["num_chunks"]), d) if one_unit and n % d == 0 else None
+
+
+def _two_chunks(of):
+    """Formulas of the paper's tables, which are for two chunks."""
+    return lambda d, n, o: of(d, n, o) if o["num_chunks"] == 2 else None
+
+
+METHOD = Method(
+    name="bitpipe",
+    generator=bitpipe,
+    summary="Chimera with v stages of each replica on each device, in a V",
+    paper="Wu, Chen and Yu, BitPipe, arXiv 2410.19367",
+    options=(
+        Option("num_chunks", at_least(1), values=(1, 2, 3, 4), note="v"),
+        Option("v_shape", check_truth),
+        Option("eager_sync", check_truth),
+        # The planner leaves early forwarding, which takes a search of seconds, and the figure's order, whose rounds do
+        # not repeat unit by unit, so that permutes are three times as many.
+        Option(
+            "scaling",
+            one_of(SCALINGS),
+            values=SCALINGS,
+            planned=SCALINGS[:1],
+            note=", ".join(["or `figure`", "`early_forwarding`"]),
+        ),
+    ),
+    even_devices=True,
+    check=_check,
+    period=lambda num_devices, options: num_devices,
+    num_replicas=2,
+    bubble=(
+        Formula("(D-2)/(1.5vN+D-2)", _published, where="published for all N, true for N = D", source=TABLE_2),
+        Formula(
+            "x/(3vN+x), x=(D-2)(N/D+1)",
+            lambda d, n, o: _bubble(d, n, o) if o["scaling"] == "concatenate" else None,
+            where="scaling=concatenate, N a multiple of D",
+        ),
+        Formula(
+            "x/(3vN+x), x=2(D-2)+(D-3)(N/D-1)",
+            lambda d, n, o: _bubble(d, n, o) if o["scaling"] == "figure" else None,
+            where="scaling=figure, N a multiple of D",
+        ),
+        Formula(
+            "(D-2)/(2vN+D-2)",
+            lambda d, n, o: (d - 2) / (2 * o["num_chunks"] * n + d - 2) if o["scaling"] == "early_forwarding" else None,
+            where="scaling=early_forwarding; published for all N, true for N >= 2D",
+            source=TABLE_2,
+        ),
+        Formula(
+            "at N=D (D-2)/(1.5vN+D-2)",
+            lambda d, n, o: _bubble(d, n, o) if o["scaling"] == "early_forwarding" else None,
+            where="scaling=early_forwarding, N = D",
+        ),
+    ),
+    peak=(
+        Formula(
+            "(D+3)/2..D",
+            _two_chunks(lambda d, n, o: ((d + 3) / 2, d) if o["scaling"] != "early_forwarding" else None),
+            where="v=2; true for D = 4",
+            source=TABLE_2,
+        ),
+        Formula(
+            "at most (3D-3)/2",
+            _two_chunks(lambda d, n, o: (None, (3 * d - 3) / 2) if o["scaling"] == "early_forwarding" else None),
+            where="v=2, scaling=early_forwarding; true for D = 4",
+            source=TABLE_2,
+        ),
+        Formula("D-(D-2)/(2v)..D", _peak_of_units, where="N a multiple of D; with early_forwarding N = D"),
+        Formula(
+            "from N=2D at most (5D-2)/4",
+            _two_chunks(
+                lambda d, n, o: (None, (5 * d - 2) / 4) if o["scaling"] == "early_forwarding" and n >= 2 * d else None
+            ),
+            where="v=2, scaling=early_forwarding, N >= 2D, D from 4 to 16",
+        ),
+    ),
+    messages=(
+        Formula(
+            "4N+4(D-1), and M_grad",
+            _two_chunks(lambda d, n, o: 4 * n + 4 * (d - 1) if o["v_shape"] else None),
+            where="v=2",
+            source=TABLE_6,
+        ),
+    ),
+)

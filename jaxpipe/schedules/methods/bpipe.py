@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
+from jaxpipe.schedules.methods.option import Option, Options, at_least, left_to_the_method
+from jaxpipe.schedules.option_checks import check_truth
 from jaxpipe.schedules.passes.balance import balance, check_options, least_bound, row_peaks
 from jaxpipe.schedules.schedule import Schedule
 
@@ -47,22 +50,57 @@ def bpipe(
     Source: Kim et al., BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models, ICML
     2023; the bound as Huang et al. (Obscura, USENIX ATC 2025, section 9.3) give it.
     """
-    check_options(unit=unit, policy=policy, overlapped=overlapped)
-    if num_devices < LEAST_DEVICES:
-        raise ScheduleError(
-            f"num_devices={num_devices} for schedule 'bpipe'.\n"
-            "  rule bpipe-pays: what is in transit takes a slot on either device of a pair; with fewer than "
-            f"{LEAST_DEVICES} devices that is all that could be saved\n"
-            f"  repair: set num_devices={LEAST_DEVICES} or more, or use 1f1b"
-        )
-    if bound is not None and bound >= num_devices:
-        raise ScheduleError(
-            f"bound={bound} for schedule 'bpipe' with num_devices={num_devices}.\n"
-            "  rule bound-binds: 1F1B stores at most num_devices slots, so that a bound from there on has no effect\n"
-            f"  repair: set bound={num_devices - 1} or less, leave it out, or use 1f1b"
-        )
     plain = one_f_one_b(num_devices=num_devices, num_microbatches=num_microbatches)
     peaks = row_peaks(plain)
     if max(peaks) > (least_bound(peaks) if bound is None else bound):
         plain = balance(plain, bound=bound, unit=unit, policy=policy, overlapped=overlapped)
     return replace(plain, name="bpipe")
+
+
+def _check(num_devices: int, options: Options) -> None:
+    check_options(**{name: options[name] for name in ("unit", "policy", "overlapped")})
+    if num_devices < LEAST_DEVICES:
+        raise ScheduleError(
+            explain(
+                f"num_devices={num_devices} for schedule 'bpipe'.",
+                rule="bpipe-pays: what is in transit takes a slot on either device of a pair; with fewer than "
+                f"{LEAST_DEVICES} devices that is all that could be saved",
+                repair=f"set num_devices={LEAST_DEVICES} or more, or use 1f1b",
+            )
+        )
+    if options["bound"] is not None and options["bound"] >= num_devices:
+        raise ScheduleError(
+            explain(
+                f"bound={options['bound']} for schedule 'bpipe' with num_devices={num_devices}.",
+                rule="bound-binds: 1F1B stores at most num_devices slots, so that a bound from there on has no effect",
+                repair=f"set bound={num_devices - 1} or less, leave it out, or use 1f1b",
+            )
+        )
+
+
+METHOD = Method(
+    name="bpipe",
+    generator=bpipe,
+    summary="1F1B whose early stages park activations with the late ones: at most ceil((D+2)/2), in the same time, "
+    "with the same digits; D >= 4",
+    paper="Kim et al., BPipe, ICML 2023; the bound as in Obscura, USENIX ATC 2025",
+    options=(
+        Option("bound", at_least(0), default_text="ceil((D+2)/2)"),
+        Option("unit", left_to_the_method, note="or `microbatch`"),
+        Option("policy", left_to_the_method, note="or `oldest`, with `unit=microbatch`"),
+        Option("overlapped", check_truth, note="with `unit=microbatch`"),
+    ),
+    least_devices=LEAST_DEVICES,
+    check=_check,
+    period=lambda num_devices, options: num_devices,
+    has_transfers=True,
+    bubble=(Formula("(D-1)/(N+D-1)", lambda d, n, o: (d - 1) / (n + d - 1)),),
+    peak=(
+        Formula(
+            "at most ceil((D+2)/2)",
+            lambda d, n, o: (None, (d + 3) // 2) if n >= d and o["bound"] is None else None,
+            where="N >= D, bound not given",
+            source="BPipe's bound as Obscura, USENIX ATC 2025, section 9.3, gives it",
+        ),
+    ),
+)

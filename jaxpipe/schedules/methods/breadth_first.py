@@ -1,6 +1,7 @@
 """Breadth-first: looped chunks, of which each runs all microbatches before the next one starts."""
 
-from jaxpipe.schedules.option_checks import check_count
+from jaxpipe.schedules.methods.method import Formula, Method
+from jaxpipe.schedules.methods.option import Option, at_least
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
@@ -18,9 +19,6 @@ def breadth_first(*, num_devices: int, num_microbatches: int, num_chunks: int = 
     it is GPipe. What it is for is sharded weights: each stage's are gathered once for all forwards and once for all
     backwards of a step. Any D >= 1, N >= 1, v >= 1.
 
-    On the SPMD clock: as long as on the asynchronous one whatever a backward costs; with messages of 0.1 forward up to
-    1.10, 1.07 or 1.05 times at a backward of one, two or three, for forwards have no other action to hide behind.
-
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
@@ -31,7 +29,6 @@ def breadth_first(*, num_devices: int, num_microbatches: int, num_chunks: int = 
 
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023, section 3.
     """
-    check_count("breadth_first", "num_chunks", num_chunks)
     chunks, microbatches = range(num_chunks), range(num_microbatches)
     rows = tuple(
         tuple(
@@ -43,3 +40,26 @@ def breadth_first(*, num_devices: int, num_microbatches: int, num_chunks: int = 
         for device in range(num_devices)
     )
     return Schedule("breadth_first", looped(num_devices, num_chunks), num_microbatches, rows)
+
+
+METHOD = Method(
+    name="breadth_first",
+    generator=breadth_first,
+    summary="v stages on each device, all microbatches of one before the next",
+    paper="Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023",
+    options=(Option("num_chunks", at_least(1), values=(2, 4), others=(1,), note="v"),),
+    period=lambda num_devices, options: num_devices,
+    bubble=(
+        Formula(
+            "(D-1)/(vN+D-1)",
+            lambda d, n, o: (d - 1) / (o["num_chunks"] * n + d - 1) if n >= d else None,
+            where="N >= D",
+        ),
+        Formula(
+            "1-vN/(vD+N-1)",
+            lambda d, n, o: 1 - o["num_chunks"] * n / (o["num_chunks"] * d + n - 1) if n < d else None,
+            where="N < D",
+        ),
+    ),
+    peak=(Formula("N", lambda d, n, o: (n, n)),),
+)

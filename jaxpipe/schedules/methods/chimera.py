@@ -1,7 +1,9 @@
 """Chimera: two replicas in opposite directions, whose bubbles fill each other."""
 
 from jaxpipe.schedules.methods._bidirectional import Pass, opposite_chains, there_and_back
-from jaxpipe.schedules.option_checks import check_even, check_truth
+from jaxpipe.schedules.methods.method import BITPIPE_TEXT, TABLE_2, TABLE_6, Formula, Method, idle_ratio
+from jaxpipe.schedules.methods.option import Option
+from jaxpipe.schedules.option_checks import check_truth
 from jaxpipe.schedules.passes.rows import next_multiple, with_sync, without_phantoms
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -31,12 +33,6 @@ def chimera(
     (D-2)/(2N+D-2) at a backward of two forwards and N a multiple of 2D; peak activations 2D Ma in the middle,
     (3D+2)/2 Ma at the ends.
 
-    On the SPMD clock, the exchange of gradients apart: as long as on the asynchronous one whatever a backward costs;
-    with messages of 0.1 forward up to 1.03 times at D=4, 1.02 at D=8. With `forward_doubling` rounds go by the expected
-    costs: as long at a backward of one or two forwards, measured up to 1.004 times at one of three, and up to 1.15,
-    1.11 or 1.06 times with such messages. With the exchange, gradients of a layer taking 0.6 forwards, units without
-    doubling take up to 1.10 times at D=4, 1.05 at D=8.
-
     Needs even D, any N >= 1: where N is not whole units, the last one is built whole, and microbatches of both
     directions in turn are left out.
 
@@ -53,11 +49,66 @@ def chimera(
     2021, sections 3.1 and 3.5; formulas at N=D as in BitPipe, arXiv 2410.19367, Table 2, those at N=KD and of forward
     doubling ours.
     """
-    check_even("chimera", num_devices)
-    check_truth("chimera", forward_doubling=forward_doubling, eager_sync=eager_sync)
     placement = bidirectional(linear(num_devices))
     passes = _DOUBLED if forward_doubling else there_and_back(1)
     unit = num_devices * (2 if forward_doubling else 1)
     rows = opposite_chains(placement, passes, num_units=next_multiple(num_microbatches, unit) // unit)
     rows = without_phantoms(rows, num_microbatches=num_microbatches)
     return Schedule("chimera", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))
+
+
+METHOD = Method(
+    name="chimera",
+    generator=chimera,
+    summary="two replicas, down and up at the same time: one fills the other's bubbles",
+    paper="Li and Hoefler, Chimera, SC 2021",
+    options=(Option("forward_doubling", check_truth, values=(False, True)), Option("eager_sync", check_truth)),
+    even_devices=True,
+    period=lambda num_devices, options: (2 if options["forward_doubling"] else 1) * num_devices,
+    num_replicas=2,
+    bubble=(
+        Formula(
+            "(D-2)/(3N/2+D-2)",
+            lambda d, n, o: None if o["forward_doubling"] else (d - 2) / (1.5 * n + d - 2),
+            where="published for all N, true for N = D",
+            source=TABLE_2,
+        ),
+        Formula(
+            "x/(3N+x), x=(D-2)(N/D+1)",
+            lambda d, n, o: None if o["forward_doubling"] or n % d else idle_ratio((d - 2) * (n / d + 1), n),
+            where="N a multiple of D",
+        ),
+        Formula(
+            "(D-2)/(2N+D-2)",
+            lambda d, n, o: (d - 2) / (2 * n + d - 2) if o["forward_doubling"] and n % (2 * d) == 0 else None,
+            where="forward_doubling, N a multiple of 2D",
+            source=BITPIPE_TEXT,
+        ),
+    ),
+    peak=(
+        Formula(
+            "(D+2)/2..D",
+            lambda d, n, o: None if o["forward_doubling"] or n % d else ((d + 2) / 2, d),
+            where="N a multiple of D",
+            source=TABLE_2,
+        ),
+        Formula(
+            "at most 2D",
+            lambda d, n, o: (None, 2 * d) if o["forward_doubling"] and n >= 2 * d else None,
+            where="forward_doubling, N a multiple of 2D",
+            source=BITPIPE_TEXT,
+        ),
+        Formula(
+            "(3D+2)/2..2D",
+            lambda d, n, o: ((3 * d + 2) / 2, 2 * d) if o["forward_doubling"] and n % (2 * d) == 0 else None,
+            where="forward_doubling, N a multiple of 2D",
+        ),
+    ),
+    messages=(
+        Formula(
+            "2N+2(D-1), and M_grad",
+            lambda d, n, o: None if o["forward_doubling"] else 2 * n + 2 * (d - 1),
+            source=TABLE_6,
+        ),
+    ),
+)

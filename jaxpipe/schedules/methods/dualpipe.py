@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 from jaxpipe.schedules.methods._dualpipe import NEAR, dual_steps
-from jaxpipe.schedules.option_checks import check_even, check_truth
+from jaxpipe.schedules.methods.method import Formula, Method
+from jaxpipe.schedules.methods.option import TIMES, Option
+from jaxpipe.schedules.option_checks import check_truth
 from jaxpipe.schedules.passes.rows import next_multiple, with_sync, without_phantoms
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Action, Schedule
-from jaxpipe.schedules.times import checked_times
+from jaxpipe.schedules.times import Times
 
 
 def dualpipe(
@@ -41,11 +43,6 @@ def dualpipe(
     shorter by that for the times given, every backward is split and W fill what devices would wait (`split_backward`),
     with no more stored at once than published.
 
-    On the SPMD clock, the exchange of gradients apart: rounds go by the expected costs. As long as on the asynchronous
-    one at times of 1, 1, 1, of 1, 1.2, 0.8 and of 1, 0.9, 1.3 (D in 2, 4, 8, N to 4D) where D divides N, else up to
-    1.009 times, as the two holders of a stage wait for each other; with messages of 0.02 or 0.1 forward up to 1.019 or
-    1.055 times.
-
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
@@ -54,14 +51,12 @@ def dualpipe(
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 
     Raises:
-        ScheduleError: odd `num_devices`, a time that is none, or an option of the wrong kind.
+        ScheduleError: odd `num_devices`, a time that is not a positive number, or an option of the wrong kind.
 
     Source: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024 (arXiv 2412.19437), section 3.2.1; steps and formula as in
     github.com/deepseek-ai/DualPipe. Fewer microbatches, `backward_first`, W by times, and the bubble are ours.
     """
-    check_even("dualpipe", num_devices)
-    times = checked_times("dualpipe", forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
-    check_truth("dualpipe", backward_first=backward_first, eager_sync=eager_sync)
+    times = Times(forward, input_gradient, weight_gradient)
     placement = bidirectional(linear(num_devices))
     num_each = max(next_multiple(num_microbatches, 2) // 2, num_devices)
     rows = tuple(_row(device, num_devices, num_each, backward_first) for device in range(num_devices))
@@ -81,3 +76,41 @@ def _row(device: int, num_devices: int, num_each: int, backward_first: bool) -> 
         stage = depth if direction == NEAR else num_devices - 1 - depth
         row.append(Action(kind, stage, replica * num_each + number, replica))
     return tuple(row)
+
+
+SOURCE = "github.com/deepseek-ai/DualPipe, where F and B at once take as long as one after the other; N >= 2D"
+
+METHOD = Method(
+    name="dualpipe",
+    generator=dualpipe,
+    summary="two replicas, down and up, whose forwards and backwards alternate: of a pair that the paper overlaps, one "
+    "runs after the other; D+1 microbatches stored",
+    paper="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437; github.com/deepseek-ai/DualPipe",
+    options=(
+        Option("backward_first", check_truth, values=(False, True)),
+        Option("eager_sync", check_truth),
+        *TIMES,
+    ),
+    even_devices=True,
+    period=lambda num_devices, options: num_devices,
+    num_replicas=2,
+    has_split_backward=True,
+    bubble=(
+        Formula(
+            "(D-2)/(3N+D-2)",
+            lambda d, n, o: (d - 2) / (3 * n + d - 2) if n >= 2 * d else None,
+            where="N >= 2D",
+            source=SOURCE,
+        ),
+        Formula("(D-2)/(6N+D-2)", lambda d, n, o: (d - 2) / (6 * n + d - 2) if n >= d else None, where="N >= D"),
+    ),
+    peak=(
+        Formula(
+            "D+1",
+            lambda d, n, o: (d + 1, d + 1) if n >= 2 * d and not o["backward_first"] else None,
+            where="N >= 2D, F first",
+            source=SOURCE,
+        ),
+        Formula("at N=D N", lambda d, n, o: (n, n) if n == d else None, where="N = D"),
+    ),
+)

@@ -1,12 +1,15 @@
 """DualPipeV: the two directions of DualPipe are the two chunks of one V-shaped replica."""
 
 from jaxpipe.schedules.methods._dualpipe import NEAR, dual_steps
+from jaxpipe.schedules.methods.dualpipe import SOURCE
+from jaxpipe.schedules.methods.method import Formula, Method
+from jaxpipe.schedules.methods.option import TIMES, Option
 from jaxpipe.schedules.option_checks import check_truth
 from jaxpipe.schedules.passes.rows import without_phantoms
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Action, Schedule
-from jaxpipe.schedules.times import checked_times
+from jaxpipe.schedules.times import Times
 
 
 def dualpipe_v(
@@ -37,10 +40,6 @@ def dualpipe_v(
     that most backwards stay whole, or, where the step is shorter by that for the times given, every backward is split
     and W fill what devices would wait (`split_backward`), with no more stored at once than published.
 
-    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at times of 1, 1, 1, of
-    1, 1.2, 0.8 and of 1, 0.9, 1.3 (D in 2, 4, 5, 8, N to 4D); with messages of 0.02 or 0.1 forward up to 1.010 or
-    1.052 times.
-
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
@@ -48,13 +47,12 @@ def dualpipe_v(
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 
     Raises:
-        ScheduleError: a time that is none, or an option of the wrong kind.
+        ScheduleError: a time that is not a positive number, or an option of the wrong kind.
 
     Source: github.com/deepseek-ai/DualPipe, `dualpipev.py`, which names "Cut-in-half" of Sea AI Lab as its origin;
     steps and published formula as there. Fewer microbatches, `backward_first`, W by times, and the bubble are ours.
     """
-    times = checked_times("dualpipe_v", forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
-    check_truth("dualpipe_v", backward_first=backward_first)
+    times = Times(forward, input_gradient, weight_gradient)
     placement = zig_zag(num_devices, 2)
     num_each = max(num_microbatches, 2 * num_devices)
     rows = [
@@ -68,3 +66,32 @@ def dualpipe_v(
     ]
     rows = without_phantoms(rows, num_microbatches=num_microbatches)
     return best_weight_gradients(Schedule("dualpipe_v", placement, num_microbatches, rows), times)
+
+
+METHOD = Method(
+    name="dualpipe_v",
+    generator=dualpipe_v,
+    summary="the same on one replica, whose stages go down and up in a V",
+    paper="github.com/deepseek-ai/DualPipe, dualpipev.py",
+    options=(Option("backward_first", check_truth, values=(False, True)), *TIMES),
+    period=lambda num_devices, options: num_devices,
+    has_split_backward=True,
+    bubble=(
+        Formula(
+            "(D-1)/(3N+D-1)",
+            lambda d, n, o: (d - 1) / (3 * n + d - 1) if n >= 2 * d else None,
+            where="N >= 2D",
+            source=SOURCE,
+        ),
+        Formula("(D-1)/(6N+D-1)", lambda d, n, o: (d - 1) / (6 * n + d - 1) if n >= d else None, where="N >= D"),
+    ),
+    peak=(
+        Formula(
+            "D+1/2",
+            lambda d, n, o: (d + 1 / 2, d + 1 / 2) if n >= 2 * d and not o["backward_first"] else None,
+            where="N >= 2D, F first",
+            source=SOURCE,
+        ),
+        Formula("at N=D N", lambda d, n, o: (n, n) if n == d else None, where="N = D"),
+    ),
+)

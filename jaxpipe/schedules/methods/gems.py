@@ -1,6 +1,8 @@
 """GEMS: two replicas in opposite directions, one microbatch at a time on each device."""
 
-from jaxpipe.schedules.option_checks import check_even, check_truth
+from jaxpipe.schedules.methods.method import BITPIPE_TEXT, Formula, Method
+from jaxpipe.schedules.methods.option import Option
+from jaxpipe.schedules.option_checks import check_truth
 from jaxpipe.schedules.passes.rows import with_sync
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
@@ -15,11 +17,8 @@ def gems(*, num_devices: int, num_microbatches: int, eager_sync: bool = True) ->
         1  ...   1F0   1B0   1B0   0F1@1 ...   ...   ...   ...   0B1@1 0B1@1
 
     Two microbatches take 4D+2 forwards of a stage at a backward of two, of which each device computes six: bubble
-    ratio (D-1)/(D+1/2), but for the ends, which do not count for large N; more microbatches do not lessen it. Peak
+    ratio (D-1)/(D+1/2), up to fill and drain, which are negligible for large N; it does not shrink with N. Peak
     activations 1 Ma on every device, two replicas of the weights. Needs even D, any N >= 1.
-
-    On the SPMD clock: as long as on the asynchronous one whatever a backward costs; with messages of 0.1 forward up to
-    1.02 times. The exchange of gradients apart.
 
     Args:
         num_devices: devices on the `pipe` axis.
@@ -32,8 +31,6 @@ def gems(*, num_devices: int, num_microbatches: int, eager_sync: bool = True) ->
     Source: Jain et al., GEMS: GPU-Enabled Memory-Aware Model-Parallelism System for Distributed DNN Training, SC
     2020, as described in BitPipe, arXiv 2410.19367, section 2; the period is ours.
     """
-    check_even("gems", num_devices)
-    check_truth("gems", eager_sync=eager_sync)
     placement = bidirectional(linear(num_devices))
     rows = tuple(
         tuple(
@@ -44,3 +41,23 @@ def gems(*, num_devices: int, num_microbatches: int, eager_sync: bool = True) ->
         for device in range(num_devices)
     )
     return Schedule("gems", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))
+
+
+METHOD = Method(
+    name="gems",
+    generator=gems,
+    summary="two replicas, down and up the devices in turn: one microbatch is stored",
+    paper="Jain et al., GEMS, SC 2020",
+    options=(Option("eager_sync", check_truth),),
+    even_devices=True,
+    period=lambda num_devices, options: num_devices,
+    num_replicas=2,
+    bubble=(
+        Formula(
+            "(D-1)(2N+1)/((2D+1)N+D-1)",
+            lambda d, n, o: (d - 1) * (2 * n + 1) / ((2 * d + 1) * n + d - 1) if n % 2 == 0 else None,
+            where="even N",
+        ),
+    ),
+    peak=(Formula("1", lambda d, n, o: (1, 1), source=BITPIPE_TEXT),),
+)

@@ -1,5 +1,6 @@
 """GPipe: all forwards, then all backwards."""
 
+from jaxpipe.schedules.methods.method import TABLE_2, Formula, Method
 from jaxpipe.schedules.placement import linear
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
@@ -15,8 +16,6 @@ def gpipe(*, num_devices: int, num_microbatches: int) -> Schedule:
     Bubble ratio (D-1)/(N+D-1) for any costs that are equal on all stages; peak activations N Ma on
     every device. Any D >= 1, any N >= 1.
 
-    On the SPMD clock: as long as on the asynchronous one, with messages of 0.1 forward too.
-
     Source: Huang et al., GPipe, NeurIPS 2019, section 2.3; formulas as in BitPipe, arXiv 2410.19367,
     Table 2. Backwards run in the order of the forwards.
     """
@@ -26,3 +25,15 @@ def gpipe(*, num_devices: int, num_microbatches: int) -> Schedule:
         for stage in range(num_devices)
     )
     return Schedule("gpipe", linear(num_devices), num_microbatches, rows)
+
+
+METHOD = Method(
+    name="gpipe",
+    generator=gpipe,
+    summary="all forwards, then all backwards",
+    paper="Huang et al., GPipe, NeurIPS 2019",
+    period=lambda num_devices, options: num_devices,
+    is_baseline=True,
+    bubble=(Formula("(D-1)/(N+D-1)", lambda d, n, o: (d - 1) / (n + d - 1), source=TABLE_2),),
+    peak=(Formula("N", lambda d, n, o: (n, n), source=TABLE_2),),
+)

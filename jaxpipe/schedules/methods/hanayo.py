@@ -1,6 +1,7 @@
 """Hanayo: one replica whose microbatches run over the devices in waves."""
 
-from jaxpipe.schedules.option_checks import check_count
+from jaxpipe.schedules.methods.method import Formula, Method
+from jaxpipe.schedules.methods.option import Option, at_least
 from jaxpipe.schedules.ordering.whole_backwards import Preference, list_schedule, route_of, rows_of
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Schedule
@@ -25,9 +26,6 @@ def hanayo(*, num_devices: int, num_microbatches: int, waves: int = 1) -> Schedu
     of D microbatches half their length, 2WD slots, apart and backwards one slot later, and starts no forward while it
     stores D Ma.
 
-    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at a backward of one, two or
-    three forwards; with messages of 0.1 forward measured up to 1.18, 1.16 or 1.06 times (D to 16, N to 4D).
-
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
@@ -40,7 +38,6 @@ def hanayo(*, num_devices: int, num_microbatches: int, waves: int = 1) -> Schedu
     Efficiency, SC 2023 (arXiv 2308.15762), for waves and placement. The order and its formulas are ours: the paper's
     bubble formula was not at hand.
     """
-    check_count("hanayo", "waves", waves)
     placement = zig_zag(num_devices, 2 * waves)
     num_stages = placement.num_stages
     order = None
@@ -70,3 +67,21 @@ def _unit_after_unit(route: tuple[int, ...], num_devices: int, num_microbatches:
         for step, device in enumerate(device_of):
             rows[device].append((num_steps * unit + 2 * i + step, num_steps * microbatch + step))
     return [[index for _, index in sorted(row)] for row in rows]
+
+
+METHOD = Method(
+    name="hanayo",
+    generator=hanayo,
+    summary="one replica in W waves: 2W stages on each device, in a zig-zag",
+    paper="Liu et al., Hanayo, SC 2023, arXiv 2308.15762",
+    options=(Option("waves", at_least(1), values=(1, 2), note="W"),),
+    period=lambda num_devices, options: num_devices,
+    bubble=(
+        Formula(
+            "x/(3WN+x), x=2(D-1)",
+            lambda d, n, o: None if n % d else 2 * (d - 1) / (3 * o["waves"] * n + 2 * (d - 1)),
+            where="N a multiple of D",
+        ),
+    ),
+    peak=(Formula("at most min(D, N)", lambda d, n, o: (None, min(d, n))),),
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method
+from jaxpipe.schedules.methods.option import Option, Options, at_least
 from jaxpipe.schedules.option_checks import check_count
 from jaxpipe.schedules.passes.rows import next_multiple, without_phantoms
 from jaxpipe.schedules.placement import looped
@@ -31,9 +33,6 @@ def interleaved_1f1b(
     microbatches that are too many left out: Megatron's short last group deadlocks, for example for D=8, N=12. With v=1
     the order is 1F1B that runs up to D-1 more forwards ahead than it needs.
 
-    On the SPMD clock: as long as on the asynchronous one whatever a backward costs, with messages of 0.1 forward too;
-    where N is no multiple of `group_size`, up to 1.01 times with such messages.
-
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
@@ -48,11 +47,7 @@ def interleaved_1f1b(
     2021, section 2.2; warm-up count and groups as in Megatron-LM; the peak at D microbatches as in BitPipe, arXiv
     2410.19367, Table 2, the other one as in PipeOffload, arXiv 2503.01328.
     """
-    check_count("interleaved_1f1b", "num_chunks", num_chunks)
-    if group_size is None:
-        group_size = num_devices
-    else:
-        _check_group_size(group_size, num_devices, num_chunks)
+    group_size = group_size or num_devices
     num_built = next_multiple(num_microbatches, group_size)
     rows = tuple(_row(device, num_devices, num_built, num_chunks, group_size) for device in range(num_devices))
     rows = without_phantoms(rows, num_microbatches=num_microbatches)
@@ -75,11 +70,67 @@ def _row(device: int, num_devices: int, num_microbatches: int, num_chunks: int, 
     return (*row, *backwards[len(forwards) - num_warm_up :])
 
 
-def _check_group_size(group_size: object, num_devices: int, num_chunks: int) -> None:
+def _check(num_devices: int, options: Options) -> None:
+    group_size, num_chunks = options["group_size"], options["num_chunks"]
+    if group_size is None:
+        return
     check_count("interleaved_1f1b", "group_size", group_size, least=num_devices, why=_WHY)
     if num_chunks == 1:
         raise ScheduleError(
-            f"group_size={group_size} for schedule 'interleaved_1f1b' with num_chunks=1.\n"
-            "  rule group-binds: a group is what one chunk runs before the next has its turn; one chunk has none\n"
-            "  repair: leave group_size out, or set num_chunks=2 or more"
+            explain(
+                f"group_size={group_size} for schedule 'interleaved_1f1b' with num_chunks=1.",
+                rule="group-binds: a group is what one chunk runs before the next has its turn; one chunk has none",
+                repair="leave group_size out, or set num_chunks=2 or more",
+            )
         )
+
+
+def _peak_of_one_group(d: int, n: int, o: Options) -> tuple[float, float] | None:
+    v, group = o["num_chunks"], o["group_size"] or d
+    return (((v - 1) * d + 1) / v, d) if n == d == group else None
+
+
+def _peak_of_groups(d: int, n: int, o: Options) -> tuple[float | None, float] | None:
+    v, group = o["num_chunks"], o["group_size"] or d
+    return (((v - 1) * group + 1) / v, ((v - 1) * group + 2 * d - 1) / v) if n >= 2 * group else None
+
+
+METHOD = Method(
+    name="interleaved_1f1b",
+    generator=interleaved_1f1b,
+    summary="1F1B over v stages on each device, in Megatron's order",
+    paper="Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021",
+    options=(
+        # The planner's and search's values: beyond eight chunks a bubble that is small already gets little smaller.
+        Option("num_chunks", at_least(1), values=(2, 3, 4, 5, 6, 8), others=(1,), note="v"),
+        Option("group_size", at_least(1), others=(9,), default_text="D"),
+    ),
+    check=_check,
+    period=lambda num_devices, options: options["group_size"] or num_devices,
+    is_baseline=True,
+    bubble=(
+        Formula(
+            "(D-1)/(vN+D-1)",
+            lambda d, n, o: (d - 1) / (o["num_chunks"] * n + d - 1) if n % (o["group_size"] or d) == 0 else None,
+            where="N a multiple of the group size",
+            source=TABLE_2,
+        ),
+    ),
+    peak=(
+        Formula("((v-1)D+1)/v..D", _peak_of_one_group, where="N = D", source=TABLE_2),
+        Formula(
+            "((v-1)D+1)/v..((v+1)D-1)/v",
+            _peak_of_groups,
+            where="N >= 2D; with groups of G: ((v-1)G+1)/v..((v-1)G+2D-1)/v, N >= 2G",
+            source="PipeOffload, arXiv 2503.01328",
+        ),
+    ),
+    messages=(
+        Formula(
+            "4N+4(D-1)",
+            lambda d, n, o: 4 * n + 4 * (d - 1) if o["num_chunks"] == 2 else None,
+            where="v=2",
+            source=TABLE_6,
+        ),
+    ),
+)

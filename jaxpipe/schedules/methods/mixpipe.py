@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 
-from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.option_checks import check_even, check_truth
+from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.schedules.methods.method import BITPIPE_TEXT, Formula, Method
+from jaxpipe.schedules.methods.option import Option, Options, left_to_the_method
+from jaxpipe.schedules.option_checks import check_truth
 from jaxpipe.schedules.ordering.whole_backwards import Preference, best_order, num_chains, route_of, rows_of
 from jaxpipe.schedules.passes.rows import with_sync
 from jaxpipe.schedules.placement import bidirectional, linear
@@ -40,10 +42,6 @@ def mixpipe(
     `list_scheduling.Preference` says; of some preferences the one with the least bubble is taken, of these the one
     with the least peak. Both directions do the same at the same time.
 
-    On the SPMD clock, the exchange of gradients apart: rounds go by the expected costs. As long as on the asynchronous
-    one at a backward of one, two or three forwards; with messages of 0.1 forward measured up to 1.18, 1.16 or 1.07
-    times (even D to 16, N to 4D).
-
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
@@ -56,10 +54,7 @@ def mixpipe(
     Source: Zhang et al., MixPipe: Efficient Bidirectional Pipeline Parallelism for Training Large-Scale Models, DAC
     2023 (its abstract); the peak as in BitPipe, arXiv 2410.19367; order and formulas ours.
     """
-    check_even("mixpipe", num_devices)
-    check_truth("mixpipe", eager_sync=eager_sync)
-    most_injected = (3 * num_devices - 2) // 2
-    most_held = most_injected if injected == "max" else _checked(injected, most_injected)
+    most_held = injected if isinstance(injected, int) else _most_injected(num_devices)
     placement = bidirectional(linear(num_devices))
     order = best_order(
         route_of(placement),
@@ -84,14 +79,64 @@ def _preferences(num_devices: int, most_held: int) -> list[Preference]:
     ]
 
 
-def _checked(injected: object, most: int) -> int:
+def _most_injected(num_devices: int) -> int:
+    """The K from which on a step is no shorter."""
+    return (3 * num_devices - 2) // 2
+
+
+def _for_room(num_devices: int, room: float) -> tuple[int, ...]:
+    """As many as there is room for, and the most that there are."""
+    most = _most_injected(num_devices)
+    return tuple(dict.fromkeys((min(max(LEAST_INJECTED, int(room)), most), most)))
+
+
+def _check(num_devices: int, options: Options) -> None:
+    injected, most = options["injected"], _most_injected(num_devices)
+    if injected == "max" or num_devices % 2:
+        return
     whole = injected if isinstance(injected, int) and not isinstance(injected, bool) else None
     nearest = most if whole is None else min(max(whole, LEAST_INJECTED), most)
-    if nearest == whole:
-        return nearest
-    raise ScheduleError(
-        f"injected={injected!r} for schedule 'mixpipe'.\n"
-        f"  rule injected-range: injected is a whole number from {LEAST_INJECTED}, one microbatch of either direction, "
-        f"to (3D-2)/2, here {most}, or 'max'; with more on a device the step is no shorter\n"
-        f"  repair: set injected={nearest}, or leave it out"
-    )
+    if nearest != whole:
+        raise ScheduleError(
+            explain(
+                f"injected={injected!r} for schedule 'mixpipe'.",
+                rule=f"injected-range: injected is a whole number from {LEAST_INJECTED}, one microbatch of either "
+                f"direction, to (3D-2)/2, here {most}, or 'max'; with more on a device the step is no shorter",
+                repair=f"set injected={nearest}, or leave it out",
+            )
+        )
+
+
+def _bubble_of_most(d: int, n: int) -> float | None:
+    return (d - 2) / ((2 if n >= 2 * d else 1.5) * n + d - 2) if n == d or n >= 2 * d else None
+
+
+METHOD = Method(
+    name="mixpipe",
+    generator=mixpipe,
+    summary="the same, with up to K microbatches on a device (our reading: the paper's rule is not public)",
+    paper="Zhang et al., MixPipe, DAC 2023",
+    options=(
+        Option("injected", left_to_the_method, for_room=_for_room, others=(2,), note="K"),
+        Option("eager_sync", check_truth),
+    ),
+    even_devices=True,
+    check=_check,
+    period=lambda num_devices, options: num_devices,
+    num_replicas=2,
+    bubble=(
+        Formula(
+            "(D-2)/(2N+D-2); at N=D (D-2)/(3N/2+D-2)",
+            lambda d, n, o: _bubble_of_most(d, n) if o["injected"] in ("max", _most_injected(d)) else None,
+            where="N = D or N >= 2D, injected=max",
+        ),
+    ),
+    peak=(
+        Formula(
+            "at most (3D-2)/2",
+            lambda d, n, o: (None, _most_injected(d)) if n >= 2 * d and o["injected"] == "max" else None,
+            where="N >= 2D, injected=max",
+            source=BITPIPE_TEXT,
+        ),
+    ),
+)

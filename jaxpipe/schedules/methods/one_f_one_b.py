@@ -1,5 +1,6 @@
 """1F1B (DAPPLE, PipeDream-Flush): as few microbatches in flight as keep every stage busy."""
 
+from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method
 from jaxpipe.schedules.placement import linear
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
@@ -14,9 +15,6 @@ def one_f_one_b(*, num_devices: int, num_microbatches: int) -> Schedule:
 
     Bubble ratio (D-1)/(N+D-1) for any costs that are equal on all stages; peak activations
     min(D-s, N) Ma on device s. Any D >= 1, any N >= 1.
-
-    On the SPMD clock: as long as on the asynchronous one whatever a backward costs; with messages of 0.1 forward up to
-    1.02 times from D=4 on.
 
     Source: Fan et al., DAPPLE, PPoPP 2021, section 3; Narayanan et al., Memory-Efficient
     Pipeline-Parallel DNN Training (PipeDream-Flush), ICML 2021; warm-up count as in Megatron-LM.
@@ -33,3 +31,16 @@ def _row(stage: int, num_devices: int, num_microbatches: int) -> tuple[Action, .
         row.append(Action(Kind.B, stage, m))
     row += [Action(Kind.B, stage, m) for m in range(num_microbatches - num_warm_up, num_microbatches)]
     return tuple(row)
+
+
+METHOD = Method(
+    name="1f1b",
+    generator=one_f_one_b,
+    summary="one forward, one backward in turn: at most D microbatches are stored",
+    paper="Fan et al., DAPPLE, PPoPP 2021; Narayanan et al., PipeDream-Flush, ICML 2021",
+    period=lambda num_devices, options: num_devices,
+    is_baseline=True,
+    bubble=(Formula("(D-1)/(N+D-1)", lambda d, n, o: (d - 1) / (n + d - 1), source=TABLE_2),),
+    peak=(Formula("1..min(D, N)", lambda d, n, o: (1, min(d, n)), source=TABLE_2),),
+    messages=(Formula("2N+2(D-1)", lambda d, n, o: 2 * n + 2 * (d - 1), source=TABLE_6),),
+)

@@ -1,87 +1,197 @@
-"""All schedules by name; `build` is the one way from a name to a Schedule."""
+"""The table of methods; `build` is the one way from a name to a Schedule.
+
+A method of your own needs one file: its generator, and a `Method` beside it. `register` adds it to the table of this
+process; commands and configs take the file itself as the name, `path/to/my_method.py`, or `path/to/my_method.py:name`
+where it holds several.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from jaxpipe.errors import ScheduleError, closest
-from jaxpipe.schedules.methods.bitpipe import bitpipe
-from jaxpipe.schedules.methods.bpipe import bpipe
-from jaxpipe.schedules.methods.breadth_first import breadth_first
-from jaxpipe.schedules.methods.chimera import chimera
-from jaxpipe.schedules.methods.dualpipe import dualpipe
-from jaxpipe.schedules.methods.dualpipe_v import dualpipe_v
-from jaxpipe.schedules.methods.gems import gems
-from jaxpipe.schedules.methods.gpipe import gpipe
-from jaxpipe.schedules.methods.hanayo import hanayo
-from jaxpipe.schedules.methods.interleaved_1f1b import interleaved_1f1b
-from jaxpipe.schedules.methods.mixpipe import mixpipe
-from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
-from jaxpipe.schedules.methods.v_half import v_half
-from jaxpipe.schedules.methods.v_min import v_min
-from jaxpipe.schedules.methods.zb_h1 import zb_h1
-from jaxpipe.schedules.methods.zb_h2 import zb_h2
-from jaxpipe.schedules.methods.zb_v import zb_v
+from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.schedules.methods import (
+    bitpipe,
+    bpipe,
+    breadth_first,
+    chimera,
+    dualpipe,
+    dualpipe_v,
+    gems,
+    gpipe,
+    hanayo,
+    interleaved_1f1b,
+    mixpipe,
+    one_f_one_b,
+    v_half,
+    v_min,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
+from jaxpipe.schedules.methods.method import Method
 from jaxpipe.schedules.schedule import Schedule
 
-REGISTRY: dict[str, Callable[..., Schedule]] = {
-    "1f1b": one_f_one_b,
-    "bitpipe": bitpipe,
-    "bpipe": bpipe,
-    "breadth_first": breadth_first,
-    "chimera": chimera,
-    "dualpipe": dualpipe,
-    "dualpipe_v": dualpipe_v,
-    "gems": gems,
-    "gpipe": gpipe,
-    "hanayo": hanayo,
-    "interleaved_1f1b": interleaved_1f1b,
-    "mixpipe": mixpipe,
-    "v_half": v_half,
-    "v_min": v_min,
-    "zb_h1": zb_h1,
-    "zb_h2": zb_h2,
-    "zb_v": zb_v,
-}
+_MODULES = (
+    gpipe,
+    one_f_one_b,
+    bpipe,
+    interleaved_1f1b,
+    breadth_first,
+    gems,
+    chimera,
+    mixpipe,
+    hanayo,
+    bitpipe,
+    zb_h1,
+    zb_h2,
+    zb_v,
+    v_half,
+    v_min,
+    dualpipe,
+    dualpipe_v,
+)
+
+REGISTRY: dict[str, Method] = {module.METHOD.name: module.METHOD for module in _MODULES}
+"""Name -> method, in the order of tables."""
 
 
-def build(name: str, *, num_devices: int, num_microbatches: int, **options: object) -> Schedule:
-    """The schedule that `REGISTRY[name]` generates.
+def register(method: Method, *, name: str | None = None) -> Method:
+    """Adds `method` to the table, under `name` or else its own, and returns it.
+
+    Raises:
+        ScheduleError: another method has this name.
+    """
+    name = name or method.name
+    if REGISTRY.setdefault(name, method) is not method:
+        raise ScheduleError(
+            explain(
+                f"there is a method {name!r} already.",
+                rule="method-name: each method has a name of its own",
+                repair="give yours another name",
+            )
+        )
+    return method
+
+
+def find_method(name: str) -> Method:
+    """The method of a name; that of a file is registered first.
 
     Args:
-        name: a key of `REGISTRY`.
+        name: of `REGISTRY`, or "my_method.py", or "my_method.py:name" for one of several in a file.
+
+    Raises:
+        ScheduleError: there is no such name, file, or method in the file.
+
+    Example:
+        >>> find_method("1f1b").generator.__name__
+        'one_f_one_b'
+    """
+    if name in REGISTRY:
+        return REGISTRY[name]
+    if is_method_file(name):
+        return REGISTRY[method_name(name)]
+    raise ScheduleError(
+        explain(
+            f"unknown schedule {name!r}.{closest(name, list(REGISTRY))}",
+            rule=f"schedule-name: one of {', '.join(sorted(REGISTRY))}",
+            repair="use one of these names, give your own schedule as a CSV file, or your own method as a .py file",
+        )
+    )
+
+
+def is_method_file(name: str) -> bool:
+    """Whether `name` is a Python file that holds a method, not the name of one.
+
+    Example:
+        >>> is_method_file("mine/late_1f1b.py"), is_method_file("mine.py:late_1f1b"), is_method_file("1f1b")
+        (True, True, False)
+    """
+    return name.partition(":")[0].endswith(".py")
+
+
+def method_name(name: str) -> str:
+    """The name in the table of what `name` stands for; the methods of a file are registered on the way.
+
+    Returns:
+        `name` itself if registered, else "path/to/file.py:method".
+
+    Raises:
+        ScheduleError: there is no such file, it cannot be run, or it holds no method, several, or none of this name.
+    """
+    if name in REGISTRY:
+        return name
+    path, _, wanted = name.partition(":")
+    names = [key for key in REGISTRY if key.startswith(f"{path}:")] or _registered_from(path)
+    chosen = [key for key in names if not wanted or key == f"{path}:{wanted}"]
+    if len(chosen) != 1:
+        raise ScheduleError(
+            explain(
+                f"{name!r} does not say which method is meant.",
+                rule="method-file: a file with one Method, or file.py:name for one of several",
+                picture=f"methods in {path}: {', '.join(key.removeprefix(f'{path}:') for key in names) or 'none'}",
+                repair="give one of these names, or define a Method in the file" if names else "define a Method there",
+            )
+        )
+    return chosen[0]
+
+
+def _registered_from(path: str) -> list[str]:
+    if not Path(path).is_file():
+        raise ScheduleError(
+            explain(
+                f"{path!r} is not a file.",
+                rule="method-file: a method whose name ends in .py is read from that file",
+                picture=f"looked from {Path.cwd()}",
+                repair="give the path of a file",
+            )
+        )
+    try:
+        module = _imported(path)
+    except Exception as error:
+        raise ScheduleError(
+            explain(
+                f"{path!r} cannot be run: {type(error).__name__}: {error}",
+                rule="method-file: Python code that defines a Method",
+                repair=f"mend it until `python {path}` runs",
+            )
+        ) from error
+    methods = dict.fromkeys(value for value in vars(module).values() if isinstance(value, Method))
+    for method in methods:
+        register(method, name=f"{path}:{method.name}")
+    return [f"{path}:{method.name}" for method in methods]
+
+
+def _imported(path: str) -> ModuleType:
+    """The file as a module; known to `sys.modules`, as dataclasses in it need."""
+    spec = importlib.util.spec_from_file_location(f"jaxpipe_method_file_{len(sys.modules)}", path)
+    assert spec  # the name ends in .py
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(name: str, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
+    """Returns the schedule of a method, by its name.
+
+    Args:
+        name: a key of `REGISTRY`, or a file with a method, as `find_method` takes it.
         num_devices: devices on the `pipe` axis, >= 1.
         num_microbatches: microbatches of one step, >= 1.
         options: what else the generator takes, for example `num_chunks`.
 
     Raises:
-        ScheduleError: unknown name or option, or a count below 1.
+        ScheduleError: unknown name or option, an option outside its domain, or a number of devices that the method is
+            not for.
 
     Example:
         >>> [str(action) for action in build("1f1b", num_devices=2, num_microbatches=2).rows[0]]
         ['0F0', '0F1', '0B0', '0B1']
     """
-    if name not in REGISTRY:
-        raise ScheduleError(
-            f"unknown schedule {name!r}.{closest(name, list(REGISTRY))}\n"
-            f"  rule schedule-name: one of {', '.join(sorted(REGISTRY))}\n"
-            "  repair: use one of these names, or give your own schedule as a CSV file"
-        )
-    for field, value in (("num_devices", num_devices), ("num_microbatches", num_microbatches)):
-        if value < 1:
-            raise ScheduleError(
-                f"{field}={value} for schedule {name!r}.\n"
-                f"  rule at-least-one: a schedule has at least one device and one microbatch\n"
-                f"  repair: set {field}=1 or more"
-            )
-    generator = REGISTRY[name]
-    known = [p for p in inspect.signature(generator).parameters if p not in ("num_devices", "num_microbatches")]
-    for option in options:
-        if option not in known:
-            raise ScheduleError(
-                f"schedule {name!r} has no option {option!r}.{closest(option, known)}\n"
-                f"  rule schedule-option: {name!r} takes {', '.join(known) or 'no options'}\n"
-                f"  repair: leave {option!r} out"
-            )
-    return generator(num_devices=num_devices, num_microbatches=num_microbatches, **options)
+    return find_method(name).build(num_devices=num_devices, num_microbatches=num_microbatches, **options)

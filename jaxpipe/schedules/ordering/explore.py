@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.ordering.flow_shop import Shop
 from jaxpipe.schedules.ordering.list_scheduler import Guide, Order, greedy
 from jaxpipe.schedules.ordering.pattern import Pattern, drawn, plain, varied
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, MOVE_KINDS, Kind, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind, Schedule
 
 
 def guide_of(shop: Shop, start: Sequence[int]) -> Guide:
@@ -51,7 +52,7 @@ def starts_in(shop: Shop, schedule: Schedule, costs: Costs, ticks_per_unit: floa
     columns, num_replicas = schedule.columns, schedule.num_replicas
     num_stages, num_steps = schedule.num_stages, shop.num_steps
     backward = Kind.I if shop.is_split else Kind.B
-    if columns.is_kind(*MOVE_KINDS, Kind.B if shop.is_split else Kind.I).any():
+    if columns.is_kind(*TRANSFER_KINDS, Kind.B if shop.is_split else Kind.I).any():
         return None
     begin = np.rint(simulate(schedule, costs).start * ticks_per_unit).astype(np.int64)
     offset = np.zeros(len(Kind), dtype=np.int64)

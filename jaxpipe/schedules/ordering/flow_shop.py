@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.simulate import Costs
+from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.ordering.problem import Sizes
 from jaxpipe.schedules.passes.rows import Rows, with_sync
 from jaxpipe.schedules.placement import Placement

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.analysis.costs import costs_of_stages
-from jaxpipe.schedules.analysis.simulate import Costs, simulate
-from jaxpipe.schedules.option_checks import check_count, check_times
+from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages
+from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.option_checks import check_count, check_time
 from jaxpipe.schedules.ordering.explore import explore, starts_in
 from jaxpipe.schedules.ordering.flow_shop import Shop, shop_of
 from jaxpipe.schedules.ordering.problem import MemoryBound, Problem, peak_memory, peaks, problem_of
@@ -115,7 +115,7 @@ def search(
         memory_bound = MemoryBound(memory_bound)
     costs = costs or Costs()
     for kind in ("forward", "backward", "input_gradient", "weight_gradient"):
-        check_times("optimize", **{kind: np.min(getattr(costs, kind)).item()})
+        check_time("optimize", kind, np.min(getattr(costs, kind)).item())
     question = _Question(problem_of(problem), costs, memory_bound)
     question.check_feasible()
     registered = [each for each in question.registered() if question.fits(each)]

@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.activations import stored
-from jaxpipe.schedules.analysis.simulate import Costs, simulate
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.option_checks import check_count
 from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
 from jaxpipe.schedules.schedule import Kind, Schedule

@@ -1,28 +1,18 @@
-"""The registered schedules with the options that matter for bubble and memory, whole and split."""
+"""Schedules of the table of methods, with the options worth trying, whole and split: where the search starts."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
-from itertools import product
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.analysis.costs import share_of
-from jaxpipe.schedules.analysis.simulate import Costs
-from jaxpipe.schedules.methods.registry import REGISTRY, build
+from jaxpipe.schedules.analysis.costs import Costs, share_of
+from jaxpipe.schedules.methods.registry import REGISTRY
 from jaxpipe.schedules.ordering.problem import Problem
 from jaxpipe.schedules.passes.split_backward import split_backward
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.times import Times
 
-# Option -> what is tried of it, where a generator takes it; the default is among these or comes first.
-_VALUES: dict[str, tuple[object, ...]] = {
-    "num_chunks": (1, 2, 3, 4),
-    "waves": (1, 2),
-    "scaling": ("concatenate", "figure", "early_forwarding"),
-    "forward_doubling": (False, True),
-    "backward_first": (False, True),
-}
+_MOST_CHUNKS = 4  # on a clock without messages more chunks are always shorter, if hardly; they take long to order
 
 
 def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedule]:
@@ -35,16 +25,14 @@ def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedul
     """
     times = times_of(costs, problem.num_devices)
     for name in sorted(REGISTRY):
-        for options in _options(name, problem, times, slots):
-            try:
-                schedule = build(
-                    name,
-                    num_devices=problem.num_devices,
-                    num_microbatches=problem.num_microbatches,
-                    **options,
-                )
-            except ScheduleError:  # it does not exist on so many devices
+        method = REGISTRY[name]
+        given = times if method.takes_times else {}
+        for options in method.tried(problem.num_devices, slots):
+            if options.get("num_chunks", 1) > _MOST_CHUNKS or not method.takes(problem.num_devices, **options):
                 continue
+            schedule = method.build(
+                num_devices=problem.num_devices, num_microbatches=problem.num_microbatches, **options, **given
+            )
             if problem.allows(schedule.placement):
                 yield schedule
                 yield from split_forms(schedule, times, slots)
@@ -64,14 +52,3 @@ def split_forms(schedule: Schedule, times: dict[str, float], slots: float) -> It
             yield split_backward(schedule, **each)  # pyright: ignore[reportArgumentType]
         except ScheduleError:  # it is split already, or stores more
             pass
-
-
-def _options(name: str, problem: Problem, times: dict[str, float], slots: float) -> Iterator[dict[str, object]]:
-    known = inspect.signature(REGISTRY[name]).parameters
-    values = {option: tried for option, tried in _VALUES.items() if option in known}
-    if "injected" in known:
-        most = (3 * problem.num_devices - 2) // 2
-        values["injected"] = tuple({min(max(2, int(slots)), most): None, most: None})
-    fixed = {time: value for time, value in times.items() if time in known}
-    for chosen in product(*values.values()):
-        yield {**dict(zip(values, chosen, strict=True)), **fixed}

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order
 from jaxpipe.schedules.rules.view import View, Violation
-from jaxpipe.schedules.schedule import Action, Kind, Schedule
+from jaxpipe.schedules.schedule import Action, Kind
 
 
 def forward_once(view: View) -> Iterator[Violation]:
@@ -123,8 +123,9 @@ def _in_order(view: View, rule: str, before: np.ndarray, after: np.ndarray) -> I
 def acyclic(view: View) -> Iterator[Violation]:
     """One circle of devices that wait for each other, if there is any."""
     schedule = view.schedule
-    message = dependencies(schedule).message.tolist()
-    blocked = _blocked(schedule, message)
+    needs = dependencies(schedule)
+    message = needs.message.tolist()
+    _, blocked = execution_order(schedule, needs)
     if not blocked:
         return
     # Every message of a complete schedule has a sender, and it stands at or after the position at which
@@ -151,24 +152,3 @@ def acyclic(view: View) -> Iterator[Violation]:
         f"to before position {before[1]}",
         tuple(view.place(blocked[d]) for d in circle),
     )
-
-
-def _blocked(schedule: Schedule, message: list[int]) -> dict[int, int]:
-    """Device -> index of the action at which it is stuck, for the devices that cannot go on.
-
-    Only messages are looked at: the rules on order have seen to what is kept on the device itself.
-    """
-    first = schedule.columns.first.tolist()
-    done = bytearray(len(message) + 1)
-    done[-1] = True  # what waits for no message has message -1
-    position, num_left, num_left_before = first[:-1], len(message), -1
-    while num_left != num_left_before:
-        num_left_before = num_left
-        for device, start in enumerate(position):
-            i, end = start, first[device + 1]
-            while i < end and done[message[i]]:
-                done[i] = True
-                i += 1
-            position[device] = i
-            num_left -= i - start
-    return {device: i for device, i in enumerate(position) if i < first[device + 1]}

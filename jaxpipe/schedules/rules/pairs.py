@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxpipe.schedules.rules.view import View, Violation
-from jaxpipe.schedules.schedule import MOVE_KINDS, Action, Kind
+from jaxpipe.schedules.schedule import TRANSFER_KINDS, Action, Kind
 
 
 def parked_share(view: View) -> Iterator[Violation]:
@@ -28,7 +28,7 @@ def parked_share(view: View) -> Iterator[Violation]:
 def paired(view: View) -> Iterator[Violation]:
     """Evictions and loads of a device that is its own partner."""
     middle = view.columns.device == view.schedule.placement.partner_of(view.columns.device)
-    for index in np.flatnonzero(view.held & middle & view.columns.is_kind(*MOVE_KINDS)).tolist():
+    for index in np.flatnonzero(view.held & middle & view.columns.is_kind(*TRANSFER_KINDS)).tolist():
         yield Violation(
             "paired",
             f"{view.where(index)}: {view.action(index)} moves activations of device {view.place(index)[0]} to itself",
@@ -40,7 +40,7 @@ def paired(view: View) -> Iterator[Violation]:
 def evict_load(view: View) -> Iterator[Violation]:
     """Evictions, loads and backwards that find the activations elsewhere."""
     columns = view.columns
-    is_moved = view.held & columns.is_kind(*MOVE_KINDS)
+    is_moved = view.held & columns.is_kind(*TRANSFER_KINDS)
     if not is_moved.any():
         return
     moved = set(zip(columns.stage[is_moved].tolist(), columns.microbatch[is_moved].tolist(), strict=True))
@@ -60,7 +60,7 @@ def _evict_load_of_one(view: View, history: list[int]) -> Iterator[Violation]:
         action = view.action(index)
         if action.kind is Kind.F:
             state = "stored"
-        elif action.kind in MOVE_KINDS:
+        elif action.kind in TRANSFER_KINDS:
             needed = "stored" if action.kind is Kind.EVICT else "parked"
             if state != needed:
                 other = "the F or LOAD" if action.kind is Kind.EVICT else "the EVICT"

@@ -1,7 +1,7 @@
-// Mouse, touch, keyboard, buttons and address: each changes the view, then all is drawn again.
+// Mouse, touch, keyboard, buttons and address: each changes the view, and the page is drawn again.
 
 const ZOOM = 1.3;
-const DRAG = 4; // pixels, from which on a press is no click
+const DRAG = 4; // pixels: a press that moves further is no click
 
 function addControls(panels) {
   const click = (id, act) => document.getElementById(id).addEventListener("click", () => (act(), changed()));
@@ -30,7 +30,7 @@ function showAll() {
   show(0, wholeOf(allPanels));
 }
 
-// Who has zoomed in stays there, who sees all goes on seeing all.
+// Keeps the range of time of a zoomed view; a view of the whole schedule stays whole.
 function chooseClock(clock) {
   const sawAll = view.from === 0 && view.to === wholeOf(allPanels);
   view.clock = clock;
@@ -145,7 +145,7 @@ function pressed(panel, event) {
   changed();
 }
 
-// The next action of the same track, of the first device where none is selected.
+// Selects the next action of the same track, or of the first device where none is selected.
 function walk(panel, step) {
   const action = view.selected?.panel === panel ? view.selected.action : -1;
   if (action < 0) {
@@ -158,7 +158,7 @@ function walk(panel, step) {
   select(panel, track[track.indexOf(action) + step]);
 }
 
-// What the device below or above does at the start of the selected action, or next after it.
+// Selects what the device below or above runs at the start of the selected action, or next after it.
 function changeDevice(panel, step) {
   if (view.selected?.panel !== panel) return walk(panel, 0);
   const { action } = view.selected, device = deviceOf(panel, action) + step;

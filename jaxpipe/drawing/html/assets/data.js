@@ -1,4 +1,4 @@
-// The page's data: a line of JSON, then its arrays, compressed. See `_packed` in pack.py.
+// Reads the page's data: a line of JSON, then its arrays, compressed. See `_packed` in pack.py.
 
 async function readPanels() {
   const [head, packed] = document.getElementById("data").textContent.split("\n");
@@ -58,7 +58,7 @@ function partnerOf(panel, device) {
   return panel.numDevices - 1 - device;
 }
 
-// As the schedules write it: 2F0, 3B11@1, 0EVICT4, 3SYNC@1.
+// An action as schedules write it: 2F0, 3B11@1, 0EVICT4, 3SYNC@1.
 function nameOf(panel, action) {
   const microbatch = panel.microbatch[action] < 0 ? "" : panel.microbatch[action];
   const replica = panel.replica[action] ? `@${panel.replica[action]}` : "";
@@ -72,7 +72,7 @@ function actionNamed(panel, name) {
   return -1;
 }
 
-// From the last action that computes back to the first: each started when the one before it let it.
+// The chain of critical predecessors from the last F, B, I or W back to the first.
 function criticalPath(panel) {
   if (!panel.path) {
     let last = -1;

@@ -1,4 +1,4 @@
-// What is told of an action, and of a device at a moment.
+// The text beside the mouse: about an action, and about a device at a moment.
 
 const WORDS = {
   F: "forward", B: "backward", I: "input gradient", W: "weight gradient",
@@ -58,7 +58,7 @@ function storedLine(panel, device, time) {
   return `device ${device} stores ${number(sum)} Ma${bytes} at ${number(time)}${of}`;
 }
 
-// Of a moment in which a device computes nothing: for how long, and what for.
+// Why a device computes nothing at a moment: for how long it waits, and for which action.
 function idleLines(panel, device, time) {
   const actions = panel.rows[device].compute, next = actions[lastBefore(panel.start, actions, time)];
   if (next === undefined) return time < panel.makespan ? ["idle: all done"] : [];

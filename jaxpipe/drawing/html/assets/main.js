@@ -1,4 +1,4 @@
-// Starts the page, and draws it again whenever the view has changed: what is on the screen, once a frame.
+// Starts the page. After a change of the view it draws what is on the screen, once a frame.
 
 let allPanels = [];
 let isDue = false;

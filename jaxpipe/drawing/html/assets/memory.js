@@ -2,7 +2,7 @@
 
 const AIR = 1.1; // height of a track / the most that is stored
 
-// The place in the device's steps that holds at `time`; -1 before the first.
+// The index of the device's step of memory at `time`; -1 before the first.
 function stepAt(panel, device, time) {
   let low = panel.storedFirst[device], high = panel.storedFirst[device + 1];
   while (low < high) {
@@ -17,7 +17,7 @@ function mostStored(panel) {
   return panel.storedTotal.reduce((most, total) => Math.max(most, total), 0);
 }
 
-// Of each column of pixels the step at which most is stored, so that no peak is lost however far one zooms out.
+// For each column of pixels, the step at which most is stored: no peak is lost, however far one zooms out.
 function stepsOfColumns(panel, device) {
   const width = Math.ceil(plotWidth()), steps = new Int32Array(width).fill(-1);
   const last = panel.storedFirst[device + 1];

@@ -1,4 +1,4 @@
-// What lies over a panel: the critical path, and of the action in question its outline and its messages.
+// The layer over a panel: the critical path; outline and messages of the selected and of the hovered action.
 
 function paintOverlay(panel) {
   const context = sized(panel.overlay, view.width, panel.layout.height);

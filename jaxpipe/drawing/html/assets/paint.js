@@ -1,8 +1,8 @@
-// The tracks of actions and transfers. Where actions are too narrow to be told apart, the colour of a column of
-// pixels is the mean of what runs in it, so that a schedule of 10^5 actions is drawn at once and idle time stays seen.
+// The tracks of actions and transfers. Where actions are too narrow to be distinguished, the colour of a column of
+// pixels is the mean of what runs in it: a schedule of 10^5 actions is drawn at once, and idle time stays visible.
 
-const NARROW = 3; // pixels of the mean action, below which columns are drawn
-const SHARP = 12; // pixels, from which on neighbours have a gap between them
+const NARROW = 3; // pixels of the mean action: below it columns are drawn
+const SHARP = 12; // pixels: wider neighbours have a gap between them
 const mixer = document.createElement("canvas");
 
 function colour(name) {
@@ -141,7 +141,7 @@ function paintNames(context, panel, device) {
   context.fillText(`${Math.round(100 * panel.busy[device])} %`, LEFT + plotWidth() + 6, middle);
 }
 
-// The part of the makespan in which a device computes.
+// For each device, the fraction of the makespan in which it computes.
 function busyOf(panel) {
   return panel.rows.map(({ compute }) => {
     let sum = 0;

@@ -1,4 +1,4 @@
-// Where the tracks of a panel stand, in pixels: of each device its actions, its transfers, its memory.
+// Places of a panel's tracks, in pixels: for each device its actions, its transfers, its memory.
 
 const WISHED = { compute: 520, memory: 620 }; // height of all tracks of a kind together
 const HEIGHT = { compute: [12, 24], memory: [12, 34] }; // of one track: at least, at most

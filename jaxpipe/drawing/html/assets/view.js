@@ -1,8 +1,8 @@
-// What of time is seen, how it is told to the address, and where a moment stands on the screen.
+// The visible range of time, its form in the address, and the place of a moment on the screen.
 
 const LEFT = 76; // pixels before the tracks, for names
 const RIGHT = 52; // pixels behind them, for how busy a device is
-const LEAST_SPAN = 1e-5; // of the longest makespan: deeper nobody sees anything
+const LEAST_SPAN = 1e-5; // of the longest makespan: the deepest zoom
 
 const view = {
   from: 0,
@@ -33,7 +33,7 @@ function wholeOf(panels) {
   return Math.max(...panels.filter(isShown).map((panel) => panel.makespan)) || 1;
 }
 
-// Zoom and pan never leave the schedule, and never turn it around.
+// Sets the visible range; zoom and pan never leave the schedule, and never reverse it.
 function show(from, to) {
   const span = Math.min(Math.max(to - from, view.longest * LEAST_SPAN), view.longest);
   view.from = Math.min(Math.max(from, 0), view.longest - span);

@@ -1,4 +1,4 @@
-"""What is measured: the model, pipeline, parameters and tokens of a config. The tokens' values do not matter."""
+"""What the benchmark runs: a pipelined and an unpipelined step of a config. The tokens' values do not matter."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ PyTree = Any
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One pipelined and one unpipelined step of the same numbers, ready to compile.
+class StepPair:
+    """One pipelined and one unpipelined step on the same numbers, ready to compile.
 
     Attributes:
         config: checked.
-        pipeline: the pipelined step's maker.
-        model: as one device computes it.
-        params: staged masters, float32, on the mesh.
-        batch: on the mesh.
+        pipeline: makes the pipelined step.
+        model: the model as one device computes it.
+        params: staged float32 masters, on the mesh.
+        batch: the batch on the mesh.
         canonical: parameters in compute dtype, on this process's first device.
-        local_batch: the batch there.
-        scale: what makes means of the sums of losses.
-        dropout_seed: as the trainer's; None where the model drops nothing.
+        local_batch: the batch on that device.
+        scale: factors that turn sums of losses into means.
+        dropout_seed: the trainer's seed; None if the model has no dropout.
     """
 
     config: ConfigDict
@@ -50,23 +50,23 @@ class Problem:
 
     @property
     def key(self) -> jax.Array | None:
-        """The key of the measured step."""
+        """The random key of the measured step."""
         return None if self.dropout_seed is None else jax.random.key(self.dropout_seed)
 
     def compile_pipelined(self) -> Any:
-        """The compiled () -> (loss, staged gradients)."""
+        """A compiled function () -> (loss, staged gradients)."""
         arguments = (self.params, self.batch, self.scale, self.key)
         return partial(self.pipeline.loss_and_grads.lower(*arguments).compile(), *arguments)
 
     def compile_unpipelined(self) -> Any:
-        """The compiled () -> (loss, canonical gradients), on one device."""
+        """A compiled function () -> (loss, canonical gradients) on one device."""
         arguments = (self.canonical, self.local_batch, self.scale, self.key)
         step = jax.jit(partial(unpipelined_loss_and_grads, self.model))
         return partial(step.lower(*arguments).compile(), *arguments)
 
 
-def make_problem(config: ConfigDict, devices: tuple[Any, ...]) -> Problem:
-    """The problem of a checked config on `devices`."""
+def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
+    """The two steps of a checked config on `devices`."""
     split_model, pipeline = build_pipeline(config, devices)
     model = LanguageModel(split_model.config)
     local_batch = example_batch(config)
@@ -78,7 +78,7 @@ def make_problem(config: ConfigDict, devices: tuple[Any, ...]) -> Problem:
         return jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), init())
 
     staged = jax.eval_shape(lambda: pipeline.to_stages(init()))
-    return Problem(
+    return StepPair(
         config=config,
         model=model,
         pipeline=pipeline,
@@ -100,11 +100,11 @@ def unpipelined_loss_and_grads(
     """Losses and float32 gradients of their sum by `jax.grad`, scanned over layers and microbatches.
 
     Args:
-        model: as one device computes it.
+        model: the model as one device computes it.
         params: canonical parameters.
         batch: leaves [num_microbatches, microbatch size, ...].
-        scale: for each kind of loss: multiplies it.
-        key: of the step; without one nothing is dropped.
+        scale: a factor for each kind of loss.
+        key: the step's random key; None means no dropout.
     """
     random = None if key is None else Randomness(jax.random.key_data(key), jnp.zeros((), jnp.int32))
 

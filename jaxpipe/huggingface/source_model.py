@@ -1,7 +1,7 @@
-"""What a run keeps of the model it came from, so that it can go back in the very form that it had.
+"""What a run keeps of the Hugging Face model it started from, so that it can be exported in the same form.
 
-In the folder `hf/` of a run: config.json, the files of the tokenizer and of generation, the index of the
-shards, all as they were; and `safetensors.json`, with the header of every tensor file: names, dtypes, order.
+The folder `hf/` of a run has config.json, the files of the tokenizer and of generation and the index of the shards, all
+unchanged; and `safetensors.json` with the header of every tensor file: names, dtypes, order.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.huggingface.configs import CONFIG
-from jaxpipe.huggingface.files import INDEX, TensorFiles
+from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles
 
 FOLDER = "hf"
 RECORD = "safetensors.json"
 TOKENIZER = "tokenizer.json"
 
-# Files beside the tensors that go with a model wherever it goes, where they are there.
+# Files beside the tensors that are copied with a model, if it has them.
 COMPANIONS = (
     CONFIG,
     "generation_config.json",
@@ -39,14 +39,14 @@ COMPANIONS = (
 
 
 @dataclass(frozen=True)
-class Origin:
-    """The form in which a model came.
+class SourceModel:
+    """The form of the Hugging Face model that a run started from.
 
     Attributes:
-        folder: the `hf/` of a run.
+        folder: the folder `hf/` of the run.
         headers: of the tensor files, by name.
-        index: text of the index, None for a single file.
-        left_out: names of tensors that were no parameters.
+        index: text of the index; None for a single file.
+        left_out: names of the tensors that are no parameters.
     """
 
     folder: Path
@@ -55,8 +55,8 @@ class Origin:
     left_out: tuple[str, ...]
 
 
-def save_origin(source: Path, workdir: Path, files: TensorFiles, *, left_out: list[str]) -> list[str]:
-    """Keeps the form of the model in `source`; the names of the companions that were copied."""
+def save_source_model(source: Path, workdir: Path, files: TensorFiles, *, left_out: list[str]) -> list[str]:
+    """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied."""
     folder = workdir / FOLDER
     folder.mkdir()
     copied = copy_companions(source, folder)
@@ -67,11 +67,11 @@ def save_origin(source: Path, workdir: Path, files: TensorFiles, *, left_out: li
     return copied
 
 
-def read_origin(workdir: Path) -> Origin | None:
-    """The form in which the model of a run came; None for a run that was not converted, nor started from one.
+def read_source_model(workdir: Path) -> SourceModel | None:
+    """Returns the form of the model that a run started from; None for a run of a model that jaxpipe made.
 
     Raises:
-        ConfigError: the record of it cannot be read.
+        ConfigError: its record cannot be read.
     """
     folder = workdir / FOLDER
     if not folder.is_dir():
@@ -81,30 +81,32 @@ def read_origin(workdir: Path) -> Origin | None:
         headers, left_out = dict(record["headers"]), tuple(record["left_out"])
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{folder / RECORD} cannot be read: {error}\n"
-            f"  rule huggingface-origin: {FOLDER}/ of a run is what jaxpipe.convert put there\n"
-            f"  repair: copy {FOLDER}/ from the run that jaxpipe.convert made, or remove it for the form of a new model"
+            explain(
+                f"{folder / RECORD} cannot be read: {error}",
+                rule=f"huggingface-origin: {FOLDER}/ of a run was written by jaxpipe.convert",
+                repair=f"copy {FOLDER}/ from the run that jaxpipe.convert made, or remove it to export a new model",
+            )
         ) from error
     index = folder / INDEX
-    return Origin(folder, headers, index.read_text() if index.is_file() else None, left_out)
+    return SourceModel(folder, headers, index.read_text() if index.is_file() else None, left_out)
 
 
-def copy_origin(source: Path, target: Path) -> None:
-    """Copies what the run in `source` keeps of its origin, if anything, to the run in `target`, whole or not at all."""
+def copy_source_model(source: Path, target: Path) -> None:
+    """Copies the folder `hf/` of the run in `source`, if there is one, to the run in `target`, whole or not at all."""
     if (source / FOLDER).is_dir() and not (target / FOLDER).exists():
         partial = target / f"{FOLDER}.partial"
         shutil.copytree(source / FOLDER, partial, dirs_exist_ok=True)
         partial.rename(target / FOLDER)
 
 
-def copied_name(name: str, source: Path, target: Path) -> str:
-    """The file `name` as `copy_origin` left it in the run `target`, where it is one of the origin of `source`."""
+def copied_path(name: str, source: Path, target: Path) -> str:
+    """Returns the path of `name` after `copy_source_model`; unchanged unless the file is in `hf/` of `source`."""
     path = Path(name)
     return str(target / FOLDER / path.name) if path.parent == source / FOLDER else name
 
 
 def copy_companions(source: Path, target: Path) -> list[str]:
-    """Copies the companions in `source` to `target`; their names."""
+    """Copies the companion files in `source` to `target`; returns their names."""
     found = [name for name in COMPANIONS if (source / name).is_file()]
     for name in found:
         shutil.copyfile(source / name, target / name)

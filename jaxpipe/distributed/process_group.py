@@ -1,4 +1,4 @@
-"""A run of several processes from joining to leaving, so that one which fails takes no other into a hang."""
+"""The processes of a run, from joining to leaving: a failing process ends the others instead of hanging them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import sys
 import traceback
 from types import TracebackType
 
-from jaxpipe.distributed.join import Store, join, leave
+from jaxpipe.distributed.join import Store, exit_now, join
 from jaxpipe.distributed.log import log, only_log
 from jaxpipe.distributed.stop import Stop
 from jaxpipe.distributed.watch import Watch
 from jaxpipe.errors import JaxpipeError
 
 
-class Together:
+class ProcessGroup:
     """The processes of a run, seen from one of them; a context manager.
 
     Attributes:
-        index: of this process; the one with 0 prints, and writes the files that there is one of.
-        count: processes.
-        stop: whether they are to stop.
+        index: number of this process; process 0 prints, and writes the files that exist once.
+        count: number of processes.
+        stop: the request to stop after a signal.
     """
 
     def __init__(
@@ -30,17 +30,17 @@ class Together:
         *,
         lost_after_s: float,
     ):
-        """Joins the others; returns when all have come.
+        """Joins the other processes; returns when all have joined.
 
         Args:
-            coordinator_address: HOST:PORT of process 0; with None for all three jax looks for a cluster.
-            num_processes: all of them.
-            process_id: of this one.
-            lost_after_s: so long after a process is lost or stuck all others have ended.
+            coordinator_address: HOST:PORT of process 0; if all three are None, JAX looks for a cluster.
+            num_processes: number of processes.
+            process_id: number of this process.
+            lost_after_s: seconds within which all others end after a process is lost or stuck.
 
         Raises:
             ConfigError: the flags do not belong together.
-            LostProcess: not all processes have come in time.
+            LostProcess: not all processes have joined in time.
         """
         processes = join(coordinator_address, num_processes, process_id, lost_after_s=lost_after_s)
         self.index, self.count = processes.index, processes.count
@@ -56,25 +56,25 @@ class Together:
         return self.index == 0
 
     def agree(self, on: str, text: str) -> str:
-        """What process 0 has for `text`; waits for it. Before and after devices are there."""
-        return self._store.word_of_first(f"agreed/{on}", text, is_first=self.is_first)
+        """The `text` that process 0 passes under the same name `on`; waits for it. Works before devices exist."""
+        return self._store.broadcast_from_first(f"agreed/{on}", text, is_first=self.is_first)
 
     def begin(self, doing: str, *, is_step: bool = False) -> None:
-        """Says what this process begins and may have to wait for others in; all begin the same things in turn.
+        """Announces the next activity, in which this process may wait for others; all begin the same ones in turn.
 
         Args:
-            doing: in words.
-            is_step: whether it is a step of the run; other things may take ten times as long.
+            doing: the activity, for messages.
+            is_step: whether it is a training step; other activities may take ten times as long.
         """
         self.stop.begin()
         self._watch.begin(doing, is_step=is_step)
 
     def stops_after_step(self) -> bool:
-        """Whether a signal asks the run to stop: the same answer in every process, after the same step."""
+        """Whether a signal asks the run to stop; every process gets the same answer after the same step."""
         return self.stop.is_asked()
 
-    def __enter__(self) -> Together:
-        """Begins to watch and to listen for signals."""
+    def __enter__(self) -> ProcessGroup:
+        """Starts the watch and takes over the signals."""
         self._watch.__enter__()
         self.stop.__enter__()
         return self
@@ -82,7 +82,7 @@ class Together:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends both; of several processes one that fails ends at once, since the others will not come to its end."""
+        """Ends both; a failing process of several exits at once, since the others would wait for it at a barrier."""
         self.stop.__exit__(kind, error, trace)
         if error is not None:
             log("".join(traceback.format_exception(error)))
@@ -90,6 +90,6 @@ class Together:
         if self.count > 1 and error is not None and not isinstance(error, SystemExit):
             if isinstance(error, JaxpipeError):
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
-                leave(error.exit_status)
+                exit_now(error.exit_status)
             traceback.print_exception(error)
-            leave(1)
+            exit_now(1)

@@ -1,0 +1,157 @@
+"""The table of one class of transformers: which tensors hold which parameter, in which layout, and its config fields.
+
+A `Parameter` names the tensors of one of our parameters and the `Transform` between both layouts; an `Architecture`
+has all parameters and config fields of a class. Transforms only move numbers, so both ways are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxpipe.huggingface.fields import Field, Supported
+from jaxpipe.models import Anatomy
+
+Array = Any  # of NumPy, or of JAX to find shapes
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A pair of inverse functions between the tensors of one parameter, as PyTorch has them, and our array.
+
+    The tensors are those of one layer, or of the embedding or head; weights are "out in" there and
+    "in out" here. Both functions are given the anatomy of the model.
+
+    Attributes:
+        to_ours: from the tensors to our array.
+        to_theirs: its inverse.
+    """
+
+    to_ours: Callable[[tuple[Array, ...], Anatomy], Array]
+    to_theirs: Callable[[Array, Anatomy], tuple[Array, ...]]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of ours, and the tensors of theirs that hold it.
+
+    Attributes:
+        path: ours, for example "layers.attention.norm.scale"; a model without this parameter skips it.
+        names: theirs, one for each tensor of the transform, with {layer} for the index of the layer.
+        transform: between both.
+        also: another name for the same numbers; a file with tied embeddings may have any of the names.
+        also_tied: a name that holds the same numbers if embeddings are tied, and others if they are not.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    transform: Transform
+    also: tuple[str, ...] = ()
+    also_tied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One class of transformers.
+
+    Attributes:
+        name: as in "architectures" of config.json.
+        model_type: as in config.json.
+        family: of our model.
+        parameters: all parameters of the class.
+        fields: fields of its config that are fields of ours under another name.
+        supported: fields of its config of which jaxpipe supports only some values.
+        read: (their config, where) -> the fields of ours that `fields` cannot express; may raise ConfigError.
+        write: our config -> the fields of theirs that `fields` cannot express, and those that never vary.
+        longest: the field for the longest sequence, in tokens.
+        buffers: patterns for names of tensors that are no parameters; they are left out.
+        prefix: of tensor names, which some files omit.
+    """
+
+    name: str
+    model_type: str
+    family: str
+    parameters: tuple[Parameter, ...]
+    fields: tuple[Field, ...]
+    supported: tuple[Supported, ...]
+    read: Callable[[Mapping[str, Any], str], dict[str, Any]]
+    write: Callable[[Any], dict[str, Any]]
+    longest: Field
+    buffers: tuple[str, ...] = ()
+    prefix: str = ""
+
+
+def norm(path: str, name: str) -> tuple[Parameter, Parameter]:
+    """The two parameters of a layer norm."""
+    return Parameter(f"{path}.scale", (f"{name}.weight",), SAME), Parameter(f"{path}.bias", (f"{name}.bias",), SAME)
+
+
+def linear(path: str, name: str, transform: Transform) -> tuple[Parameter, Parameter]:
+    """The two parameters of a linear layer: its kernel with `transform`, and its bias."""
+    kernel = Parameter(f"{path}.kernel", (f"{name}.weight",), transform)
+    return kernel, Parameter(f"{path}.bias", (f"{name}.bias",), SAME)
+
+
+def _pad_rows(tensor: Array, anatomy: Anatomy) -> Array:
+    """Appends rows of zeros, up to the rows of our token table."""
+    xp = tensor.__array_namespace__()
+    zeros = xp.zeros((anatomy.num_rows - anatomy.vocab_size, *tensor.shape[1:]), dtype=tensor.dtype)
+    return xp.concat([tensor, zeros])
+
+
+def _group(tensors: tuple[Array, ...], anatomy: Anatomy) -> Array:
+    """Interleaves the columns of all queries, keys and values by key-value head: its queries, its key, its value.
+
+    With two key-value heads and two query heads for each: q0 q1 q2 q3, k0 k1, v0 v1 -> q0 q1 k0 v0 q2 q3 k1 v1.
+    """
+    xp = tensors[0].__array_namespace__()
+    leading = tensors[0].shape[:-1]
+    by_group = [tensor.reshape(*leading, anatomy.num_kv_heads, -1, anatomy.head_size) for tensor in tensors]
+    return xp.concat(by_group, axis=-2).reshape(*leading, -1)
+
+
+def _ungroup(columns: Array, anatomy: Anatomy) -> tuple[Array, ...]:
+    """The inverse of `_group`: the columns of all queries, of all keys and of all values."""
+    leading = columns.shape[:-1]
+    by_group = columns.reshape(*leading, anatomy.num_kv_heads, -1, anatomy.head_size)
+    parts = by_group[..., :-2, :], by_group[..., -2:-1, :], by_group[..., -1:, :]
+    return tuple(part.reshape(*leading, -1) for part in parts)
+
+
+def _split(columns: Array) -> tuple[Array, ...]:
+    """The thirds of the columns: queries, keys and values of equally many heads."""
+    third = columns.shape[-1] // 3
+    return columns[..., :third], columns[..., third : 2 * third], columns[..., 2 * third :]
+
+
+def _join(parts: tuple[Array, ...]) -> Array:
+    return parts[0].__array_namespace__().concat(parts, axis=-1)
+
+
+def _transpose(tensors: tuple[Array, ...]) -> tuple[Array, ...]:
+    return tuple(tensor.T for tensor in tensors)
+
+
+SAME = Transform(lambda tensors, _: tensors[0], lambda array, _: (array,))
+
+TRANSPOSED = Transform(lambda tensors, _: tensors[0].T, lambda array, _: (array.T,))
+
+# One row for each token; our table has more rows, which are padding.
+TOKEN_ROWS = Transform(
+    lambda tensors, anatomy: _pad_rows(tensors[0], anatomy),
+    lambda array, anatomy: (array[: anatomy.vocab_size],),
+)
+
+# Three weights, "out in", or three biases: of the queries, the keys and the values.
+SEPARATE_QKV_WEIGHTS = Transform(
+    lambda tensors, anatomy: _group(_transpose(tensors), anatomy),
+    lambda array, anatomy: _transpose(_ungroup(array, anatomy)),
+)
+SEPARATE_QKV_BIASES = Transform(_group, _ungroup)
+
+# GPT-2's Conv1D: one weight, "in out", or one bias, with the columns of queries, keys and values side by side.
+FUSED_QKV = Transform(
+    lambda tensors, anatomy: _group(_split(tensors[0]), anatomy),
+    lambda array, anatomy: (_join(_ungroup(array, anatomy)),),
+)

@@ -1,0 +1,269 @@
+"""The safetensors files of a model: one, or shards with an index, read and written tensor by tensor.
+
+A safetensors file is eight bytes with the length of the header, the header in JSON, and the numbers of the tensors. Two
+files with the same header and the same numbers are the same file, so a header is kept as text, unchanged. Left to
+others: what the tensors mean (`tensors`), and which tensors a new model has in which file (`writing`).
+
+Source: the format's description in the README of huggingface/safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jaxpipe.errors import ConfigError, explain
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
+
+MAX_SHOWN = 5  # tensors that an error names
+
+# The dtypes of parameters, by their names in a header.
+DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": jnp.dtype(jnp.bfloat16)}
+CODES = {dtype.name: code for code, dtype in DTYPES.items()}
+
+_METADATA = "__metadata__"
+_ALIGNMENT_BYTES = 8
+
+
+class TensorFiles:
+    """All tensors of the files in a folder.
+
+    Attributes:
+        headers: the header of each file, by its name.
+        entries: the entry of each tensor, by its name.
+        index: text of the index; None for a single file.
+    """
+
+    def __init__(self, folder: Path):
+        """Opens the files.
+
+        Raises:
+            ConfigError: a file is missing or damaged, or a tensor is in two files or in another than the index says.
+        """
+        self._folder = folder
+        self.index = None if (folder / SINGLE).is_file() else _read_index(folder)
+        names = [SINGLE] if self.index is None else _shards(folder, self.index)
+        self._open = {name: _open(folder / name) for name in names}
+        self.headers = {name: read_header(folder / name) for name in names}
+        in_file = {name: entries(header) for name, header in self.headers.items()}
+        self._check_once(in_file)
+        self.entries: dict[str, Entry] = {name: entry for file in in_file.values() for name, entry in file.items()}
+        self._file_of = {name: file for file, found in in_file.items() for name in found}
+        if self.index is not None:
+            self._check_index(json.loads(self.index)["weight_map"])
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns the tensor `name`, float32.
+
+        Raises:
+            ConfigError: its dtype is not one of a parameter.
+        """
+        code = self.entries[name].code
+        if code not in DTYPES:
+            raise ConfigError(
+                explain(
+                    f"the tensor {name} of {self._folder / self._file_of[name]} has dtype {code}",
+                    rule=f"huggingface-dtype: the dtype of a parameter is one of {', '.join(DTYPES)}",
+                    repair="convert a model that is not quantized",
+                )
+            )
+        return self._open[self._file_of[name]].get_tensor(name).astype(np.float32, copy=False)
+
+    def _check_once(self, in_file: dict[str, dict[str, Entry]]) -> None:
+        files_of: dict[str, list[str]] = {}
+        for file, names in in_file.items():
+            for name in names:
+                files_of.setdefault(name, []).append(file)
+        twice = [f"{name}: in {' and in '.join(files)}" for name, files in files_of.items() if len(files) > 1]
+        if twice:
+            raise ConfigError(
+                explain(
+                    f"{self._folder} has {len(twice)} tensors in two files",
+                    rule="huggingface-shards: each tensor is in one file",
+                    picture=first_lines(twice),
+                    repair="remove the files of another download or save, and download the model again",
+                )
+            )
+
+    def _check_index(self, weight_map: dict[str, str]) -> None:
+        names = sorted(weight_map.keys() | self._file_of.keys())
+        different = [
+            f"{name}: {weight_map.get(name, 'nowhere')} in the index, {self._file_of.get(name, 'in no file')} in fact"
+            for name in names
+            if weight_map.get(name) != self._file_of.get(name)
+        ]
+        if different:
+            raise ConfigError(
+                explain(
+                    f"{self._folder / INDEX} names another file for {len(different)} tensors",
+                    rule="huggingface-index: the index names the file of every tensor",
+                    picture=first_lines(different),
+                    repair="download or save the model again, index and files together",
+                )
+            )
+
+
+def _read_index(folder: Path) -> str:
+    path = folder / INDEX
+    if not path.is_file():
+        there = [name for name in _PICKLED if (folder / name).is_file()]
+        raise ConfigError(
+            explain(
+                f"{folder} has neither {SINGLE} nor {INDEX}",
+                rule="huggingface-files: the tensors are in safetensors files",
+                picture=f"there is {', '.join(there)}, which can contain programs and is not read" if there else "",
+                repair="load it with transformers and save it again: save_pretrained(FOLDER) writes safetensors",
+            )
+        )
+    text = path.read_text()
+    try:
+        json.loads(text)["weight_map"].items()
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            explain(
+                f"{path} cannot be read: {error}",
+                rule='huggingface-index: JSON with "weight_map", the file of every tensor',
+                repair="download or save the model again",
+            )
+        ) from error
+    return text
+
+
+def _shards(folder: Path, index: str) -> list[str]:
+    """Returns the files of an index, in its order."""
+    names = list(dict.fromkeys(json.loads(index)["weight_map"].values()))
+    missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(
+            explain(
+                f"{folder} lacks {len(missing)} of the {len(names)} files of {INDEX}",
+                rule="huggingface-shards: all files of the index are in the folder itself",
+                picture=first_lines(missing),
+                repair="download the missing files",
+            )
+        )
+    return names
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="numpy")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            explain(
+                f"{path} cannot be read: {error}",
+                rule="huggingface-files: a complete file in the safetensors format",
+                picture=f"it has {path.stat().st_size} bytes",
+                repair="download the file again; it may be incomplete, or the pointer of Git LFS",
+            )
+        ) from error
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The entry of one tensor in a header.
+
+    Attributes:
+        code: of the dtype, for example "F32".
+        shape: of the tensor.
+        start: first byte of its numbers, counted from the end of the header.
+        end: byte after the last one.
+    """
+
+    code: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_header(path: Path) -> str:
+    """Returns the header of the file at `path`, unchanged."""
+    with path.open("rb") as file:
+        (num_bytes,) = struct.unpack("<Q", file.read(8))
+        return file.read(num_bytes).decode()
+
+
+def entries(header: str) -> dict[str, Entry]:
+    """Returns the tensors of a header by name, in the order of their numbers in the file."""
+    found = {
+        name: Entry(one["dtype"], tuple(one["shape"]), *one["data_offsets"])
+        for name, one in json.loads(header).items()
+        if name != _METADATA
+    }
+    return dict(sorted(found.items(), key=lambda item: item[1].start))
+
+
+def metadata(header: str) -> dict[str, str]:
+    """Returns the metadata of the whole file in a header."""
+    return json.loads(header).get(_METADATA, {})
+
+
+def new_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], file_metadata: Mapping[str, str]) -> str:
+    """Returns the header of a file with `tensors`, in their order.
+
+    Args:
+        tensors: code of the dtype and shape, by name.
+        file_metadata: of the whole file; transformers requires {"format": "pt"}.
+
+    Example:
+        >>> new_header({"x": ("F32", (2, 3))}, {})
+        '{"__metadata__":{},"x":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}     '
+    """
+    header: dict[str, object] = {_METADATA: dict(file_metadata)}
+    start = 0
+    for name, (code, shape) in tensors.items():
+        end = start + DTYPES[code].itemsize * prod(shape)
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
+    return text + " " * (-len(text.encode()) % _ALIGNMENT_BYTES)
+
+
+class TensorWriter:
+    """Writes a safetensors file tensor by tensor, in any order."""
+
+    def __init__(self, path: Path, header: str):
+        self._entries, encoded = entries(header), header.encode()
+        self._first = 8 + len(encoded)
+        self._file = path.open("wb")
+        self._file.write(struct.pack("<Q", len(encoded)) + encoded)
+        self._file.truncate(self._first + max((one.end for one in self._entries.values()), default=0))
+
+    def write(self, name: str, tensor: np.ndarray) -> None:
+        """Writes `tensor`, whose shape and dtype are those of `name` in the header."""
+        entry = self._entries[name]
+        assert (tensor.shape, tensor.dtype) == (entry.shape, DTYPES[entry.code])
+        self._file.seek(self._first + entry.start)
+        self._file.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def first_lines(lines: Sequence[str]) -> str:
+    """Returns the first five of `lines`, and how many more there are.
+
+    Example:
+        >>> print(first_lines(["a", "b", "c", "d", "e", "f", "g"]))
+        a
+        b
+        c
+        d
+        e
+        and 2 more
+    """
+    more = [f"and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
+    return "\n".join([*lines[:MAX_SHOWN], *more])

@@ -1,0 +1,223 @@
+"""Writes the files of a Hugging Face model: in the form that it came in, or as transformers would write it.
+
+Goes in: names, shapes and numbers of tensors. Comes out: a folder that appears whole or not at all. Left to others: the
+format of a file (`tensor_files`), and where the numbers come from (`tensors`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.huggingface.source_model import SourceModel
+from jaxpipe.huggingface.tensor_files import (
+    CODES,
+    DTYPES,
+    INDEX,
+    SINGLE,
+    TensorWriter,
+    entries,
+    metadata,
+    new_header,
+)
+
+MAX_SHARD_BYTES = 5 * 10**9  # transformers' max_shard_size, until version 5
+_METADATA = {"format": "pt"}  # transformers refuses files without it
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files to write: which tensors are in which file.
+
+    Attributes:
+        headers: of the tensor files, by name.
+        index: text of the index; None for a single file.
+    """
+
+    headers: dict[str, str]
+    index: str | None
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The contents of the files that are text, by name."""
+        return {} if self.index is None else {INDEX: self.index}
+
+    def write(self, folder: Path, tensors: Iterable[tuple[tuple[str, ...], np.ndarray]]) -> None:
+        """Writes all files to `folder`.
+
+        Args:
+            folder: where they are written.
+            tensors: names and numbers of each tensor; names that no header has are skipped.
+
+        Raises:
+            ConfigError: a number exceeds the range of its dtype.
+        """
+        with ExitStack() as stack:
+            places = {}
+            for file, header in self.headers.items():
+                writer = TensorWriter(folder / file, header)
+                stack.callback(writer.close)
+                places |= {name: (writer, DTYPES[entry.code]) for name, entry in entries(header).items()}
+            for names, numbers in tensors:
+                for name in names:
+                    if name in places:
+                        writer, dtype = places[name]
+                        writer.write(name, _cast(numbers, dtype, name=name))
+        for name, text in self.texts.items():
+            (folder / name).write_text(text)
+
+
+def files_of_source(source: SourceModel, *, dtype: str) -> ModelFiles:
+    """Returns the files that the model came in, without the tensors that are no parameters.
+
+    Args:
+        source: the form of the model.
+        dtype: of all tensors; "" for each tensor's own.
+    """
+    headers = {file: _rewrite(header, source.left_out, dtype) for file, header in source.headers.items()}
+    if source.index is None or headers == source.headers:
+        return ModelFiles(headers, source.index)
+    index = json.loads(source.index)
+    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if name not in source.left_out}
+    index["metadata"] = index.get("metadata", {}) | {"total_size": sum(map(_num_bytes, headers.values()))}
+    return ModelFiles(headers, _index_text(index))
+
+
+def new_files(tensors: Mapping[str, tuple[int, ...]], *, dtype: str, max_bytes: int = MAX_SHARD_BYTES) -> ModelFiles:
+    """Returns the files of a new model: one, or shards with an index.
+
+    Args:
+        tensors: shapes by name.
+        dtype: of all tensors.
+        max_bytes: size of the numbers of one file; a larger tensor has a file of its own.
+    """
+    code = CODES[dtype]
+    groups: list[dict[str, tuple[str, tuple[int, ...]]]] = [{}]
+    left = max_bytes
+    for name, shape in tensors.items():
+        num_bytes = DTYPES[code].itemsize * prod(shape)
+        if num_bytes > left and groups[-1]:
+            groups.append({})
+            left = max_bytes
+        groups[-1][name] = (code, shape)
+        left -= num_bytes
+    if len(groups) == 1:
+        return ModelFiles({SINGLE: new_header(groups[0], _METADATA)}, None)
+    count = len(groups)
+    names = [SINGLE.replace(".", f"-{number:05}-of-{count:05}.") for number in range(1, count + 1)]
+    headers = {file: new_header(group, _METADATA) for file, group in zip(names, groups, strict=True)}
+    weight_map = {name: file for file, group in zip(names, groups, strict=True) for name in group}
+    total = sum(map(_num_bytes, headers.values()))
+    return ModelFiles(headers, _index_text({"metadata": {"total_size": total}, "weight_map": weight_map}))
+
+
+def check_target(path: Path, *, flag: str) -> None:
+    """Raises ConfigError unless `path` is missing or an empty folder.
+
+    Args:
+        path: the folder to write.
+        flag: the flag that named it, as it was given.
+    """
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists():
+        found = ", ".join(sorted(one.name for one in path.iterdir())[:5]) if path.is_dir() else "a file"
+        raise ConfigError(
+            explain(
+                f"{flag} exists already",
+                rule="convert-target: nothing is overwritten",
+                picture=f"found: {found}",
+                repair="name a folder that does not exist, or an empty one",
+            )
+        )
+
+
+@contextmanager
+def whole_folder(target: Path, *, flag: str) -> Iterator[Path]:
+    """Yields a folder beside `target` to write to, which becomes `target` at the end, and vanishes on an error.
+
+    Args:
+        target: the folder to write.
+        flag: the flag that named it, as it was given.
+
+    Raises:
+        ConfigError: `target` exists, or cannot be made or filled.
+    """
+    check_target(target, flag=flag)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise _not_written(flag, error) from error
+    try:
+        yield folder
+        folder.chmod(0o777 & ~_umask())  # mkdtemp gives access to its owner alone
+        folder.rename(target)
+    except OSError as error:
+        raise _not_written(flag, error) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cast(numbers: np.ndarray, dtype: np.dtype, *, name: str) -> np.ndarray:
+    """Returns `numbers` rounded to `dtype`.
+
+    Raises:
+        ConfigError: some exceed its largest number.
+    """
+    with np.errstate(over="ignore"):
+        cast = numbers.astype(dtype)
+    lost = np.isfinite(numbers) & ~np.isfinite(cast)
+    if lost.any():
+        raise ConfigError(
+            explain(
+                f"the tensor {name} does not fit {dtype.name}: {int(lost.sum())} of its {numbers.size} numbers",
+                rule="convert-dtype: every number is within the range of the dtype",
+                picture=f"the largest is {np.abs(numbers[lost]).max():g}",
+                repair="write another --dtype; bfloat16 has the range of float32",
+            )
+        )
+    return cast
+
+
+def _rewrite(header: str, left_out: tuple[str, ...], dtype: str) -> str:
+    """Returns `header` with other tensors or another dtype; the same text if nothing changes."""
+    kept = {name: entry for name, entry in entries(header).items() if name not in left_out}
+    tensors = {name: (CODES[dtype] if dtype else entry.code, entry.shape) for name, entry in kept.items()}
+    is_same = tensors == {name: (entry.code, entry.shape) for name, entry in entries(header).items()}
+    return header if is_same else new_header(tensors, metadata(header))
+
+
+def _num_bytes(header: str) -> int:
+    return sum(entry.end - entry.start for entry in entries(header).values())
+
+
+def _index_text(index: dict) -> str:
+    return json.dumps(index, indent=2, sort_keys=True) + "\n"
+
+
+def _not_written(flag: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        explain(
+            f"{flag} cannot be written",
+            rule="convert-target: the folder can be made, and has room for the model",
+            picture=f"{error.filename or 'while writing'}: {error.strerror}",
+            repair="name another folder, get permission to write there, or free space",
+        )
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

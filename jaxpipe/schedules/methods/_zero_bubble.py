@@ -1,0 +1,63 @@
+"""The generator that ZB-H1, ZB-H2, ZB-V, V-Half and V-Min share: split backwards on one replica under a memory bound.
+
+How an order is found: a free device takes an F or I that is ready, by preference, and a W where none is, and never
+stores more than the bound; on a V the block of one microbatch, repeated every six slots, is another start. Then all
+actions move as late as they can, and as early as they can, while the step gets shorter. The best result is taken: the
+shortest at the times given (`orders.capped_search`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jaxpipe.schedules.methods.option import Options
+from jaxpipe.schedules.ordering.memory_bounded import capped
+from jaxpipe.schedules.placement import Placement, zig_zag
+from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.times import Times
+
+
+def zero_bubble(
+    name: str,
+    placement: Callable[[int], Placement],
+    *,
+    bound: Callable[[int], int],
+    block: Callable[[int], Sequence[int]] = lambda num_devices: (),
+    staggered: bool = False,
+) -> Callable[..., Schedule]:
+    """Returns the generator of one of the five: F, I and W of a placement, with at most `bound` Ma on any device.
+
+    Args:
+        name: of its schedules.
+        placement: D -> the placement of one replica.
+        bound: D -> Ma, what any device may store from the start of an F to the end of its W.
+        block: D -> [step] -> slot of F and I of one microbatch; none by default.
+        staggered: devices that start first also end first, so that none has a gap, where no step is longer for it.
+    """
+
+    def generator(
+        *,
+        num_devices: int,
+        num_microbatches: int,
+        forward: float = 1.0,
+        input_gradient: float = 1.0,
+        weight_gradient: float = 1.0,
+    ) -> Schedule:
+        """Returns the schedule whose order is found for these times of a stage's F, I and W, in any one unit."""
+        placed = placement(num_devices)
+        times = Times(forward, input_gradient, weight_gradient)
+        cap = placed.num_chunks * bound(num_devices)
+        return capped(name, placed, num_microbatches, times, cap, block(num_devices), staggered=staggered)
+
+    generator.__name__ = generator.__qualname__ = name
+    return generator
+
+
+def v_shape(num_devices: int) -> Placement:
+    """Two chunks on each device, down the devices and back up."""
+    return zig_zag(num_devices, 2)
+
+
+def every_devices(num_devices: int, options: Options) -> int:
+    """The period for the estimator. Orders that are found have no strict one: steps are on a line to 2 %."""
+    return num_devices

@@ -1,0 +1,215 @@
+"""A method of pipelining as one frozen value: its generator, and what is known of its schedules before one is built.
+
+In the manner of a Butcher tableau: the planner, the search, the estimator, tests, `show --list` and the tables of docs
+and experiments read these values, and nothing else names a method. Tests hold every statement to the schedules that
+the generator makes. A method takes any number of microbatches.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.schedules.methods.option import TIMES, Option, Options
+from jaxpipe.schedules.option_checks import check_even
+from jaxpipe.schedules.schedule import Schedule
+
+SIZES = ("num_devices", "num_microbatches")
+TABLE_2 = "BitPipe, arXiv 2410.19367, Table 2"
+BITPIPE_TEXT = "BitPipe, arXiv 2410.19367, in the text"
+TABLE_6 = "BitPipe, arXiv 2410.19367, Table 6"
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A closed form: of a bubble ratio, of peak activations, or of messages.
+
+    Attributes:
+        text: as papers print it, in D, N and the symbols of the options.
+        of: (D, N, options, defaults included) -> its value, or None where it says nothing. Of peak activations the
+            least and the most of any device, in Ma, each None if unknown.
+        where: for which D, N and options it holds, for people; empty for all.
+        source: the publication that states it; empty for our own.
+    """
+
+    text: str
+    of: Callable[[int, int, Options], Any]
+    where: str = ""
+    source: str = ""
+
+
+def idle_ratio(idle: float, num_microbatches: int, num_chunks: int = 1) -> float:
+    """The bubble ratio of a step in which each device waits for `idle` forwards of a stage, and works for the rest.
+
+    Example:
+        >>> idle_ratio(9, num_microbatches=27)  # 1F1B on four devices waits for three forwards and three backwards
+        0.1
+    """
+    return idle / (3 * num_chunks * num_microbatches + idle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One row of the table of methods.
+
+    Bubbles are ratios of the step at F = I = W and B = I + W, messages at no cost. Where several formulas say something
+    the last one is exact, and those before it are published and differ.
+
+    Attributes:
+        name: as `build`, configs and commands take it.
+        generator: makes the schedule; takes `num_devices`, `num_microbatches` and the options as keywords, checked.
+        summary: what it does, in one line, for tables.
+        paper: who published it, where.
+        options: one for each further keyword of the generator, in its order.
+        least_devices: fewest devices.
+        even_devices: whether the number of devices must be even.
+        check: raises ScheduleError for options that do not fit the number of devices or each other; takes both, of
+            the options all, defaults included.
+        period: (D, options) -> after how many microbatches the rows repeat once the pipeline is full, so that longer
+            steps are extrapolated from shorter ones. None if unknown: the estimator then builds every schedule whole.
+        num_replicas: full copies of the model's stages.
+        has_split_backward: whether backwards are in two parts, I and W.
+        has_transfers: whether activations move between paired devices, by EVICT and LOAD.
+        is_baseline: whether the planner says how far its best plan is ahead of this one.
+        bubble: closed forms of the bubble ratio.
+        peak: closed forms of the least and the most activations on any device, in Ma.
+        messages: published numbers of messages that a device sends in a step.
+    """
+
+    name: str
+    generator: Callable[..., Schedule]
+    summary: str
+    paper: str = ""
+    options: tuple[Option, ...] = ()
+    least_devices: int = 1
+    even_devices: bool = False
+    check: Callable[[int, Options], None] | None = None
+    period: Callable[[int, Options], int] | None = None
+    num_replicas: int = 1
+    has_split_backward: bool = False
+    has_transfers: bool = False
+    is_baseline: bool = False
+    bubble: tuple[Formula, ...] = ()
+    peak: tuple[Formula, ...] = ()
+    messages: tuple[Formula, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ScheduleError unless the options are the keywords of the generator."""
+        keywords, options = list(self.defaults), [option.name for option in self.options]
+        if keywords != options:
+            raise ScheduleError(
+                explain(
+                    f"method {self.name!r} has other options than its generator has keywords.",
+                    rule="method-options: one Option for each keyword but num_devices and num_microbatches, in order",
+                    picture=f"options: {', '.join(options) or 'none'}\nkeywords: {', '.join(keywords) or 'none'}",
+                    repair="name them alike, in the same order",
+                )
+            )
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """Option -> its default, from the generator's signature."""
+        parameters = inspect.signature(self.generator).parameters.values()
+        return {each.name: each.default for each in parameters if each.name not in SIZES}
+
+    @property
+    def takes_times(self) -> bool:
+        """Whether the order is made for the times of F, I and W."""
+        return {option.name for option in TIMES} <= {option.name for option in self.options}
+
+    def build(self, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
+        """Returns the schedule of these sizes and options.
+
+        Raises:
+            ScheduleError: a count below 1, an unknown option, one outside its domain, or a number of devices that the
+                method is not for.
+        """
+        for field, value in zip(SIZES, (num_devices, num_microbatches), strict=True):
+            if value < 1:
+                raise ScheduleError(
+                    explain(
+                        f"{field}={value} for schedule {self.name!r}.",
+                        rule="at-least-one: a schedule has at least one device and one microbatch",
+                        repair=f"set {field}=1 or more",
+                    )
+                )
+        self._check(num_devices, options)
+        return self.generator(num_devices=num_devices, num_microbatches=num_microbatches, **options)
+
+    def takes(self, num_devices: int, **options: Any) -> bool:
+        """Whether there is a schedule for so many devices with these options."""
+        try:
+            self._check(num_devices, options)
+        except ScheduleError:
+            return False
+        return True
+
+    def _check(self, num_devices: int, options: Options) -> None:
+        known = {option.name: option for option in self.options}
+        for name, value in options.items():
+            if name not in known:
+                raise ScheduleError(
+                    explain(
+                        f"schedule {self.name!r} has no option {name!r}.{closest(name, list(known))}",
+                        rule=f"schedule-option: {self.name!r} takes {', '.join(known) or 'no options'}",
+                        repair=f"leave {name!r} out",
+                    )
+                )
+            if value is not self.defaults[name]:
+                known[name].check(self.name, name, value)
+        if self.check:
+            self.check(num_devices, {**self.defaults, **options})
+        if self.even_devices:
+            check_even(self.name, num_devices)
+        if num_devices < self.least_devices:
+            raise ScheduleError(
+                explain(
+                    f"num_devices={num_devices} for schedule {self.name!r}.",
+                    rule=f"least-devices: {self.name!r} is for {self.least_devices} devices or more",
+                    repair=f"set num_devices={self.least_devices} or more",
+                )
+            )
+
+    def tried(self, num_devices: int, room: float) -> Iterator[dict[str, Any]]:
+        """Options worth trying on so many devices, each with `room` for so many Ma: all values with all others."""
+        yield from _combined(
+            {each.name: each.for_room(num_devices, room) if each.for_room else each.values for each in self.options}
+        )
+
+    def planned(self) -> Iterator[dict[str, Any]]:
+        """Options that the planner tries."""
+        yield from _combined(
+            {each.name: each.values if each.planned is None else each.planned for each in self.options}
+        )
+
+    def period_of(self, num_devices: int, options: Options) -> int | None:
+        """After how many microbatches the rows repeat; None if unknown."""
+        return self.period(num_devices, {**self.defaults, **options}) if self.period else None
+
+    def bubble_ratio(self, num_devices: int, num_microbatches: int, **options: Any) -> float | None:
+        """The closed form of the bubble ratio, or None where none is known."""
+        return next(iter(self._stated(self.bubble, num_devices, num_microbatches, options)), None)
+
+    def peak_activations(
+        self, num_devices: int, num_microbatches: int, **options: Any
+    ) -> tuple[float | None, float | None]:
+        """The closed form of the least and the most activations on any device, in Ma; None for one that is unknown."""
+        stated = self._stated(self.peak, num_devices, num_microbatches, options)
+        least, most = (next((peaks[i] for peaks in stated if peaks[i] is not None), None) for i in (0, 1))
+        return least, most
+
+    def _stated(self, formulas: Sequence[Formula], num_devices: int, num_microbatches: int, options: Options) -> list:
+        """What the formulas that say something say, the last one first."""
+        values = (each.of(num_devices, num_microbatches, {**self.defaults, **options}) for each in reversed(formulas))
+        return [value for value in values if value is not None]
+
+
+def _combined(values: dict[str, tuple[object, ...]]) -> Iterator[dict[str, Any]]:
+    given = {name: each for name, each in values.items() if each}
+    for chosen in product(*given.values()):
+        yield dict(zip(given, chosen, strict=True))
