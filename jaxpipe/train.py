@@ -28,6 +28,7 @@ from jaxpipe.config.command_line import define_config_file, define_process_flags
 from jaxpipe.distributed.log import log_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
+from jaxpipe.huggingface import copied_path, copy_source_model
 from jaxpipe.schedules import simulate
 from jaxpipe.training import run_folder
 from jaxpipe.training.batches import put_batch

@@ -38,23 +38,23 @@ class Buffers:
     scores: int
 
 
-def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_halves: bool) -> dict[str, int]:
+def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool) -> dict[str, int]:
     """Bytes of each part but `head_bytes`; a layer's forward needs less than its backward.
 
     Args:
         has_whole_backwards: whether any backward is in one part.
-        has_halves: whether any is in two.
+        has_split_backward: whether any is in two.
     """
     parts = {"embed_backward": _embed_backward(setting)}
     of = _buffers(setting)
     again = _computed_again(setting)
-    if has_whole_backwards or not has_halves:
+    if has_whole_backwards or not has_split_backward:
         # Gradients of kernels come last, and their factors wait: seen are five of a stream and of a width, where all
         # scores are one block one.
         waiting = 1 if setting.model.attention == "xla" else 5
         in_attention = of.scores + waiting * (of.stream + of.width)
         parts["layer_backward"] = again + max(in_attention, of.kernels + 4 * of.stream)
-    if has_halves:
+    if has_split_backward:
         scores = _scores(setting, has_dropout=False)  # seen: dropout keeps no array of scores beside
         parts["layer_input_gradient"] = again + scores + 3 * of.stream + 3 * of.width // 2
         # On one device each gradient goes into its sum as it comes; others wait for what they gather.

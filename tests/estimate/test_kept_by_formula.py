@@ -68,7 +68,7 @@ def storage(of: Setting) -> Storage:
         name: jax.ShapeDtypeStruct((NUM_MICROBATCHES, MICROBATCH_SIZE, *shape), np.int32)
         for name, shape in shapes.items()
     }
-    return pipeline.storage(params, batch, random=of.anatomy.has_dropout)
+    return pipeline.shapes(params, batch, random=of.anatomy.has_dropout).storage
 
 
 def num_bytes(arrays: Any) -> int:
@@ -93,10 +93,10 @@ def cases():
 def test_a_layer_keeps_what_its_vjp_keeps(family, dropout, dtype, tensor, attention, recompute):
     of = setting(model_of(family, attention, recompute, dropout=dropout), "zb_h1", dtype, tensor)
     found, kept = storage(of), layer_keeps(of)
-    residuals, left = found.kept.residuals, found.kept.left
+    residuals, left = found.saved.residuals, found.saved.deferred
     assert sorted(array.size for array in residuals) == sorted(kept.residuals.values())
     assert kept.page_bytes == found.pools[0].page_bytes == num_bytes(residuals)
-    assert sorted(residuals[i].size for i in found.kept.for_weights) == sorted(
+    assert sorted(residuals[i].size for i in found.saved.shared_with_w) == sorted(
         kept.residuals[name] for name in kept.for_weights
     )
     assert sorted(array.size for array in left) == sorted(kept.left.values())
