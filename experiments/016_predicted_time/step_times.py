@@ -20,9 +20,9 @@ from jaxpipe.measure.measurement import identity_of, num_parameters, subject_of_
 from jaxpipe.measure.stages import make_stages
 from jaxpipe.measure.timing import time_by_turns
 from jaxpipe.measure.update_and_link import compile_update, link_between
-from jaxpipe.training.setup import build_pipeline, optimizer_and_step, put_batch
+from jaxpipe.training.batches import example_batch, put_batch
+from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import init_state
-from jaxpipe.training.text import example_batch
 
 NUM_LAYERS = 2  # of each of the three stages that are timed
 
@@ -81,5 +81,5 @@ def _compile_frame(cell: Cell) -> Callable[[], Any]:
     params = init_state(model, pipeline, optimizer, seed=0).params
     batch = put_batch(pipeline, example_batch(config))
     nothing = np.zeros((pipeline.table.num_rounds, NUM_DEVICES), bool)
-    compiled = pipeline.of_some_actions.lower(nothing, params, batch, 1.0).compile()
+    compiled = pipeline.run_subset.lower(nothing, params, batch, 1.0).compile()
     return lambda: compiled(nothing, params, batch, 1.0)

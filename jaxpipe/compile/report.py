@@ -12,7 +12,7 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, overlapped_permutes
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
-from jaxpipe.program.accounting import transit_bytes
+from jaxpipe.program.shapes import transit_bytes
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         alias_bytes=memory.alias_size_in_bytes,
         hardware_bytes=hardware_bytes,
         num_slots=pipeline.table.num_slots,
-        slot_bytes=pipeline.slot_bytes(params, step.batch),
-        transit_bytes=transit_bytes(pipeline, params, step.batch),
+        slot_bytes=pipeline.shapes(params, step.batch).storage.slot_bytes,
+        transit_bytes=transit_bytes(pipeline.shapes(params, step.batch)),
         compile_s=step.compile_s,
         permutes=permutes,
         overlapped_permutes=overlapped,
