@@ -33,7 +33,7 @@ from jaxpipe.program.partition import Part, compute_copies, partition, reduced_p
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.storage import Storage, make_storage
 from jaxpipe.schedules.analysis.costs import Costs
-from jaxpipe.schedules.passes.rows import forwards
+from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
 
@@ -145,7 +145,7 @@ class Pipeline:
     @cached_property
     def forward_table(self) -> RoundTable:
         """The same placement and microbatches, forwards alone: what `loss` executes."""
-        return lower(forwards(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
+        return lower(forwards_only(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
 
     def square_sums(self, grads: PyTree) -> jax.Array:
         """The sum of squares of each gradient, as `loss_and_grads` returns them; traceable.

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.drawing.program_clock import critical_predecessors, program_stored, program_timeline
+from jaxpipe.drawing import program_clock
+from jaxpipe.drawing.program_clock import program_stored, program_timeline
 from jaxpipe.lowering import RoundTable, replay
 from jaxpipe.schedules import Costs, Schedule, Stored, Timeline, simulate, stored
-from jaxpipe.schedules.analysis.bubbles import held_up
+from jaxpipe.schedules.analysis.bubbles import critical_predecessors
 from jaxpipe.schedules.analysis.dependencies import dependencies
 
 ASYNCHRONOUS = "asynchronous"
@@ -50,7 +51,7 @@ def asynchronous_panel(schedule: Schedule, costs: Costs) -> Panel:
         ASYNCHRONOUS,
         timeline,
         message=dependencies(schedule).message,
-        critical_predecessor=held_up(timeline, costs),
+        critical_predecessor=critical_predecessors(timeline, costs),
         stored=stored(timeline),
     )
 
@@ -63,7 +64,7 @@ def program_panel(table: RoundTable, costs: Costs) -> Panel:
         PROGRAM,
         program.timeline,
         message=program.with_index(table.dependencies.message),
-        critical_predecessor=program.with_index(critical_predecessors(table, times, costs)),
+        critical_predecessor=program.with_index(program_clock.critical_predecessors(table, times, costs)),
         stored=program_stored(table, times, costs),
         rounds=program.rounds,
         round_start=times.start,
