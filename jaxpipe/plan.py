@@ -3,8 +3,8 @@
     python -m jaxpipe.plan --config=configs/gpt3_96b.py --topology=a100-80g:6x8 [--costs=costs.json] [--top=10]
         [--format=json] [--write_config=FILE] [--config.X=Y ...]
 
-Searched: schedule, chunks, pipe x tensor x data, microbatch size, recompute, order of the mesh. What does not fit a GPU
-is dropped. Model, sequence length and batch size are the config's, its own pipeline and mesh are not looked at.
+Searched are schedule, chunks, pipe x tensor x data, microbatch size, recompute and the order of the mesh. What does not
+fit a GPU is dropped. Model, sequence length and batch size are the config's; its own pipeline and mesh are not read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from absl.flags import FlagValues
 
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config.command_line import define_config_file, run
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.measured import read_costs
-from jaxpipe.estimate.plan.breakdown import plain_choices, shares_of
+from jaxpipe.estimate.plan.breakdown import baselines, breakdown_of
 from jaxpipe.estimate.plan.report import to_json, to_text
 from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
@@ -56,24 +56,26 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 
 def execute(values: FlagValues) -> None:
-    """One plan."""
+    """Searches, prints the plan, and writes the config of its best row if that is asked for."""
     config, topology = values.config, parse_topology(values.topology)
     if values.write_config:
         check_writable(values.write_config, overwrite=values.overwrite)
     source = read_costs(values.costs) if values.costs else Roofline(topology.hardware)
     plan = search(space_of(config, topology), source, top=values.top)
-    shares = [shares_of(row.estimate, source) for row in plan.rows]
-    plains = plain_choices(plan.rows[0], source) if plan.rows else []
+    parts = [breakdown_of(row.estimate, source) for row in plan.rows]
+    compared = baselines(plan.rows[0], source) if plan.rows else []
     if values.format == "json":
-        print(json.dumps(to_json(plan, shares, plains)))
+        print(json.dumps(to_json(plan, parts, compared)))
     else:
-        print(to_text(plan, shares, plains))
+        print(to_text(plan, parts, compared))
     if values.write_config:
         if not plan.rows:
             raise ConfigError(
-                f"--write_config={values.write_config}: no way to train fits {topology}\n"
-                "  rule plan-fits: a config is written of a row, and there is none\n"
-                "  repair: give more GPUs, or a smaller batch or model"
+                explain(
+                    f"--write_config={values.write_config}: no way to train fits {topology}",
+                    rule="plan-fits: a row of the plan is written as a config, and there is none",
+                    repair="give more GPUs, or a smaller batch or model",
+                )
             )
         write_config(values.write_config, config, plan.rows[0], command=_command())
         print(f"written      {values.write_config}", file=sys.stderr)

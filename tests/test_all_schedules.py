@@ -51,7 +51,7 @@ def test_compiled_bytes_in_the_page_are_those_accounted_for(run, tables, size):
         for n in tables.NUMS_MICROBATCHES:
             table = tables.figures(row, n).table
             pages = [table.pages.num_pages * size.page]
-            if table.schedule.has_halves:
+            if table.schedule.has_split_backward:
                 num_pages = table.pages.num_pages, table.weight_gradient_pages.num_pages
                 pages = [number * each for number, each in zip(num_pages, of_halves, strict=True)]
             assert cells[f"N={n}: pages"] == pytest.approx(sum(pages) / 1e6, abs=0.051)

@@ -18,7 +18,7 @@ from jaxpipe.measure.memory import pool_shapes
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.accounting import held_bytes
+from jaxpipe.program.shapes import held_bytes
 from jaxpipe.schedules import build
 
 D, N, LAYERS_PER_STAGE, HIDDEN, SEQ_LEN = 8, 16, 4, 4096, 2048
@@ -61,9 +61,9 @@ def main() -> None:
     compiled = pipeline.loss_and_grads.lower(params, batch, 1.0).compile()
     compile_s = time.perf_counter() - start
     text, memory = compiled.as_text(), compiled.memory_analysis()
-    pool = pool_shapes(pipeline.storage(params, batch))
+    pool = pool_shapes(pipeline.shapes(params, batch).storage)
     permutes, hidden = overlapped_permutes(text)
-    held = held_bytes(pipeline, params, batch)
+    held = held_bytes(pipeline.shapes(params, batch))
     workspace = max(workspace_bytes(pipeline, params, batch, has_dropout=False).values())
     print(f"compiled in {compile_s:.0f} s", file=sys.stderr)
     kinds = ("pages", "weights", "gradients", "messages")

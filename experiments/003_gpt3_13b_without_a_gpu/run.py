@@ -66,7 +66,7 @@ def measure(config: ConfigDict, devices: Sequence[Any]) -> Report:
     step = compile_step(config, devices)
     pipeline, params = step.pipeline, step.state.params
     memory, text = step.compiled.memory_analysis(), step.compiled.as_text()
-    pool = pool_shapes(pipeline.storage(params, step.batch))
+    pool = pool_shapes(pipeline.shapes(params, step.batch).storage)
     permutes, hidden_permutes = overlapped_permutes(text)
     return Report(
         compile_s=step.compile_s,

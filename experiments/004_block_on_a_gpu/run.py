@@ -35,7 +35,7 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import choose_devices
 from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.models.rotary import frequencies
-from jaxpipe.program import residuals
+from jaxpipe.program.vjp import vjp_backward, vjp_forward
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SEQUENCES = {"gpt3_13b": 4, "llama3_8b": 1}  # of a microbatch: 8192 tokens each
@@ -185,8 +185,8 @@ def jax_step(case: Case, arrays: Arrays, x: np.ndarray, dy: np.ndarray) -> Step:
     params = jax.tree.unflatten(jax.tree.structure(shapes_of(case.model)), map(put, arrays.values()))
     x_there, dy_there = put(x), put(dy)
     x_like = jax.ShapeDtypeStruct(x_there.shape, x_there.dtype)
-    forward = jax.jit(partial(residuals.forward, layer))
-    backward = jax.jit(lambda params, kept, dy: residuals.backward(layer, params, kept, x_like, dy, {}, None))
+    forward = jax.jit(partial(vjp_forward, layer))
+    backward = jax.jit(lambda params, kept, dy: vjp_backward(layer, params, kept, x_like, dy, {}, None))
 
     def step() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
         y, kept = forward(params, x_there, {}, None)

@@ -39,11 +39,11 @@ def make_config(row: Row, num_microbatches: int) -> ConfigDict:
 def unit_bytes(devices: Sequence[Any]) -> UnitBytes:
     """The same for all schedules, but for pages, which are those of whole backwards; from shapes alone."""
     pipeline, params, batch = _shapes(ROWS[0], devices)
-    message = pipeline.message_like(params, batch)
-    layer = jax.tree.leaves(pipeline.local_shapes(params, batch)[0]["layer"])
+    shapes = pipeline.shapes(params, batch)
+    message, layer = shapes.message, jax.tree.leaves(shapes.copies["layer"])
     return UnitBytes(
         message=message.size * message.dtype.itemsize,
-        page=pipeline.storage(params, batch).page_bytes,
+        page=shapes.storage.page_bytes,
         layer=sum(leaf.size * leaf.dtype.itemsize for leaf in layer),
     )
 
@@ -51,7 +51,7 @@ def unit_bytes(devices: Sequence[Any]) -> UnitBytes:
 def page_bytes(row: Row, devices: Sequence[Any]) -> tuple[int, ...]:
     """Of one schedule's pools, of slots and of what I leaves for W, if anything: bytes of a page."""
     pipeline, params, batch = _shapes(row, devices)
-    return tuple(pool.page_bytes for pool in pipeline.storage(params, batch).pools)
+    return tuple(pool.page_bytes for pool in pipeline.shapes(params, batch).storage.pools)
 
 
 def _shapes(row: Row, devices: Sequence[Any]) -> tuple[Pipeline, Any, dict[str, jax.ShapeDtypeStruct]]:

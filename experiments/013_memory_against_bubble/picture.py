@@ -49,7 +49,7 @@ class Point:
         bubble_ratio: on the asynchronous clock.
         num_replicas: of the weights.
         has_transfers: whether EVICT and LOAD move activations.
-        has_halves: whether backwards are in two parts.
+        has_split_backward: whether backwards are in two parts.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Point:
     bubble_ratio: float
     num_replicas: int
     has_transfers: bool
-    has_halves: bool
+    has_split_backward: bool
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], *, lines: np.ndarray) -> N
         place, text = (point.peak, 100 * point.bubble_ratio), point.text
         if place != (shown := _inside(place)):
             text = f"{text}, off the page: {place[0]:g} Ma, {place[1]:.0f} %"
-        colour = _HALVES if point.has_halves else _WHOLE
+        colour = _HALVES if point.has_split_backward else _WHOLE
         mark = _MARKS[point.num_replicas, point.has_transfers]
         axes.plot(*shown, mark, markersize=6, color=colour, markerfacecolor=colour, markeredgecolor="#ffffff")
         by_place.setdefault((round(shown[0], 6), round(shown[1], 6)), []).append(text)

@@ -107,7 +107,7 @@ def _point(row: Row, figures: Measured) -> Point:
         bubble_ratio=round(figures.bubble_ratio, 6),
         num_replicas=schedule.num_replicas,
         has_transfers=schedule.has_transfers,
-        has_halves=schedule.has_halves,
+        has_split_backward=schedule.has_split_backward,
     )
 
 

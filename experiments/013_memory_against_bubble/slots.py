@@ -34,7 +34,7 @@ def pools(family: str, recompute: str, schedule: str, devices: Sequence[Any]) ->
     params = state_like(model, pipeline, make_optimizer(config)).params
     tokens = jax.ShapeDtypeStruct((NUM_MICROBATCHES, MICROBATCH_SIZE, SEQ_LEN), "int32")
     width = MICROBATCH_SIZE * SEQ_LEN * HIDDEN * 4  # bytes of float32
-    found = pipeline.storage(params, {"tokens": tokens, "targets": tokens}).pools
+    found = pipeline.shapes(params, {"tokens": tokens, "targets": tokens}).storage.pools
     return [(pool.page_bytes / width, pool.num_pages * NUM_DEVICES / NUM_LAYERS) for pool in found]
 
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from jaxpipe.measure.timing import timed
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
-from jaxpipe.program import residuals
-from jaxpipe.program.halves import halve
+from jaxpipe.program.split_vjp import split_vjp
+from jaxpipe.program.vjp import vjp_backward, vjp_forward
 
 SEQ_LEN, BATCH = 256, 2
 SIZES = {"num_layers": 1, "hidden": 512, "num_heads": 8, "vocab_size": 256}
@@ -48,25 +48,25 @@ def row(model: LanguageModel, num_repeats: int) -> str:
     x, dy = (jax.random.normal(jax.random.key(seed), (BATCH, SEQ_LEN, SIZES["hidden"])) for seed in (1, 2))
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     given = {"tokens": jnp.zeros((BATCH, SEQ_LEN), jnp.int32)}, None
-    _, kept = jax.jit(lambda params, x: residuals.forward(model.layer, params, x, *given))(params, x)
-    halves = halve(model.layer, params, kept, like, *given)
-    for_weights = [kept[i] for i in halves.for_weights]
+    _, kept = jax.jit(lambda params, x: vjp_forward(model.layer, params, x, *given))(params, x)
+    split = split_vjp(model.layer, params, kept, like, *given)
+    shared_with_w = [kept[i] for i in split.shared_with_w]
 
     def whole(sums: list, params: Any, kept: list, dy: jax.Array) -> Any:
-        d_params, dx = residuals.backward(model.layer, params, kept, like, dy, *given)
+        d_params, dx = vjp_backward(model.layer, params, kept, like, dy, *given)
         return added(sums, jax.tree.leaves(d_params)), dx
 
     def first(sums: list, params: Any, kept: list, dy: jax.Array) -> Any:
-        dx, grads, left = halves.input_gradient(params, kept, dy, *given)
+        dx, grads, left = split.input_gradient(params, kept, dy, *given)
         return added(sums, grads), dx, left
 
     def second(sums: list, params: Any, kept: list, left: list) -> Any:
-        return added(sums, halves.weight_gradient(params, kept, left, *given))
+        return added(sums, split.weight_gradient(params, kept, left, *given))
 
     zeros = [jnp.zeros_like(leaf) for leaf in jax.tree.leaves(params)]
     left = jax.jit(first)(zeros, params, kept, dy)[2]
     arguments = {whole: (zeros, params, kept, dy), first: (zeros, params, kept, dy)}
-    arguments[second] = (zeros, params, for_weights, left)
+    arguments[second] = (zeros, params, shared_with_w, left)
     products = [num_products(jax.make_jaxpr(part)(*given).jaxpr) for part, given in arguments.items()]
     cells = f"{products[0]} = {products[1]} + {products[2]}"
 
@@ -77,7 +77,7 @@ def row(model: LanguageModel, num_repeats: int) -> str:
             sums = jax.block_until_ready([jnp.zeros_like(leaf) for leaf in zeros])
             times[part].append(timed(lambda part=part, sums=sums, rest=rest: compiled[part](sums, *rest)).cpu_s)
     b, i, w = (statistics.median(times[part]) for part in arguments)
-    numbers = [sum(leaf.size for leaf in leaves) / x.size for leaves in (kept, [*for_weights, *left])]
+    numbers = [sum(leaf.size for leaf in leaves) / x.size for leaves in (kept, [*shared_with_w, *left])]
     return f"{cells} | {numbers[0]:.1f} h, {numbers[1]:.1f} h | {(i + w) / b:.2f}"
 
 

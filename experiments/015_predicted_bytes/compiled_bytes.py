@@ -17,7 +17,7 @@ import jax
 from byte_cells import Cell, cells
 
 from jaxpipe.compile import absent_gpus, compile_step
-from jaxpipe.program.accounting import bytes_per_device, held_bytes
+from jaxpipe.program.shapes import bytes_per_device, held_bytes
 
 RESULTS = Path(__file__).parent / "results.jsonl"
 
@@ -48,7 +48,7 @@ def compiled(cell: Cell) -> dict[str, Any]:
         "held": {
             "state": bytes_per_device(step.state),
             "batch": bytes_per_device(step.batch),
-            **held_bytes(step.pipeline, step.state.params, shapes),
+            **held_bytes(step.pipeline.shapes(step.state.params, shapes)),
         },
     }
 

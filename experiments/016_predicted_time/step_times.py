@@ -81,5 +81,5 @@ def _compile_frame(cell: Cell) -> Callable[[], Any]:
     params = init_state(model, pipeline, optimizer, seed=0).params
     batch = put_batch(pipeline, example_batch(config))
     nothing = np.zeros((pipeline.table.num_rounds, NUM_DEVICES), bool)
-    compiled = pipeline.of_some_actions.lower(nothing, params, batch, 1.0).compile()
+    compiled = pipeline.run_subset.lower(nothing, params, batch, 1.0).compile()
     return lambda: compiled(nothing, params, batch, 1.0)

@@ -57,7 +57,7 @@ def measure_plan(num_gpus: int) -> dict[str, Any]:
         "GPUs": num_gpus,
         "batch": batch_size,
         "candidates": found["num_candidates"],
-        "looked_at": found["num_looked_at"],
+        "looked_at": found["num_evaluated"],
         "step_s": found["rows"][0]["step_s"] if found["rows"] else None,
         "command_s": command_s,
     }

@@ -15,8 +15,8 @@ import jax
 
 from jaxpipe.checkpoints.arrays import Arrays
 from jaxpipe.program import Pipeline
-from jaxpipe.program.canonical import Canonical
 from jaxpipe.program.partition import Part
+from jaxpipe.program.staged_params import Canonical
 
 GROUP_BYTES = 2**28  # on a device: leaves that are copied at the same time, if they are not larger one by one
 

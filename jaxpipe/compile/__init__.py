@@ -1,7 +1,7 @@
-"""Compiles a config's training step for GPUs that need not be there, and says what it takes of each.
+"""Compiles a config's training step for GPUs that need not be present, and reports bytes and overlapped transfers.
 
 Goes in: a checked config and the devices of a topology. Comes out: bytes per device as compiled and as predicted, and
-which transfers an action hides. Nothing is run, so there are no times but that of compiling.
+how many transfers overlap with an action. Nothing is run, so the only time is that of compiling.
 """
 
 from jaxpipe.compile.gpus import absent_gpus

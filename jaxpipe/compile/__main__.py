@@ -2,8 +2,8 @@
 
     python -m jaxpipe.compile --config=configs/gpt3_96b.py --topology=a100-80g:4x8 [--format=json] [--config.X=Y ...]
 
-The topology is HARDWARE:NODESxGPUS_PER_NODE. Nothing is run: XLA cannot tune its matrix products without a GPU, so
-they are cuBLAS's, and cuDNN's attention cannot be compiled. Needs the extra gpu-aot.
+The topology is HARDWARE:NODESxGPUS_PER_NODE. Nothing is run: XLA cannot tune its matmuls without a GPU, so they are
+cuBLAS's own, and cuDNN's attention cannot be compiled. Needs the extra gpu-aot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""GPUs that need not be there: to compile for, and to read bytes and overlap off the compiled program.
+"""Devices that stand for absent GPUs: XLA compiles for them on any machine, and nothing can be run.
 
-Needs the CUDA plugin of jax's own version, ptxas and libdevice, on any machine: the extra gpu-aot. Nothing can be
-run. cuDNN's attention cannot be compiled.
+Needs the CUDA plugin of jax's own version, ptxas and libdevice: the extra gpu-aot. cuDNN's attention cannot be
+compiled. The checks find what is missing, or cannot be compiled, before anything is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.cluster.hardware import target_config
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh.xla_flags import DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags
 
 # There is no GPU to time matrix products on: cuBLAS's own choice stands for what tuning would find.
@@ -28,7 +28,7 @@ def absent_gpus(topology: Topology, *, deterministic: bool = False) -> tuple[Any
     """The GPUs of `topology`, for a mesh to compile for, node by node; before any other use of jax.
 
     Args:
-        topology: what and how many they are.
+        topology: their hardware and number.
         deterministic: as `mesh.deterministic`; a run with it is compiled by other flags.
     """
     add_flags(_UNTUNED | GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
@@ -46,8 +46,11 @@ COMPILERS = ("nvidia.cu13", "nvidia.cuda_nvcc")  # folders of the wheels with pt
 CUDA = "/usr/local/cuda"  # where XLA looks besides
 
 
+# ---- Checks ----
+
+
 def check_plugin() -> None:
-    """Raises ConfigError where the packages that compile for CUDA are missing."""
+    """Raises ConfigError if the packages that compile for CUDA are missing."""
     has_compiler = any(map(_is_installed, COMPILERS)) or shutil.which("ptxas") or os.path.isdir(CUDA)
     missing = [
         what
@@ -56,38 +59,48 @@ def check_plugin() -> None:
     ]
     if missing:
         raise ConfigError(
-            f"no {' and no '.join(missing)} to compile for absent GPUs with: run pip install -e '.[gpu-aot]'"
+            explain(
+                f"no {' and no '.join(missing)} to compile for absent GPUs with",
+                rule="compile-plugin: compiling for absent GPUs needs the CUDA plugin of JAX and ptxas",
+                repair="run pip install -e '.[gpu-aot]'",
+            )
         )
 
 
 def check_compilable(config: ConfigDict, topology: Topology) -> None:
-    """Raises ConfigError for a checked config that is not for this topology, or that no absent GPU can compile.
+    """Raises ConfigError if the config does not match the topology, or cannot be compiled for absent GPUs.
 
     Args:
         config: checked.
-        topology: whose GPUs are not there.
+        topology: of the absent GPUs.
     """
     mesh = config.mesh
     num_needed = mesh.data * mesh.pipe * mesh.tensor
     if num_needed != topology.num_gpus:
         raise ConfigError(
-            f"a mesh of {num_needed} devices for a topology of {topology.num_gpus} GPUs\n"
-            "  rule compile-devices: data x pipe x tensor is nodes x GPUs of a node\n"
-            f"      {mesh.data} x {mesh.pipe} x {mesh.tensor} = {num_needed}, not"
-            f" {topology.num_nodes} x {topology.gpus_per_node} = {topology.num_gpus}\n"
-            f"  repair: {_repair(mesh, topology)}"
+            explain(
+                f"a mesh of {num_needed} devices for a topology of {topology.num_gpus} GPUs",
+                rule="compile-devices: data x pipe x tensor is nodes x GPUs of a node",
+                picture=f"{mesh.data} x {mesh.pipe} x {mesh.tensor} = {num_needed}, not"
+                f" {topology.num_nodes} x {topology.gpus_per_node} = {topology.num_gpus}",
+                repair=_repair(mesh, topology),
+            )
         )
     if mesh.platform == "cpu":
         raise ConfigError(
-            "mesh.platform='cpu' for a topology of GPUs\n"
-            "  rule compile-platform: what is compiled here is what a run on GPUs compiles\n"
-            "  repair: set mesh.platform='auto'"
+            explain(
+                "mesh.platform='cpu' for a topology of GPUs",
+                rule="compile-platform: what is compiled here is what a run on GPUs compiles",
+                repair="set mesh.platform='auto'",
+            )
         )
     if config.model.attention == "cudnn":
         raise ConfigError(
-            "model.attention='cudnn' for GPUs that are not there\n"
-            "  rule compile-attention: cuDNN chooses its kernels by asking a GPU\n"
-            "  repair: set model.attention='chunked', which keeps as much for backward"
+            explain(
+                "model.attention='cudnn' for absent GPUs",
+                rule="compile-attention: cuDNN chooses its kernels by asking a GPU",
+                repair="set model.attention='chunked', which saves as much for backward",
+            )
         )
 
 

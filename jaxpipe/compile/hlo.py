@@ -1,4 +1,4 @@
-"""What the compiled program says of itself: permutes and what hides them, writes of whole buffers in its loops.
+"""Facts read off a compiled program: permutes and what overlaps with them, writes of whole buffers in its loops.
 
 Reads the text of optimized HLO (`compiled.as_text()`); knows nothing of schedules.
 """
@@ -36,7 +36,7 @@ class Instruction:
 
     @property
     def called(self) -> list[str]:
-        """The computations that it names."""
+        """The computations that the instruction calls."""
         branches = _BRANCHES.search(self.rest)
         listed = [name.strip().lstrip("%") for name in branches[1].split(",")] if branches else []
         return _CALLED.findall(self.rest) + listed
@@ -44,7 +44,7 @@ class Instruction:
 
 @dataclass
 class Computation:
-    """A list of instructions."""
+    """A named list of instructions."""
 
     instructions: list[Instruction] = field(default_factory=list)
     root: Instruction | None = None
@@ -109,9 +109,9 @@ def permute_pairs(text: str, *, scope: re.Pattern[str] = MESSAGE) -> dict[str, s
 
 
 def overlapped_permutes(text: str, *, scope: re.Pattern[str] | None = None) -> tuple[int, int]:
-    """Permutes of a scheduled GPU program, and how many of them an action hides.
+    """The number of permutes of a scheduled GPU program, and of those that overlap with an action.
 
-    One is hidden if it is not synchronous, and a loop with matrix products stands between its start and its
+    A permute overlaps if it is not synchronous, and a loop with matrix products stands between its start and its
     end: the guard of an action is a loop.
 
     Args:
@@ -138,12 +138,12 @@ def overlapped_permutes(text: str, *, scope: re.Pattern[str] | None = None) -> t
 
 
 def num_instructions(text: str) -> int:
-    """How large the program is."""
+    """The number of instructions of the program, a measure of its size."""
     return sum(len(computation.instructions) for computation in computations(text)[0].values())
 
 
 def _reachable(found: dict[str, Computation], names: list[str]) -> set[str]:
-    """Computations that run when `names` run; not the insides of fusions, which write no buffers."""
+    """Computations that run when `names` run, without the insides of fusions, which write no buffers."""
     seen: set[str] = set()
     while names:
         name = names.pop()

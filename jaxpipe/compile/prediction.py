@@ -1,7 +1,7 @@
-"""How many bytes should a training step take of each device, by the schedule and the model alone?
+"""Predicted bytes per device of a training step, from the schedule and the model alone.
 
-The one place where all kinds stand together; each is counted where it is made: what is held between actions in
-`jaxpipe.program.accounting`, what an action needs besides in `workspace`.
+This is where all kinds come together; each is counted where it is made: what is held between actions in
+`jaxpipe.program.shapes`, what an action needs besides in `workspace`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.mesh import Randomness
-from jaxpipe.program import Pipeline, residuals
-from jaxpipe.program.accounting import bytes_per_device, held_bytes
+from jaxpipe.program import Pipeline
 from jaxpipe.program.actions import add
-from jaxpipe.program.halves import halve
+from jaxpipe.program.shapes import bytes_per_device, held_bytes
+from jaxpipe.program.split_vjp import split_vjp
+from jaxpipe.program.vjp import vjp_backward, vjp_forward
 
 PyTree = Any
 
@@ -33,7 +34,7 @@ class Prediction:
         state: parameters and optimizer state, updated in place.
         batch: tokens and targets.
         held: what is held between actions, by kind, as `held_bytes` counts.
-        workspace: what an action needs besides, by its part; one runs at a time, so the largest counts.
+        workspace: temporaries of an action, by its part; one runs at a time, so the largest counts.
     """
 
     state: int
@@ -43,7 +44,7 @@ class Prediction:
 
     @property
     def temp_bytes(self) -> int:
-        """All but the step's arguments."""
+        """Bytes of everything except the step's arguments."""
         return sum(self.held.values()) + max(self.workspace.values())
 
     @property
@@ -58,24 +59,24 @@ class Prediction:
 
     @property
     def total_bytes(self) -> int:
-        """All that the step takes."""
+        """Bytes of the whole step."""
         return sum(self.parts.values())
 
 
 def predict(pipeline: Pipeline, state: PyTree, batch: PyTree, *, has_dropout: bool) -> Prediction:
-    """What the step of `pipeline` should take; compiles only the parts of an action, each by itself.
+    """The prediction for the step of `pipeline`; compiles only the parts of an action, each by itself.
 
     Args:
         pipeline: whose step it is.
         state: the train state, or its shapes and shardings; has `params`.
         batch: leaves [num_microbatches, microbatch size, ...], likewise.
-        has_dropout: whether the step drops anything.
+        has_dropout: whether the step uses dropout.
     """
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
     return Prediction(
         state=bytes_per_device(state),
         batch=bytes_per_device(batch),
-        held=held_bytes(pipeline, state.params, shapes),
+        held=held_bytes(pipeline.shapes(state.params, shapes)),
         workspace=workspace_bytes(pipeline, state.params, shapes, has_dropout=has_dropout),
     )
 
@@ -84,32 +85,35 @@ _NUM_LAYERS = 2  # of which the part computes with one, so that it takes a slice
 
 
 def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dropout: bool) -> dict[str, int]:
-    """Bytes of temporaries per device of each part of an action; the largest is what a step needs.
+    """Bytes of temporaries per device of each part of an action; a step needs the largest.
+
+    The parts are compiled alone, for the devices of the pipeline's mesh. What a device holds between actions is not
+    counted here.
 
     Args:
         pipeline: whose functions and mesh are compiled for.
         params: staged, or their shapes.
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
-        has_dropout: whether the step drops anything.
+        has_dropout: whether the step uses dropout.
 
     Returns:
         layer_forward; layer_backward, with its gradients added to the running sums; head, forward and backward,
         and embed_backward, likewise; layer_input_gradient and layer_weight_gradient, where any backward is in two
         parts.
     """
-    functions, x = pipeline.functions, pipeline.message_like(params, batch)
-    copies, microbatch = pipeline.local_shapes(params, batch)
-    shared, layers = copies["shared"], _stacked(copies["layer"])
-    kept = pipeline.storage(params, batch, random=has_dropout).kept
-    pages = _stacked(list(kept.residuals))
+    shapes = pipeline.shapes(params, batch, random=has_dropout)
+    functions, x, microbatch = pipeline.functions, shapes.message, shapes.microbatch
+    shared, layers = shapes.copies["shared"], _stacked(shapes.copies["layer"])
+    saved = shapes.storage.saved
+    pages = _stacked(list(saved.residuals))
     random = Randomness.like() if has_dropout else None
-    index, scale = _like((), np.int32), pipeline.loss_like(params, batch)
+    index, scale = _like((), np.int32), shapes.losses
 
     def layer_forward(layers: PyTree, x: jax.Array, i: jax.Array, *given: PyTree) -> Any:
-        return residuals.forward(functions.layer, _at(layers, i), x, *given)
+        return vjp_forward(functions.layer, _at(layers, i), x, *given)
 
     def layer_backward(sums: PyTree, layers: PyTree, pages: PyTree, dy: jax.Array, i: jax.Array, *given: PyTree) -> Any:
-        d_layer, dx = residuals.backward(functions.layer, _at(layers, i), _at(pages, i), x, dy, *given)
+        d_layer, dx = vjp_backward(functions.layer, _at(layers, i), _at(pages, i), x, dy, *given)
         return _added(sums, jax.tree.leaves(d_layer), i), dx
 
     def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: PyTree) -> Any:
@@ -122,28 +126,27 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         return add(sums, vjp(dx)[0])
 
     def layer_input_gradient(sums: PyTree, layers: PyTree, pages: PyTree, dy: Any, i: jax.Array, *given: PyTree) -> Any:
-        params, saved = _at(layers, i), _at(pages, i)
-        halves = halve(functions.layer, params, saved, x, *given)
-        dx, grads, left = halves.input_gradient(params, saved, dy, *given)
-        return _added(sums, grads, i), dx, left
+        params, residuals = _at(layers, i), _at(pages, i)
+        split = split_vjp(functions.layer, params, residuals, x, *given)
+        dx, grads, deferred = split.input_gradient(params, residuals, dy, *given)
+        return _added(sums, grads, i), dx, deferred
 
-    def layer_weight_gradient(sums: PyTree, layers: PyTree, left: PyTree, i: jax.Array, *given: PyTree) -> Any:
+    def layer_weight_gradient(sums: PyTree, layers: PyTree, read: PyTree, i: jax.Array, *given: PyTree) -> Any:
         params = _at(layers, i)
-        halves = halve(functions.layer, params, kept.residuals, x, *given)
-        return _added(sums, halves.weight_gradient(params, *_at(left, i), *given), i)
+        split = split_vjp(functions.layer, params, saved.residuals, x, *given)
+        return _added(sums, split.weight_gradient(params, *_at(read, i), *given), i)
 
-    by_halves = {}
-    if pipeline.table.schedule.has_halves:
-        left = _stacked(([kept.residuals[k] for k in kept.for_weights], list(kept.left)))
+    of_split = {}
+    if pipeline.table.schedule.has_split_backward:
+        read_by_w = _stacked(([saved.residuals[k] for k in saved.shared_with_w], list(saved.deferred)))
         given = microbatch, random
-        by_halves = {
-            "layer_input_gradient": _temp_bytes(
-                pipeline, layer_input_gradient, layers, layers, pages, x, index, *given
-            ),
-            "layer_weight_gradient": _temp_bytes(pipeline, layer_weight_gradient, layers, layers, left, index, *given),
+        parts = {layer_input_gradient: (pages, x), layer_weight_gradient: (read_by_w,)}
+        of_split = {
+            part.__name__: _temp_bytes(pipeline, part, layers, layers, *read, index, *given)
+            for part, read in parts.items()
         }
     return {
-        **by_halves,
+        **of_split,
         "layer_forward": _temp_bytes(pipeline, layer_forward, None, layers, x, index, microbatch, random),
         "layer_backward": _temp_bytes(pipeline, layer_backward, layers, layers, pages, x, index, microbatch, random),
         "head": _temp_bytes(pipeline, head, shared, shared, x, microbatch, scale),
@@ -160,7 +163,10 @@ def _added(sums: PyTree, grads: Sequence[jax.Array | None], i: jax.Array) -> PyT
 
 
 def _temp_bytes(pipeline: Pipeline, function: Callable, sums_of: PyTree | None, *arguments: PyTree) -> int:
-    """Of `function` alone on each device, given shapes there; first come float32 sums, in place, like `sums_of`."""
+    """Bytes of temporaries of `function` alone on each device, given the shapes of its arguments there.
+
+    If `sums_of` is given, float32 sums like it come first and are updated in place.
+    """
     sums = jax.tree.map(lambda leaf: _like(leaf.shape, np.float32), sums_of)
     arguments = arguments if sums_of is None else (sums, *arguments)
     on_devices = jax.shard_map(function, mesh=pipeline.mesh, in_specs=P(), out_specs=P(), check_vma=False)

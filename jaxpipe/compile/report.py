@@ -1,7 +1,6 @@
-"""What a compiled training step takes of each device, beside what was predicted and what the hardware has.
+"""Report of a compiled training step: bytes per device, as compiled, as predicted and as the hardware has them.
 
-Goes in: a compiled step and its hardware's memory. Comes out: the numbers that the command prints. Left to others:
-how they are printed (`text_form`).
+Goes in: a compiled step and its hardware's memory. Comes out: the numbers that the command prints, and their text.
 """
 
 from __future__ import annotations
@@ -13,24 +12,24 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, overlapped_permutes
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
-from jaxpipe.program.accounting import transit_bytes
+from jaxpipe.program.shapes import transit_bytes
 
 
 @dataclass(frozen=True)
 class Report:
-    """Of one compiled training step; bytes are per device, and the same on every one.
+    """Numbers of one compiled training step; bytes are per device, and the same on every one.
 
     Attributes:
         argument_bytes: train state and batch, as XLA says, and so the next three.
-        temp_bytes: all that the step needs besides.
+        temp_bytes: temporaries.
         output_bytes: the new train state and the metrics.
-        alias_bytes: of the outputs, those that take the place of arguments: the whole train state.
+        alias_bytes: outputs that are written in place of arguments: the whole train state.
         hardware_bytes: memory of one GPU.
         num_slots: (stage, microbatch) whose residuals one device holds at once: own, parked and in transit.
-        slot_bytes: of one of them.
+        slot_bytes: of one such slot.
         transit_bytes: pages and gradients on their way between the two devices of a pair.
         compile_s: tracing, lowering and compiling the step.
-        permutes: in the program.
+        permutes: number in the program.
         overlapped_permutes: of these, asynchronous and with an action between their start and their end.
         evict_load_permutes: of `permutes`, those that move pages to and from the paired device.
         overlapped_evict_load_permutes: of these, overlapped.
@@ -59,16 +58,16 @@ class Report:
 
     @property
     def total_bytes(self) -> int:
-        """All that the step takes, the reserve not counted."""
+        """Bytes of the step, without the reserve."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the step and the reserve are at most what the hardware has."""
+        """Whether the step and the reserve fit into the hardware's memory."""
         return self.total_bytes + self.reserve_bytes <= self.hardware_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Every number by its name; `predicted` has the parts of `predicted_bytes`, `workspace` the parts of one."""
+        """The numbers by their names; `predicted` has the parts of `predicted_bytes`, `workspace` the parts of one."""
         numbers = asdict(self)
         del numbers["prediction"]
         return {
@@ -100,8 +99,8 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         alias_bytes=memory.alias_size_in_bytes,
         hardware_bytes=hardware_bytes,
         num_slots=pipeline.table.num_slots,
-        slot_bytes=pipeline.slot_bytes(params, step.batch),
-        transit_bytes=transit_bytes(pipeline, params, step.batch),
+        slot_bytes=pipeline.shapes(params, step.batch).storage.slot_bytes,
+        transit_bytes=transit_bytes(pipeline.shapes(params, step.batch)),
         compile_s=step.compile_s,
         permutes=permutes,
         overlapped_permutes=overlapped,
@@ -114,7 +113,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
 
 
 def to_text(report: Report) -> str:
-    """Lines to print, without what was compiled for what."""
+    """The report as lines to print: GiB per device, compiled beside predicted, and how many transfers overlap."""
     spare_bytes = report.hardware_bytes - report.total_bytes - report.reserve_bytes
     ratio = report.prediction.total_bytes / report.total_bytes
     lines = [
@@ -137,9 +136,9 @@ def to_text(report: Report) -> str:
         f"{'total':14}{_gibibytes(report.prediction.total_bytes)}  {ratio:.4f} x compiled",
         f"slots        {report.num_slots} of{_gibibytes(report.slot_bytes)}, in transit"
         f"{_gibibytes(report.transit_bytes)}",
-        f"permutes     {report.permutes}, {report.overlapped_permutes} behind an action",
-        f"evict, load  {report.evict_load_permutes} of these, {report.overlapped_evict_load_permutes} behind an action",
-        f"exchange     {report.exchange_permutes} of these, {report.overlapped_exchange_permutes} behind an action",
+        f"permutes     {report.permutes}, {report.overlapped_permutes} overlapped",
+        f"evict, load  {report.evict_load_permutes} of these, {report.overlapped_evict_load_permutes} overlapped",
+        f"exchange     {report.exchange_permutes} of these, {report.overlapped_exchange_permutes} overlapped",
     ]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""The training step of a config, compiled from shapes alone: no parameter and no token is made."""
+"""Compiles the training step of a config from shapes alone: no parameter and no token is made."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class CompiledStep:
     Attributes:
         pipeline: whose step it is.
         state: shapes and shardings of the train state.
-        batch: of the batch, leaves [num_microbatches, microbatch size, ...].
-        has_dropout: whether the step drops anything.
+        batch: shapes of the batch, leaves [num_microbatches, microbatch size, ...].
+        has_dropout: whether the step uses dropout.
         compiled: jax's compiled step (state, batch) -> (state, metrics).
         compile_s: tracing, lowering and compiling.
     """
@@ -42,7 +42,7 @@ def compile_step(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: i
 
     Args:
         config: checked.
-        devices: data x pipe x tensor of them, which need not be there.
+        devices: data x pipe x tensor of them, which need not be present.
         gpus_per_node: None asks the devices.
 
     Raises:

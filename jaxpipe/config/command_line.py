@@ -48,9 +48,8 @@ def run(
     given = list(sys.argv[1:] if arguments is None else arguments)
 
     def parse_and_run() -> int | None:
-        _check_overrides(given)
         values = FlagValues()
-        with _config_errors(value_of("config", given).partition(":")[0]):
+        with _config_errors(value_of("config", given).partition(":")[0], given):
             define_flags(values, given)
             parse(values, given, usage=usage, required=required)
         skip_absent_gpus()
@@ -84,7 +83,7 @@ def value_of(flag: str, arguments: Sequence[str]) -> str:
 
 
 @contextmanager
-def _config_errors(path: str) -> Iterator[None]:
+def _config_errors(path: str, arguments: Sequence[str]) -> Iterator[None]:
     """Turns the errors of ml_collections and of a config file `path` into ConfigErrors."""
     if path and not os.path.isfile(path):
         raise ConfigError(
@@ -102,6 +101,7 @@ def _config_errors(path: str) -> Iterator[None]:
             raise _no_get_config(path) from error
         if not _raised_by_config(error):
             raise
+        _check_overrides(arguments)
         where = f"--config={path} or --config.FIELD=VALUE" if path else "--config.FIELD=VALUE"
         raise unknown_field(error, where=where, repair="use one of them") from error
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpipe.estimate.parameters import layer_parameters
-from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import num_chunks_of
-
-FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -38,23 +36,23 @@ class Buffers:
     scores: int
 
 
-def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_halves: bool) -> dict[str, int]:
+def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool) -> dict[str, int]:
     """Bytes of each part but `head_bytes`; a layer's forward needs less than its backward.
 
     Args:
         has_whole_backwards: whether any backward is in one part.
-        has_halves: whether any is in two.
+        has_split_backward: whether any is in two.
     """
     parts = {"embed_backward": _embed_backward(setting)}
     of = _buffers(setting)
     again = _computed_again(setting)
-    if has_whole_backwards or not has_halves:
+    if has_whole_backwards or not has_split_backward:
         # Gradients of kernels come last, and their factors wait: seen are five of a stream and of a width, where all
         # scores are one block one.
         waiting = 1 if setting.model.attention == "xla" else 5
         in_attention = of.scores + waiting * (of.stream + of.width)
         parts["layer_backward"] = again + max(in_attention, of.kernels + 4 * of.stream)
-    if has_halves:
+    if has_split_backward:
         scores = _scores(setting, has_dropout=False)  # seen: dropout keeps no array of scores beside
         parts["layer_input_gradient"] = again + scores + 3 * of.stream + 3 * of.width // 2
         # On one device each gradient goes into its sum as it comes; others wait for what they gather.
@@ -91,7 +89,7 @@ def _embed_backward(setting: Setting) -> int:
 
 
 def _buffers(setting: Setting) -> Buffers:
-    of, itemsize = sizes(setting), ITEMSIZE[setting.dtype]
+    of, itemsize = layer_sizes(setting), ITEMSIZE[setting.dtype]
     return Buffers(
         kernels=itemsize * layer_parameters(setting.model).of_device(setting.tensor),
         local=itemsize * of.stream,
@@ -108,7 +106,7 @@ def _scores(setting: Setting, *, has_dropout: bool) -> int:
     one block (`xla`) the products are in that dtype too, and only one float32 array is left; dropout keeps one more.
     """
     model, itemsize = setting.model, ITEMSIZE[setting.dtype]
-    num_rows = sizes(setting).rows // setting.seq_len  # sequences x heads
+    num_rows = layer_sizes(setting).rows // setting.seq_len  # sequences x heads
     if model.attention == "xla":
         return (FLOAT32_BYTES + (2 + has_dropout) * itemsize) * num_rows * setting.seq_len**2
     cut = blocks(setting.seq_len, Visible(setting.anatomy.causal, setting.anatomy.window))
@@ -120,4 +118,7 @@ def _computed_again(setting: Setting) -> int:
     """What a layer that is computed again holds: what it would keep if it were not, and two streams on the way."""
     if setting.model.recompute != "full":
         return 0
-    return layer_keeps(setting, recompute="none").page_bytes + 2 * ITEMSIZE[setting.dtype] * sizes(setting).stream
+    return (
+        layer_residuals(setting, recompute="none").page_bytes
+        + 2 * ITEMSIZE[setting.dtype] * layer_sizes(setting).stream
+    )

@@ -153,7 +153,7 @@ class Folding:
                 return table
             if (key := (without > limits[0], likely)) < least:
                 best, least = table, key
-        for table in self.fitted_candidates(costs) if self.schedule.has_halves or least[0] else ():
+        for table in self.fitted_candidates(costs) if self.schedule.has_split_backward or least[0] else ():
             slowdown = replay_makespans(self._as_evaluated(table), expected) / asynchronous[len(evaluated) :]
             without, likely = slowdown
             if (key := (without > limits[0], likely)) < least:
@@ -165,7 +165,7 @@ class Folding:
 
     def _as_evaluated(self, table: RoundTable) -> RoundTable:
         """`table`; of backwards in two parts with the exchange, whose devices may wait for each other."""
-        return with_exchange(table, self.schedule) if self.schedule.has_halves else table
+        return with_exchange(table, self.schedule) if self.schedule.has_split_backward else table
 
     def candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first.

@@ -13,7 +13,7 @@ from jaxpipe.config import model_config
 from jaxpipe.measure.step_pair import StepPair
 from jaxpipe.models import ModelConfig
 from jaxpipe.program import Pipeline
-from jaxpipe.program.accounting import held_bytes
+from jaxpipe.program.shapes import held_bytes
 from jaxpipe.program.storage import Storage
 from jaxpipe.training.setup import optimizer_and_step
 from jaxpipe.training.step import init_state
@@ -39,10 +39,9 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
     compile_s = time.perf_counter() - start
     memory, text = compiled.memory_analysis(), compiled.as_text()
 
-    storage = pipeline.storage(pair.params, pair.batch)
-    held = held_bytes(pipeline, pair.params, pair.batch)
+    shapes = pipeline.shapes(pair.params, pair.batch)
+    held, message = held_bytes(shapes), shapes.message
     workspace = workspace_bytes(pipeline, pair.params, pair.batch, has_dropout=pair.dropout_seed is not None)
-    message = pipeline.message_like(pair.params, pair.batch)
     formula = layer_bytes(
         model_config(config),
         batch=message.shape[0],
@@ -55,11 +54,11 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
         "argument_bytes": memory.argument_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
-        "slot_bytes": pipeline.slot_bytes(pair.params, pair.batch),
+        "slot_bytes": shapes.storage.slot_bytes,
         "formula_slot_bytes": formula * max(pipeline.layers_per_stage),
         "num_slots": table.num_slots,
         "expected_temp_bytes": sum(held.values()) + max(workspace.values()),
-        "hlo_slot_copies": len(whole_writes(text, pool_shapes(storage))),
+        "hlo_slot_copies": len(whole_writes(text, pool_shapes(shapes.storage))),
         "hlo_gradient_copies": len(whole_writes(text, gradient_shapes(pipeline, pair.params))),
     }
 

@@ -58,7 +58,7 @@ class Stages:
         key = None if seed is None else jax.random.key(seed)
         scale = jax.tree.map(np.float32, factors(self.model.num_losses(self.batch)))
         arguments = (self.params, self.batch, scale, key)
-        compiled = pipeline.of_some_actions.lower(no_actions(pipeline), *arguments).compile()
+        compiled = pipeline.run_subset.lower(no_actions(pipeline), *arguments).compile()
         return lambda is_run: compiled(is_run, *arguments)
 
 

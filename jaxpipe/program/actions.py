@@ -1,17 +1,17 @@
-"""What a device does in one action: the forward and the backward of one stage for one microbatch, whole or by halves.
+"""What a device does in one action: the forward and the backward of one stage for one microbatch, whole or in parts.
 
 All walk the layers of the stage. Forward writes each layer's residuals straight into pages of a pool;
-backward reads them in reverse and adds each layer's weight gradient to the running float32 sum in place. Of its
-halves I leaves in pages what W needs, which comes later and computes nothing anew.
-The first stage's actions begin and end with the embedding, the last stage's forward ends with head, loss
+backward reads them in reverse and adds each layer's weight gradient to the running float32 sum in place. Of a split
+backward, I leaves in pages what its W needs; W comes later and recomputes nothing.
+The first stage's actions begin and end with the embedding. The last stage's forward ends with head, loss
 and their backward: what it sends on is the gradient of its output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,49 +19,19 @@ from jax import lax
 
 from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import Randomness
-from jaxpipe.program import residuals
+from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import StageFunctions
-from jaxpipe.program.guard import when
-from jaxpipe.program.halves import Halves
+from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.program.partition import reduce_chunk
-from jaxpipe.program.storage import Pools, Storage
+from jaxpipe.program.shapes import StepShapes
+from jaxpipe.program.split_vjp import SplitBackward
+from jaxpipe.program.staged_params import StagedLayout
+from jaxpipe.program.storage import Pools
+from jaxpipe.program.vjp import vjp_backward, vjp_forward
 from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
-Integers = Any  # numpy arrays in the table, jax arrays in the program
-EMBEDDING = -1  # its place among the layers
-
-
-class State(NamedTuple):
-    """What an action changes, in place."""
-
-    message: jax.Array  # x.shape: before the action what it reads, after it what it produced
-    pools: Pools
-    grads: PyTree  # float32 running sums: {"shared", "layers": [chunk, layer, ...]}
-    loss: PyTree  # float32 running sums, one for each kind of loss
-    num_done: jax.Array  # int32: actions so far
-
-
-class Row(NamedTuple):
-    """One device's line of the round table; integers, named as in `jaxpipe.lowering`."""
-
-    kind: Integers
-    stage: Integers
-    chunk: Integers
-    microbatch: Integers
-    completes: Integers  # whether the action is the last to add to its chunk's gradients
-    next_source: Integers
-    keep: Integers
-    arrival: Integers  # [permute]
-    pages: Integers  # [pool, layer]
-    departure: Integers  # [lane]
-    num_departures: Integers
-    landing: Integers  # [lane]
-    num_landings: Integers
-    given: Integers  # [lane, (chunk, layer)]
-    num_given: Integers
-    received: Integers  # [lane, (chunk, layer)]
-    num_received: Integers
+EMBEDDING = -1  # its index among the layers, for random numbers
 
 
 @dataclass(frozen=True)
@@ -69,25 +39,53 @@ class Actions:
     """The actions of one device, over its own parameters and batch."""
 
     functions: StageFunctions
-    params: PyTree  # {"shared", "layers": [chunk, layer, ...]}
+    shapes: StepShapes
+    params: PyTree  # compute copies {"shared", "layers": [chunk, layer, ...]}
     batch: PyTree  # leaves [num_microbatches, ...]
     scale: PyTree  # float32, for each kind of loss: multiplies it
     random: Randomness | None  # of this step, on this device
     first_layer: jax.Array  # [chunk] index in the model of its first layer
-    num_held: jax.Array  # [chunk] layers
-    static_layers: int | None  # layers of every stage, where they are equal
-    num_stages: int
-    x_like: jax.ShapeDtypeStruct
-    storage: Storage
-    halves: Halves | None  # of a layer's backward, where any is in two parts
-    keeps_residuals: bool  # False: forwards alone, no gradients
-    parts: PyTree  # how devices hold the layers' parameters
+    num_layers: jax.Array  # [chunk]
+    static_num_layers: int | None  # layers of every stage, where they are equal: XLA then knows the trip count
+    split: SplitBackward | None  # of a layer's backward, where the table has any I and W
     deterministic: bool  # whether sums over devices are added in mesh order
+
+    @classmethod
+    def on_this_device(
+        cls,
+        functions: StageFunctions,
+        shapes: StepShapes,
+        layout: StagedLayout,
+        *,
+        params: PyTree,
+        batch: PyTree,
+        scale: PyTree,
+        key: jax.Array | None,
+        split: SplitBackward | None,
+        deterministic: bool,
+    ) -> Actions:
+        """The actions of the device that traces this inside `shard_map`."""
+        layers_per_stage = shapes.table.layers_per_stage
+        equal = len(set(layers_per_stage)) == 1
+        device, microbatch_size = lax.axis_index("pipe"), jax.tree.leaves(batch)[0].shape[1]
+        return cls(
+            functions=functions,
+            shapes=shapes,
+            params=params,
+            batch=batch,
+            scale=scale,
+            random=None if key is None else Randomness(key, lax.axis_index("data") * microbatch_size),
+            first_layer=jnp.asarray(layout.first_layer)[device],
+            num_layers=jnp.asarray(layout.num_held)[device],
+            static_num_layers=layers_per_stage[0] if equal else None,
+            split=split,
+            deterministic=deterministic,
+        )
 
     @property
     def has_reductions(self) -> bool:
         """Whether several devices have terms of the gradient of any layer's parameter."""
-        return any(part.is_summed for part in jax.tree.leaves(self.parts))
+        return any(part.is_summed for part in jax.tree.leaves(self.shapes.parts["layers"]))
 
     def run(self, kind: Kind, row: Row, state: State) -> State:
         """`state` after the action of `kind`, on devices whose row asks for it."""
@@ -101,18 +99,18 @@ class Actions:
         def act(state: State) -> State:
             return action(row, state)._replace(num_done=state.num_done + 1)
 
-        # Always true, but not for the compiler: an action that writes the pool waits for the one that reads it, so
-        # that no copy of the pool is made for the reader.
+        # As in `sequenced`: an action that writes the pool waits for the one that reads it, so that XLA makes no copy
+        # of the pool for the reader.
         is_next = state.num_done >= 0
-        return when((row.kind == kind) & is_next, act, state)
+        return cond_in_place((row.kind == kind) & is_next, act, state)
 
     def reduce(self, chunk: jax.Array, state: State) -> State:
-        """`state` with the gradients of `chunk` summed over the devices that have terms of them; of IDLE, as it is."""
+        """`state` with the gradients of `chunk` summed over the devices that have terms of them, unless it is IDLE."""
 
         def reduce(grads: PyTree) -> PyTree:
-            return reduce_chunk(grads, self.parts, chunk, deterministic=self.deterministic)
+            return reduce_chunk(grads, self.shapes.parts["layers"], chunk, deterministic=self.deterministic)
 
-        layers = when(chunk != IDLE, reduce, state.grads["layers"])
+        layers = cond_in_place(chunk != IDLE, reduce, state.grads["layers"])
         return state._replace(grads={**state.grads, "layers": layers})
 
     def _random(self, row: Row, layer: jax.Array | int) -> Randomness | None:
@@ -127,93 +125,95 @@ class Actions:
     def _add_loss(self, total: PyTree, value: PyTree) -> PyTree:
         return jax.tree.map(lambda total, scale, value: total + scale * value, total, self.scale, value)
 
-    def _num_layers(self, row: Row) -> int | jax.Array:
-        return self.num_held[row.chunk] if self.static_layers is None else self.static_layers
+    def _num_layers_of(self, row: Row) -> int | jax.Array:
+        return self.num_layers[row.chunk] if self.static_num_layers is None else self.static_num_layers
 
     def _forward(self, row: Row, state: State) -> State:
         functions, shared, microbatch = self.functions, self.params["shared"], self._microbatch(row)
-        x = when(
+        x = cond_in_place(
             row.stage == 0, lambda _: functions.embed(shared, microbatch, self._random(row, EMBEDDING)), state.message
         )
 
         def layer(i: jax.Array, walk: tuple[jax.Array, Pools]) -> tuple[jax.Array, Pools]:
             x, pools = walk
             random = self._random(row, self.first_layer[row.chunk] + i)
-            if not self.keeps_residuals:
+            if not self.shapes.table.has_backward:
                 return functions.layer(self._layer_params(row, i), x, microbatch, random), pools
-            y, kept = residuals.forward(functions.layer, self._layer_params(row, i), x, microbatch, random)
-            return y, self.storage.write_residuals(pools, row.pages[:, i], kept)
+            y, residuals = vjp_forward(functions.layer, self._layer_params(row, i), x, microbatch, random)
+            return y, self.shapes.storage.write_residuals(pools, row.pages[:, i], residuals)
 
-        y, pools = lax.fori_loop(0, self._num_layers(row), layer, (x, state.pools))
+        y, pools = lax.fori_loop(0, self._num_layers_of(row), layer, (x, state.pools))
 
-        def turn_around(ends: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
-            y, loss, sums = ends
-            if not self.keeps_residuals:
+        def turn_around(walk: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
+            y, loss, sums = walk
+            if not self.shapes.table.has_backward:
                 return y, self._add_loss(loss, functions.head(shared, y, microbatch)), sums
             value, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
             d_shared, dy = vjp(self.scale)
             return dy, self._add_loss(loss, value), add(sums, d_shared)
 
-        ends = (y, state.loss, state.grads["shared"])
-        message, loss, sums = when(row.stage == self.num_stages - 1, turn_around, ends)
+        is_last = row.stage == self.shapes.table.schedule.num_stages - 1
+        message, loss, sums = cond_in_place(is_last, turn_around, (y, state.loss, state.grads["shared"]))
         return state._replace(message=message, pools=pools, grads={**state.grads, "shared": sums}, loss=loss)
 
     def _backward(self, row: Row, state: State) -> State:
         def layer(turn: jax.Array, walk: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
             dy, sums = walk
             i, params, given = self._last_first(row, turn)
-            kept = self.storage.read_residuals(state.pools, row.pages[:, i])
-            d_params, dx = residuals.backward(self.functions.layer, params, kept, self.x_like, dy, *given)
+            residuals = self.shapes.storage.read_residuals(state.pools, row.pages[:, i])
+            d_params, dx = vjp_backward(self.functions.layer, params, residuals, self.shapes.message, dy, *given)
             return dx, _add_layer(sums, row.chunk, i, jax.tree.leaves(d_params))
 
-        dx, layers = lax.fori_loop(0, self._num_layers(row), layer, (state.message, state.grads["layers"]))
-        return self._arrive(row, state, dx, layers)
+        dx, layers = lax.fori_loop(0, self._num_layers_of(row), layer, (state.message, state.grads["layers"]))
+        return self._finish_backward(row, state, dx, layers)
 
     def _input_gradient(self, row: Row, state: State) -> State:
-        assert self.halves
-        halves = self.halves
+        assert self.split
+        split, storage = self.split, self.shapes.storage
 
         def layer(turn: jax.Array, walk: tuple) -> tuple:
-            dy, sums, left, pools, num_done = walk
+            dy, sums, deferred, pools, num_done = walk
             i, params, given = self._last_first(row, turn)
 
-            # What I leaves may take the place of what it reads. In a guard of its own, the reader is done before
-            # anything is written; else the compiler would copy the pool for it.
+            # What I defers may overwrite what it reads. In a guard of its own, the reader is done before anything is
+            # written; else the compiler would copy the pool for it.
             def compute(walk: tuple) -> tuple:
                 dy, sums, _, num_done = walk
-                kept = self.storage.read_residuals(pools, row.pages[:, i])
-                dx, grads, left = halves.input_gradient(params, kept, dy, *given)
-                return dx, _add_layer(sums, row.chunk, i, grads), left, num_done + 1
+                residuals = storage.read_residuals(pools, row.pages[:, i])
+                dx, grads, deferred = split.input_gradient(params, residuals, dy, *given)
+                return dx, _add_layer(sums, row.chunk, i, grads), deferred, num_done + 1
 
-            dx, sums, left, num_done = when(num_done >= 0, compute, (dy, sums, left, num_done))
-            return dx, sums, left, self.storage.write_left(pools, row.pages[:, i], left), num_done
+            dx, sums, deferred, num_done = cond_in_place(num_done >= 0, compute, (dy, sums, deferred, num_done))
+            pools = storage.write_deferred(pools, row.pages[:, i], deferred)
+            return dx, sums, deferred, pools, num_done
 
-        left = [jnp.zeros(like.shape, like.dtype) for like in self.storage.kept.left]
-        walk = state.message, state.grads["layers"], left, state.pools, state.num_done
-        dx, layers, _, pools, _ = lax.fori_loop(0, self._num_layers(row), layer, walk)
-        return self._arrive(row, state, dx, layers)._replace(pools=pools)
+        deferred = [jnp.zeros(like.shape, like.dtype) for like in storage.saved.deferred]
+        walk = state.message, state.grads["layers"], deferred, state.pools, state.num_done
+        dx, layers, _, pools, _ = lax.fori_loop(0, self._num_layers_of(row), layer, walk)
+        return self._finish_backward(row, state, dx, layers)._replace(pools=pools)
 
     def _weight_gradient(self, row: Row, state: State) -> State:
-        assert self.halves
-        halves = self.halves
+        assert self.split
+        split, storage = self.split, self.shapes.storage
 
         def layer(turn: jax.Array, sums: PyTree) -> PyTree:
             i, params, given = self._last_first(row, turn)
             pages = row.pages[:, i]
-            kept, left = self.storage.read_for_weights(state.pools, pages), self.storage.read_left(state.pools, pages)
-            return _add_layer(sums, row.chunk, i, halves.weight_gradient(params, kept, left, *given))
+            shared = storage.read_shared_with_w(state.pools, pages)
+            deferred = storage.read_deferred(state.pools, pages)
+            return _add_layer(sums, row.chunk, i, split.weight_gradient(params, shared, deferred, *given))
 
-        layers = lax.fori_loop(0, self._num_layers(row), layer, state.grads["layers"])
+        layers = lax.fori_loop(0, self._num_layers_of(row), layer, state.grads["layers"])
         return state._replace(grads={**state.grads, "layers": layers})
 
     def _last_first(self, row: Row, turn: jax.Array) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
-        """The layer of a turn when layers are walked in reverse; its parameters; the microbatch and its randomness."""
-        i = self._num_layers(row) - 1 - turn
+        """The layer of a turn when layers are walked in reverse, its parameters, the microbatch and its randomness."""
+        i = self._num_layers_of(row) - 1 - turn
         random = self._random(row, self.first_layer[row.chunk] + i)
         return i, self._layer_params(row, i), (self._microbatch(row), random)
 
-    def _arrive(self, row: Row, state: State, dx: jax.Array, layers: PyTree) -> State:
-        """`state` once the gradient of the stage's input is there: the embedding's, or what is sent on."""
+    def _finish_backward(self, row: Row, state: State, dx: jax.Array, layers: PyTree) -> State:
+        """`state` with `dx`, the gradient of the stage's input: it is the message, or goes into the embedding."""
         shared, microbatch = self.params["shared"], self._microbatch(row)
 
         def embed(sums: PyTree) -> PyTree:
@@ -221,23 +221,8 @@ class Actions:
             _, vjp = jax.vjp(lambda shared: self.functions.embed(shared, microbatch, random), shared)
             return add(sums, vjp(dx)[0])
 
-        sums = when(row.stage == 0, embed, state.grads["shared"])
+        sums = cond_in_place(row.stage == 0, embed, state.grads["shared"])
         return state._replace(message=dx, grads={"shared": sums, "layers": layers})
-
-
-def in_turn(
-    wanted: jax.Array, action: Callable[[PyTree, jax.Array], PyTree], carry: PyTree, state: State
-) -> tuple[PyTree, State]:
-    """`action(carry, state.num_done)` where `wanted`, after all that comes before and before what comes after.
-
-    As in `Actions.run`: what writes into storage waits for what reads it, so that it is never copied.
-    """
-
-    def act(walk: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
-        return action(*walk), walk[1] + 1
-
-    carry, num_done = when(wanted & (state.num_done >= 0), act, (carry, state.num_done))
-    return carry, state._replace(num_done=num_done)
 
 
 def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:
@@ -256,10 +241,12 @@ def _add_at(total: jax.Array, chunk: jax.Array, layer: jax.Array, value: jax.Arr
 
 
 def _add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequence[jax.Array | None]) -> PyTree:
-    """Running sums of layers with the gradients of one added; None is nothing to add.
+    """Running sums of layers with the gradients of one added.
 
     Args:
-        grads: of each leaf.
+        totals: leaves [chunk, layer, ...].
+        chunk, layer: of the one.
+        grads: [leaf] its gradient; None adds nothing.
     """
     leaves, structure = jax.tree.flatten(totals)
     added = [total if d is None else _add_at(total, chunk, layer, d) for total, d in zip(leaves, grads, strict=True)]

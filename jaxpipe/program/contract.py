@@ -1,8 +1,8 @@
-"""What the program needs to know of a model: three pure functions, and how `tensor` splits its parameters.
+"""What the program asks of a model, a schedule, a mesh and arrays, and the checks that they fit, before compilation.
 
-A model is an embedding, a stack of layers of one shape, and a head that ends in the loss. The program
-calls them on each device with that device's part of everything; it knows nothing else of the model. A
-stage that is no stack of layers is one layer.
+A model is an embedding, a stack of layers of one shape, and a head that ends in the loss: three pure functions, and how
+`tensor` splits their parameters. The program calls them on each device with that device's part of everything; it knows
+nothing else of the model. A stage that is no stack of layers is one layer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import Randomness
+from jaxpipe.mesh.mesh import AXES
+from jaxpipe.schedules.schedule import Kind, Schedule
 
 PyTree = Any
 
@@ -29,9 +36,9 @@ class StageFunctions:
             names the dim split over `tensor`, for example P(None, "tensor"); None where none is split.
 
     `shared` are the parameters of embedding and head (a tied one is just used by both), `microbatch` is
-    the batch's pytree without its leading microbatch axis. What all layers read of it, as a padding mask, is sent to
-    no stage, since every device has the batch, and is given again in backward; what a layer makes of it is kept like
-    an activation. `random` is what a training step's random numbers come from, None where nothing is random.
+    the batch's pytree without its leading microbatch axis. What all layers read of it, such as a padding mask, is sent
+    to no stage, since every device has the batch, and backward is given it again; what a layer computes from it is
+    saved like an activation. `random` is what a training step's random numbers come from, None where nothing is random.
 
     Over a `tensor` axis of several devices, each calls the functions together with the others, with its
     part of the split parameters, and may exchange values with them. All of them must get the same loss from
@@ -47,3 +54,171 @@ class StageFunctions:
     def of(cls, model: Any) -> StageFunctions:
         """The functions of an object that has them all as attributes, as the models of `jaxpipe.models`."""
         return cls(embed=model.embed, layer=model.layer, head=model.head, specs=model.specs)
+
+
+def check_actions(schedule: Schedule) -> None:
+    """Raises CompileError where `schedule` has actions that the program does not run."""
+    if schedule.num_replicas == 1 and schedule.columns.is_kind(Kind.SYNC).any():
+        raise CompileError(
+            explain(
+                f"schedule {schedule.name!r} of num_replicas=1 has actions of kind SYNC.",
+                rule="program-actions: SYNC is between two replicas: over `data` gradients are summed without it",
+                repair="leave the SYNCs out",
+            )
+        )
+
+
+def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunctions) -> None:
+    """Raises CompileError unless `mesh` has our axes, as many `pipe` devices as `schedule`, and `tensor` a use."""
+    if tuple(mesh.axis_names) != AXES:
+        raise CompileError(
+            explain(
+                f"the mesh has axes {tuple(mesh.axis_names)}.",
+                rule=f"mesh-axes: a mesh has the axes {AXES}, in this order",
+                repair="make it with jaxpipe.mesh.make_mesh(data=..., pipe=..., tensor=...)",
+            )
+        )
+    num_pipe, num_tensor = mesh.shape["pipe"], mesh.shape["tensor"]
+    if num_pipe != schedule.num_devices:
+        raise CompileError(
+            explain(
+                f"schedule {schedule.name!r} has num_devices={schedule.num_devices}, the mesh pipe={num_pipe}.",
+                rule="pipe-devices: the schedule's devices are the mesh's `pipe` axis",
+                repair=f"build the schedule with num_devices={num_pipe}, or a mesh with pipe={schedule.num_devices}",
+            )
+        )
+    if num_tensor > 1 and functions.specs is None:
+        raise CompileError(
+            explain(
+                f"the mesh has tensor={num_tensor}, and no parameter is split over it.",
+                rule="tensor-axis: functions that use `tensor` say in `specs` which parameters it splits; without it "
+                "all its devices would do the same work",
+                repair="make the functions for this tensor axis, for example StageFunctions.of(LanguageModel(config, "
+                f"TensorAxis({num_tensor}))), or use tensor=1",
+            )
+        )
+
+
+def check_inputs(
+    schedule: Schedule, mesh: jax.sharding.Mesh, staged_shape: tuple[int, ...], params: PyTree, batch: PyTree
+) -> None:
+    """Raises CompileError unless staged `params` and `batch` have the shapes that the program takes.
+
+    Args:
+        schedule: of the program.
+        mesh: of the program.
+        staged_shape: [device, chunk, layer], the first dims of every layer parameter.
+        params: staged, or their shapes.
+        batch: or its shapes.
+    """
+    if not isinstance(params, dict) or set(params) != {"shared", "layers"}:
+        raise CompileError(
+            explain(
+                f"params is {type(params).__name__} {sorted(params) if isinstance(params, dict) else ''}.",
+                rule="params: a dictionary with 'shared' and 'layers'",
+                repair="put embedding and head under 'shared', the stacked layers under 'layers'",
+            )
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params["layers"]):
+        if leaf.shape[:3] != staged_shape:
+            raise CompileError(
+                explain(
+                    f"params['layers']{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
+                    rule=f"staged-layers: it begins with [device, chunk, layer] = {staged_shape}",
+                    repair="pass the parameters through pipeline.to_stages first",
+                )
+            )
+    num_data = mesh.shape["data"]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        if leaf.ndim < 2 or leaf.shape[0] != schedule.num_microbatches or leaf.shape[1] % num_data:
+            raise CompileError(
+                explain(
+                    f"batch{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
+                    rule=f"batch: leaves are [num_microbatches={schedule.num_microbatches}, microbatch size, ...], "
+                    f"the size a multiple of data={num_data}",
+                    repair="reshape the global batch to [num_microbatches, -1, ...]",
+                )
+            )
+
+
+def shapes_on_a_device(mesh: jax.sharding.Mesh, function: Callable, *arguments: PyTree) -> Any:
+    """Shapes that `function` returns on one device, from those of its arguments there; it may use the mesh's axes."""
+    return jax.eval_shape(jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False), *arguments)
+
+
+def check_functions(
+    functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree
+) -> tuple[jax.ShapeDtypeStruct, PyTree]:
+    """The shapes of a message on one device and of the losses, once the functions are seen to keep the contract.
+
+    Args:
+        functions: of the model.
+        mesh: whose axes they may use.
+        params: shapes {"shared", "layer"} on one device.
+        microbatch: shapes of one microbatch on one device.
+
+    Raises:
+        CompileError: the functions break the contract.
+    """
+
+    def shapes(function: Callable, *arguments: PyTree) -> Any:
+        return shapes_on_a_device(mesh, function, *arguments)
+
+    x = _one_array(
+        "embed", shapes(lambda shared, batch: functions.embed(shared, batch, None), params["shared"], microbatch)
+    )
+    y = _one_array(
+        "layer",
+        shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch),
+    )
+    if (x.shape, x.dtype) != (y.shape, y.dtype):
+        raise CompileError(
+            explain(
+                f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.",
+                rule="same-shape: every layer returns the shape and dtype that embed returns",
+                repair="cast or reshape inside embed or layer",
+            )
+        )
+    loss = shapes(functions.head, params["shared"], y, microbatch)
+    leaves = jax.tree.leaves(loss)
+    if not leaves or any(getattr(leaf, "shape", None) != () or leaf.dtype != "float32" for leaf in leaves):
+        raise CompileError(
+            explain(
+                f"head returns {loss}.",
+                rule="loss-sum: head returns the sum of the microbatch's losses, a float32 scalar, or one of each kind",
+                repair="sum, do not average, and cast to float32",
+            )
+        )
+    return x, loss
+
+
+def scale_of_each(losses: PyTree, scale: PyTree) -> PyTree:
+    """A float32 factor for each of `losses`: `scale` has one for each, or is one for all.
+
+    Raises:
+        CompileError: `scale` has another structure.
+    """
+    structure, found = jax.tree.structure(losses), jax.tree.structure(scale)
+    if found == jax.tree.structure(0):
+        return jax.tree.map(lambda _: jnp.asarray(scale, jnp.float32), losses)
+    if found != structure:
+        raise CompileError(
+            explain(
+                f"scale is {found}, and head returns {structure}.",
+                rule="loss-scale: scale is one number for all losses, or one for each that head returns",
+                repair="give a pytree of numbers like what head returns, or one number",
+            )
+        )
+    return jax.tree.map(lambda factor: jnp.asarray(factor, jnp.float32), scale)
+
+
+def _one_array(name: str, value: Any) -> jax.ShapeDtypeStruct:
+    if not hasattr(value, "shape"):
+        raise CompileError(
+            explain(
+                f"{name} returns {type(value).__name__}.",
+                rule="one-array: what travels from stage to stage is one array",
+                repair="return one array; put what all layers need into the batch or the shared parameters",
+            )
+        )
+    return value

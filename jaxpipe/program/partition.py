@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -208,7 +209,7 @@ def _gather_both(
 
 
 def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministic: bool) -> PyTree:
-    """`grads` with those of `chunk` reduced over the devices, layer by layer, in place; see `reduced_parts`.
+    """`grads` with those of `chunk` reduced over the devices, layer by layer, in place; see `_reduced_parts`.
 
     Args:
         grads: this device's running sums, leaves [chunk, layer, ...].
@@ -234,7 +235,7 @@ def _reduce_layer(leaf: jax.Array, part: Part, chunk: jax.Array, i: jax.Array, *
     return lax.dynamic_update_slice(leaf, part.reduce(own, deterministic=deterministic)[None, None], start)
 
 
-def reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
+def _reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
     """This device's parts of reduced gradients, which `reduce_chunk` left at the beginning of their dims."""
 
     def cut(leaf: jax.Array, part: Part) -> jax.Array:
@@ -243,3 +244,54 @@ def reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
         return lax.slice_in_dim(leaf, 0, part.master_shape[part.master_dim], axis=part.master_dim + 2)
 
     return jax.tree.map(cut, grads, parts)
+
+
+def sums_over_devices(
+    loss: PyTree, grads: PyTree, parts: PyTree, *, num_owned: int, deterministic: bool
+) -> tuple[PyTree, PyTree]:
+    """Loss and gradients of the step from what each device has summed up; no gradients where it has none.
+
+    Args:
+        loss: this device's running sums.
+        grads: this device's running sums; those of layers have been reduced chunk by chunk, see `reduce_chunk`.
+        parts: of all parameters.
+        num_owned: chunks whose gradients the device returns; of two replicas others are its partner's.
+        deterministic: whether terms are added in mesh order.
+    """
+    loss = jax.tree.map(lambda leaf: sum_over(leaf, ("data", "pipe"), deterministic=deterministic), loss)
+    if not jax.tree.leaves(grads):
+        return loss, grads
+    shared = jax.tree.map(
+        lambda leaf, part: part.reduce(leaf, deterministic=deterministic), grads["shared"], parts["shared"]
+    )
+    owned = jax.tree.map(lambda leaf: leaf[:num_owned], grads["layers"])
+    layers = jax.tree.map(lambda leaf: leaf[None], _reduced_parts(owned, parts["layers"]))
+    return loss, {"shared": shared, "layers": layers}
+
+
+def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool) -> jax.Array:
+    """The sum of squares of each gradient over all devices; traceable.
+
+    Gradients that are split over the same axes are summed together: one vector is sent for each such group.
+
+    Args:
+        grads: staged and sharded as the parameters.
+        parts: of all parameters.
+        mesh: with axes `data`, `pipe`, `tensor`.
+        deterministic: whether terms are added in mesh order.
+
+    Returns:
+        Float32 "leaf", in the order of `jax.tree.leaves`.
+    """
+
+    def sums(grads: PyTree) -> jax.Array:
+        squares: dict[tuple[str, ...], list[jax.Array]] = {}
+        places: dict[tuple[str, ...], list[int]] = {}
+        for place, (leaf, part) in enumerate(zip(jax.tree.leaves(grads), jax.tree.leaves(parts), strict=True)):
+            squares.setdefault(part.split_axes, []).append(jnp.square(leaf).sum())
+            places.setdefault(part.split_axes, []).append(place)
+        vectors = [sum_over(jnp.stack(terms), axes, deterministic=deterministic) for axes, terms in squares.items()]
+        return jnp.concatenate(vectors)[np.argsort(np.concatenate(list(places.values())))]
+
+    specs = jax.tree.map(lambda part: part.spec(), parts)
+    return jax.shard_map(sums, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(grads)

@@ -1,4 +1,9 @@
-"""A schedule, a mesh and a model's functions become one compiled SPMD program."""
+"""A schedule, a mesh and a model's functions become one compiled SPMD program.
+
+The walk from a row to the permute: `check` the schedule's rules; `lower` it to a round table, integers alone;
+`step_shapes` asks the model once for all shapes; `run_rounds` traces the loop over the table's rounds, whose `Actions`
+compute and whose `channels` send; what each device has summed up is then summed over the devices.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +13,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import Randomness
-from jaxpipe.mesh.collectives import sum_over
-from jaxpipe.program.actions import Actions, Row, State
-from jaxpipe.program.beginning import empty_carry, rows_of
-from jaxpipe.program.contract import StageFunctions
-from jaxpipe.program.halves import Halves, halve
-from jaxpipe.program.inputs import (
-    check_actions,
-    check_functions,
-    check_inputs,
-    check_mesh,
-    scale_of_each,
-)
-from jaxpipe.program.kept import Kept, kept_by_a_layer
-from jaxpipe.program.layout import Layout, balanced_split
-from jaxpipe.program.partition import Part, compute_copies, partition, reduced_parts
+from jaxpipe.program.actions import Actions
+from jaxpipe.program.carry import Row, initial_carry, table_operands
+from jaxpipe.program.contract import StageFunctions, check_actions, check_mesh, scale_of_each
+from jaxpipe.program.partition import compute_copies, partition, square_sums, sums_over_devices
 from jaxpipe.program.rounds import run_rounds
-from jaxpipe.program.storage import Storage, make_storage
+from jaxpipe.program.shapes import StepShapes, step_shapes
+from jaxpipe.program.split_vjp import split_vjp
+from jaxpipe.program.staged_params import StagedLayout, balanced_split
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
 
 PyTree = Any
+_BATCH = P(None, "data")  # of leaves [num_microbatches, microbatch size, ...]
 
 
 class Pipeline:
@@ -52,10 +47,11 @@ class Pipeline:
             step's key; without one nothing is random.
         loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
             forwards, without residuals or gradients, and with nothing random.
-        of_some_actions: jitted (is_run, staged params, batch, scale=1.0, key=None): what `loss_and_grads` does, by the
-            same program, where `is_run` "round device" is true, and nothing in the other rounds, to measure what
-            takes how long. What it returns means nothing.
+        run_subset: jitted (is_run, staged params, batch, scale=1.0, key=None): what `loss_and_grads` does, by the
+            same program, where `is_run` "round device" is true, and nothing in the other rounds, to measure how long
+            actions take. What it returns means nothing.
         table: the round table that `loss_and_grads` executes.
+        layout: of the staged parameters.
         layers_per_stage: [stage].
         rolled: whether rounds are rolled into loops.
     """
@@ -101,7 +97,7 @@ class Pipeline:
         if layers_per_stage is None:
             layers_per_stage = balanced_split(num_layers, schedule.num_stages)
         self.layers_per_stage = tuple(layers_per_stage)
-        self.layout = Layout(schedule.placement, self.layers_per_stage, num_layers=num_layers)
+        self.layout = StagedLayout(schedule.placement, self.layers_per_stage, num_layers=num_layers)
         self.dtype, self.split_masters, self.deterministic, self.rolled = dtype, split_masters, deterministic, rolled
         self.table = lower(schedule, layers_per_stage=self.layers_per_stage, rolled=rolled, costs=costs)
 
@@ -110,7 +106,7 @@ class Pipeline:
         ) -> tuple[PyTree, PyTree]:
             return self._run(self.table, params, batch, scale, key)
 
-        def of_some_actions(
+        def run_subset(
             is_run: jax.Array, params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: jax.Array | None = None
         ) -> tuple[PyTree, PyTree]:
             return self._run(self.table, params, batch, scale, key, is_run)
@@ -118,8 +114,12 @@ class Pipeline:
         def loss(params: PyTree, batch: PyTree, scale: PyTree = 1.0) -> PyTree:
             return self._run(self.forward_table, params, batch, scale, None)[0]
 
-        self.loss_and_grads, self.loss = jax.jit(loss_and_grads), jax.jit(loss)
-        self.of_some_actions = jax.jit(of_some_actions)
+        self.loss_and_grads, self.loss, self.run_subset = map(jax.jit, (loss_and_grads, loss, run_subset))
+
+    @cached_property
+    def forward_table(self) -> RoundTable:
+        """The round table of the forwards alone, with the same placement and microbatches: what `loss` executes."""
+        return lower(forwards_only(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
 
     def to_stages(self, params: PyTree) -> PyTree:
         """Staged parameters, layers [device, chunk, layer, ...], from canonical ones; traceable."""
@@ -129,77 +129,54 @@ class Pipeline:
         """Canonical parameters or gradients, layers [num_layers, ...], from staged ones; traceable."""
         return self.layout.from_stages(params)
 
-    def shardings(self, params: PyTree) -> PyTree:
-        """Shardings of staged parameters and of their gradients; see `jaxpipe.program.partition`."""
-        return jax.tree.map(lambda part: NamedSharding(self.mesh, part.spec()), self.parts(params))
-
     def parts(self, params: PyTree) -> PyTree:
-        """How devices hold each of the staged parameters."""
+        """How devices hold each of the staged parameters; see `jaxpipe.program.partition`."""
         return partition(params, self.functions.specs, self.mesh, split_masters=self.split_masters)
+
+    def shardings(self, params: PyTree) -> PyTree:
+        """Shardings of staged parameters and of their gradients."""
+        return jax.tree.map(lambda part: NamedSharding(self.mesh, part.spec()), self.parts(params))
 
     @property
     def batch_sharding(self) -> NamedSharding:
         """Sharding of batch leaves [num_microbatches, microbatch size, ...]: their second axis over `data`."""
         return NamedSharding(self.mesh, _BATCH)
 
-    @cached_property
-    def forward_table(self) -> RoundTable:
-        """The same placement and microbatches, forwards alone: what `loss` executes."""
-        return lower(forwards_only(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
-
-    def square_sums(self, grads: PyTree) -> jax.Array:
-        """The sum of squares of each gradient, as `loss_and_grads` returns them; traceable.
-
-        The root of their sum is the global norm. What is sent is one vector for each way in which parameters are split.
-
-        Returns:
-            Float32 "leaf", in the order of `jax.tree.leaves`; not finite where a gradient is not, or its square.
-        """
-        parts = self.parts(grads)
-
-        def sums(grads: PyTree) -> jax.Array:
-            squares: dict[tuple[str, ...], list[jax.Array]] = {}
-            places: dict[tuple[str, ...], list[int]] = {}
-            for place, (leaf, part) in enumerate(zip(jax.tree.leaves(grads), jax.tree.leaves(parts), strict=True)):
-                squares.setdefault(part.split_axes, []).append(jnp.square(leaf).sum())
-                places.setdefault(part.split_axes, []).append(place)
-            vectors = [
-                sum_over(jnp.stack(terms), axes, deterministic=self.deterministic) for axes, terms in squares.items()
-            ]
-            return jnp.concatenate(vectors)[np.argsort(np.concatenate(list(places.values())))]
-
-        specs = jax.tree.map(lambda part: part.spec(), parts)
-        return jax.shard_map(sums, mesh=self.mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(grads)
-
-    def slot_bytes(self, params: PyTree, batch: PyTree) -> int:
-        """Bytes per device of one slot, on the longest stage; what I leaves apart for its W is no part of it."""
-        return self.storage(params, batch).pools[0].page_bytes * max(self.layers_per_stage)
-
-    def storage(self, params: PyTree, batch: PyTree, *, random: bool = True) -> Storage:
-        """What is kept from an action to a later one, and how.
+    def shapes(self, params: PyTree, batch: PyTree, *, random: bool = True) -> StepShapes:
+        """Every shape of the training step on one device: messages, losses, saved residuals and their storage.
 
         Args:
             params: staged, or their shapes.
             batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
             random: whether the step has a key.
+
+        Raises:
+            CompileError: functions, parameters and batch do not fit together.
         """
-        return make_storage(self.table, self._kept(params, batch, random=random))
+        return self._shapes(self.table, params, batch, random=random)
 
-    def _kept(self, params: PyTree, batch: PyTree, *, random: bool) -> Kept:
-        """What one layer keeps of one microbatch on one device."""
-        params, microbatch = self.local_shapes(params, batch)
-        x, _ = check_functions(self.functions, self.mesh, params, microbatch)
-        like = Randomness.like() if random else None
-        by_halves = self.table.schedule.has_halves
-        return kept_by_a_layer(self.functions, self.mesh, params["layer"], x, microbatch, like, by_halves=by_halves)
+    def square_sums(self, grads: PyTree) -> jax.Array:
+        """The sum of squares of each gradient, as `loss_and_grads` returns them; traceable.
 
-    def message_like(self, params: PyTree, batch: PyTree) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one message between stages, on one device."""
-        return check_functions(self.functions, self.mesh, *self.local_shapes(params, batch))[0]
+        The root of their sum is the global norm.
 
-    def loss_like(self, params: PyTree, batch: PyTree) -> PyTree:
-        """Shapes and dtypes of the losses that the head returns."""
-        return check_functions(self.functions, self.mesh, *self.local_shapes(params, batch))[1]
+        Returns:
+            Float32 "leaf", in the order of `jax.tree.leaves`; not finite where a gradient is not, or its square.
+        """
+        return square_sums(grads, self.parts(grads), self.mesh, deterministic=self.deterministic)
+
+    def _shapes(self, table: RoundTable, params: PyTree, batch: PyTree, *, random: bool) -> StepShapes:
+        return step_shapes(
+            table,
+            self.functions,
+            self.mesh,
+            self.layout,
+            params,
+            batch,
+            dtype=self.dtype,
+            split_masters=self.split_masters,
+            random=random,
+        )
 
     def _run(
         self,
@@ -210,100 +187,49 @@ class Pipeline:
         key: jax.Array | None,
         is_run: jax.Array | None = None,
     ) -> tuple[PyTree, PyTree]:
-        check_inputs(self.schedule, self.mesh, self.layout, params, batch)
-        parts, x_like = self.parts(params), self.message_like(params, batch)
-        like = self.local_shapes(params, batch)
-        kept = self._kept(params, batch, random=key is not None) if table.has_backward else Kept(())
-        storage = make_storage(table, kept)
-        rows = rows_of(table, storage)
+        """Traces one step by `table`: loss, and gradients if it has any."""
+        shapes = self._shapes(table, params, batch, random=key is not None)
+        rows = table_operands(table, shapes.storage)
         if is_run is not None:
             rows = rows._replace(kind=jnp.where(is_run.T, rows.kind, IDLE))
 
         def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree]:
+            # On each device: its line of the table and its part of the parameters, both without the device axis.
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
-            params = compute_copies({**params, "layers": layers}, parts, self.dtype, pairs=self.layout.pairs)
-            halves = self._halves(like, x_like, storage, key) if table.schedule.has_halves else None
-            actions = self._actions(table, params, parts, batch, scale, key, x_like, storage, halves)
-            return self._totals(run_rounds(table, actions, rows, empty_carry(table, actions)).state, parts)
+            params = compute_copies({**params, "layers": layers}, shapes.parts, self.dtype, pairs=self.layout.pairs)
+            split = None
+            if table.schedule.has_split_backward:
+                residuals, random = shapes.storage.saved.residuals, None if key is None else Randomness.like()
+                like = shapes.copies["layer"], residuals, shapes.message, shapes.microbatch, random
+                split = split_vjp(self.functions.layer, *like)
+            actions = Actions.on_this_device(
+                self.functions,
+                shapes,
+                self.layout,
+                params=params,
+                batch=batch,
+                scale=scale,
+                key=key,
+                split=split,
+                deterministic=self.deterministic,
+            )
+            state = run_rounds(table, actions, rows, initial_carry(shapes, params, scale)).state
+            return sums_over_devices(
+                state.loss,
+                state.grads,
+                shapes.parts,
+                num_owned=self.layout.num_owned,
+                deterministic=self.deterministic,
+            )
 
-        specs = jax.tree.map(lambda part: part.spec(), parts)
+        specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
         return jax.shard_map(
             step,
             mesh=self.mesh,
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
             check_vma=False,
-        )(params, batch, scale_of_each(self.loss_like(params, batch), scale), _key_data(key), rows)
-
-    def _actions(
-        self,
-        table: RoundTable,
-        params: PyTree,
-        parts: PyTree,
-        batch: PyTree,
-        scale: PyTree,
-        key: jax.Array | None,
-        x_like: jax.ShapeDtypeStruct,
-        storage: Storage,
-        halves: Halves | None,
-    ) -> Actions:
-        """The actions of one device, inside shard_map."""
-        equal = len(set(self.layers_per_stage)) == 1
-        device, microbatch_size = lax.axis_index("pipe"), jax.tree.leaves(batch)[0].shape[1]
-        return Actions(
-            functions=self.functions,
-            params=params,
-            batch=batch,
-            scale=scale,
-            random=None if key is None else Randomness(key, lax.axis_index("data") * microbatch_size),
-            first_layer=jnp.asarray(self.layout.first_layer)[device],
-            num_held=jnp.asarray(self.layout.num_held)[device],
-            static_layers=self.layers_per_stage[0] if equal else None,
-            num_stages=self.schedule.num_stages,
-            x_like=x_like,
-            storage=storage,
-            halves=halves,
-            keeps_residuals=table.has_backward,
-            parts=parts["layers"],
-            deterministic=self.deterministic,
-        )
-
-    def _halves(
-        self, like: tuple[PyTree, PyTree], x_like: jax.ShapeDtypeStruct, storage: Storage, key: jax.Array | None
-    ) -> Halves:
-        """The halves of a layer's backward, inside shard_map; `like` as `local_shapes` gives them."""
-        params, microbatch = like
-        random = None if key is None else Randomness.like()
-        return halve(self.functions.layer, params["layer"], storage.kept.residuals, x_like, microbatch, random)
-
-    def _totals(self, state: State, parts: PyTree) -> tuple[PyTree, PyTree]:
-        """Loss and gradients of the step, from what each device has summed up; empty ones of forwards alone."""
-        loss = jax.tree.map(lambda leaf: sum_over(leaf, ("data", "pipe"), deterministic=self.deterministic), state.loss)
-        if not jax.tree.leaves(state.grads):
-            return loss, state.grads
-        shared = jax.tree.map(
-            lambda leaf, part: part.reduce(leaf, deterministic=self.deterministic),
-            state.grads["shared"],
-            parts["shared"],
-        )
-        owned = jax.tree.map(lambda leaf: leaf[: self.layout.num_owned], state.grads["layers"])
-        layers = jax.tree.map(lambda leaf: leaf[None], reduced_parts(owned, parts["layers"]))
-        return loss, {"shared": shared, "layers": layers}
-
-    def local_shapes(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Shapes on one device: compute copies {"shared", "layer"}, the latter of one layer, and one microbatch."""
-
-        def copy(leaf: Any, part: Part) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(part.compute_shape, leaf.dtype if self.dtype is None else self.dtype)
-
-        def cut(leaf: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((leaf.shape[1] // self.mesh.shape["data"], *leaf.shape[2:]), leaf.dtype)
-
-        copies = jax.tree.map(copy, params, self.parts(params))
-        return {"shared": copies["shared"], "layer": copies["layers"]}, jax.tree.map(cut, batch)
-
-
-_BATCH = P(None, "data")
+        )(params, batch, scale_of_each(shapes.losses, scale), _key_data(key), rows)
 
 
 def _key_data(key: jax.Array | None) -> jax.Array | None:

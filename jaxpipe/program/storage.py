@@ -1,34 +1,166 @@
-"""What a program keeps from an action to a later one: in which pools, and how their pages look.
+"""Where saved residuals lie between the actions that write and read them: pages, pools of pages, and their places.
 
-A forward keeps residuals for the backward. Where backwards are in two parts, W reads some of them as well, and what I
-leaves for it. A slot, one page a layer, lives from F to the last action that reads it; what I leaves takes the place of
-what only I has read, as far as there is room, and the rest has pages of its own, from I to W.
+A page is all that one layer saves of one microbatch for one span, in one row for each dtype. It is the unit of storage
+and of transfer, so it is as few arrays as can be: what moves a page moves one slice of one array. Rows are flat:
+between a forward and a backward that prefer different orders of dims, XLA would bring a whole array from one order
+into the other.
+
+F saves residuals for the backward. Where backwards are split, W reads some of them as well, and the values that I
+defers to it. A slot, one page a layer, lives from F to the last action that reads it. What I defers overwrites the
+residuals that only I reads, as far as it fits; the rest has pages of its own, from I to W:
+
+    page of a slot, from F    | shared with W | only for I               |
+    the same page, from I     | shared with W | deferred, what fits |    |
+    page of its own, from I   | deferred, the rest |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.pages import Pages
-from jaxpipe.program.kept import Kept, Shapes
-from jaxpipe.program.pages import PageForm, Pool, pool_of
 
-_MOST_SUMS = 10_000  # of array sizes that are compared; a layer has a dozen arrays, mostly multiples of one size
+_MAX_SUMS = 10_000  # array sizes to compare; a layer has a dozen arrays, mostly multiples of one size
 
+Shapes = tuple[jax.ShapeDtypeStruct, ...]
 Pools = list[list[jax.Array]]  # [pool][dtype] -> [num_pages, width]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where some arrays stand.
+class SavedResiduals:
+    """What one layer saves of one microbatch, on one device.
 
     Attributes:
-        chosen: their indices among all of their kind.
-        pool: index.
+        residuals: shape and dtype of each array that F saves.
+        shared_with_w: indices of the residuals that W reads; I may read them too.
+        deferred: shape and dtype of each array that I defers to its W.
+    """
+
+    residuals: Shapes
+    shared_with_w: tuple[int, ...] = ()
+    deferred: Shapes = ()
+
+    @property
+    def only_for_i(self) -> tuple[int, ...]:
+        """Indices of the residuals that W does not read."""
+        return tuple(i for i in range(len(self.residuals)) if i not in self.shared_with_w)
+
+
+# Pages and pools
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The shape of a pool of pages, all of one size.
+
+    Attributes:
+        num_pages: on every device.
+        rows: (dtype, width): how many elements of each dtype a page has.
+    """
+
+    num_pages: int
+    rows: tuple[tuple[Any, int], ...]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page."""
+        return sum(width * jnp.dtype(dtype).itemsize for dtype, width in self.rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pages."""
+        return self.num_pages * self.page_bytes
+
+    def like(self, num_pages: int | None = None) -> list[jax.ShapeDtypeStruct]:
+        """The arrays of the pool: [dtype] -> [num_pages, width]."""
+        number = self.num_pages if num_pages is None else num_pages
+        return [jax.ShapeDtypeStruct((number, width), dtype) for dtype, width in self.rows]
+
+
+@dataclass(frozen=True)
+class PageForm:
+    """Where each array stands in a page.
+
+    Attributes:
+        arrays: shape and dtype of each.
+        preceding: the arrays that stand before them in the same page.
+
+    Example:
+        A float32 [2, 3] stands behind a float32 [5], so its elements are 5 to 10 of the page's float32 row.
+
+        >>> x, scale = jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((5,), "float32")
+        >>> form = PageForm((x,), preceding=(scale,))
+        >>> form.num_elements
+        {dtype('float32'): 11}
+        >>> pool = pool_for(4, form)
+        >>> slots = form.write([jnp.zeros(like.shape) for like in pool.like()], pool, 2, [jnp.ones((2, 3))])
+        >>> slots[0][2].tolist()
+        [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+
+    arrays: Shapes
+    preceding: Shapes = ()
+
+    @cached_property
+    def num_elements(self) -> dict[Any, int]:
+        """Dtype -> elements of all arrays together, preceding ones included."""
+        totals: dict[Any, int] = {}
+        for like in (*self.preceding, *self.arrays):
+            totals[like.dtype] = totals.get(like.dtype, 0) + like.size
+        return totals
+
+    def write(
+        self, slots: list[jax.Array], pool: Pool, page: jax.Array | int, arrays: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        """The arrays `slots` of `pool` with `arrays` written into `page`, in place."""
+        slots = list(slots)
+        for (row, start), array in zip(self._places(pool), arrays, strict=True):
+            slots[row] = lax.dynamic_update_slice(slots[row], array.reshape(1, -1), (page, start))
+        return slots
+
+    def read(self, slots: list[jax.Array], pool: Pool, page: jax.Array | int) -> list[jax.Array]:
+        """The arrays that stand in `page` of the arrays `slots` of `pool`."""
+        return [
+            lax.dynamic_slice(slots[row], (page, start), (1, like.size)).reshape(like.shape)
+            for (row, start), like in zip(self._places(pool), self.arrays, strict=True)
+        ]
+
+    def _places(self, pool: Pool) -> list[tuple[int, int]]:
+        """[array] its row, and where in the row it starts."""
+        dtypes = [dtype for dtype, _ in pool.rows]
+        filled = PageForm(self.preceding).num_elements
+        places = []
+        for like in self.arrays:
+            start = filled.get(like.dtype, 0)
+            places.append((dtypes.index(like.dtype), start))
+            filled[like.dtype] = start + like.size
+        return places
+
+
+def pool_for(num_pages: int, *forms: PageForm) -> Pool:
+    """The smallest pool whose pages have room for any one of `forms`."""
+    dtypes = dict.fromkeys(dtype for form in forms for dtype in form.num_elements)
+    return Pool(num_pages, tuple((dtype, max(form.num_elements.get(dtype, 0) for form in forms)) for dtype in dtypes))
+
+
+# The storage of a step
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where some of the saved arrays stand.
+
+    Attributes:
+        chosen: their indices among the residuals, or among the deferred arrays.
+        pool: index of the pool.
         form: of their part of a page.
     """
 
@@ -39,52 +171,65 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """Pools, and where in their pages things stand.
+    """The pools of a step, and where in their pages everything stands.
 
     Attributes:
-        kept: what is stored.
-        pools: of slots; and of what has no room there, if anything.
+        saved: what is stored.
+        pools: one of slots; and one of the deferred arrays that do not fit there, if any.
         grids: [pool] which page of it each layer has in each round.
-        for_weights, for_inputs: of the residuals those that W reads, and the others.
-        left: of what I leaves, where each part stands.
+        pages_per_slot: layers of the longest stage.
+        shared_with_w, only_for_i: where the residuals stand.
+        deferred: where each part of the deferred arrays stands.
     """
 
-    kept: Kept
+    saved: SavedResiduals
     pools: tuple[Pool, ...]
     grids: tuple[Pages, ...]
-    for_weights: Place
-    for_inputs: Place
-    left: tuple[Place, ...]
+    pages_per_slot: int
+    shared_with_w: Place
+    only_for_i: Place
+    deferred: tuple[Place, ...]
 
     @property
     def page_bytes(self) -> int:
-        """Of the pages of one layer and microbatch, those of all pools together."""
+        """Bytes of the pages of one layer and microbatch, those of all pools together."""
         return sum(pool.page_bytes for pool in self.pools)
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes per device of one slot, on the longest stage; deferred arrays with pages of their own do not count."""
+        return self.pages_per_slot * self.pools[0].page_bytes
+
+    @property
     def num_bytes(self) -> int:
-        """Of all pools."""
+        """Bytes per device of all pools."""
         return sum(pool.num_bytes for pool in self.pools)
 
     def write_residuals(self, pools: Pools, pages: jax.Array, residuals: Sequence[jax.Array]) -> Pools:
-        """`pools` with what forward keeps; `pages` [pool] are those of its layer."""
-        return self._write(pools, pages, (self.for_inputs, self.for_weights), residuals)
+        """`pools` with the residuals of one layer, which F saves.
+
+        Args:
+            pools: the arrays of all pools.
+            pages: [pool] the page of the layer.
+            residuals: in the order of `saved.residuals`.
+        """
+        return self._write(pools, pages, (self.only_for_i, self.shared_with_w), residuals)
 
     def read_residuals(self, pools: Pools, pages: jax.Array) -> list[jax.Array]:
-        """What forward has kept."""
-        return self._read(pools, pages, (self.for_inputs, self.for_weights))
+        """All residuals of one layer, for its B or I."""
+        return self._read(pools, pages, (self.only_for_i, self.shared_with_w))
 
-    def write_left(self, pools: Pools, pages: jax.Array, left: Sequence[jax.Array]) -> Pools:
-        """`pools` with what I leaves; residuals for it alone are then gone."""
-        return self._write(pools, pages, self.left, left)
+    def write_deferred(self, pools: Pools, pages: jax.Array, deferred: Sequence[jax.Array]) -> Pools:
+        """`pools` with what I defers to its W; the residuals that only I reads are gone then."""
+        return self._write(pools, pages, self.deferred, deferred)
 
-    def read_left(self, pools: Pools, pages: jax.Array) -> list[jax.Array]:
-        """What I has left."""
-        return self._read(pools, pages, self.left)
+    def read_deferred(self, pools: Pools, pages: jax.Array) -> list[jax.Array]:
+        """What I has deferred, for its W."""
+        return self._read(pools, pages, self.deferred)
 
-    def read_for_weights(self, pools: Pools, pages: jax.Array) -> list[jax.Array]:
+    def read_shared_with_w(self, pools: Pools, pages: jax.Array) -> list[jax.Array]:
         """The residuals that W reads."""
-        return self._read(pools, pages, (self.for_weights,))
+        return self._read(pools, pages, (self.shared_with_w,))
 
     def _write(self, pools: Pools, pages: jax.Array, places: Iterable[Place], arrays: Sequence[jax.Array]) -> Pools:
         pools = list(pools)
@@ -94,7 +239,7 @@ class Storage:
         return pools
 
     def _read(self, pools: Pools, pages: jax.Array, places: Iterable[Place]) -> list[jax.Array]:
-        """In the order of their indices."""
+        """The arrays of `places`, in the order of their indices."""
         found: dict[int, jax.Array] = {}
         for place in places:
             k = place.pool
@@ -102,35 +247,56 @@ class Storage:
         return [found[i] for i in sorted(found)]
 
 
-def make_storage(table: RoundTable, kept: Kept) -> Storage:
-    """The storage of `table`, whose pages hold `kept`."""
-    weights, inputs = _of(kept.residuals, kept.for_weights), _of(kept.residuals, kept.for_inputs)
-    in_place = _fitting(kept.left, PageForm(inputs).ends)
-    apart = tuple(i for i in range(len(kept.left)) if i not in in_place)
-    for_weights = Place(kept.for_weights, 0, PageForm(weights))
-    for_inputs = Place(kept.for_inputs, 0, PageForm(inputs, behind=weights))
-    left = [Place(in_place, 0, PageForm(_of(kept.left, in_place), behind=weights))]
-    pools, grids = [pool_of(table.pages.num_pages, for_weights.form, for_inputs.form)], [table.pages]
-    if apart:
-        left.append(Place(apart, 1, PageForm(_of(kept.left, apart))))
-        pools.append(pool_of(table.weight_gradient_pages.num_pages, left[1].form))
+def make_storage(table: RoundTable, saved: SavedResiduals) -> Storage:
+    """The storage of `table`, whose pages hold `saved`."""
+    shared, only = _select(saved.residuals, saved.shared_with_w), _select(saved.residuals, saved.only_for_i)
+    in_place = _fitting(saved.deferred, PageForm(only).num_elements)
+    rest = tuple(i for i in range(len(saved.deferred)) if i not in in_place)
+    shared_with_w = Place(saved.shared_with_w, 0, PageForm(shared))
+    only_for_i = Place(saved.only_for_i, 0, PageForm(only, preceding=shared))
+    deferred = [Place(in_place, 0, PageForm(_select(saved.deferred, in_place), preceding=shared))]
+    pools, grids = [pool_for(table.pages.num_pages, shared_with_w.form, only_for_i.form)], [table.pages]
+    if rest:
+        deferred.append(Place(rest, 1, PageForm(_select(saved.deferred, rest))))
+        pools.append(pool_for(table.weight_gradient_pages.num_pages, deferred[1].form))
         grids.append(table.weight_gradient_pages)
-    return Storage(kept, tuple(pools), tuple(grids), for_weights, for_inputs, tuple(left))
+    return Storage(
+        saved, tuple(pools), tuple(grids), max(table.layers_per_stage), shared_with_w, only_for_i, tuple(deferred)
+    )
 
 
-def _of(shapes: Shapes, chosen: Iterable[int]) -> Shapes:
+def _select(shapes: Shapes, chosen: Iterable[int]) -> Shapes:
     return tuple(shapes[i] for i in chosen)
 
 
-def _fitting(shapes: Shapes, room: dict) -> tuple[int, ...]:
-    """Indices of the arrays that together fill `room`, dtype -> numbers, best, as far as `_MOST_SUMS` shows."""
+def _fitting(arrays: Shapes, room: dict[Any, int]) -> tuple[int, ...]:
+    """Indices of the arrays that together fill `room`, dtype -> elements, best."""
     fitting: list[int] = []
-    for dtype, width in room.items():
-        filled: dict[int, tuple[int, ...]] = {0: ()}  # numbers -> the arrays that have as many
-        for i, like in enumerate(shapes):
-            if like.dtype == dtype:
-                more = {numbers + like.size: (*chosen, i) for numbers, chosen in filled.items()}
-                filled |= {numbers: chosen for numbers, chosen in more.items() if numbers <= width}
-                filled = dict(sorted(filled.items())[-_MOST_SUMS:])
-        fitting += filled[max(filled)]
+    for dtype, free in room.items():
+        same = [i for i, like in enumerate(arrays) if like.dtype == dtype]
+        fitting += [same[k] for k in fullest_subset([arrays[i].size for i in same], free)]
     return tuple(sorted(fitting))
+
+
+def fullest_subset(sizes: Sequence[int], free: int) -> tuple[int, ...]:
+    """Indices of the sizes whose sum comes closest to `free` without exceeding it.
+
+    The subset-sum problem, solved sum by sum: after each size, `reached` maps every sum that some of the sizes so far
+    have to one choice of them. Of more than `_MAX_SUMS` sums only the largest are followed further.
+
+    Example:
+        Of 8 free elements, arrays of 5, 4 and 3 fill all: 5 + 3. The sums reached are {0}, {0, 5}, {0, 4, 5} (9 is too
+        much), {0, 3, 4, 5, 7, 8}. The largest array first, 5, and then what still fits is as good here, but not for
+        7 free elements: 4 + 3.
+
+        >>> fullest_subset([5, 4, 3], free=8)
+        (0, 2)
+        >>> fullest_subset([5, 4, 3], free=7)
+        (1, 2)
+    """
+    reached: dict[int, tuple[int, ...]] = {0: ()}
+    for i, size in enumerate(sizes):
+        more = {total + size: (*chosen, i) for total, chosen in reached.items()}
+        reached |= {total: chosen for total, chosen in more.items() if total <= free}
+        reached = dict(sorted(reached.items())[-_MAX_SUMS:])
+    return reached[max(reached)]

@@ -137,7 +137,7 @@ class Schedule:
         return bool(self.columns.is_kind(*TRANSFER_KINDS).any())
 
     @property
-    def has_halves(self) -> bool:
+    def has_split_backward(self) -> bool:
         """Whether any backward is in two parts, I and W."""
         return bool(self.columns.is_kind(Kind.W).any())
 

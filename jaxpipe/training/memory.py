@@ -8,7 +8,7 @@ import jax
 
 from jaxpipe.errors import ConfigError
 from jaxpipe.program import Pipeline
-from jaxpipe.program.accounting import bytes_per_device, held_bytes
+from jaxpipe.program.shapes import bytes_per_device, held_bytes
 from jaxpipe.training.step import TrainState
 
 GIB = 2**30
@@ -30,7 +30,7 @@ def check_memory(pipeline: Pipeline, state: TrainState, batch: Any, *, limit_byt
         stats = pipeline.mesh.local_devices[0].memory_stats() or {}
         limit_bytes = stats.get("bytes_limit")
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    parts = {"train state": bytes_per_device(state), **held_bytes(pipeline, state.params, shapes)}
+    parts = {"train state": bytes_per_device(state), **held_bytes(pipeline.shapes(state.params, shapes))}
     needed = sum(parts.values())
     if limit_bytes is None or needed <= limit_bytes:
         return

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxpipe.program.accounting import bytes_per_device, held_bytes
+from jaxpipe.program.shapes import StepShapes, bytes_per_device, held_bytes
 from jaxpipe.schedules import Kind, peak_activations, simulate
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.speed import in_words
@@ -18,9 +18,7 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
     """The lines to print at the start of a run."""
     pipeline, schedule = setup.pipeline, setup.pipeline.schedule
     num_params = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(pipeline.from_stages, state.params)))
-    slot_bytes = pipeline.slot_bytes(state.params, batch)
-    num_slots = pipeline.table.num_slots
-    held = held_bytes(pipeline, state.params, batch)
+    shapes, num_slots = pipeline.shapes(state.params, batch), pipeline.table.num_slots
     lines = [
         f"devices    {setup.devices.reason}",
         f"data       {setup.corpus.num_files} files, {len(setup.corpus.train):,} training tokens,"
@@ -31,11 +29,11 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
         f" {schedule.num_microbatches} microbatches",
         f"bubble     {simulate(schedule, setup.costs).bubble_ratio:.1%} predicted, {_costs_in_words(setup)}",
         f"rounds     {pipeline.table.num_rounds}",
-        f"slots      {num_slots:g} of {_mebibytes(slot_bytes)} per device; the schedule's peak is"
+        f"slots      {num_slots:g} of {_mebibytes(shapes.storage.slot_bytes)} per device; the schedule's peak is"
         f" {peak_activations(schedule).max():g} Ma",
         f"bytes      per device: train state {_mebibytes(bytes_per_device(state))}, "
-        + ", ".join(f"{kind} {_mebibytes(num_bytes)}" for kind, num_bytes in held.items()),
-        *_halves_in_words(setup, state, batch),
+        + ", ".join(f"{kind} {_mebibytes(num_bytes)}" for kind, num_bytes in held_bytes(shapes).items()),
+        *_split_backward_in_words(shapes),
     ]
     return "\n".join(lines)
 
@@ -48,14 +46,13 @@ def _costs_in_words(setup: Setup) -> str:
     return ", ".join(f"{names[kind]} = {times[kind] / times[Kind.F]:g}" for kind in there) + " forward"
 
 
-def _halves_in_words(setup: Setup, state: TrainState, batch: Any) -> list[str]:
+def _split_backward_in_words(shapes: StepShapes) -> list[str]:
     """What a slot holds for I and then for W; nothing where all backwards are whole."""
-    pipeline = setup.pipeline
-    if not pipeline.table.schedule.has_halves:
+    if not shapes.table.schedule.has_split_backward:
         return []
-    kept, num_layers = pipeline.storage(state.params, batch).kept, max(pipeline.layers_per_stage)
-    until_backward = num_layers * _num_bytes(kept.residuals)
-    for_weights = num_layers * _num_bytes((*(kept.residuals[i] for i in kept.for_weights), *kept.left))
+    saved, num_layers = shapes.storage.saved, shapes.storage.pages_per_slot
+    until_backward = num_layers * _num_bytes(saved.residuals)
+    for_weights = num_layers * _num_bytes((*(saved.residuals[i] for i in saved.shared_with_w), *saved.deferred))
     more = ": more than whole backwards keep at all" if for_weights > until_backward else ""
     return [
         f"halves     a slot has {_mebibytes(until_backward)} from F to I, as for a whole backward, and"

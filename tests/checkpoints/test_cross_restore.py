@@ -8,7 +8,7 @@ from tiny_states import FORMS, NUM_LAYERS, assert_equal, like_of, make_pipeline,
 from jaxpipe.checkpoints import Checkpoints, Keep
 from jaxpipe.checkpoints.arrays import read_array, shapes
 from jaxpipe.checkpoints.state import StateForm
-from jaxpipe.program.canonical import Canonical
+from jaxpipe.program.staged_params import Canonical
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 STEP = 7

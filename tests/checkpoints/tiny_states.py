@@ -9,7 +9,7 @@ import optax
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.layout import Layout
+from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.schedules import build
 from jaxpipe.training.optimizer import is_kernel
 from jaxpipe.training.step import TrainState, state_like
@@ -86,7 +86,7 @@ def staged(arrays: dict[str, np.ndarray], pipeline: Pipeline, *, count: int) -> 
     return jax.tree_util.tree_map_with_path(leaf, like_of(pipeline))
 
 
-def on_stages(array: np.ndarray, layout: Layout) -> np.ndarray:
+def on_stages(array: np.ndarray, layout: StagedLayout) -> np.ndarray:
     result = np.zeros((*layout.canonical.shape, *array.shape[1:]), array.dtype)
     for place in np.ndindex(layout.canonical.shape):
         if layout.canonical[place] >= 0:

@@ -57,6 +57,6 @@ def test_json_has_every_number_once():
 def test_text_says_what_is_spare_or_too_much():
     assert "fits, spare 0.00" in to_text(REPORT)
     assert "does not fit, too much 6.00" in to_text(dataclasses.replace(REPORT, temp_bytes=56 * GIBIBYTE))
-    assert "8, 7 behind an action" in to_text(REPORT)
-    assert "4 of these, 3 behind an action" in to_text(REPORT)
-    assert "2 of these, 1 behind an action" in to_text(REPORT)
+    assert "8, 7 overlapped" in to_text(REPORT)
+    assert "4 of these, 3 overlapped" in to_text(REPORT)
+    assert "2 of these, 1 overlapped" in to_text(REPORT)

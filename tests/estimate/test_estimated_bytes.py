@@ -16,7 +16,7 @@ from jaxpipe.config import check
 from jaxpipe.config.base import base_config
 from jaxpipe.estimate import Bytes, fits, memory, setting_of
 from jaxpipe.estimate.memory import counted, counts, few_microbatches
-from jaxpipe.program.accounting import bytes_per_device, held_bytes
+from jaxpipe.program.shapes import bytes_per_device, held_bytes
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.training.optimizer import make_optimizer
 from jaxpipe.training.setup import build_pipeline
@@ -106,7 +106,7 @@ def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
     said = {"state": bytes_per_device(state), "batch": bytes_per_device(batch)}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
     found = memory(setting_of(config, parse_topology("a100-80g:1x8")))
-    assert held(found) == as_named(said | held_bytes(pipeline, state.params, shapes))
+    assert held(found) == as_named(said | held_bytes(pipeline.shapes(state.params, shapes)))
 
 
 def of_schedule(name: str, *, pipe: int, num_microbatches: int):

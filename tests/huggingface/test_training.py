@@ -91,6 +91,7 @@ def numbers(model) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy().astype(np.float64) for name, value in model.state_dict().items()}
 
 
+@pytest.mark.ci
 def test_three_steps_on_a_mesh_are_those_of_torch(transformers, original, trained):
     model = load(transformers, original, "LlamaForCausalLM")
     before = {name: value.copy() for name, value in numbers(model).items()}

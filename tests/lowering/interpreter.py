@@ -96,7 +96,7 @@ def interpret(table: RoundTable) -> None:
 
 
 def _pools(table) -> dict[str, Pages]:
-    names = [] if not table.has_backward else POOLS if table.schedule.has_halves else ["pages"]
+    names = [] if not table.has_backward else POOLS if table.schedule.has_split_backward else ["pages"]
     return {name: getattr(table, name) for name in names}
 
 

@@ -34,7 +34,7 @@ def most_layers_at_once(schedule: Schedule, layers_per_stage: tuple[int, ...], p
 
 
 def assert_as_few_pages_as_can_be(table: RoundTable, schedule: Schedule, layers_per_stage: tuple[int, ...]) -> None:
-    for pool in POOLS if table.schedule.has_halves else ["pages"]:
+    for pool in POOLS if table.schedule.has_split_backward else ["pages"]:
         assert getattr(table, pool).num_pages == most_layers_at_once(schedule, layers_per_stage, pool)
 
 
@@ -120,7 +120,7 @@ def test_forwards_alone_keep_no_residuals(name):
 def corruptions(table: RoundTable):
     """Every way to spoil one used entry of the table: (what, a function that spoils it)."""
     inbox, pages = table.inbox, table.pages
-    for pool in POOLS if table.schedule.has_halves else ["pages"]:
+    for pool in POOLS if table.schedule.has_split_backward else ["pages"]:
         used: Pages = getattr(table, pool)
         for round_, device in np.argwhere(np.isin(table.kind, list(POOLS[pool]))).tolist():
             for layer in range(table.layers_per_stage[table.stage[round_, device]]):

@@ -140,7 +140,7 @@ def test_a_slot_is_no_larger_than_the_literature_says(family, recompute, attenti
     model, pipeline = build_pipeline(config, jax.devices()[: 4 * tensor])
     params = jax.eval_shape(lambda: pipeline.to_stages(model.init(jax.random.key(0))))
     tokens = jax.ShapeDtypeStruct((3, 4, 24), np.int32)  # microbatches of 4 sequences, 2 of them on a device
-    slot_bytes = pipeline.slot_bytes(params, {"tokens": tokens, "targets": tokens})
+    slot_bytes = pipeline.shapes(params, {"tokens": tokens, "targets": tokens}).storage.slot_bytes
     formula = layer_bytes(model_config(config), batch=2, seq_len=24, tensor=tensor, itemsize=np.dtype(dtype).itemsize)
     assert max(pipeline.layers_per_stage) == 3
     assert slot_bytes <= 1.05 * 3 * formula

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpipe.program import residuals
-from jaxpipe.program.halves import Halves, halve
+from jaxpipe.program.split_vjp import SplitBackward, split_vjp
+from jaxpipe.program.vjp import vjp_backward
 
 # Halves of which both computed something of the forward, or drew the same random numbers, would run one of these twice.
 ANEW = {"cumsum", "div", "erf", "exp", "log", "logistic", "max", "reduce_sum", "rsqrt", "sqrt", "tanh"}
@@ -17,13 +17,13 @@ class Halving(NamedTuple):
     """B, I and W of a layer.
 
     Attributes:
-        halves: of arguments with these shapes.
+        split: of arguments with these shapes.
         whole: (params, residuals, dy, *given) -> (gradients of params, dx).
         input_gradient: of the same -> (dx, gradients, what is left); a gradient is None where it is W's.
         weight_gradient: (params, residuals, left, *given) -> gradients, None where they are I's.
     """
 
-    halves: Halves
+    split: SplitBackward
     whole: Callable
     input_gradient: Callable
     weight_gradient: Callable
@@ -39,21 +39,21 @@ class Halving(NamedTuple):
     @property
     def is_early(self) -> list[bool]:
         """[parameter] whether its gradient is I's."""
-        return self.halves.cut.is_early[:-1]
+        return self.split.cut.is_early[:-1]
 
 
 def halving(layer: Callable, params: Any, kept: Sequence[Any], x: Any, *given: Any) -> Halving:
     """The halves of `layer` for arguments like these."""
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    halves = halve(layer, params, kept, like, *given)
+    split = split_vjp(layer, params, kept, like, *given)
 
     def whole(params, kept, dy, *given):
-        return residuals.backward(layer, params, kept, like, dy, *given)
+        return vjp_backward(layer, params, kept, like, dy, *given)
 
     def input_gradient(params, kept, dy, *given):
-        return halves.input_gradient(params, kept, dy, *given)
+        return split.input_gradient(params, kept, dy, *given)
 
     def weight_gradient(params, kept, left, *given):
-        return halves.weight_gradient(params, [kept[i] for i in halves.for_weights], left, *given)
+        return split.weight_gradient(params, [kept[i] for i in split.shared_with_w], left, *given)
 
-    return Halving(halves, whole, input_gradient, weight_gradient)
+    return Halving(split, whole, input_gradient, weight_gradient)

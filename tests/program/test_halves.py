@@ -11,7 +11,7 @@ from halving import ANEW, Halving, halving
 from jaxprs import num_products, num_runs
 from tiny_models import QUICKLY
 
-from jaxpipe.program import residuals
+from jaxpipe.program.vjp import vjp_forward
 
 # Of a gradient's norm: float32 rounds to 6e-8, and XLA sums a forward and its backward in one program in other orders.
 LARGEST_ERROR = 1e-6
@@ -30,7 +30,7 @@ def arguments_of(name: str) -> tuple[Any, ...]:
 def kept_by(name: str) -> list[jax.ShapeDtypeStruct]:
     """Residuals."""
     params, x, _, given = arguments_of(name)
-    forward = functools.partial(residuals.forward, LAYERS[name].function)
+    forward = functools.partial(vjp_forward, LAYERS[name].function)
     return jax.eval_shape(lambda *arguments: forward(*arguments)[1], params, x, given)
 
 
@@ -52,7 +52,7 @@ def test_the_gradients_are_those_of_the_whole_backward(name):
     @functools.partial(jax.jit, compiler_options=QUICKLY)
     def plain(params, x, dy):
         _, vjp = jax.vjp(lambda params, x: function(params, x, given), params, x)
-        return residuals.forward(function, params, x, given)[1], vjp(dy)
+        return vjp_forward(function, params, x, given)[1], vjp(dy)
 
     kept, expected = plain(params, x, dy)
     whole = jax.jit(parts.whole, compiler_options=QUICKLY)(params, kept, dy, given)
@@ -69,7 +69,7 @@ def test_the_gradients_are_those_of_the_whole_backward(name):
 def test_each_product_is_computed_once_and_nothing_anew(name):
     (params, _, dy, given), parts, layer, kept = arguments_of(name), halved(name), LAYERS[name], kept_by(name)
     now = num_runs(parts.input_gradient, params, kept, dy, given)
-    later = num_runs(parts.weight_gradient, params, kept, list(parts.halves.left), given)
+    later = num_runs(parts.weight_gradient, params, kept, list(parts.split.deferred), given)
     assert (num_products(now), num_products(later)) == (layer.now, layer.later)
     whole = num_runs(parts.whole, params, kept, dy, given)
     assert num_products(whole) == layer.now + layer.later
@@ -82,9 +82,9 @@ def test_what_waits_for_the_second_half(name):
     names = sorted(layer.params)  # the order of a dict's leaves
     assert {key for key, is_early in zip(names, parts.is_early, strict=True) if is_early} == set(layer.early)
     if layer.left is not None:
-        assert sorted(like.shape for like in parts.halves.left) == sorted(layer.left)
+        assert sorted(like.shape for like in parts.split.deferred) == sorted(layer.left)
     if layer.kept is not None:
-        assert sorted(kept[i].shape for i in parts.halves.for_weights) == sorted(layer.kept)
+        assert sorted(kept[i].shape for i in parts.split.shared_with_w) == sorted(layer.kept)
 
 
 @pytest.mark.parametrize("name", ["two products", "checkpoint", "gelu"])
@@ -93,8 +93,8 @@ def test_gigabytes_are_cut_as_bytes_are(name):
     layer, found = LAYERS[name], []
     for factor in (1, 2**26):
         x = jax.ShapeDtypeStruct((factor * X[0], X[1]), layer.dtype)
-        kept = jax.eval_shape(lambda *given: residuals.forward(layer.function, *given)[1], layer.params, x, None)
-        halves = halving(layer.function, layer.params, kept, x, None).halves
-        num_numbers = [like.size // factor for like in (*halves.left, *(kept[i] for i in halves.for_weights))]
-        found.append((halves.for_weights, num_numbers))
+        kept = jax.eval_shape(lambda *given: vjp_forward(layer.function, *given)[1], layer.params, x, None)
+        split = halving(layer.function, layer.params, kept, x, None).split
+        num_numbers = [like.size // factor for like in (*split.deferred, *(kept[i] for i in split.shared_with_w))]
+        found.append((split.shared_with_w, num_numbers))
     assert found[0] == found[1]

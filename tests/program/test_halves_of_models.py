@@ -15,7 +15,7 @@ from tiny_models import MICROBATCH_SIZE, QUICKLY, SEQ_LEN, config_of, random_bat
 
 from jaxpipe.mesh import Randomness, TensorAxis, make_mesh
 from jaxpipe.models import LanguageModel
-from jaxpipe.program import residuals
+from jaxpipe.program.vjp import vjp_forward
 
 FORMS = [("none", "xla"), ("none", "chunked"), ("attention", "xla"), ("full", "xla"), ("full", "chunked")]
 CASES = [(family, *form) for family in ("gpt", "llama", "bert") for form in FORMS]
@@ -45,7 +45,7 @@ class Layer:
 
     def kept(self, params: Any, x: jax.Array) -> list[jax.Array]:
         """What forward keeps."""
-        return residuals.forward(self.model.layer, params, x, *self.given)[1]
+        return vjp_forward(self.model.layer, params, x, *self.given)[1]
 
     def halving(self, params: Any, kept: Sequence[Any], x: Any) -> Halving:
         """Of arguments on one device."""
@@ -73,7 +73,7 @@ def layer_and_halving(case: tuple[str, str, str], dtype: str = "float32") -> tup
 
 def read_by_weights(kept: Sequence[Any], parts: Halving) -> list[Any]:
     """All that W is given: residuals, and what I has left."""
-    return [*(kept[i] for i in parts.halves.for_weights), *parts.halves.left]
+    return [*(kept[i] for i in parts.split.shared_with_w), *parts.split.deferred]
 
 
 def num_numbers(family: str, num_devices: int = 1) -> int:
@@ -108,7 +108,7 @@ def test_each_product_is_computed_once_and_nothing_anew(case):
     layer, kept, parts = layer_and_halving(case)
     whole = num_runs(parts.whole, layer.params, kept, layer.dy, *layer.given)
     now = num_runs(parts.input_gradient, layer.params, kept, layer.dy, *layer.given)
-    later = num_runs(parts.weight_gradient, layer.params, kept, list(parts.halves.left), *layer.given)
+    later = num_runs(parts.weight_gradient, layer.params, kept, list(parts.split.deferred), *layer.given)
     assert num_products(later) == NUM_KERNELS[case[0]]
     assert num_products(whole) == num_products(now) + num_products(later) == num_products_of(*case)
     assert not ANEW & set(later)

@@ -20,10 +20,8 @@ from tiny_models import QUICKLY, pipeline_of
 from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, computations, num_instructions, permute_pairs, whole_writes
 from jaxpipe.measure.memory import gradient_shapes, pool_shapes
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
-from jaxpipe.program.exchange import exchange_scope
+from jaxpipe.program.channels import grads_scope, message_scope, page_scope
 from jaxpipe.program.partition import Part
-from jaxpipe.program.rounds import permute_scope
-from jaxpipe.program.transfers import transfer_scope
 from jaxpipe.schedules import Kind, Schedule, build
 
 SHAPE = re.compile(r"f32\[[\d,]*\]")
@@ -45,7 +43,7 @@ def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, da
         batch |= dict.fromkeys(("token_types", "padding_mask", "predicted"), tokens)
         batch["sentence_order"] = jax.ShapeDtypeStruct(leading, jnp.int32)
     compiled: Any = pipeline.loss_and_grads.lower(params, batch, 1.0).compile(compiler_options=QUICKLY)
-    return pipeline, params, pipeline.storage(params, batch), compiled.as_text()
+    return pipeline, params, pipeline.shapes(params, batch).storage, compiled.as_text()
 
 
 def pairs_by_scope(pipeline, permutes, scope) -> dict[str, set[tuple[int, int]]]:
@@ -68,7 +66,7 @@ def pairs_by_scope(pipeline, permutes, scope) -> dict[str, set[tuple[int, int]]]
 def test_pairs_of_each_position_are_those_that_the_clock_replays(name, num_devices, num_microbatches):
     schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
     pipeline, _, _, text = compile_step(schedule, num_layers=num_devices)
-    expected = pairs_by_scope(pipeline, pipeline.table.permutes, permute_scope)
+    expected = pairs_by_scope(pipeline, pipeline.table.permutes, message_scope)
     assert expected
     assert permute_pairs(text) == expected
 
@@ -126,7 +124,7 @@ def test_nor_where_slots_have_room_for_all_that_waits():
     schedule = build("zb_h1", num_devices=4, num_microbatches=6)
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=7)
     params, batch = jax.eval_shape(lambda: pipeline.to_stages(tiny_mlp.make_params(7))), tiny_mlp.make_batch(6)
-    storage = pipeline.storage(params, batch)
+    storage = pipeline.shapes(params, batch).storage
     assert len(storage.pools) == 1
     compiled: Any = pipeline.loss_and_grads.lower(params, batch).compile(compiler_options=QUICKLY)
     shapes = pool_shapes(storage) | gradient_shapes(pipeline, params)
@@ -160,10 +158,10 @@ bpipe_programs = pytest.mark.parametrize("index", range(len(BPIPE_PROGRAMS)), id
 def test_pages_travel_between_the_pairs_of_the_table(index):
     pipeline, _, _, text = compile_bpipe(index)
     table = pipeline.table
-    transfers = pairs_by_scope(pipeline, table.page_permutes, transfer_scope)
+    transfers = pairs_by_scope(pipeline, table.page_permutes, page_scope)
     assert transfers
     assert permute_pairs(text, scope=PAGE_TRANSFER) == transfers
-    assert permute_pairs(text) == pairs_by_scope(pipeline, table.permutes, permute_scope)
+    assert permute_pairs(text) == pairs_by_scope(pipeline, table.permutes, message_scope)
 
 
 @bpipe_programs
@@ -225,10 +223,10 @@ chunked_programs = pytest.mark.parametrize(
 def test_messages_and_gradients_travel_between_the_pairs_of_the_table(index):
     pipeline, _, _, text = compile_chunked(index)
     table = pipeline.table
-    exchanges = pairs_by_scope(pipeline, table.gradient_permutes, exchange_scope)
+    exchanges = pairs_by_scope(pipeline, table.gradient_permutes, grads_scope)
     assert bool(exchanges) == (pipeline.schedule.num_replicas == 2)
     assert permute_pairs(text, scope=EXCHANGE) == exchanges
-    assert permute_pairs(text) == pairs_by_scope(pipeline, table.permutes, permute_scope)
+    assert permute_pairs(text) == pairs_by_scope(pipeline, table.permutes, message_scope)
 
 
 @chunked_programs

@@ -17,10 +17,9 @@ from jaxpipe.compile.hlo import num_instructions
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline
-from jaxpipe.program.accounting import held_bytes
-from jaxpipe.program.beginning import rows_of
-from jaxpipe.program.kept import Kept
-from jaxpipe.program.storage import make_storage
+from jaxpipe.program.carry import table_operands
+from jaxpipe.program.shapes import held_bytes
+from jaxpipe.program.storage import SavedResiduals, make_storage
 from jaxpipe.schedules import build
 from jaxpipe.training.step import init_state, make_train_step
 
@@ -83,7 +82,7 @@ def compile_for(pipeline: Pipeline, make_params, shape: tuple[int, ...]) -> tupl
 def bytes_sized_by_n(name: str, num_microbatches: int) -> int:
     """Of the tables, for all devices, and of token ids and targets."""
     pipeline, _ = compiled(name, num_microbatches)
-    rows = rows_of(pipeline.table, make_storage(pipeline.table, Kept(())))
+    rows = table_operands(pipeline.table, make_storage(pipeline.table, SavedResiduals(())))
     tables = sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
     return tables + 2 * 4 * num_microbatches * tiny_gpt.MICROBATCH_SIZE * tiny_gpt.SEQ_LEN
 
@@ -108,7 +107,7 @@ def test_bpipe_saves_slots_less_what_is_in_transit():
             pipeline, lambda: LanguageModel(config).init(jax.random.key(0)), (16, 2, seq_len)
         )
         temp_bytes[name] = step.memory_analysis().temp_size_in_bytes
-        slot_bytes = pipeline.slot_bytes(params, batch)
+        slot_bytes = pipeline.shapes(params, batch).storage.slot_bytes
     # 1F1B holds 8 slots, BPipe ceil((8 + 2) / 2) = 5 (Obscura, USENIX ATC 2025, section 9.3). The first stage parks
     # half of the 4 pages: one at a time is in transit, on both devices, which is half a slot.
     saved = (temp_bytes["1f1b"] - temp_bytes["bpipe"]) / slot_bytes
@@ -135,12 +134,12 @@ def test_pages_messages_and_slots_have_the_sizes_of_the_model():
     pipeline = Pipeline(schedule, mesh, ONE_PRODUCT, num_layers=4, layers_per_stage=(1, 3))
     params, batch = pipeline.to_stages(tiny_mlp.make_params(4)), tiny_mlp.make_batch(3)
     local_x = jax.ShapeDtypeStruct((tiny_mlp.MICROBATCH_SIZE // 2, tiny_mlp.HIDDEN), np.float32)
-    assert pipeline.message_like(params, batch) == local_x
+    assert pipeline.shapes(params, batch).message == local_x
     # The gradient of x @ kernel needs x; the kernel is no residual.
-    assert [(leaf.shape, leaf.dtype) for leaf in pipeline.storage(params, batch).kept.residuals] == [
+    assert [(leaf.shape, leaf.dtype) for leaf in pipeline.shapes(params, batch).storage.saved.residuals] == [
         (local_x.shape, local_x.dtype)
     ]
-    assert pipeline.slot_bytes(params, batch) == 3 * local_x.size * 4
+    assert pipeline.shapes(params, batch).storage.slot_bytes == 3 * local_x.size * 4
 
 
 def test_held_bytes_are_pages_copies_gradients_and_messages():
@@ -151,7 +150,7 @@ def test_held_bytes_are_pages_copies_gradients_and_messages():
         options = {"num_layers": 4, "layers_per_stage": (1, 3), "dtype": dtype, "split_masters": data > 1}
         pipeline = Pipeline(schedule, mesh, ONE_PRODUCT, **options)
         params, batch = pipeline.to_stages(tiny_mlp.make_params(4)), tiny_mlp.make_batch(3, dtype or "float32")
-        found[data, dtype] = held_bytes(pipeline, params, batch)
+        found[data, dtype] = held_bytes(pipeline.shapes(params, batch))
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
     num_params = 3 * (h * h + h) + tiny_mlp.NUM_INPUTS * h + h  # layers of the longest stage, and the ends
     # A layer keeps its input. 1F1B has two microbatches in flight on the first of two devices, of 1 layer each, and
@@ -171,7 +170,7 @@ def test_held_bytes_of_bpipe_are_fewer_pages_and_those_in_transit():
         schedule = build("bpipe", num_devices=4, num_microbatches=9)
         pipeline = Pipeline(schedule, make_mesh(pipe=4), ONE_PRODUCT, num_layers=4 * num_layers, split_masters=False)
         params, batch = pipeline.to_stages(tiny_mlp.make_params(4 * num_layers)), tiny_mlp.make_batch(9)
-        found[num_layers] = held_bytes(pipeline, params, batch)
+        found[num_layers] = held_bytes(pipeline.shapes(params, batch))
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
     ends = tiny_mlp.NUM_INPUTS * h + h
     # Three slots instead of four. Half of a microbatch's pages travel in three rounds: one of two layers in one of
@@ -188,7 +187,7 @@ def test_held_bytes_of_two_replicas_are_twice_the_weights_and_gradients():
         schedule = build(name, num_devices=4, num_microbatches=4)
         pipeline = Pipeline(schedule, make_mesh(pipe=4), ONE_PRODUCT, num_layers=8 * num_layers, split_masters=False)
         params, batch = pipeline.to_stages(tiny_mlp.make_params(8 * num_layers)), tiny_mlp.make_batch(4)
-        found[name, num_layers] = held_bytes(pipeline, params, batch)
+        found[name, num_layers] = held_bytes(pipeline.shapes(params, batch))
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
     ends = tiny_mlp.NUM_INPUTS * h + h
     # Both store D Ma, four microbatches of an eighth of the layers, twice (BitPipe, arXiv 2410.19367, Table 2).
@@ -209,8 +208,10 @@ def test_held_bytes_of_halves_are_slots_and_the_gradient_that_waits_for_its_weig
         schedule = build("zb_h1", num_devices=2, num_microbatches=5)
         pipeline = Pipeline(schedule, make_mesh(pipe=2), ONE_PRODUCT, num_layers=2 * num_layers, split_masters=False)
         params, batch = pipeline.to_stages(tiny_mlp.make_params(2 * num_layers)), tiny_mlp.make_batch(5)
-        found[num_layers] = held_bytes(pipeline, params, batch)
-        assert pipeline.slot_bytes(params, batch) == 4 * num_layers * x  # x alone: what waits for W is in no slot
+        found[num_layers] = held_bytes(pipeline.shapes(params, batch))
+        assert (
+            pipeline.shapes(params, batch).storage.slot_bytes == 4 * num_layers * x
+        )  # x alone: what waits for W is in no slot
     ends = tiny_mlp.NUM_INPUTS * h + h
     # W of x @ k + b reads x and the gradient of the product, as large: of each layer both are kept, x from F to W, and
     # the gradient from I to W, on either device of up to D = 2 microbatches. One layer's is held besides, while I

@@ -10,9 +10,7 @@ import pytest
 from tiny_models import config_of, pipeline_of, random_batch, random_params
 
 from jaxpipe.lowering import RoundTable, lower
-from jaxpipe.program.kept import Kept
-from jaxpipe.program.pages import PageForm, Pool, pool_of
-from jaxpipe.program.storage import make_storage
+from jaxpipe.program.storage import PageForm, Pool, SavedResiduals, make_storage, pool_for
 from jaxpipe.schedules import build
 
 WIDE, NARROW, HALF = (
@@ -36,7 +34,7 @@ def assert_same(found, expected) -> None:
 
 
 def test_a_pool_has_a_row_for_each_dtype_with_room_for_the_widest_form():
-    pool = pool_of(6, PageForm((WIDE, HALF)), PageForm((NARROW,), behind=(WIDE,)))
+    pool = pool_for(6, PageForm((WIDE, HALF)), PageForm((NARROW,), preceding=(WIDE,)))
     assert pool.num_pages == 6
     assert {str(dtype): width for dtype, width in pool.rows} == {"float32": 12 + 5, "bfloat16": 7}
     assert pool.page_bytes == 17 * 4 + 7 * 2
@@ -45,21 +43,21 @@ def test_a_pool_has_a_row_for_each_dtype_with_room_for_the_widest_form():
     assert sorted(like.shape for like in pool.like(1)) == [(1, 7), (1, 17)]
 
 
-def test_a_pool_of_nothing_has_no_rows():
-    assert pool_of(6, PageForm(())).rows == ()
+def test_a_pool_for_nothing_has_no_rows():
+    assert pool_for(6, PageForm(())).rows == ()
 
 
 def test_an_array_without_numbers_has_its_place():
     nothing = jax.ShapeDtypeStruct((2, 0), "int8")
     form = PageForm((nothing, WIDE))
-    pool, arrays = pool_of(3, form), numbers(nothing, WIDE)
+    pool, arrays = pool_for(3, form), numbers(nothing, WIDE)
     assert pool.page_bytes == 12 * 4
     assert_same(form.read(form.write(nan_pool(pool), pool, jnp.int32(1), arrays), pool, jnp.int32(1)), arrays)
 
 
 def test_a_page_gives_back_what_is_written_and_no_other_is_touched():
     form = PageForm((NARROW, HALF, WIDE))
-    pool, arrays = pool_of(4, form), numbers(NARROW, HALF, WIDE)
+    pool, arrays = pool_for(4, form), numbers(NARROW, HALF, WIDE)
     written = form.write(nan_pool(pool), pool, jnp.int32(2), arrays)
     assert_same(form.read(written, pool, jnp.int32(2)), arrays)
     for leaf in written:
@@ -68,8 +66,8 @@ def test_a_page_gives_back_what_is_written_and_no_other_is_touched():
 
 
 def test_what_stands_behind_touches_nothing_before_it():
-    front, back = PageForm((WIDE, HALF)), PageForm((HALF, NARROW), behind=(WIDE, HALF))
-    pool, page = pool_of(3, front, back), jnp.int32(1)
+    front, back = PageForm((WIDE, HALF)), PageForm((HALF, NARROW), preceding=(WIDE, HALF))
+    pool, page = pool_for(3, front, back), jnp.int32(1)
     first, second = numbers(WIDE, HALF), numbers(HALF, NARROW, seed=1)
     written = back.write(front.write(nan_pool(pool), pool, page, first), pool, page, second)
     assert_same(front.read(written, pool, page), first)
@@ -79,10 +77,10 @@ def test_what_stands_behind_touches_nothing_before_it():
 # Residuals, of which W reads the second, and what I leaves: all, a part or nothing of it fits behind that residual.
 RESIDUALS = (WIDE, HALF, NARROW, HALF)
 KEPT = {
-    "all fits": Kept(RESIDUALS, for_weights=(1,), left=(NARROW, HALF, NARROW)),
-    "some fits": Kept(RESIDUALS, for_weights=(1,), left=(NARROW, WIDE, HALF, HALF, NARROW)),
-    "one dtype fits": Kept((WIDE, NARROW), for_weights=(1,), left=(HALF, NARROW)),
-    "nothing fits": Kept((NARROW, HALF), for_weights=(1,), left=(WIDE, WIDE)),
+    "all fits": SavedResiduals(RESIDUALS, shared_with_w=(1,), deferred=(NARROW, HALF, NARROW)),
+    "some fits": SavedResiduals(RESIDUALS, shared_with_w=(1,), deferred=(NARROW, WIDE, HALF, HALF, NARROW)),
+    "one dtype fits": SavedResiduals((WIDE, NARROW), shared_with_w=(1,), deferred=(HALF, NARROW)),
+    "nothing fits": SavedResiduals((NARROW, HALF), shared_with_w=(1,), deferred=(WIDE, WIDE)),
 }
 every_kept = pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
 
@@ -111,10 +109,10 @@ def most_that_fits(left: Sequence[jax.ShapeDtypeStruct], room: Sequence[jax.Shap
     )
 
 
-def expected_bytes(table: RoundTable, kept: Kept) -> int:
+def expected_bytes(table: RoundTable, kept: SavedResiduals) -> int:
     """Residuals from F to the last action that reads one, and what has no room in their place from I to W."""
-    room = [kept.residuals[i] for i in kept.for_inputs]
-    rest = num_bytes(*kept.left) - most_that_fits(kept.left, room)
+    room = [kept.residuals[i] for i in kept.only_for_i]
+    rest = num_bytes(*kept.deferred) - most_that_fits(kept.deferred, room)
     waiting = table.weight_gradient_pages.num_pages if rest else 0
     return table.pages.num_pages * num_bytes(*kept.residuals) + waiting * rest
 
@@ -131,7 +129,7 @@ def test_what_i_leaves_takes_the_place_of_what_it_has_read_as_far_as_it_can(name
 
 
 def test_without_halves_there_is_one_pool():
-    storage = make_storage(table_of("1f1b"), Kept(RESIDUALS))
+    storage = make_storage(table_of("1f1b"), SavedResiduals(RESIDUALS))
     assert len(storage.pools) == 1
     assert storage.num_bytes == 4 * 2 * num_bytes(*RESIDUALS)  # 1F1B: a slot for each of four microbatches
 
@@ -140,12 +138,12 @@ def test_without_halves_there_is_one_pool():
 def test_residuals_are_there_until_their_half_and_what_is_left_until_weights(kept):
     storage = make_storage(table_of("v_min"), kept)
     pages = jnp.arange(1, 1 + len(storage.pools))
-    residuals, left = numbers(*kept.residuals), numbers(*kept.left, seed=1)
+    residuals, left = numbers(*kept.residuals), numbers(*kept.deferred, seed=1)
     pools = storage.write_residuals([nan_pool(pool) for pool in storage.pools], pages, residuals)
     assert_same(storage.read_residuals(pools, pages), residuals)
-    pools = storage.write_left(pools, pages, left)
-    assert_same(storage.read_for_weights(pools, pages), [residuals[i] for i in kept.for_weights])
-    assert_same(storage.read_left(pools, pages), left)
+    pools = storage.write_deferred(pools, pages, left)
+    assert_same(storage.read_shared_with_w(pools, pages), [residuals[i] for i in kept.shared_with_w])
+    assert_same(storage.read_deferred(pools, pages), left)
 
 
 @pytest.mark.parametrize(("name", "recompute"), [("v_min", "none"), ("v_min", "full"), ("zb_h1", "full")])
@@ -154,5 +152,5 @@ def test_storage_of_a_model(name, recompute):
     config = config_of("gpt", num_layers=2 * schedule.num_stages, recompute=recompute)
     pipeline = pipeline_of(schedule, config)
     params = jax.eval_shape(pipeline.to_stages, random_params(config))
-    storage = pipeline.storage(params, random_batch(8, seed=0))
-    assert storage.num_bytes == expected_bytes(pipeline.table, storage.kept)
+    storage = pipeline.shapes(params, random_batch(8, seed=0)).storage
+    assert storage.num_bytes == expected_bytes(pipeline.table, storage.saved)

@@ -16,7 +16,7 @@ from tiny_models import config_of, pipeline_of, random_batch, random_params, run
 
 from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import make_mesh
-from jaxpipe.program import Pipeline, exchange, transfers
+from jaxpipe.program import Pipeline, channels
 from jaxpipe.schedules import Kind, balance, build, from_csv, split_backward
 
 LLAMA = config_of("llama", num_layers=4)
@@ -65,7 +65,7 @@ def make_mlp_of_halves_that_sends_pages() -> Pipeline:
     schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)))
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=12)
     assert pipeline.table.num_page_lanes
-    assert pipeline.table.schedule.has_halves
+    assert pipeline.table.schedule.has_split_backward
     return pipeline
 
 
@@ -75,8 +75,8 @@ def make_mlp_that_recomputes() -> Pipeline:
     functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=jax.checkpoint(tiny_mlp.layer))
     pipeline = Pipeline(schedule, make_mesh(pipe=4), functions, num_layers=schedule.num_stages + 2)
     params = jax.eval_shape(pipeline.to_stages, tiny_mlp.make_params(pipeline.layout.num_layers))
-    storage = pipeline.storage(params, tiny_mlp.make_batch(6))
-    assert [len(place.chosen) for place in storage.left] == [0, 1]
+    storage = pipeline.shapes(params, tiny_mlp.make_batch(6)).storage
+    assert [len(place.chosen) for place in storage.deferred] == [0, 1]
     return pipeline
 
 
@@ -86,29 +86,30 @@ def poison(monkeypatch):
 
     Pages that have left, lanes that carry nothing, and what arrives in these are filled again in every round.
     """
-    store, read, add, read_gradients = transfers.store, transfers.read, exchange.add, exchange.read
+    store, read = channels.store_pages, channels.read_pages
+    add, read_gradients = channels.add_grads, channels.read_grads
 
     def store_from_poisoned_arrivals(row, landed, state):
-        return store(row, poisoned_from(landed, row.num_landings), state)
+        return store(row, poisoned_from(landed, row.num_page_recvs), state)
 
     def read_into_poisoned_lanes(table, position, row, departing, state):
         departing, state = read(table, position, row, poisoned_from(departing, 0), state)
-        pages = jnp.where(jnp.arange(table.num_page_lanes) < row.num_departures, row.departure, table.pages.num_pages)
+        pages = jnp.where(jnp.arange(table.num_page_lanes) < row.num_page_sends, row.send_page, table.pages.num_pages)
         slots = [[leaf.at[pages].set(jnp.nan, mode="drop") for leaf in pool] for pool in state.pools[:1]]
         return departing, state._replace(pools=[*slots, *state.pools[1:]])
 
     def add_from_poisoned_arrivals(row, arrived, state):
-        return add(row, poisoned_from(arrived, row.num_received), state)
+        return add(row, poisoned_from(arrived, row.num_layer_recvs), state)
 
     def read_gradients_into_poisoned_lanes(table, position, row, leaving, state):
         return read_gradients(table, position, row, poisoned_from(leaving, 0), state)
 
     def fill():
-        monkeypatch.setattr("jaxpipe.program.beginning.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
-        monkeypatch.setattr(transfers, "store", store_from_poisoned_arrivals)
-        monkeypatch.setattr(transfers, "read", read_into_poisoned_lanes)
-        monkeypatch.setattr(exchange, "add", add_from_poisoned_arrivals)
-        monkeypatch.setattr(exchange, "read", read_gradients_into_poisoned_lanes)
+        monkeypatch.setattr("jaxpipe.program.carry.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
+        monkeypatch.setattr(channels, "store_pages", store_from_poisoned_arrivals)
+        monkeypatch.setattr(channels, "read_pages", read_into_poisoned_lanes)
+        monkeypatch.setattr(channels, "add_grads", add_from_poisoned_arrivals)
+        monkeypatch.setattr(channels, "read_grads", read_gradients_into_poisoned_lanes)
 
     return fill
 
@@ -284,7 +285,8 @@ def read_a_page_before_it_lands(pipeline: Pipeline) -> None:
     lane = landing[there, home].tolist().index(page)
     landing[there, home, lane] = of_layer[read, home, parked.layer[-1]] = pages.num_pages
     of_layer[before, home, 0] = pages.num_pages
-    vars(table)["pages"] = dataclasses.replace(pages, of_layer=of_layer, landing=landing, num_pages=pages.num_pages + 1)
+    one_more = {"num_pages": pages.num_pages + 1}
+    vars(table)["pages"] = dataclasses.replace(pages, of_layer=of_layer, recv_page=landing, **one_more)
 
 
 def send_back_a_page_that_is_not_there(pipeline: Pipeline) -> None:

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 
 from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
-from jaxpipe.program.accounting import bytes_per_device, held_bytes
+from jaxpipe.program.shapes import bytes_per_device, held_bytes
 from jaxpipe.training.memory import check_memory
 from jaxpipe.training.setup import build_pipeline
 from jaxpipe.training.step import state_like
@@ -27,7 +27,7 @@ def run():
 
 def test_what_is_held_must_fit(run):
     pipeline, state, batch = run
-    needed = bytes_per_device(state) + sum(held_bytes(pipeline, state.params, batch).values())
+    needed = bytes_per_device(state) + sum(held_bytes(pipeline.shapes(state.params, batch)).values())
     assert bytes_per_device(state) > 3 * 4 * 12 * 32 * 32  # one layer's kernels, 12 h^2, and two moments, float32
     check_memory(pipeline, state, batch, limit_bytes=needed)
     with pytest.raises(ConfigError, match="a step needs at least") as error:

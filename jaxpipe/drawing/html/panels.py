@@ -1,24 +1,26 @@
 """A schedule on one clock, as a panel of the HTML page.
 
-Goes in: a schedule or its round table, and costs. Comes out: all arrays that the panel draws and tells of.
+Goes in: a schedule or its round table, and costs. Comes out: all arrays that the panel draws and tells of. The clock
+of the program becomes a Timeline like the asynchronous one, from the round table and its replay.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.drawing import program_clock
-from jaxpipe.drawing.program_clock import program_stored, program_timeline
-from jaxpipe.lowering import RoundTable, replay
-from jaxpipe.schedules import Costs, Schedule, Stored, Timeline, simulate, stored
-from jaxpipe.schedules.analysis.bubbles import critical_predecessors
+from jaxpipe.lowering import IDLE, Replay, RoundTable, replay
+from jaxpipe.schedules import NO_MICROBATCH, Action, Costs, Kind, Schedule, Stored, Timeline, simulate, stored
+from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING, critical_predecessors
 from jaxpipe.schedules.analysis.dependencies import dependencies
 
 ASYNCHRONOUS = "asynchronous"
 PROGRAM = "program"
+_OWN, _PARKED, _IN_TRANSIT = range(3)  # parts of what a device stores, as in Stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +66,152 @@ def program_panel(table: RoundTable, costs: Costs) -> Panel:
         PROGRAM,
         program.timeline,
         message=program.with_index(table.dependencies.message),
-        critical_predecessor=program.with_index(program_clock.critical_predecessors(table, times, costs)),
+        critical_predecessor=program.with_index(critical_predecessors_in_rounds(table, times, costs)),
         stored=program_stored(table, times, costs),
         rounds=program.rounds,
         round_start=times.start,
     )
+
+
+# The clock of the compiled program: when actions run, what travels in each round, what devices store
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramTimeline:
+    """Actions and transfers of the program, A in all, of which C compute.
+
+    Attributes:
+        timeline: of a schedule whose rows hold each device's F, B, I and W, then its EVICT, LOAD and SYNC: one for
+            each microbatch or stage and each round in which a part of it travels, from the start of that round to
+            its end.
+        rounds: [A] of actions and transfers.
+        place: [C] index of each action of the table's schedule among those of the timeline.
+    """
+
+    timeline: Timeline
+    rounds: np.ndarray
+    place: np.ndarray
+
+    def with_index(self, of_actions: np.ndarray) -> np.ndarray:
+        """[A] indices into the timeline's actions, given `[C]` indices into the table's; NOTHING stays NOTHING."""
+        values = np.full(len(self.rounds), NOTHING)
+        values[self.place] = np.where(of_actions >= 0, self.place[of_actions], NOTHING)
+        return values
+
+
+def program_timeline(table: RoundTable, times: Replay, costs: Costs) -> ProgramTimeline:
+    """The timeline of `table`, with times from `replay(table, costs)`."""
+    schedule, columns = table.schedule, table.schedule.columns
+    start = times.start[table.rounds, columns.device]
+    end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
+    travelling = defaultdict(list)  # device -> (round, what travels)
+    for round_, owner, action in _travelling(table):
+        travelling[owner].append((round_, action))
+    rows, all_rounds, all_start, all_end, place = [], [], [], [], []
+    for device, row in enumerate(schedule.rows):
+        here = slice(columns.first[device], columns.first[device + 1])
+        rounds = np.array([round_ for round_, _ in travelling[device]], dtype=int)
+        place.append(sum(map(len, rows)) + np.arange(len(row)))
+        rows.append(row + tuple(action for _, action in travelling[device]))
+        all_rounds += [table.rounds[here], rounds]
+        all_start += [start[here], times.start[rounds, device]]
+        all_end += [end[here], times.end[rounds, device]]
+    executed = Schedule(schedule.name, schedule.placement, schedule.num_microbatches, tuple(rows))
+    timeline = Timeline(executed, np.concatenate(all_start), np.concatenate(all_end))
+    return ProgramTimeline(timeline, np.concatenate(all_rounds), np.concatenate(place))
+
+
+def _travelling(table: RoundTable) -> list[tuple[int, int, Action]]:
+    """Sorted (round, device, what travels): one each, however many pages or layers of it travel in the round."""
+    parked, exchange, columns = table.parked, table.exchange, table.schedule.columns
+    found = set()
+    for kind, rounds in ((Kind.EVICT, parked.evict_round), (Kind.LOAD, parked.load_round)):
+        stage, microbatch, replica = (
+            getattr(columns, name)[parked.backward].tolist() for name in ("stage", "microbatch", "replica")
+        )
+        for round_, home, *named in zip(rounds.tolist(), parked.home.tolist(), stage, microbatch, replica, strict=True):
+            found.add((round_, home, Action(kind, *named)))
+    for devices, chunks in ((exchange.sends.source, exchange.send_chunk), (exchange.sends.target, exchange.recv_chunk)):
+        for round_, device, chunk in zip(exchange.sends.round.tolist(), devices.tolist(), chunks.tolist(), strict=True):
+            replica, stage = table.schedule.placement.stages_of[device][chunk]
+            found.add((round_, device, Action(Kind.SYNC, stage, NO_MICROBATCH, replica)))
+    return sorted(found)
+
+
+def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Costs) -> np.ndarray:
+    """[C] the action whose end began the round of each action, NOTHING where none had run before.
+
+    A device begins its next round when its own action is done and all devices coupled to it by the round's permutes
+    have begun the round. Critical is the coupled device that began last, if that was after its own action's end.
+    """
+    schedule = table.schedule
+    duration = costs.of_kind(schedule.num_stages)[table.kind, table.stage] * (table.kind != IDLE)
+    rounding = ROUNDING * times.makespan
+    waited = times.end > times.start + duration + rounding
+    index = table.grid(np.arange(len(table.rounds)), otherwise=NOTHING)
+    coupled = [_coupled(table, position) for position in range(table.num_body_rounds)]
+    devices = np.arange(schedule.num_devices)
+    since = np.full(schedule.num_devices, NOTHING)  # [device] the action whose end began its present round
+    found = np.full(len(table.rounds), NOTHING)
+    for round_, position in enumerate(table.body_round.tolist()):
+        here = index[round_]
+        found[here[here >= 0]] = since[here >= 0]
+        latest = np.where(coupled[position], times.start[round_], -np.inf).argmax(axis=1)
+        by_itself = np.where((here >= 0) & (duration[round_] > rounding), here, since)
+        since = np.where(waited[round_] & (latest != devices), since[latest], by_itself)
+    return found
+
+
+def _coupled(table: RoundTable, position: int) -> np.ndarray:
+    """[device, device] whether the permutes of a body position make the first wait for the second; true for itself."""
+    # Permutes run one after the other: a device waits for its partner, which has waited for its own partners before.
+    coupled = np.eye(table.schedule.num_devices, dtype=bool)
+    for permutes in (table.permutes, table.page_permutes, table.gradient_permutes):
+        for pairs in permutes[position]:
+            partners = np.eye(table.schedule.num_devices, dtype=bool)
+            for source, target in pairs:
+                partners[source, target] = partners[target, source] = True
+            coupled = partners @ coupled
+    return coupled
+
+
+def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stored, ...]:
+    """[device] what the device stores over the step, in slots: the activations of one microbatch on one stage.
+
+    The program's buffers are allocated all the time; this is how much of them is in use. A microbatch is stored from
+    the start of its F to the end of its B or W. A page that travels is in transit on both devices for the whole round,
+    by the clock of each.
+    """
+    schedule, columns, parked = table.schedule, table.schedule.columns, table.parked
+    num_layers = np.array(table.layers_per_stage)
+    unit = math.lcm(*table.layers_per_stage)
+    page = (unit // num_layers)[columns.stage[parked.backward]]
+    start = times.start[table.rounds, columns.device]
+    end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
+    changes: list[np.ndarray] = []  # [..., (device, time, part, units)]; all pages are whole numbers of units
+
+    def add(device: np.ndarray, time: np.ndarray, part: int, units: np.ndarray | int) -> None:
+        changes.append(np.column_stack(np.broadcast_arrays(device, time, part, units)))
+
+    for kinds, time, sign in (((Kind.F,), start, 1), ((Kind.B, Kind.W), end, -1)):
+        chosen = columns.is_kind(*kinds)
+        add(columns.device[chosen], time[chosen], _OWN, sign * unit)
+    for rounds, source, target, at_source, at_target in (
+        (parked.evict_round, parked.home, parked.partner, _OWN, _PARKED),
+        (parked.load_round, parked.partner, parked.home, _PARKED, _OWN),
+    ):
+        add(source, times.start[rounds, source], at_source, -page)
+        add(target, times.end[rounds, target], at_target, page)
+        for device in (source, target):
+            add(device, times.start[rounds, device], _IN_TRANSIT, page)
+            add(device, times.end[rounds, device], _IN_TRANSIT, -page)
+    return tuple(_steps(np.concatenate(changes), device, unit) for device in range(schedule.num_devices))
+
+
+def _steps(changes: np.ndarray, device: int, unit: int) -> Stored:
+    """The step functions of one device: the sum of its changes up to each time."""
+    here = changes[changes[:, 0] == device]
+    time, at = np.unique(here[:, 1], return_inverse=True)
+    steps = np.zeros((len(time), 3), dtype=np.int64)
+    np.add.at(steps, (at, here[:, 2].astype(int)), here[:, 3].astype(np.int64))
+    return Stored(time, *(np.cumsum(steps, axis=0).T / unit))

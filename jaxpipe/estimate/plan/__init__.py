@@ -1,1 +1,1 @@
-"""A ranked list of ways to train a model on a cluster."""
+"""The planner: ranks the ways to train a model on a cluster by their predicted time of a step."""

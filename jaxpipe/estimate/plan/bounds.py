@@ -1,6 +1,6 @@
-"""How long a step takes at the least, from what every device does for it: nothing is built.
+"""Lower bounds of a setting's step time and bytes, found without lowering its schedule.
 
-The search leaves out what cannot be among its rows by this bound, so no step may be shorter than it.
+The search leaves out what these bounds keep from its rows, so no step may be shorter, and none may take fewer bytes.
 """
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ from jaxpipe.estimate.extension import few_microbatches
 from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.parameters import held
 from jaxpipe.estimate.plan.variants import takes_times
-from jaxpipe.estimate.residuals import layer_keeps
+from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Around
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Kind
 
+# ---- Time ----
+
 
 def least_of_any_s(setting: Setting, times: Times) -> float:
-    """The bound of all schedules and partitions: the devices share all there is to do, and none ever waits."""
+    """Lower bound of the step time over all schedules and partitions: all devices share the work and never wait.
+
+    In seconds.
+    """
     layer_s = times.layer_forward_s + least_backward_s(times)
     microbatch_s = setting.model.num_layers * layer_s + _ends_s(times)
     return setting.num_microbatches * microbatch_s / setting.pipe
 
 
 def least_s(setting: Setting, times: Times, around: Around) -> float:
-    """The bound of a setting.
+    """Lower bound of the step time of a setting.
 
     A device begins with a stage that it holds, which the forwards of all stages before it come before; then it has its
     microbatches to compute and its gradients to sum; and where every backward is whole, it ends with one, which the
@@ -39,10 +44,10 @@ def least_s(setting: Setting, times: Times, around: Around) -> float:
     microbatches of one replica give them, so one of the two has half of it or more.
 
     Args:
-        setting: of its schedule's rows nothing is read. Where times are options of its schedule, backwards may be in
-            two parts; then a device may end with a W, which nothing comes after.
+        setting: its schedule's rows are not built. Where times are options of its schedule, backwards may be split;
+            then a device may end with a W, which nothing comes after.
         times: of its actions.
-        around: what it does beside them.
+        around: what a step does beside its actions.
 
     Returns:
         Seconds.
@@ -67,7 +72,7 @@ def least_s(setting: Setting, times: Times, around: Around) -> float:
 
 
 def least_backward_s(times: Times) -> float:
-    """Of one layer, whole or in two parts."""
+    """Seconds of one layer's backward, whole or split, whichever is shorter."""
     return min(times.layer_backward_s, times.layer_input_gradient_s + times.layer_weight_gradient_s)
 
 
@@ -75,15 +80,18 @@ def _ends_s(times: Times) -> float:
     return times.embed_forward_s + times.embed_backward_s + times.head_s
 
 
+# ---- Bytes ----
+
+
 def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
-    """What parameters and batch take, and `pages`; of the rest nothing is counted."""
+    """The bytes of parameters, batch and `pages` pages; the other kinds count as 0."""
     params = held(setting, chunks=placement.num_chunks, replicas=placement.num_replicas)
     return Bytes(
         optimizer=params.optimizer,
         batch=batch_bytes(setting),
         weights=params.weights,
         gradients=params.gradients,
-        slots=pages * layer_keeps(setting).page_bytes,
+        slots=pages * layer_residuals(setting).page_bytes,
         weight_slots=0,
         transit=0,
         inboxes=0,
@@ -93,7 +101,7 @@ def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
 
 
 def pages_of_one_microbatch(setting: Setting) -> int:
-    """What a device holds before the first backward: a microbatch's residuals of all its stages of a replica."""
+    """Pages on the fullest device before the first backward: one microbatch's, of all its stages of a replica."""
     layers, placement = setting.layers_per_stage, placement_of(setting)
     of_device = [
         [sum(layers[stage] for holder, stage in chunks if holder == replica) for chunks in placement.stages_of]
@@ -103,9 +111,9 @@ def pages_of_one_microbatch(setting: Setting) -> int:
 
 
 def pages_in_rows(setting: Setting) -> int:
-    """The most that any device holds by the order of its row; where pages move to others, of one microbatch alone.
+    """The most pages that any device holds by the order of its row; with EVICT and LOAD, those of one microbatch.
 
-    Rows of fewer microbatches, which the estimate of the step has made already, hold no more.
+    Rows of fewer microbatches are read, which the estimate of the step has made already; they hold no more.
     """
     name, options, pipe = setting.schedule_name, setting.options, setting.pipe
     few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]

@@ -1,4 +1,8 @@
-"""What a step's time goes to: found by asking again how long it would take without it."""
+"""Breakdown of a step's time by cause, and the reasons that a plan gives for its best row.
+
+Each part is the difference that it makes to the step: the step is estimated again without it. The best row is compared
+with the second one, and with the baselines that one would try first.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.plan.search import Row, largest_kind, settings_of
-from jaxpipe.estimate.plan.space import legal_variants, schedule_in_words, setting_in_words
+from jaxpipe.estimate.plan.space import describe_schedule, describe_setting, legal_variants
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.schedules import REGISTRY
@@ -18,13 +22,13 @@ _FREE = Link(latency_s=0.0, bytes_per_s=math.inf)
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Seconds of a step; together they are the step.
+class Breakdown:
+    """Parts of a step's time, in seconds; they sum to the step.
 
     Attributes:
         compute_s: of the busiest device.
-        tensor_s: collectives of `tensor`, which stand between the products; of measured costs part of `compute_s`.
-        bubble_s: what the busiest device waits for others' actions.
+        tensor_s: collectives of `tensor`, which stand between the matmuls; with measured costs part of `compute_s`.
+        bubble_s: time in which the busiest device waits for actions of others.
         transfers_s: by how much messages, pages and exchanged gradients make the pipeline longer.
         reduction_s: sums of gradients over devices, as far as nothing hides them, and gathers of compute copies.
         update_s: of the optimizer.
@@ -39,23 +43,23 @@ class Shares:
 
     @property
     def bound_by(self) -> str:
-        """The largest."""
+        """The largest part."""
         return max(vars(self), key=lambda part: getattr(self, part)).removesuffix("_s")
 
     @property
-    def lost_to(self) -> str:
-        """The largest that is no computing."""
+    def largest_overhead(self) -> str:
+        """The largest part that is no computation."""
         others = {part: seconds for part, seconds in vars(self).items() if part not in ("compute_s", "update_s")}
         return max(others, key=lambda part: others[part]).removesuffix("_s")
 
 
-def shares_of(found: Estimate, source: TimeSource) -> Shares:
-    """Those of an estimate with `source`."""
+def breakdown_of(found: Estimate, source: TimeSource) -> Breakdown:
+    """The breakdown of an estimate that was made with the times of `source`."""
     setting = found.setting
     links_free = estimate(setting, _LinksFree(source))
     all_free = estimate(setting, _without_links(source)) if isinstance(source, Roofline) else links_free
     bubble_s = all_free.pipeline_s * all_free.bubble_ratio
-    return Shares(
+    return Breakdown(
         compute_s=all_free.pipeline_s - bubble_s,
         tensor_s=links_free.pipeline_s - all_free.pipeline_s,
         bubble_s=bubble_s,
@@ -67,7 +71,7 @@ def shares_of(found: Estimate, source: TimeSource) -> Shares:
 
 @dataclass(frozen=True)
 class _LinksFree:
-    """The times of a source, and messages that take none."""
+    """A source of times whose messages take no time."""
 
     source: TimeSource
 
@@ -80,7 +84,7 @@ class _LinksFree:
 
 
 def _without_links(roofline: Roofline) -> Roofline:
-    """One whose collectives of `tensor` take no time either."""
+    """A roofline whose collectives of `tensor` take no time either."""
     return replace(
         roofline,
         nvlink_fraction=math.inf,
@@ -89,6 +93,8 @@ def _without_links(roofline: Roofline) -> Roofline:
         network_latency_s=0.0,
     )
 
+
+# ---- Reasons for the best row ----
 
 _GIB = 2**30
 _WORDS = {
@@ -99,47 +105,47 @@ _WORDS = {
     "reduction_s": "sums over devices",
     "update_s": "update",
 }
-_LEAST_S = 5e-4  # of a difference that is told
+_MIN_DIFFERENCE_S = 5e-4  # that is printed
 
 
 @dataclass(frozen=True)
-class Plain:
-    """What one would try first, on the mesh and with the microbatches of the best row.
+class Baseline:
+    """A schedule that one would try first, on the mesh and with the microbatches of the best row.
 
     Attributes:
-        words: what it is.
-        over_bytes: by how much it does not fit; 0 where it does.
-        largest: of its bytes, the kind that takes most.
+        name: its schedule, options and recompute.
+        over_bytes: by how much it exceeds the GPU's memory; 0 where it fits.
+        largest: the largest kind of its bytes.
         slower_s: by how much a step takes longer than the best row's; None where it does not fit.
     """
 
-    words: str
+    name: str
     over_bytes: int
     largest: str
     slower_s: float | None
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The comparison with the best row, for people."""
         if self.slower_s is None:
-            return f"{self.words} does not fit by {self.over_bytes / _GIB:.1f} GiB, most of them {self.largest}"
-        return f"{self.words} takes {self.slower_s:.3f} s longer"
+            return f"{self.name}: exceeds memory by {self.over_bytes / _GIB:.1f} GiB; largest: {self.largest}"
+        return f"{self.name}: {self.slower_s:.3f} s longer"
 
 
-def best_against_second(best: Shares, second: Shares) -> str:
-    """Where the second row loses against the best, and where it gains."""
+def best_against_second(best: Breakdown, second: Breakdown) -> str:
+    """The parts in which the second row is slower than the best, and in which it is faster."""
     differences = {part: getattr(second, part) - getattr(best, part) for part in _WORDS}
     ours, theirs = sum(vars(best).values()), sum(vars(second).values())
     told = [
         f"{difference:+.3f} s {_WORDS[part]}"
         for part, difference in sorted(differences.items(), key=lambda item: -abs(item[1]))
-        if abs(difference) >= _LEAST_S
+        if abs(difference) >= _MIN_DIFFERENCE_S
     ]
     return f"row 2 takes {theirs - ours:.3f} s ({theirs / ours - 1:.1%}) more: {', '.join(told) or 'no part differs'}"
 
 
-def plain_choices(best: Row, source: TimeSource) -> list[Plain]:
-    """1F1B, GPipe and interleaved 1F1B, computing nothing again and all, where they are not the best row itself."""
+def baselines(best: Row, source: TimeSource) -> list[Baseline]:
+    """1F1B, GPipe and interleaved 1F1B, each without and with full recomputation, unless it is the best row itself."""
     setting, found = best.setting, []
     for recompute in ("none", "full"):
         group = replace(setting, model=replace(setting.model, recompute=recompute))
@@ -149,17 +155,17 @@ def plain_choices(best: Row, source: TimeSource) -> list[Plain]:
             if variant is None:
                 continue
             candidate = next(settings_of(group, variant, times))  # its layers spread evenly
-            if setting_in_words(candidate) == setting_in_words(setting):
+            if describe_setting(candidate) == describe_setting(setting):
                 continue
-            words = f"{schedule_in_words(candidate)}, recompute {recompute},"
-            found.append(_plain(words, Row(estimate(candidate, source), memory(candidate)), best.step_s))
+            title = f"{describe_schedule(candidate)}, recompute {recompute}"
+            found.append(_baseline(title, Row(estimate(candidate, source), memory(candidate)), best.step_s))
     return found
 
 
-def _plain(words: str, row: Row, best_s: float) -> Plain:
+def _baseline(name: str, row: Row, best_s: float) -> Baseline:
     is_held = fits(row.setting, row.held)
-    return Plain(
-        words,
+    return Baseline(
+        name,
         over_bytes=0 if is_held else over_bytes(row),
         largest=largest_kind(row.held),
         slower_s=row.step_s - best_s if is_held else None,
@@ -167,5 +173,5 @@ def _plain(words: str, row: Row, best_s: float) -> Plain:
 
 
 def over_bytes(row: Row) -> int:
-    """By how much more than a GPU has a row takes, with what XLA does not count."""
+    """Bytes by which a row exceeds GPU memory, reserve included."""
     return row.held.total + RESERVE_BYTES - row.setting.topology.hardware.memory_bytes

@@ -1,4 +1,4 @@
-"""A plan as text: a line a row, why the first stands first, and what is not there."""
+"""A plan as text and as JSON: the rows, why the first is the best, and the baselines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.estimate import Bytes, Setting
-from jaxpipe.estimate.plan.breakdown import Plain, Shares, best_against_second
+from jaxpipe.estimate.plan.breakdown import Baseline, Breakdown, best_against_second
 from jaxpipe.estimate.plan.search import Plan, Row, largest_kind
-from jaxpipe.estimate.plan.space import layers_in_words, schedule_in_words, setting_in_words
+from jaxpipe.estimate.plan.space import describe_layers, describe_schedule, describe_setting
 
 _GIB = 2**30
 _HEADINGS = (
@@ -26,28 +26,31 @@ _HEADINGS = (
     "MFU",
     "bubble",
     "GiB",
-    "most",
+    "largest",
     "bound by",
-    "lost to",
+    "largest overhead",
 )
 
 
-def to_text(plan: Plan, shares: Sequence[Shares], plains: Sequence[Plain]) -> str:
+# ---- Text ----
+
+
+def to_text(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline]) -> str:
     """Lines to print.
 
     Args:
         plan: what was found.
-        shares: [row].
-        plains: what one would try first, beside the best row.
+        parts: [row] of its step.
+        baselines: to compare the best row with.
     """
     lines = [*_searched(plan), ""]
     if not plan.rows:
         return "\n".join([*lines, *_nothing_fits(plan)])
-    lines += _table(plan.rows, shares)
-    if len(shares) > 1:
-        lines += ["", f"best         {best_against_second(shares[0], shares[1])}"]
-    lines += [f"not there    {plain.sentence}" for plain in plains]
-    lines.append(f"layers       of the stages of row 1: {layers_in_words(plan.rows[0].setting.layers_per_stage)}")
+    lines += _table(plan.rows, parts)
+    if len(parts) > 1:
+        lines += ["", f"best         {best_against_second(parts[0], parts[1])}"]
+    lines += [f"baseline     {baseline.sentence}" for baseline in baselines]
+    lines.append(f"layers       per stage of row 1: {describe_layers(plan.rows[0].setting.layers_per_stage)}")
     return "\n".join(lines)
 
 
@@ -55,16 +58,16 @@ def _searched(plan: Plan) -> list[str]:
     space = plan.space
     topology = space.groups[0].topology
     lines = [
-        f"searched     {space.num_candidates} ways to train on {topology}, {plan.num_looked_at} of them looked at;"
-        " by what the devices have to do, the others take longer than every row",
+        f"searched     {space.num_candidates} ways to train on {topology}; {plan.num_evaluated} evaluated, the others"
+        " cannot be faster than any row",
     ]
     if space.num_gpus < topology.num_gpus:
         lines.append(f"GPUs         {space.num_gpus} of {topology.num_gpus}: no mesh of more divides model and batch")
     if plan.too_large:
-        told = ", ".join(f"{number} most of it {kind}" for kind, number in plan.too_large.most_common())
+        told = ", ".join(f"{number} mostly {kind}" for kind, number in plan.too_large.most_common())
         lines.append(f"do not fit   {told}")
     if plan.not_measured:
-        lines.append(f"left out     {plan.not_measured} that the measured costs say nothing of")
+        lines.append(f"left out     {plan.not_measured} that the measured costs do not cover")
     if space.illegal:
         lines.append("illegal      " + ", ".join(f"{number} {reason}" for reason, number in space.illegal.items()))
     return lines
@@ -72,29 +75,29 @@ def _searched(plan: Plan) -> list[str]:
 
 def _nothing_fits(plan: Plan) -> list[str]:
     if plan.nearest is None:
-        return ["nothing fits: the measured costs say nothing of any"]
+        return ["nothing fits: the measured costs cover none"]
     setting, held = plan.nearest
     memory_bytes = setting.topology.hardware.memory_bytes
     return [
-        f"nothing fits {_gib(memory_bytes)} GiB less {_gib(RESERVE_BYTES)} of reserve; nearest, as far as counted:",
-        f"  {setting_in_words(setting)}",
+        f"nothing fits {_gib(memory_bytes)} GiB less {_gib(RESERVE_BYTES)} of reserve; the nearest, as far as counted:",
+        f"  {describe_setting(setting)}",
         f"  {_gib(held.total)} GiB: {_kinds(held)}",
         "repair: more GPUs, a smaller batch, or a smaller model",
     ]
 
 
-def _table(rows: Sequence[Row], shares: Sequence[Shares]) -> list[str]:
-    cells = [_HEADINGS, *(_cells(i, row, parts) for i, (row, parts) in enumerate(zip(rows, shares, strict=True), 1))]
+def _table(rows: Sequence[Row], parts: Sequence[Breakdown]) -> list[str]:
+    cells = [_HEADINGS, *(_cells(i, row, part) for i, (row, part) in enumerate(zip(rows, parts, strict=True), 1))]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 
 
-def _cells(rank: int, row: Row, parts: Shares) -> tuple[str, ...]:
+def _cells(rank: int, row: Row, parts: Breakdown) -> tuple[str, ...]:
     setting, estimate = row.setting, row.estimate
-    lost_s = getattr(parts, f"{parts.lost_to}_s")
+    overhead_s = getattr(parts, f"{parts.largest_overhead}_s")
     return (
         str(rank),
-        schedule_in_words(setting),
+        describe_schedule(setting),
         str(setting.data),
         str(setting.pipe),
         str(setting.tensor),
@@ -108,7 +111,7 @@ def _cells(rank: int, row: Row, parts: Shares) -> tuple[str, ...]:
         f"{_gib(row.held.total)} of {_gib(setting.topology.hardware.memory_bytes)}",
         largest_kind(row.held),
         parts.bound_by,
-        f"{parts.lost_to} {lost_s / estimate.step_s:.1%}",
+        f"{parts.largest_overhead} {overhead_s / estimate.step_s:.1%}",
     )
 
 
@@ -121,13 +124,16 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / _GIB:.1f}"
 
 
-def to_json(plan: Plan, shares: Sequence[Shares], plains: Sequence[Plain]) -> dict[str, Any]:
-    """Numbers by their names; `rows` the fastest first.
+# ---- JSON ----
+
+
+def to_json(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline]) -> dict[str, Any]:
+    """The plan as a dictionary, with units in the names; `rows` the fastest first.
 
     Args:
         plan: what was found.
-        shares: [row].
-        plains: what one would try first, beside the best row.
+        parts: [row] of its step.
+        baselines: to compare the best row with.
     """
     topology = plan.space.groups[0].topology
     return {
@@ -136,26 +142,26 @@ def to_json(plan: Plan, shares: Sequence[Shares], plains: Sequence[Plain]) -> di
         "hardware_bytes": topology.hardware.memory_bytes,
         "reserve_bytes": RESERVE_BYTES,
         "num_candidates": plan.space.num_candidates,
-        "num_looked_at": plan.num_looked_at,
+        "num_evaluated": plan.num_evaluated,
         "num_not_measured": plan.not_measured,
         "num_too_large": dict(plan.too_large),
         "num_illegal": dict(plan.space.illegal),
-        "rows": [_row(row, parts) for row, parts in zip(plan.rows, shares, strict=True)],
-        "plain": [
+        "rows": [_row(row, part) for row, part in zip(plan.rows, parts, strict=True)],
+        "baselines": [
             {
-                "words": plain.words,
-                "fits": plain.slower_s is not None,
-                "over_bytes": plain.over_bytes,
-                "largest_kind": plain.largest,
-                "slower_s": plain.slower_s,
+                "name": baseline.name,
+                "fits": baseline.slower_s is not None,
+                "over_bytes": baseline.over_bytes,
+                "largest_kind": baseline.largest,
+                "slower_s": baseline.slower_s,
             }
-            for plain in plains
+            for baseline in baselines
         ],
         "nearest": plan.nearest and {**_setting(plan.nearest[0]), **_bytes(plan.nearest[1])},
     }
 
 
-def _row(row: Row, parts: Shares) -> dict[str, Any]:
+def _row(row: Row, parts: Breakdown) -> dict[str, Any]:
     estimate = row.estimate
     return {
         **_setting(row.setting),
@@ -166,7 +172,7 @@ def _row(row: Row, parts: Shares) -> dict[str, Any]:
         "bubble_ratio": estimate.bubble_ratio,
         "parts_s": {name.removesuffix("_s"): seconds for name, seconds in vars(parts).items()},
         "bound_by": parts.bound_by,
-        "lost_to": parts.lost_to,
+        "largest_overhead": parts.largest_overhead,
         **_bytes(row.held),
     }
 

@@ -1,9 +1,9 @@
-"""The fastest ways of a space that fit: branch and bound, so that few are built and no faster one is missed.
+"""Branch and bound for the fastest ways to train that fit: few are built, and no faster one is missed.
 
-What a group of candidates takes at the least is known from the times of its actions alone, what a candidate takes from
-its schedule's placement, and what it does take from its schedule. Whatever takes least, as far as is known, is looked
-at next, and so becomes known better; what is known to be next in time is a row, if it fits. So bytes, for which a
-schedule has to be lowered, are counted of the rows and of what is faster than the last of them alone.
+The times of actions bound a group of candidates from below; the placement of its schedule bounds a candidate more
+closely; its schedule gives the step itself. The item of the lowest bound is refined next. One whose step is known when
+it comes first is the next fastest, and becomes a row if it fits. So bytes, for which a schedule has to be lowered, are
+counted only for the rows and for what is faster than the last of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, around_pipeline, estimate
 
 _STEPS = 4  # of a layer's time, to which the ends of the model are rounded where layers are spread
-_ROUNDING = 1e-9  # of a bound: sums of times differ by so much
+_ROUNDING = 1e-9  # relative error of a bound: sums of times differ by so much
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Row:
     """A way to train that fits.
 
     Attributes:
-        estimate: of its step, and the setting.
-        held: of one device.
+        estimate: of its step; has the setting.
+        held: bytes of one device.
     """
 
     estimate: Estimate
@@ -50,31 +50,31 @@ class Row:
 
     @property
     def setting(self) -> Setting:
-        """What is set."""
+        """The setting that was estimated."""
         return self.estimate.setting
 
     @property
     def step_s(self) -> float:
-        """What rows are ranked by."""
+        """Predicted seconds of a step, by which rows are ranked."""
         return self.estimate.step_s
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         rows: the fastest first; of a candidate the partition and order of the mesh that are fastest.
         space: that was searched.
-        num_looked_at: candidates whose bytes or step were counted; the others cannot be among the rows.
+        num_evaluated: candidates whose bytes or step were computed; the others cannot be among the rows.
         too_large: kind of bytes that is largest -> candidates that do not fit.
-        not_measured: candidates that the costs say nothing of.
-        nearest: what needs least of all that do not fit, or as far as it was counted; None where all do.
+        not_measured: candidates that the costs do not cover.
+        nearest: of the settings that do not fit, the one of fewest bytes, as far as counted; None where all fit.
     """
 
     rows: tuple[Row, ...]
     space: Space
-    num_looked_at: int
+    num_evaluated: int
     too_large: Counter[str]
     not_measured: int
     nearest: tuple[Setting, Bytes] | None
@@ -84,9 +84,9 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
     """The `top` fastest candidates of `space` that fit, or all that do where these are fewer.
 
     Args:
-        space: what is tried.
+        space: of candidates.
         source: of times.
-        top: rows that are asked for, >= 1.
+        top: number of rows, >= 1.
     """
     frontier, seen = _Frontier(space, source), set()
     rows: dict[int, Row] = {}  # candidate -> the fastest of its settings that fit
@@ -111,7 +111,7 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
     return Plan(
         rows=tuple(rows.values()),
         space=space,
-        num_looked_at=len(seen),
+        num_evaluated=len(seen),
         too_large=Counter(largest_kind(held) for _, held in too_large.values()),
         not_measured=frontier.num_not_measured,
         nearest=min(too_large.values(), key=lambda found: found[1].total, default=None),
@@ -119,12 +119,12 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
 
 
 def largest_kind(held: Bytes) -> str:
-    """Of the bytes of a device, the kind that takes most."""
+    """The largest kind of a device's bytes."""
     return max(vars(held), key=lambda kind: getattr(held, kind))
 
 
 def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Setting]:
-    """The settings of a candidate, by partition and order of the mesh."""
+    """The settings of a candidate: one for each partition and order of the mesh."""
     scheduled = replace(group, schedule_name=variant.name, options=variant.options_for(times))
     even = even_split(group.model.num_layers, legal_placement(variant, group.pipe).num_stages)
     for layers_per_stage in dict.fromkeys((even, _balanced_by_time(group, variant, times))):
@@ -134,7 +134,7 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
 
 @dataclass(frozen=True)
 class _Group:
-    """Settings of which nothing is known but what all schedules take at the least."""
+    """A group of candidates, of which only the bound of all schedules is known."""
 
     setting: Setting
     times: Times
@@ -143,7 +143,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Found:
-    """A setting of a candidate, with its step if that is known."""
+    """A setting of a candidate, with its estimated step once that is known."""
 
     candidate: int
     setting: Setting
@@ -156,7 +156,7 @@ class _Found:
 
 
 class _Frontier:
-    """What may come next: the one that takes least, as far as is known; groups open as they come."""
+    """Best-first frontier ordered by lower bound; groups are expanded when they reach the front."""
 
     def __init__(self, space: Space, source: TimeSource):
         self.num_not_measured = 0
@@ -173,11 +173,11 @@ class _Frontier:
             self.push(_Group(group, times, _rounded_down(least_of_any_s(group, times))))
 
     def push(self, item: _Group | _Found) -> None:
-        """Of those that take the same the first comes first."""
+        """Adds an item; of equal bounds the first added comes first."""
         heapq.heappush(self._heap, (item.least_s, next(self._numbers), item))
 
     def pop(self) -> _Found | None:
-        """The next one; None where there is none."""
+        """The setting of the lowest bound; None where there is none."""
         while self._heap:
             _, _, item = heapq.heappop(self._heap)
             if isinstance(item, _Found):
@@ -199,7 +199,7 @@ def _rounded_down(seconds: float) -> float:
 
 
 def _too_many_bytes(setting: Setting, pages_of: Callable[[Setting], int]) -> Bytes | None:
-    """Some of the bytes of `setting`, where these alone do not fit; None where they do, and all have to be counted."""
+    """A lower bound of the bytes of `setting` if it does not fit; None if it does, and all have to be counted."""
     least = least_bytes(setting, placement_of(setting), pages=pages_of(setting))
     return None if fits(setting, least) else least
 

@@ -1,4 +1,4 @@
-"""All ways to train a config's model on a cluster that are tried: what is legal, and what is not, by reason.
+"""The search space of a plan: the legal ways to train a config's model on a cluster; the illegal ones, by reason.
 
 Goes in: a config and a topology. Comes out: groups of candidates that differ in nothing but the schedule, and the
 candidates of a group. Left to others: which of them fit, and how long a step takes (`search`).
@@ -30,7 +30,7 @@ Mesh = tuple[int, int, int]  # data, pipe, tensor
 
 @dataclass(frozen=True)
 class Space:
-    """What is tried.
+    """The candidates of a plan.
 
     Attributes:
         groups: settings of plain 1F1B, on whose schedule nothing depends.
@@ -44,12 +44,12 @@ class Space:
 
     @property
     def num_candidates(self) -> int:
-        """Legal ones: one for each group, schedule and options."""
+        """Number of legal candidates: one for each group, schedule and options."""
         return sum(len(legal_variants(group)) for group in self.groups)
 
 
 def space_of(config: ConfigDict, topology: Topology) -> Space:
-    """All legal candidates; of `pipeline` and `mesh` nothing is taken from the config.
+    """All legal candidates; the config's own `pipeline` and `mesh` are not read.
 
     Raises:
         ConfigError: model, data or optimizer cannot run, or no mesh is legal.
@@ -94,7 +94,7 @@ def legal_variants(group: Setting) -> tuple[Variant, ...]:
 
 
 def orders_of(setting: Setting) -> tuple[str, ...]:
-    """Orders of the mesh that put GPUs to different places; of equal ones the first."""
+    """The orders of the mesh that place GPUs differently; of equal ones the first."""
     topology = setting.topology
     return _orders(setting.data, setting.pipe, setting.tensor, topology.gpus_per_node)
 
@@ -141,7 +141,7 @@ def _tensor_divides(config: ConfigDict, tensor: int) -> bool:
 
 
 def _meshes(base: Setting, tensors: list[int]) -> list[Mesh]:
-    """Those of all GPUs, or of as many as any legal mesh has."""
+    """The legal meshes of all GPUs, or of as many as any legal mesh has."""
     for num_gpus in range(base.topology.num_gpus, 0, -1):
         meshes = [
             (num_gpus // tensor // pipe, pipe, tensor)
@@ -156,7 +156,7 @@ def _meshes(base: Setting, tensors: list[int]) -> list[Mesh]:
 
 
 def _recomputes(base: Setting) -> tuple[str, ...]:
-    """What a model can compute again; without the scores of "xla" there is no attention to."""
+    """Legal recompute settings; "attention" applies only where attention stores its scores ("xla")."""
     return RECOMPUTE if base.model.attention == "xla" else tuple(r for r in RECOMPUTE if r != "attention")
 
 
@@ -170,28 +170,30 @@ def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
+# ---- Descriptions ----
+
 _TIMES = ("forward=", "input_gradient=", "weight_gradient=")
 
 
-def schedule_in_words(setting: Setting) -> str:
-    """The schedule, and its options but for the times that its order is made for."""
+def describe_schedule(setting: Setting) -> str:
+    """The schedule and its options, without the times that its order is made for."""
     options = [option for option in setting.options.split(",") if option and not option.startswith(_TIMES)]
     return " ".join([setting.schedule_name, *options])
 
 
-def layers_in_words(layers_per_stage: Sequence[int]) -> str:
-    """How many stages hold how many layers.
+def describe_layers(layers_per_stage: Sequence[int]) -> str:
+    """Layers per stage, with equal neighbours counted.
 
     Example:
-        >>> layers_in_words((4, 4, 5, 5, 5, 3))
+        >>> describe_layers((4, 4, 5, 5, 5, 3))
         '2x4 3x5 1x3'
     """
     return " ".join(f"{len(list(equal))}x{layers}" for layers, equal in groupby(layers_per_stage))
 
 
-def setting_in_words(setting: Setting) -> str:
-    """All that a row of a plan decides, but for the partition."""
+def describe_setting(setting: Setting) -> str:
+    """Everything that a row of a plan decides, except the partition."""
     return (
-        f"{schedule_in_words(setting)}, data {setting.data} x pipe {setting.pipe} x tensor {setting.tensor}, "
+        f"{describe_schedule(setting)}, data {setting.data} x pipe {setting.pipe} x tensor {setting.tensor}, "
         f"{setting.num_microbatches} microbatches of {setting.microbatch_size}, recompute {setting.model.recompute}"
     )

@@ -1,4 +1,4 @@
-"""Which schedules are tried, with which options, and which of them a pipeline of so many devices can run."""
+"""The schedules and options that a plan tries, and the numbers of devices that they can run on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Variant:
     options: str
 
     def options_for(self, times: Times) -> str:
-        """The options with times, in forwards to a fifth; a schedule that is made without any has the same ones."""
+        """The options with times of I and W, in forwards rounded to a fifth, if the schedule takes times."""
         if not takes_times(self.name):
             return self.options
         ratios = {
@@ -42,7 +42,7 @@ class Variant:
 
 
 def takes_times(name: str) -> bool:
-    """Whether the order of a schedule is made for the times of F, I and W; only then are backwards in two parts."""
+    """Whether the order of a schedule is made for the times of F, I and W; only then are backwards split."""
     return find_method(name).takes_times
 
 
@@ -63,7 +63,7 @@ def _written(options: Options, defaults: Options) -> str:
 
 @cache
 def placement_of(variant: Variant, pipe: int) -> Placement | None:
-    """Which of `pipe` devices holds which stage, whatever the microbatches; None where it is not for so many."""
+    """The placement on `pipe` devices, whatever the microbatches; None where the schedule is not for so many."""
     if (pipe == 1 and variant.name != ALONE) or (pipe > MOST_DEVICES and takes_times(variant.name)):
         return None
     try:
@@ -73,7 +73,7 @@ def placement_of(variant: Variant, pipe: int) -> Placement | None:
 
 
 def legal_placement(variant: Variant, pipe: int) -> Placement:
-    """The placement of a schedule that is for so many devices."""
+    """The placement on `pipe` devices of a schedule that is legal there."""
     placement = placement_of(variant, pipe)
     assert placement
     return placement

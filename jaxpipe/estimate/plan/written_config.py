@@ -1,4 +1,4 @@
-"""A row of a plan as a config file that `train` and `compile` run: whole in itself, with the predicted numbers."""
+"""Writes a row of a plan as a config file that `train` and `compile` run, with the predicted numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config import base_config, check
 from jaxpipe.config.base import AUTO
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.plan.search import Row
 
@@ -19,7 +19,7 @@ _GIB = 2**30
 
 
 def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
-    """`config`, trained as `setting` has it; checked."""
+    """`config` with the pipeline, mesh and recomputation of `setting`; checked."""
     planned = copy.deepcopy(config)
     planned.model.recompute = setting.model.recompute
     planned.pipeline.update(
@@ -44,15 +44,19 @@ def check_writable(path: str, *, overwrite: bool) -> None:
     folder = Path(path).parent
     if Path(path).suffix != ".py" or not os.access(folder, os.W_OK | os.X_OK) or Path(path).is_dir():
         raise ConfigError(
-            f"cannot write --write_config={path}\n"
-            "  rule plan-output: its name ends in .py; its folder exists and can be written to\n"
-            "  repair: make the folder, or give another path, for example --write_config=planned.py"
+            explain(
+                f"cannot write --write_config={path}",
+                rule="plan-output: its name ends in .py; its folder exists and can be written to",
+                repair="make the folder, or give another path, for example --write_config=planned.py",
+            )
         )
     if Path(path).exists() and not overwrite:
         raise ConfigError(
-            f"--write_config={path} is there already\n"
-            "  rule plan-overwrite: a file is replaced only where that is asked for\n"
-            "  repair: give another path, or --overwrite too"
+            explain(
+                f"--write_config={path} exists already",
+                rule="plan-overwrite: a file is replaced only if --overwrite is given",
+                repair="give another path, or --overwrite too",
+            )
         )
 
 
@@ -69,7 +73,7 @@ def write_config(path: str, config: ConfigDict, row: Row, *, command: str) -> No
 
 
 def config_text(path: str, config: ConfigDict, row: Row, *, command: str) -> str:
-    """The Python of a config file: a docstring with the prediction, and every field that is no default."""
+    """The text of a config file: a docstring with the prediction, and every field that differs from its default."""
     planned = config_of(config, row.setting)
     default = base_config(config.model.family)
     lines = [

@@ -14,7 +14,7 @@ from jaxpipe.cluster.hardware import HARDWARE, RESERVE_BYTES
 from jaxpipe.config import check
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
-from jaxpipe.estimate.plan.breakdown import best_against_second, plain_choices, shares_of
+from jaxpipe.estimate.plan.breakdown import baselines, best_against_second, breakdown_of
 from jaxpipe.estimate.plan.report import to_json, to_text
 from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
@@ -31,7 +31,7 @@ def plan():
 
 @pytest.fixture(scope="module")
 def told(plan):
-    return [shares_of(row.estimate, SOURCE) for row in plan.rows], plain_choices(plan.rows[0], SOURCE)
+    return [breakdown_of(row.estimate, SOURCE) for row in plan.rows], baselines(plan.rows[0], SOURCE)
 
 
 def get_config(text: str):
@@ -91,12 +91,12 @@ def test_the_json_has_units_and_all_bytes(plan, told):
     assert [row["step_s"] for row in found["rows"]] == sorted(row["step_s"] for row in found["rows"])
 
 
-def test_what_is_not_there_is_told_by_how_much(plan, told):
-    for plain in told[1]:
-        assert (plain.slower_s is None) == (plain.over_bytes > 0)
-        assert plain.slower_s is None or plain.slower_s > -1e-9  # or it would be the best
+def test_baselines_are_compared_by_how_much(plan, told):
+    for baseline in told[1]:
+        assert (baseline.slower_s is None) == (baseline.over_bytes > 0)
+        assert baseline.slower_s is None or baseline.slower_s > -1e-9  # or it would be the best
     text = to_text(plan, *told)
-    assert all(plain.sentence in text for plain in told[1])
+    assert all(baseline.sentence in text for baseline in told[1])
     difference = plan.rows[1].step_s - plan.rows[0].step_s
     assert f"row 2 takes {difference:.3f} s" in best_against_second(*told[0][:2])
 

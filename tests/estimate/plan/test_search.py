@@ -57,7 +57,7 @@ def test_the_rows_are_the_fastest_of_all_that_fit(space, best_steps, top):
 def test_all_that_fit_are_found_where_that_many_are_asked_for(space, best_steps):
     plan = search(space, SOURCE, top=10**6)
     assert len(plan.rows) == len(best_steps)
-    assert plan.num_looked_at == space.num_candidates == len(best_steps) + plan.too_large.total()
+    assert plan.num_evaluated == space.num_candidates == len(best_steps) + plan.too_large.total()
     assert plan.too_large  # the space has both
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.extend.core as core
 
-from jaxpipe.program.halves.cut import Cut, cut, needed_inputs
+from jaxpipe.program.split_vjp.cut import Cut, cut, needed_inputs
 
 Values = dict[core.Var, Any]
 

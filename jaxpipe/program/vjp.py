@@ -1,7 +1,7 @@
-"""A layer's vjp, cut in two: what forward must keep, and backward from what was kept.
+"""A layer's vjp, cut in two: the residuals that forward must save, and backward from what was saved.
 
-Parameters, the microbatch and what random numbers come from are no residuals: backward gets them anew. This is the
-one place that touches the vjp object of `jax.vjp`, whose fields differ between jax versions.
+Parameters, the microbatch and what random numbers come from are no residuals: backward is given them again. This is the
+one place that touches the vjp object of `jax.vjp`, whose fields differ between JAX versions.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ import jax
 PyTree = Any
 
 
-def forward(layer: Callable, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[jax.Array, list[jax.Array]]:
-    """`layer(params, x, *given)` and the arrays that its backward needs besides `params` and `given`.
+def vjp_forward(layer: Callable, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[jax.Array, list[jax.Array]]:
+    """The output of `layer(params, x, *given)`, and its residuals: what backward needs besides `params` and `given`.
 
     Args:
+        layer: (params, x, *given) -> y.
+        params: of the layer.
+        x: its input.
         given: the microbatch and what random numbers come from: nothing that needs a gradient.
     """
     y, vjp = jax.vjp(layer, params, x, *given)
-    leaves, _ = _kept(vjp)
+    leaves, _ = _residuals(vjp)
     return y, [leaf for leaf in leaves if _is_array(leaf)]
 
 
-def backward(
+def vjp_backward(
     layer: Callable,
     params: PyTree,
     residuals: list[jax.Array],
@@ -37,26 +40,28 @@ def backward(
     """Gradients for `params` and `x`.
 
     Args:
-        residuals: what `forward` kept.
+        layer: (params, x, *given) -> y.
+        params: of the layer, as forward had them.
+        residuals: what `vjp_forward` returned.
         x_like: shape and dtype of the layer's input.
         dy: the gradient of the layer's output.
-        given: what `forward` was given.
+        given: as forward had them.
     """
-    # eval_shape traces the vjp object without computing anything; it is filled with what was kept.
+    # eval_shape traces the vjp object without computing anything; then the saved values take the place of its shapes.
     _, vjp = jax.eval_shape(lambda *arguments: jax.vjp(layer, *arguments), params, x_like, *given)
-    leaves, structure = _kept(vjp)
+    leaves, structure = _residuals(vjp)
     values = iter(residuals)
     filled = copy.copy(vjp)
     filled.opaque_residuals, of_x = jax.tree.unflatten(
         structure, [next(values) if _is_array(leaf) else leaf for leaf in leaves]
     )
-    # Also those that it does not need.
+    # All arguments, also those that backward does not need.
     filled.args_res = [tuple(jax.tree.leaves(params)), of_x, *(tuple(jax.tree.leaves(value)) for value in given)]
     d_params, dx, *_ = filled(dy)
     return d_params, dx
 
 
-def _kept(vjp: Any) -> tuple[list[Any], Any]:
+def _residuals(vjp: Any) -> tuple[list[Any], Any]:
     """Leaves and structure of the residuals that are no parameters: saved activations, and the input."""
     return jax.tree.flatten((vjp.opaque_residuals, vjp.args_res[1]))
 

@@ -1,0 +1,129 @@
+"""What a device carries from round to round, what it reads of the round table, and both before the first round."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpipe.lowering import IDLE, RoundTable
+from jaxpipe.program.partition import Part
+from jaxpipe.program.shapes import StepShapes
+from jaxpipe.program.storage import Pool, Pools, Storage
+
+PyTree = Any
+Integers = Any  # numpy arrays in the table, jax arrays in the program
+Page = list[jax.Array]  # [dtype] -> [1, width]
+
+
+class State(NamedTuple):
+    """What an action changes, in place."""
+
+    message: jax.Array  # x.shape: before the action what it reads, after it what it produced
+    pools: Pools
+    grads: PyTree  # float32 running sums: {"shared", "layers": [chunk, layer, ...]}
+    loss: PyTree  # float32 running sums, one for each kind of loss
+    num_done: jax.Array  # int32: accesses to storage so far, which orders them; see `in_place.sequenced`
+
+
+class Carry(NamedTuple):
+    """The loop's state on one device, between two rounds."""
+
+    state: State  # with the message that the next action reads
+    out: jax.Array  # x.shape: what the last action produced
+    inbox: jax.Array  # [num_inbox + 1, *x.shape] messages that wait for their reader
+    send_buffer_pages: list[Page]  # [lane] pages that the next round sends to the paired device
+    send_buffer_grads: list[PyTree]  # [lane] gradients of a layer that the next round sends to the stage's owner
+    complete: jax.Array  # chunk whose gradients the next round sums over devices, or IDLE
+
+
+class Row(NamedTuple):
+    """One device's line of the round table in one round; integers, named as in `jaxpipe.lowering`."""
+
+    kind: Integers
+    stage: Integers
+    chunk: Integers
+    microbatch: Integers
+    completes: Integers  # whether the action is the last to add to its chunk's gradients
+    next_source: Integers
+    store_own: Integers
+    store_arrival: Integers  # [permute]
+    pages: Integers  # [pool, layer]
+    send_page: Integers  # [lane]
+    num_page_sends: Integers
+    recv_page: Integers  # [lane]
+    num_page_recvs: Integers
+    send_layer: Integers  # [lane, (chunk, layer)]
+    num_layer_sends: Integers
+    recv_layer: Integers  # [lane, (chunk, layer)]
+    num_layer_recvs: Integers
+
+
+def table_operands(table: RoundTable, storage: Storage) -> Row:
+    """The table's grids as leaves [D, R, ...], to be sharded over `pipe`; R rounds, D devices."""
+    inbox, grids, slots = table.inbox, table.exchange_grids, table.pages
+    rows = Row(
+        kind=table.kind,
+        stage=table.stage,
+        chunk=table.chunk,
+        microbatch=table.microbatch,
+        completes=table.completes,
+        next_source=inbox.next_source,
+        store_own=inbox.store_own,
+        store_arrival=inbox.store_arrival,
+        pages=np.stack([pages.of_layer for pages in storage.grids], axis=2),
+        send_page=slots.send_page,
+        num_page_sends=slots.num_sends,
+        recv_page=slots.recv_page,
+        num_page_recvs=slots.num_recvs,
+        send_layer=grids.send_layer,
+        num_layer_sends=grids.num_sends,
+        recv_layer=grids.recv_layer,
+        num_layer_recvs=grids.num_recvs,
+    )
+    return jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)
+
+
+def initial_carry(shapes: StepShapes, params: PyTree, scale: PyTree) -> Carry:
+    """What a device holds before the first round.
+
+    Args:
+        shapes: of the step.
+        params: the device's compute copies, whose shapes the gradient sums have.
+        scale: a factor for each kind of loss; the loss sums have its structure.
+    """
+    table, x_like, storage = shapes.table, shapes.message, shapes.storage
+
+    def pages(pool: Pool, number: int | None = None) -> list[jax.Array]:
+        return [empty(row.shape, row.dtype) for row in pool.like(number)]
+
+    def one_layer() -> PyTree:
+        def empty_part(leaf: jax.Array, part: Part) -> jax.Array:
+            return empty((1, 1, *part.master_shape), jnp.float32)
+
+        return jax.tree.map(empty_part, params["layers"], shapes.parts["layers"])
+
+    sums = params if table.has_backward else {"shared": (), "layers": ()}
+    message = empty(x_like.shape, x_like.dtype)
+    state = State(
+        message=message,
+        pools=[pages(pool) for pool in storage.pools],
+        grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
+        loss=jax.tree.map(jnp.zeros_like, scale),
+        num_done=jnp.zeros((), jnp.int32),
+    )
+    return Carry(
+        state,
+        out=message,
+        inbox=empty((table.inbox.num_inbox + 1, *x_like.shape), x_like.dtype),
+        send_buffer_pages=[pages(storage.pools[0], 1) for _ in range(table.num_page_lanes)],
+        send_buffer_grads=[one_layer() for _ in range(table.num_gradient_lanes)],
+        complete=jnp.int32(IDLE),
+    )
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Storage that nothing reads before it is written; tests fill it with NaN to prove that."""
+    return jnp.zeros(shape, dtype)

@@ -1,0 +1,251 @@
+"""What travels between devices, in three channels with the same three verbs: send, store (or add), read.
+
+| channel | carries | from | into |
+|---|---|---|---|
+| messages | an action's output, or its input's gradient | `Carry.out` | the next action's message, or the inbox |
+| pages | saved residuals that are parked on the paired device | `Carry.send_buffer_pages` | the pool of slots |
+| grads | gradients of one layer, from a stage's other holder to its owner | `Carry.send_buffer_grads` | running sums |
+
+A channel has lanes. A lane is one permute of a body round: a list of (source, target) devices, of which each source
+sends one payload. Both ends read in the same table what a lane carries, so no tags travel. For example, in a body round
+with two lanes of pages,
+
+    table.page_permutes[body_round] == (((0, 3), (1, 2)), ((0, 3),))
+
+device 0 may send two pages to device 3, and device 1 one to device 2. In a round in which `row.num_page_sends` is 1 on
+device 0, its second lane carries what was in the buffer before; `row.num_page_recvs` is then 1 on device 3, which
+stores the first lane alone.
+
+A message is sent in the round after the action that produced it. A page, or a layer's gradients, is read into a buffer
+at the end of a round, sent in the next one, while its action computes, and stored at the end of that: it is held twice
+meanwhile, where it left and where it lands. Pools and sums are read and written in place, one page or layer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.body import Pair
+from jaxpipe.lowering.inbox import FIRST_PERMUTE, OWN
+from jaxpipe.program.carry import Page, Row, State
+from jaxpipe.program.in_place import guarded_index, sequenced
+
+PyTree = Any
+
+
+# Messages
+
+
+def send_messages(table: RoundTable, body_round: int, out: jax.Array) -> list[jax.Array]:
+    """[permute] what arrives of the devices' outputs of the round before."""
+    permutes = table.permutes[body_round]
+    return _send(permutes, [out] * len(permutes), partial(message_scope, body_round))
+
+
+def store_messages(
+    table: RoundTable, body_round: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
+) -> jax.Array:
+    """`inbox` with the messages of this round that wait, where any device has one in this body round.
+
+    Args:
+        table: of the step.
+        body_round: index in the loop bodies.
+        row: of this device in this round.
+        arrived: [permute] what has arrived.
+        own: what this device's action has produced.
+        inbox: [num_inbox + 1, *x.shape]; what no later action reads is written into the last entry.
+    """
+    grids, here = table.inbox, table.body_round == body_round
+    for k, message in enumerate(arrived):
+        if (grids.store_arrival[here, :, k] != grids.num_inbox).any():
+            inbox = lax.dynamic_update_index_in_dim(inbox, message, row.store_arrival[k], 0)
+    if (grids.store_own[here] != grids.num_inbox).any():
+        inbox = lax.dynamic_update_index_in_dim(inbox, own, row.store_own, 0)
+    return inbox
+
+
+def read_message(
+    table: RoundTable, body_round: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
+) -> jax.Array:
+    """What the next action reads, chosen among the sources that any device has in this body round.
+
+    Args:
+        table: of the step.
+        body_round: index in the loop bodies.
+        row: of this device in this round.
+        arrived: [permute] what has arrived.
+        own: what this device's action has produced.
+        inbox: with the messages of this round.
+    """
+    sources = np.unique(table.inbox.next_source[table.body_round == body_round])
+    message = None
+    if sources[-1] >= 0:
+        message = lax.dynamic_index_in_dim(inbox, jnp.maximum(row.next_source, 0), 0, False)
+    for source, candidate in [*((FIRST_PERMUTE - k, arrival) for k, arrival in enumerate(arrived)), (OWN, own)]:
+        if source in sources:
+            message = candidate if message is None else jnp.where(row.next_source == source, candidate, message)
+    return own if message is None else message
+
+
+# Pages of parked residuals
+
+
+def send_pages(table: RoundTable, body_round: int, send_buffer: Sequence[Page]) -> list[Page]:
+    """[lane] what arrives of the pages that were read at the end of the round before."""
+    return _send(table.page_permutes[body_round], send_buffer, partial(page_scope, body_round))
+
+
+def store_pages(row: Row, arrived: Sequence[Page], state: State) -> State:
+    """`state` with the arrived pages in the slots that the table gives them."""
+
+    def store_page(lane: int, page: Page, slots: list[jax.Array], _: jax.Array) -> list[jax.Array]:
+        place = (row.recv_page[lane], 0)
+        return [lax.dynamic_update_slice(leaf, part, place) for leaf, part in zip(slots, page, strict=True)]
+
+    slots, num_done = _store(row.num_page_recvs, arrived, store_page, state.pools[0], state.num_done)
+    return state._replace(pools=[slots, *state.pools[1:]], num_done=num_done)
+
+
+def read_pages(
+    table: RoundTable, body_round: int, row: Row, send_buffer: Sequence[Page], state: State
+) -> tuple[list[Page], State]:
+    """The buffer with the pages that travel in the next round, and `state` for what comes after."""
+    pools = state.pools
+
+    def read_page(lane: int, _: Page, num_done: jax.Array) -> Page:
+        place = (guarded_index(row.send_page[lane], num_done), 0)
+        return [lax.dynamic_slice(leaf, place, (1, leaf.shape[1])) for leaf in pools[0]]
+
+    num_lanes = table.pages.num_sends[table.body_round == body_round].max()
+    pages, num_done = _read(num_lanes, row.num_page_sends, send_buffer, read_page, state.num_done)
+    return pages, state._replace(num_done=num_done)
+
+
+# Gradients of layers that two devices hold
+
+
+def send_grads(table: RoundTable, body_round: int, send_buffer: Sequence[PyTree]) -> list[PyTree]:
+    """[lane] what arrives of the gradients that were read at the end of the round before."""
+    return _send(table.gradient_permutes[body_round], send_buffer, partial(grads_scope, body_round))
+
+
+def add_grads(row: Row, arrived: Sequence[PyTree], state: State) -> State:
+    """`state` with the arrived gradients added to the sums that the table names."""
+
+    def add_layer(lane: int, gradients: PyTree, sums: PyTree, _: jax.Array) -> PyTree:
+        def add_leaf(total: jax.Array, value: jax.Array) -> jax.Array:
+            place = (row.recv_layer[lane, 0], row.recv_layer[lane, 1]) + (0,) * (total.ndim - 2)
+            return lax.dynamic_update_slice(total, lax.dynamic_slice(total, place, value.shape) + value, place)
+
+        return jax.tree.map(add_leaf, sums, gradients)
+
+    layers, num_done = _store(row.num_layer_recvs, arrived, add_layer, state.grads["layers"], state.num_done)
+    return state._replace(grads={**state.grads, "layers": layers}, num_done=num_done)
+
+
+def read_grads(
+    table: RoundTable, body_round: int, row: Row, send_buffer: Sequence[PyTree], state: State
+) -> tuple[list[PyTree], State]:
+    """The buffer with the gradients that travel in the next round, and `state` for what comes after."""
+    sums = state.grads["layers"]
+
+    def read_layer(lane: int, like: PyTree, num_done: jax.Array) -> PyTree:
+        chunk = guarded_index(row.send_layer[lane, 0], num_done)
+
+        def read_leaf(total: jax.Array, like: jax.Array) -> jax.Array:
+            return lax.dynamic_slice(total, (chunk, row.send_layer[lane, 1]) + (0,) * (total.ndim - 2), like.shape)
+
+        return jax.tree.map(read_leaf, sums, like)
+
+    num_lanes = table.exchange_grids.num_sends[table.body_round == body_round].max()
+    grads, num_done = _read(num_lanes, row.num_layer_sends, send_buffer, read_layer, state.num_done)
+    return grads, state._replace(num_done=num_done)
+
+
+# The verbs of every channel
+
+
+def _send(lanes: Sequence[Sequence[Pair]], payloads: Sequence[PyTree], scope: Callable[[int], str]) -> list[PyTree]:
+    """[lane] what arrives of `payloads`.
+
+    Args:
+        lanes: [lane] -> (source, target) pairs.
+        payloads: [lane] arrays.
+        scope: lane -> the name under which its permute stands in the compiled program.
+    """
+    arrived = []
+    for lane, pairs in enumerate(lanes):
+        # On a GPU `p2p` is a resource of its own, so that several permutes overlap one action.
+        with jax.named_scope(scope(lane)), set_xla_metadata(_xla_gpu_collective_stream="p2p"):
+            arrived.append(jax.tree.map(lambda leaf, pairs=pairs: lax.ppermute(leaf, "pipe", pairs), payloads[lane]))
+    return arrived
+
+
+def _store(
+    num_wanted: jax.Array,
+    payloads: Sequence[PyTree],
+    store_lane: Callable[[int, PyTree, PyTree, jax.Array], PyTree],
+    target: PyTree,
+    num_done: jax.Array,
+) -> tuple[PyTree, jax.Array]:
+    """`target` with the first `num_wanted` of `payloads` stored, and `num_done` for what comes after.
+
+    Args:
+        num_wanted: that this device stores in this round.
+        payloads: [lane] what has arrived.
+        store_lane: (lane, payload, target, num_done) -> target.
+        target: what is stored into.
+        num_done: accesses so far.
+    """
+    for lane, payload in enumerate(payloads):
+        target, num_done = sequenced(num_wanted > lane, partial(store_lane, lane, payload), target, num_done)
+    return target, num_done
+
+
+def _read(
+    num_lanes: int,
+    num_wanted: jax.Array,
+    send_buffer: Sequence[PyTree],
+    read_lane: Callable[[int, PyTree, jax.Array], PyTree],
+    num_done: jax.Array,
+) -> tuple[list[PyTree], jax.Array]:
+    """`send_buffer` with what the next round sends, and `num_done` for what comes after.
+
+    Args:
+        num_lanes: that any device reads in this body round.
+        num_wanted: that this device reads in this round.
+        send_buffer: [lane] what was read before.
+        read_lane: (lane, its buffer, num_done) -> what it reads.
+        num_done: accesses so far.
+    """
+    buffers = list(send_buffer)
+    for lane in range(num_lanes):
+        buffers[lane], num_done = sequenced(num_wanted > lane, partial(read_lane, lane), buffers[lane], num_done)
+    return buffers, num_done
+
+
+# Names of the permutes in the compiled program, where tests compare their pairs with the table's
+
+
+def message_scope(body_round: int, permute: int) -> str:
+    """The name of a message's permute."""
+    return f"position{body_round}_permute{permute}"
+
+
+def page_scope(body_round: int, lane: int) -> str:
+    """The name of the permute of a lane of pages."""
+    return f"position{body_round}_transfer{lane}"
+
+
+def grads_scope(body_round: int, lane: int) -> str:
+    """The name of the permute of a lane of gradients."""
+    return f"position{body_round}_exchange{lane}"

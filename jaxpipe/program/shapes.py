@@ -1,0 +1,195 @@
+"""Every shape, dtype and number of bytes of a training step on one device, asked of the model once.
+
+In go the round table, the mesh, the model's functions and the shapes of parameters and batch; out comes one frozen
+value, `StepShapes`, from which the program is built and in which reports look up what a device holds. Nothing is
+computed or compiled: the functions are traced with shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpipe.lowering import RoundTable
+from jaxpipe.mesh import Randomness
+from jaxpipe.program.contract import StageFunctions, check_functions, check_inputs, shapes_on_a_device
+from jaxpipe.program.partition import Part, partition
+from jaxpipe.program.split_vjp import split_vjp
+from jaxpipe.program.staged_params import StagedLayout
+from jaxpipe.program.storage import SavedResiduals, Storage, make_storage
+from jaxpipe.program.vjp import vjp_forward
+
+PyTree = Any
+
+
+@dataclass(frozen=True, eq=False)
+class StepShapes:
+    """What one training step has on each device.
+
+    Attributes:
+        table: the round table that the step executes.
+        masters: staged parameters, {"shared", "layers": [device, chunk, layer, ...]}, as they come in.
+        parts: how devices hold each of them.
+        copies: compute copies {"shared", "layer"} on one device, the latter of one layer.
+        microbatch: one microbatch on one device.
+        message: what one stage sends to the next.
+        losses: what the head returns.
+        storage: of saved residuals; of forwards alone it holds nothing.
+    """
+
+    table: RoundTable
+    masters: PyTree
+    parts: PyTree
+    copies: PyTree
+    microbatch: PyTree
+    message: jax.ShapeDtypeStruct
+    losses: PyTree
+    storage: Storage
+
+
+def step_shapes(
+    table: RoundTable,
+    functions: StageFunctions,
+    mesh: jax.sharding.Mesh,
+    layout: StagedLayout,
+    params: PyTree,
+    batch: PyTree,
+    *,
+    dtype: Any,
+    split_masters: bool,
+    random: bool,
+) -> StepShapes:
+    """The shapes of a step.
+
+    Args:
+        table: that it executes.
+        functions: of the model.
+        mesh: with axes `data`, `pipe`, `tensor`.
+        layout: of the staged parameters.
+        params: staged, or their shapes.
+        batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
+        dtype: of the compute copies; None keeps the masters'.
+        split_masters: whether master copies are split over devices that compute with equal ones.
+        random: whether the step has a key.
+
+    Raises:
+        CompileError: functions, parameters and batch do not fit together.
+    """
+    check_inputs(table.schedule, mesh, layout.canonical.shape, params, batch)
+    parts = partition(params, functions.specs, mesh, split_masters=split_masters)
+
+    def copy(leaf: Any, part: Part) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(part.compute_shape, leaf.dtype if dtype is None else dtype)
+
+    def of_one_device(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((leaf.shape[1] // mesh.shape["data"], *leaf.shape[2:]), leaf.dtype)
+
+    of_layers = jax.tree.map(copy, params, parts)
+    copies = {"shared": of_layers["shared"], "layer": of_layers["layers"]}
+    microbatch = jax.tree.map(of_one_device, batch)
+    message, losses = check_functions(functions, mesh, copies, microbatch)
+    saved = SavedResiduals(())
+    if table.has_backward:
+        given = microbatch, Randomness.like() if random else None
+        by_parts = table.schedule.has_split_backward
+        saved = residual_shapes(functions, mesh, copies["layer"], message, *given, split_backward=by_parts)
+    return StepShapes(
+        table=table,
+        masters=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params),
+        parts=parts,
+        copies=copies,
+        microbatch=microbatch,
+        message=message,
+        losses=losses,
+        storage=make_storage(table, saved),
+    )
+
+
+def residual_shapes(
+    functions: StageFunctions,
+    mesh: jax.sharding.Mesh,
+    params: PyTree,
+    x: jax.ShapeDtypeStruct,
+    *given: PyTree,
+    split_backward: bool,
+) -> SavedResiduals:
+    """What one layer saves of one microbatch on one device, from the shapes of its arguments there.
+
+    Args:
+        functions: of the model.
+        mesh: whose axes they may use.
+        params: of one layer.
+        x: its input.
+        given: the microbatch and what random numbers come from.
+        split_backward: whether any backward is split into I and W.
+    """
+    shared_with_w: tuple[int, ...] = ()
+
+    def save(params: PyTree, x: Any, *given: PyTree) -> tuple[list[jax.Array], list[jax.Array]]:
+        nonlocal shared_with_w
+        residuals = vjp_forward(functions.layer, params, x, *given)[1]
+        if not split_backward:
+            return residuals, []
+        split = split_vjp(functions.layer, params, residuals, x, *given)
+        shared_with_w = split.shared_with_w
+        return residuals, split.input_gradient(params, residuals, x, *given)[2]
+
+    residuals, deferred = shapes_on_a_device(mesh, save, params, x, *given)
+    return SavedResiduals(tuple(residuals), shared_with_w, tuple(deferred))
+
+
+# Bytes
+
+
+def held_bytes(shapes: StepShapes) -> dict[str, int]:
+    """Bytes per device by kind, all of them held while the rounds run; a layer's own temporaries come on top.
+
+    Returns:
+        pages: residuals, own and parked, and what I defers to W; left: what I defers, of one layer, before it is in its
+        page; transit: see `transit_bytes`; weights: compute copies of the parameters, where they are not the masters
+        themselves; gradients: float32 running sums; messages: those that wait, the one at work, the one sent and one
+        for each permute in flight.
+    """
+    table, storage, num_replicas = shapes.table, shapes.storage, shapes.table.schedule.num_replicas
+    num_in_flight = max(map(len, table.permutes), default=0)
+    kinds = {"weights": 0, "gradients": 0}
+    leaves = map(jax.tree.leaves, (shapes.masters, shapes.parts, shapes.copies))
+    for master, part, copy in zip(*leaves, strict=True):
+        num_rows = num_replicas * math.prod(master.shape[1:3]) if part.stacked else 1  # chunks x layers
+        size = num_rows * math.prod(part.compute_shape)
+        dtype = jnp.dtype(copy.dtype)
+        is_copied = part.master_dim is not None or dtype != master.dtype or (part.stacked and num_replicas > 1)
+        kinds["weights"] += size * dtype.itemsize if is_copied else 0
+        kinds["gradients"] += 4 * size
+    return {
+        "pages": storage.num_bytes,
+        "left": sum(map(_num_bytes, storage.saved.deferred)),
+        "transit": transit_bytes(shapes),
+        **kinds,
+        "messages": (table.inbox.num_inbox + 1 + 2 + num_in_flight) * _num_bytes(shapes.message),
+    }
+
+
+def transit_bytes(shapes: StepShapes) -> int:
+    """Bytes per device of pages and gradients on their way between the two devices of a pair.
+
+    What travels during an action is held twice meanwhile: the copy that is sent, and the place where it lands
+    before it goes into the pool, or is added.
+    """
+    table, parts = shapes.table, jax.tree.leaves(shapes.parts["layers"])
+    pages = table.num_page_lanes * shapes.storage.pools[0].page_bytes
+    gradients = table.num_gradient_lanes * sum(4 * math.prod(part.master_shape) for part in parts)
+    return 2 * (pages + gradients)
+
+
+def bytes_per_device(tree: PyTree) -> int:
+    """Bytes of each device's part of arrays, or of shapes with shardings."""
+    return sum(leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
+def _num_bytes(array: jax.ShapeDtypeStruct) -> int:
+    return array.size * array.dtype.itemsize

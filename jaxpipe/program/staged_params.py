@@ -1,0 +1,248 @@
+"""The two forms of parameters, canonical and staged, and the way from one to the other.
+
+Canonical parameters are {"shared": ..., "layers": [num_layers, ...]}: layers in the order of the model,
+whatever the schedule. Staged ones have layers as [device, chunk, layer of the chunk, ...], sharded over
+`pipe`. An array has as many rows on every device; the rows that a shorter stage does not use are zeros
+that nothing reads. Of two replicas only the first has staged parameters: a device owns its chunks of replica 0, and
+its chunks of replica 1 are those that its partner owns, in the same order.
+
+`StagedLayout` says which layer stands in which row, and converts whole arrays; `Canonical` converts arrays that stay
+distributed over the devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxpipe.errors import CompileError, explain
+from jaxpipe.program.partition import STACKED, Part
+from jaxpipe.schedules.placement import Placement
+
+PyTree = Any
+
+
+def balanced_split(
+    num_layers: int, num_stages: int, *, embedding_layers: float = 0.0, head_layers: float = 0.0
+) -> tuple[int, ...]:
+    """Layers of each stage, so that the stage that costs most costs as little as possible.
+
+    A stage costs its layers, the first also `embedding_layers`, the last also `head_layers`, and every stage
+    has a layer. The others are dealt out one by one, each to the stage that then costs least, of equals to
+    the one farthest from the ends.
+
+    Args:
+        embedding_layers: cost of the embedding, in layers.
+        head_layers: cost of head and loss, in layers.
+
+    Raises:
+        CompileError: fewer layers than stages.
+
+    Example:
+        >>> balanced_split(31, 8)
+        (4, 4, 4, 4, 4, 4, 4, 3)
+        >>> balanced_split(31, 8, head_layers=3.0)
+        (4, 4, 4, 5, 5, 4, 4, 1)
+    """
+    if num_layers < num_stages:
+        raise CompileError(
+            explain(
+                f"num_layers={num_layers} on num_stages={num_stages}.",
+                rule="layer-per-stage: every stage holds at least one layer",
+                repair=f"use at most {num_layers} stages, or at least {num_stages} layers",
+            )
+        )
+    counts, extra = [1] * num_stages, [0.0] * num_stages
+    extra[0] += embedding_layers
+    extra[-1] += head_layers
+    stages = sorted(range(num_stages), key=lambda stage: -min(stage + 0.5, num_stages - 1 - stage))
+    for _ in range(num_layers - num_stages):
+        counts[min(stages, key=lambda stage: counts[stage] + extra[stage])] += 1
+    return tuple(counts)
+
+
+class StagedLayout:
+    """Which layer stands in which row of the staged parameters, for one placement and one split into stages.
+
+    Attributes:
+        num_layers: layers of the model.
+        num_owned: chunks that a device owns; of two replicas it computes with its partner's as well.
+        num_held: [device, chunk] layers of every chunk that a device computes with.
+        first_layer: [device, chunk] index in the model of its first layer.
+        canonical: [device, owned chunk, layer of the chunk] index in the model; -1 for unused rows.
+        row_of_layer: [num_layers] the row, among those of all devices, that holds the layer.
+        pairs: (owner, other holder) devices of each stage; empty for a single replica.
+
+    Example:
+        Three layers on two devices, of which the first holds one. The last row of device 0 is unused.
+
+        >>> from jaxpipe.schedules.placement import linear
+        >>> layout = StagedLayout(linear(2), (1, 2), num_layers=3)
+        >>> layout.canonical.tolist()
+        [[[0, -1]], [[1, 2]]]
+        >>> layout.row_of_layer.tolist()
+        [0, 2, 3]
+    """
+
+    def __init__(self, placement: Placement, layers_per_stage: Sequence[int], *, num_layers: int):
+        """Places `layers_per_stage[s]` consecutive layers on the holders of stage s.
+
+        Raises:
+            CompileError: they are not `num_layers` together, at least one on each stage.
+        """
+        if (
+            len(layers_per_stage) != placement.num_stages
+            or sum(layers_per_stage) != num_layers
+            or min(layers_per_stage) < 1
+        ):
+            raise CompileError(
+                explain(
+                    f"layers_per_stage={tuple(layers_per_stage)} for num_layers={num_layers}, "
+                    f"num_stages={placement.num_stages}.",
+                    rule="layers-of-stages: one count >= 1 for each stage, together num_layers",
+                    repair=f"for example {balanced_split(num_layers, placement.num_stages)}",
+                )
+            )
+        first = np.cumsum([0, *layers_per_stage])
+        self.num_layers, self.num_owned = num_layers, placement.num_chunks
+        held = placement.stages_of
+        self.num_held = np.array([[layers_per_stage[stage] for _, stage in chunks] for chunks in held], np.int32)
+        self.first_layer = np.array([[first[stage] for _, stage in chunks] for chunks in held], np.int32)
+        row = np.arange(max(layers_per_stage))
+        owned = self.num_held[:, : self.num_owned, None], self.first_layer[:, : self.num_owned, None]
+        self.canonical = np.where(row < owned[0], owned[1] + row, -1)
+        devices = range(placement.num_devices if placement.num_replicas > 1 else 0)
+        self.pairs = tuple((device, placement.partner_of(device)) for device in devices)
+        used = np.flatnonzero(self.canonical.ravel() >= 0)
+        _, where = np.unique(self.canonical.ravel()[used], return_index=True)
+        self.row_of_layer = used[where]
+
+    def to_stages(self, params: PyTree) -> PyTree:
+        """Staged parameters from canonical ones; traceable."""
+
+        def stage(leaf: jax.Array) -> jax.Array:
+            if leaf.shape[0] != self.num_layers:
+                raise CompileError(
+                    explain(
+                        f"a leaf of params['layers'] has shape {leaf.shape}.",
+                        rule=f"stacked-layers: its first axis counts the layers, num_layers={self.num_layers}",
+                        repair="stack the layers' parameters, or set num_layers to what they are",
+                    )
+                )
+            rows = jnp.take(leaf, np.maximum(self.canonical, 0), axis=0)
+            unused = (self.canonical < 0).reshape(self.canonical.shape + (1,) * (leaf.ndim - 1))
+            return jnp.where(unused, jnp.zeros_like(rows), rows) if unused.any() else rows
+
+        return {**params, "layers": jax.tree.map(stage, params["layers"])}
+
+    def from_stages(self, params: PyTree) -> PyTree:
+        """Canonical parameters (or their gradients) from staged ones; traceable."""
+
+        def in_order(leaf: jax.Array) -> jax.Array:
+            return jnp.take(leaf.reshape(self.canonical.size, *leaf.shape[3:]), self.row_of_layer, axis=0)
+
+        return {**params, "layers": jax.tree.map(in_order, params["layers"])}
+
+
+# The same on the devices themselves, for arrays of which no device has room for the whole
+
+_NUM_CACHED = 64  # programs: parameters and moments share theirs, in both directions
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """The way between staged and canonical arrays of one layout on one mesh, without a whole array on any device.
+
+    A staged layer parameter [device, chunk, layer, ...] is split over `pipe` by its devices. Its canonical form
+    [num_layers, ...] is split over `pipe` along a dim of the layer instead, the first that divides: an all-to-all
+    changes one for the other, and between them every device has its slice of all layers, to be put in order.
+    A leaf no dim of which divides (a norm, a scalar) is gathered, so every device holds all its layers. Shared
+    parameters are canonical already. How `data` and `tensor` split a leaf stays.
+
+    Its methods take lists of arrays, which are copied at the same time: the caller says how many.
+
+    Attributes:
+        layout: of the staged arrays.
+        mesh: with axes `data`, `pipe`, `tensor`.
+    """
+
+    layout: StagedLayout
+    mesh: Mesh
+
+    def sharding(self, part: Part) -> NamedSharding:
+        """Sharding of the canonical form of a parameter."""
+        spec = part.spec()
+        if not part.stacked:
+            return NamedSharding(self.mesh, spec)
+        dims = list(spec[len(STACKED) :])
+        split = self._split_dim(part)
+        if split is not None:
+            dims[split] = (*_axes(dims[split]), "pipe")
+        return NamedSharding(self.mesh, P(None, *dims))
+
+    def shape(self, part: Part, staged: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the canonical form of a parameter whose staged form has the shape `staged`."""
+        return (self.layout.num_layers, *staged[len(STACKED) :]) if part.stacked else staged
+
+    def from_stages(self, leaves: Sequence[jax.Array], parts: Sequence[Part]) -> list[jax.Array]:
+        """New canonical arrays; unused rows are left out."""
+        return _program(self, tuple(parts), staged=False)(list(leaves))
+
+    def to_stages(self, leaves: Sequence[jax.Array], parts: Sequence[Part]) -> list[jax.Array]:
+        """New staged arrays; unused rows are zeros. The canonical ones are sharded as `sharding` says."""
+        return _program(self, tuple(parts), staged=True)(list(leaves))
+
+    def layers_in_order(self, local_leaf: jax.Array, part: Part) -> jax.Array:
+        """What this device holds of the canonical form, inside `shard_map`."""
+        split = self._split_dim(part)
+        if split is None:
+            rows = lax.all_gather(local_leaf, "pipe", axis=0, tiled=True)
+        else:
+            rows = lax.all_to_all(local_leaf, "pipe", split + len(STACKED), 0, tiled=True)
+        rows = rows.reshape(self.layout.canonical.size, *rows.shape[len(STACKED) :])
+        return jnp.take(rows, self.layout.row_of_layer, axis=0)
+
+    def layers_on_stages(self, local_leaf: jax.Array, part: Part) -> jax.Array:
+        """What this device holds of the staged form, inside `shard_map`."""
+        split, layer = self._split_dim(part), jnp.asarray(self.layout.canonical)
+        if split is None:
+            layer = lax.dynamic_index_in_dim(layer, lax.axis_index("pipe"), keepdims=True)
+        rows = jnp.take(local_leaf, jnp.maximum(layer, 0), axis=0)
+        if (self.layout.canonical < 0).any():
+            unused = (layer < 0).reshape(layer.shape + (1,) * (local_leaf.ndim - 1))
+            rows = jnp.where(unused, jnp.zeros_like(rows), rows)
+        if split is None:
+            return rows
+        return lax.all_to_all(rows, "pipe", 0, split + len(STACKED), tiled=True)
+
+    def _split_dim(self, part: Part) -> int | None:
+        """The dim of the layer's parameter that `pipe` splits in the canonical form."""
+        num_devices = self.mesh.shape["pipe"]
+        divides = [dim for dim, size in enumerate(part.master_shape) if size % num_devices == 0]
+        return divides[0] if divides else None
+
+
+@lru_cache(_NUM_CACHED)
+def _program(form: Canonical, parts: tuple[Part, ...], *, staged: bool) -> Callable[[list[jax.Array]], list[jax.Array]]:
+    """The jitted function from canonical to staged arrays, or the other way round."""
+    of_staged, of_canonical = [part.spec() for part in parts], [form.sharding(part).spec for part in parts]
+    into, out = (of_canonical, of_staged) if staged else (of_staged, of_canonical)
+    convert = form.layers_on_stages if staged else form.layers_in_order
+
+    def all_leaves(leaves: list[jax.Array]) -> list[jax.Array]:
+        return [convert(leaf, part) if part.stacked else leaf for leaf, part in zip(leaves, parts, strict=True)]
+
+    return jax.jit(jax.shard_map(all_leaves, mesh=form.mesh, in_specs=(into,), out_specs=out, check_vma=False))
+
+
+def _axes(split: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if split is None else (split,) if isinstance(split, str) else tuple(split)

@@ -1,0 +1,106 @@
+"""The round tables of every method, of a grid of devices and microbatches, are those of commit 33dd3c0.
+
+`tests/golden/tables.json` holds, for each method with options and each number of devices, and for random schedules on
+each placement, a digest of every integer that the program reads from their tables. A table that changes on purpose gets
+new digests: `python tests/lowering/test_tables_unchanged.py`, and a line in CHANGELOG.md.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
+
+from jaxpipe.errors import ScheduleError
+from jaxpipe.lowering import RoundTable, lower
+from jaxpipe.schedules import Costs, build
+from jaxpipe.schedules.methods.option import parse_options
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "tables.json"
+DIGESTS = json.loads(GOLDEN.read_text())
+FEW_DEVICES = (2, 3, 4)
+MANY_DEVICES = (8,)
+ALL_PLACEMENTS = PLACEMENTS | TWO_WAYS
+
+
+def columns(table: RoundTable):
+    """Everything that the program reads; the names do not matter, the order does."""
+    yield from (table.rounds, table.send_round, table.body_round)
+    yield from (table.kind, table.stage, table.microbatch, table.chunk, table.completes)
+    yield [(segment.start, segment.stop, segment.num_body_rounds) for segment in table.segments]
+    for body in (table.permutes, table.page_permutes, table.gradient_permutes):
+        yield json.dumps([[[[int(s), int(t)] for s, t in pairs] for pairs in permutes] for permutes in body])
+    inbox = table.inbox
+    yield from (inbox.next_source, inbox.store_own, inbox.store_arrival, inbox.num_inbox)
+    for pages in (table.pages, table.weight_gradient_pages):
+        yield from (pages.of_layer, pages.send_page, pages.num_sends, pages.recv_page, pages.num_recvs)
+        yield from (pages.num_pages, repr(float(pages.num_slots)))
+    grids = table.exchange_grids
+    yield from (grids.send_layer, grids.num_sends, grids.recv_layer, grids.num_recvs)
+    yield json.dumps([sorted(map(int, kinds)) for kinds in table.kinds])
+    yield from (table.has_delays, table.has_backward, table.permutes_per_step)
+
+
+def update(whole, table: RoundTable) -> None:
+    for column in columns(table):
+        if not isinstance(column, str):
+            array = np.asarray(column, np.int64)
+            column = f"{array.shape}{array.tolist()}"
+        whole.update(column.encode())
+
+
+def digest_of_method(method: str, num_devices: int) -> str:
+    name, *options = method.split(",")
+    whole = hashlib.sha256()
+    for num_microbatches in (num_devices, 2 * num_devices + 1):
+        try:
+            schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **parse_options(options))
+        except ScheduleError:
+            whole.update(b"refused")
+            continue
+        update(whole, lower(schedule))
+        uneven = tuple(1 + (2 * stage + 1) % 3 for stage in range(schedule.num_stages))
+        costs = Costs(backward=2.3, transfer=0.05).of_layers(uneven)
+        update(whole, lower(schedule, layers_per_stage=uneven, costs=costs))
+    return whole.hexdigest()[:16]
+
+
+def digest_of_random(placement: str) -> str:
+    whole = hashlib.sha256()
+    for seed, halves in enumerate((0.0, 0.0, 0.5, 1.0)):
+        schedule = random_schedule(
+            ALL_PLACEMENTS[placement],
+            num_microbatches=3 + seed,
+            seed=seed,
+            has_syncs=bool(seed % 2),
+            halves=halves,
+        )
+        for rolled in (True, False):
+            update(whole, lower(schedule, rolled=rolled))
+    return whole.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("method", DIGESTS["methods"])
+def test_tables_of_few_devices(method):
+    expected = DIGESTS["methods"][method]
+    assert {d: digest_of_method(method, d) for d in FEW_DEVICES} == {d: expected[str(d)] for d in FEW_DEVICES}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("method", DIGESTS["methods"])
+def test_tables_of_many_devices(method):
+    expected = DIGESTS["methods"][method]
+    assert {d: digest_of_method(method, d) for d in MANY_DEVICES} == {d: expected[str(d)] for d in MANY_DEVICES}
+
+
+@pytest.mark.parametrize("placement", ALL_PLACEMENTS)
+def test_tables_of_random_schedules(placement):
+    assert digest_of_random(placement) == DIGESTS["random"][placement]
+
+
+if __name__ == "__main__":
+    methods = {m: {d: digest_of_method(m, d) for d in (*FEW_DEVICES, *MANY_DEVICES)} for m in DIGESTS["methods"]}
+    random = {placement: digest_of_random(placement) for placement in ALL_PLACEMENTS}
+    GOLDEN.write_text(json.dumps({"methods": methods, "random": random}, indent=1) + "\n")
