@@ -17,9 +17,8 @@ from absl.flags import FlagValues
 from ml_collections import config_dict, config_flags
 
 from jaxpipe.command_line import exit_status, parse
-from jaxpipe.config.base import base_config
+from jaxpipe.config.base import base_config, unknown_field
 from jaxpipe.config.model import model_section
-from jaxpipe.config.unknown_field import unknown_field
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.mesh.devices import skip_absent_gpus
 from jaxpipe.models import FAMILIES

@@ -11,8 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.config.costs import BACKWARD_COSTS, costs_with
-from jaxpipe.config.schedules import named_schedule
+from jaxpipe.config.pipeline import BACKWARD_COSTS, costs_with, named_schedule
 from jaxpipe.estimate.parameters import held
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting

@@ -11,7 +11,7 @@ from test_files import tensors, write
 from jaxpipe.convert import convert, main
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import copied_path, copy_source_model
-from jaxpipe.training.workdir import read_config
+from jaxpipe.training.run_folder import read_config
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,7 +24,7 @@ from jaxpipe.config import base_config, model_config
 from jaxpipe.convert import export_model
 from jaxpipe.huggingface import copy_source_model, writing
 from jaxpipe.models import LanguageModel
-from jaxpipe.training.workdir import read_config, write_config
+from jaxpipe.training.run_folder import read_config, write_config
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from jaxpipe.config.schedules import named_schedule
+from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.extension import few_microbatches
 from jaxpipe.estimate.memory import batch_bytes
