@@ -14,7 +14,7 @@ import pytest
 from jaxpipe.config import base_config
 from jaxpipe.drawing.method_list import method_table
 from jaxpipe.schedules import REGISTRY
-from jaxpipe.training.workdir import write_config
+from jaxpipe.training.run_folder import write_config
 
 ROOT = Path(__file__).parent.parent
 # Pages with commands of their own, each to be read alone.
