@@ -11,7 +11,7 @@ Number:   not yet measured
 from ml_collections import ConfigDict
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.training.workdir import read_config
+from jaxpipe.training.run_folder import read_config
 
 
 def get_config(arg: str = "") -> ConfigDict:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpipe.estimate import Setting
-from jaxpipe.estimate.matmuls import flops, layer_products
+from jaxpipe.estimate.matmuls import flops, layer_matmuls
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.schedules import peak_activations
 
@@ -80,7 +80,7 @@ def mlp_share(setting: Setting, *, with_last: bool) -> float:
         with_last: with the last product, which `torch.utils.checkpoint` computes again although backward needs its
             input and not its output.
     """
-    products = layer_products(setting).forward
+    products = layer_matmuls(setting).forward
     num_inner = setting.model.anatomy.num_up
     inner = products[-1 - num_inner : -1]
     return flops(inner + products[-1:] if with_last else inner) / flops(products)

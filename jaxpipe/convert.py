@@ -28,7 +28,7 @@ from jaxpipe.huggingface.tensor_files import CODES, TensorFiles, entries
 from jaxpipe.huggingface.tensors import TensorMap
 from jaxpipe.huggingface.writing import check_target, files_of_source, new_files, whole_folder
 from jaxpipe.models import LanguageModel
-from jaxpipe.training import workdir
+from jaxpipe.training import run_folder
 
 HF = "hf:"
 
@@ -94,7 +94,7 @@ def import_model(source: str, target: str) -> str:
     Raises:
         ConfigError: jaxpipe does not have the model, its tensors do not fit it, or the target exists.
     """
-    folder, path = workdir.path_of(source), workdir.path_of(target)
+    folder, path = run_folder.path_of(source), run_folder.path_of(target)
     check_target(path, flag=f"--to={target}")
     theirs = configs.load_config(folder)
     where = str(folder / configs.CONFIG)
@@ -108,7 +108,7 @@ def import_model(source: str, target: str) -> str:
         config.data.tokenizer = str(path / source_model.FOLDER / source_model.TOKENIZER)
     with whole_folder(path, flag=f"--to={target}") as work:
         save_canonical(work, step=0, params=tensors.read(files, where=source))
-        workdir.write_config(work, config)
+        run_folder.write_config(work, config)
         copied = source_model.save_source_model(folder, work, files, left_out=left_out)
     without_tokenizer = "" if has_tokenizer else f" (there is no {source_model.TOKENIZER})"
     without = f", without {len(left_out)} that are no parameters" if left_out else ""
@@ -133,10 +133,10 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     Raises:
         ConfigError: there is no such checkpoint, transformers does not have the model, or the target exists.
     """
-    run_path, path = workdir.path_of(source), workdir.path_of(target)
+    run_path, path = run_folder.path_of(source), run_folder.path_of(target)
     flag = f"--to={HF}{target}"
     check_target(path, flag=flag)
-    config = workdir.read_config(source)
+    config = run_folder.read_config(source)
     ours = model_config(config)
     original = source_model.read_source_model(run_path)
     theirs = configs.load_config(original.folder) if original else configs.new_config(config, dtype=dtype or "float32")

@@ -70,6 +70,22 @@ def explain(what: str, *, rule: str, repair: str, picture: str = "") -> str:
     return "\n".join([*lines, f"  repair: {repair}"])
 
 
+def check_choice(path: str, value: str, known: tuple[str, ...]) -> None:
+    """Raises ConfigError unless the field's `value` is one of `known`.
+
+    Args:
+        path: the path of the field, as "model.dtype".
+    """
+    if value not in known:
+        raise ConfigError(
+            explain(
+                f"{path}={value!r} is not known.{closest(value, list(known))}",
+                rule=f"field-choice: {path} is one of {', '.join(sorted(known))}",
+                repair=f"set {path} to one of these",
+            )
+        )
+
+
 def closest(name: str, known: list[str]) -> str:
     """The known name that is most like `name`, as ` Did you mean 'x'?`, or an empty text."""
     import difflib

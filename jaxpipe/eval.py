@@ -1,8 +1,8 @@
-"""Prints the held-out loss of a run's last checkpoint.
+"""Prints the held-out loss of a run's newest checkpoint.
 
     python -m jaxpipe.eval --workdir=DIR [--config.FIELD=VALUE ...]
 
-The checkpoint knows no mesh: `--config.mesh.pipe=2`, another schedule or other processes evaluate the same
+A checkpoint is independent of the mesh: `--config.mesh.pipe=2`, another schedule or other processes evaluate the same
 parameters.
 """
 
@@ -20,12 +20,11 @@ from jaxpipe.config import base_config, build_schedule, check
 from jaxpipe.config.command_line import define_process_flags, run, value_of
 from jaxpipe.distributed.log import say
 from jaxpipe.distributed.process_group import ProcessGroup
-from jaxpipe.training import workdir
-from jaxpipe.training.evaluate import heldout_losses
-from jaxpipe.training.losses import in_words
-from jaxpipe.training.same_schedule import check_same_schedule
+from jaxpipe.training import run_folder
+from jaxpipe.training.loop import heldout_losses
+from jaxpipe.training.resume import check_same_schedule
 from jaxpipe.training.setup import set_up
-from jaxpipe.training.step import make_eval_step
+from jaxpipe.training.step import format_losses, make_eval_step
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,27 +38,27 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --workdir, and --config with the fields of that run's config.json."""
     directory = value_of("workdir", arguments)
     flags.DEFINE_string("workdir", None, "Folder of a run.", values)
-    config = workdir.read_config(directory) if directory else base_config()
+    config = run_folder.read_config(directory) if directory else base_config()
     config_flags.DEFINE_config_dict("config", config, "The run's config.", values, sys_argv=["command", *arguments])
     define_process_flags(values)
 
 
 def execute(values: FlagValues) -> None:
-    """One evaluation."""
+    """Runs one evaluation."""
     config = values.config
-    check(config, name=f"{values.workdir}/{workdir.CONFIG}")
+    check(config, name=f"{values.workdir}/{run_folder.CONFIG}")
     with ProcessGroup(
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
         check_same_schedule(processes, build_schedule(config))
         setup = set_up(config, num_processes=processes.count)
         step, params = restore_params(
-            workdir.path_of(values.workdir), model=setup.model, pipeline=setup.pipeline, say=say
+            run_folder.path_of(values.workdir), model=setup.model, pipeline=setup.pipeline, say=say
         )
         eval_step = make_eval_step(setup.pipeline)
         heldout = heldout_losses(eval_step, setup, params, num_batches=config.train.eval_batches)
         say(f"devices    {setup.devices.reason}")
-        say(f"step {step}: held-out {in_words(heldout)}")
+        say(f"step {step}: held-out {format_losses(heldout)}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Prints what a trained GPT or LLaMA says after a prompt: a look at a model, simple and not fast.
+"""Prints the continuation of a prompt by a trained causal model; simple and not fast.
 
     python -m jaxpipe.sample --workdir=DIR --prompt=TEXT [--num_tokens=200] [--temperature=0.8] [--top_k=40] [--seed=0]
 
-On one device, without a pipeline; it ends early where the model ends the document.
+Runs on one device without a pipeline, and ends early if the model ends the document.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from absl.flags import FlagValues
 from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.config import model_config
 from jaxpipe.config.command_line import run
+from jaxpipe.config.data import tokenizer_of
 from jaxpipe.config.model import family_of
-from jaxpipe.config.tokenizer import tokenizer_of
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.models import FAMILIES, LanguageModel
 from jaxpipe.models.generation import generate
-from jaxpipe.training import workdir
+from jaxpipe.training import run_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
-    """Defines --workdir, --prompt and how tokens are drawn."""
+    """Defines --workdir, --prompt and the flags of sampling."""
     del arguments
     flags.DEFINE_string("workdir", None, "Folder of a run, or of a converted model.", values)
     flags.DEFINE_string("prompt", None, "The text that is continued.", values)
@@ -56,18 +56,20 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 
 def execute(values: FlagValues) -> None:
-    """One continuation."""
-    config = workdir.read_config(values.workdir)
+    """Prints one continuation."""
+    config = run_folder.read_config(values.workdir)
     if family_of(config).masked:
         causal = " or ".join(name for name, family in FAMILIES.items() if not family.masked)
         raise ConfigError(
-            f"--workdir={values.workdir} holds a model of family {config.model.family!r}\n"
-            "  rule sample-causal: only a model that has learned to foretell the next token can go on\n"
-            f"  repair: name the folder of a run of {causal}"
+            explain(
+                f"--workdir={values.workdir} holds a model of family {config.model.family!r}",
+                rule="sample-causal: only a model that predicts the next token can continue a text",
+                repair=f"name the folder of a run of {causal}",
+            )
         )
     tokenizer = tokenizer_of(config)
     model = LanguageModel(model_config(config))
-    step, params = restore_canonical(workdir.path_of(values.workdir), model=model)
+    step, params = restore_canonical(run_folder.path_of(values.workdir), model=model)
     params = jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params)
 
     text = [int(token) for token in tokenizer.encode(values.prompt)]

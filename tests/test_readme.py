@@ -13,7 +13,7 @@ import pytest
 
 from jaxpipe.config import base_config
 from jaxpipe.schedules import REGISTRY, build, peak_activations, simulate
-from jaxpipe.training.workdir import write_config
+from jaxpipe.training.run_folder import write_config
 
 ROOT = Path(__file__).parent.parent
 # Pages with commands of their own, each to be read alone.

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.data import Batches
 from jaxpipe.data.indexed_writer import write_indexed
-from jaxpipe.training.text import batches_of, read_corpus
+from jaxpipe.training.batches import batches_of, read_corpus
 
 ROOT = Path(__file__).parents[2]
 NUM_TRAINED_STEPS, NUM_TRAINED_STEPS_QUICKLY = 60, 10

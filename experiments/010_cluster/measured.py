@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxpipe.training.workdir import METRICS
+from jaxpipe.training.run_folder import METRICS
 
 
 @dataclass(frozen=True)

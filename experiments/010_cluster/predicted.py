@@ -10,12 +10,12 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxpipe.compile import predict
-from jaxpipe.config.costs import BACKWARD_COSTS
+from jaxpipe.config.pipeline import BACKWARD_COSTS
 from jaxpipe.lowering import replay
 from jaxpipe.schedules import Costs, simulate
+from jaxpipe.training.batches import example_batch
 from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step
 from jaxpipe.training.step import state_like
-from jaxpipe.training.text import example_batch
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.arrays import read_array, shapes
 from jaxpipe.checkpoints.files import complete_steps, unfinished
-from jaxpipe.training.workdir import METRICS
+from jaxpipe.training.run_folder import METRICS
 
 ROOT = Path(__file__).parents[2]
 HEADS = (

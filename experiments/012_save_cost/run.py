@@ -18,7 +18,8 @@ import numpy as np
 
 from jaxpipe.checkpoints import Checkpoints, Keep
 from jaxpipe.config import check
-from jaxpipe.training.setup import optimizer_and_step, put_batch, set_up
+from jaxpipe.training.batches import put_batch
+from jaxpipe.training.setup import optimizer_and_step, set_up
 from jaxpipe.training.step import init_state
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.cluster.topology import Topology, parse_topology
 from jaxpipe.config import check
-from jaxpipe.config.schedules import build_schedule
+from jaxpipe.config.pipeline import build_schedule
 from jaxpipe.errors import JaxpipeError
 from jaxpipe.schedules import REGISTRY
 

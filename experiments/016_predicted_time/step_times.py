@@ -20,9 +20,9 @@ from jaxpipe.measure.measurement import identity_of, num_parameters, subject_of_
 from jaxpipe.measure.stages import make_stages
 from jaxpipe.measure.timing import time_by_turns
 from jaxpipe.measure.update_and_link import compile_update, link_between
-from jaxpipe.training.setup import build_pipeline, optimizer_and_step, put_batch
+from jaxpipe.training.batches import example_batch, put_batch
+from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import init_state
-from jaxpipe.training.text import example_batch
 
 NUM_LAYERS = 2  # of each of the three stages that are timed
 

@@ -1,14 +1,123 @@
-"""Looks at the checkpoints of a run.
+"""Lists or verifies the checkpoints of a run.
 
     python -m jaxpipe.checkpoints list DIR
     python -m jaxpipe.checkpoints verify DIR
 
-DIR is the --workdir of a run. `verify` reads every file; it exits with 2 where one is damaged.
+DIR is the --workdir of a run. `verify` compares every file with its SHA256SUMS; it exits with 2 if one is damaged.
 """
 
-import sys
+from __future__ import annotations
 
-from jaxpipe.checkpoints.command import main
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+from absl.flags import FlagValues
+
+from jaxpipe.checkpoints import files
+from jaxpipe.checkpoints.checks import damaged_files, no_checkpoint
+from jaxpipe.checkpoints.files import CHECKPOINTS, About, Keep
+from jaxpipe.checkpoints.sums import damages
+from jaxpipe.command_line import run
+from jaxpipe.units import mib
+
+_HEAD = ("step", "complete", "MiB", "written (UTC)", "held-out loss", "kept because of")
+_SET_ASIDE = "set aside"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return run(
+        execute,
+        define_flags=define_flags,
+        usage=__doc__,
+        arguments=arguments,
+        positional=("command", "workdir"),
+        required={"command": "list", "workdir": "runs/first"},
+    )
+
+
+def define_flags(values: FlagValues) -> None:
+    """Defines the command and the folder of the run."""
+    flags.DEFINE_enum(
+        "command", None, ["list", "verify"], "Shows the checkpoints, or compares all their files.", values
+    )
+    flags.DEFINE_string("workdir", None, "Folder of a run.", values)
+
+
+def execute(values: FlagValues) -> None:
+    """Lists or verifies the checkpoints of one run."""
+    folder = Path(values.workdir).expanduser().absolute() / CHECKPOINTS
+    if values.command == "list":
+        print(list_checkpoints(folder))
+    else:
+        verify_checkpoints(folder)
+
+
+def list_checkpoints(folder: Path) -> str:
+    """A table of everything in `folder` that is not deleted meanwhile.
+
+    Raises:
+        ConfigError: there is nothing.
+    """
+    abouts = {step: files.read_about(folder / str(step)) for step in files.complete_steps(folder)}
+    others = dict.fromkeys(files.set_aside_paths(folder), _SET_ASIDE)
+    others |= dict.fromkeys(files.unfinished(folder), "half-written or half-deleted")
+    if not abouts and not others:
+        raise no_checkpoint(folder, None)
+    losses = {step: about.heldout_loss if about else None for step, about in abouts.items()}
+    kept = _keep(abouts).reasons(losses)
+    rows = [_row(folder / str(step), about, kept[step]) for step, about in abouts.items()]
+    rows += [(path.name, "no", _mebibytes(path), "", "", what) for path, what in others.items()]
+    rows = [_HEAD, *(row for row in rows if (folder / row[0]).is_dir())]
+    if len(rows) == 1:
+        return list_checkpoints(folder)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if any(row[-1] == _SET_ASIDE for row in rows):
+        lines.append("nothing deletes what is set aside: delete it yourself when you no longer need it")
+    return "\n".join(lines)
+
+
+def verify_checkpoints(folder: Path) -> None:
+    """Prints for each complete checkpoint in `folder` whether it is undamaged.
+
+    Raises:
+        ConfigError: there is none.
+        CheckpointError: a file is damaged.
+    """
+    steps, wrong = files.complete_steps(folder), {}
+    if not steps:
+        raise no_checkpoint(folder, None)
+    for step in steps:
+        found = damages(folder / str(step))
+        if found and not (folder / str(step)).is_dir():
+            print(f"step {step}: deleted meanwhile by its run", flush=True)
+            continue
+        print(f"step {step}: {f'damaged files: {len(found)}' if found else 'undamaged'}", flush=True)
+        if found:
+            wrong[step] = found
+    if wrong:
+        raise damaged_files(folder, wrong)
+
+
+def _row(path: Path, about: About | None, reasons: Sequence[str]) -> tuple[str, ...]:
+    written = about.written.removesuffix("+00:00") if about else "unknown"
+    loss = f"{about.heldout_loss:.4f}" if about and about.heldout_loss is not None else ""
+    return path.name, "yes", _mebibytes(path), written, loss, ", ".join(reasons)
+
+
+def _mebibytes(path: Path) -> str:
+    return mib(files.num_bytes(path), ".1f")
+
+
+def _keep(abouts: dict[int, About | None]) -> Keep:
+    """The rule of the newest checkpoint's config."""
+    configs = [about.config for about in abouts.values() if about and about.config]
+    fields = configs[-1].get("checkpoint", {}) if configs else {}
+    return Keep(**{name: fields[f"keep_{name}"] for name in ("last", "every", "best") if f"keep_{name}" in fields})
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,8 +17,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import type_handlers
 
+from jaxpipe.checkpoints.checks import check_parts, writers
 from jaxpipe.checkpoints.files import unfinished_path
-from jaxpipe.checkpoints.parts import check_parts, writers
 
 Arrays = Mapping[str, Any]
 

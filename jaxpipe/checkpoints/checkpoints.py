@@ -17,10 +17,8 @@ import jax
 from jaxpipe.checkpoints import files
 from jaxpipe.checkpoints.arrays import ArrayWriter, read_arrays, shapes
 from jaxpipe.checkpoints.checks import check_same, not_written
-from jaxpipe.checkpoints.choice import Choice
-from jaxpipe.checkpoints.files import About
-from jaxpipe.checkpoints.keep import Keep
-from jaxpipe.checkpoints.reading import read_newest, read_whole
+from jaxpipe.checkpoints.files import About, Keep
+from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
 from jaxpipe.checkpoints.sums import write_sums
 from jaxpipe.errors import CheckpointError

@@ -1,38 +1,40 @@
-"""Which files and folders stand for the checkpoints of a run; nothing here needs JAX.
+"""The files and folders of a run's checkpoints, and which checkpoints are kept; needs no JAX.
 
-checkpoints/40/              of step 40, complete: it got this name when the last of its files was written
-checkpoints/40/about.json    its step and time, the config, the held-out loss
-checkpoints/40/SHA256SUMS    of its other files
-checkpoints/60.orbax-...     being written, or left by a process that was killed
-checkpoints/40.damaged       set aside, since the run had to start again from an earlier one
-checkpoints/20.deleted       being deleted, or left where that was not possible
+checkpoints/40/              the checkpoint of step 40; it gets this name when the last of its files is written
+checkpoints/40/about.json    step, time, config and held-out loss
+checkpoints/40/SHA256SUMS    sums of its other files
+checkpoints/60.orbax-...     being written, or left by a killed process
+checkpoints/40.damaged       set aside because it is damaged; the run was resumed from an earlier one
+checkpoints/20.deleted       being deleted, or left because that was not possible
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 CHECKPOINTS, ABOUT = "checkpoints", "about.json"
-# Orbax writes it last, into a folder that is otherwise complete; it says no more than the folder's name.
+# Orbax writes it last, into a folder that is otherwise complete; it tells no more than the folder's name.
 COMMITTED = "commit_success.txt"
 _UNFINISHED, _DELETED = ".orbax-checkpoint-tmp", "deleted"
 
 
 @dataclass(frozen=True)
 class About:
-    """What stands beside the arrays.
+    """The contents of about.json.
 
     Attributes:
-        step: of the checkpoint.
-        written: when, ISO 8601.
-        config: of the run, as it was then; empty where there was none.
-        heldout_loss: the last one before it, or None.
+        step: step of the checkpoint.
+        written: time of writing, ISO 8601.
+        config: config of the run at that time; empty if there was none.
+        heldout_loss: the last held-out loss before the checkpoint, or None.
     """
 
     step: int
@@ -41,12 +43,12 @@ class About:
     heldout_loss: float | None
 
     def write(self, folder: Path) -> None:
-        """Writes it into the folder of a step."""
+        """Writes about.json into the folder of a checkpoint."""
         (folder / ABOUT).write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
 def read_about(folder: Path) -> About | None:
-    """Of the checkpoint in the folder of a step; None where it cannot be read."""
+    """The about.json of the checkpoint in `folder`; None if it cannot be read."""
     try:
         return About(**json.loads((folder / ABOUT).read_text()))
     except (OSError, TypeError, ValueError):
@@ -54,40 +56,40 @@ def read_about(folder: Path) -> About | None:
 
 
 def heldout_losses(folder: Path) -> dict[int, float | None]:
-    """The held-out loss, where there is one, of every complete checkpoint in `folder`, by step."""
+    """The held-out loss, or None, of every complete checkpoint in `folder`, by step."""
     found = {step: read_about(folder / str(step)) for step in complete_steps(folder)}
     return {step: about.heldout_loss if about else None for step, about in found.items()}
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Steps whose checkpoints are complete, ascending; whether they are undamaged only their sums say."""
+    """Steps with complete checkpoints, ascending; whether they are undamaged, only their sums tell."""
     if not folder.is_dir():
         return []
-    # One that vanishes meanwhile counts, lest there seem to be none: the one for which it was deleted may not be seen.
+    # A checkpoint that is deleted meanwhile counts: the newer one for which it was deleted may not be in this listing.
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and not path.is_file())
 
 
 def unfinished(folder: Path) -> list[Path]:
-    """What killed processes left: half-written checkpoints, and half-deleted ones."""
+    """Half-written and half-deleted checkpoints, left by killed processes."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _UNFINISHED in path.name or f".{_DELETED}" in path.name)
 
 
 def set_aside_paths(folder: Path) -> list[Path]:
-    """Checkpoints that were set aside."""
+    """Checkpoints that have been set aside."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if ".damaged" in path.name or ".replaced" in path.name)
 
 
 def unfinished_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint of `step` is written before it gets its name."""
+    """The folder into which the checkpoint of `step` is written before it gets its name."""
     return folder / f"{step}{_UNFINISHED}"
 
 
 def set_aside(folder: Path, step: int, why: str) -> Path:
-    """Gives the checkpoint of `step` another name, with `why` in it, as "damaged"; returns where it now is."""
+    """Renames the checkpoint of `step` to a name with `why` in it, as "damaged"; returns its new path."""
     number, path = 1, folder / f"{step}.{why}"
     while path.exists():
         number += 1
@@ -96,16 +98,16 @@ def set_aside(folder: Path, step: int, why: str) -> Path:
 
 
 def delete(folder: Path, step: int) -> None:
-    """Deletes the checkpoint of `step`, which is complete until it is no checkpoint any more.
+    """Deletes the checkpoint of `step`: first its name, then its files, so that it is never incomplete.
 
-    What cannot be deleted now, on NFS a file that another process reads, is left to the next start of the run.
+    Files that cannot be deleted now, as on NFS while another process reads them, are left to the next start of the run.
     """
     with suppress(OSError):
         shutil.rmtree(set_aside(folder, step, _DELETED), ignore_errors=True)
 
 
 def num_bytes(folder: Path) -> int:
-    """Bytes of all files in a folder; those that vanish meanwhile count as none."""
+    """Bytes of all files in a folder; files that are deleted meanwhile count 0."""
     total = 0
     for path in paths_of_files(folder):
         with suppress(FileNotFoundError):
@@ -114,5 +116,47 @@ def num_bytes(folder: Path) -> int:
 
 
 def paths_of_files(folder: Path) -> list[Path]:
-    """All files in a folder and in those below it, as far as they do not vanish meanwhile."""
+    """All files in a folder and its subfolders, except those that are deleted meanwhile."""
     return [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
+
+
+# ---- Which checkpoints are kept
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The rule by which checkpoints are kept; the newest always is.
+
+    Attributes:
+        last: number of newest checkpoints.
+        every: steps between checkpoints that are kept forever; 0: none.
+        best: number of checkpoints with the least held-out loss.
+    """
+
+    last: int = 3
+    every: int = 0
+    best: int = 0
+
+    def reasons(self, losses: Mapping[int, float | None]) -> dict[int, list[str]]:
+        """The reasons to keep each checkpoint, by step; one without a reason may be deleted.
+
+        Args:
+            losses: the held-out loss, or None, of each checkpoint, by step.
+
+        Example:
+            >>> Keep(last=1, every=20, best=1).reasons({10: 1.5, 20: 2.0, 30: None, 40: 1.75, 50: 2.5})
+            {10: ['best 1'], 20: ['every 20'], 30: [], 40: ['every 20'], 50: ['last 1']}
+        """
+        last = max(self.last, 1)
+        newest = sorted(losses)[-last:]
+        measured = {step: loss for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
+        best = sorted(measured, key=lambda step: (measured[step], -step))[: self.best]
+        reasons: dict[int, list[str]] = {step: [] for step in sorted(losses)}
+        for step, found in reasons.items():
+            if step in newest:
+                found.append(f"last {last}")
+            if self.every and step % self.every == 0:
+                found.append(f"every {self.every}")
+            if step in best:
+                found.append(f"best {self.best}")
+        return reasons

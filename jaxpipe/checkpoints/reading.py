@@ -1,32 +1,111 @@
-"""Reading beside a run, which deletes the checkpoints that it need not keep: one that vanishes is chosen anew.
+"""Reading the newest undamaged checkpoint, the same one in all processes, beside a run that deletes old ones.
 
-A checkpoint loses its name before it loses a file, so what was read is whole if the name is still there afterwards.
+A checkpoint loses its name before it loses a file: what was read is complete if the name still exists afterwards. A
+checkpoint that is deleted meanwhile counts as absent, not as damaged, and another one is chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from jaxpipe.checkpoints.agreement import words_of_all
-from jaxpipe.checkpoints.choice import Choice, newest_undamaged
-from jaxpipe.errors import CheckpointError
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
-Result = TypeVar("Result")
+from jaxpipe.checkpoints.checks import all_damaged, no_checkpoint
+from jaxpipe.checkpoints.files import complete_steps
+from jaxpipe.checkpoints.sums import damages
+from jaxpipe.errors import CheckpointError, explain
+
+_NUM_BYTES = 512
+
+
+def all_gather_text(text: str) -> list[str]:
+    """The `text` of every process, cut to 512 bytes of UTF-8, in each of them; all processes must call it."""
+    if jax.process_count() == 1:
+        return [text]
+    encoded = np.zeros(_NUM_BYTES, np.uint8)
+    data = np.frombuffer(text.encode()[:_NUM_BYTES], np.uint8)
+    encoded[: len(data)] = data
+    rows = np.asarray(multihost_utils.process_allgather(encoded))
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
+
+
+def broadcast_text(text: str) -> str:
+    """The `text` of process 0, in all processes; all must call it."""
+    return all_gather_text(text)[0]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The checkpoint that is read.
+
+    Attributes:
+        folder: its folder.
+        step: its step.
+        damaged: newer checkpoints that are damaged, step -> what is wrong.
+    """
+
+    folder: Path
+    step: int
+    damaged: dict[int, str]
+
+
+def newest_undamaged(folder: Path, *, step: int | None = None, say: Callable[[str], None] = print) -> Choice:
+    """The newest checkpoint in `folder` whose files match its sums, or that of `step` if it is undamaged.
+
+    Each process checks its share of the files.
+
+    Args:
+        folder: folder of all checkpoints.
+        step: the only step that is accepted; None accepts all.
+        say: is called with a line for each checkpoint that is passed over.
+
+    Raises:
+        CheckpointError: all complete checkpoints are damaged, or that of `step` is.
+        ConfigError: there is none.
+    """
+    damaged: dict[int, str] = {}
+    vanished: set[int] = set()
+    while True:
+        passed = damaged.keys() | vanished
+        left = [there for there in complete_steps(folder) if there not in passed and step in (None, there)]
+        chosen = broadcast_text(str(left[-1]) if left else "")
+        if not chosen:
+            raise all_damaged(folder, damaged) if damaged else no_checkpoint(folder, step)
+        mine = damages(folder / chosen, share=jax.process_index(), num_shares=jax.process_count())
+        wrong = [text for text in all_gather_text(mine[0] if mine else "") if text]
+        if not wrong:
+            return Choice(folder / chosen, int(chosen), damaged)
+        if broadcast_text(_VANISHED if not (folder / chosen).is_dir() else ""):
+            vanished.add(int(chosen))
+            continue
+        damaged[int(chosen)] = wrong[0]
+        if step is None:
+            say(f"checkpoint of step {chosen} is damaged and passed over: {wrong[0]}")
+
+
 _VANISHED = "vanished"
+Result = TypeVar("Result")
 
 
 class VanishedError(CheckpointError):
     """A checkpoint was deleted or set aside while it was read."""
 
     def __init__(self, folder: Path):
-        """Names the checkpoint in `folder`."""
+        """Makes the error for the checkpoint in `folder`."""
         super().__init__(
-            f"the checkpoint {folder} was deleted or set aside while it was read\n"
-            "  rule checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others\n"
-            f"      there no more: {folder}\n"
-            "  repair: give the same command again, for the newest, or name a step that is kept"
+            explain(
+                f"the checkpoint {folder} was deleted or set aside while it was read",
+                rule=(
+                    "checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others"
+                ),
+                picture=f"there no more: {folder}",
+                repair="give the same command again, for the newest, or name a step that is kept",
+            )
         )
 
 
@@ -37,16 +116,16 @@ def read_newest(
     step: int | None = None,
     say: Callable[[str], None] = print,
 ) -> Result:
-    """What `read` makes of the newest undamaged checkpoint in `folder`, or of that of `step`.
+    """The result of `read` for the newest undamaged checkpoint in `folder`, or for that of `step`.
 
     Args:
-        folder: of the checkpoints.
-        read: reads it by `read_whole`; is called again for another one where that has vanished.
-        step: the only one that will do.
-        say: is told of those that are passed over.
+        folder: folder of all checkpoints.
+        read: reads the chosen checkpoint by `read_whole`; called again with another one if that was deleted meanwhile.
+        step: the only step that is accepted; None accepts all.
+        say: is called with a line for each checkpoint that is passed over.
 
     Raises:
-        CheckpointError: all that are complete are damaged, or that of `step` is.
+        CheckpointError: all complete checkpoints are damaged, or that of `step` is.
         ConfigError: there is none.
     """
     while True:
@@ -54,21 +133,21 @@ def read_newest(
         try:
             return read(chosen)
         except VanishedError:
-            say(f"checkpoint of step {chosen.step} has vanished while it was read: another is read")
+            say(f"checkpoint of step {chosen.step} was deleted while it was read: another one is read")
 
 
 def read_whole(folder: Path, read: Callable[[], Result]) -> Result:
-    """What `read` returns of the checkpoint in `folder`; all processes must call it.
+    """The result of `read` for the checkpoint in `folder`; all processes must call it.
 
     Raises:
-        VanishedError: it was deleted meanwhile, as some process sees; in all processes.
+        VanishedError: the checkpoint was deleted meanwhile, as any process sees it; raised in all processes.
         Exception: whatever `read` raises.
     """
     try:
         result, error = read(), None
     except Exception as raised:
         result, error = None, raised
-    if _VANISHED in words_of_all("" if folder.is_dir() else _VANISHED):
+    if _VANISHED in all_gather_text("" if folder.is_dir() else _VANISHED):
         raise VanishedError(folder) from error
     if error is not None:
         raise error

@@ -11,9 +11,9 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxpipe.program import Pipeline
+from jaxpipe.training.batches import example_batch
 from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step
 from jaxpipe.training.step import TrainState, state_like
-from jaxpipe.training.text import example_batch
 
 
 @dataclass(frozen=True)

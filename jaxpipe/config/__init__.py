@@ -2,7 +2,6 @@
 
 from jaxpipe.config.base import base_config
 from jaxpipe.config.checks import check, layers_per_stage, model_config
-from jaxpipe.config.costs import expected_costs
-from jaxpipe.config.schedules import build_schedule
+from jaxpipe.config.pipeline import build_schedule, expected_costs
 
 __all__ = ["base_config", "build_schedule", "check", "expected_costs", "layers_per_stage", "model_config"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.model import model_section
-from jaxpipe.models import family_named
+from jaxpipe.config.model import example_of, model_section
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.models import FAMILIES, family_named
 
 AUTO = "auto"  # of a field that is derived from others
 
@@ -93,6 +95,47 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.checkpoint.keep_every = 0  # and for good those of every so many steps; 0: none
     config.checkpoint.keep_best = 0  # and so many of those with the least held-out loss
     return config.lock()
+
+
+def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigError:
+    """The error for a field that is unknown, of another model family or of the wrong type.
+
+    Args:
+        error: an AttributeError, KeyError or TypeError of ml_collections.
+        where: what was being read.
+        repair: what the user can do if the field belongs to no family.
+    """
+    while error.args and isinstance(error.args[0], BaseException):
+        error = error.args[0]
+    text = str(error.args[0] if error.args else error)
+    other = None if isinstance(error, TypeError) else _other_families(text)
+    if other:
+        field, families = other
+        return ConfigError(
+            explain(
+                f"model.{field} is no field of this model's family, in {where}",
+                rule=(
+                    f"model-family: a model has the fields of its family, and {field} is one of"
+                    f" model.family={' or '.join(map(repr, families))} alone"
+                ),
+                repair=f"leave it out, or take a config of base_config(family={families[0]!r})"
+                + example_of(FAMILIES[families[0]]),
+            )
+        )
+    return ConfigError(
+        explain(
+            f"a field is unknown or of the wrong type, in {where}\n" + text.strip("\"'"),
+            rule="config-fields: the fields and their types are those of jaxpipe.config.base_config()",
+            repair=repair,
+        )
+    )
+
+
+def _other_families(text: str) -> tuple[str, list[str]] | None:
+    """The field that `text` names first, and the families that have it; None if all or none have it."""
+    quoted = re.search(r"""["'](\w+)["']""", text)
+    families = [name for name in FAMILIES if quoted and quoted[1] in model_section(name)]
+    return (quoted[1], families) if quoted and 0 < len(families) < len(FAMILIES) else None
 
 
 def _section(fields: dict[str, Any] | None = None) -> ConfigDict:

@@ -1,7 +1,7 @@
-"""Whether a config can run, found before anything is read or compiled.
+"""The checks of a config, made before anything is read or compiled.
 
-Every check is a function that raises ConfigError for its own rule. `check` runs them in four rounds
-(family, types, ranges, relations: the later ones rely on the earlier) and reports all that a round found.
+Every check is a function that raises ConfigError for its own rule. `check` runs them in five rounds (family, types,
+ranges, schedule, relations), each of which relies on the earlier ones, and reports everything that a round finds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.config.base import AUTO, base_config
-from jaxpipe.config.checkpoint_checks import check_best, check_kept_steps
-from jaxpipe.config.choice import check_choice
-from jaxpipe.config.costs import check_costs
-from jaxpipe.config.data_checks import check_blend, check_masked_sequence, check_vocabulary
-from jaxpipe.config.mesh_checks import check_batch, check_tensor
+from jaxpipe.config.data import check_blend, check_masked_sequence, check_vocabulary
 from jaxpipe.config.model import (
     check_attention_kernel,
     check_family,
@@ -25,9 +21,8 @@ from jaxpipe.config.model import (
     check_words_and_numbers,
     model_config,
 )
-from jaxpipe.config.schedules import build_schedule, check_schedule_name
-from jaxpipe.config.stages import layers_per_stage
-from jaxpipe.errors import ConfigError, JaxpipeError
+from jaxpipe.config.pipeline import build_schedule, check_costs, check_schedule_name, layers_per_stage
+from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
 
 DTYPES = ("float32", "bfloat16")
 AT_LEAST_ZERO = (
@@ -60,7 +55,7 @@ AT_MOST = {
     "optimizer.final_learning_rate_fraction": 1.0,
 }
 
-# What is kept is scaled by 1 / (1 - dropout), Adam's bias correction by 1 / (1 - beta).
+# Dropout scales what it keeps by 1 / (1 - dropout), Adam's bias correction divides by 1 - beta.
 LESS_THAN_ONE = (
     "model.embedding_dropout",
     "model.attention_dropout",
@@ -73,11 +68,11 @@ Checks = Iterator[Callable[[], object]]
 
 
 def check(config: ConfigDict, *, name: str = "the config") -> None:
-    """Raises ConfigError with everything in `config` that cannot run.
+    """Raises ConfigError with every rule that `config` breaks.
 
     Args:
-        config: fields as in `base_config`.
-        name: where it comes from, for the message.
+        config: a config with the fields of `base_config`.
+        name: source of the config, for the message.
     """
     for checks in (_family, _types, _ranges, _schedule, _relations):
         found = []
@@ -105,9 +100,11 @@ def _check_type(config: ConfigDict, section: str, field: str, default: object) -
     value = config[section][field]
     if type(value) is not type(default):
         raise ConfigError(
-            f"{section}.{field}={value!r} is of type {type(value).__name__}\n"
-            f"  rule field-type: {section}.{field} is of type {type(default).__name__}\n"
-            f"  repair: set {section}.{field} to such a value; its default is {default!r}"
+            explain(
+                f"{section}.{field}={value!r} is of type {type(value).__name__}",
+                rule=f"field-type: {section}.{field} is of type {type(default).__name__}",
+                repair=f"set {section}.{field} to such a value; its default is {default!r}",
+            )
         )
 
 
@@ -136,7 +133,13 @@ def _check_range(path: str, value: float) -> None:
         bound = "less than 1.0"
     else:
         return
-    raise ConfigError(f"{path}={value}\n  rule field-range: {path} is {bound}\n  repair: set {path} to {bound}")
+    raise ConfigError(
+        explain(
+            f"{path}={value}",
+            rule=f"field-range: {path} is {bound}",
+            repair=f"set {path} to {bound}",
+        )
+    )
 
 
 def _schedule(config: ConfigDict) -> Checks:
@@ -155,3 +158,103 @@ def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_batch(config)
     yield lambda: check_kept_steps(config)
     yield lambda: check_best(config)
+
+
+# ---- What the mesh divides: the batch over `data` and microbatches, the model over `tensor`
+
+ROWS = "rows of the token table"
+
+
+def check_tensor(config: ConfigDict) -> None:
+    """Raises ConfigError unless `mesh.tensor` divides everything that it shards."""
+    try:
+        anatomy = model_config(config).anatomy
+    except ConfigError:
+        return  # `check` reports it by itself
+    tensor = config.mesh.tensor
+    sizes = {
+        ROWS: anatomy.num_rows,
+        "model.num_heads": anatomy.num_heads,
+        "model.num_kv_heads": anatomy.num_kv_heads,
+        "model.feed_forward": anatomy.width,
+        "data.seq_len": config.data.seq_len,
+    }
+    if anatomy.num_kv_heads == anatomy.num_heads and "num_kv_heads" not in config.model:
+        del sizes["model.num_kv_heads"]
+    broken = {path: size for path, size in sizes.items() if size % tensor}
+    if broken:
+        common = math.gcd(*sizes.values())
+        nearest = min((n for n in range(1, common + 1) if common % n == 0), key=lambda n: abs(n - tensor))
+        raise ConfigError(
+            explain(
+                f"mesh.tensor={tensor} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}",
+                rule="tensor-divides: every device of mesh.tensor holds as many heads, columns, words and positions",
+                picture="\n".join(
+                    f"{path}: {size} = {tensor} x {size // tensor} + {size % tensor}" for path, size in broken.items()
+                ),
+                repair=f"set mesh.tensor={nearest}, the nearest legal value{_alternative(broken, config)}",
+            )
+        )
+
+
+def check_batch(config: ConfigDict) -> None:
+    """Raises ConfigError unless the batch divides into equal microbatches on every copy of the pipeline."""
+    batch_size = config.data.batch_size
+    num_parts = config.pipeline.num_microbatches * config.mesh.data
+    remainder = batch_size % num_parts
+    if remainder:
+        lower, upper = batch_size - remainder, batch_size - remainder + num_parts
+        nearest = upper if not lower or upper - batch_size < remainder else lower
+        raise ConfigError(
+            explain(
+                (
+                    f"data.batch_size={batch_size} does not divide into pipeline.num_microbatches="
+                    f"{config.pipeline.num_microbatches} x mesh.data={config.mesh.data} = {num_parts}"
+                    " equal parts"
+                ),
+                rule="batch-divides: every device gets as many sequences of every microbatch",
+                picture=f"{batch_size} = {num_parts} x {batch_size // num_parts} + {remainder}",
+                repair=f"set data.batch_size={nearest}, the nearest legal value",
+            )
+        )
+
+
+def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
+    """A further repair if only the rows of the token table do not divide: more padding rows."""
+    if list(broken) != [ROWS]:
+        return ""
+    return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, config.mesh.tensor)}"
+
+
+# ---- Checkpoints that are kept must be written, and measured
+
+
+def check_kept_steps(config: ConfigDict) -> None:
+    """Raises ConfigError if keep_every names steps at which no checkpoint is saved."""
+    every, kept = config.checkpoint.save_every, config.checkpoint.keep_every
+    if kept and (not every or kept % every):
+        nearest = max(every, round(kept / every) * every) if every else kept
+        repair = f"set checkpoint.keep_every={nearest}" if every else f"set checkpoint.save_every={kept}, or a divisor"
+        raise ConfigError(
+            explain(
+                f"checkpoint.keep_every={kept} names steps without a checkpoint",
+                rule="kept-steps: checkpoint.keep_every is a multiple of checkpoint.save_every",
+                picture=f"checkpoint.save_every={every}",
+                repair=repair,
+            )
+        )
+
+
+def check_best(config: ConfigDict) -> None:
+    """Raises ConfigError if keep_best compares checkpoints whose held-out loss is not measured."""
+    every, measured = config.checkpoint.save_every, config.train.eval_every
+    if config.checkpoint.keep_best and (not every or every % measured):
+        nearest = max(measured, round(every / measured) * measured)
+        raise ConfigError(
+            explain(
+                f"checkpoint.keep_best={config.checkpoint.keep_best} for checkpoints without a held-out loss",
+                rule="best-checkpoint: checkpoint.save_every is a multiple of train.eval_every",
+                picture=f"checkpoint.save_every={every}, train.eval_every={measured}",
+                repair=f"set checkpoint.save_every={nearest}",
+            )
+        )

@@ -17,9 +17,8 @@ from absl.flags import FlagValues
 from ml_collections import config_dict, config_flags
 
 from jaxpipe.command_line import exit_status, parse
-from jaxpipe.config.base import base_config
+from jaxpipe.config.base import base_config, unknown_field
 from jaxpipe.config.model import model_section
-from jaxpipe.config.unknown_field import unknown_field
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.mesh.devices import skip_absent_gpus
 from jaxpipe.models import FAMILIES
@@ -48,9 +47,8 @@ def run(
     given = list(sys.argv[1:] if arguments is None else arguments)
 
     def parse_and_run() -> int | None:
-        _check_overrides(given)
         values = FlagValues()
-        with _config_errors(value_of("config", given).partition(":")[0]):
+        with _config_errors(value_of("config", given).partition(":")[0], given):
             define_flags(values, given)
             parse(values, given, usage=usage, required=required)
         skip_absent_gpus()
@@ -84,7 +82,7 @@ def value_of(flag: str, arguments: Sequence[str]) -> str:
 
 
 @contextmanager
-def _config_errors(path: str) -> Iterator[None]:
+def _config_errors(path: str, arguments: Sequence[str]) -> Iterator[None]:
     """Turns the errors of ml_collections and of a config file `path` into ConfigErrors."""
     if path and not os.path.isfile(path):
         raise ConfigError(
@@ -102,6 +100,7 @@ def _config_errors(path: str) -> Iterator[None]:
             raise _no_get_config(path) from error
         if not _raised_by_config(error):
             raise
+        _check_overrides(arguments)
         where = f"--config={path} or --config.FIELD=VALUE" if path else "--config.FIELD=VALUE"
         raise unknown_field(error, where=where, repair="use one of them") from error
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.choice import check_choice
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError, check_choice, explain
 from jaxpipe.models import Family, ModelConfig, family_named
 from jaxpipe.models.attention import check_cudnn
 

@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 
 from jaxpipe.estimate.extension import moved_slots
-from jaxpipe.estimate.parameters import FLOAT32_BYTES, layer_parameters, shared_parameters
-from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps
+from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import sent_bytes
 
@@ -100,7 +100,7 @@ def _over_links(setting: Setting, kind: str, num_bytes: np.ndarray) -> list[Sent
 def _pages(setting: Setting) -> np.ndarray:
     """[source device, target device] bytes of EVICT and LOAD."""
     slots = moved_slots(setting.schedule_name, setting.pipe, setting.num_microbatches, setting.options)
-    return slots * layer_keeps(setting).page_bytes * max(setting.layers_per_stage)
+    return slots * layer_residuals(setting).page_bytes * max(setting.layers_per_stage)
 
 
 def _exchange(setting: Setting, parameters: float) -> np.ndarray:

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from jaxpipe.config.schedules import named_schedule, options_of
+from jaxpipe.config.pipeline import named_schedule, options_of
 from jaxpipe.estimate.clock import Makespans, Seconds, makespans
 from jaxpipe.schedules.analysis.simulate import Clock
 from jaxpipe.schedules.files import is_file_name

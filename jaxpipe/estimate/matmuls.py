@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from jaxpipe.estimate.residuals import sizes
+from jaxpipe.estimate.residuals import layer_sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
@@ -17,7 +17,7 @@ from jaxpipe.models.cross_entropy import num_chunks_of
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """Products of equal sizes, [rows, depth] x [depth, columns].
 
     Attributes:
@@ -44,18 +44,18 @@ class Product:
         return self.num * each
 
     @property
-    def of_inputs(self) -> Product:
+    def of_inputs(self) -> Matmul:
         """The product of backward that finds the gradient of the left factor."""
-        return Product(self.rows, self.depth, self.columns, self.num, self.fused)
+        return Matmul(self.rows, self.depth, self.columns, self.num, self.fused)
 
     @property
-    def of_weights(self) -> Product:
+    def of_weights(self) -> Matmul:
         """The product of backward that finds the gradient of the right factor."""
-        return Product(self.depth, self.columns, self.rows, self.num, self.fused)
+        return Matmul(self.depth, self.columns, self.rows, self.num, self.fused)
 
 
 @dataclass(frozen=True)
-class LayerProducts:
+class LayerMatmuls:
     """One layer's products of one microbatch on one device.
 
     Attributes:
@@ -64,41 +64,41 @@ class LayerProducts:
         weight_gradient: of W.
     """
 
-    forward: tuple[Product, ...]
-    input_gradient: tuple[Product, ...]
-    weight_gradient: tuple[Product, ...]
+    forward: tuple[Matmul, ...]
+    input_gradient: tuple[Matmul, ...]
+    weight_gradient: tuple[Matmul, ...]
 
     @property
-    def backward(self) -> tuple[Product, ...]:
+    def backward(self) -> tuple[Matmul, ...]:
         """Of B, which does the work of I and W."""
         return self.input_gradient + self.weight_gradient
 
 
-def flops(products: tuple[Product, ...]) -> int:
+def flops(products: tuple[Matmul, ...]) -> int:
     """Of all together."""
     return sum(product.flops for product in products)
 
 
-def layer_products(setting: Setting) -> LayerProducts:
+def layer_matmuls(setting: Setting) -> LayerMatmuls:
     """The products of one layer; every device of `tensor` has its columns or rows of the kernels, and its heads."""
     into, out_of = _attention_kernels(setting)
     up, down = _feed_forward_kernels(setting)
     kernels = (into, out_of, *up, down)
     scores, attended = _attention(setting)
-    return LayerProducts(
+    return LayerMatmuls(
         forward=(into, *scores, *attended, out_of, *up, down),
         input_gradient=(*_again(setting), *(_backward_of_attention(setting)), *(p.of_inputs for p in kernels)),
         weight_gradient=tuple(p.of_weights for p in kernels),
     )
 
 
-def head_products(setting: Setting) -> tuple[Product, ...]:
+def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     """Of head and loss, forward and backward, for one microbatch."""
     anatomy, (num_tokens, num_chunks) = setting.anatomy, head_chunks(setting)
     forward = (
-        Product(num_tokens // num_chunks, local_rows(setting), anatomy.hidden, num_chunks),
-        *(Product(num_tokens, outputs, inputs) for inputs, outputs in anatomy.head_matmuls),
-        *(Product(setting.microbatch_size, outputs, inputs) for inputs, outputs in anatomy.sequence_matmuls),
+        Matmul(num_tokens // num_chunks, local_rows(setting), anatomy.hidden, num_chunks),
+        *(Matmul(num_tokens, outputs, inputs) for inputs, outputs in anatomy.head_matmuls),
+        *(Matmul(setting.microbatch_size, outputs, inputs) for inputs, outputs in anatomy.sequence_matmuls),
     )
     return tuple(each for product in forward for each in (product, product.of_inputs, product.of_weights))
 
@@ -121,31 +121,31 @@ def _tokens(setting: Setting) -> int:
     return setting.microbatch_size * setting.seq_len
 
 
-def _attention_kernels(setting: Setting) -> tuple[Product, Product]:
-    hidden, tokens, of = setting.anatomy.hidden, _tokens(setting), sizes(setting)
+def _attention_kernels(setting: Setting) -> tuple[Matmul, Matmul]:
+    hidden, tokens, of = setting.anatomy.hidden, _tokens(setting), layer_sizes(setting)
     queries, keys = of.queries // tokens, of.keys // tokens
-    return Product(tokens, queries + 2 * keys, hidden), Product(tokens, hidden, queries)
+    return Matmul(tokens, queries + 2 * keys, hidden), Matmul(tokens, hidden, queries)
 
 
-def _feed_forward_kernels(setting: Setting) -> tuple[list[Product], Product]:
-    hidden, tokens, of = setting.anatomy.hidden, _tokens(setting), sizes(setting)
+def _feed_forward_kernels(setting: Setting) -> tuple[list[Matmul], Matmul]:
+    hidden, tokens, of = setting.anatomy.hidden, _tokens(setting), layer_sizes(setting)
     width = of.width // tokens
-    return [Product(tokens, width, hidden)] * setting.anatomy.num_up, Product(tokens, hidden, width)
+    return [Matmul(tokens, width, hidden)] * setting.anatomy.num_up, Matmul(tokens, hidden, width)
 
 
-def _attention(setting: Setting) -> tuple[list[Product], list[Product]]:
+def _attention(setting: Setting) -> tuple[list[Matmul], list[Matmul]]:
     """Products of queries and keys, and of probabilities and values."""
-    of, head_size = sizes(setting), setting.anatomy.head_size
+    of, head_size = layer_sizes(setting), setting.anatomy.head_size
     group_size, num_groups = of.queries // of.keys, of.keys // (setting.seq_len * head_size)
     is_fused = setting.model.attention == "cudnn"
     scores = [
-        Product(group_size * num_queries, num_keys, head_size, num_groups, is_fused)
+        Matmul(group_size * num_queries, num_keys, head_size, num_groups, is_fused)
         for num_queries, num_keys in _blocks(setting)
     ]
-    return scores, [Product(p.rows, p.depth, p.columns, p.num, p.fused) for p in scores]
+    return scores, [Matmul(p.rows, p.depth, p.columns, p.num, p.fused) for p in scores]
 
 
-def _backward_of_attention(setting: Setting) -> list[Product]:
+def _backward_of_attention(setting: Setting) -> list[Matmul]:
     """Of values, probabilities, queries, keys; all but "xla" find the scores again, which they have not kept."""
     scores, attended = _attention(setting)
     found_again = [] if setting.model.attention == "xla" else scores
@@ -153,7 +153,7 @@ def _backward_of_attention(setting: Setting) -> list[Product]:
     return [*found_again, *gradients]
 
 
-def _again(setting: Setting) -> list[Product]:
+def _again(setting: Setting) -> list[Matmul]:
     """What backward computes again; of a whole layer all but its last product, whose result nothing needs."""
     scores, attended = _attention(setting)
     if setting.model.recompute == "attention":
@@ -167,7 +167,7 @@ def _again(setting: Setting) -> list[Product]:
 
 def seen_scores(setting: Setting) -> int:
     """Scores of one microbatch that a device computes in forward: of its heads, and of the keys that blocks see."""
-    return sizes(setting).rows // setting.seq_len * sum(queries * keys for queries, keys in _blocks(setting))
+    return layer_sizes(setting).rows // setting.seq_len * sum(queries * keys for queries, keys in _blocks(setting))
 
 
 def _blocks(setting: Setting) -> tuple[tuple[int, int], ...]:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.config.costs import BACKWARD_COSTS, costs_with
-from jaxpipe.config.schedules import named_schedule
+from jaxpipe.config.pipeline import BACKWARD_COSTS, costs_with, named_schedule
 from jaxpipe.estimate.parameters import held
-from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
+from jaxpipe.estimate.residuals import ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.workspace import head_bytes, part_bytes
 from jaxpipe.lowering import lower
@@ -188,16 +187,16 @@ def memory(setting: Setting) -> Bytes:
     Source: `jaxpipe.program.shapes` counts the same from a program's own shapes.
     """
     number, itemsize = counts(setting), ITEMSIZE[setting.dtype]
-    layer, params = layer_keeps(setting), held(setting, chunks=number.chunks, replicas=number.replicas)
+    layer, params = layer_residuals(setting), held(setting, chunks=number.chunks, replicas=number.replicas)
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
-    left = layer.left_bytes if number.has_split_backward else 0  # of one layer, before it is in its page
-    message = sizes(setting).stream * itemsize
+    deferred = layer.deferred_bytes if number.has_split_backward else 0  # of one layer, before it is in its page
+    message = layer_sizes(setting).stream * itemsize
     parts = part_bytes(
         setting, has_whole_backwards=number.has_whole_backwards, has_split_backward=number.has_split_backward
     )
     # Where I leaves something for its W, no other part has that, and takes its place.
-    logits = max(0, head_bytes(setting) - left)
-    others = max(size for name, size in parts.items() if name != "layer_input_gradient") - left
+    logits = max(0, head_bytes(setting) - deferred)
+    others = max(size for name, size in parts.items() if name != "layer_input_gradient") - deferred
     largest = max(others, parts.get("layer_input_gradient", 0))
     return Bytes(
         optimizer=params.optimizer,
@@ -205,7 +204,7 @@ def memory(setting: Setting) -> Bytes:
         weights=params.weights,
         gradients=params.gradients,
         slots=number.pages * layer.page_bytes,
-        weight_slots=num_apart * layer.apart_bytes + left,
+        weight_slots=num_apart * layer.apart_bytes + deferred,
         transit=2 * (number.lanes * layer.page_bytes + number.exchange_lanes * params.exchanged_layer),
         inboxes=(number.inbox + AT_WORK + number.in_flight) * message,
         logits=logits,

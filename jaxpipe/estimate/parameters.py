@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from jaxpipe.estimate.residuals import ITEMSIZE
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
 
@@ -53,7 +53,6 @@ def _counted(shapes: tuple[ParameterShape, ...]) -> Parameters:
 
 NUM_MASTERS = 3  # the master itself and AdamW's two moments
 NUM_COUNTERS = 5  # steps, steps skipped twice, and two of the optimizer's
-FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)

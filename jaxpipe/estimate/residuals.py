@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from jaxpipe.estimate.setting import Setting
 
-ITEMSIZE = {"float32": 4, "bfloat16": 2}
+FLOAT32_BYTES = 4
+ITEMSIZE = {"float32": FLOAT32_BYTES, "bfloat16": 2}
 Arrays = dict[str, int]  # name -> numbers
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LayerSizes:
     """Numbers of the arrays of one layer and microbatch on one device.
 
     Attributes:
@@ -35,12 +36,12 @@ class Sizes:
     rows: int
 
 
-def sizes(setting: Setting) -> Sizes:
+def layer_sizes(setting: Setting) -> LayerSizes:
     """Sizes of the arrays of `setting`."""
     anatomy, tensor = setting.anatomy, setting.tensor
     num_tokens = setting.microbatch_size * setting.seq_len
     rows = num_tokens * (anatomy.num_heads // tensor)
-    return Sizes(
+    return LayerSizes(
         stream=num_tokens * anatomy.hidden // tensor,
         queries=rows * anatomy.head_size,
         keys=num_tokens * (anatomy.num_kv_heads // tensor) * anatomy.head_size,
@@ -51,55 +52,66 @@ def sizes(setting: Setting) -> Sizes:
 
 
 @dataclass(frozen=True)
-class LayerKeeps:
-    """What one layer keeps of one microbatch.
+class LayerResiduals:
+    """What one layer saves of one microbatch, in elements of arrays with names.
 
     Attributes:
-        itemsize: bytes of a number, but for those of `float32`.
-        residuals: that forward keeps, by name.
-        float32: names of residuals that are float32 whatever the layer computes in.
-        for_weights: names of the residuals that W reads; I alone needs the others.
-        left: what I leaves for W, by name.
+        itemsize: bytes of an element, but for those of `float32`.
+        saved: that forward saves for the backward.
+        deferred: that I saves for its W.
+        shared_with_w: names of the saved arrays that W reads; I alone needs the others.
+        float32: names of arrays that are float32 whatever the layer computes in.
     """
 
     itemsize: int
-    residuals: Arrays
+    saved: Arrays
+    deferred: Arrays
+    shared_with_w: tuple[str, ...]
     float32: tuple[str, ...]
-    for_weights: tuple[str, ...]
-    left: Arrays
 
     @property
     def page_bytes(self) -> int:
-        """Of the residuals: one page."""
-        return sum(self._bytes(name, size) for name, size in self.residuals.items())
+        """Bytes of the saved arrays: one page."""
+        return self._bytes(self.saved)
 
     @property
-    def left_bytes(self) -> int:
-        """Of what I leaves."""
-        return self.itemsize * sum(self.left.values())
+    def deferred_bytes(self) -> int:
+        """Bytes that I saves for W."""
+        return self._bytes(self.deferred)
 
     @property
     def apart_bytes(self) -> int:
-        """Of what I leaves, the part that has no room in the place of the residuals that W does not read.
+        """Bytes that I saves for W beyond those that take the place of saved arrays that W does not read.
 
-        Source: `jaxpipe.program.storage`: of the arrays, those that fill the room best.
+        Source: `jaxpipe.program.storage`: for each dtype, of the arrays those that fill the room best.
+
+        Example:
+            >>> bf16 = LayerResiduals(2, saved={"x": 10, "y": 6}, deferred={"dx": 7, "dy": 4, "dz": 3},
+            ...                       shared_with_w=("y",), float32=())
+            >>> bf16.apart_bytes  # dx and dz take the ten elements of x; dy is left over
+            8
         """
-        room = sum(
-            size
-            for name, size in self.residuals.items()
-            if name not in self.for_weights and self._bytes(name, size) == self.itemsize * size
-        )
-        sums = {0}
-        for size in self.left.values():
-            sums |= {total + size for total in sums if total + size <= room}
-        return self.left_bytes - self.itemsize * max(sums)
+        kept = 0
+        for itemsize, is_float32 in ((self.itemsize, False), (FLOAT32_BYTES, True)):
+            free, wanted = (
+                [size for name, size in arrays.items() if (name in self.float32) == is_float32]
+                for arrays in (
+                    {n: size for n, size in self.saved.items() if n not in self.shared_with_w},
+                    self.deferred,
+                )
+            )
+            sums = {0}
+            for size in wanted:
+                sums |= {total + size for total in sums if total + size <= sum(free)}
+            kept += itemsize * max(sums)
+        return self.deferred_bytes - kept
 
-    def _bytes(self, name: str, size: int) -> int:
-        return size * (4 if name in self.float32 else self.itemsize)
+    def _bytes(self, arrays: Arrays) -> int:
+        return sum(size * (FLOAT32_BYTES if name in self.float32 else self.itemsize) for name, size in arrays.items())
 
 
-def layer_keeps(setting: Setting, *, recompute: str | None = None) -> LayerKeeps:
-    """What a layer of `setting` keeps.
+def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerResiduals:
+    """What a layer of `setting` saves.
 
     Args:
         setting: of one step.
@@ -112,15 +124,18 @@ def layer_keeps(setting: Setting, *, recompute: str | None = None) -> LayerKeeps
         attention chunked, cudnn      2 x + 2 q + 2 k + w (2 w where gated), and the log-sum-exp of r rows, float32
         attention xla                 the same with scores in place of r; recompute attention: with neither
 
+    A layer whose halves stand side by side has no stream between them: x in place of 2 x. There W makes the outputs of
+    both norms again, from x and from one number a token of each norm, which takes less than two streams.
+
     Source: Korthikanti et al., MLSys 2023, section 4.2, for what stays; the arrays are those of `jaxpipe.models.block`.
     """
     recompute = recompute or setting.model.recompute
-    of, full = sizes(setting), recompute == "full"
+    of, full, parallel = layer_sizes(setting), recompute == "full", setting.anatomy.parallel
+    between = {} if parallel else {"stream between": of.stream}
     ups = {f"input {i} of the activation": of.width for i in range(setting.anatomy.num_up)}
-    between = {} if setting.anatomy.parallel else {"stream between": of.stream}
-    residuals = {"input": of.stream}
+    saved = {"input": of.stream}
     if not full:
-        residuals |= {
+        saved |= {
             "queries": of.queries,
             "keys": of.keys,
             "values": of.keys,
@@ -129,23 +144,23 @@ def layer_keeps(setting: Setting, *, recompute: str | None = None) -> LayerKeeps
             **ups,
         }
         if setting.model.attention != "xla":
-            residuals["log-sum-exp"] = of.rows
+            saved["log-sum-exp"] = of.rows
         elif recompute == "none":
-            residuals["probabilities"] = of.scores
-    left = {
+            saved["probabilities"] = of.scores
+    size_of_norm = of.stream // setting.anatomy.hidden if parallel else of.stream
+    norms = {"norm of attention": size_of_norm, "norm of the feed forward": size_of_norm}
+    deferred = {
         "gradient of the output": of.stream,
         "activated": of.width,
-        **{f"gradient of {name}": size for name, size in ups.items()},
-        "normed stream between": of.stream,
-        **{f"gradient of {name}": size for name, size in between.items()},
+        **{f"gradient of {name}": size for name, size in (ups | between).items()},
         "gradient of queries, keys and values": of.queries + 2 * of.keys,
-        "normed input": of.stream,
+        **norms,
         **({"attended": of.queries} if full else {}),
     }
-    return LayerKeeps(
+    return LayerResiduals(
         itemsize=ITEMSIZE[setting.dtype],
-        residuals=residuals,
-        float32=("log-sum-exp",),
-        for_weights=() if full else ("attended",),
-        left=left,
+        saved=saved,
+        deferred=deferred,
+        shared_with_w=(*(["input"] if parallel else []), *([] if full else ["attended"])),
+        float32=("log-sum-exp", *(norms if parallel else ())),
     )

@@ -19,9 +19,9 @@ from jaxpipe.estimate.communication import (
     WEIGHT_GRADIENT_COLLECTIVES,
     message_bytes,
 )
-from jaxpipe.estimate.matmuls import Product, head_products, layer_products
-from jaxpipe.estimate.parameters import FLOAT32_BYTES, layer_parameters, shared_parameters
-from jaxpipe.estimate.residuals import ITEMSIZE
+from jaxpipe.estimate.matmuls import Matmul, head_matmuls, layer_matmuls
+from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import Link, Times, ring_s
 from jaxpipe.estimate.traffic import OPERATIONS, OPERATIONS_PER_CLOCK, draws, traffic
@@ -33,7 +33,7 @@ TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (6
 
 # Of the peak, what the best of many bfloat16 products reach: 267.9 of 312 TFLOP/s on an A100 SXM, 794.5 of 989 on an
 # H100 or H200 SXM. Source: Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS comparison table.
-PRODUCT_FRACTION = {8: 0.859, 9: 0.803}  # major compute capability
+MATMUL_FRACTION = {8: 0.859, 9: 0.803}  # major compute capability
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Roofline:
 
     Attributes:
         hardware: the kind of GPU.
-        product_fraction: of the peak, by products whose tiles fill all cores; None: `PRODUCT_FRACTION`.
+        matmul_fraction: of the peak, by products whose tiles fill all cores; None: `MATMUL_FRACTION`.
         fused_fraction: of the peak, by attention in one kernel: FlashAttention-2 reaches 0.50 to 0.73 in forward and
             up to 0.63 in backward on an A100. Source: Dao, FlashAttention-2, 2023, section 4.1.
         memory_fraction: of the memory's bandwidth. Assumed.
@@ -55,7 +55,7 @@ class Roofline:
     """
 
     hardware: Hardware
-    product_fraction: float | None = None
+    matmul_fraction: float | None = None
     fused_fraction: float = 0.6
     memory_fraction: float = 0.85
     nvlink_fraction: float = 0.68
@@ -68,13 +68,13 @@ class Roofline:
 
     def times(self, setting: Setting) -> Times:
         """The times of `setting`'s actions."""
-        products, moved, drawn, dtype = layer_products(setting), traffic(setting), draws(setting), setting.dtype
+        products, moved, drawn, dtype = layer_matmuls(setting), traffic(setting), draws(setting), setting.dtype
         collective_s = ring_s(places_of(setting).tensor, message_bytes(setting) * setting.tensor, self)
 
         def part_s(
-            of: Iterable[Product], num_bytes: float, num_drawn: int, *, collectives: int, kernels: float
+            of: Iterable[Matmul], num_bytes: float, num_drawn: int, *, collectives: int, kernels: float
         ) -> float:
-            computed_s = sum(self.product_s(product, dtype) for product in of) + self.draw_s(num_drawn)
+            computed_s = sum(self.matmul_s(product, dtype) for product in of) + self.draw_s(num_drawn)
             return computed_s + self.memory_s(num_bytes) + collectives * collective_s + kernels * self.kernel_s
 
         again, half = AGAIN_COLLECTIVES * (setting.model.recompute == "full"), self.backward_kernels / 2
@@ -105,7 +105,7 @@ class Roofline:
             layer_weight_gradient_s=weight_gradient_s,
             embed_forward_s=part_s((), moved.embed_forward, drawn.embed, collectives=1, kernels=1),
             embed_backward_s=part_s((), moved.embed_backward, drawn.embed, collectives=1, kernels=1),
-            head_s=part_s(head_products(setting), moved.head, 0, collectives=2, kernels=0),
+            head_s=part_s(head_matmuls(setting), moved.head, 0, collectives=2, kernels=0),
             update_s=self.memory_s(update_bytes(setting)),
         )
 
@@ -115,14 +115,14 @@ class Roofline:
             return Link(self.nvlink_latency_s, self.nvlink_fraction * self.hardware.nvlink_bytes_per_s)
         return Link(self.network_latency_s, self.network_fraction * self.hardware.network_bytes_per_s)
 
-    def product_s(self, product: Product, dtype: str) -> float:
+    def matmul_s(self, product: Matmul, dtype: str) -> float:
         """Of some matrix products: their waves of tiles at what is reached of the peak, or their bytes."""
         peak = {"bfloat16": self.hardware.bf16_flops_per_s, "float32": self.hardware.tf32_flops_per_s}[dtype]
         if product.fused:
             return product.flops / (peak * self.fused_fraction)
-        fraction = self.product_fraction
+        fraction = self.matmul_fraction
         if fraction is None:
-            fraction = PRODUCT_FRACTION[self.hardware.compute_capability[0]]
+            fraction = MATMUL_FRACTION[self.hardware.compute_capability[0]]
         computed_s = padded_flops(product, self.hardware.num_cores) / (peak * fraction)
         return max(computed_s, self.memory_s(product.elements * ITEMSIZE[dtype]))
 
@@ -136,15 +136,15 @@ class Roofline:
         return num_drawn * OPERATIONS / (OPERATIONS_PER_CLOCK * hardware.num_cores * hardware.clock_rate_ghz * 1e9)
 
 
-def padded_flops(product: Product, num_cores: int) -> int:
+def padded_flops(product: Matmul, num_cores: int) -> int:
     """What all cores could do meanwhile: in every wave each of them computes one tile, full, part or none.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), sections 3.1 and 3.2.
 
     Example:
-        >>> padded_flops(Product(128, 128, 64), num_cores=1) == Product(128, 128, 64).flops
+        >>> padded_flops(Matmul(128, 128, 64), num_cores=1) == Matmul(128, 128, 64).flops
         True
-        >>> product = Product(128, 160, 64)  # a tile of 128 and one of 64 columns, of which 32 are used
+        >>> product = Matmul(128, 160, 64)  # a tile of 128 and one of 64 columns, of which 32 are used
         >>> padded_flops(product, num_cores=1) / product.flops
         1.2
     """

@@ -17,9 +17,8 @@ from jaxpipe.cluster.assignment import Assignment, assign
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import build_schedule, layers_per_stage, model_config
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.mesh_order import orders_to_try
 from jaxpipe.config.model import family_of
-from jaxpipe.config.schedules import named_schedule
+from jaxpipe.config.pipeline import named_schedule, orders_to_try
 from jaxpipe.data.masked import num_predicted
 from jaxpipe.data.segments import NUM_SPECIAL
 from jaxpipe.errors import ConfigError

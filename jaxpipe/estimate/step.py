@@ -16,8 +16,8 @@ import numpy as np
 from jaxpipe.estimate.clock import Seconds
 from jaxpipe.estimate.communication import Sent, communication, message_bytes
 from jaxpipe.estimate.extension import ends
-from jaxpipe.estimate.parameters import FLOAT32_BYTES, layer_parameters, shared_parameters
-from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps
+from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
 from jaxpipe.models.anatomy import model_flops
@@ -159,7 +159,7 @@ def _seconds(setting: Setting, times: Times, source: TimeSource, *, closing: np.
         latency=np.where(places.apart, far.latency_s, near.latency_s),
         per_byte=np.where(places.apart, 1 / far.bytes_per_s, 1 / near.bytes_per_s),
         message_bytes=message_bytes(setting),
-        slot_bytes=layers * layer_keeps(setting).page_bytes,
+        slot_bytes=layers * layer_residuals(setting).page_bytes,
         # The program sends a stage's gradients one way, and those of another stage the other way meanwhile: as long as
         # a half of either there and back.
         exchange_bytes=layers * gradients / (setting.data if setting.zero1 else 1) / 2,

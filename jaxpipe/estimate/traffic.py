@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpipe.estimate.matmuls import head_chunks, local_rows, seen_scores
-from jaxpipe.estimate.parameters import FLOAT32_BYTES, layer_parameters
-from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
+from jaxpipe.estimate.parameters import layer_parameters
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
 
 # Of one number: 20 rounds of an addition, a rotation and an exclusive or; 6 times a key is added to both words.
@@ -43,10 +43,10 @@ def draws(setting: Setting) -> Draws:
     if not anatomy.has_dropout:
         return Draws(0, 0, 0)
     of_attention = seen_scores(setting) if anatomy.attention_dropout else 0
-    of_stream = 2 * sizes(setting).stream if anatomy.hidden_dropout else 0
+    of_stream = 2 * layer_sizes(setting).stream if anatomy.hidden_dropout else 0
     forward = of_attention + of_stream
     again = {"none": 0, "attention": of_attention, "full": forward}[setting.model.recompute]
-    return Draws(forward, forward + again, sizes(setting).stream if anatomy.embedding_dropout else 0)
+    return Draws(forward, forward + again, layer_sizes(setting).stream if anatomy.embedding_dropout else 0)
 
 
 # ---- Bytes of memory
@@ -76,7 +76,7 @@ def traffic(setting: Setting) -> Traffic:
     A layer's backward reads and writes twice as much for each: what was kept and its gradient. It computes norms and
     activations again from what was kept, or all.
     """
-    of, item = sizes(setting), ITEMSIZE[setting.dtype]
+    of, item = layer_sizes(setting), ITEMSIZE[setting.dtype]
     softmax = _softmax_bytes(setting)
     again = item * (2 * 2 * of.stream + (setting.anatomy.num_up + 1) * of.width)  # two norms, the activation
     moved = item * 2 * (2 * of.queries + 2 * of.keys)  # apart into heads, and together
@@ -84,7 +84,7 @@ def traffic(setting: Setting) -> Traffic:
     recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
     added = layer_parameters(setting.model).of_device(setting.tensor)
     return Traffic(
-        forward=forward + 2 * layer_keeps(setting).page_bytes,
+        forward=forward + 2 * layer_residuals(setting).page_bytes,
         input_gradient=2 * forward + recomputed,
         weight_gradient=added * _adding(item),
         embed_forward=item * 3 * of.stream,
@@ -119,4 +119,4 @@ def _head_bytes(setting: Setting) -> int:
     num_tokens, num_chunks = head_chunks(setting)
     logits = num_tokens * local_rows(setting)
     gradient = num_chunks * words * 3 * FLOAT32_BYTES + words * (FLOAT32_BYTES + 3 * item + _adding(item))
-    return item * 6 * sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item) + gradient
+    return item * 6 * layer_sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item) + gradient

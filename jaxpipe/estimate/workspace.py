@@ -11,13 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpipe.estimate.parameters import layer_parameters
-from jaxpipe.estimate.residuals import ITEMSIZE, layer_keeps, sizes
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import num_chunks_of
-
-FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def _embed_backward(setting: Setting) -> int:
 
 
 def _buffers(setting: Setting) -> Buffers:
-    of, itemsize = sizes(setting), ITEMSIZE[setting.dtype]
+    of, itemsize = layer_sizes(setting), ITEMSIZE[setting.dtype]
     return Buffers(
         kernels=itemsize * layer_parameters(setting.model).of_device(setting.tensor),
         local=itemsize * of.stream,
@@ -108,7 +106,7 @@ def _scores(setting: Setting, *, has_dropout: bool) -> int:
     one block (`xla`) the products are in that dtype too, and only one float32 array is left; dropout keeps one more.
     """
     model, itemsize = setting.model, ITEMSIZE[setting.dtype]
-    num_rows = sizes(setting).rows // setting.seq_len  # sequences x heads
+    num_rows = layer_sizes(setting).rows // setting.seq_len  # sequences x heads
     if model.attention == "xla":
         return (FLOAT32_BYTES + (2 + has_dropout) * itemsize) * num_rows * setting.seq_len**2
     cut = blocks(setting.seq_len, Visible(setting.anatomy.causal, setting.anatomy.window))
@@ -120,4 +118,7 @@ def _computed_again(setting: Setting) -> int:
     """What a layer that is computed again holds: what it would keep if it were not, and two streams on the way."""
     if setting.model.recompute != "full":
         return 0
-    return layer_keeps(setting, recompute="none").page_bytes + 2 * ITEMSIZE[setting.dtype] * sizes(setting).stream
+    return (
+        layer_residuals(setting, recompute="none").page_bytes
+        + 2 * ITEMSIZE[setting.dtype] * layer_sizes(setting).stream
+    )

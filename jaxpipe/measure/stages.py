@@ -22,9 +22,9 @@ from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Schedule
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind
-from jaxpipe.training.losses import factors
-from jaxpipe.training.setup import dropout_seed, put_batch
-from jaxpipe.training.text import example_batch
+from jaxpipe.training.batches import example_batch, put_batch
+from jaxpipe.training.setup import dropout_seed
+from jaxpipe.training.step import mean_factors
 
 NUM_STAGES = 3
 NUM_MICROBATCHES = 4
@@ -56,7 +56,7 @@ class Stages:
         """The compiled (is_run "round device") -> what comes of these actions, of one of the two pipelines."""
         seed = dropout_seed(self.config, self.model)
         key = None if seed is None else jax.random.key(seed)
-        scale = jax.tree.map(np.float32, factors(self.model.num_losses(self.batch)))
+        scale = jax.tree.map(np.float32, mean_factors(self.model.num_losses(self.batch)))
         arguments = (self.params, self.batch, scale, key)
         compiled = pipeline.run_subset.lower(no_actions(pipeline), *arguments).compile()
         return lambda is_run: compiled(is_run, *arguments)

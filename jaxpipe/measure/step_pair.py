@@ -15,9 +15,9 @@ from ml_collections import ConfigDict
 from jaxpipe.mesh import Randomness
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
-from jaxpipe.training.losses import factors
+from jaxpipe.training.batches import example_batch
 from jaxpipe.training.setup import build_pipeline, dropout_seed
-from jaxpipe.training.text import example_batch
+from jaxpipe.training.step import mean_factors
 
 PyTree = Any
 
@@ -89,7 +89,7 @@ def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
         ),
         canonical=jax.jit(computed_with)(),
         local_batch=local_batch,
-        scale=jax.tree.map(np.float32, factors(model.num_losses(local_batch))),
+        scale=jax.tree.map(np.float32, mean_factors(model.num_losses(local_batch))),
         dropout_seed=dropout_seed(config, model),
     )
 

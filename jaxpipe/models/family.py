@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from jaxpipe.errors import ConfigError, closest, explain
@@ -76,10 +75,10 @@ def family_named(name: str) -> Family:
     """The family that `model.family` names.
 
     Args:
-        name: a key of FAMILIES, or "FILE.py:NAME" for the Family that is called NAME in a Python file.
+        name: a key of FAMILIES; or "FILE.py" for the Family in a Python file, "FILE.py:NAME" for one of several.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or the file cannot be run.
 
     Example:
         >>> family_named("bert").masked
@@ -87,45 +86,55 @@ def family_named(name: str) -> Family:
     """
     if name in FAMILIES:
         return FAMILIES[name]
-    path, _, variable = name.rpartition(":")
+    path, _, wanted = name.partition(":")
     if not path.endswith(".py"):
         raise ConfigError(
             explain(
                 f"model.family={name!r} is not known.{closest(name, list(FAMILIES))}",
-                rule=f"field-choice: model.family is one of {', '.join(sorted(FAMILIES))}, or FILE.py:NAME",
+                rule=f"field-choice: model.family is one of {', '.join(sorted(FAMILIES))}, or a Python file",
                 repair="set model.family to one of these",
             )
         )
-    if not Path(path).is_file():
+    families = _families_in(Path(path).resolve())
+    chosen = [family for family in families if not wanted or family.name == wanted]
+    if len(chosen) != 1:
         raise ConfigError(
             explain(
-                f"model.family={name!r}: there is no file {path}",
-                rule="family-file: FILE.py:NAME is a Family that is called NAME in the Python file",
+                f"model.family={name!r} does not say which family is meant",
+                rule="family-file: a Python file with one jaxpipe.models.Family, or FILE.py:NAME for one of several",
+                picture=f"families in {path}: {', '.join(family.name for family in families) or 'none'}",
+                repair="give one of these names" if families else "define a Family in the file",
+            )
+        )
+    return chosen[0]
+
+
+@cache
+def _families_in(path: Path) -> tuple[Family, ...]:
+    """The families that a file defines; it is run once, so that all who ask have the same classes."""
+    if not path.is_file():
+        raise ConfigError(
+            explain(
+                f"model.family={str(path)!r} is not a file",
+                rule="family-file: a family whose name ends in .py is read from that file",
                 picture=f"looked from {Path.cwd()}",
                 repair="give the path of a file",
             )
         )
-    found = getattr(_module(Path(path).resolve()), variable, None)
-    if not isinstance(found, Family):
+    spec = spec_from_file_location(f"jaxpipe_family_file_{len(sys.modules)}", path)
+    assert spec  # the name ends in .py
+    assert spec.loader
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the names in annotations
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
         raise ConfigError(
             explain(
-                f"model.family={name!r}: {path} has no Family {variable!r}",
-                rule="family-file: FILE.py:NAME is a Family that is called NAME in the Python file",
-                picture=f"{variable} is {'not there' if found is None else f'of type {type(found).__name__}'}",
-                repair=f"name a jaxpipe.models.Family of {path}",
+                f"model.family={str(path)!r} cannot be run: {type(error).__name__}: {error}",
+                rule="family-file: Python code that defines a jaxpipe.models.Family",
+                repair=f"mend it until `python {path}` runs",
             )
-        )
-    return found
-
-
-@cache
-def _module(path: Path) -> ModuleType:
-    """The module in a file, read once, so that all who ask have the same classes."""
-    name = f"jaxpipe_family_{path.stem}_{abs(hash(path))}"
-    spec = spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for the names in annotations
-    spec.loader.exec_module(module)
-    return module
+        ) from error
+    found = [value for value in vars(module).values() if isinstance(value, Family)]
+    return tuple(family for family in found if FAMILIES.get(family.name) is not family)

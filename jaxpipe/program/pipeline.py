@@ -25,7 +25,7 @@ from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
 from jaxpipe.program.staged_params import StagedLayout, balanced_split
 from jaxpipe.schedules.analysis.costs import Costs
-from jaxpipe.schedules.passes.rows import forwards
+from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
 
@@ -117,7 +117,7 @@ class Pipeline:
     @cached_property
     def forward_table(self) -> RoundTable:
         """The round table of the forwards alone, with the same placement and microbatches: what `loss` executes."""
-        return lower(forwards(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
+        return lower(forwards_only(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
 
     def to_stages(self, params: PyTree) -> PyTree:
         """Staged parameters, layers [device, chunk, layer, ...], from canonical ones; traceable."""

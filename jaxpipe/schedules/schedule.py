@@ -87,7 +87,10 @@ def parse_action(text: str) -> Action:
     return Action(kind, int(match[1]), microbatch, int(match[4] or 0))
 
 
-# The schedule.
+# ---- The schedule
+
+
+Rows = tuple[tuple[Action, ...], ...]  # [device][position] -> Action
 
 
 @dataclass(frozen=True)

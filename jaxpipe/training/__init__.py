@@ -1,1 +1,1 @@
-"""The pieces of the trainer: model and pipeline from a config, optimizer, train step, metrics."""
+"""Training: setup from a config, the train step, the loop over steps, metrics, resuming."""

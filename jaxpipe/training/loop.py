@@ -1,4 +1,4 @@
-"""The steps of a run: train, evaluate now and then, write rows and checkpoints, stop when a signal asks for it."""
+"""The loop over the steps of a run: train, evaluate, write metrics and checkpoints, stop on a signal."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import Checkpoints
 from jaxpipe.distributed.log import print_with, say
 from jaxpipe.distributed.process_group import ProcessGroup
-from jaxpipe.training.evaluate import heldout_losses
-from jaxpipe.training.losses import in_words
+from jaxpipe.training.batches import local_rows, put_batch
 from jaxpipe.training.metrics import open_metrics
 from jaxpipe.training.profiler import Profiler
-from jaxpipe.training.setup import Setup, local_rows, put_batch
+from jaxpipe.training.setup import Setup
 from jaxpipe.training.skipped import SkippedSteps
 from jaxpipe.training.speed import Speed
-from jaxpipe.training.step import TrainState
+from jaxpipe.training.step import TrainState, format_losses, name_losses
 
 
 @dataclass(frozen=True)
 class Loop:
-    """What the steps need, in one of the processes of a run.
+    """Everything that the steps need, in one of the processes of a run.
 
     Attributes:
-        config: checked.
-        path: of the run's folder.
-        processes: of the run.
-        setup: what the config asks for.
-        checkpoints: of the run.
-        profiler: traces some steps.
+        config: the checked config.
+        path: the run's folder.
+        processes: all processes of the run.
+        setup: text, model and pipeline of the config.
+        checkpoints: the run's checkpoints.
+        profiler: traces the steps of --profile_steps.
         train_step: compiled, (state, batch) -> (state, metrics).
         eval_step: compiled, (params, batch) -> sum of losses.
     """
@@ -50,19 +50,19 @@ class Loop:
     eval_step: Callable[[Any, Any], Any]
 
     def run(self, state: TrainState, *, num_done: int) -> int:
-        """Does the steps from the first that is not done to the last, or to the one after which a signal stops them.
+        """Runs the steps after `num_done` to the last, or until a signal stops the run after a step.
 
         Args:
-            state: after `num_done` steps; donated.
-            num_done: steps.
+            state: the train state after `num_done` steps; donated.
+            num_done: number of steps done before.
 
         Returns:
-            The steps that are done now.
+            Number of steps done now.
 
         Raises:
             TrainingError: too many steps in a row are not finite, or the metrics cannot be written.
             CheckpointError: a checkpoint cannot be written.
-            DataError: a file holds what the model has no words for.
+            DataError: a file holds tokens outside the model's vocabulary.
         """
         config, pipeline, num_steps = self.config, self.setup.pipeline, self.config.train.steps
         speed = Speed(self.setup.model, pipeline, self.setup.train_batches.at(0))
@@ -86,18 +86,18 @@ class Loop:
                     say(traced)
                 stops = self.processes.stops_after_step()
 
-                # ---- Held-out loss, now and then and at the end
+                # ---- Held-out loss, every train.eval_every steps and at the end
                 if step == num_steps or step % config.train.eval_every == 0:
                     heldout = self._heldout(step, state)
-                    say(f"step {step}: held-out {in_words(heldout)}; {speed.spread_in_words()}")
+                    say(f"step {step}: held-out {format_losses(heldout)}; {speed.format_spread()}")
                     numbers |= heldout | speed.spread()
                 metrics.write(step, numbers)
                 if skipped := skipped_steps.check(step, numbers, state.params):
                     say(skipped.text)
 
                 # ---- Checkpoint, written in the background
-                is_fit = not (skipped and skipped.are_params_bad)
-                if (stops or self._saves_after(step)) and is_fit:
+                are_params_good = not (skipped and skipped.are_params_bad)
+                if (stops or self._saves_after(step)) and are_params_good:
                     self._save(step, state, heldout_loss=numbers.get("eval_loss"))
                 if stops:
                     return step
@@ -116,3 +116,23 @@ class Loop:
     def _save(self, step: int, state: TrainState, *, heldout_loss: float | None) -> None:
         self.processes.begin(f"the checkpoint of step {step}")
         self.checkpoints.save(step, state, config=self.config.to_dict(), heldout_loss=heldout_loss)
+
+
+def heldout_losses(
+    eval_step: Callable[[Any, Any], Any], setup: Setup, params: Any, *, num_batches: int
+) -> dict[str, float]:
+    """The held-out loss of staged `params` in nats: the mean over all terms of the first `num_batches` batches.
+
+    Returns:
+        "eval_loss" and, if there are several kinds of loss, the mean of each.
+    """
+    sums, nums = [], []
+    for batch in setup.heldout_batches.first(num_batches):
+        sums.append(eval_step(params, put_batch(setup.pipeline, batch)))
+        nums.append(setup.model.num_losses(batch))
+    means = jax.tree.map(lambda total, num: float(total / max(num, 1)), _total(sums), _total(nums))
+    return name_losses(means, prefix="eval_")
+
+
+def _total(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.sum(np.asarray(leaves, np.float64)), *trees)

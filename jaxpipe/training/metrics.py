@@ -1,6 +1,6 @@
-"""Where the numbers of a run go: one JSON object a line, TensorBoard, and the progress bar.
+"""The metrics of a run: a JSON line for each step, TensorBoard, and the progress bar.
 
-One process of a run writes them, and the others have the stand-in that writes nothing.
+Process 0 writes them; the other processes use a stand-in that writes nothing.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from types import TracebackType
 import jax
 from tqdm import tqdm
 
-from jaxpipe.errors import TrainingError
-from jaxpipe.training.metrics_file import keep_rows
-from jaxpipe.training.workdir import METRICS, TENSORBOARD
+from jaxpipe.errors import TrainingError, explain
+from jaxpipe.training.run_folder import METRICS, TENSORBOARD
+from jaxpipe.whole_file import whole_files
 
 Number = float | None
 
 
 class MetricsWriter:
-    """Writes one row of numbers a step; a context manager, so that a run that fails leaves whole files."""
+    """Writes a row of metrics for each step; a context manager, so that a failing run leaves complete files."""
 
     def __init__(self, path: Path, *, num_steps: int, first_step: int = 0):
         """Opens the files in `path` and the bar of `num_steps` steps, of which `first_step` are done.
 
-        Rows of later steps, which another process wrote that has got further, are dropped: they come again.
+        Rows of later steps, from a process that had got further, are dropped: their steps run again.
 
         Raises:
-            TrainingError: nothing can be written there.
+            TrainingError: the files cannot be written.
         """
-        # Imports torch where there is one: seconds, for whoever writes alone.
+        # Imports torch if it is installed, which takes seconds; only the process that writes needs it.
         from jaxpipe.training.tensorboard import TensorBoard
 
         self._path = path
@@ -43,13 +43,13 @@ class MetricsWriter:
             self._tensorboard = TensorBoard(path / TENSORBOARD, first_step=first_step)
         self._bar = tqdm(total=num_steps, initial=first_step, unit="step", dynamic_ncols=True, mininterval=0.5)
         if num_damaged:
-            self.say(f"{METRICS}: {num_damaged} lines that were not whole are dropped")
+            self.say(f"{METRICS}: {num_damaged} incomplete lines are dropped")
 
     def write(self, step: int, numbers: Mapping[str, Number]) -> None:
-        """Writes the numbers of `step`, counted from 1, which has just ended; null for what is not finite.
+        """Writes the metrics of `step`, counted from 1; null for a number that is not finite.
 
         Raises:
-            TrainingError: the disk is full, or the files are no longer there.
+            TrainingError: the disk is full, or the files have been removed.
         """
         finite = {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
         row = {"step": step, **{name: finite.get(name) for name in numbers}}
@@ -62,19 +62,19 @@ class MetricsWriter:
         self._bar.update(1)
 
     def say(self, text: str) -> None:
-        """Prints `text` without tearing the bar."""
+        """Prints `text` above the progress bar."""
         self._bar.write(text)
 
     def __enter__(self) -> MetricsWriter:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes files and bar."""
+        """Closes the files and the bar."""
         self._bar.close()
-        if error is not None:  # which is worth more than what closing says of the same disk
+        if error is not None:  # more useful than a second error while closing
             for file in (self._tensorboard, self._lines):
                 with suppress(OSError):
                     file.close()
@@ -89,35 +89,72 @@ class MetricsWriter:
             yield
         except OSError as error:
             raise TrainingError(
-                f"the metrics of the run in {self._path} cannot be written: {error.strerror}\n"
-                f"  rule metrics-files: every step leaves a row in {METRICS} and in {TENSORBOARD}/\n"
-                f"      {error.filename or self._path / METRICS}\n"
-                "  repair: make room or mend the rights, then start the same command again: it goes on from the newest"
-                " checkpoint"
+                explain(
+                    f"the metrics of the run in {self._path} cannot be written: {error.strerror}",
+                    rule=f"metrics-files: every step leaves a row in {METRICS} and in {TENSORBOARD}/",
+                    picture=f"{error.filename or self._path / METRICS}",
+                    repair=(
+                        "make room or correct the permissions, then run the same command again: it resumes from the"
+                        " newest checkpoint"
+                    ),
+                )
             ) from error
 
 
 class SilentMetrics:
-    """Has the interface of `MetricsWriter` and does nothing: for processes that do not write."""
+    """The stand-in for `MetricsWriter` in processes that do not write."""
 
     def write(self, step: int, numbers: Mapping[str, Number]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def __enter__(self) -> SilentMetrics:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 def open_metrics(path: Path, *, num_steps: int, first_step: int = 0) -> MetricsWriter | SilentMetrics:
-    """The writer of this process: of process 0 a `MetricsWriter`, of all others a `SilentMetrics`."""
+    """The writer of this process: a `MetricsWriter` in process 0, a `SilentMetrics` in the others."""
     if jax.process_index() == 0:
         return MetricsWriter(path, num_steps=num_steps, first_step=first_step)
     return SilentMetrics()
+
+
+def keep_rows(file: Path, *, last_step: int) -> int:
+    """Keeps in `file`, if it exists, the rows of the steps up to `last_step`, unchanged; replaces the file whole.
+
+    Args:
+        file: a JSON object on each line, with an int "step".
+        last_step: the step from whose state the run is resumed.
+
+    Returns:
+        Number of incomplete lines, which are dropped too, as the last one of a killed process.
+    """
+    if not file.exists():
+        return 0
+    num_damaged = 0
+    with file.open("rb") as old, whole_files([file]) as (new,):
+        for line in old:
+            step = _step_of(line)
+            num_damaged += step is None
+            if step is not None and step <= last_step:
+                new.write(line)
+    return num_damaged
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a row; None if the line is incomplete."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        step = json.loads(line)["step"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return step if isinstance(step, int) else None

@@ -1,6 +1,6 @@
-"""`--profile_steps=10:12`: a trace of these steps by jax's profiler, of each process into a folder of its own.
+"""`--profile_steps=10:12`: traces these steps with JAX's profiler, each process into a folder of its own.
 
-TensorBoard's profile plugin, XProf, and Perfetto show it.
+TensorBoard's profile plugin (XProf) and Perfetto show the traces.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 
-PROFILE = "profile"  # the folder of the traces, in the run's
+PROFILE = "profile"  # folder of the traces, in the run's folder
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class ProfileSteps:
 
 
 def profile_steps(text: str, *, num_steps: int) -> ProfileSteps | None:
-    """The steps that `--profile_steps` names; None where it is empty.
+    """The steps that `--profile_steps` names; None if it is empty.
 
     Args:
         text: "FIRST:LAST", or one number.
-        num_steps: of the run.
+        num_steps: number of steps of the run.
 
     Raises:
-        ConfigError: no such text, or steps that the run does not have.
+        ConfigError: the text has another form, or the run does not have these steps.
 
     Example:
         >>> profile_steps("10:12", num_steps=300)
@@ -48,21 +48,23 @@ def profile_steps(text: str, *, num_steps: int) -> ProfileSteps | None:
     if steps is None or not 0 < steps.first <= steps.last <= num_steps:
         example = f"{min(10, num_steps)}:{min(12, num_steps)}"
         raise ConfigError(
-            f"--profile_steps={text} cannot be traced\n"
-            "  rule profile-steps: FIRST:LAST, both ends included, FIRST <= LAST, of the run's steps\n"
-            f"      it has steps 1 to {num_steps}\n"
-            f"  repair: give for example --profile_steps={example}, or leave it out"
+            explain(
+                f"--profile_steps={text} cannot be traced",
+                rule="profile-steps: FIRST:LAST, both ends included, FIRST <= LAST, of the run's steps",
+                picture=f"it has steps 1 to {num_steps}",
+                repair=f"give for example --profile_steps={example}, or leave it out",
+            )
         )
     return steps
 
 
-def done_in_words(steps: ProfileSteps | None, num_done: int) -> str | None:
-    """What to say where a run goes on behind steps that are to be traced, as a requeued command does; else None.
+def format_done(steps: ProfileSteps | None, num_done: int) -> str | None:
+    """What a resumed run says if some of the steps to trace are done, as after a requeue; else None.
 
     Example:
-        >>> done_in_words(ProfileSteps(2, 3), 12)
+        >>> format_done(ProfileSteps(2, 3), 12)
         'steps 2 to 3 are done: nothing is traced'
-        >>> done_in_words(ProfileSteps(10, 14), 12)
+        >>> format_done(ProfileSteps(10, 14), 12)
         'steps 10 to 12 are done: steps 13 to 14 are traced'
     """
     if steps is None or steps.first > num_done:
@@ -72,21 +74,21 @@ def done_in_words(steps: ProfileSteps | None, num_done: int) -> str | None:
 
 
 class Profiler:
-    """Called around every step of the training loop; a context manager, so that a run that ends early has its trace."""
+    """Traces steps of the training loop; a context manager, so that a run that ends early keeps its trace."""
 
     def __init__(self, path: Path, steps: ProfileSteps | None):
         """Starts nothing yet.
 
         Args:
             path: the run's folder.
-            steps: to trace, of those that the run still does; None traces nothing.
+            steps: steps to trace, as far as the run still executes them; None traces nothing.
         """
         self._folder, self._steps = path / PROFILE / f"process_{jax.process_index():04d}", steps
         self._annotation: Any = None
         self._first_traced: int | None = None
 
     def before(self, step: int) -> None:
-        """Starts the trace at the first step to trace that comes here; the steps have their numbers in it."""
+        """Starts the trace at the first step to trace, and marks the step with its number."""
         if self._steps is None or not self._steps.first <= step <= self._steps.last:
             return
         if self._first_traced is None:
@@ -97,7 +99,10 @@ class Profiler:
         self._annotation.__enter__()
 
     def after(self, step: int) -> str | None:
-        """Ends and writes the trace if `step`, whose numbers have arrived, is its last; then what to say of it."""
+        """Ends and writes the trace if `step` is its last; then returns a report, else None.
+
+        The metrics of `step` must have arrived on the host.
+        """
         first = self._first_traced
         if first is None or self._steps is None:
             return None
@@ -108,13 +113,13 @@ class Profiler:
         return f"step {step}: trace of steps {first} to {self._steps.last} in {self._folder}"
 
     def __enter__(self) -> Profiler:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Writes a trace that has been started."""
+        """Writes the trace if one has been started."""
         self._end_annotation()
         if self._first_traced is not None:
             self._stop()

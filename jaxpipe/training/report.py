@@ -1,17 +1,23 @@
-"""What a run says of itself before its first step: schedule, predicted bubble, storage, devices."""
+"""What a run reports before its first step: devices, schedule, predicted bubble, bytes, and whether they fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxpipe.drawing import chrome_trace
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.program import Pipeline
 from jaxpipe.program.shapes import StepShapes, bytes_per_device, held_bytes
-from jaxpipe.schedules import Kind, peak_activations, simulate
+from jaxpipe.schedules import Costs, Kind, peak_activations, simulate
 from jaxpipe.training.setup import Setup
-from jaxpipe.training.speed import in_words
+from jaxpipe.training.speed import format_flops
 from jaxpipe.training.step import TrainState
+from jaxpipe.units import GIB, mib
 
 
 def report(setup: Setup, state: TrainState, batch: Any) -> str:
@@ -24,30 +30,30 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
         f"data       {setup.corpus.num_files} files, {len(setup.corpus.train):,} training tokens,"
         f" {len(setup.corpus.heldout):,} held out",
         f"model      {num_params:,} parameters, layers per stage {', '.join(map(str, pipeline.layers_per_stage))}",
-        f"flops      {in_words(setup.model, pipeline, batch)}",
+        f"flops      {format_flops(setup.model, pipeline, batch)}",
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
         f" {schedule.num_microbatches} microbatches",
-        f"bubble     {simulate(schedule, setup.costs).bubble_ratio:.1%} predicted, {_costs_in_words(setup)}",
+        f"bubble     {simulate(schedule, setup.costs).bubble_ratio:.1%} predicted, {_format_costs(setup)}",
         f"rounds     {pipeline.table.num_rounds}",
         f"slots      {num_slots:g} of {_mebibytes(shapes.storage.slot_bytes)} per device; the schedule's peak is"
         f" {peak_activations(schedule).max():g} Ma",
         f"bytes      per device: train state {_mebibytes(bytes_per_device(state))}, "
         + ", ".join(f"{kind} {_mebibytes(num_bytes)}" for kind, num_bytes in held_bytes(shapes).items()),
-        *_split_backward_in_words(shapes),
+        *_format_split(shapes),
     ]
     return "\n".join(lines)
 
 
-def _costs_in_words(setup: Setup) -> str:
-    """What is expected of the backwards that the schedule has."""
+def _format_costs(setup: Setup) -> str:
+    """The expected time of each kind of backward that the schedule has, in forwards."""
     columns, times = setup.pipeline.schedule.columns, setup.costs.of_kind(1)[:, 0]
     names = {Kind.B: "backward", Kind.I: "I", Kind.W: "W"}
     there = [kind for kind in names if columns.is_kind(kind).any()]
     return ", ".join(f"{names[kind]} = {times[kind] / times[Kind.F]:g}" for kind in there) + " forward"
 
 
-def _split_backward_in_words(shapes: StepShapes) -> list[str]:
-    """What a slot holds for I and then for W; nothing where all backwards are whole."""
+def _format_split(shapes: StepShapes) -> list[str]:
+    """A line on what a slot stores for I and then for W; none if no backward is split."""
     if not shapes.table.schedule.has_split_backward:
         return []
     saved, num_layers = shapes.storage.saved, shapes.storage.pages_per_slot
@@ -65,4 +71,71 @@ def _num_bytes(arrays: Iterable[jax.ShapeDtypeStruct]) -> int:
 
 
 def _mebibytes(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.2f} MiB"
+    return f"{mib(num_bytes)} MiB"
+
+
+# ---- Whether the step fits the devices, before anything is compiled
+
+
+def check_memory(pipeline: Pipeline, state: TrainState, batch: Any, *, limit_bytes: int | None = None) -> None:
+    """Raises ConfigError for a step that needs more memory than a device has.
+
+    A lower bound: the train state and what `held_bytes` counts, which live between actions. The workspace of an action
+    comes on top; `jaxpipe.compile` predicts it and checks it on the compiled program.
+
+    Args:
+        pipeline: the pipeline of the step.
+        state: shapes with shardings.
+        batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
+        limit_bytes: memory of a device; None asks the first device of this process and skips the check if it does not
+            know.
+    """
+    if limit_bytes is None:
+        stats = pipeline.mesh.local_devices[0].memory_stats() or {}
+        limit_bytes = stats.get("bytes_limit")
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
+    parts = {"train state": bytes_per_device(state), **held_bytes(pipeline.shapes(state.params, shapes))}
+    needed = sum(parts.values())
+    if limit_bytes is None or needed <= limit_bytes:
+        return
+    picture = ", ".join(f"{kind} {num / GIB:.3g}" for kind, num in parts.items() if num)
+    raise ConfigError(
+        explain(
+            f"a step needs at least {needed / GIB:.3g} GiB on each device, which has {limit_bytes / GIB:.3g} GiB",
+            rule="memory: the train state and what the schedule stores fit the device",
+            picture=f"GiB: {picture}",
+            repair=(
+                "more mesh.pipe, mesh.tensor or mesh.data, pipeline.schedule='bpipe', smaller"
+                " microbatches (more pipeline.num_microbatches), or model.recompute='full';"
+                " `python -m jaxpipe.compile` shows the bytes of a step"
+            ),
+        )
+    )
+
+
+# ---- The predicted timeline as a Chrome trace, to compare with the profiler's trace of the run
+
+TIMELINE = "timeline.json"
+
+
+def predicted_costs(layers_per_stage: Sequence[int], expected: Costs) -> Costs:
+    """The costs of the stages in units of a forward of the mean stage.
+
+    Args:
+        layers_per_stage: [stage]; a stage costs in proportion to its layers, embedding and head nothing.
+        expected: costs of a stage with the mean number of layers, in any unit; one number each.
+    """
+    times = expected.of_kind(1)[:, 0]
+    kinds = (Kind.F, Kind.B, Kind.I, Kind.W)
+    forward, backward, input_gradient, weight_gradient = (float(times[kind] / times[Kind.F]) for kind in kinds)
+    return Costs(forward, backward, input_gradient, weight_gradient).of_layers(layers_per_stage)
+
+
+def write_timeline(path: Path, setup: Setup) -> None:
+    """Writes TIMELINE into the run's folder `path`, where a millisecond is a forward of the mean stage."""
+    schedule, layers_per_stage = setup.pipeline.schedule, setup.pipeline.layers_per_stage
+    costs = predicted_costs(layers_per_stage, setup.costs)
+    label = f"predicted: 1 ms is a forward of {sum(layers_per_stage) / len(layers_per_stage):g} layers"
+    labels = {"name": "process_labels", "ph": "M", "pid": 0, "args": {"labels": label}}
+    trace = [labels, *chrome_trace(simulate(schedule, costs))]
+    (path / TIMELINE).write_text(json.dumps(trace) + "\n")

@@ -1,43 +1,49 @@
-"""What a run that goes on may do otherwise than before: mesh, schedule, optimizer, but not its model and its data.
-
-Left to others: whether files of other names hold the same tokens (`same_data`).
-"""
+"""Whether a run can be resumed: which fields of a config may change, and that tokens and schedule are the same."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import build_schedule
-from jaxpipe.errors import CheckpointError, ConfigError
-from jaxpipe.training.same_data import DATA
-from jaxpipe.training.same_schedule import is_other
-from jaxpipe.training.workdir import METRICS, read_config
+from jaxpipe.data import Fingerprint
+from jaxpipe.data.fingerprint import differences
+from jaxpipe.distributed.process_group import ProcessGroup
+from jaxpipe.errors import CheckpointError, ConfigError, explain
+from jaxpipe.schedules import Schedule, to_json
+from jaxpipe.training.run_folder import METRICS, read_config
+from jaxpipe.whole_file import write_whole
 
-# How a model is computed, which its parameters do not show.
+DATA, SCHEDULE = "data.json", "schedule.json"  # in the run's folder
+
+# Fields of the model that its parameters do not depend on.
 FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
-FREE_OF_DATA = ("files", "tokenizer")  # where they lie, once it is known by what to know them again
-DECIDED = ("mesh.platform",)  # "auto" in the one, what it has become in the other
-
+FREE_OF_DATA = ("files", "tokenizer")  # once the run has a fingerprint of its tokens
+DECIDED = ("mesh.platform",)  # "auto" in one config, the decided platform in the other
 DECIDES_SCHEDULE = {"mesh.pipe", "pipeline.schedule", "pipeline.options", "pipeline.num_microbatches"}
+_MOST_SHOWN = 5
 
 
-def changes(path: Path, config: ConfigDict) -> list[str]:
+# ---- The config
+
+
+def config_changes(path: Path, config: ConfigDict) -> list[str]:
     """The fields in which `config` differs from that of the run in `path`, as "pipeline.schedule: 1f1b -> bpipe".
 
-    Also a schedule of other actions under the same fields, as of a file that has changed.
+    A schedule with other actions under the same fields counts too, as after its file has changed.
 
     Raises:
-        ConfigError: fields are among them that decide the model, or the order of the data.
+        ConfigError: a changed field decides the model or the order of the data.
     """
     before = read_config(str(path))
     if before.model.family != config.model.family:
-        raise _refused(path, [_in_words("model.family", before.model.family, config.model.family)])
+        raise _refused(path, [_change("model.family", before.model.family, config.model.family)])
     fields = [(section, field) for section in before for field in before[section]]
     differ = {
-        f"{section}.{field}": _in_words(f"{section}.{field}", before[section][field], config[section][field])
+        f"{section}.{field}": _change(f"{section}.{field}", before[section][field], config[section][field])
         for section, field in fields
         if before[section][field] != config[section][field]
     }
@@ -45,24 +51,26 @@ def changes(path: Path, config: ConfigDict) -> list[str]:
     if refused:
         raise _refused(path, refused)
     found = [words for name, words in differ.items() if name not in DECIDED]
-    if not differ.keys() & DECIDES_SCHEDULE and is_other(path, build_schedule(config)):
+    if not differ.keys() & DECIDES_SCHEDULE and has_other_schedule(path, build_schedule(config)):
         found.append(f"pipeline.schedule: {config.pipeline.schedule} has other actions than before")
     return found
 
 
-def check_first_step(path: Path) -> None:
-    """Raises CheckpointError for a run without checkpoints that is too far for having none.
+def check_no_checkpoint_lost(path: Path) -> None:
+    """Raises CheckpointError for a run without checkpoints that must have written one.
 
-    A run writes its checkpoints in the background, the second not before the first is complete.
+    A run writes its checkpoints in the background and starts the second only when the first is complete.
     """
     every, rows = read_config(str(path)).checkpoint.save_every, path / METRICS
     num_rows = sum(1 for _ in rows.open("rb")) if rows.is_file() else 0
     if every and num_rows >= 2 * every:
         raise CheckpointError(
-            f"--workdir={path} holds a run of {num_rows} steps, and none of its checkpoints\n"
-            "  rule checkpoints-there: a run goes on from a checkpoint, from step 0 only where it has written none\n"
-            f"      checkpoint.save_every={every}; {path / CHECKPOINTS} has no complete one\n"
-            "  repair: put the checkpoints back (is the disk mounted?), or name another --workdir for a new run"
+            explain(
+                f"--workdir={path} holds a run of {num_rows} steps, and none of its checkpoints",
+                rule="checkpoints-there: a run is resumed from a checkpoint; from step 0 only if it has written none",
+                picture=f"checkpoint.save_every={every}; {path / CHECKPOINTS} has no complete one",
+                repair="put the checkpoints back (is the disk mounted?), or name another --workdir for a new run",
+            )
         )
 
 
@@ -72,17 +80,129 @@ def _is_fixed(name: str, *, knows_data: bool) -> bool:
     return section in free and field not in free[section]
 
 
-def _in_words(name: str, before: object, now: object) -> str:
+def _change(name: str, before: object, now: object) -> str:
     return f"{name}: {before} -> {now}"
 
 
 def _refused(path: Path, refused: list[str]) -> ConfigError:
-    listed = "".join(f"      {words}\n" for words in refused)
     return ConfigError(
-        f"--workdir={path} holds a run of another model or on other data\n"
-        "  rule same-run: a run goes on with its model and its data, since its parameters are of the one and its"
-        " position counts batches of the other\n"
-        f"{listed}"
-        "  repair: name another --workdir, or leave these fields as they were; checkpoint.init_from starts a new run"
-        " from the parameters"
+        explain(
+            f"--workdir={path} holds a run of another model or on other data",
+            rule=(
+                "same-run: a resumed run keeps its model, which shapes its parameters, and its data, whose batches its"
+                " position counts"
+            ),
+            picture="\n".join(refused),
+            repair=(
+                "name another --workdir, or leave these fields as they were; checkpoint.init_from starts a new run from"
+                " the parameters"
+            ),
+        )
     )
+
+
+# ---- The tokens
+
+
+def write_fingerprint(path: Path, fingerprint: Fingerprint) -> None:
+    """Writes the fingerprint of the run's tokens into its folder, whole."""
+    write_whole(path / DATA, fingerprint.to_json() + "\n")
+
+
+def check_same_data(path: Path, fingerprint: Fingerprint) -> None:
+    """Checks that the tokens are those with which the run in `path` began; an old run without a fingerprint passes.
+
+    Raises:
+        ConfigError: the tokens differ, or the run's fingerprint cannot be read.
+    """
+    if not (path / DATA).is_file():
+        return
+    try:
+        before = Fingerprint.from_json((path / DATA).read_text())
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        raise ConfigError(
+            explain(
+                f"{path / DATA} cannot be read: {type(error).__name__}: {error}",
+                rule="data-file: JSON with the fingerprint of the tokens, as a run has written it",
+                repair="correct the file, or move it away: data.files and data.tokenizer must then be as they were",
+            )
+        ) from error
+    if differ := _listed_differences(before, fingerprint, "before", "now"):
+        raise ConfigError(
+            explain(
+                f"data.files are other tokens than those with which the run in --workdir={path} began",
+                rule="same-data: a resumed run keeps its tokens, in whatever files, since its position counts batches",
+                picture=differ,
+                repair=(
+                    "put the files back as they were ('auto': run the same Python), or name another --workdir;"
+                    " checkpoint.init_from starts a new run from the parameters"
+                ),
+            )
+        )
+
+
+def check_same_as_first(first: str, fingerprint: Fingerprint, *, process: int) -> None:
+    """Checks that this process reads the same tokens as process 0.
+
+    Args:
+        first: fingerprint of process 0, from `to_json`.
+        fingerprint: fingerprint of this process.
+        process: index of this process.
+
+    Raises:
+        ConfigError: the tokens differ.
+    """
+    if differ := _listed_differences(Fingerprint.from_json(first), fingerprint, "process 0", f"process {process}"):
+        raise ConfigError(
+            explain(
+                f"data.files: process {process} reads other tokens than process 0",
+                rule="same-data: every process makes its rows of a batch from the same tokens",
+                picture=differ,
+                repair=(
+                    "name files that all machines share, or copy those of process 0 ('auto': run the same Python"
+                    " everywhere)"
+                ),
+            )
+        )
+
+
+def _listed_differences(one: Fingerprint, other: Fingerprint, name: str, other_name: str) -> str:
+    """A line for each of two fingerprints at every difference; empty if there is none."""
+    differ, width = differences(one, other), max(len(name), len(other_name))
+    lines = [f"{name:<{width}} {text}\n{other_name:<{width}} {other_text}" for text, other_text in differ[:_MOST_SHOWN]]
+    more = len(differ) - _MOST_SHOWN
+    return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
+
+
+# ---- The schedule
+
+
+def write_run_schedule(path: Path, schedule: Schedule) -> None:
+    """Writes the schedule into the run's folder, whole, so that a changed schedule file is noticed later."""
+    write_whole(path / SCHEDULE, to_json(schedule))
+
+
+def has_other_schedule(path: Path, schedule: Schedule) -> bool:
+    """Whether the run in `path` used another schedule; False for an old run that did not record it."""
+    saved = path / SCHEDULE
+    return saved.is_file() and saved.read_text(encoding="utf-8") != to_json(schedule)
+
+
+def check_same_schedule(processes: ProcessGroup, schedule: Schedule) -> None:
+    """Raises ConfigError unless process 0 has the same schedule; different programs would deadlock."""
+    digest = hashlib.sha256(to_json(schedule).encode()).hexdigest()
+    if digest != processes.agree("schedule", digest):
+        raise ConfigError(
+            explain(
+                f"process {processes.index} has another schedule than process 0",
+                rule="same-schedule: all processes of a run execute one schedule",
+                picture=(
+                    f"here: {schedule.name}, num_devices={schedule.num_devices},"
+                    f" num_microbatches={schedule.num_microbatches}"
+                ),
+                repair=(
+                    "start every process with the same command and, where pipeline.schedule is a"
+                    " file, with the same file"
+                ),
+            )
+        )

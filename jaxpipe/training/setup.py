@@ -1,4 +1,4 @@
-"""What a config asks for, built: devices and mesh, text, model and pipeline."""
+"""From a checked config to what it asks for: text, devices, model, pipeline, optimizer and first state."""
 
 from __future__ import annotations
 
@@ -8,37 +8,38 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from jaxpipe.checkpoints import restore_params
 from jaxpipe.config import build_schedule, expected_costs, layers_per_stage, model_config
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.mesh_order import orders_to_try
 from jaxpipe.config.model import check_attention_kernel
-from jaxpipe.data import Batch, Batches, Corpus
+from jaxpipe.config.pipeline import orders_to_try
+from jaxpipe.data import Batches, Corpus
+from jaxpipe.distributed.log import say
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, order_devices
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Costs
-from jaxpipe.training.optimizer import learning_rate, make_optimizer
-from jaxpipe.training.step import make_train_step
-from jaxpipe.training.text import batches_of, read_corpus
+from jaxpipe.training.batches import batches_of, read_corpus
+from jaxpipe.training.run_folder import path_of
+from jaxpipe.training.step import TrainState, init_state, make_train_step, state_of
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What train and eval both need.
+    """What `train` and `eval` build from a config.
 
     Attributes:
         corpus: training and held-out tokens.
-        train_batches: of the training tokens.
-        heldout_batches: of the held-out tokens.
-        devices: what the mesh is made of, and why.
+        train_batches: batches of the training tokens.
+        heldout_batches: batches of the held-out tokens.
+        devices: devices of the mesh, and why these.
         model: the model's functions, for the mesh's `tensor` axis.
-        pipeline: the compiled program's maker.
-        costs: what a stage's actions are expected to take.
+        pipeline: compiles the program of a step.
+        costs: expected times of a stage's actions.
     """
 
     corpus: Corpus
@@ -51,14 +52,14 @@ class Setup:
 
 
 def set_up(config: ConfigDict, *, num_processes: int = 1) -> Setup:
-    """Builds what a checked config asks for; reads the text first, since that can fail and is quick.
+    """Builds everything that a checked config asks for; reads the text first, which is quick and may fail.
 
     Args:
-        config: checked.
-        num_processes: that have joined.
+        config: the checked config.
+        num_processes: processes that have joined the run.
 
     Raises:
-        ConfigError: files or devices that are not there.
+        ConfigError: files or devices are missing.
     """
     corpus = read_corpus(config)
     devices = devices_of(config, num_processes=num_processes)
@@ -75,10 +76,10 @@ def set_up(config: ConfigDict, *, num_processes: int = 1) -> Setup:
 
 
 def devices_of(config: ConfigDict, *, num_processes: int = 1) -> Devices:
-    """The devices of the config's mesh; before any other use of jax.
+    """The devices of the config's mesh; must be called before any other use of JAX.
 
     Raises:
-        ConfigError: devices that are not there.
+        ConfigError: devices are missing.
     """
     mesh = config.mesh
     num_devices = mesh.data * mesh.pipe * mesh.tensor
@@ -88,18 +89,18 @@ def devices_of(config: ConfigDict, *, num_processes: int = 1) -> Devices:
 
 
 def dropout_seed(config: ConfigDict, model: LanguageModel) -> int | None:
-    """What decides, with the step, what training drops; None where the model drops nothing."""
+    """The seed of dropout, folded with the step; None if the model has no dropout."""
     return config.train.seed if model.config.anatomy.has_dropout else None
 
 
 def build_pipeline(
     config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None = None
 ) -> tuple[LanguageModel, Pipeline]:
-    """The model of a checked config and its pipeline on `devices`, data x pipe x tensor of them.
+    """The model of a checked config and its pipeline on `devices`.
 
     Args:
-        config: checked.
-        devices: as they come; `mesh.order` says which takes which stage.
+        config: the checked config.
+        devices: mesh.data x mesh.pipe x mesh.tensor devices in any order; `mesh.order` assigns the stages.
         gpus_per_node: None asks the devices.
 
     Raises:
@@ -142,10 +143,23 @@ def optimizer_and_step(
     return optimizer, step
 
 
+def first_state(config: ConfigDict, setup: Setup, optimizer: optax.GradientTransformation) -> TrainState:
+    """The train state before the first step: initial parameters, or those of `checkpoint.init_from`.
+
+    Raises:
+        ConfigError: `checkpoint.init_from` has no checkpoint, or one of another model.
+    """
+    model, pipeline = setup.model, setup.pipeline
+    if not config.checkpoint.init_from:
+        return init_state(model, pipeline, optimizer, seed=config.train.seed)
+    _, params = restore_params(path_of(config.checkpoint.init_from), model=model, pipeline=pipeline, say=say)
+    return state_of(model, pipeline, optimizer, params)
+
+
 def _in_first_order(
     devices: Sequence[Any], axes: dict[str, int], orders: Sequence[str], gpus_per_node: int | None
 ) -> tuple[Any, ...]:
-    """`devices` in the first of `orders` that takes this mesh."""
+    """The devices in the first of `orders` that can lay out this mesh."""
     *preferred, last = orders
     for order in preferred:
         with suppress(ConfigError):
@@ -154,42 +168,43 @@ def _in_first_order(
 
 
 def _check_attention(config: ConfigDict, devices: Sequence[Any]) -> None:
-    """The check of the config again, now that mesh.platform="auto" has been decided."""
+    """Repeats the attention check, now that mesh.platform="auto" is decided."""
     decided = config.copy_and_resolve_references()
     decided.mesh.platform = devices[0].platform
     check_attention_kernel(decided)
 
 
-def local_rows(pipeline: Pipeline, microbatch_size: int) -> np.ndarray:
-    """Which rows of every microbatch the devices of this process hold, in ascending order: "row".
+# ---- Optimizer: AdamW with warm-up and cosine; gradients are clipped before, in `step`
 
-    They are all rows where devices of every index of `data` are among them, as where the pipe axis spans processes.
+
+def learning_rate(config: ConfigDict) -> optax.Schedule:
+    """The learning rate by step: linear warm-up to the peak, then a cosine to the final rate."""
+    peak, steps = config.optimizer.learning_rate, config.train.steps
+    num_warmup = round(config.optimizer.warmup_fraction * steps)
+    warmup = optax.linear_schedule(peak / (num_warmup + 1), peak, max(num_warmup, 1))
+    cosine = optax.cosine_decay_schedule(
+        peak, max(steps - num_warmup, 1), alpha=config.optimizer.final_learning_rate_fraction
+    )
+    return optax.join_schedules([warmup, cosine], [num_warmup])
+
+
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+    """The optimizer of `config`: AdamW with weight decay on kernels only."""
+    optimizer = config.optimizer
+    return optax.adamw(
+        learning_rate(config),
+        b1=optimizer.beta1,
+        b2=optimizer.beta2,
+        eps=optimizer.epsilon,
+        weight_decay=optimizer.weight_decay,
+        mask=is_kernel,
+    )
+
+
+def is_kernel(params: Any) -> Any:
+    """A tree of bools that selects the kernels of matrix products, by the name of each leaf.
+
+    Biases, norms and embeddings are not decayed. The name decides, because a staged parameter has more dimensions
+    than a canonical one.
     """
-    indices = pipeline.batch_sharding.addressable_devices_indices_map((1, microbatch_size)).values()
-    return np.unique([np.arange(microbatch_size)[index[1]] for index in indices if index is not None])
-
-
-def put_batch(pipeline: Pipeline, batch: Batch, rows: np.ndarray | None = None) -> dict[str, jax.Array]:
-    """`batch` on the devices of all processes, as the pipeline wants it.
-
-    Args:
-        pipeline: of the mesh.
-        batch: leaves "num_microbatches row ...", the same numbers in every process that holds a row.
-        rows: those of `local_rows` where `batch` has no others; None where it has all.
-    """
-    num_data = pipeline.mesh.shape["data"]
-
-    def put(leaf: np.ndarray) -> jax.Array:
-        num_microbatches, num_rows, *rest = leaf.shape
-        if rows is not None:
-            num_rows = num_rows * num_data // len(local_rows(pipeline, num_data))
-
-        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-            assert index is not None  # asked for devices of this process alone
-            start, stop, _ = index[1].indices(num_rows)
-            begin = start if rows is None else int(np.searchsorted(rows, start))
-            return leaf[:, begin : begin + stop - start]
-
-        return jax.make_array_from_callback((num_microbatches, num_rows, *rest), pipeline.batch_sharding, shard)
-
-    return {name: put(leaf) for name, leaf in batch.items()}
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)

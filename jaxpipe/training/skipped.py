@@ -1,4 +1,4 @@
-"""Steps that were skipped, because their loss or a gradient was not finite: what is said of them, and when it ends."""
+"""Steps that are skipped since their loss or a gradient is not finite: their report, and when they end the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxpipe.checkpoints import CHECKPOINTS
-from jaxpipe.errors import TrainingError
+from jaxpipe.errors import TrainingError, explain
 from jaxpipe.program import Pipeline
 
 
@@ -27,12 +27,12 @@ def parameter_names(params: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A step that was skipped.
+    """A skipped step.
 
     Attributes:
-        text: what to say of it.
-        are_params_bad: whether a parameter is itself not finite or too large to square, so that a checkpoint of them
-            is of no use. If not, they are as the last good step left them.
+        text: the report of the step.
+        are_params_bad: whether a parameter itself is not finite or too large to square, so that a checkpoint would be
+            useless. If not, the parameters are those of the last good step.
     """
 
     text: str
@@ -40,29 +40,29 @@ class Skipped:
 
 
 class SkippedSteps:
-    """Looks at every step's metrics, and at the parameters where a step was skipped."""
+    """Checks the metrics of every step, and the parameters after a skipped step."""
 
     def __init__(self, pipeline: Pipeline, *, max_in_row: int):
-        """Compiles nothing before a step is skipped.
+        """Compiles nothing until a step is skipped.
 
         Args:
-            pipeline: of the run.
-            max_in_row: with so many skipped steps one after another the run ends.
+            pipeline: the pipeline of the run.
+            max_in_row: number of consecutive skipped steps at which the run ends.
         """
         self._square_sums, self._max_in_row = jax.jit(pipeline.square_sums), max_in_row
 
     def check(self, step: int, numbers: Mapping[str, float], params: Any) -> Skipped | None:
-        """What there is to know of a step that was skipped; None of one that was not.
+        """The report of a skipped step; None for a step that was not skipped.
 
-        All processes call it alike, since what they find out of the parameters they find out together.
+        All processes must call it, since they inspect the parameters together.
 
         Args:
             step: counted from 1.
             numbers: the metrics of `make_train_step`, as numbers.
-            params: staged, as the step left them.
+            params: staged parameters after the step.
 
         Raises:
-            TrainingError: the step is one too many in a row.
+            TrainingError: too many steps in a row are skipped.
         """
         if not numbers["skipped"]:
             return None
@@ -73,16 +73,16 @@ class SkippedSteps:
             return Skipped(f"step {step}: skipped, {num_in_row} in a row; {values}; {culprit}", are_params_bad)
         last_good = step - num_in_row
         raise TrainingError(
-            f"step {step}: loss or gradients are not finite, {num_in_row} steps in a row\n"
-            f"  rule finite-numbers: a run ends after train.max_skipped_in_row={self._max_in_row} such steps\n"
-            f"      {values}\n"
-            f"      {culprit}\n"
-            f"      parameters and optimizer are as step {last_good} left them\n"
-            f"  repair: {_repair(last_good, are_params_bad=are_params_bad)}"
+            explain(
+                f"step {step}: loss or gradients are not finite, {num_in_row} steps in a row",
+                rule=f"finite-numbers: a run ends after train.max_skipped_in_row={self._max_in_row} such steps",
+                picture=f"{values}\n{culprit}\nparameters and optimizer are as step {last_good} left them",
+                repair=f"{_repair(last_good, are_params_bad=are_params_bad)}",
+            )
         )
 
     def _culprit(self, numbers: Mapping[str, float], params: Any) -> tuple[str, bool]:
-        """Which parameter is bad in itself, or the first of those whose gradients are; and whether one is itself."""
+        """The first parameter that is bad itself, or else whose gradient is; and whether a parameter is bad itself."""
         names, of_params = parameter_names(params), ~np.isfinite(np.asarray(self._square_sums(params)))
         if of_params.any():
             name = names[int(of_params.argmax())]
@@ -93,15 +93,15 @@ class SkippedSteps:
 
 
 def _repair(last_good: int, *, are_params_bad: bool) -> str:
-    """How to go on where the parameters are as step `last_good` left them."""
+    """The repair, given that the parameters are those of step `last_good`."""
     if are_params_bad and last_good == 0:
         return "the run began with these parameters: name another checkpoint.init_from"
     away = (
         f"{CHECKPOINTS}/{last_good}, if it is there, holds these parameters: move it"
         if are_params_bad
-        else f"go on from before the trouble: move the newest folders of {CHECKPOINTS}/"
+        else f"resume from before the trouble: move the newest folders of {CHECKPOINTS}/"
     )
     return (
-        f"{away} out of the run's folder, then give the same command, which takes the newest that is left, with a"
+        f"{away} out of the run's folder, then run the same command, which takes the newest that is left, with a"
         " smaller optimizer.learning_rate or optimizer.max_grad_norm, or with model.dtype='float32'"
     )

@@ -1,4 +1,4 @@
-"""How fast a run is: tokens, samples and steps in their time, the part of the devices' peak, and bytes in use."""
+"""The speed of a run: tokens, samples and steps per second, MFU, and bytes in use."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from jaxpipe.models import LanguageModel
 from jaxpipe.models.anatomy import model_flops
 from jaxpipe.program import Pipeline
 
-MOST_STEPS = 100  # of the last ones that the spread is of
+MOST_STEPS = 100  # steps over which the spread of step times is taken
 
 
 class Speed:
-    """Turns the time of each step into the numbers of its row, and those of the last steps into their spread.
+    """Turns the time of each step into metrics, and the times of the last steps into their spread.
 
-    MFU, model FLOPs utilization, is the model's FLOPs of a second as a part of what all devices could do at most:
-    `jaxpipe.models.anatomy` over time and peak. Where the peak is not known the numbers have no "mfu", and where the
-    devices do not count their memory, as CPUs, no "bytes_in_use" and "peak_bytes_in_use"; these are the largest of
-    this process's devices.
+    MFU, model FLOPs utilization, is the model's FLOPs per second (`jaxpipe.models.anatomy`) divided by the peak of all
+    devices. There is no "mfu" if a device's peak is unknown, and no "bytes_in_use" and "peak_bytes_in_use", the largest
+    of this process's devices, if the devices do not count their memory, as CPUs.
     Source: Chowdhery et al., PaLM, 2022, section 4.1 and appendix B.
     """
 
     def __init__(self, model: LanguageModel, pipeline: Pipeline, batch: Mapping[str, Any]):
-        """Counts what a step asks for.
+        """Counts the tokens and FLOPs of a step.
 
         Args:
-            model: that is trained.
-            pipeline: that trains it, on the devices that MFU is counted against, in its dtype.
-            batch: of one step, leaves [num_microbatches, microbatch size, ...] of all devices, or their shapes.
+            model: the trained model.
+            pipeline: its pipeline, whose devices and dtype give the peak of MFU.
+            batch: batch of one step, leaves [num_microbatches, microbatch size, ...] of all devices, or their shapes.
         """
         self._num_tokens, self._num_samples = math.prod(batch["tokens"].shape), math.prod(batch["tokens"].shape[:2])
         self._step_flops, self._peak_flops_per_s = step_flops(model, batch), peak_of(pipeline)
@@ -42,7 +41,7 @@ class Speed:
         self._times_s: deque[float] = deque(maxlen=MOST_STEPS)
 
     def numbers(self, step_time_s: float) -> dict[str, float]:
-        """The numbers of a step that took so long."""
+        """The metrics of a step that took `step_time_s`."""
         self._times_s.append(step_time_s)
         numbers = {
             "tokens_per_s": self._num_tokens / step_time_s,
@@ -54,14 +53,14 @@ class Speed:
         return numbers | bytes_in_use(self._devices)
 
     def spread(self) -> dict[str, float]:
-        """Median, 10 % and 90 % quantile of the times of the last steps, at most MOST_STEPS; empty before the first."""
+        """Median, 10 % and 90 % quantile of the last MOST_STEPS step times; empty before the first step."""
         if not self._times_s:
             return {}
         low, median, high = np.quantile(self._times_s, (0.1, 0.5, 0.9)).tolist()
         return {"step_time_median_s": median, "step_time_p10_s": low, "step_time_p90_s": high}
 
-    def spread_in_words(self) -> str:
-        """The same, to print."""
+    def format_spread(self) -> str:
+        """The spread of step times as text."""
         if not self._times_s:
             return "no step timed yet"
         spread = self.spread()
@@ -72,21 +71,21 @@ class Speed:
 
 
 def step_flops(model: LanguageModel, batch: Mapping[str, Any]) -> int:
-    """The model's FLOPs, forward and backward, of a batch with leaves [num_microbatches, microbatch size, ...]."""
+    """The model's FLOPs, forward and backward, for a batch with leaves [num_microbatches, microbatch size, ...]."""
     *num_sequences, seq_len = batch["tokens"].shape
     num_predicted = batch["predicted"].shape[-1] if "predicted" in batch else None
     return math.prod(num_sequences) * model_flops(model.config, seq_len=seq_len, num_predicted=num_predicted)
 
 
 def peak_of(pipeline: Pipeline) -> float | None:
-    """FLOPs a second that all devices of `pipeline` do together at most; None where one's peak is not known."""
+    """The peak FLOP/s of all devices of `pipeline` together; None if a device's peak is unknown."""
     dtype = jnp.dtype(pipeline.dtype or "float32").name
     peaks = [peak_flops_per_s(device.device_kind, dtype=dtype) for device in pipeline.mesh.devices.flat]
     return None if None in peaks else sum(peak for peak in peaks if peak is not None)
 
 
 def bytes_in_use(devices: Sequence[Any]) -> dict[str, float]:
-    """The largest of `devices`' bytes in use, now and at most so far; empty where none counts them."""
+    """The largest bytes in use of any device, now and at its peak; empty if the devices do not count them."""
     counts = [counted for device in devices if (counted := device.memory_stats())]  # None on CPUs
     names = ("bytes_in_use", "peak_bytes_in_use")
     return {
@@ -96,8 +95,8 @@ def bytes_in_use(devices: Sequence[Any]) -> dict[str, float]:
     }
 
 
-def in_words(model: LanguageModel, pipeline: Pipeline, batch: Mapping[str, Any]) -> str:
-    """The model's FLOPs of a token, and what MFU is counted against, to print."""
+def format_flops(model: LanguageModel, pipeline: Pipeline, batch: Mapping[str, Any]) -> str:
+    """The model's FLOPs per token and the peak of MFU as text."""
     per_token = step_flops(model, batch) / math.prod(batch["tokens"].shape)
     num_devices, kind, peak = pipeline.mesh.size, pipeline.mesh.devices.flat[0].device_kind, peak_of(pipeline)
     counted = (

@@ -1,4 +1,4 @@
-"""The train state and the functions that make, change and evaluate it, each one jitted program."""
+"""The train state and the jitted programs that make, update and evaluate it; losses as a run reports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
-from jaxpipe.training.losses import factors, named
 
 NUM_COUNTERS = 3  # the last fields of a TrainState
 
@@ -27,14 +26,14 @@ NUM_COUNTERS = 3  # the last fields of a TrainState
 )
 @dataclass(frozen=True)
 class TrainState:
-    """All that a step changes.
+    """The train state: everything that a step updates.
 
     Attributes:
         params: staged parameters, float32.
         optimizer: the optimizer's state, sharded as the parameters; its counts are of steps that were not skipped.
-        step: steps done, skipped ones included, int32: how many batches have been used.
-        num_skipped: of these, how many left params and optimizer as they were, int32.
-        num_skipped_in_row: how many of the last ones, without one between that was not, int32.
+        step: steps done, skipped ones included, int32; equals the number of batches consumed.
+        num_skipped: skipped steps, which left params and optimizer unchanged, int32.
+        num_skipped_in_row: skipped steps since the last one that was not skipped, int32.
     """
 
     params: Any
@@ -47,7 +46,7 @@ class TrainState:
 def init_state(
     model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int
 ) -> TrainState:
-    """The state before the first step, made where it will live; the same for every mesh and schedule."""
+    """The state before the first step, created sharded; equal for every mesh and schedule."""
     make = jax.jit(
         partial(_init, model, pipeline, optimizer), out_shardings=_shardings(state_like(model, pipeline, optimizer))
     )
@@ -57,13 +56,13 @@ def init_state(
 def state_of(
     model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any
 ) -> TrainState:
-    """The state before the first step of a run that starts from staged `params`, which are donated."""
+    """The state before the first step of a run that starts from the staged `params`, which are donated."""
     shardings = _shardings(state_like(model, pipeline, optimizer))
     return jax.jit(partial(_before_first_step, optimizer), out_shardings=shardings, donate_argnums=0)(params)
 
 
 def state_like(model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation) -> TrainState:
-    """Shapes, dtypes and shardings of the train state, of which nothing is made."""
+    """The train state as ShapeDtypeStructs with shardings; allocates nothing."""
     shapes = jax.eval_shape(partial(_init, model, pipeline, optimizer), jax.random.key(0))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -73,7 +72,7 @@ def state_like(model: LanguageModel, pipeline: Pipeline, optimizer: optax.Gradie
 
 
 def _shardings_of(state: TrainState, pipeline: Pipeline, optimizer: optax.GradientTransformation) -> TrainState:
-    """The shardings of `state`, or of its shapes; traceable."""
+    """The shardings of a state or of its shapes; traceable."""
     params, replicated = pipeline.shardings(state.params), NamedSharding(pipeline.mesh, P())
     moments = optax.tree.map_params(
         optimizer,
@@ -110,27 +109,27 @@ def make_train_step(
 ) -> Any:
     """The jitted step (state, batch) -> (state, metrics); the state is donated.
 
-    A step whose loss or gradient norm is not finite is skipped: params and optimizer stay as they were, bit for bit,
-    and the counters go on.
+    A step whose loss or gradient norm is not finite is skipped: params and optimizer stay unchanged, bit for bit, and
+    the counters advance.
 
     Args:
-        model: counts the losses.
-        pipeline: finds loss and gradients.
-        optimizer: elementwise, so that each device updates what it holds.
-        learning_rate: for the metrics, of the steps that were not skipped, as the optimizer counts them.
-        max_grad_norm: gradients with a larger global norm are scaled to this.
-        dropout_seed: decides, with the step, what is dropped; None for models that drop nothing.
+        model: counts the terms of the losses.
+        pipeline: computes loss and gradients.
+        optimizer: elementwise, so that each device updates its own shard.
+        learning_rate: for the metrics; a function of the steps that were not skipped, as the optimizer counts them.
+        max_grad_norm: gradients with a larger global norm are scaled down to it.
+        dropout_seed: seed of dropout, folded with the step; None for models without dropout.
 
-    The metrics are scalars. Float32: loss, each kind of it where there are several, grad_norm (before scaling),
+    The metrics are scalars. Float32: loss, each kind of loss if there are several, grad_norm (before clipping),
     learning_rate. Int32: skipped (0 or 1), num_skipped_in_row (this step included), bad_parameter (index in the
-    flattened parameters of the first one whose gradient is not finite; -1 where all are).
+    flattened parameters of the first one with a gradient that is not finite; -1 if there is none).
     """
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-        scale = factors(model.num_losses(batch))
+        scale = mean_factors(model.num_losses(batch))
         key = None if dropout_seed is None else jax.random.fold_in(jax.random.key(dropout_seed), state.step)
         means, grads = pipeline.loss_and_grads(state.params, batch, scale, key)
-        losses, square_sums = named(means), pipeline.square_sums(grads)
+        losses, square_sums = name_losses(means), pipeline.square_sums(grads)
         norm = jnp.sqrt(square_sums.sum())
         is_skipped = ~(jnp.isfinite(norm) & jnp.isfinite(losses["loss"]))
 
@@ -141,7 +140,7 @@ def make_train_step(
             updates, moments = optimizer.update(clipped, moments, params)
             return optax.apply_updates(params, updates), moments
 
-        # A branch, not a choice between old and new numbers, which XLA would hold side by side.
+        # A branch, not jnp.where, for which XLA would hold the old and the new numbers side by side.
         params, moments = lax.cond(is_skipped, lambda kept: kept, update, (state.params, state.optimizer))
         skipped = is_skipped.astype(jnp.int32)
         num_skipped_in_row = skipped * (state.num_skipped_in_row + 1)
@@ -160,7 +159,7 @@ def make_train_step(
 
 
 def make_eval_step(pipeline: Pipeline) -> Any:
-    """The jitted (params, batch) -> sum of the batch's losses, of each kind."""
+    """The jitted evaluation (params, batch) -> sum of the batch's losses, one for each kind."""
 
     def eval_step(params: Any, batch: Any) -> Any:
         return pipeline.loss(params, batch, 1.0)
@@ -169,5 +168,49 @@ def make_eval_step(pipeline: Pipeline) -> Any:
 
 
 def _first(flags: jax.Array) -> jax.Array:
-    """The index of the first that is true, -1 where none is, int32."""
+    """The index of the first true flag, -1 if there is none, int32."""
     return jnp.where(flags.any(), jnp.argmax(flags), -1).astype(jnp.int32)
+
+
+# ---- From sums of losses to what a run reports: the mean of each kind, and the sum of the means
+#
+# A model returns one sum, or a dict with one for each kind, and counts the terms of each. The mean over a batch is the
+# sum over all microbatches and devices divided by the count over all of them, however the batch is split.
+
+
+def mean_factors(num_losses: Any) -> Any:
+    """Factors that turn each sum of losses into a mean, 1 where there are no terms; traceable.
+
+    Args:
+        num_losses: tree with the number of terms of each sum, from `LanguageModel.num_losses`.
+    """
+    return jax.tree.map(lambda num: 1.0 / jnp.maximum(num, 1), num_losses)
+
+
+def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
+    """The loss of a run, which is the sum of all means, followed by each kind's own mean if there are several.
+
+    Args:
+        means: the mean loss, or a dict of one for each kind.
+        prefix: put before every name.
+
+    Example:
+        >>> name_losses(2.5, prefix="eval_")
+        {'eval_loss': 2.5}
+        >>> name_losses({"masked_lm": 2.5, "sentence_order": 0.5})
+        {'loss': 3.0, 'masked_lm_loss': 2.5, 'sentence_order_loss': 0.5}
+    """
+    kinds = {f"{prefix}{kind}_loss": mean for kind, mean in means.items()} if isinstance(means, dict) else {}
+    return {f"{prefix}loss": sum(jax.tree.leaves(means)), **kinds}
+
+
+def format_losses(losses: dict[str, float]) -> str:
+    """The result of `name_losses` as text.
+
+    Example:
+        >>> format_losses({"eval_loss": 3.0, "eval_masked_lm_loss": 2.5, "eval_sentence_order_loss": 0.5})
+        'loss 3.0000 nats (masked_lm 2.5000, sentence_order 0.5000)'
+    """
+    (_, loss), *kinds = losses.items()
+    named_kinds = (f"{name.removeprefix('eval_').removesuffix('_loss')} {mean:.4f}" for name, mean in kinds)
+    return f"loss {loss:.4f} nats" + (f" ({', '.join(named_kinds)})" if kinds else " per token")

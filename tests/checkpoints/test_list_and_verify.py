@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jaxpipe.checkpoints import sums
-from jaxpipe.checkpoints.command import main
+from jaxpipe.checkpoints.__main__ import main
 from jaxpipe.checkpoints.files import CHECKPOINTS, About, complete_steps, delete, read_about, unfinished_path
 from jaxpipe.checkpoints.sums import SUMS, write_sums
 
@@ -36,7 +36,7 @@ def test_the_list(run, capsys):
         ["20", "yes", "1.0", "2025-03-01T12:00:00", "2.0000", "every 20"],
         ["30", "yes", "1.0", "2025-03-01T12:00:00", "last 1"],
         ["20.damaged", "no", "0.5", "set aside"],
-        ["40.orbax-checkpoint-tmp", "no", "0.0", "half-written, or half-deleted"],
+        ["40.orbax-checkpoint-tmp", "no", "0.0", "half-written or half-deleted"],
     ]
     assert last.startswith("nothing deletes what is set aside")
 

@@ -6,8 +6,8 @@ import pytest
 from tiny_states import FORMS, make_pipeline, numbers, staged
 
 from jaxpipe.checkpoints import Checkpoints, Keep
+from jaxpipe.checkpoints.checks import check_parts, writers
 from jaxpipe.checkpoints.files import complete_steps
-from jaxpipe.checkpoints.parts import check_parts, writers
 from jaxpipe.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")

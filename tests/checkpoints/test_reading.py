@@ -10,7 +10,7 @@ import pytest
 from tiny_states import FORMS, MODEL, assert_equal, like_of, make_pipeline, numbers, staged
 
 from jaxpipe.checkpoints import Checkpoints, Keep, open_canonical, restore_canonical, restore_params
-from jaxpipe.checkpoints.command import main
+from jaxpipe.checkpoints.__main__ import main
 from jaxpipe.checkpoints.files import CHECKPOINTS, complete_steps, delete, set_aside
 from jaxpipe.errors import CheckpointError, ConfigError
 
@@ -62,8 +62,8 @@ def renamed_only(folder, step):
 
 
 MOMENTS = {
-    "its sums": ("jaxpipe.checkpoints.choice.damages", False),
-    "chosen": ("jaxpipe.checkpoints.choice.damages", True),
+    "its sums": ("jaxpipe.checkpoints.reading.damages", False),
+    "chosen": ("jaxpipe.checkpoints.reading.damages", True),
     "its shapes": ("shapes", False),
     "shapes read": ("shapes", True),
     "its arrays": ("read_arrays", False),
@@ -84,7 +84,7 @@ def test_a_state_that_vanishes_is_chosen_anew(run, pipeline, monkeypatch, moment
     assert step == 1
     assert_equal(state, staged(numbers(1), pipeline, count=1))
     assert said == (
-        [] if moment == "its sums" else ["checkpoint of step 2 has vanished while it was read: another is read"]
+        [] if moment == "its sums" else ["checkpoint of step 2 was deleted while it was read: another one is read"]
     )
 
 
@@ -125,7 +125,7 @@ def test_parameters_that_vanish_while_they_are_read_one_by_one(run):
 
 
 def test_a_step_that_was_asked_for_and_vanishes(run, monkeypatch):
-    vanishing(monkeypatch, "jaxpipe.checkpoints.choice.damages")
+    vanishing(monkeypatch, "jaxpipe.checkpoints.reading.damages")
     with pytest.raises(ConfigError, match=r"(?s)no checkpoint of step 2 .*there: 1\n"):
         restore_canonical(run, model=MODEL, step=2)
 

@@ -58,7 +58,7 @@ def test_processes_and_meshes_come_and_go(tmp_path):
     said = run_two_processes(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3.damaged", "4"]
     assert all("step 3 is damaged and passed over: " in each for each in said)  # though one has looked at the file
-    assert all("step 5 has vanished while it was read" in each for each in said)
+    assert all("step 5 was deleted while it was read" in each for each in said)
     assert ["set aside" in each for each in said] == [True, False]
     for step in ("2", "4"):
         assert {f"{step}/ocdbt.process_0", f"{step}/ocdbt.process_1"} <= {

@@ -10,10 +10,10 @@ import jax
 from tiny_states import FORMS, assert_equal, like_of, make_pipeline, numbers, staged
 
 from jaxpipe.checkpoints import Checkpoints, Keep, checkpoints
-from jaxpipe.checkpoints.agreement import words_of_all
 from jaxpipe.checkpoints.arrays import Arrays, read_arrays
+from jaxpipe.checkpoints.checks import writers
 from jaxpipe.checkpoints.files import delete
-from jaxpipe.checkpoints.parts import writers
+from jaxpipe.checkpoints.reading import all_gather_text
 
 
 def delete_and_read(folder: Path, like: Arrays) -> Arrays:
@@ -42,7 +42,7 @@ def main(folder: Path, process: int, coordinator: str) -> None:
         if process == 1:
             largest = max((folder / "3").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
             largest.write_bytes(largest.read_bytes()[:-1])
-        words_of_all("damaged")  # the other waits
+        all_gather_text("damaged")  # the other waits
 
     pipeline = make_pipeline(**FORMS["bpipe, data"])
     with Checkpoints(folder, pipeline=pipeline, keep=Keep(), say=said.append) as saved:

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from jaxpipe.config import base_config, check
-from jaxpipe.config.data_checks import check_blend
+from jaxpipe.config.data import check_blend
 from jaxpipe.data.files import parse_blend
 from jaxpipe.errors import ConfigError
 

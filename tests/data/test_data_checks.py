@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 from small_tokenizers import write_bpe
 
 from jaxpipe.config import base_config, check
-from jaxpipe.config.data_checks import check_masked_sequence, check_vocabulary
+from jaxpipe.config.data import check_masked_sequence, check_vocabulary
 from jaxpipe.data import load_tokenizer
 from jaxpipe.data.masked import MIN_SEQ_LEN
 from jaxpipe.errors import ConfigError

@@ -1,5 +1,7 @@
 """Megatron-LM's indexed format, byte for byte as its description has it, both ways."""
 
+import errno
+import os
 import pickle
 import struct
 import subprocess
@@ -139,7 +141,19 @@ def test_nothing_is_left_of_an_error_and_what_was_there_stays(tmp_path):
     assert (tmp_path / "data.bin").read_bytes() == BIN
 
 
-def test_a_full_disk_leaves_nothing(tmp_path):
+def test_a_disk_that_is_full_at_once_leaves_nothing(tmp_path):
+    def fill() -> None:
+        with write_indexed(str(tmp_path / "data"), vocab_size=9) as writer:
+            writer.add(np.zeros(90_000, int))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(DataError, match=r"data.bin cannot be written\n(.|\n)*while writing: No space left on device"):
+        fill()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.ci
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path):
     """A limit on the size of files stands for the disk: writing beyond it fails in the same place."""
     code = (
         "import resource, signal, numpy as np\n"

@@ -196,7 +196,15 @@ def test_the_command_tells_what_it_did_and_how_to_train(tmp_path, monkeypatch, c
         assert line in out.splitlines()
 
 
-def test_a_flag_that_is_missing_is_named_by_the_process_itself(tmp_path):
+def test_a_flag_that_is_missing_is_named(capsys):
+    assert main(["--input=a", "--output=b"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ConfigError: --tokenizer is missing\n  rule flags: ")
+
+
+@pytest.mark.ci
+def test_a_process_ends_with_the_status_of_its_error(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "jaxpipe.prepare", "--input=a", "--output=b"],
         cwd=tmp_path,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jaxpipe.cluster.topology import parse_topology
-from jaxpipe.config.schedules import named_schedule
+from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Setting
 from jaxpipe.models import GPTConfig
 

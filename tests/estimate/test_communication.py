@@ -9,7 +9,7 @@ from settings_of_gpts import gpt_setting
 
 from jaxpipe.estimate.communication import communication, message_bytes, num_messages
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.residuals import layer_keeps
+from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import Group, places_of
 from jaxpipe.estimate.times import Link, ring_s
 from jaxpipe.schedules import build
@@ -73,7 +73,7 @@ def test_pages_are_those_of_the_schedule(num_microbatches):
             if action.kind in (Kind.EVICT, Kind.LOAD):
                 source = device if action.kind is Kind.EVICT else 7 - device
                 slots[source] += float(schedule.parked_of(action.stage))
-    page = layer_keeps(gpt_setting(**choices)).page_bytes
+    page = layer_residuals(gpt_setting(**choices)).page_bytes
     assert sent("pages", **choices)[True] == pytest.approx(slots.max() * 3 * page, rel=1e-12)
 
 

@@ -18,10 +18,9 @@ from jaxpipe.estimate import Bytes, fits, memory, setting_of
 from jaxpipe.estimate.memory import counted, counts, few_microbatches
 from jaxpipe.program.shapes import bytes_per_device, held_bytes
 from jaxpipe.schedules import REGISTRY
-from jaxpipe.training.optimizer import make_optimizer
-from jaxpipe.training.setup import build_pipeline
+from jaxpipe.training.batches import example_batch
+from jaxpipe.training.setup import build_pipeline, make_optimizer
 from jaxpipe.training.step import state_like
-from jaxpipe.training.text import example_batch
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "015_predicted_bytes"
 COMPILED = {

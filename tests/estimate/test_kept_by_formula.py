@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.cluster.topology import parse_topology
-from jaxpipe.estimate.residuals import layer_keeps
+from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, ModelConfig
@@ -92,16 +92,16 @@ def cases():
 @pytest.mark.parametrize(("family", "dropout", "dtype", "tensor", "attention", "recompute"), list(cases()))
 def test_a_layer_keeps_what_its_vjp_keeps(family, dropout, dtype, tensor, attention, recompute):
     of = setting(model_of(family, attention, recompute, dropout=dropout), "zb_h1", dtype, tensor)
-    found, kept = storage(of), layer_keeps(of)
-    residuals, left = found.saved.residuals, found.saved.deferred
-    assert sorted(array.size for array in residuals) == sorted(kept.residuals.values())
-    assert kept.page_bytes == found.pools[0].page_bytes == num_bytes(residuals)
+    found, layer = storage(of), layer_residuals(of)
+    residuals, deferred = found.saved.residuals, found.saved.deferred
+    assert sorted(array.size for array in residuals) == sorted(layer.saved.values())
+    assert layer.page_bytes == found.pools[0].page_bytes == num_bytes(residuals)
     assert sorted(residuals[i].size for i in found.saved.shared_with_w) == sorted(
-        kept.residuals[name] for name in kept.for_weights
+        layer.saved[name] for name in layer.shared_with_w
     )
-    assert sorted(array.size for array in left) == sorted(kept.left.values())
-    assert kept.left_bytes == num_bytes(left)
-    assert kept.apart_bytes == sum(pool.page_bytes for pool in found.pools[1:])
+    assert sorted(array.size for array in deferred) == sorted(layer.deferred.values())
+    assert layer.deferred_bytes == num_bytes(deferred)
+    assert layer.apart_bytes == sum(pool.page_bytes for pool in found.pools[1:])
 
 
 def test_bytes_of_a_layer_of_gpt3():
@@ -113,4 +113,4 @@ def test_bytes_of_a_layer_of_gpt3():
     large = setting(model, "1f1b", "bfloat16", 8)
     sbh_of_a_device = MICROBATCH_SIZE * SEQ_LEN * 12288 // 8
     of_scores = 2 * MICROBATCH_SIZE * 96 * SEQ_LEN**2 // 8
-    assert layer_keeps(large).page_bytes == 20 * sbh_of_a_device + of_scores
+    assert layer_residuals(large).page_bytes == 20 * sbh_of_a_device + of_scores

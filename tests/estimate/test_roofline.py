@@ -9,7 +9,7 @@ from settings_of_gpts import gpt_setting
 
 from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.estimate import Roofline, estimate
-from jaxpipe.estimate.matmuls import Product, flops, head_products, layer_products
+from jaxpipe.estimate.matmuls import Matmul, flops, head_matmuls, layer_matmuls
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.roofline import update_bytes
 from jaxpipe.estimate.traffic import draws
@@ -26,24 +26,24 @@ def without_memory_bound(**others: Any) -> Roofline:
 
 def test_a_products_waves():
     """Tiles of 256 x 128 on 108 cores: 2048 x 27648 are 8 x 216 tiles, 16 whole waves."""
-    product = Product(rows=2048, columns=27648, depth=4096)
-    seconds = without_memory_bound(product_fraction=0.5).product_s(product, "bfloat16")
+    product = Matmul(rows=2048, columns=27648, depth=4096)
+    seconds = without_memory_bound(matmul_fraction=0.5).matmul_s(product, "bfloat16")
     assert seconds == pytest.approx(2 * 2048 * 27648 * 4096 / (312e12 * 0.5), rel=1e-12)
     # One column of tiles more begins a wave of which 100 cores do nothing, with the tiles that waste least.
-    more = Product(rows=2048, columns=27648 + 128, depth=4096)
-    waste = without_memory_bound(product_fraction=0.5).product_s(more, "bfloat16") / seconds
+    more = Matmul(rows=2048, columns=27648 + 128, depth=4096)
+    waste = without_memory_bound(matmul_fraction=0.5).matmul_s(more, "bfloat16") / seconds
     assert 1 < waste <= 17 / 16
 
 
 def test_a_thin_product_takes_as_long_as_its_bytes():
     """One row: the kernel is read, 2 bytes a number, and hardly anything else."""
-    seconds = Roofline(A100, memory_fraction=0.5, **BARE).product_s(Product(1, 8192, 8192), "bfloat16")
+    seconds = Roofline(A100, memory_fraction=0.5, **BARE).matmul_s(Matmul(1, 8192, 8192), "bfloat16")
     assert seconds == pytest.approx(2 * (8192 * 8192 + 2 * 8192) / (2.03904e12 * 0.5), rel=1e-12)
 
 
 def test_float32_is_half_as_fast():
-    roofline, product = without_memory_bound(), Product(4096, 4096, 4096)
-    assert roofline.product_s(product, "float32") == 2 * roofline.product_s(product, "bfloat16")
+    roofline, product = without_memory_bound(), Matmul(4096, 4096, 4096)
+    assert roofline.matmul_s(product, "float32") == 2 * roofline.matmul_s(product, "bfloat16")
 
 
 def test_forward_of_a_layer_by_hand():
@@ -54,7 +54,7 @@ def test_forward_of_a_layer_by_hand():
     and the probabilities, that is 2 (10 h + a s); softmax 2 a s; all of s tokens.
     """
     core = replace(A100, num_cores=1)
-    roofline = Roofline(core, product_fraction=1.0, memory_fraction=1.0, **BARE)
+    roofline = Roofline(core, matmul_fraction=1.0, memory_fraction=1.0, **BARE)
     s, h, a = 1024, 1024, 16
     num_bytes = 2 * s * (4 * h + 8 * h + 8 * h + 6 * h + 2 * (10 * h + a * s) + 2 * a * s)
     num_bytes += 2 * 2 * a * (s * s + 2 * s * h // a)
@@ -64,13 +64,13 @@ def test_forward_of_a_layer_by_hand():
 
 def test_without_bounds_a_layer_takes_as_long_as_its_flops():
     setting = gpt_setting(seq_len=1024, hidden=1024, recompute="full")
-    times = without_memory_bound(product_fraction=1.0).times(setting)
-    layer = layer_products(setting)
+    times = without_memory_bound(matmul_fraction=1.0).times(setting)
+    layer = layer_matmuls(setting)
     for seconds, products in (
         (times.layer_forward_s, layer.forward),
         (times.layer_input_gradient_s, layer.input_gradient),
         (times.layer_weight_gradient_s, layer.weight_gradient),
-        (times.head_s, head_products(setting)),
+        (times.head_s, head_matmuls(setting)),
     ):
         assert flops(products) / 312e12 <= seconds < 1.8 * flops(products) / 312e12  # waves of 108 cores
     assert times.layer_backward_s == times.layer_input_gradient_s + times.layer_weight_gradient_s

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from test_files import tensors, write
 
-from jaxpipe.convert import convert
+from jaxpipe.convert import convert, main
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import copied_path, copy_source_model
-from jaxpipe.training.workdir import read_config
+from jaxpipe.training.run_folder import read_config
 
 ROOT = Path(__file__).parents[2]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
+    """The command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "jaxpipe.convert", *arguments],
         cwd=ROOT,
@@ -27,16 +28,24 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_there_and_back(tmp_path):
+@pytest.mark.parametrize("in_process", [True, pytest.param(False, marks=pytest.mark.ci)])
+def test_there_and_back(tmp_path, capsys, in_process):
     folder = write(tmp_path / "hf", tensors())
     (folder / "tokenizer.json").write_text("{}")
     (folder / "notes.txt").write_text("stays behind")
     run = tmp_path / "run"
-    done = command(f"--from=hf:{folder}", f"--to={run}")
-    assert (done.returncode, done.stderr) == (0, "")
+    arguments = [f"--from=hf:{folder}", f"--to={run}"]
+    if in_process:
+        assert main(arguments) == 0
+        out, err = capsys.readouterr()
+    else:
+        done = command(*arguments)
+        out, err = done.stdout, done.stderr
+        assert done.returncode == 0
+    assert err == ""
     num_params = sum(array.size for array in tensors().values())
-    assert f"LlamaForCausalLM from {folder}: {num_params:,} parameters in 30 tensors" in done.stdout
-    assert f"python -m jaxpipe.train --config=configs/finetune.py:{run}" in done.stdout
+    assert f"LlamaForCausalLM from {folder}: {num_params:,} parameters in 30 tensors" in out
+    assert f"python -m jaxpipe.train --config=configs/finetune.py:{run}" in out
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.json", "hf"]
     config = read_config(str(run))
     assert config.data.seq_len == 64
@@ -50,7 +59,15 @@ def test_there_and_back(tmp_path):
     assert not (tmp_path / "back" / "notes.txt").exists()
 
 
-def test_errors_are_told_without_a_traceback():
+def test_errors_are_told_without_a_traceback(capsys):
+    assert main(["--to=run"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ConfigError: --from is missing\n  rule flags: ")
+
+
+@pytest.mark.ci
+def test_a_process_ends_with_the_status_of_its_error():
     done = command("--to=run")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ConfigError: --from is missing\n  rule flags: ")

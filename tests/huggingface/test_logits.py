@@ -10,6 +10,7 @@ pytestmark = pytest.mark.usefixtures("compiled_quickly")
 TOLERANCE = 1e-4
 
 SHAPES = [(3, 18), (1, 20), (5, 7)]
+ONE_OF_A_FAMILY = ["gpt2", "llama3", "bert"]
 
 
 def assert_same_logits(transformers, folder, name, *, batch, seq, is_padded=False):
@@ -24,12 +25,20 @@ def assert_same_logits(transformers, folder, name, *, batch, seq, is_padded=Fals
         assert np.abs(ours[head] - logits).max() < TOLERANCE
 
 
-@pytest.mark.parametrize(("name", "shape"), [(name, SHAPES[i % 3]) for i, name in enumerate(MODELS)], ids=[*MODELS])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        pytest.param(name, SHAPES[index % 3], marks=() if name in ONE_OF_A_FAMILY else pytest.mark.ci, id=name)
+        for index, name in enumerate(MODELS)
+    ],
+)
 def test_logits_are_those_of_transformers(transformers, saved, name, shape):
     assert_same_logits(transformers, saved(name), name, batch=shape[0], seq=shape[1])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "mistral"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("gpt2", marks=pytest.mark.ci), "llama3", pytest.param("mistral", marks=pytest.mark.ci)]
+)
 def test_logits_of_padded_texts_are_those_of_transformers(transformers, saved, name):
     assert_same_logits(transformers, saved(name), name, batch=3, seq=18, is_padded=True)
 

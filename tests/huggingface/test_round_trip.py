@@ -24,7 +24,7 @@ from jaxpipe.config import base_config, model_config
 from jaxpipe.convert import export_model
 from jaxpipe.huggingface import copy_source_model, writing
 from jaxpipe.models import LanguageModel
-from jaxpipe.training.workdir import read_config, write_config
+from jaxpipe.training.run_folder import read_config, write_config
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -52,13 +52,13 @@ def assert_same_files(folder: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ONE_OF_A_FAMILY else pytest.mark.slow) for name in MODELS]
+    "name", [pytest.param(name, marks=() if name in ONE_OF_A_FAMILY else pytest.mark.ci) for name in MODELS]
 )
 def test_a_round_trip_is_byte_identical(saved, tmp_path, name):
     assert_same_files(saved(name), there_and_back(saved(name), tmp_path))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.ci)])
 def test_a_round_trip_of_shards_in_half_precision_is_byte_identical(transformers, tmp_path, dtype):
     import torch
 
@@ -163,10 +163,7 @@ NEW = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("gpt_untied", "llama_biases", "bert_masked") else ())
-        for name in NEW
-    ],
+    [pytest.param(name, marks=() if name == "llama" else pytest.mark.ci) for name in NEW],
 )
 def test_a_model_of_ours_loads_in_transformers(transformers, tmp_path, name):
     family, kind, changes = NEW[name]
@@ -210,7 +207,10 @@ def old_gpt2(folder: Path, target: Path, *, tied: str) -> Path:
     return target
 
 
-@pytest.mark.parametrize("tied", ["wte.weight", "lm_head.weight", "both"])
+@pytest.mark.parametrize(
+    "tied",
+    [pytest.param("wte.weight", marks=pytest.mark.ci), pytest.param("lm_head.weight", marks=pytest.mark.ci), "both"],
+)
 def test_old_files_of_gpt2_are_read_and_their_masks_left_out(saved, tmp_path, tied):
     folder = old_gpt2(saved("gpt2"), tmp_path / "old", tied=tied)
     numbers = microbatch("gpt")

@@ -16,10 +16,10 @@ import pytest
 from their_models import LLAMA, load, new_model
 
 from jaxpipe.convert import convert
+from jaxpipe.training.batches import batches_of, read_corpus
 from jaxpipe.training.metrics import METRICS
-from jaxpipe.training.optimizer import learning_rate
-from jaxpipe.training.text import batches_of, read_corpus
-from jaxpipe.training.workdir import read_config
+from jaxpipe.training.run_folder import read_config
+from jaxpipe.training.setup import learning_rate
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS, LARGEST_ERROR = 3, 1e-3
@@ -91,6 +91,7 @@ def numbers(model) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy().astype(np.float64) for name, value in model.state_dict().items()}
 
 
+@pytest.mark.ci
 def test_three_steps_on_a_mesh_are_those_of_torch(transformers, original, trained):
     model = load(transformers, original, "LlamaForCausalLM")
     before = {name: value.copy() for name, value in numbers(model).items()}

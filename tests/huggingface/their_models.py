@@ -11,7 +11,7 @@ from jaxpipe.config import model_config
 from jaxpipe.convert import import_model
 from jaxpipe.huggingface import TensorFiles, TensorMap, configs
 from jaxpipe.models import LanguageModel
-from jaxpipe.training.workdir import read_config
+from jaxpipe.training.run_folder import read_config
 
 GPT2 = {"vocab_size": 61, "n_positions": 20, "n_embd": 48, "n_layer": 3, "n_head": 4}
 LLAMA = {

@@ -7,7 +7,7 @@ from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.schedules import Kind, Placement, Schedule, build, check, parse_action
-from jaxpipe.schedules.passes.rows import forwards
+from jaxpipe.schedules.passes.rows import forwards_only
 
 
 def last_of_each_stage(schedule: Schedule) -> set[tuple[int, Kind, int, int]]:
@@ -67,4 +67,4 @@ def test_of_backwards_in_two_parts_it_is_the_last_weight_gradient():
 
 
 def test_forwards_alone_complete_nothing():
-    assert not lower(forwards(build("1f1b", num_devices=4, num_microbatches=6))).completes.any()
+    assert not lower(forwards_only(build("1f1b", num_devices=4, num_microbatches=6))).completes.any()

@@ -8,14 +8,14 @@ from tiny_training import mean_loss_and_grads
 
 from jaxpipe.models import LanguageModel
 from jaxpipe.schedules import Schedule
-from jaxpipe.training.losses import factors
+from jaxpipe.training.step import mean_factors
 
 
 def assert_equivalent(schedule: Schedule, *, num_layers: int, data: int, tie_embeddings: bool) -> None:
     config = config_of("bert", num_layers=num_layers, tie_embeddings=tie_embeddings)
     pipeline = pipeline_of(schedule, config, data=data)
     params, batch = random_params(config), random_batch(schedule.num_microbatches, seed=0, family="bert")
-    scale = factors(LanguageModel(config).num_losses(batch))
+    scale = mean_factors(LanguageModel(config).num_losses(batch))
     losses, grads = run_quickly(pipeline.loss_and_grads, jax.jit(pipeline.to_stages)(params), batch, scale)
     wanted, wanted_grads = mean_loss_and_grads(config, params, batch)
     assert set(losses) == {"masked_lm", "sentence_order"}

@@ -13,9 +13,8 @@ from tiny_models import QUICKLY, ModelConfig, random_batch, random_params
 from jaxpipe.mesh import Randomness
 from jaxpipe.models import BertConfig, LanguageModel
 from jaxpipe.program import Pipeline
-from jaxpipe.training.losses import factors
-from jaxpipe.training.optimizer import is_kernel
-from jaxpipe.training.step import TrainState, init_state, make_train_step
+from jaxpipe.training.setup import is_kernel
+from jaxpipe.training.step import TrainState, init_state, make_train_step, mean_factors
 
 NUM_STEPS, LEARNING_RATE, DROPOUT_SEED = 3, 1e-2, 7
 MAX_GRAD_NORM = 0.5  # less than any norm here: every step clips
@@ -112,7 +111,7 @@ def train_on_one_device(config: ModelConfig, batches: list[dict[str, np.ndarray]
 def mean_loss_and_grads(config: Any, params: Any, batch: Any, key: jax.Array | None = None) -> tuple[Any, Any]:
     """The mean over the valid tokens of all microbatches, and its gradients, float64."""
     random = None if key is None else Randomness(jax.random.key_data(key), jnp.int32(0))
-    scale = factors(LanguageModel(config).num_losses(batch))
+    scale = mean_factors(LanguageModel(config).num_losses(batch))
     each = [
         _value_and_grad(config)(params, jax.tree.map(lambda leaf, m=m: leaf[m], batch), scale, random, m)
         for m in range(len(batch["tokens"]))

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpipe.data import Batches, CausalSequences
-from jaxpipe.training.setup import local_rows, put_batch
+from jaxpipe.training.batches import local_rows, put_batch
 
 MICROBATCH_SIZE = 8
 BATCHES = Batches((CausalSequences(np.arange(1001), 5),), batch_size=3 * MICROBATCH_SIZE, num_microbatches=3, seed=0)

@@ -10,7 +10,7 @@ from ml_collections import config_flags
 
 from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run, value_of
-from jaxpipe.training.workdir import read_config
+from jaxpipe.training.run_folder import read_config
 
 
 def define_flags(values, arguments):

@@ -105,10 +105,10 @@ def test_a_mistyped_field_names_the_closest():
         ({"pipeline__layers_per_stage": "1,1,1,1,1,1,2"}, ["7 counts", "together 8", "'1,1,1,1,1,1,1,1'"]),
         ({"pipeline__layers_per_stage": "4,5", "mesh__pipe": 2}, ["layers-of-stages", "together 9", "'4,4'"]),
         ({"pipeline__layers_per_stage": "0,8", "mesh__pipe": 2}, ["the least 0", "'auto'"]),
-        ({"pipeline__layers_per_stage": "even"}, ["no row of counts", "'auto'"]),
+        ({"pipeline__layers_per_stage": "even"}, ["not a list of counts", "'auto'"]),
         (
             {"pipeline__layers_per_stage": "3,5", "mesh__pipe": 2, "pipeline__head_layers": 1.0},
-            ["balance-costs", "no effect", "pipeline.head_layers=0.0"],
+            ["balance-costs", "counts ignore them", "pipeline.head_layers=0.0"],
         ),
         ({"pipeline__embedding_layers": -1.0}, ["0 or more"]),
         ({"model__hidden": 130, "model__num_heads": 4}, ["hidden-per-head", "128", "132"]),

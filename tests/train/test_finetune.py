@@ -7,7 +7,7 @@ import pytest
 
 from jaxpipe.config import base_config, model_config
 from jaxpipe.errors import ConfigError
-from jaxpipe.training.workdir import write_config
+from jaxpipe.training.run_folder import write_config
 
 GET_CONFIG = runpy.run_path(str(Path(__file__).parents[2] / "configs" / "finetune.py"))["get_config"]
 

@@ -9,8 +9,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from jaxpipe.errors import TrainingError
 from jaxpipe.training import metrics as of_metrics
-from jaxpipe.training.metrics import MetricsWriter, SilentMetrics, open_metrics
-from jaxpipe.training.metrics_file import keep_rows
+from jaxpipe.training.metrics import MetricsWriter, SilentMetrics, keep_rows, open_metrics
 
 NUMBERS = {"loss": 1.0, "grad_norm": 2.0, "tokens_per_s": 3.0}
 
@@ -91,7 +90,7 @@ def test_a_line_that_is_not_whole_is_dropped_and_counted(tmp_path, last):
 def test_a_dropped_line_is_said(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st')
     write_steps(tmp_path, [2], first_step=1)
-    assert "1 lines that were not whole are dropped" in capsys.readouterr().out
+    assert "1 incomplete lines are dropped" in capsys.readouterr().out
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
 
 

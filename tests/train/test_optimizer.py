@@ -6,7 +6,7 @@ import pytest
 
 from jaxpipe.config import base_config
 from jaxpipe.models import GPTConfig, LanguageModel
-from jaxpipe.training.optimizer import is_kernel, learning_rate, make_optimizer
+from jaxpipe.training.setup import is_kernel, learning_rate, make_optimizer
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.training.profiler import Profiler, ProfileSteps, done_in_words, profile_steps
+from jaxpipe.training.profiler import Profiler, ProfileSteps, format_done, profile_steps
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_the_example_is_of_the_run():
     ],
 )
 def test_steps_that_are_done_before_a_run_goes_on_are_said(num_done, said):
-    assert done_in_words(ProfileSteps(10, 12), num_done) == said
-    assert done_in_words(None, num_done) is None
+    assert format_done(ProfileSteps(10, 12), num_done) == said
+    assert format_done(None, num_done) is None
 
 
 def test_no_text_is_no_trace(tmp_path):

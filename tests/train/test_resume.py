@@ -53,7 +53,7 @@ def test_a_signal_leaves_a_checkpoint_a_status_to_requeue_on_and_nothing_lost(wh
     assert complete_steps(tmp_path / "run" / CHECKPOINTS)[-1] == stopped < 40
     done = train(tmp_path / "run", *LONG, *SAVES)
     assert done.returncode == 0, done.stderr
-    assert f"goes on    from the checkpoint of step {stopped}\n" in done.stdout
+    assert f"resumes    from the checkpoint of step {stopped}\n" in done.stdout
     assert_same(tmp_path / "run", whole)
 
 
@@ -114,7 +114,7 @@ def test_damaged_checkpoints_are_passed_over_aloud_and_if_all_are_the_run_never_
     more = [*LONG[:1], "--config.train.steps=42", *LONG[2:]]
     done = train(workdir, *more, *SAVES)
     assert "checkpoint of step 36 is damaged and passed over" in done.stdout
-    assert "goes on    from the checkpoint of step 28" in done.stdout
+    assert "resumes    from the checkpoint of step 28" in done.stdout
 
 
 def test_a_dry_run_compiles_and_writes_nothing(tmp_path):

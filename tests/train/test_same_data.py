@@ -8,10 +8,9 @@ from jaxpipe.config import base_config
 from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import SourceFingerprint
 from jaxpipe.errors import ConfigError
-from jaxpipe.training import workdir
-from jaxpipe.training.resume import changes
-from jaxpipe.training.same_data import DATA, check_same_as_first, check_same_data, write_fingerprint
-from jaxpipe.training.text import read_corpus
+from jaxpipe.training import run_folder
+from jaxpipe.training.batches import read_corpus
+from jaxpipe.training.resume import DATA, check_same_as_first, check_same_data, config_changes, write_fingerprint
 
 BOOKS = SourceFingerprint("data/books", "3/10", 2000, "0badcafe")
 BEFORE = Fingerprint(256, "byte", (SourceFingerprint("data/wiki", "7/10", 1000, "00c0ffee"), BOOKS))
@@ -25,7 +24,7 @@ def run(tmp_path):
     config.data.update({"files": str(tmp_path / "*.txt"), "seq_len": 8, "batch_size": 4})
     path = tmp_path / "run"
     path.mkdir()
-    workdir.write_config(path, config)
+    run_folder.write_config(path, config)
     write_fingerprint(path, read_corpus(config).fingerprint)
     return path, config
 
@@ -35,18 +34,18 @@ def test_the_same_text_under_another_name_goes_on_and_is_said(run, tmp_path):
     (tmp_path / "text.txt").rename(tmp_path / "moved.md")
     config.data.files = f"{tmp_path}/*.md"
     check_same_data(path, read_corpus(config).fingerprint)
-    assert changes(path, config) == [f"data.files: {tmp_path}/*.txt -> {tmp_path}/*.md"]
+    assert config_changes(path, config) == [f"data.files: {tmp_path}/*.txt -> {tmp_path}/*.md"]
 
 
 def test_a_file_more_under_the_same_name_is_an_error(run, tmp_path):
     path, config = run
     check_same_data(path, read_corpus(config).fingerprint)
     (tmp_path / "more.txt").write_text("more")
-    assert changes(path, config) == []
+    assert config_changes(path, config) == []
     # 100 x 32 bytes and 4 bytes, each with its end.
     with pytest.raises(
         ConfigError,
-        match=r"^data\.files are other tokens than those that the run in --workdir=.*/run began with\n"
+        match=r"^data\.files are other tokens than those with which the run in --workdir=.*/run began\n"
         r"  rule same-data: .*\n"
         r"      before source 1: '.*/\*\.txt', 3,201 tokens, crc32 [0-9a-f]{8}, 1 of a batch\n"
         r"      now    source 1: '.*/\*\.txt', 3,206 tokens, crc32 [0-9a-f]{8}, 1 of a batch\n"
@@ -60,10 +59,10 @@ def test_a_run_of_an_older_version_goes_on_by_the_names_alone(run, field):
     path, config = run
     (path / DATA).unlink()
     check_same_data(path, BEFORE)
-    assert changes(path, config) == []
+    assert config_changes(path, config) == []
     config.data[field] = "other"
     with pytest.raises(ConfigError, match=rf"rule same-run(?s:.*)data\.{field}: .* -> other"):
-        changes(path, config)
+        config_changes(path, config)
 
 
 @pytest.mark.parametrize(("field", "value"), [("seed", 3), ("seq_len", 16), ("heldout_fraction", 0.2)])
@@ -71,7 +70,7 @@ def test_what_orders_the_tokens_stays_fixed(run, field, value):
     path, config = run
     config.data[field] = value
     with pytest.raises(ConfigError, match=rf"rule same-run(?s:.*)data\.{field}: "):
-        changes(path, config)
+        config_changes(path, config)
 
 
 def test_what_was_written_is_read_and_replaced_in_one_piece(tmp_path):

@@ -11,9 +11,8 @@ from jaxpipe import optimize
 from jaxpipe.config import base_config, build_schedule, check
 from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import build, from_json, to_csv, to_json
-from jaxpipe.training import workdir
-from jaxpipe.training.resume import changes
-from jaxpipe.training.same_schedule import SCHEDULE, check_same_schedule, keep_schedule
+from jaxpipe.training import run_folder
+from jaxpipe.training.resume import SCHEDULE, check_same_schedule, config_changes, write_run_schedule
 
 SIZES = {"num_devices": 2, "num_microbatches": 4}
 TEXT = "the same words again and again, and then some other words. "
@@ -52,7 +51,10 @@ def test_options_of_the_config_reach_a_generator_that_takes_times():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"schedule": "no/mine.csv"}, ["pipeline.schedule='no/mine.csv' is no file", "looked from ", "schedule.json"]),
+        (
+            {"schedule": "no/mine.csv"},
+            ["'no/mine.csv' is not a file", "looked from ", "schedule.json"],
+        ),
         ({"schedule": "mine.txt"}, ["rule field-choice", "1f1b", ".csv or .json"]),
         ({"options": "num_chunks=2"}, ["rule file-options", "no effect", "pipeline.options=''"]),
         ({"num_microbatches": 2}, ["pipeline.num_microbatches=2 with", "repair: set pipeline.num_microbatches=4, or"]),
@@ -91,16 +93,16 @@ def test_a_file_that_has_changed_is_said_and_the_run_goes_on(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
     config = config_with(written(tmp_path / "mine.json"))
-    workdir.write_config(path, config)
-    assert changes(path, config) == []  # of a run that kept none
-    keep_schedule(path, build("1f1b", **SIZES))
+    run_folder.write_config(path, config)
+    assert config_changes(path, config) == []  # of a run that kept none
+    write_run_schedule(path, build("1f1b", **SIZES))
     assert from_json((path / SCHEDULE).read_text()) == build("1f1b", **SIZES)
-    assert changes(path, config) == []
-    keep_schedule(path, build("gpipe", **SIZES))
+    assert config_changes(path, config) == []
+    write_run_schedule(path, build("gpipe", **SIZES))
     name = config.pipeline.schedule
-    assert changes(path, config) == [f"pipeline.schedule: {name} has other actions than before"]
+    assert config_changes(path, config) == [f"pipeline.schedule: {name} has other actions than before"]
     config.pipeline.schedule = "1f1b"
-    assert changes(path, config) == [f"pipeline.schedule: {name} -> 1f1b"]
+    assert config_changes(path, config) == [f"pipeline.schedule: {name} -> 1f1b"]
     assert [file.name for file in path.iterdir() if "partial" in file.name] == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel
 from jaxpipe.models.anatomy import model_flops
-from jaxpipe.training.speed import Speed, bytes_in_use, in_words, step_flops
+from jaxpipe.training.speed import Speed, bytes_in_use, format_flops, step_flops
 
 GPT = GPTConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=32, num_positions=8)
 BERT = BertConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=32, num_positions=8)
@@ -68,13 +68,13 @@ def test_the_spread_is_that_of_the_last_hundred_steps():
     # Of 1 ... 100: the value at (100 - 1) q of the ordered ones, counted from 0, between its neighbours.
     expected = {"step_time_median_s": 50.5, "step_time_p10_s": 10.9, "step_time_p90_s": 90.1}
     assert speed.spread() == pytest.approx(expected)
-    assert speed.spread_in_words() == "50.5 s a step, 10 % to 90 %: 10.9 to 90.1 s, of the last 100 steps"
+    assert speed.format_spread() == "50.5 s a step, 10 % to 90 %: 10.9 to 90.1 s, of the last 100 steps"
 
 
 def test_the_report_says_what_mfu_is_counted_against():
-    known = in_words(LanguageModel(GPT), pipeline(*[device("NVIDIA H200")] * 4), BATCH)
+    known = format_flops(LanguageModel(GPT), pipeline(*[device("NVIDIA H200")] * 4), BATCH)
     assert known.endswith("MFU is of 4 x 989.5 TFLOP/s, the peak of 'NVIDIA H200'")
     # Two layers: 12 hidden^2 + 2 seq hidden multiplications a token; the words: hidden x 32. Two FLOPs each, thrice.
     assert 6 * (2 * (12 * 16**2 + 2 * 8 * 16) + 16 * 32) == 43008
     assert known.startswith("43,008 per token")
-    assert in_words(LanguageModel(GPT), pipeline(device("cpu")), BATCH).endswith("the peak of 'cpu' is not known")
+    assert format_flops(LanguageModel(GPT), pipeline(device("cpu")), BATCH).endswith("the peak of 'cpu' is not known")

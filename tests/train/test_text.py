@@ -9,7 +9,7 @@ from jaxpipe.config import base_config
 from jaxpipe.data import Blend
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.errors import DataError
-from jaxpipe.training.text import batches_of, example_batch, read_corpus
+from jaxpipe.training.batches import batches_of, example_batch, read_corpus
 
 
 def small(family="gpt"):

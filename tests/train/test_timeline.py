@@ -8,7 +8,7 @@ import pytest
 
 from jaxpipe.config import base_config, expected_costs
 from jaxpipe.schedules import Costs, build
-from jaxpipe.training.timeline import predicted_costs, write_timeline
+from jaxpipe.training.report import predicted_costs, write_timeline
 
 
 def trace(path, *, layers_per_stage=(3, 3, 3, 3), recompute="none"):

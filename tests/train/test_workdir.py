@@ -9,23 +9,23 @@ import pytest
 from jaxpipe.config import base_config
 from jaxpipe.errors import CheckpointError, ConfigError
 from jaxpipe.models import FAMILIES
-from jaxpipe.training import workdir
-from jaxpipe.training.claim import LOCK, claimed
-from jaxpipe.training.resume import check_first_step
+from jaxpipe.training import run_folder
+from jaxpipe.training.resume import check_no_checkpoint_lost
+from jaxpipe.training.run_folder import LOCK, run_lock
 
 
 def alone(name):
     """The claim of a run of one process."""
-    return claimed(name, is_first=True, agree=lambda _, text: text)
+    return run_lock(name, is_first=True, broadcast=lambda _, text: text)
 
 
 def second(name, owner):
     """The claim of another process than the first, to which the first says `owner`."""
-    return claimed(name, is_first=False, agree=lambda *_: owner)
+    return run_lock(name, is_first=False, broadcast=lambda *_: owner)
 
 
 def test_checking_makes_nothing(tmp_path):
-    path = workdir.check(f"{tmp_path}/a/b")
+    path = run_folder.check(f"{tmp_path}/a/b")
     assert path == tmp_path / "a" / "b"
     assert list(tmp_path.iterdir()) == []
     with alone(f"{tmp_path}/a/b"):
@@ -35,13 +35,13 @@ def test_checking_makes_nothing(tmp_path):
 def test_a_file_on_the_way_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"/file is a file\n *rule workdir-folder"):
-        workdir.check(f"{tmp_path}/file/run")
+        run_folder.check(f"{tmp_path}/file/run")
 
 
 def test_a_folder_without_the_right_to_write_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
     with pytest.raises(ConfigError, match=r"cannot be written\n *rule workdir-writable"):
-        workdir.check(f"{tmp_path}/run")
+        run_folder.check(f"{tmp_path}/run")
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
@@ -60,8 +60,8 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
 def test_a_config_comes_back_with_the_fields_of_its_family(tmp_path, family):
     config = base_config(family)
     config.model.num_layers = 5
-    workdir.write_config(tmp_path, config)
-    assert workdir.read_config(str(tmp_path)) == config
+    run_folder.write_config(tmp_path, config)
+    assert run_folder.read_config(str(tmp_path)) == config
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_a_config_comes_back_with_the_fields_of_its_family(tmp_path, family):
     ],
 )
 def test_a_config_with_other_fields_is_refused(tmp_path, change, words):
-    (tmp_path / workdir.CONFIG).write_text(json.dumps(change))
+    (tmp_path / run_folder.CONFIG).write_text(json.dumps(change))
     with pytest.raises(ConfigError) as error:
-        workdir.read_config(str(tmp_path))
+        run_folder.read_config(str(tmp_path))
     for word in [*words, str(tmp_path), "repair: "]:
         assert word in str(error.value)
 
@@ -86,7 +86,7 @@ def test_a_config_with_other_fields_is_refused(tmp_path, change, words):
 def test_a_folder_is_one_runs_at_a_time(tmp_path):
     with alone(f"{tmp_path}/run"):
         holder = (tmp_path / "run" / LOCK).read_text()
-        with pytest.raises(ConfigError, match="another run is at work there") as error, alone(f"{tmp_path}/run"):
+        with pytest.raises(ConfigError, match="another run writes there") as error, alone(f"{tmp_path}/run"):
             pass
         assert f"pid {os.getpid()}" in str(error.value)
         assert (tmp_path / "run" / LOCK).read_text() == holder
@@ -105,19 +105,21 @@ def test_all_processes_see_the_folder_of_the_first(tmp_path):
 
 
 def test_a_picture_alone_is_no_run(tmp_path):
-    (tmp_path / workdir.SCHEDULE).write_text("<svg")  # from a process that was killed before it wrote the config
-    assert workdir.check(str(tmp_path)) == tmp_path
-    (tmp_path / workdir.METRICS).write_text("")
-    with pytest.raises(ConfigError, match=r"holds a part of a run\n *rule workdir-run"):
-        workdir.check(str(tmp_path))
+    (tmp_path / run_folder.SCHEDULE_PICTURE).write_text(
+        "<svg"
+    )  # from a process that was killed before it wrote the config
+    assert run_folder.check(str(tmp_path)) == tmp_path
+    (tmp_path / run_folder.METRICS).write_text("")
+    with pytest.raises(ConfigError, match=r"holds an incomplete run\n *rule workdir-run"):
+        run_folder.check(str(tmp_path))
 
 
 def test_a_run_that_has_lost_its_checkpoints_never_starts_anew(tmp_path):
     config = base_config()
     config.checkpoint.save_every = 4
-    workdir.write_config(tmp_path, config)
-    (tmp_path / workdir.METRICS).write_text("{}\n" * 7)  # the first one may still have been in flight
-    check_first_step(tmp_path)
-    (tmp_path / workdir.METRICS).write_text("{}\n" * 8)
+    run_folder.write_config(tmp_path, config)
+    (tmp_path / run_folder.METRICS).write_text("{}\n" * 7)  # the first one may still have been in flight
+    check_no_checkpoint_lost(tmp_path)
+    (tmp_path / run_folder.METRICS).write_text("{}\n" * 8)
     with pytest.raises(CheckpointError, match="rule checkpoints-there"):
-        check_first_step(tmp_path)
+        check_no_checkpoint_lost(tmp_path)

@@ -10,13 +10,13 @@ from itertools import accumulate
 
 import numpy as np
 
-from jaxpipe.config.schedules import named_schedule
+from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.extension import few_microbatches
 from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.parameters import held
 from jaxpipe.estimate.plan.variants import takes_times
-from jaxpipe.estimate.residuals import layer_keeps
+from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Around
 from jaxpipe.schedules.placement import Placement
@@ -91,7 +91,7 @@ def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
         batch=batch_bytes(setting),
         weights=params.weights,
         gradients=params.gradients,
-        slots=pages * layer_keeps(setting).page_bytes,
+        slots=pages * layer_residuals(setting).page_bytes,
         weight_slots=0,
         transit=0,
         inboxes=0,

@@ -19,7 +19,7 @@ from jaxpipe.cluster.assignment import ORDERS, assign
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.mesh_checks import check_tensor
+from jaxpipe.config.checks import check_tensor
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Setting, setting_of
 from jaxpipe.estimate.plan.variants import ALONE, Variant, placement_of, variants

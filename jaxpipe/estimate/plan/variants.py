@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from jaxpipe.config.schedules import named_schedule
+from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.errors import ScheduleError
 from jaxpipe.estimate import Times
 from jaxpipe.schedules import REGISTRY

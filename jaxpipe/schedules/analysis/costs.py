@@ -136,7 +136,7 @@ def costs_of_stages(costs: Costs, placement: Placement) -> Costs:
     )
 
 
-def share_of(cost: Cost, num_devices: int) -> float:
+def mean_share(cost: Cost, num_devices: int) -> float:
     """The time of the mean device's share of the model: what generators that take one number are given."""
     return float(np.sum(cost)) / num_devices if isinstance(cost, tuple) else float(cost)
 

@@ -6,7 +6,7 @@ from jaxpipe.schedules.methods._early_forwarding import early_forwarding
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import Option, Options, at_least, one_of
 from jaxpipe.schedules.option_checks import check_truth
-from jaxpipe.schedules.passes.rows import next_multiple, with_sync, without_phantoms
+from jaxpipe.schedules.passes.rows import drop_padding, next_multiple, with_sync
 from jaxpipe.schedules.placement import bidirectional, looped, zig_zag
 from jaxpipe.schedules.schedule import Schedule
 
@@ -75,7 +75,7 @@ def bitpipe(
         num_units = next_multiple(num_microbatches, num_devices) // num_devices
         passes = there_and_back(num_chunks)
         rows = opposite_chains(placement, passes, num_units=num_units, early_starts=scaling == "figure")
-        rows = without_phantoms(rows, num_microbatches=num_microbatches)
+        rows = drop_padding(rows, num_microbatches=num_microbatches)
     return Schedule("bitpipe", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))
 
 

@@ -5,7 +5,7 @@ from jaxpipe.schedules.methods.dualpipe import SOURCE
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import TIMES, Option
 from jaxpipe.schedules.option_checks import check_truth
-from jaxpipe.schedules.passes.rows import without_phantoms
+from jaxpipe.schedules.passes.rows import drop_padding
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Action, Schedule
@@ -64,7 +64,7 @@ def dualpipe_v(
         ]
         for device in range(num_devices)
     ]
-    rows = without_phantoms(rows, num_microbatches=num_microbatches)
+    rows = drop_padding(rows, num_microbatches=num_microbatches)
     return best_weight_gradients(Schedule("dualpipe_v", placement, num_microbatches, rows), times)
 
 

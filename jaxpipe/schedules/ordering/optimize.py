@@ -16,7 +16,7 @@ from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.option_checks import check_count, check_time
 from jaxpipe.schedules.ordering.explore import explore, starts_in
-from jaxpipe.schedules.ordering.flow_shop import Shop, shop_of
+from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
 from jaxpipe.schedules.ordering.problem import MemoryBound, Problem, peak_memory, peaks, problem_of
 from jaxpipe.schedules.ordering.registered import registered, split_forms, times_of
 from jaxpipe.schedules.placement import Placement
@@ -194,7 +194,7 @@ class _Question:
         if not num_trials or not shops:
             return []
 
-        def known(shop: Shop) -> Iterable[Sequence[int]]:
+        def known(shop: FlowShop) -> Iterable[Sequence[int]]:
             near = [each for each in fitting if each.placement == shop.placement]
             starts = (starts_in(shop, each, self.costs_on(each.placement), self.ticks_per_unit) for each in near)
             return [start for start in starts if start is not None][:_NUM_KNOWN]
@@ -207,7 +207,7 @@ class _Question:
             for shop, order in explore(shops, known, num_trials=num_trials, longest=longest)
         ]
 
-    def _shops(self, placement: Placement) -> Iterable[Shop]:
+    def _shops(self, placement: Placement) -> Iterable[FlowShop]:
         """Of split backwards, and of whole ones where these are cheaper or smaller."""
         sizes, costs = self.bound.sizes(placement), self.costs_on(placement)
         one = sizes.activations * placement.num_chunks
@@ -216,7 +216,7 @@ class _Question:
         is_whole_useful = sizes.growth or times[Kind.B] < times[Kind.I] + times[Kind.W] * (1 - 1e-9)
         for is_split, is_useful in ((True, fits_split), (False, is_whole_useful or not fits_split)):
             if is_useful and sizes.capacity >= one:
-                yield shop_of(
+                yield flow_shop(
                     placement,
                     self.problem.num_microbatches,
                     costs,

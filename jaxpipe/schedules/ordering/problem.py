@@ -18,7 +18,7 @@ from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 
-class Sizes(NamedTuple):
+class StorageSizes(NamedTuple):
     """Whole numbers, so that what fits exactly is never refused for the rounding of a sum.
 
     Attributes:
@@ -80,14 +80,14 @@ class MemoryBound:
                     f"  repair: give {field} in the unit of the others, Ma or bytes"
                 )
 
-    def sizes(self, placement: Placement) -> Sizes:
+    def sizes(self, placement: Placement) -> StorageSizes:
         """What it means for a stage of `placement`, in whole numbers of a unit of their own."""
         activations = Fraction(self.activations) / placement.num_chunks
         kept = self.activations if self.weight_gradient is None else self.weight_gradient
         weight_gradient = Fraction(kept) / placement.num_chunks
         capacity = Fraction(self.limit) - placement.num_replicas * Fraction(self.replica)
         unit = math.lcm(activations.denominator, weight_gradient.denominator)
-        return Sizes(math.floor(capacity * unit), int(activations * unit), int(weight_gradient * unit), unit)
+        return StorageSizes(math.floor(capacity * unit), int(activations * unit), int(weight_gradient * unit), unit)
 
     def least(self, placement: Placement) -> float:
         """The least limit that a schedule on `placement` keeps: one microbatch after the other, whole backwards."""
@@ -113,7 +113,7 @@ def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None =
     return np.array([float(Fraction(peak) / sizes.unit) for peak in peaks(schedule, sizes, costs)]) + replicas
 
 
-def peaks(schedule: Schedule, sizes: Sizes, costs: Costs | None = None) -> list[float]:
+def peaks(schedule: Schedule, sizes: StorageSizes, costs: Costs | None = None) -> list[float]:
     """[device] the most that it stores at once, in the unit of `sizes`, replicas apart."""
     if schedule.has_transfers:
         slot = sizes.activations + sizes.growth

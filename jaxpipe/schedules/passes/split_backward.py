@@ -13,9 +13,8 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.ordering.weight_filling import with_weight_gradients
 from jaxpipe.schedules.passes.balance import row_peaks
-from jaxpipe.schedules.passes.rows import Rows
 from jaxpipe.schedules.rules import check
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.schedule import Kind, Rows, Schedule
 from jaxpipe.schedules.times import Times, checked_times
 
 _LEAST_FITS = (1.0, 0.5, 0.0)  # shares of a W that a wait must have room for, to try

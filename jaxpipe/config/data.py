@@ -1,0 +1,55 @@
+"""What a config's `data` section asks for: its tokenizer, and the rules of vocabulary, blend and masked sequences."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from jaxpipe.config.model import family_of
+from jaxpipe.data import Tokenizer, load_tokenizer
+from jaxpipe.data.files import INDEXED, parse_blend
+from jaxpipe.data.masked import MIN_SEQ_LEN
+from jaxpipe.errors import ConfigError, explain
+
+
+def tokenizer_of(config: ConfigDict) -> Tokenizer:
+    """The tokenizer that `data` names, with the special tokens that the model's family needs.
+
+    Raises:
+        ConfigError: the tokenizer is missing, or lacks special tokens.
+    """
+    return load_tokenizer(config.data.tokenizer, is_masked=family_of(config).masked)
+
+
+def check_vocabulary(config: ConfigDict) -> None:
+    """Raises ConfigError if the tokenizer is missing or has more tokens than the model's vocabulary."""
+    needed = tokenizer_of(config).vocab_size
+    if config.model.vocab_size < needed:
+        raise ConfigError(
+            explain(
+                f"model.vocab_size={config.model.vocab_size} is less than the number of tokens",
+                rule="vocabulary: the model has a row for every token",
+                picture=(
+                    f"data.tokenizer={config.data.tokenizer!r} of a {config.model.family}: tokens 0 .. {needed - 1}"
+                ),
+                repair=f"set model.vocab_size={needed}",
+            )
+        )
+
+
+def check_blend(config: ConfigDict) -> None:
+    """Raises ConfigError for a blend of prepared files that is not PREFIX or WEIGHT PREFIX pairs."""
+    if config.data.files.startswith(INDEXED):
+        parse_blend(config.data.files)
+
+
+def check_masked_sequence(config: ConfigDict) -> None:
+    """Raises ConfigError for sequences too short for the two segments of a masked model."""
+    if family_of(config).masked and config.data.seq_len < MIN_SEQ_LEN:
+        raise ConfigError(
+            explain(
+                (f"data.seq_len={config.data.seq_len} is too short for model.family={config.model.family!r}"),
+                rule="masked-sequence: a sequence holds two segments of at least one token and three special tokens",
+                picture="[CLS] A [SEP] B [SEP]",
+                repair=f"set data.seq_len={MIN_SEQ_LEN} or more",
+            )
+        )

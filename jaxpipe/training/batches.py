@@ -1,0 +1,111 @@
+"""From a config's `data` to batches on the devices: tokens, sequences, batches, and the rows of each process."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxpipe.config import model_config
+from jaxpipe.config.data import tokenizer_of
+from jaxpipe.data import (
+    Batch,
+    Batches,
+    Blend,
+    CausalSequences,
+    Corpus,
+    MaskedSequences,
+    Sequences,
+    Tokens,
+    load_corpus,
+)
+from jaxpipe.program import Pipeline
+
+
+def read_corpus(config: ConfigDict) -> Corpus:
+    """The tokens of the config's files.
+
+    Raises:
+        ConfigError: files or the tokenizer are missing, or there is too little text.
+        DataError: a prepared file is damaged.
+    """
+    data, tokenizer = config.data, tokenizer_of(config)
+    return load_corpus(
+        data.files,
+        tokenizer=tokenizer,
+        # Masked tokens are looked up in the tokenizer's vocabulary; the model's may be larger.
+        vocab_size=config.model.vocab_size if tokenizer.masked is None else tokenizer.vocab_size,
+        heldout_fraction=data.heldout_fraction,
+        batch_size=data.batch_size,
+        seq_len=data.seq_len,
+    )
+
+
+def batches_of(config: ConfigDict, part: Blend) -> Batches:
+    """The batches of one part of the text, with the weights of its sources."""
+    return Batches(
+        tuple(_sequences_of(config, tokens, source) for source, tokens in enumerate(part.sources)),
+        batch_size=config.data.batch_size,
+        num_microbatches=config.pipeline.num_microbatches,
+        seed=config.data.seed,
+        weights=part.weights,
+    )
+
+
+def example_batch(config: ConfigDict) -> Batch:
+    """A batch of random tokens, shaped as in a run of `config`, for what does not depend on the values."""
+    data, tokenizer = config.data, tokenizer_of(config)
+    known = np.arange(tokenizer.vocab_size) if tokenizer.masked is None else tokenizer.masked.maskable
+    tokens = np.random.default_rng(0).choice(known, data.batch_size * data.seq_len + 1)
+    return batches_of(config, Blend((tokens,))).at(0)
+
+
+def _sequences_of(config: ConfigDict, tokens: Tokens, source: int) -> Sequences:
+    data, vocabulary = config.data, tokenizer_of(config).masked
+    if vocabulary is None:
+        return CausalSequences(tokens, data.seq_len)
+    return MaskedSequences(
+        tokens,
+        data.seq_len,
+        vocabulary=vocabulary,
+        mask_fraction=data.mask_fraction,
+        short_fraction=data.short_fraction,
+        # A seed has 64 bits and data.seed 32: each source gets masks of its own.
+        seed=data.seed + (source << 32),
+        sentence_order=model_config(config).anatomy.sentence_order,
+    )
+
+
+def local_rows(pipeline: Pipeline, microbatch_size: int) -> np.ndarray:
+    """The rows of every microbatch that the devices of this process hold, ascending: "row".
+
+    All rows if this process has devices of every `data` index, as when the pipe axis spans the processes.
+    """
+    indices = pipeline.batch_sharding.addressable_devices_indices_map((1, microbatch_size)).values()
+    return np.unique([np.arange(microbatch_size)[index[1]] for index in indices if index is not None])
+
+
+def put_batch(pipeline: Pipeline, batch: Batch, rows: np.ndarray | None = None) -> dict[str, jax.Array]:
+    """Puts `batch` on the devices of all processes, sharded as the pipeline expects.
+
+    Args:
+        pipeline: the pipeline that reads the batch.
+        batch: leaves "num_microbatches row ...", with equal numbers in all processes that hold a row.
+        rows: the result of `local_rows` if `batch` has these rows only; None if it has all.
+    """
+    num_data = pipeline.mesh.shape["data"]
+
+    def put(leaf: np.ndarray) -> jax.Array:
+        num_microbatches, num_rows, *rest = leaf.shape
+        if rows is not None:
+            num_rows = num_rows * num_data // len(local_rows(pipeline, num_data))
+
+        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None  # JAX asks for the devices of this process only
+            start, stop, _ = index[1].indices(num_rows)
+            begin = start if rows is None else int(np.searchsorted(rows, start))
+            return leaf[:, begin : begin + stop - start]
+
+        return jax.make_array_from_callback((num_microbatches, num_rows, *rest), pipeline.batch_sharding, shard)
+
+    return {name: put(leaf) for name, leaf in batch.items()}

@@ -1,0 +1,187 @@
+"""The folder of a run: its files, which a new run never overwrites, and the lock that lets one run write at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxpipe.checkpoints import CHECKPOINTS
+from jaxpipe.config import base_config
+from jaxpipe.config.base import unknown_field
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.whole_file import write_whole
+
+CONFIG, METRICS, TENSORBOARD, SCHEDULE_PICTURE = "config.json", "metrics.jsonl", "tensorboard", "schedule.svg"
+LOCK = "lock"
+
+
+def path_of(workdir: str) -> Path:
+    """The absolute path of a run's folder, given as on the command line or in a config."""
+    return Path(workdir).expanduser().absolute()
+
+
+def check(workdir: str) -> Path:
+    """The path of the folder in which a run is or can be; creates nothing.
+
+    Raises:
+        ConfigError: a file has this name, the folder has files of a run without its config, or is not writable.
+    """
+    path = path_of(workdir)
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not there.is_dir():
+        raise ConfigError(
+            explain(
+                f"--workdir={workdir}: {there} is a file",
+                rule="workdir-folder: the files of a run go into a folder",
+                repair="name another --workdir",
+            )
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _not_writable(workdir, f"{there}: no permission to write")
+    found = [name for name in (METRICS, TENSORBOARD, CHECKPOINTS) if (path / name).exists()]
+    if found and not holds_run(path):
+        raise ConfigError(
+            explain(
+                f"--workdir={workdir} holds an incomplete run",
+                rule=f"workdir-run: a run is resumed from a folder with its {CONFIG}, and never overwrites another run",
+                picture=f"there: {', '.join(found)}; not there: {CONFIG}",
+                repair="name another --workdir, or move these away",
+            )
+        )
+    return path
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a run has begun in the folder."""
+    return (path / CONFIG).is_file()
+
+
+@contextmanager
+def writing(workdir: str) -> Iterator[None]:
+    """A context that writes files of a run: turns an OSError (no room, no permission) into a ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        raise _not_writable(workdir, f"{error.filename or workdir}: {error.strerror}") from error
+
+
+def write_config(path: Path, config: ConfigDict) -> None:
+    """Writes `config` as JSON into the run's folder, whole."""
+    write_whole(path / CONFIG, json.dumps(config.to_dict(), indent=2) + "\n")
+
+
+def read_config(workdir: str) -> ConfigDict:
+    """The config of the run in `workdir`, locked.
+
+    Raises:
+        ConfigError: there is no run, or its config has other fields than this version.
+    """
+    path = path_of(workdir) / CONFIG
+    if not path.is_file():
+        raise ConfigError(
+            explain(
+                f"--workdir={workdir} holds no run",
+                rule=f"workdir-run: a run leaves {CONFIG} in its folder",
+                picture=f"no file {path}",
+                repair="name the --workdir that was given to jaxpipe.train",
+            )
+        )
+    repair = "use the version of jaxpipe that wrote it, or correct the file"
+    try:
+        saved = json.loads(path.read_text())
+        config = base_config(saved["model"]["family"])
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        raise ConfigError(
+            explain(
+                f"{path} cannot be read: {str(error).splitlines()[0]}",
+                rule="config-file: JSON with the fields of a config, a known model.family among them",
+                repair=repair,
+            )
+        ) from error
+    try:
+        config.update(saved)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise unknown_field(error, where=str(path), repair=repair) from error
+    return config
+
+
+def _not_writable(workdir: str, why: str) -> ConfigError:
+    return ConfigError(
+        explain(
+            f"--workdir={workdir} cannot be written",
+            rule="workdir-writable: a run creates its folder and writes its files there",
+            picture=why,
+            repair="name another --workdir, or give yourself the right to write there",
+        )
+    )
+
+
+# ---- The lock
+
+
+@contextmanager
+def run_lock(workdir: str, *, is_first: bool, broadcast: Callable[[str, str], str]) -> Iterator[None]:
+    """Creates the folder of a run if needed, and locks it for the processes of this run.
+
+    Process 0 locks a file in the folder; the system unlocks it when the process ends, for whatever reason. The other
+    processes compare what process 0 wrote there with what they see.
+
+    Args:
+        workdir: folder of the run.
+        is_first: whether this is process 0.
+        broadcast: (name, text) -> the text of process 0.
+
+    Raises:
+        ConfigError: as `check`; or the folder cannot be created, another run has locked it, or the processes see
+            different folders.
+    """
+    path = check(workdir)
+    with writing(workdir):
+        path.mkdir(parents=True, exist_ok=True)
+        file = (path / LOCK).open("a+" if is_first else "ab+")
+    with file:
+        if is_first:
+            _lock(file, workdir)
+            file.truncate(0)
+            file.write(f"host {socket.gethostname()}, pid {os.getpid()}, {uuid.uuid4()}\n")
+            file.flush()
+            os.fsync(file.fileno())  # for processes on other machines
+        owner = broadcast("claimed", (path / LOCK).read_text() if is_first else "")
+        if (path / LOCK).read_text() != owner:
+            raise ConfigError(
+                explain(
+                    f"--workdir={workdir} is not the same folder for all processes",
+                    rule="workdir-shared: all machines of a run see one folder, for the parts of its checkpoints",
+                    picture=(
+                        f"process 0: {owner.strip()} in {LOCK}; here: {(path / LOCK).read_text().strip() or 'nothing'}"
+                    ),
+                    repair="name a folder on a file system that all machines share",
+                )
+            )
+        yield
+
+
+def _lock(file: Any, workdir: str) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        raise ConfigError(
+            explain(
+                f"--workdir={workdir}: another run writes there",
+                rule="workdir-alone: one run writes into a folder",
+                picture=file.read().strip(),
+                repair="wait for its end, end it, or name another --workdir",
+            )
+        ) from error
+    except OSError:
+        pass  # a file system without locks

@@ -1,0 +1,20 @@
+"""Bytes as people read them: binary gibibytes and mebibytes."""
+
+from __future__ import annotations
+
+MIB, GIB = 2**20, 2**30
+
+
+def gib(num_bytes: float, form: str = ".2f") -> str:
+    """The number of GiB, without the unit.
+
+    Example:
+        >>> gib(3 * 2**29), gib(2**30, ".1f"), gib(2**40, ".3g")
+        ('1.50', '1.0', '1.02e+03')
+    """
+    return f"{num_bytes / GIB:{form}}"
+
+
+def mib(num_bytes: float, form: str = ".2f") -> str:
+    """The number of MiB, without the unit."""
+    return f"{num_bytes / MIB:{form}}"
