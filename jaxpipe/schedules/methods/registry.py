@@ -81,7 +81,7 @@ def register(method: Method, *, name: str | None = None) -> Method:
 
 
 def find_method(name: str) -> Method:
-    """The method of a name; that of a file is registered first.
+    """Returns the method of a name; methods of a file are registered on the way.
 
     Args:
         name: of `REGISTRY`, or "my_method.py", or "my_method.py:name" for one of several in a file.
@@ -158,7 +158,7 @@ def _file_error(what: str, repair: str, picture: str = "") -> ScheduleError:
 
 
 def _imported(path: str) -> ModuleType:
-    """The file as a module; known to `sys.modules`, as dataclasses in it need."""
+    """Returns the file as a module, listed in `sys.modules` as dataclasses in it need."""
     spec = importlib.util.spec_from_file_location(f"jaxpipe_method_file_{len(sys.modules)}", path)
     assert spec  # the name ends in .py
     assert spec.loader
