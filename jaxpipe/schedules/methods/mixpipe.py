@@ -72,7 +72,7 @@ def mixpipe(
 
 
 def _preferences(num_devices: int, most_held: int) -> list[Preference]:
-    """Returns the preferences that are tried: caps on all forwards, on those before the middle, or on jobs in flight."""
+    """Returns the preferences that are tried: caps on all forwards, on the first half, or on jobs in flight."""
     caps = [(most_held, num_devices), (most_held // 2, 1)]
     if most_held < num_devices:
         caps += [(cap, num_devices // 2) for cap in reversed(range((most_held + 1) // 2, most_held))]
