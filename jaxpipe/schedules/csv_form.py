@@ -1,4 +1,10 @@
-"""Shares of a microbatch's pages as text: `1` or `2/5`, exact."""
+"""Schedules as CSV: PyTorch's compute-only format, and our EVICT and LOAD, for schedules of one replica.
+
+One line per device, cells as `2F0`; empty cells are idle and are dropped. PyTorch (`torch.distributed.pipelining`)
+writes this with `_dump_csv(file, format="compute_only")` and reads it with `_load_csv(file, format="compute_only")`.
+Its cells `(2F0;1B3)OVERLAP_F_B` are read as their parts in order. Cells `0EVICT2` and `0LOAD2` are ours, as is a first
+line `# parked: 1/2 1 1 1`, one fraction for each stage. There is no place for replicas or SYNC: JSON has it (`files`).
+"""
 
 from __future__ import annotations
 
@@ -15,13 +21,13 @@ _SHARE = re.compile(r"\d+(/0*[1-9]\d*)?")
 
 
 def parse_shares(texts: Sequence[str]) -> tuple[Fraction, ...] | None:
-    """The shares that `texts` write, or None if one of them is none; whether they are legal is for `rules`."""
+    """The fractions that `texts` write, such as `1` or `2/5`; None if one is not such a text."""
     if not all(_SHARE.fullmatch(text) for text in texts):
         return None
     return tuple(map(Fraction, texts))
 
 
-# CSV.
+# ---- CSV
 
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _KINDS = COMPUTE_KINDS | TRANSFER_KINDS
@@ -119,7 +125,7 @@ def from_csv(text: str, *, name: str) -> Schedule:
 
 
 def _split_shares(text: str, name: str) -> tuple[tuple[Fraction, ...], str]:
-    """The shares in the line above the rows, if there is one, and the rows."""
+    """The fractions in the line above the rows, if there is one, and the rows."""
     if not text.startswith(_PARKED):
         return (), text
     line, _, rows = text.partition("\n")
@@ -156,7 +162,7 @@ def _parse(content: str, name: str, where: str) -> tuple[Action, ...]:
 
 
 def _count(numbers: Collection[int], field: str, name: str) -> int:
-    """How many stages or microbatches there are, if they are numbered without gaps."""
+    """The number of stages or microbatches, which are numbered without gaps."""
     missing = next(number for number in range(len(numbers) + 1) if number not in numbers)
     if missing < len(numbers) or not numbers:
         raise ScheduleError(

@@ -1,8 +1,8 @@
-"""Schedules as JSON: every schedule, replicas and all kinds of actions included.
+"""Schedules in files: JSON for every schedule, CSV for those of one replica; the file's ending says which.
 
-The text is one object: `name`, `num_devices`, `num_microbatches`, `devices` ([replica][stage] -> device),
-`rows` ([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`), and, where EVICT moves less
-than whole microbatches, `parked` ([stage] -> share, as `2/5`).
+JSON is one object: `name`, `num_devices`, `num_microbatches`, `devices` ([replica][stage] -> device), `rows`
+([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`), and, where EVICT moves less than whole
+microbatches, `parked` ([stage] -> fraction, as `2/5`). CSV is `csv_form`'s.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_json(path: str | Path) -> Schedule:
 
 
 def from_json(text: str) -> Schedule:
-    """The schedule that `text` writes; whether it is legal is for `rules` to say.
+    """The schedule that `text` writes; whether it is legal is left to `rules`.
 
     Raises:
         ScheduleError: `text` is not JSON, lacks a key, has an unknown one, or has a value of another form.
@@ -126,13 +126,13 @@ def _error(what: str, repair: str) -> ScheduleError:
     return ScheduleError(f"this is not a schedule in JSON: {what}\n  rule {_RULE}\n  repair: {repair}")
 
 
-# Files: the ending of a file's name says whether it is CSV or JSON.
+# ---- Files
 
 ENDINGS = (".csv", ".json")
 
 
 def is_file_name(name: str) -> bool:
-    """Whether `name` is that of a schedule's file, not of a registered schedule.
+    """Whether `name` is the name of a schedule's file, not of a registered schedule.
 
     Example:
         >>> is_file_name("runs/mine.csv"), is_file_name("1f1b")

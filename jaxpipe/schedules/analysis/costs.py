@@ -49,7 +49,7 @@ class Costs:
     gradient_messages: float = 15.0
 
     def of_layers(self, layers_per_stage: Sequence[int]) -> Costs:
-        """Costs of stages that take as long as their layers, where these are of one with the mean number of layers.
+        """Costs of stages in proportion to their layers, where these are the costs at the mean number of layers.
 
         Example:
             >>> Costs(forward=1.0, backward=2.0).of_layers((3, 1)).backward
@@ -137,11 +137,12 @@ def costs_of_stages(costs: Costs, placement: Placement) -> Costs:
 
 
 def mean_share(cost: Cost, num_devices: int) -> float:
-    """The time of the mean device's share of the model: what generators that take one number are given."""
+    """The time of the mean device's share of the model, for methods that take one number."""
     return float(np.sum(cost)) / num_devices if isinstance(cost, tuple) else float(cost)
 
 
 def _of_stages(cost: Cost, placement: Placement) -> Cost:
+    """The cost of each stage of `placement`: one number, or one for each."""
     if not isinstance(cost, tuple):
         return cost / placement.num_chunks
     num_stages = placement.num_stages
