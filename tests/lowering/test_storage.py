@@ -1,4 +1,4 @@
-"""Does every action find its message and its residuals where the table says, and is nothing live overwritten?"""
+"""Every action finds its message and its residuals where the table says, and nothing live is overwritten."""
 
 from copy import deepcopy
 from itertools import islice

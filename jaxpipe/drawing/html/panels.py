@@ -163,7 +163,7 @@ def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Cos
 
 
 def _coupled(table: RoundTable, position: int) -> np.ndarray:
-    """[device, device] whether the permutes of a body position make the first wait for the second; true for itself."""
+    """[device, device] whether the permutes of a body round make the first wait for the second; true for itself."""
     # Permutes run one after the other: a device waits for its partner, which has waited for its own partners before.
     coupled = np.eye(table.schedule.num_devices, dtype=bool)
     for permutes in (table.permutes, table.page_permutes, table.gradient_permutes):
