@@ -26,6 +26,7 @@ from jaxpipe.lowering import spmd_makespan
 from jaxpipe.schedules import Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
 from jaxpipe.schedules.methods.option import parse_options
+from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file
 from jaxpipe.schedules.option_checks import check_even
 from jaxpipe.schedules.ordering.optimize import NUM_TRIALS, asynchronous, search
 from jaxpipe.schedules.ordering.problem import usual_placements
@@ -51,9 +52,10 @@ def _define_flags(values: FlagValues) -> None:
     flags.DEFINE_integer("num_microbatches", None, "Microbatches of one step.", lower_bound=1, flag_values=values)
     help_text = "Which device may hold which stage; as often as needed, default any (that a CSV has a place for)."
     flags.DEFINE_multi_enum("placement", [], list(PLACEMENTS), help_text, values)
-    help_text = "Start from this one, on its placement: a registered schedule, or a file of one."
+    help_text = "Start from this one, on its placement: a method's name or file, or a schedule's file."
     flags.DEFINE_string("schedule", None, help_text, values)
     flags.DEFINE_multi_string("option", [], "With --schedule=NAME: an option of it, KEY=VALUE.", values)
+    flags.DEFINE_multi_string("method", [], METHOD_FILE_HELP, values)
     _define_costs(values)
     _define_bound(values)
     flags.DEFINE_enum("clock", "asynchronous", list(_CLOCKS), "The clock on which the makespan counts.", values)
@@ -128,6 +130,8 @@ def _check_output(output: str | None) -> None:
 
 def _optimize(values: FlagValues) -> None:
     _check_flags(values)
+    for path in values.method:
+        register_file(path)
     problem, costs, bound = _problem(values), _costs(values), _bound(values)
     _log(_problem_text(values, problem))
     clock = _CLOCKS[values.clock]

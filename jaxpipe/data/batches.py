@@ -1,4 +1,4 @@
-"""Which sequences make the batch of a step: a pure function of (sources, weights, seed, step).
+"""The batches of a run: the sequences of a step are a pure function of (sources, weights, seed, step).
 
 All sequences of a run have an endless order, which `SequenceOrder` computes position by position; a batch is a range
 of positions. So a run that starts again at any step sees what it would have seen, and each process of a run makes only

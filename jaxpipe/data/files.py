@@ -1,4 +1,4 @@
-"""What `data.files` names: text files by a glob or "auto", or prepared files after "indexed:", with their weights."""
+"""The files that `data.files` names: text by a glob or "auto", or prepared files after "indexed:", with weights."""
 
 from __future__ import annotations
 

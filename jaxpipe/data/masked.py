@@ -129,7 +129,7 @@ def num_predicted(num_maskable: int, mask_fraction: float) -> int:
 
 
 def choose_predicted(bits: np.ndarray, is_maskable: np.ndarray, mask_fraction: float) -> np.ndarray:
-    """Columns of the tokens to predict, in ascending order; then `window` where a row has fewer.
+    """Returns the columns of the tokens to predict, ascending; a row with fewer of them ends with `window`.
 
     Every set of `num_predicted` maskable tokens of a text is equally likely: the maskable columns are sorted by their
     random bits, and the first ones are taken.
@@ -162,7 +162,7 @@ def choose_predicted(bits: np.ndarray, is_maskable: np.ndarray, mask_fraction: f
 
 
 def replace_predicted(bits: np.ndarray, targets: np.ndarray, vocabulary: MaskedVocabulary) -> np.ndarray:
-    """What the model sees in place of `targets`, "sequence predicted".
+    """Returns what the model sees in place of `targets`, "sequence predicted".
 
     Each target independently becomes [MASK] (80 %) or a random maskable token (10 %), or stays as it is (10 %).
 

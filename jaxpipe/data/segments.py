@@ -37,7 +37,7 @@ class Segments:
     begin: np.ndarray
 
     def is_text(self) -> np.ndarray:
-        """Which columns of a text hold a token, "sequence window", bool; the others follow its last token."""
+        """Marks the columns of a text that hold a token, "sequence window", bool; the others follow its last token."""
         return np.arange(self.window) < self.num_tokens[:, None]
 
     def window_positions(self) -> np.ndarray:

@@ -1,7 +1,7 @@
 """A schedule in numbers, on both clocks: as text below its grid, and as JSON.
 
 What the schedule asks for and what the compiled program sends stand side by side. The program sends more: the pairs of
-a permute are those of all repetitions of its body position, so that some carry nothing that is needed.
+a permute are those of all repetitions of its body round, so that some carry nothing that is needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a config.json of transformers to our config, and from the config of our model to a config.json.
+"""Converts a config.json of transformers to our config, and the config of our model to a config.json.
 
 Goes in: a config.json. Comes out: our whole config, in which `model` and `data.seq_len` come from theirs. The way back
 is for models that jaxpipe made: it chooses the first class of transformers whose config, read again, gives the same

@@ -1,4 +1,4 @@
-"""What a run keeps of the Hugging Face model it started from, so that it can be exported in the same form.
+"""The record that a run keeps of the Hugging Face model it started from, to be exported in the same form.
 
 The folder `hf/` of a run has config.json, the files of the tokenizer and of generation and the index of the shards, all
 unchanged; and `safetensors.json` with the header of every tensor file: names, dtypes, order.

@@ -173,7 +173,7 @@ def _open(path: Path) -> safe_open:
 
 @dataclass(frozen=True)
 class Entry:
-    """The entry of one tensor in a header.
+    """One tensor in a header: its dtype, shape and place in the file.
 
     Attributes:
         code: of the dtype, for example "F32".

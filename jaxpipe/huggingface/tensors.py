@@ -55,7 +55,7 @@ class LayerTensors:
 
 
 class TensorMap:
-    """Which tensors hold the parameters of a model.
+    """The tensors that hold the parameters of a model, by name and shape.
 
     Args:
         architecture: the class of transformers.

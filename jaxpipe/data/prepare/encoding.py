@@ -23,7 +23,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Tally:
-    """How often something happened, and where first.
+    """The number of times that something happened, and where it happened first.
 
     Example:
         >>> Tally(0) + Tally(2, "a.txt") + Tally(1, "b.txt")

@@ -1,4 +1,4 @@
-"""Finds the input files and reads them in parts of a few megabytes, so that neither a file nor a document need fit.
+"""Finds the input files and reads them in parts of a few megabytes; no file or text need fit into memory.
 
 A longer document of text is cut at the end of a line, where GPT-2's rule ends a word: a vocabulary that cuts text by
 that rule gives the same tokens as for the whole document. A tokenizer that puts something before every text, as

@@ -19,10 +19,10 @@ import numpy as np
 from jaxpipe.drawing.html.panels import Panel
 from jaxpipe.drawing.palette import HUES, NAMES, STORED, styles
 from jaxpipe.schedules import Kind
-from jaxpipe.schedules.analysis.bubbles import ROUNDING, Idle, idle
+from jaxpipe.schedules.analysis.bubbles import ROUNDING, Bubbles, bubbles
 
 _SCRIPTS = ("data", "view", "tracks", "paint", "memory", "detail", "overlay", "panel", "controls", "main")
-_IDLE = {"before": "waits for its first action", "between": "waits in between", "after": "is done"}
+_IDLE = {"warm_up": "waits for its first action", "internal": "waits in between", "cool_down": "is done"}
 # Not as in the memory chart: here memory stands below actions, and forwards have that colour.
 _STORED_FILLS = {"own": "#66758c"}
 _LABELLED = 0.03  # of the longest makespan: parts of a bar that are wide enough for their number
@@ -96,7 +96,7 @@ def _idle_bars(entries: Sequence[Entry]) -> str:
             f'<span class="{style}" style="width:{100 * value / longest:.3f}%{colour}" '
             f'title="{escape(words)}: {value:.6g}" data-part="{style}" data-value="{value:.9g}">'
             f"{f'{value:.4g}' if value > _LABELLED * longest else ''}</span>"
-            for style, words, colour, value in _parts(idle(timeline))
+            for style, words, colour, value in _parts(bubbles(timeline))
             if value > 0
         )
         name = escape(timeline.schedule.name)
@@ -104,7 +104,7 @@ def _idle_bars(entries: Sequence[Entry]) -> str:
     return "\n".join(lines)
 
 
-def _parts(spent: Idle) -> list[tuple[str, str, str, float]]:
+def _parts(spent: Bubbles) -> list[tuple[str, str, str, float]]:
     """(CSS class, words, colour, mean over devices) of each part of a device's time."""
     work = [
         (kind.name, NAMES[kind], f";background:{HUES[kind]}", float(times.mean())) for kind, times in spent.work.items()

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpipe.lowering import IDLE, Replay, RoundTable, replay
 from jaxpipe.schedules import NO_MICROBATCH, Action, Costs, Kind, Schedule, Stored, Timeline, simulate, stored
-from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING, held_up
+from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING, critical_predecessors
 from jaxpipe.schedules.analysis.dependencies import dependencies
 
 ASYNCHRONOUS = "asynchronous"
@@ -53,7 +53,7 @@ def asynchronous_panel(schedule: Schedule, costs: Costs) -> Panel:
         ASYNCHRONOUS,
         timeline,
         message=dependencies(schedule).message,
-        critical_predecessor=held_up(timeline, costs),
+        critical_predecessor=critical_predecessors(timeline, costs),
         stored=stored(timeline),
     )
 
@@ -66,7 +66,7 @@ def program_panel(table: RoundTable, costs: Costs) -> Panel:
         PROGRAM,
         program.timeline,
         message=program.with_index(table.dependencies.message),
-        critical_predecessor=program.with_index(critical_predecessors(table, times, costs)),
+        critical_predecessor=program.with_index(critical_predecessors_in_rounds(table, times, costs)),
         stored=program_stored(table, times, costs),
         rounds=program.rounds,
         round_start=times.start,
@@ -138,7 +138,7 @@ def _travelling(table: RoundTable) -> list[tuple[int, int, Action]]:
     return sorted(found)
 
 
-def critical_predecessors(table: RoundTable, times: Replay, costs: Costs) -> np.ndarray:
+def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Costs) -> np.ndarray:
     """[C] the action whose end began the round of each action, NOTHING where none had run before.
 
     A device begins its next round when its own action is done and all devices coupled to it by the round's permutes
@@ -163,7 +163,7 @@ def critical_predecessors(table: RoundTable, times: Replay, costs: Costs) -> np.
 
 
 def _coupled(table: RoundTable, position: int) -> np.ndarray:
-    """[device, device] whether the permutes of a body position make the first wait for the second; true for itself."""
+    """[device, device] whether the permutes of a body round make the first wait for the second; true for itself."""
     # Permutes run one after the other: a device waits for its partner, which has waited for its own partners before.
     coupled = np.eye(table.schedule.num_devices, dtype=bool)
     for permutes in (table.permutes, table.page_permutes, table.gradient_permutes):

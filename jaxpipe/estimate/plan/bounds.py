@@ -52,8 +52,8 @@ def least_s(setting: Setting, times: Times, around: Around) -> float:
     Returns:
         Seconds.
     """
-    placement, by_halves = placement_of(setting), takes_times(setting.schedule_name)
-    backward_s = least_backward_s(times) if by_halves else times.layer_backward_s
+    placement, is_split = placement_of(setting), takes_times(setting.schedule_name)
+    backward_s = least_backward_s(times) if is_split else times.layer_backward_s
     forwards = [layers * times.layer_forward_s for layers in setting.layers_per_stage]
     backwards = [layers * backward_s for layers in setting.layers_per_stage]
     forwards[0] += times.embed_forward_s
@@ -66,7 +66,7 @@ def least_s(setting: Setting, times: Times, around: Around) -> float:
         stages = [stage for _, stage in chunks]
         work_s = sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
         sums_s = float(around.closing[stages].sum()) if all_compute else 0.0
-        ends_s = max(sums_s, 0.0 if by_halves else after[min(stages)])
+        ends_s = max(sums_s, 0.0 if is_split else after[min(stages)])
         longest_s = max(longest_s, before[min(stages)] + setting.num_microbatches * work_s + ends_s)
     return around.copies_s + longest_s + around.shared_s + times.update_s
 
