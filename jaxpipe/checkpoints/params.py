@@ -1,6 +1,6 @@
-"""The parameters of a checkpoint alone, of a train state or of a converted model, for those who do not train.
+"""The parameters of a checkpoint without the rest of the train state, for evaluation, sampling and conversion.
 
-With a pipeline they go to its devices; without one they are numpy arrays of this host.
+With a pipeline they go to its devices; without one they are NumPy arrays on this host.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from jaxpipe.program import Pipeline
 
 
 def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
-    """Writes canonical `params`, of jax or numpy; returns the folder of this step.
+    """Writes canonical `params`, JAX or NumPy arrays; returns the folder of this step.
 
-    Orbax copies numpy arrays before it writes them: they need their memory twice.
+    Orbax copies NumPy arrays before it writes them, so they take their memory twice.
     """
     folder = workdir / CHECKPOINTS
     about = About(step, datetime.now(UTC).isoformat(timespec="seconds"), {}, None)
@@ -53,14 +53,14 @@ def restore_params(
     """The step and the staged parameters of the newest undamaged checkpoint in `workdir`.
 
     Args:
-        workdir: of the run, which may go on meanwhile.
-        model: of the run.
-        pipeline: to whose devices they go.
-        say: is told of those that are passed over, in every process.
+        workdir: folder of the run, which may write and delete checkpoints meanwhile.
+        model: model of the run.
+        pipeline: pipeline that gets the parameters.
+        say: is called in every process with a line for each checkpoint that is passed over.
 
     Raises:
-        ConfigError: there is none, or it is of another model.
-        CheckpointError: all are damaged.
+        ConfigError: there is no checkpoint, or it is of another model.
+        CheckpointError: all checkpoints are damaged.
     """
     params = jax.eval_shape(pipeline.to_stages, _shapes_of(model))
     form = StateForm({"params": params}, params, pipeline)
@@ -78,8 +78,8 @@ class SavedParams:
     """The canonical parameters of a checkpoint, read one by one.
 
     Attributes:
-        step: of the checkpoint.
-        folder: its files.
+        step: step of the checkpoint.
+        folder: folder of the checkpoint.
     """
 
     step: int
@@ -98,17 +98,17 @@ class SavedParams:
 def open_canonical(
     workdir: Path, *, model: LanguageModel, step: int | None = None, say: Callable[[str], None] = print
 ) -> Iterator[SavedParams]:
-    """The parameters of one checkpoint in `workdir`, read as they are needed.
+    """The parameters of one checkpoint in `workdir`, read one by one when they are needed.
 
     Args:
-        workdir: of the run.
-        model: of the run.
-        step: of the checkpoint; None takes the newest that is undamaged.
-        say: is told of those that are passed over, in every process.
+        workdir: folder of the run.
+        model: model of the run.
+        step: step of the checkpoint; None takes the newest undamaged one.
+        say: is called in every process with a line for each checkpoint that is passed over.
 
     Raises:
-        ConfigError: there is none, or it is of another model.
-        CheckpointError: all are damaged, or that of `step` is.
+        ConfigError: there is no checkpoint, or it is of another model.
+        CheckpointError: all checkpoints are damaged, or that of `step` is.
     """
     yield read_newest(workdir / CHECKPOINTS, lambda chosen: _checked(chosen, model), step=step, say=say)
 
@@ -116,17 +116,17 @@ def open_canonical(
 def restore_canonical(
     workdir: Path, *, model: LanguageModel, step: int | None = None, say: Callable[[str], None] = print
 ) -> tuple[int, Any]:
-    """The step and the canonical parameters, numpy arrays of this host, of a checkpoint in `workdir`.
+    """The step and the canonical parameters of a checkpoint in `workdir`, as NumPy arrays on this host.
 
     Args:
-        workdir: of the run.
-        model: of the run.
-        step: of the checkpoint; None takes the newest that is undamaged.
-        say: is told of those that are passed over, in every process.
+        workdir: folder of the run.
+        model: model of the run.
+        step: step of the checkpoint; None takes the newest undamaged one.
+        say: is called in every process with a line for each checkpoint that is passed over.
 
     Raises:
-        ConfigError: there is none, or it is of another model.
-        CheckpointError: all are damaged, or that of `step` is.
+        ConfigError: there is no checkpoint, or it is of another model.
+        CheckpointError: all checkpoints are damaged, or that of `step` is.
     """
 
     def read(chosen: Choice) -> tuple[int, Any]:
@@ -137,7 +137,7 @@ def restore_canonical(
 
 
 def _checked(chosen: Choice, model: LanguageModel) -> SavedParams:
-    """That which was chosen, if it is of this model."""
+    """The chosen checkpoint, once its arrays have the shapes of this model."""
     wanted = {name: tuple(leaf.shape) for name, leaf in _named(_shapes_of(model))}
     check_same(read_whole(chosen.folder, lambda: shapes(chosen.folder)), wanted, folder=chosen.folder)
     return SavedParams(chosen.step, chosen.folder)
