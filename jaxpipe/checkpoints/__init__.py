@@ -1,4 +1,4 @@
-"""Checkpoints of train states in canonical layer order, which any mesh and schedule can restore."""
+"""Train states on disk in canonical layer order, which any mesh and schedule can resume from."""
 
 from jaxpipe.checkpoints.checkpoints import Checkpoints
 from jaxpipe.checkpoints.files import CHECKPOINTS, Keep

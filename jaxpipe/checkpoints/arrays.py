@@ -1,7 +1,7 @@
 """Writes and reads the named arrays of one checkpoint by Orbax; each process handles its own shards.
 
-A folder is written under another name, and renamed when it is complete. The names of arrays are paths, as
-"params.layers.attention.norm.scale".
+A folder is written under a temporary name, and gets its own name when it is complete. The names of arrays are
+paths, as "params.layers.attention.norm.scale".
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class ArrayWriter:
     """Writes one checkpoint at a time in the background."""
 
     def __init__(self, *, before_commit: Callable[[Path], None]):
-        """Starts nothing.
+        """Prepares the writer; nothing is written yet.
 
         Args:
-            before_commit: called with the folder in a thread of process 0 when it has the parts of all processes,
-                before it is renamed; if it raises, the folder is not renamed.
+            before_commit: called with the folder, in a thread of process 0, when it contains the parts of all processes
+                and before it gets its name; if it raises, the folder does not get its name.
         """
         self._of_caller = before_commit
         self._started: tuple[Path, frozenset[int]] | None = None  # folder and processes of the last checkpoint
         logging.getLogger("absl").addFilter(_is_not_of_orbax)
-        # Orbax's own metadata file changes after `before_commit`, so that no sum could match it.
+        # Orbax's own file of metadata changes after `before_commit`, so no checksum could match it.
         without: Any = _NoStepMetadata()
         self._checkpointer = ocp.AsyncCheckpointer(
             _handler(),
@@ -47,7 +47,7 @@ class ArrayWriter:
         )
 
     def start(self, folder: Path, arrays: Arrays) -> None:
-        """Starts to write `arrays`, JAX or NumPy arrays, which must not change before `wait` returns.
+        """Starts to write `arrays`, of JAX or NumPy; they must not change before `wait` returns.
 
         Raises:
             Exception: any error of Orbax or the file system.
@@ -59,13 +59,13 @@ class ArrayWriter:
         """Returns when the checkpoint is complete.
 
         Raises:
-            CheckpointError: the folder lacks the part of a process.
-            Exception: any error in the background.
+            CheckpointError: the folder lacks the part of some process.
+            Exception: whatever went wrong in the background.
         """
         self._checkpointer.wait_until_finished()
 
     def close(self) -> None:
-        """Ends the threads of Orbax."""
+        """Ends the threads of the writer."""
         self._checkpointer.close()
 
     def _before_commit(self) -> None:
@@ -76,7 +76,7 @@ class ArrayWriter:
 
 
 def read_arrays(folder: Path, like: Arrays) -> dict[str, jax.Array]:
-    """The arrays of a checkpoint that `like` names, with its shapes, dtypes and shardings."""
+    """Reads the arrays of a checkpoint that `like` names, by their ShapeDtypeStructs with shardings."""
     arguments = ocp.checkpoint_utils.construct_restore_args(dict(like))
     return _restore(folder, dict(like), arguments)
 
@@ -98,7 +98,7 @@ def _restore(folder: Path, like: dict[str, Any], arguments: dict[str, Any]) -> d
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
-    """The options of Orbax: few files, no compression, which gains nothing on float32, and no copies of replicas."""
+    """An Orbax handler that writes few files, without compression (useless for float32), and each shard once."""
     arrays = type_handlers.ArrayHandler(enable_write_sharding_file=False, use_replica_parallel=False)
     registry = type_handlers.create_type_handler_registry(
         (jax.Array, arrays), (np.ndarray, type_handlers.NumpyHandler())
@@ -111,7 +111,7 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
 
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """Whether a log record is not from Orbax, which logs errors of its threads with long traces and raises them too."""
+    """Whether a record is not from Orbax, which logs errors of its threads with many traces, and raises them too."""
     return "orbax/checkpoint" not in record.pathname
 
 

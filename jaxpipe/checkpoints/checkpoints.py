@@ -1,6 +1,6 @@
 """The checkpoints of a run: written in the background, deleted by a rule, restored from the newest undamaged one.
 
-No checkpoint is deleted before a newer one is complete. A damaged one is never deleted but renamed, that is set aside.
+No checkpoint is deleted before a newer one is complete. A damaged one is never deleted, but set aside.
 """
 
 from __future__ import annotations
@@ -44,12 +44,11 @@ class Checkpoints:
         """Deletes half-written checkpoints of killed processes from `folder`, unless it is read only.
 
         Args:
-            folder: folder of all checkpoints, visible to all processes; created with the first checkpoint.
-            pipeline: pipeline of the states.
-            keep: which checkpoints are kept.
-            read_only: nothing is written, deleted or set aside.
-            say: is called with a line for each checkpoint that is passed over (in every process) or set aside (in
-                process 0).
+            folder: folder of the checkpoints, which all processes see; made with the first checkpoint.
+            pipeline: pipeline that the states belong to.
+            keep: the rule by which checkpoints are kept.
+            read_only: whether nothing is written, deleted or set aside.
+            say: takes messages: in every process about checkpoints passed over, in process 0 about those set aside.
         """
         self.folder, self._pipeline, self._keep, self._read_only, self._say = folder, pipeline, keep, read_only, say
         self._form: StateForm | None = None
@@ -83,8 +82,8 @@ class Checkpoints:
     def save(self, step: int, state: Any, *, config: dict[str, Any], heldout_loss: float | None = None) -> None:
         """Starts to write the checkpoint of `step`; `state` may be donated when this returns.
 
-        Does nothing if `step` was saved or restored last. Any other checkpoint of this or a later step belongs to a
-        course that the run has left, and is set aside.
+        Does nothing if `step` was saved or restored last. Any other checkpoint of this step, or of
+        a later one, belongs to an abandoned course of the run and is set aside.
 
         Args:
             step: number of batches consumed.
@@ -128,17 +127,17 @@ class Checkpoints:
                     files.delete(self.folder, step)
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
-        """The step and the state of the newest undamaged checkpoint, or of that of `step`.
+        """Returns the step and the state of a checkpoint: the newest undamaged one, or that of `step`.
 
         A checkpoint that the run of this folder deletes meanwhile is passed over.
 
         Args:
-            like: the state as ShapeDtypeStructs with shardings.
-            step: step of the checkpoint; None takes the newest, and sets damaged ones aside.
+            like: the state's ShapeDtypeStructs with shardings.
+            step: step of the checkpoint; None takes the newest undamaged one, and sets damaged ones aside.
 
         Raises:
             CheckpointError: all complete checkpoints are damaged, or that of `step` is.
-            ConfigError: there is no checkpoint, or it is of another model or optimizer.
+            ConfigError: there is no checkpoint, or it has another model or optimizer.
         """
         self.wait()
         form = self._form_of(like)
@@ -158,7 +157,7 @@ class Checkpoints:
         return self._form
 
     def _before_commit(self, folder: Path) -> None:
-        """Writes about.json and the sums; runs in a thread of Orbax, in process 0 only."""
+        """Runs in a thread of Orbax, in process 0 alone."""
         assert self._in_flight is not None
         self._in_flight.write(folder)
         write_sums(folder)
@@ -169,7 +168,7 @@ class Checkpoints:
                 self._say(f"checkpoint of step {step} is set aside as {files.set_aside(self.folder, step, why).name}")
 
     def _failed(self, step: int, error: Exception) -> CheckpointError:
-        """The error to raise, after deleting the half-written checkpoint, since the disk may be full."""
+        """The error to raise; deletes the partial checkpoint, since the disk may be full."""
         self._in_flight = self._last = None
         self._clean()
         if isinstance(error, CheckpointError):

@@ -1,6 +1,7 @@
-"""The parameters of a checkpoint without the rest of the train state, for evaluation, sampling and conversion.
+"""Reads and writes only the parameters of a checkpoint, for uses other than training.
 
-With a pipeline they go to its devices; without one they are NumPy arrays on this host.
+The checkpoint holds a train state or a converted model. With a pipeline the parameters go to its devices; without one
+they are NumPy arrays of this host.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from jaxpipe.program import Pipeline
 
 
 def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
-    """Writes canonical `params`, JAX or NumPy arrays; returns the folder of this step.
+    """Writes canonical `params`, of JAX or NumPy; returns the folder of this step.
 
-    Orbax copies NumPy arrays before it writes them, so they take their memory twice.
+    Orbax copies NumPy arrays before it writes them, so that they need their memory twice.
     """
     folder = workdir / CHECKPOINTS
     about = About(step, datetime.now(UTC).isoformat(timespec="seconds"), {}, None)
@@ -50,13 +51,13 @@ def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
 def restore_params(
     workdir: Path, *, model: LanguageModel, pipeline: Pipeline, say: Callable[[str], None] = print
 ) -> tuple[int, Any]:
-    """The step and the staged parameters of the newest undamaged checkpoint in `workdir`.
+    """Returns the step and the staged parameters of the newest undamaged checkpoint in `workdir`.
 
     Args:
-        workdir: folder of the run, which may write and delete checkpoints meanwhile.
+        workdir: folder of the run, which may go on meanwhile.
         model: model of the run.
-        pipeline: pipeline that gets the parameters.
-        say: is called in every process with a line for each checkpoint that is passed over.
+        pipeline: pipeline to whose devices the parameters go.
+        say: takes a message about each checkpoint that is passed over, in every process.
 
     Raises:
         ConfigError: there is no checkpoint, or it is of another model.
@@ -104,7 +105,7 @@ def open_canonical(
         workdir: folder of the run.
         model: model of the run.
         step: step of the checkpoint; None takes the newest undamaged one.
-        say: is called in every process with a line for each checkpoint that is passed over.
+        say: takes a message about each checkpoint that is passed over, in every process.
 
     Raises:
         ConfigError: there is no checkpoint, or it is of another model.
@@ -116,13 +117,13 @@ def open_canonical(
 def restore_canonical(
     workdir: Path, *, model: LanguageModel, step: int | None = None, say: Callable[[str], None] = print
 ) -> tuple[int, Any]:
-    """The step and the canonical parameters of a checkpoint in `workdir`, as NumPy arrays on this host.
+    """Returns the step and the canonical parameters, NumPy arrays of this host, of a checkpoint in `workdir`.
 
     Args:
         workdir: folder of the run.
         model: model of the run.
         step: step of the checkpoint; None takes the newest undamaged one.
-        say: is called in every process with a line for each checkpoint that is passed over.
+        say: takes a message about each checkpoint that is passed over, in every process.
 
     Raises:
         ConfigError: there is no checkpoint, or it is of another model.
@@ -137,7 +138,7 @@ def restore_canonical(
 
 
 def _checked(chosen: Choice, model: LanguageModel) -> SavedParams:
-    """The chosen checkpoint, once its arrays have the shapes of this model."""
+    """The parameters of the chosen checkpoint; raises ConfigError if it is of another model."""
     wanted = {name: tuple(leaf.shape) for name, leaf in _named(_shapes_of(model))}
     check_same(read_whole(chosen.folder, lambda: shapes(chosen.folder)), wanted, folder=chosen.folder)
     return SavedParams(chosen.step, chosen.folder)

@@ -1,7 +1,7 @@
-"""Converts a train state to the named canonical arrays of a checkpoint and back, for any mesh and schedule.
+"""A train state as the named canonical arrays of a checkpoint, and back, on any mesh and schedule.
 
-Wherever the tree of the parameters occurs in the state, as the parameters or as a moment of the optimizer, its leaves
-are staged; all other leaves are replicated on every device.
+Wherever the state contains the tree of the parameters, as parameters or as a moment of the optimizer, its leaves
+are staged; all other leaves are numbers that every device holds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxpipe.program import Pipeline
 from jaxpipe.program.partition import Part
 from jaxpipe.program.staged_params import Canonical
 
-GROUP_BYTES = 2**28  # on a device: leaves are copied in groups of at most this size, or one by one if larger
+GROUP_BYTES = 2**28  # of leaves copied at the same time, on a device; a larger leaf is copied alone
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Leaf:
     """One leaf of the state.
 
     Attributes:
-        name: the path, as "params.layers.attention.norm.scale".
-        part: how devices hold the staged leaf.
-        like: shape, dtype and sharding of the canonical array.
+        name: path of the leaf, as "params.layers.attention.norm.scale".
+        part: the distribution over devices.
+        like: shape, dtype and sharding of the canonical form.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Leaf:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the canonical array on one device."""
+        """Bytes of the canonical form on one device."""
         sharding = self.like.sharding
         assert sharding is not None
         return math.prod(sharding.shard_shape(self.like.shape)) * self.like.dtype.itemsize
@@ -47,7 +47,7 @@ class StateForm:
     """The leaves of a train state in groups, of which one is copied at a time.
 
     Attributes:
-        groups: the leaves, in the order of the state.
+        groups: groups of leaves, in the order of the state's leaves.
     """
 
     def __init__(self, like: Any, params: Any, pipeline: Pipeline):
@@ -55,12 +55,12 @@ class StateForm:
 
         Args:
             like: a state, or its shapes.
-            params: the staged parameters in the state.
-            pipeline: pipeline of the parameters.
+            params: the staged parameters in it.
+            pipeline: pipeline that they belong to.
         """
         self._canonical = Canonical(pipeline.layout, pipeline.mesh)
         self._structure = jax.tree.structure(like)
-        # GPU memory is scarce: the copies of a group move to the host before the next group is copied.
+        # To save GPU memory, the copies of a group move to the host before the next group is copied.
         self._host = "pinned_host" if pipeline.mesh.devices.flat[0].platform == "gpu" else None
         parts, of_params = jax.tree.leaves(pipeline.parts(params)), jax.tree.structure(params)
 
@@ -90,7 +90,7 @@ class StateForm:
         return arrays
 
     def to_state(self, read: Callable[[Arrays], Arrays]) -> Any:
-        """The state made of the arrays that `read` returns for a group of ShapeDtypeStructs by name."""
+        """Returns the state; `read` returns some arrays, given their ShapeDtypeStructs by name."""
         leaves = []
         for group in self.groups:
             arrays = read({leaf.name: leaf.like for leaf in group})
@@ -104,7 +104,7 @@ class StateForm:
         return Leaf(jax.tree_util.keystr(path, simple=True, separator="."), part, like)
 
     def _add(self, leaves: list[Leaf]) -> None:
-        """Adds leaves in groups; parameters and moments are grouped alike, so that one program converts each."""
+        """Adds leaves in groups; equal groups of parameters and of moments are converted by the same program."""
         room = 0
         for leaf in leaves:
             if leaf.num_bytes > room:
@@ -115,5 +115,5 @@ class StateForm:
 
 
 def _of_number(leaf: Any) -> Part:
-    """The Part of a leaf that is no parameter: every device holds it whole."""
+    """The distribution of a leaf that is not a parameter: every device holds all of it."""
     return Part(None, None, (), (), 1, tuple(leaf.shape), stacked=False)

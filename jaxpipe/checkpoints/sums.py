@@ -16,7 +16,7 @@ _BLOCK_BYTES = 2**20
 
 
 def write_sums(folder: Path, *, num_threads: int = _MOST_THREADS) -> None:
-    """Writes the sums of all files in `folder`, in threads, since hashing releases Python's lock."""
+    """Writes the checksums of all files in `folder`, in several threads: hashing releases Python's lock."""
     names = _names(folder)
     with ThreadPoolExecutor(min(num_threads, _num_cores())) as pool:
         sums = list(pool.map(lambda name: _sum(folder / name), names))
@@ -24,12 +24,12 @@ def write_sums(folder: Path, *, num_threads: int = _MOST_THREADS) -> None:
 
 
 def damages(folder: Path, *, share: int = 0, num_shares: int = 1) -> list[str]:
-    """The damaged, missing and added files in `folder`, one text for each.
+    """Finds damaged or missing files in `folder`: one text for each.
 
     Args:
         folder: folder of a complete checkpoint.
-        share: index of the share of files to check.
-        num_shares: number of shares; every share checks that no file is missing.
+        share: index of the share to check.
+        num_shares: number of shares that the files are divided into; each share checks that all files exist.
     """
     try:
         expected = _read(folder / SUMS)
@@ -47,7 +47,7 @@ def damages(folder: Path, *, share: int = 0, num_shares: int = 1) -> list[str]:
 
 
 def _num_cores() -> int:
-    """Number of cores that this process may use."""
+    """The number of cores that this process may use, as far as the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

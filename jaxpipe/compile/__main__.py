@@ -44,7 +44,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 
 def execute(values: FlagValues) -> None:
-    """One compilation."""
+    """Compiles the step and prints its report."""
     config, topology = values.config, parse_topology(values.topology)
     check(config, name=config_flags.get_config_filename(values["config"]))
     check_compilable(config, topology)

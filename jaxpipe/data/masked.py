@@ -30,7 +30,7 @@ class MaskedSequences:
         predicted 2, targets jumps, sentence_order 1
 
     Attributes:
-        tokens: at least `seq_len - 3` tokens of `vocabulary`; read only where a sequence is taken.
+        tokens: the source, at least `seq_len - 3` tokens of `vocabulary`; read only where a sequence is taken.
         seq_len: tokens of one sequence with its special ones and padding; at least 5.
         vocabulary: the special tokens, and which tokens may be masked.
         mask_fraction: fraction of the maskable tokens of a text that is predicted, in (0, 1].
@@ -85,7 +85,7 @@ class MaskedSequences:
         chosen = choose_predicted(of_choice, is_maskable, self.mask_fraction)
         is_chosen = chosen < self._window
 
-        # One column more, which has no position in the sequence, stands for the choices that a row does not have.
+        # An extra column, which has no position in the sequence, takes the choices that a row does not have.
         text = np.pad(text, ((0, 0), (0, 1)))
         targets = np.take_along_axis(text, chosen, axis=1)
         np.put_along_axis(text, chosen, replace_predicted(of_replacements, targets, self.vocabulary), axis=1)
@@ -129,7 +129,7 @@ def num_predicted(num_maskable: int, mask_fraction: float) -> int:
 
 
 def choose_predicted(bits: np.ndarray, is_maskable: np.ndarray, mask_fraction: float) -> np.ndarray:
-    """Columns of the tokens to predict, in ascending order; then `window` where a row has fewer.
+    """Returns the columns of the tokens to predict, ascending; a row with fewer of them ends with `window`.
 
     Every set of `num_predicted` maskable tokens of a text is equally likely: the maskable columns are sorted by their
     random bits, and the first ones are taken.
@@ -162,7 +162,7 @@ def choose_predicted(bits: np.ndarray, is_maskable: np.ndarray, mask_fraction: f
 
 
 def replace_predicted(bits: np.ndarray, targets: np.ndarray, vocabulary: MaskedVocabulary) -> np.ndarray:
-    """What the model sees in place of `targets`, "sequence predicted".
+    """Returns what the model sees in place of `targets`, "sequence predicted".
 
     Each target independently becomes [MASK] (80 %) or a random maskable token (10 %), or stays as it is (10 %).
 

@@ -1,4 +1,4 @@
-"""What a run keeps of the Hugging Face model it started from, so that it can be exported in the same form.
+"""The record that a run keeps of the Hugging Face model it started from, to be exported in the same form.
 
 The folder `hf/` of a run has config.json, the files of the tokenizer and of generation and the index of the shards, all
 unchanged; and `safetensors.json` with the header of every tensor file: names, dtypes, order.
@@ -44,7 +44,7 @@ class SourceModel:
 
     Attributes:
         folder: the folder `hf/` of the run.
-        headers: of the tensor files, by name.
+        headers: headers of the tensor files, by file name.
         index: text of the index; None for a single file.
         left_out: names of the tensors that are no parameters.
     """
@@ -71,7 +71,7 @@ def read_source_model(workdir: Path) -> SourceModel | None:
     """Returns the form of the model that a run started from; None for a run of a model that jaxpipe made.
 
     Raises:
-        ConfigError: its record cannot be read.
+        ConfigError: the record cannot be read.
     """
     folder = workdir / FOLDER
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""From a schedule to the integers that the SPMD program executes, and their clock. No JAX here."""
+"""Lowers a schedule to the integers that the SPMD program executes, and times them. No JAX here."""
 
 from jaxpipe.lowering.body import Segment
 from jaxpipe.lowering.inbox import Inbox

@@ -26,7 +26,7 @@ class Segment:
 
     @property
     def num_repetitions(self) -> int:
-        """How often the body runs."""
+        """Number of times that the body runs."""
         return (self.stop - self.start) // self.num_body_rounds
 
 
@@ -67,7 +67,7 @@ class Sends:
     lane: np.ndarray
 
     def permutes(self, body_round: np.ndarray, num_body_rounds: int) -> Permutes:
-        """[body round][lane] -> pairs, the union over all repetitions of the body.
+        """The permutes that carry these transfers, [body round][lane] -> pairs: the union over all repetitions.
 
         Args:
             body_round: [R] of each round.

@@ -146,7 +146,7 @@ class RoundConstraints:
     """
 
     def __init__(self, device: list[int], rounds_to_allowed: list[list[int]], body: Couplings):
-        """None has started.
+        """Starts without any action.
 
         Args:
             device: [action]; those of a device follow each other.

@@ -68,7 +68,7 @@ def plan_exchange(
     rounds: np.ndarray,
     final: Segment,
 ) -> tuple[Segment, GradientExchange]:
-    """The tail, and the exchange that `schedule` asks for.
+    """Plans the exchange that `schedule` asks for: the tail segment, and what travels in it.
 
     No more layers travel at once than it takes to hide, on the device that has least time, what can be hidden there.
     The tail begins as late as hides as much on every device, since its permutes carry something in every repetition,

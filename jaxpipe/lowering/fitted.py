@@ -29,7 +29,7 @@ _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
 def fitted_rounds(
     compute: Schedule, costs: Costs, body: Couplings, *, slack_fraction: float = 0.0, may_wait: bool = True
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """[A], [A] the round of each action, and the one in which its message travels.
+    """Rounds fitted to `costs`: [A] of each action, and [A] of its message's permute.
 
     Args:
         compute: compute actions alone.
@@ -176,7 +176,7 @@ class _Assignment:
             heappush(self.ready, (max(self.end_of(latest), self.end_of(sender), self.earliest[action]), action))
 
     def end_of(self, action: int) -> float:
-        """When `action` ends, which has started; 0 for -1, which is none."""
+        """The time at which `action`, which has started, ends; 0 for -1, which is none."""
         end = self.end[action] if action >= 0 else 0.0
         assert end is not None
         return end

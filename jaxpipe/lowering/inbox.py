@@ -22,7 +22,7 @@ FIRST_PERMUTE = -3  # FIRST_PERMUTE - k: what permute k of this round brought
 
 @dataclass(frozen=True, eq=False)
 class Inbox:
-    """Where every message waits between the end of its round and its reader.
+    """Where the message of each action comes from, and where messages are stored that wait.
 
     At the end of a round, what has arrived and what the action produced is passed straight to the device's next action
     if that one reads it; a device that idles keeps it. If other actions come before its reader, it is stored in an
@@ -44,7 +44,7 @@ def allocate_inbox(
     body_round: np.ndarray,
     permutes: Permutes,
 ) -> Inbox:
-    """Entries for every message that waits.
+    """Allocates an entry for every message that waits.
 
     Args:
         schedule: compute actions alone.

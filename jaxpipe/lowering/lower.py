@@ -1,4 +1,4 @@
-"""From a schedule to the round table that the SPMD program executes.
+"""Lowers a schedule to the round table that the SPMD program executes.
 
 Among the ways to fold a schedule's rounds into one loop body, the first that is as fast as the asynchronous clock
 whatever actions cost, else the best at the costs that are expected.
@@ -37,8 +37,8 @@ from jaxpipe.schedules.passes.rows import next_multiple
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
 MAX_BODY_ROUNDS = 8
-# A fold is evaluated at several costs, since the program is compiled before they are known: halves of a backward as
-# long as each other, and either of them the longer one; the last with a transfer of a tenth of a forward.
+# A fold is evaluated at several costs, since the program is compiled before they are known: I and W equally long, and
+# either of them longer; the last with a transfer of a tenth of a forward.
 EVALUATION_COSTS = (
     Costs(backward=1.0, input_gradient=0.5, weight_gradient=0.5),
     Costs(backward=2.0, input_gradient=1.3, weight_gradient=0.7),
@@ -60,7 +60,7 @@ def lower(
     rolled: bool = True,
     costs: Costs | None = None,
 ) -> RoundTable:
-    """The round table of a schedule.
+    """Lowers a schedule to its round table.
 
     Args:
         schedule: one that keeps the rules, or one of forwards alone.
@@ -68,7 +68,7 @@ def lower(
         rolled: False makes the body as long as the step, for debugging: the program grows with N.
         costs: what actions are expected to cost, where it matters: for schedules with EVICT and LOAD, whose paired
             devices meet in a round, and where none waits for the other only if rounds keep step with time; and for
-            those of which no fold is fast whatever actions cost, as are most with backwards in two parts. By default a
+            those of which no fold is fast whatever actions cost, as are most with split backwards. By default a
             backward of two forwards, or an I and a W of one each.
 
     Example:
@@ -94,7 +94,7 @@ def spmd_makespan(schedule: Schedule, costs: Costs) -> float:
 
 
 def compute_schedule(schedule: Schedule) -> Schedule:
-    """`schedule` with its compute actions alone; itself where it has no others."""
+    """A schedule of the compute actions of `schedule` alone; itself if it has no others."""
     if schedule.columns.is_kind(*COMPUTE_KINDS).all():
         return schedule
     rows = tuple(tuple(action for action in row if action.kind in COMPUTE_KINDS) for row in schedule.rows)
@@ -102,7 +102,7 @@ def compute_schedule(schedule: Schedule) -> Schedule:
 
 
 def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
-    """`table` with the gradient exchange that `schedule` asks for, in a segment of its own.
+    """Adds to `table` the gradient exchange that `schedule` asks for, in a segment of its own.
 
     Args:
         table: of the compute actions of `schedule`, without exchange.
@@ -132,7 +132,7 @@ class Folding:
         """The first candidate that is good whatever actions cost, or else the best at `costs`.
 
         That is one as fast as the asynchronous clock while transfers take no time, if there is any, and of these or
-        else of all the fastest with likely transfers. Rounds fitted to `costs` are for backwards in two parts, and for
+        else of all the fastest with likely transfers. Rounds fitted to `costs` are tried for split backwards, and
         where no other fold is as fast.
         """
         # Costs of evaluation first, then those that are expected, without transfers and with likely ones.
@@ -164,7 +164,7 @@ class Folding:
         return best
 
     def _as_evaluated(self, table: RoundTable) -> RoundTable:
-        """`table`; of backwards in two parts with the exchange, whose devices may wait for each other."""
+        """The table that is timed: `table`, with the exchange if backwards are split, since devices may wait for it."""
         return with_exchange(table, self.schedule) if self.schedule.has_split_backward else table
 
     def candidates(self, costs: Costs) -> Iterator[RoundTable]:
@@ -213,7 +213,7 @@ class Folding:
         lengths: np.ndarray | None = None,
         send_round: np.ndarray | None = None,
     ) -> RoundTable:
-        """The table with a body of `num_body_rounds`, or one before and one after round `cut`.
+        """Rolls rounds into a body of `num_body_rounds`, or into one before and one after round `cut`.
 
         Args:
             rounds: [A] of the compute actions.

@@ -48,7 +48,7 @@ def allocate_pages(
     layers_per_stage: tuple[int, ...],
     parked: ParkedPages,
 ) -> Pages:
-    """Pages for every layer of every (stage, microbatch), on its own device and, while parked, on the paired one.
+    """Allocates pages for every layer of every (stage, microbatch), at home and, while parked, on the paired device.
 
     Args:
         schedule: compute actions alone.

@@ -27,7 +27,7 @@ class Replay:
 
     @property
     def makespan(self) -> float:
-        """When the last device has done its last round."""
+        """Time at which the last device ends its last round."""
         return float(self.end[-1].max())
 
 

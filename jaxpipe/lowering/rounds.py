@@ -200,7 +200,7 @@ def in_forwards(costs: Costs) -> np.ndarray:
 
 
 def lockstep_rounds(compute: Schedule, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[A], [A] the round of each action, and the one in which its message travels, for any schedule at all.
+    """Rounds in lockstep with time, for any schedule: [A] of each action, and [A] of its message's permute.
 
     The price is that messages are exposed: there is one exchange each forward.
 

@@ -5,8 +5,8 @@
 
 The command times the compiled program with three stages of a few layers each on one device (on `mesh.tensor` devices),
 a few of its actions at a time. It uses the config's model, data, optimizer and `mesh.tensor`, not its schedule. Times
-are medians of wall time. With --num_processes=P, P processes of one core and one thread measure at once, as they would
-compute in one pipeline, and the link is between two of them.
+are medians of wall time. With --num_processes=P, P processes of one core and one thread measure at once, as if they
+computed in one pipeline, and the link is between two of them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 
 def execute(values: FlagValues) -> None:
-    """One measurement."""
+    """Runs one measurement and writes its result."""
     keep_freed_memory()
     config = values.config
     check(config, name=config_flags.get_config_filename(values["config"]))
@@ -78,10 +78,10 @@ def execute(values: FlagValues) -> None:
 
 
 def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
-    """The microbatch sizes that are asked for.
+    """The microbatch sizes of the flag, by default the config's.
 
     Raises:
-        ConfigError: one is no whole number of 1 or more.
+        ConfigError: a size is not a whole number of 1 or more.
     """
     if written is None:
         return [config.data.batch_size // (config.mesh.data * config.pipeline.num_microbatches)]
@@ -90,7 +90,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
         raise ConfigError(
             f"--microbatch_sizes={','.join(written)}\n"
             "  rule microbatch-sizes: whole numbers of 1 or more, with commas between them\n"
-            f"      not so: {', '.join(map(repr, wrong)) or 'there is none'}\n"
+            f"      wrong: {', '.join(map(repr, wrong)) or 'there is none'}\n"
             "  repair: write for example --microbatch_sizes=1,2,4"
         )
     return [int(size) for size in written]
@@ -108,7 +108,7 @@ def _check_alone(config: ConfigDict, num_processes: int) -> None:
     if config.mesh.tensor > 1:
         raise ConfigError(
             f"--num_processes={num_processes} with mesh.tensor={config.mesh.tensor}\n"
-            "  rule measured-processes: each of several processes has one device, which shares no layer\n"
+            "  rule measured-processes: each of several processes has one device, and no layer is split over devices\n"
             "  repair: leave --num_processes out, or set --config.mesh.tensor=1"
         )
 

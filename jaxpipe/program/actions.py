@@ -24,7 +24,6 @@ from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.program.partition import reduce_chunk
 from jaxpipe.program.shapes import StepShapes
-from jaxpipe.program.split_vjp import SplitBackward
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import Pools
 from jaxpipe.program.vjp import vjp_backward, vjp_forward
@@ -47,7 +46,6 @@ class Actions:
     first_layer: jax.Array  # [chunk] index in the model of its first layer
     num_layers: jax.Array  # [chunk]
     static_num_layers: int | None  # layers of every stage, where they are equal: XLA then knows the trip count
-    split: SplitBackward | None  # of a layer's backward, where the table has any I and W
     deterministic: bool  # whether sums over devices are added in mesh order
 
     @classmethod
@@ -61,7 +59,6 @@ class Actions:
         batch: PyTree,
         scale: PyTree,
         key: jax.Array | None,
-        split: SplitBackward | None,
         deterministic: bool,
     ) -> Actions:
         """The actions of the device that traces this inside `shard_map`."""
@@ -78,7 +75,6 @@ class Actions:
             first_layer=jnp.asarray(layout.first_layer)[device],
             num_layers=jnp.asarray(layout.num_held)[device],
             static_num_layers=layers_per_stage[0] if equal else None,
-            split=split,
             deterministic=deterministic,
         )
 
@@ -168,8 +164,8 @@ class Actions:
         return self._finish_backward(row, state, dx, layers)
 
     def _input_gradient(self, row: Row, state: State) -> State:
-        assert self.split
-        split, storage = self.split, self.shapes.storage
+        assert self.shapes.split
+        split, storage = self.shapes.split, self.shapes.storage
 
         def layer(turn: jax.Array, walk: tuple) -> tuple:
             dy, sums, deferred, pools, num_done = walk
@@ -193,8 +189,8 @@ class Actions:
         return self._finish_backward(row, state, dx, layers)._replace(pools=pools)
 
     def _weight_gradient(self, row: Row, state: State) -> State:
-        assert self.split
-        split, storage = self.split, self.shapes.storage
+        assert self.shapes.split
+        split, storage = self.shapes.split, self.shapes.storage
 
         def layer(turn: jax.Array, sums: PyTree) -> PyTree:
             i, params, given = self._last_first(row, turn)

@@ -1,4 +1,4 @@
-"""Which part of each parameter a device holds, and how compute copies and gradient sums come from these parts.
+"""How parameters are partitioned over devices, and how compute copies and gradient sums come from the parts.
 
 A model says which dim of a parameter is split over `tensor`. Devices that compute with equal copies (of a
 layer: those along `data`; of a shared parameter: those along `data` and `pipe`) also hold one part each of
@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.errors import CompileError
+from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 
 PyTree = Any
@@ -56,7 +56,7 @@ class Part:
 
     @property
     def master_shape(self) -> tuple[int, ...]:
-        """Of the part, in one layer's or a shared parameter, that a device holds of the master copy."""
+        """Shape of the part that a device holds of one layer's, or of a shared, master copy."""
         if self.master_dim is None:
             return self.compute_shape
         dim, size = self.master_dim, self.compute_shape[self.master_dim] // self.num_copies
@@ -70,7 +70,7 @@ class Part:
         return over_pipe + over_tensor + (self.copy_axes if self.master_dim is not None else ())
 
     def spec(self, *, master: bool = True) -> P:
-        """How the whole parameter is split over the mesh, as master or as compute copies."""
+        """The PartitionSpec of the whole parameter, as master or as compute copies."""
         dims: list[Any] = [()] * len(self.compute_shape)
         if self.tensor_dim is not None:
             dims[self.tensor_dim] = ("tensor",)
@@ -79,11 +79,11 @@ class Part:
         return P(*(STACKED if self.stacked else ()), *(dim or None for dim in dims))
 
     def gather(self, held: jax.Array) -> jax.Array:
-        """The compute copy, of one layer or shared, from what the device holds."""
+        """The compute copy of one layer's, or of a shared, parameter, from the part that the device holds."""
         return held if self.master_dim is None else gather_over(held, self.copy_axes, self.master_dim)
 
     def reduce(self, gradient: jax.Array, *, deterministic: bool) -> jax.Array:
-        """This device's part of the sum of all devices' gradients of one layer's, or of a shared, parameter."""
+        """This device's part of a gradient, summed over all devices that have terms of it."""
         if self.master_dim is None:
             return sum_over(gradient, self.partial_axes + self.copy_axes, deterministic=deterministic)
         gradient = sum_over(gradient, self.partial_axes, deterministic=deterministic)
@@ -106,53 +106,79 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
     if specs is None:
         specs = jax.tree.map(lambda _: P(), params)
     if jax.tree.structure(specs) != jax.tree.structure(params):
+        num_specs, num_params = jax.tree.structure(specs).num_leaves, jax.tree.structure(params).num_leaves
         raise CompileError(
-            f"the functions' specs have {jax.tree.structure(specs).num_leaves} leaves, "
-            f"params {jax.tree.structure(params).num_leaves}, or other names.\n"
-            "  rule specs: one PartitionSpec for every parameter, in a tree like theirs\n"
-            "  repair: make both from the same model config"
+            explain(
+                f"the functions' specs have {num_specs} leaves, params {num_params}, or other names.",
+                rule="specs: one PartitionSpec for every parameter, in a tree like theirs",
+                repair="make both from the same model config",
+            )
         )
 
     def part(path: Any, leaf: Any, spec: P) -> Part:
-        stacked = path[0].key == "layers"
-        shape = tuple(leaf.shape[len(STACKED) :] if stacked else leaf.shape)
-        name, num_tensor = f"params{jax.tree_util.keystr(path)}", mesh.shape["tensor"]
-        split = [dim for dim, axis in enumerate(spec) if axis is not None]
-        if any(spec[dim] != "tensor" for dim in split) or len(split) > 1 or len(spec) > len(shape):
-            raise CompileError(
-                f"{name} of shape {shape} has the spec {spec}.\n"
-                "  rule tensor-spec: a parameter is split along at most one of its dims, over 'tensor'\n"
-                "  repair: give P() or for example P(None, 'tensor')"
-            )
-        tensor_dim = split[0] if split and num_tensor > 1 else None
-        if tensor_dim is not None:
-            if shape[tensor_dim] % num_tensor:
-                raise CompileError(
-                    f"{name} of shape {shape} is split along dim {tensor_dim} over tensor={num_tensor}.\n"
-                    "  rule tensor-divides: the dim is a multiple of the devices\n"
-                    f"      {shape[tensor_dim]} = {num_tensor} x {shape[tensor_dim] // num_tensor} + "
-                    f"{shape[tensor_dim] % num_tensor}\n"
-                    "  repair: choose sizes or a tensor axis that divide"
-                )
-            shape = (*shape[:tensor_dim], shape[tensor_dim] // num_tensor, *shape[tensor_dim + 1 :])
-        copies = tuple(axis for axis in (("data",) if stacked else ("data", "pipe")) if mesh.shape[axis] > 1)
-        num_copies = math.prod(mesh.shape[axis] for axis in copies)
-        divides = [dim for dim, size in enumerate(shape) if copies and split_masters and size % num_copies == 0]
-        return Part(
-            tensor_dim=tensor_dim,
-            master_dim=divides[0] if divides else None,
-            copy_axes=copies,
-            partial_axes=("tensor",) if num_tensor > 1 and tensor_dim is None else (),
-            num_copies=num_copies,
-            compute_shape=shape,
-            stacked=stacked,
+        is_layer = path[0].key == "layers"
+        name, shape = (
+            f"params{jax.tree_util.keystr(path)}",
+            tuple(leaf.shape[len(STACKED) :] if is_layer else leaf.shape),
         )
+        return _part(name, shape, spec, mesh, stacked=is_layer, split_masters=split_masters)
 
     return jax.tree_util.tree_map_with_path(part, params, specs)
 
 
+def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bool, split_masters: bool) -> Part:
+    """The Part of one parameter; `shape` is that of one layer's, or of a shared, parameter."""
+    num_tensor = mesh.shape["tensor"]
+    tensor_dim = _tensor_dim(name, shape, spec, num_tensor)
+    if tensor_dim is not None:
+        shape = (*shape[:tensor_dim], shape[tensor_dim] // num_tensor, *shape[tensor_dim + 1 :])
+    # The master copy is split over the devices with equal compute copies, along the first dim that divides.
+    copies = tuple(axis for axis in (("data",) if stacked else ("data", "pipe")) if mesh.shape[axis] > 1)
+    num_copies = math.prod(mesh.shape[axis] for axis in copies)
+    divides = [dim for dim, size in enumerate(shape) if copies and split_masters and size % num_copies == 0]
+    return Part(
+        tensor_dim=tensor_dim,
+        master_dim=divides[0] if divides else None,
+        copy_axes=copies,
+        partial_axes=("tensor",) if num_tensor > 1 and tensor_dim is None else (),
+        num_copies=num_copies,
+        compute_shape=shape,
+        stacked=stacked,
+    )
+
+
+def _tensor_dim(name: str, shape: tuple[int, ...], spec: P, num_tensor: int) -> int | None:
+    """The dim that `spec` splits over the `tensor` devices; None if none is, or if there is one device.
+
+    Raises:
+        CompileError: `spec` has another form, or the dim does not divide.
+    """
+    split = [dim for dim, axis in enumerate(spec) if axis is not None]
+    if any(spec[dim] != "tensor" for dim in split) or len(split) > 1 or len(spec) > len(shape):
+        raise CompileError(
+            explain(
+                f"{name} of shape {shape} has the spec {spec}.",
+                rule="tensor-spec: a parameter is split along at most one of its dims, over 'tensor'",
+                repair="give P() or for example P(None, 'tensor')",
+            )
+        )
+    if not split or num_tensor == 1:
+        return None
+    size, rest = divmod(shape[split[0]], num_tensor)
+    if rest:
+        raise CompileError(
+            explain(
+                f"{name} of shape {shape} is split along dim {split[0]} over tensor={num_tensor}.",
+                rule="tensor-divides: the dim is a multiple of the devices",
+                picture=f"{shape[split[0]]} = {num_tensor} x {size} + {rest}",
+                repair="choose sizes or a tensor axis that divide",
+            )
+        )
+    return split[0]
+
+
 def compute_copies(held: PyTree, parts: PyTree, dtype: Any, *, pairs: Sequence[tuple[int, int]] = ()) -> PyTree:
-    """All that a device computes with, in `dtype`, made once a step from what the devices hold.
+    """The parameters that a device computes with, in `dtype`, made once a step from the parts that the devices hold.
 
     Args:
         held: this device's {"shared", "layers": [chunk, layer, ...]}.
@@ -176,7 +202,7 @@ def _gather_layers(layers: PyTree, parts: PyTree) -> PyTree:
     parts = jax.tree.leaves(parts)
     split = [k for k, part in enumerate(parts) if part.master_dim is not None]
     if split:
-        # Layer by layer: gathered at once, each would come in pieces that have to be put together.
+        # Layer by layer: all layers gathered at once would come in pieces, to be put together by a copy of everything.
         rows = [leaves[k].reshape(-1, *leaves[k].shape[2:]) for k in split]
         whole = lax.map(lambda row: [parts[k].gather(leaf) for k, leaf in zip(split, row, strict=True)], rows)
         for k, leaf in zip(split, whole, strict=True):
@@ -187,7 +213,7 @@ def _gather_layers(layers: PyTree, parts: PyTree) -> PyTree:
 def _gather_both(
     layers: PyTree, parts: PyTree, cast: Callable[[jax.Array], jax.Array], pairs: Sequence[tuple[int, int]]
 ) -> PyTree:
-    """Copies of a device's own layers and of its partner's, layer by layer; what travels is what the devices hold."""
+    """Compute copies of a device's own layers and of its partner's, layer by layer; only parts travel along `pipe`."""
     leaves, structure = jax.tree.flatten(layers)
     parts = jax.tree.leaves(parts)
     num_chunks, num_layers = leaves[0].shape[:2]
@@ -209,7 +235,9 @@ def _gather_both(
 
 
 def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministic: bool) -> PyTree:
-    """`grads` with those of `chunk` reduced over the devices, layer by layer, in place; see `_reduced_parts`.
+    """Running sums in which the gradients of `chunk` are reduced over the devices, layer by layer, in place.
+
+    A reduced part is smaller than the sum that it replaces: it is at the beginning of its dim, see `_reduced_parts`.
 
     Args:
         grads: this device's running sums, leaves [chunk, layer, ...].
@@ -236,7 +264,7 @@ def _reduce_layer(leaf: jax.Array, part: Part, chunk: jax.Array, i: jax.Array, *
 
 
 def _reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
-    """This device's parts of reduced gradients, which `reduce_chunk` left at the beginning of their dims."""
+    """This device's parts of the gradients that `reduce_chunk` has reduced: the beginning of the dim that is split."""
 
     def cut(leaf: jax.Array, part: Part) -> jax.Array:
         if part.master_dim is None:

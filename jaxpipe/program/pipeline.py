@@ -17,17 +17,15 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.mesh import Randomness
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Row, initial_carry, table_operands
 from jaxpipe.program.contract import StageFunctions, check_actions, check_mesh, scale_of_each
 from jaxpipe.program.partition import compute_copies, partition, square_sums, sums_over_devices
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
-from jaxpipe.program.split_vjp import split_vjp
 from jaxpipe.program.staged_params import StagedLayout, balanced_split
 from jaxpipe.schedules.analysis.costs import Costs
-from jaxpipe.schedules.passes.rows import forwards
+from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
 
@@ -119,7 +117,7 @@ class Pipeline:
     @cached_property
     def forward_table(self) -> RoundTable:
         """The round table of the forwards alone, with the same placement and microbatches: what `loss` executes."""
-        return lower(forwards(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
+        return lower(forwards_only(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
 
     def to_stages(self, params: PyTree) -> PyTree:
         """Staged parameters, layers [device, chunk, layer, ...], from canonical ones; traceable."""
@@ -197,11 +195,6 @@ class Pipeline:
             # On each device: its line of the table and its part of the parameters, both without the device axis.
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = compute_copies({**params, "layers": layers}, shapes.parts, self.dtype, pairs=self.layout.pairs)
-            split = None
-            if table.schedule.has_split_backward:
-                residuals, random = shapes.storage.saved.residuals, None if key is None else Randomness.like()
-                like = shapes.copies["layer"], residuals, shapes.message, shapes.microbatch, random
-                split = split_vjp(self.functions.layer, *like)
             actions = Actions.on_this_device(
                 self.functions,
                 shapes,
@@ -210,7 +203,6 @@ class Pipeline:
                 batch=batch,
                 scale=scale,
                 key=key,
-                split=split,
                 deterministic=self.deterministic,
             )
             state = run_rounds(table, actions, rows, initial_carry(shapes, params, scale)).state

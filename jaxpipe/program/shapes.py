@@ -18,7 +18,7 @@ from jaxpipe.lowering import RoundTable
 from jaxpipe.mesh import Randomness
 from jaxpipe.program.contract import StageFunctions, check_functions, check_inputs, shapes_on_a_device
 from jaxpipe.program.partition import Part, partition
-from jaxpipe.program.split_vjp import split_vjp
+from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import SavedResiduals, Storage, make_storage
 from jaxpipe.program.vjp import vjp_forward
@@ -39,6 +39,7 @@ class StepShapes:
         message: what one stage sends to the next.
         losses: what the head returns.
         storage: of saved residuals; of forwards alone it holds nothing.
+        split: I and W of a layer's backward, where the table has any.
     """
 
     table: RoundTable
@@ -49,6 +50,7 @@ class StepShapes:
     message: jax.ShapeDtypeStruct
     losses: PyTree
     storage: Storage
+    split: SplitBackward | None
 
 
 def step_shapes(
@@ -92,11 +94,11 @@ def step_shapes(
     copies = {"shared": of_layers["shared"], "layer": of_layers["layers"]}
     microbatch = jax.tree.map(of_one_device, batch)
     message, losses = check_functions(functions, mesh, copies, microbatch)
-    saved = SavedResiduals(())
+    saved, split = SavedResiduals(()), None
     if table.has_backward:
         given = microbatch, Randomness.like() if random else None
         by_parts = table.schedule.has_split_backward
-        saved = residual_shapes(functions, mesh, copies["layer"], message, *given, split_backward=by_parts)
+        saved, split = residual_shapes(functions, mesh, copies["layer"], message, *given, split_backward=by_parts)
     return StepShapes(
         table=table,
         masters=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params),
@@ -106,6 +108,7 @@ def step_shapes(
         message=message,
         losses=losses,
         storage=make_storage(table, saved),
+        split=split,
     )
 
 
@@ -116,8 +119,8 @@ def residual_shapes(
     x: jax.ShapeDtypeStruct,
     *given: PyTree,
     split_backward: bool,
-) -> SavedResiduals:
-    """What one layer saves of one microbatch on one device, from the shapes of its arguments there.
+) -> tuple[SavedResiduals, SplitBackward | None]:
+    """What one layer saves of one microbatch on one device, and its split backward if asked for.
 
     Args:
         functions: of the model.
@@ -127,19 +130,18 @@ def residual_shapes(
         given: the microbatch and what random numbers come from.
         split_backward: whether any backward is split into I and W.
     """
-    shared_with_w: tuple[int, ...] = ()
+    split: SplitBackward | None = None
 
     def save(params: PyTree, x: Any, *given: PyTree) -> tuple[list[jax.Array], list[jax.Array]]:
-        nonlocal shared_with_w
+        nonlocal split
         residuals = vjp_forward(functions.layer, params, x, *given)[1]
         if not split_backward:
             return residuals, []
         split = split_vjp(functions.layer, params, residuals, x, *given)
-        shared_with_w = split.shared_with_w
         return residuals, split.input_gradient(params, residuals, x, *given)[2]
 
     residuals, deferred = shapes_on_a_device(mesh, save, params, x, *given)
-    return SavedResiduals(tuple(residuals), shared_with_w, tuple(deferred))
+    return SavedResiduals(tuple(residuals), split.shared_with_w if split else (), tuple(deferred)), split
 
 
 # Bytes

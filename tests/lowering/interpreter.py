@@ -29,8 +29,8 @@ class Device:
 
     inbox: list
     pools: dict  # one of the names in POOLS -> pages
-    departing: dict  # the same -> [lane] pages that travel next
-    leaving: list
+    send_buffer_pages: dict  # the same -> [lane] pages that travel next
+    send_buffer_grads: list
     message: tuple = GARBAGE
     out: tuple = GARBAGE
     done: list = field(default_factory=list)
@@ -51,24 +51,24 @@ def interpret(table: RoundTable) -> None:
         Device(
             inbox=[None] * (inbox.num_inbox + 1),
             pools={name: [None] * pages.num_pages for name, pages in pools.items()},
-            departing={name: [GARBAGE] * table.num_page_lanes for name in pools},
-            leaving=[GARBAGE] * table.num_gradient_lanes,
+            send_buffer_pages={name: [GARBAGE] * table.num_page_lanes for name in pools},
+            send_buffer_grads=[GARBAGE] * table.num_gradient_lanes,
         )
         for _ in range(schedule.num_devices)
     ]
     for round_ in range(table.num_rounds):
-        position = table.body_round[round_]
-        arrived = [_permute(pairs, [device.out for device in devices]) for pairs in table.permutes[position]]
-        landed = {
+        body_round = table.body_round[round_]
+        arrived = [_permute(pairs, [device.out for device in devices]) for pairs in table.permutes[body_round]]
+        received = {
             name: [
-                _permute(pairs, [device.departing[name][lane] for device in devices])
-                for lane, pairs in enumerate(table.page_permutes[position])
+                _permute(pairs, [device.send_buffer_pages[name][lane] for device in devices])
+                for lane, pairs in enumerate(table.page_permutes[body_round])
             ]
             for name in pools
         }
         gradients = [
-            _permute(pairs, [device.leaving[lane] for device in devices])
-            for lane, pairs in enumerate(table.gradient_permutes[position])
+            _permute(pairs, [device.send_buffer_grads[lane] for device in devices])
+            for lane, pairs in enumerate(table.gradient_permutes[body_round])
         ]
         for d, device in enumerate(devices):
             where = f"round {round_}, device {d}"
@@ -82,10 +82,10 @@ def interpret(table: RoundTable) -> None:
             _choose(device, inbox.next_source[round_, d], own, [brought[d] for brought in arrived], where)
             for name, pages in pools.items():
                 pool = device.pools[name]
-                landing = pages.recv_page[round_, d, : pages.num_recvs[round_, d]]
-                _land(pool, landing, [brought[d] for brought in landed[name]], where)
-                departure = pages.send_page[round_, d, : pages.num_sends[round_, d]]
-                device.departing[name] = _depart(pool, departure, table.num_page_lanes, where)
+                recv_pages = pages.recv_page[round_, d, : pages.num_recvs[round_, d]]
+                _receive(pool, recv_pages, [brought[d] for brought in received[name]], where)
+                send_pages = pages.send_page[round_, d, : pages.num_sends[round_, d]]
+                device.send_buffer_pages[name] = _send(pool, send_pages, table.num_page_lanes, where)
             _exchange(table, round_, d, device, [brought[d] for brought in gradients], where)
     for d, device in enumerate(devices):
         assert tuple(device.done) == schedule.rows[d], f"device {d} did {device.done}"
@@ -157,19 +157,19 @@ def _store(device, page, message, num_inbox, where):
     device.inbox[page] = message
 
 
-def _land(pool, pages, lanes, where):
+def _receive(pool, pages, lanes, where):
     for lane, page in enumerate(pages):
         assert lanes[lane] != GARBAGE, f"{where} stores a page that nobody sent"
         assert pool[page] is None, f"{where}: {lanes[lane]} overwrites residuals {pool[page]}"
         pool[page] = lanes[lane]
 
 
-def _depart(pool, pages, num_lanes, where):
-    departing = [GARBAGE] * num_lanes
+def _send(pool, pages, num_lanes, where):
+    send_buffer_pages = [GARBAGE] * num_lanes
     for lane, page in enumerate(pages):
         assert pool[page] is not None, f"{where} sends an empty page"
-        departing[lane], pool[page] = pool[page], None
-    return departing
+        send_buffer_pages[lane], pool[page] = pool[page], None
+    return send_buffer_pages
 
 
 def _exchange(table, round_, d, device, arrived, where):
@@ -177,9 +177,9 @@ def _exchange(table, round_, d, device, arrived, where):
     for lane in range(grids.num_recvs[round_, d]):
         assert arrived[lane] != GARBAGE, f"{where} adds gradients that nobody sent"
         device.sums[tuple(grids.recv_layer[round_, d, lane])] += arrived[lane]
-    device.leaving = [GARBAGE] * table.num_gradient_lanes
+    device.send_buffer_grads = [GARBAGE] * table.num_gradient_lanes
     for lane in range(grids.num_sends[round_, d]):
-        device.leaving[lane] = list(device.sums[tuple(grids.send_layer[round_, d, lane])])
+        device.send_buffer_grads[lane] = list(device.sums[tuple(grids.send_layer[round_, d, lane])])
 
 
 def _check_sums(table, d, device):

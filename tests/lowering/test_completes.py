@@ -7,7 +7,7 @@ from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.schedules import Kind, Placement, Schedule, build, check, parse_action
-from jaxpipe.schedules.passes.rows import forwards
+from jaxpipe.schedules.passes.rows import forwards_only
 
 
 def last_of_each_stage(schedule: Schedule) -> set[tuple[int, Kind, int, int]]:
@@ -53,7 +53,9 @@ def test_of_user_schedules(placement, seed):
 @pytest.mark.parametrize("placement", [*PLACEMENTS.values(), *TWO_WAYS.values()], ids=[*PLACEMENTS, *TWO_WAYS])
 @pytest.mark.parametrize("seed", range(4))
 def test_of_backwards_some_or_all_in_two_parts(placement, seed):
-    assert_marks(random_schedule(placement, num_microbatches=1 + 2 * seed, seed=seed, halves=(0.5, 1.0)[seed % 2]))
+    assert_marks(
+        random_schedule(placement, num_microbatches=1 + 2 * seed, seed=seed, split_fraction=(0.5, 1.0)[seed % 2])
+    )
 
 
 def test_of_a_handwritten_v():
@@ -67,4 +69,4 @@ def test_of_backwards_in_two_parts_it_is_the_last_weight_gradient():
 
 
 def test_forwards_alone_complete_nothing():
-    assert not lower(forwards(build("1f1b", num_devices=4, num_microbatches=6))).completes.any()
+    assert not lower(forwards_only(build("1f1b", num_devices=4, num_microbatches=6))).completes.any()

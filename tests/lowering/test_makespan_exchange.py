@@ -1,4 +1,4 @@
-"""What does it cost that two holders of a stage sum their gradients?
+"""The time that the gradient exchange between two holders of a stage costs.
 
 Gradients of a stage of one layer are 15 messages on the asynchronous clock, each way, and 30 one way on the SPMD
 clock: a link that takes 0.1 forward for a message takes three for the gradients of a layer. Bounds are what was

@@ -1,4 +1,4 @@
-"""How big is the program that a schedule becomes: slots, inbox, body positions, permutes?"""
+"""The size of the program that a schedule becomes: slots, inbox, body rounds, permutes."""
 
 import pytest
 from legal_devices import variants

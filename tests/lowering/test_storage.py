@@ -1,4 +1,4 @@
-"""Does every action find its message and its residuals where the table says, and is nothing live overwritten?"""
+"""Every action finds its message and its residuals where the table says, and nothing live is overwritten."""
 
 from copy import deepcopy
 from itertools import islice
@@ -12,7 +12,7 @@ from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 from jaxpipe.lowering import Pages, RoundTable, lower
 from jaxpipe.lowering.inbox import NOTHING
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, balance, build, split_backward
-from jaxpipe.schedules.passes.rows import forwards
+from jaxpipe.schedules.passes.rows import forwards_only
 
 
 def uneven_layers(schedule: Schedule) -> tuple[int, ...]:
@@ -81,8 +81,8 @@ def test_user_schedules_are_stored_safely(placement, seed):
 @pytest.mark.parametrize("placement", [*PLACEMENTS.values(), *TWO_WAYS.values()], ids=[*PLACEMENTS, *TWO_WAYS])
 @pytest.mark.parametrize("seed", range(8))
 def test_so_they_are_with_backwards_in_two_parts(placement, seed):
-    halves = (0.5, 1.0)[seed % 2]
-    schedule = random_schedule(placement, num_microbatches=2 + seed, seed=seed, halves=halves)
+    split_fraction = (0.5, 1.0)[seed % 2]
+    schedule = random_schedule(placement, num_microbatches=2 + seed, seed=seed, split_fraction=split_fraction)
     for rolled in (True, False):
         table = lower(schedule, layers_per_stage=uneven_layers(schedule), rolled=rolled)
         interpret(table)
@@ -112,7 +112,7 @@ def test_a_handwritten_v_is_stored_safely():
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_forwards_alone_keep_no_residuals(name):
-    table = lower(forwards(build(name, num_devices=4, num_microbatches=6)))
+    table = lower(forwards_only(build(name, num_devices=4, num_microbatches=6)))
     interpret(table)
     assert table.pages.num_pages == table.num_slots == 0
 

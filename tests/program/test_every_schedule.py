@@ -18,7 +18,7 @@ from legal_devices import TWO_REPLICAS, variants
 from tiny_models import run_quickly
 
 from jaxpipe.program import Pipeline
-from jaxpipe.schedules import Kind, Schedule, balance, build, split_backward
+from jaxpipe.schedules import REGISTRY, Kind, Schedule, balance, build, split_backward
 
 
 class Case(NamedTuple):
@@ -71,6 +71,9 @@ FEW = [
     Case("mlp", "bitpipe", {}, 4, 6, split=True),
     Case("mlp", "1f1b", {}, 4, 8, split=True, balanced=True),
 ]
+
+_IN_FEW = {case.name for case in (getattr(each, "values", (each,))[0] for each in FEW)}
+FEW += [Case("mlp", name, {}, 4, 6) for name in REGISTRY if name not in _IN_FEW]
 
 ALL = [
     Case("mlp", name, options, num_devices, num_microbatches, data=1 + (num_devices <= 4 and num_microbatches % 2))

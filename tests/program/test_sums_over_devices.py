@@ -18,7 +18,7 @@ SUMS = {"psum", "psum_scatter", "reduce_scatter", "psum_invariant"}
 
 
 def rounds_of(pipeline, params, batch) -> list[list[core.JaxprEqn]]:
-    """[body position] what it does, up to the barrier that its message leaves behind; what comes after, at the next."""
+    """[body round] what it does, up to the barrier that its message leaves behind; what comes after, at the next."""
     jaxpr = jax.make_jaxpr(pipeline.loss_and_grads)(params, batch, 1.0).jaxpr
     bodies = [body for body in bodies_of(jaxpr) if "ppermute" in names(body)]
     rounds: list[list[core.JaxprEqn]] = []

@@ -8,7 +8,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Kind, Schedule, bidirectional, build, linear, looped, violations, zig_zag
 from jaxpipe.schedules.methods.interleaved_1f1b import _row
 from jaxpipe.schedules.methods.option import parse_options
-from jaxpipe.schedules.passes.rows import without_phantoms
+from jaxpipe.schedules.passes.rows import drop_padding
 
 BIDIRECTIONAL = ("gems", "chimera", "bitpipe", "mixpipe", "dualpipe")
 
@@ -98,7 +98,7 @@ def test_what_stays_keeps_its_order():
     for row, shorter_row in zip(whole.rows, shorter.rows, strict=True):
         kept = [action for action in row if action.kind is not Kind.SYNC and action.microbatch < 5]
         assert kept == [action for action in shorter_row if action.kind is not Kind.SYNC]
-    assert without_phantoms(whole.rows[:0], num_microbatches=0) == ()
+    assert drop_padding(whole.rows[:0], num_microbatches=0) == ()
 
 
 def test_microbatches_of_a_unit_go_down_first():

@@ -170,7 +170,7 @@ def test_hanayo_of_any_number_of_microbatches(d, waves):
 
 
 def test_hanayo_has_units_to_fall_back_on(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("jaxpipe.schedules.methods.hanayo"), "list_schedule", lambda *_: None)
+    monkeypatch.setattr(importlib.import_module("jaxpipe.schedules.methods.hanayo"), "job_order", lambda *_: None)
     for d, n in ((2, 5), (4, 8), (5, 15)):
         schedule = check(waved(d, n, 2))
         assert peak_activations(schedule).max() == d

@@ -12,12 +12,12 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, peak_activations, simulate, zig_zag
-from jaxpipe.schedules.ordering.compaction import in_order, justified
-from jaxpipe.schedules.ordering.flow_shop import Shop, shop_of
-from jaxpipe.schedules.ordering.list_scheduler import greedy
+from jaxpipe.schedules.ordering.compaction import compacted, in_order
+from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
+from jaxpipe.schedules.ordering.list_scheduler import list_schedule
 from jaxpipe.schedules.ordering.memory_bounded import INTERVAL, merit, repeated, v_half_block, v_min_block, zb_v_block
 from jaxpipe.schedules.ordering.pattern import NEVER_FIRST, Pattern
-from jaxpipe.schedules.ordering.problem import Sizes
+from jaxpipe.schedules.ordering.problem import StorageSizes
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.times import Times
 
@@ -188,38 +188,42 @@ def test_blocks_are_the_published_ones():
         assert [v_half_block(p)[step] for step in at] == expected
 
 
-def split_shop(placement: Placement, num_chains: int, cap: int, times: Times, *, ticks_per_unit: float = 1.0) -> Shop:
-    return shop_of(placement, num_chains, times.costs, Sizes(cap), is_split=True, ticks_per_unit=ticks_per_unit)
+def split_shop(
+    placement: Placement, num_microbatches: int, cap: int, times: Times, *, ticks_per_unit: float = 1.0
+) -> FlowShop:
+    return flow_shop(
+        placement, num_microbatches, times.costs, StorageSizes(cap), is_split=True, ticks_per_unit=ticks_per_unit
+    )
 
 
-def random_case(source: random.Random) -> tuple[Shop, list[int]]:
+def random_case(source: random.Random) -> tuple[FlowShop, list[int]]:
     """A shop with times and a cap, and what list scheduling makes of a pattern."""
     d = source.randint(1, 5)
     placement = zig_zag(d, source.choice((1, 2, 3)))
-    num_chains, times = source.randint(1, 7), Times(*(source.randint(1, 5) for _ in range(3)))
+    num_microbatches, times = source.randint(1, 7), Times(*(source.randint(1, 5) for _ in range(3)))
     cap = source.randint(placement.num_chunks, 3 * placement.num_stages)
-    shop = split_shop(placement, num_chains, cap, times)
+    shop = split_shop(placement, num_microbatches, cap, times)
     pattern = Pattern(
         hops=tuple(source.choice((1.0, 2.0, 3.0)) for _ in range(2 * placement.num_chunks)),
         turn=source.choice((-NEVER_FIRST, 0.0, 0.5)),
         weight_delay=2 * NEVER_FIRST,
         weight_wait=source.choice((0.0, 1.0)),
     )
-    order = greedy(shop, pattern.guide(shop), 10**9)
+    order = list_schedule(shop, pattern.guide(shop), 10**9)
     assert order
     return shop, order.start
 
 
-def with_rows(shop: Shop, start: list[int]) -> Schedule:
-    return check(Schedule("found", shop.placement, shop.num_chains, shop.rows_of(shop.order_of(start))))
+def with_rows(shop: FlowShop, start: list[int]) -> Schedule:
+    return check(Schedule("found", shop.placement, shop.num_microbatches, shop.rows_of(shop.order_of(start))))
 
 
-def length_of(start: list[int], shop: Shop) -> int:
-    ends = np.array(start).reshape(shop.num_chains, shop.num_steps) + shop.duration
+def length_of(start: list[int], shop: FlowShop) -> int:
+    ends = np.array(start).reshape(shop.num_microbatches, shop.num_operations) + shop.duration
     return int(ends.max())
 
 
-def simulated(schedule: Schedule, shop: Shop) -> float:
+def simulated(schedule: Schedule, shop: FlowShop) -> float:
     forward, input_gradient, weight_gradient = shop.duration[:: shop.placement.num_stages]
     costs = Costs(forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient)
     return simulate(schedule, costs).makespan
@@ -249,12 +253,14 @@ def test_merit_is_what_the_simulator_says():
         makespan, gaps, most_stored = merit(start, shop)
         assert makespan == simulated(schedule, shop)
         assert most_stored == peak_activations(schedule).max() * shop.placement.num_chunks
-        ends = np.array(start).reshape(shop.num_chains, shop.num_steps) + shop.duration
+        ends = np.array(start).reshape(shop.num_microbatches, shop.num_operations) + shop.duration
         waits = []
         for device in range(shop.placement.num_devices):
             steps = np.array(shop.device_of[0]) == device
             first = ends[:, steps] - np.array(shop.duration)[steps]
-            waits.append(ends[:, steps].max() - first.min() - shop.num_chains * np.array(shop.duration)[steps].sum())
+            waits.append(
+                ends[:, steps].max() - first.min() - shop.num_microbatches * np.array(shop.duration)[steps].sum()
+            )
         assert gaps == max(waits)
 
 
@@ -263,7 +269,7 @@ def test_a_justified_step_is_no_longer_legal_and_keeps_the_cap():
     num_shorter = 0
     for _ in range(200):
         shop, start = random_case(source)
-        moved = justified(start, shop)
+        moved = compacted(start, shop)
         schedule = with_rows(shop, moved)
         assert peak_activations(schedule).max() * shop.placement.num_chunks <= shop.sizes.capacity
         length, before = length_of(moved, shop), length_of(start, shop)
@@ -274,7 +280,7 @@ def test_a_justified_step_is_no_longer_legal_and_keeps_the_cap():
 
 def test_a_justified_block_of_one_microbatch_is_its_chain():
     shop = split_shop(zig_zag(4, 2), 1, 2, Times())
-    moved = justified(repeated(v_half_block(4), shop), shop)
+    moved = compacted(repeated(v_half_block(4), shop), shop)
     # 8 stages forward and back without a wait, then W
     assert length_of(moved, shop) == 2 * 8 + 1
     assert moved[:16] == list(range(16))
@@ -283,11 +289,11 @@ def test_a_justified_block_of_one_microbatch_is_its_chain():
 def test_tails_let_first_devices_end_first():
     shop = split_shop(linear(4), 8, 7, Times())
     pattern = Pattern((1.0, 1.0), turn=-NEVER_FIRST, weight_delay=2 * NEVER_FIRST, weight_wait=0.9)
-    order = greedy(shop, pattern.guide(shop), 10**9)
+    order = list_schedule(shop, pattern.guide(shop), 10**9)
     assert order
-    moved = justified(order.start, shop, [3, 2, 1, 0])
+    moved = compacted(order.start, shop, [3, 2, 1, 0])
     last = [0] * 4
     for index, at in enumerate(moved):
-        device = shop.device_of[0][index % shop.num_steps]
+        device = shop.device_of[0][index % shop.num_operations]
         last[device] = max(last[device], at + 1)
     assert last == [24, 25, 26, 27]

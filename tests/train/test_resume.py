@@ -115,13 +115,13 @@ def test_damaged_checkpoints_are_passed_over_aloud_and_if_all_are_the_run_never_
     workdir = tmp_path / "run"
     subprocess.run(["cp", "-r", whole, workdir], check=True)
     steps = complete_steps(workdir / CHECKPOINTS)
-    assert steps == [32, 36, 40]  # the last three
+    assert steps == [8, 12, 16]  # the last three
     for step in steps:
         (largest,) = sorted((workdir / CHECKPOINTS / str(step)).rglob("d/*"), key=lambda file: file.stat().st_size)[-1:]
         content = bytearray(largest.read_bytes())
         content[len(content) // 2] ^= 1
         largest.write_bytes(content)
-        if step == 36:
+        if step == 12:
             shown = run("checkpoints.__main__", "verify", str(workdir))
             assert shown.returncode == 2
             assert "32/" in shown.stderr + shown.stdout
@@ -131,12 +131,12 @@ def test_damaged_checkpoints_are_passed_over_aloud_and_if_all_are_the_run_never_
     assert complete_steps(workdir / CHECKPOINTS) == steps
 
     content[len(content) // 2] ^= 1
-    largest.write_bytes(content)  # 40 is whole again
-    (workdir / CHECKPOINTS / "40").rename(workdir / CHECKPOINTS / "28")
-    more = [*LONG[:1], "--config.train.steps=42", *LONG[2:]]
+    largest.write_bytes(content)  # 16 is whole again
+    (workdir / CHECKPOINTS / "16").rename(workdir / CHECKPOINTS / "4")
+    more = [*LONG[:1], "--config.train.steps=18", *LONG[2:]]
     done = train(workdir, *more, *SAVES)
-    assert "checkpoint of step 36 is damaged and passed over" in done.stdout
-    assert "resumes    from the checkpoint of step 28" in done.stdout
+    assert "checkpoint of step 12 is damaged and passed over" in done.stdout
+    assert "resumes    from the checkpoint of step 4" in done.stdout
 
 
 def test_a_dry_run_compiles_and_writes_nothing(tmp_path):

@@ -36,7 +36,7 @@ _HEADINGS = (
 
 
 def to_text(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline]) -> str:
-    """Lines to print.
+    """The plan as lines to print.
 
     Args:
         plan: what was found.

@@ -1,9 +1,10 @@
-"""Where is a backward cut in two, so that the second half is given few bytes and computes nothing anew?
+"""Cuts a backward in two, so that the second half is given as few bytes as possible and recomputes no product.
 
-Goes in: a jaxpr without calls, and which of its outputs are wanted now. Comes out: the equations of either half, and
-the values that the first hands to the second. A product that is not wanted now, and what depends on one, is put off;
-what only leads to such a product stands on the side where the cut is cheapest (a minimum cut, as in the partitioner
-of PyTorch's AOTAutograd); all else is done now, so that sums over tokens (gradients of biases and norms) leave nothing.
+In goes a jaxpr without calls, and which of its outputs are wanted now. Out come the equations of either half, and
+the values that the first saves for the second. A product that no wanted output needs is deferred, with all that depends
+on it. What only leads to such a product stands on the side where the saved values have the fewest bytes (a minimum cut,
+as in the partitioner of PyTorch's AOTAutograd). All else is done now, so that sums over tokens (gradients of biases and
+norms) save nothing for later.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 Atom = core.Var | core.Literal
 
-# They compute nothing: the second half may repeat them, to be given the smaller of the two forms of a value. So it may
-# what makes random keys, which no page can hold.
+# Primitives that compute nothing: the second half may repeat them, so that the smaller of the two forms of a value is
+# saved. So may it repeat what makes random keys, which no page can hold.
 _FORM = {"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "reshape", "rev", "squeeze", "transpose"}
 _FORM |= {"all_gather"}
 _PRODUCTS = {"conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general"}
-_COMBINE = ("reduce", "scatter", "select_and_scatter")  # their jaxprs say how two numbers become one
+_COMBINE = ("reduce", "scatter", "select_and_scatter")  # their jaxprs say how two elements become one
 _FOREIGN = {"custom_call", "ffi_call", "pallas_call", "pure_callback", "triton_kernel_call"}
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Two halves of a jaxpr.
+    """A jaxpr cut in two.
 
     Attributes:
         now, later: equations in their order; those that only change the form of a value may stand in both.
@@ -51,28 +52,45 @@ def cut(
     *,
     params: Collection[core.Var] = (),
     given: Collection[core.Var] = (),
-    put_off: Collection[core.Var] = (),
+    deferred: Collection[core.Var] = (),
     gradients: Collection[core.Var] | None = None,
 ) -> Cut:
-    """The halves of `jaxpr`.
+    """The cut of `jaxpr` whose saved values have the fewest bytes.
 
     Args:
         jaxpr: without calls.
         is_wanted: [output] whether it is computed now.
         params: inputs that the second half has anyway, and from which it may compute whatever is no product.
         given: other inputs that it has anyway.
-        put_off: inputs that the first half does not have.
-        gradients: inputs on which the products depend that are put off; others compute forward again, which is done
-            now. By default all inputs.
+        deferred: inputs that the first half does not have.
+        gradients: inputs whose dependents may be deferred; products that do not depend on them are recomputation of the
+            forward, and run now. By default all inputs.
+
+    Example:
+        The backward of `tanh(x) @ kernel`, of which dx is wanted now. The product for dkernel is deferred. It reads
+        tanh(x), which runs now in any case, since dx needs it, and dy as it came in: these two are saved.
+
+        >>> def backward(kernel, x, dy):
+        ...     y = jnp.tanh(x)
+        ...     return y.T @ dy, (dy @ kernel.T) * (1 - y * y)  # dkernel, dx
+        >>> jaxpr = jax.make_jaxpr(backward)(jnp.ones((3, 3)), jnp.ones((2, 3)), jnp.ones((2, 3))).jaxpr
+        >>> found = cut(jaxpr, [False, True], params=jaxpr.invars[:1], gradients=jaxpr.invars[2:])
+        >>> [equation.primitive.name for equation in found.later]
+        ['transpose', 'dot_general']
+        >>> [v.aval.shape for v in found.saved], found.saved[0] is jaxpr.invars[2]
+        ([(2, 3), (2, 3)], True)
     """
     wanted = _needed(jaxpr.eqns, [out for out, w in zip(jaxpr.outvars, is_wanted, strict=True) if w])
+    # What must be later: products that nothing wanted needs, and all that depends on one.
     of_gradients = _after(jaxpr.eqns, set(jaxpr.invars if gradients is None else gradients))
-    is_later = _products_and_after(jaxpr.eqns, wanted | (set(range(len(jaxpr.eqns))) - of_gradients), put_off)
-    after = {out for i in is_later for out in jaxpr.eqns[i].outvars} | set(put_off)
+    is_later = _products_and_after(jaxpr.eqns, wanted | (set(range(len(jaxpr.eqns))) - of_gradients), deferred)
+    after = {out for i in is_later for out in jaxpr.eqns[i].outvars} | set(deferred)
     is_early = [isinstance(out, core.Literal) or out not in after for out in jaxpr.outvars]
+    # What these read is saved, or follows from what is saved, whichever takes fewer bytes.
     of_params = _from(jaxpr.eqns, set(params) | set(jaxpr.constvars))
     sources = _Sources(jaxpr, wanted, is_later, of_params | set(given))
     saved = sources.cheapest([v for i in sorted(is_later) for v in _vars(jaxpr.eqns[i].invars) if v not in after])
+    # From the saved values, equations are taken back to either half as its outputs need them.
     known = set(saved) | set(params) | set(given) | set(jaxpr.constvars)
     outs = [out for out, early in zip(jaxpr.outvars, is_early, strict=True) if not early]
     later = _needed(jaxpr.eqns, outs, known=known)
@@ -119,10 +137,10 @@ def _after(equations: Sequence[core.JaxprEqn], values: set[core.Var]) -> set[int
 
 
 def _products_and_after(
-    equations: Sequence[core.JaxprEqn], done_now: set[int], put_off: Collection[core.Var]
+    equations: Sequence[core.JaxprEqn], done_now: set[int], deferred: Collection[core.Var]
 ) -> set[int]:
-    """Indices of the products that are not `done_now`, and of what depends on one or on what is put off."""
-    values, found = set(put_off), set()
+    """Indices of the products that are not `done_now`, and of what depends on one or on a deferred input."""
+    values, found = set(deferred), set()
     for i, equation in enumerate(equations):
         depends = not values.isdisjoint(_vars(equation.invars))
         if i not in done_now and (depends or is_product(equation)):
@@ -132,7 +150,7 @@ def _products_and_after(
 
 
 def _from(equations: Sequence[core.JaxprEqn], values: set[core.Var]) -> set[core.Var]:
-    """`values` and what can be computed of them alone without a product."""
+    """`values` and all that can be computed from them alone without a product."""
     found = set(values)
     for equation in equations:
         if found.issuperset(_vars(equation.invars)) and not is_product(equation) and not equation.effects:
@@ -141,7 +159,7 @@ def _from(equations: Sequence[core.JaxprEqn], values: set[core.Var]) -> set[core
 
 
 def is_product(equation: core.JaxprEqn) -> bool:
-    """Whether it may cost much: a matrix product or convolution, a loop or branch, or what is no jaxpr."""
+    """Whether an equation may cost much: a matrix product or convolution, a loop or branch, or code of another kind."""
     name = equation.primitive.name
     if name.startswith(_COMBINE):
         return False
@@ -149,15 +167,25 @@ def is_product(equation: core.JaxprEqn) -> bool:
 
 
 class _Sources:
-    """The graph of what the second half could be given, and compute from it."""
+    """The graph of the values that could be saved for the second half, and of what follows from them.
+
+    A node is a value with its forms that are no smaller (a transpose, a copy in a wider dtype). An edge a -> b says
+    that the second half can compute b from a, cheaply. A root is a node that it may not compute: an input, a product,
+    or what the first half computes anyway. Every path from a root to a value that the second half reads must pass a
+    saved node; the saved nodes are a minimum vertex cut, with bytes as costs.
+
+    Example:
+        x (8 bytes) -> mask = x > 0 (2 bytes) -> select, which the second half reads. Saving the mask cuts the path for
+        2 bytes, saving x for 8.
+    """
 
     def __init__(self, jaxpr: core.Jaxpr, wanted: set[int], is_later: Collection[int], free: set[core.Var]):
-        self.node: dict[core.Var, int] = {}  # one for a value and its other forms that are no smaller
-        self.base: list[core.Var] = []  # [node]
+        self.node: dict[core.Var, int] = {}
+        self.base: list[core.Var] = []  # [node] its smallest form
         self.cost: list[int] = []  # [node] bytes
-        self.roots: list[int] = []  # nodes that the second half cannot compute
+        self.roots: list[int] = []
         self.edges: list[tuple[int, int]] = []
-        self.free = set(free)
+        self.free = set(free)  # what the second half has anyway
         for v in jaxpr.invars:
             if v not in free:
                 self.roots.append(self._add(v))
@@ -186,11 +214,12 @@ class _Sources:
         return self.node[v]
 
     def cheapest(self, read: Iterable[core.Var]) -> list[core.Var]:
-        """The values from which all of `read` follow, with the least bytes; of equals, those nearest to `read`."""
+        """The values from which all of `read` follow, with the fewest bytes; of equals, those nearest to `read`."""
         sinks = sorted({self.node[v] for v in read if v not in self.free})
         if not sinks:
             return []
-        # A node is two of the flow graph, 2n -> 2n + 1, with an edge of its cost between them.
+        # A maximum flow is a minimum cut of edges. To cut nodes, node n becomes the edge 2n -> 2n + 1 with the capacity
+        # of its bytes; all other edges have more than any cut. Flows are of 32 bits, so bytes are counted in units.
         num_nodes = len(self.base)
         source, sink = 2 * num_nodes, 2 * num_nodes + 1
         unit = max(sum(self.cost) >> 28, 1)
@@ -202,18 +231,19 @@ class _Sources:
         edges += [(source, 2 * n, unlimited) for n in self.roots] + [(2 * n + 1, sink, unlimited) for n in sinks]
         rows, columns, values = np.array(edges, dtype=np.int32).T
         graph = coo_array((values, (rows, columns)), shape=(sink + 1, sink + 1)).tocsr()
-        left = graph - maximum_flow(graph, source, sink).flow
-        left.eliminate_zeros()
-        reaches = set(breadth_first_order(left.T.tocsr(), sink, return_predecessors=False).tolist())
+        # Cut are the nodes whose far side still reaches the sink through free capacity, and whose near side does not.
+        residual = graph - maximum_flow(graph, source, sink).flow
+        residual.eliminate_zeros()
+        reaches = set(breadth_first_order(residual.T.tocsr(), sink, return_predecessors=False).tolist())
         return [self.base[n] for n in range(num_nodes) if 2 * n not in reaches and 2 * n + 1 in reaches]
 
 
 def _bytes(v: core.Var) -> int:
-    """Of a value; one of no size counts as one, so that it is handed on only where it is read."""
+    """Bytes of a value; an empty one counts as one byte, so that it is saved only where it is read."""
     return max(v.aval.size * v.aval.dtype.itemsize, 1)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _is_key(v: core.Var) -> bool:
-    """Whether it is of random keys, a dtype that numpy does not have."""
+    """Whether a value holds random keys, a dtype that numpy does not have."""
     dtype = v.aval.dtype  # pyright: ignore[reportAttributeAccessIssue]
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)

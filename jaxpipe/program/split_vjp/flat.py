@@ -1,6 +1,6 @@
-"""A jaxpr whose equations can be told apart: no calls, and no scan of which only a part is wanted now.
+"""Makes a jaxpr flat, so that each equation is wanted now or not: no calls, and no scan of which only a part is wanted.
 
-Such a scan becomes two: one that goes on now, and one that later runs over what the first has kept of each turn.
+Such a scan becomes two: one that runs now, and one that runs later over what the first has saved of each turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CALLS |= {"jit", "pjit", "remat2"}
 
 
 def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """`closed` with what its calls call in their place."""
+    """`closed` with the equations of what it calls in the place of the calls."""
 
     def flat(jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
@@ -39,29 +39,30 @@ def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> core.ClosedJaxpr:
-    """`closed`, which has no calls, with two scans for one of whose results only some lead to what is wanted.
+    """`closed` with every scan cut in two of whose results only some lead to wanted outputs.
 
     Args:
+        closed: without calls.
         is_wanted: [output].
     """
     jaxpr = closed.jaxpr
     wanted = {v for v, w in zip(jaxpr.outvars, is_wanted, strict=True) if w and isinstance(v, core.Var)}
-    split: dict[int, _Halves] = {}
+    split: dict[int, _SplitScan] = {}
     for i, equation in reversed(list(enumerate(jaxpr.eqns))):
         is_needed = [out in wanted for out in equation.outvars]
         if not any(is_needed):
             continue
         read = equation.invars
         if equation.primitive.name == "scan":
-            halves = _halves(equation, is_needed)
-            read = [v for v, used in zip(read, halves.reads, strict=True) if used]
-            if not all(halves.cut.is_early):
-                split[i] = halves
+            found = _split_scan(equation, is_needed)
+            read = [v for v, used in zip(read, found.reads, strict=True) if used]
+            if not all(found.cut.is_early):
+                split[i] = found
         wanted.update(v for v in read if isinstance(v, core.Var))
     if not split:
         return closed
 
-    def by_halves(*arguments: Any) -> list[Any]:
+    def by_two_scans(*arguments: Any) -> list[Any]:
         values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
         for i, equation in enumerate(jaxpr.eqns):
             if i in split:
@@ -70,11 +71,11 @@ def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> 
                 _run(values, equation)
         return _read(values, jaxpr.outvars)
 
-    return _traced(closed, by_halves)
+    return _traced(closed, by_two_scans)
 
 
 @dataclass(frozen=True)
-class _Halves:
+class _SplitScan:
     """A scan, cut in two.
 
     Attributes:
@@ -90,7 +91,7 @@ class _Halves:
     reads: list[bool]
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
-        """The results of the scan, by two."""
+        """The results of the scan, by two scans."""
         jaxpr, params = self.body.jaxpr, self.equation.params
         num_consts, num_carry = params["num_consts"], params["num_carry"]
         invars, outvars, early = jaxpr.invars, jaxpr.outvars, self.cut.is_early
@@ -126,11 +127,12 @@ class _Halves:
         return results
 
 
-def _halves(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _Halves:
-    """The scan of `equation` cut in two; one half is empty where nothing can be put off."""
+def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitScan:
+    """The scan of `equation` cut in two; the second is empty where nothing can be deferred."""
     params = equation.params
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     body, is_wanted = without_calls(params["jaxpr"]), list(is_needed)
+    # What a turn reads of the carry, the turn before must compute: is_wanted grows until it is closed under that.
     while True:
         reads = needed_inputs(body.jaxpr, is_wanted)
         missing = [k for k in range(num_carry) if reads[num_consts + k] and not is_wanted[k]]
@@ -139,17 +141,24 @@ def _halves(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _Halves:
         for k in missing:
             is_wanted[k] = True
     body = without_mixed_scans(body, is_wanted)
-    invars, put_off = body.jaxpr.invars, set()
+    invars, deferred = body.jaxpr.invars, set()
+    # A carry that one turn computes later, the next one has later: deferred inputs grow until no carry is added.
     while True:
-        found = cut(body.jaxpr, is_wanted, given=invars[:num_consts], put_off=put_off)
+        found = cut(body.jaxpr, is_wanted, given=invars[:num_consts], deferred=deferred)
         late = {invars[num_consts + k] for k in range(num_carry) if not found.is_early[k]}
-        if late <= put_off:
-            return _Halves(equation, body, found, reads)
-        put_off |= late
+        if late <= deferred:
+            return _SplitScan(equation, body, found, reads)
+        deferred |= late
 
 
 def evaluate(equations: Sequence[core.JaxprEqn], values: Values, wanted: Sequence[Any]) -> list[Any]:
-    """`wanted`, after `equations` have added their results to `values`."""
+    """The values of `wanted` once `equations` have run.
+
+    Args:
+        equations: in their order.
+        values: of what they read; their results are added.
+        wanted: variables or literals.
+    """
     for equation in equations:
         _run(values, equation)
     return _read(values, wanted)

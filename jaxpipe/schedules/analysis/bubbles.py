@@ -1,7 +1,7 @@
-"""Where does the time of each device go: into work, or into waiting at the beginning, between, at the end?
+"""Bubbles: how long each device waits, and what each action waited for.
 
-Goes in: a Timeline. Comes out: times that add up to its makespan on every device. What an action waited for is
-`held_up`'s to say.
+Goes in: a Timeline. Comes out: the time that each device works and waits, which add up to the makespan; and for each
+action the one that it started after: from the last action back, these are the critical path.
 """
 
 from __future__ import annotations
@@ -13,32 +13,35 @@ import numpy as np
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, previous_in_row
 from jaxpipe.schedules.analysis.simulate import Timeline
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind
+
+NOTHING = -1
+ROUNDING = 1e-9  # of the makespan: shorter times are rounding
 
 
 @dataclass(frozen=True)
-class Idle:
-    """Times of each device, in the unit of the costs; together they are the makespan.
+class Bubbles:
+    """Work and waiting of each device, in the unit of the costs; together they are the makespan.
 
     Attributes:
         work: compute kind -> [device] time in actions of this kind.
-        before: [device] until its first action starts.
-        between: [device] in which it waits from there to the end of its last action.
-        after: [device] from there on.
+        warm_up: [device] until its first action starts.
+        internal: [device] waiting between its first action's start and its last one's end.
+        cool_down: [device] from there to the makespan.
     """
 
     work: dict[Kind, np.ndarray]
-    before: np.ndarray
-    between: np.ndarray
-    after: np.ndarray
+    warm_up: np.ndarray
+    internal: np.ndarray
+    cool_down: np.ndarray
 
 
-def idle(timeline: Timeline) -> Idle:
-    """What each device does, and when it does nothing; a device without actions has all its time before.
+def bubbles(timeline: Timeline) -> Bubbles:
+    """The work and the bubbles of each device; a device without actions has one warm-up bubble.
 
     Example:
         >>> from jaxpipe.schedules import build, simulate
-        >>> first, last = idle(simulate(build("1f1b", num_devices=2, num_microbatches=1))).between.tolist()
+        >>> first, last = bubbles(simulate(build("1f1b", num_devices=2, num_microbatches=1))).internal.tolist()
         >>> first, last  # the first device waits for 1F0 and 1B0
         (3.0, 0.0)
     """
@@ -49,35 +52,32 @@ def idle(timeline: Timeline) -> Idle:
         for kind in sorted(COMPUTE_KINDS)
     }
     is_work = columns.is_kind(*COMPUTE_KINDS)
-    before, last = np.full(num_devices, timeline.makespan), np.zeros(num_devices)
-    np.minimum.at(before, columns.device[is_work], timeline.start[is_work])
+    warm_up, last = np.full(num_devices, timeline.makespan), np.zeros(num_devices)
+    np.minimum.at(warm_up, columns.device[is_work], timeline.start[is_work])
     np.maximum.at(last, columns.device[is_work], timeline.end[is_work])
-    last = np.maximum(last, before)
-    between = last - before - np.sum(list(work.values()), axis=0)
-    return Idle(work, before, np.maximum(between, 0.0), timeline.makespan - last)
+    last = np.maximum(last, warm_up)
+    internal = last - warm_up - np.sum(list(work.values()), axis=0)
+    return Bubbles(work, warm_up, np.maximum(internal, 0.0), timeline.makespan - last)
 
 
-# The critical path.
+def critical_predecessors(timeline: Timeline, costs: Costs | None = None) -> np.ndarray:
+    """[A] the action whose end, or whose message, let each one start; NOTHING where it started at 0.
 
-NOTHING = -1
-ROUNDING = 1e-9  # of the makespan: what lasts less is rounding
-
-
-def held_up(timeline: Timeline, costs: Costs | None = None) -> np.ndarray:
-    """[A] the action that each one started after, as index of the schedule's columns; NOTHING where it started at 0.
-
-    Of several that ended at the same moment it is the one before it on the same device, so that an action that did not
-    wait is held up by its predecessor. A transfer is held up by the action that it was issued after, or by the
-    transfer of its pair before it.
+    Of several that ended at the same moment it is the one before it on the same device: the predecessor of an action
+    that did not wait. The predecessor of a transfer is the action that it was issued after, or the transfer of its pair
+    before it.
 
     Args:
         timeline: from `simulate(schedule, costs)`.
         costs: the same.
 
+    Returns:
+        Indices into the schedule's columns.
+
     Example:
         >>> from jaxpipe.schedules import build, simulate
-        >>> schedule = build("1f1b", num_devices=2, num_microbatches=1)  # rows 0F0 0B0, 1F0 1B0
-        >>> held_up(simulate(schedule)).tolist()
+        >>> schedule = build("1f1b", num_devices=2, num_microbatches=1)  # 0: 0F0, 1: 0B0, 2: 1F0, 3: 1B0
+        >>> critical_predecessors(simulate(schedule)).tolist()
         [-1, 3, 0, 2]
     """
     schedule, columns = timeline.schedule, timeline.schedule.columns
@@ -88,10 +88,12 @@ def held_up(timeline: Timeline, costs: Costs | None = None) -> np.ndarray:
     candidates = np.stack([before, needs.message, needs.load])
     arrival = np.where(candidates >= 0, np.stack([end[before], message_end, end[needs.load]]), -np.inf)
 
-    is_move = ~columns.is_kind(*COMPUTE_KINDS)
-    if is_move.any():
-        candidates[1:, is_move] = _before_transfers(timeline, before, needs.met)[:, is_move]
-        arrival[1:, is_move] = np.where(candidates[1:] >= 0, end[candidates[1:]], -np.inf)[:, is_move]
+    # Transfers wait for other things than computations do.
+    is_transfer = ~columns.is_kind(*COMPUTE_KINDS)
+    if is_transfer.any():
+        candidates[1:, is_transfer] = _before_transfers(timeline, before, needs.met)[:, is_transfer]
+        arrival[1:, is_transfer] = np.where(candidates[1:] >= 0, end[candidates[1:]], -np.inf)[:, is_transfer]
+
     rounding = ROUNDING * timeline.makespan
     arrival = np.where(arrival > timeline.start + rounding, -np.inf, arrival)  # what it did not wait for
     latest = (arrival >= arrival.max(axis=0) - rounding).argmax(axis=0)
@@ -104,13 +106,13 @@ def _before_transfers(timeline: Timeline, before: np.ndarray, met: np.ndarray) -
     schedule, columns = timeline.schedule, timeline.schedule.columns
     found = np.full((2, len(met)), NOTHING)
     found[1] = np.where(met >= 0, before[met], NOTHING)
-    is_transfer = columns.is_kind(Kind.EVICT, Kind.LOAD) | (met >= 0)
-    moves = np.flatnonzero(is_transfer & ~((met >= 0) & (met < np.arange(len(met)))))  # a SYNC once, not twice
-    pair = np.minimum(columns.device, schedule.placement.partner_of(columns.device))[moves]
-    order = np.lexsort((timeline.end[moves], timeline.start[moves], pair))
-    moves, pair = moves[order], pair[order]
+    is_transfer = columns.is_kind(*TRANSFER_KINDS) | (met >= 0)
+    transfers = np.flatnonzero(is_transfer & ~((met >= 0) & (met < np.arange(len(met)))))  # a SYNC once, not twice
+    pair = np.minimum(columns.device, schedule.placement.partner_of(columns.device))[transfers]
+    order = np.lexsort((timeline.end[transfers], timeline.start[transfers], pair))
+    transfers, pair = transfers[order], pair[order]
     follows = np.flatnonzero(pair[1:] == pair[:-1]) + 1
-    found[0, moves[follows]] = moves[follows - 1]
-    twice = moves[met[moves] >= 0]
+    found[0, transfers[follows]] = transfers[follows - 1]
+    twice = transfers[met[transfers] >= 0]
     found[0, met[twice]] = found[0, twice]
     return found

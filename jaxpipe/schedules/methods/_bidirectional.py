@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.schedules.passes.rows import Rows
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import Action, Kind
+from jaxpipe.schedules.schedule import Action, Kind, Rows
 
 
 class Pass(NamedTuple):

@@ -7,14 +7,15 @@ from itertools import product
 from jaxpipe.schedules.methods._bidirectional import opposite_chains, there_and_back
 from jaxpipe.schedules.ordering.whole_backwards import (
     Preference,
-    best_order,
-    list_schedule,
-    num_chains,
-    route_of,
-    rows_of,
+    best_job_order,
+    job_order,
+    machines_of,
+    num_jobs_of,
+    rows_of_jobs,
 )
-from jaxpipe.schedules.passes.rows import Rows, without_phantoms
+from jaxpipe.schedules.passes.rows import drop_padding
 from jaxpipe.schedules.placement import bidirectional, zig_zag
+from jaxpipe.schedules.schedule import Rows
 
 _SEARCHED_UNITS = 4  # units of D microbatches on which preferences are compared; the best is then used for all
 _CAPS = 32  # that are tried, from one D Ma to the next, at most
@@ -58,23 +59,23 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     placement = bidirectional(zig_zag(num_devices, num_chunks))
     if num_microbatches <= num_devices:
         unit = opposite_chains(placement, there_and_back(num_chunks), num_units=1)
-        return without_phantoms(unit, num_microbatches=num_microbatches)
-    route, chains = route_of(placement), num_chains(placement, num_microbatches)
+        return drop_padding(unit, num_microbatches=num_microbatches)
+    machine_of, num_jobs = machines_of(placement), num_jobs_of(placement, num_microbatches)
     least_idle = 3 * (num_devices - 2) // 2
-    searched = min(chains, _SEARCHED_UNITS * num_devices // 2)
+    searched = min(num_jobs, _SEARCHED_UNITS * num_devices // 2)
     preferences = _preferences(num_devices, num_chunks)
-    order = best_order(route, searched, preferences, least_idle=least_idle)
-    if order and searched < chains:
-        order = list_schedule(route, chains, order.preference, most_idle=order.idle)
-        order = order or best_order(route, chains, preferences, least_idle=least_idle)
-    # A cap on the first D/2 steps stops nothing: where the earliest chain that has not ended has such a step before it,
-    # no later one has been, so that nothing is held.
+    order = best_job_order(machine_of, searched, preferences, least_idle=least_idle)
+    if order and searched < num_jobs:
+        order = job_order(machine_of, num_jobs, order.preference, most_idle=order.idle)
+        order = order or best_job_order(machine_of, num_jobs, preferences, least_idle=least_idle)
+    # A cap on the first D/2 operations stops nothing: where the earliest job that has not ended has such an operation
+    # before it, no later job has started, so that nothing is held.
     assert order
-    return rows_of(order.rows, placement, num_microbatches=num_microbatches)
+    return rows_of_jobs(order.rows, placement, num_microbatches=num_microbatches)
 
 
 def _preferences(num_devices: int, num_chunks: int) -> list[Preference]:
-    """What is tried, lower caps first; keys are times at which chains that start regularly would be on their way."""
+    """What is tried, lower caps first; keys are times at which jobs that start regularly would be on their way."""
     num_stages = num_chunks * num_devices
     caps = range(4 * num_stages // 5, 3 * num_stages // 2 + 3, max(num_stages // _CAPS, 1))
     nums_capped = sorted({num_devices // 2, num_devices, num_stages // 2, num_stages})

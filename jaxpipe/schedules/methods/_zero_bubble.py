@@ -3,7 +3,7 @@
 How an order is found: a free device takes an F or I that is ready, by preference, and a W where none is, and never
 stores more than the bound; on a V the block of one microbatch, repeated every six slots, is another start. Then all
 actions move as late as they can, and as early as they can, while the step gets shorter. The best result is taken: the
-shortest at the times given (`orders.capped_search`).
+shortest at the times given (`ordering.memory_bounded`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jaxpipe.schedules.methods.option import Options
-from jaxpipe.schedules.ordering.memory_bounded import capped
+from jaxpipe.schedules.ordering.memory_bounded import memory_bounded
 from jaxpipe.schedules.placement import Placement, zig_zag
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.times import Times
@@ -47,7 +47,7 @@ def zero_bubble(
         placed = placement(num_devices)
         times = Times(forward, input_gradient, weight_gradient)
         cap = placed.num_chunks * bound(num_devices)
-        return capped(name, placed, num_microbatches, times, cap, block(num_devices), staggered=staggered)
+        return memory_bounded(name, placed, num_microbatches, times, cap, block(num_devices), staggered=staggered)
 
     generator.__name__ = generator.__qualname__ = name
     return generator

@@ -4,7 +4,7 @@ from jaxpipe.schedules.methods._bidirectional import Pass, opposite_chains, ther
 from jaxpipe.schedules.methods.method import BITPIPE_TEXT, TABLE_2, TABLE_6, Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import Option
 from jaxpipe.schedules.option_checks import check_truth
-from jaxpipe.schedules.passes.rows import next_multiple, with_sync, without_phantoms
+from jaxpipe.schedules.passes.rows import drop_padding, next_multiple, with_sync
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -53,7 +53,7 @@ def chimera(
     passes = _DOUBLED if forward_doubling else there_and_back(1)
     unit = num_devices * (2 if forward_doubling else 1)
     rows = opposite_chains(placement, passes, num_units=next_multiple(num_microbatches, unit) // unit)
-    rows = without_phantoms(rows, num_microbatches=num_microbatches)
+    rows = drop_padding(rows, num_microbatches=num_microbatches)
     return Schedule("chimera", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))
 
 
@@ -72,6 +72,7 @@ METHOD = Method(
             lambda d, n, o: None if o["forward_doubling"] else (d - 2) / (1.5 * n + d - 2),
             where="published for all N, true for N = D",
             source=TABLE_2,
+            holds=False,
         ),
         Formula(
             "x/(3N+x), x=(D-2)(N/D+1)",
@@ -97,6 +98,7 @@ METHOD = Method(
             lambda d, n, o: (None, 2 * d) if o["forward_doubling"] and n >= 2 * d else None,
             where="forward_doubling, N a multiple of 2D",
             source=BITPIPE_TEXT,
+            holds=False,
         ),
         Formula(
             "(3D+2)/2..2D",

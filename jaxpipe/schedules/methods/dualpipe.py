@@ -6,7 +6,7 @@ from jaxpipe.schedules.methods._dualpipe import NEAR, dual_steps
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import TIMES, Option
 from jaxpipe.schedules.option_checks import check_truth
-from jaxpipe.schedules.passes.rows import next_multiple, with_sync, without_phantoms
+from jaxpipe.schedules.passes.rows import drop_padding, next_multiple, with_sync
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Action, Schedule
@@ -60,7 +60,7 @@ def dualpipe(
     placement = bidirectional(linear(num_devices))
     num_each = max(next_multiple(num_microbatches, 2) // 2, num_devices)
     rows = tuple(_row(device, num_devices, num_each, backward_first) for device in range(num_devices))
-    rows = without_phantoms(rows, num_microbatches=num_microbatches)
+    rows = drop_padding(rows, num_microbatches=num_microbatches)
     schedule = best_weight_gradients(Schedule("dualpipe", placement, num_microbatches, rows), times)
     return replace(schedule, rows=with_sync(schedule.rows, placement, eager=eager_sync))
 
@@ -101,6 +101,7 @@ METHOD = Method(
             lambda d, n, o: (d - 2) / (3 * n + d - 2) if n >= 2 * d else None,
             where="N >= 2D",
             source=SOURCE,
+            holds=False,
         ),
         Formula("(D-2)/(6N+D-2)", lambda d, n, o: (d - 2) / (6 * n + d - 2) if n >= d else None, where="N >= D"),
     ),

@@ -5,7 +5,7 @@ from jaxpipe.schedules.methods.dualpipe import SOURCE
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import TIMES, Option
 from jaxpipe.schedules.option_checks import check_truth
-from jaxpipe.schedules.passes.rows import without_phantoms
+from jaxpipe.schedules.passes.rows import drop_padding
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Action, Schedule
@@ -64,14 +64,14 @@ def dualpipe_v(
         ]
         for device in range(num_devices)
     ]
-    rows = without_phantoms(rows, num_microbatches=num_microbatches)
+    rows = drop_padding(rows, num_microbatches=num_microbatches)
     return best_weight_gradients(Schedule("dualpipe_v", placement, num_microbatches, rows), times)
 
 
 METHOD = Method(
     name="dualpipe_v",
     generator=dualpipe_v,
-    summary="the same on one replica, whose stages go down and up in a V",
+    summary="DualPipe on one replica, whose stages go down and up in a V; forwards and backwards one after the other",
     paper="github.com/deepseek-ai/DualPipe, dualpipev.py",
     options=(Option("backward_first", check_truth, values=(False, True)), *TIMES),
     period=lambda num_devices, options: num_devices,
@@ -82,6 +82,7 @@ METHOD = Method(
             lambda d, n, o: (d - 1) / (3 * n + d - 1) if n >= 2 * d else None,
             where="N >= 2D",
             source=SOURCE,
+            holds=False,
         ),
         Formula("(D-1)/(6N+D-1)", lambda d, n, o: (d - 1) / (6 * n + d - 1) if n >= d else None, where="N >= D"),
     ),

@@ -2,7 +2,7 @@
 
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import Option, at_least
-from jaxpipe.schedules.ordering.whole_backwards import Preference, list_schedule, route_of, rows_of
+from jaxpipe.schedules.ordering.whole_backwards import Preference, job_order, machines_of, rows_of_jobs
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Schedule
 
@@ -51,10 +51,12 @@ def hanayo(*, num_devices: int, num_microbatches: int, waves: int = 1) -> Schedu
             group=num_devices,
             group_spacing=num_stages,
         )
-        order = list_schedule(route_of(placement), num_microbatches, by_slot)
+        order = job_order(machines_of(placement), num_microbatches, by_slot)
     # We have seen no case where the cap stops all devices, and have no proof that there is none.
     rows = order.rows if order else _unit_after_unit(placement.devices[0], num_devices, num_microbatches)
-    return Schedule("hanayo", placement, num_microbatches, rows_of(rows, placement, num_microbatches=num_microbatches))
+    return Schedule(
+        "hanayo", placement, num_microbatches, rows_of_jobs(rows, placement, num_microbatches=num_microbatches)
+    )
 
 
 def _unit_after_unit(route: tuple[int, ...], num_devices: int, num_microbatches: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method
 from jaxpipe.schedules.methods.option import Option, Options, at_least
 from jaxpipe.schedules.option_checks import check_count
-from jaxpipe.schedules.passes.rows import next_multiple, without_phantoms
+from jaxpipe.schedules.passes.rows import drop_padding, next_multiple
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
@@ -50,7 +50,7 @@ def interleaved_1f1b(
     group_size = group_size or num_devices
     num_built = next_multiple(num_microbatches, group_size)
     rows = tuple(_row(device, num_devices, num_built, num_chunks, group_size) for device in range(num_devices))
-    rows = without_phantoms(rows, num_microbatches=num_microbatches)
+    rows = drop_padding(rows, num_microbatches=num_microbatches)
     return Schedule("interleaved_1f1b", looped(num_devices, num_chunks), num_microbatches, rows)
 
 

@@ -8,7 +8,13 @@ from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.methods.method import BITPIPE_TEXT, Formula, Method
 from jaxpipe.schedules.methods.option import Option, Options, left_to_the_method
 from jaxpipe.schedules.option_checks import check_truth
-from jaxpipe.schedules.ordering.whole_backwards import Preference, best_order, num_chains, route_of, rows_of
+from jaxpipe.schedules.ordering.whole_backwards import (
+    Preference,
+    best_job_order,
+    machines_of,
+    num_jobs_of,
+    rows_of_jobs,
+)
 from jaxpipe.schedules.passes.rows import with_sync
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Schedule
@@ -56,20 +62,20 @@ def mixpipe(
     """
     most_held = injected if isinstance(injected, int) else _most_injected(num_devices)
     placement = bidirectional(linear(num_devices))
-    order = best_order(
-        route_of(placement),
-        num_chains(placement, num_microbatches),
+    order = best_job_order(
+        machines_of(placement),
+        num_jobs_of(placement, num_microbatches),
         _preferences(num_devices, most_held),
         least_idle=3 * (num_devices - 2) // 2,
         most_held=most_held,
     )
-    assert order  # K/2 chains in flight, the second cap, keep any K
-    rows = rows_of(order.rows, placement, num_microbatches=num_microbatches)
+    assert order  # K/2 jobs in flight, the second cap, keep any K
+    rows = rows_of_jobs(order.rows, placement, num_microbatches=num_microbatches)
     return Schedule("mixpipe", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))
 
 
 def _preferences(num_devices: int, most_held: int) -> list[Preference]:
-    """What is tried: a cap on all forwards, on those before the middle where that helps, or on chains in flight."""
+    """What is tried: a cap on all forwards, on those before the middle where that helps, or on jobs in flight."""
     caps = [(most_held, num_devices), (most_held // 2, 1)]
     if most_held < num_devices:
         caps += [(cap, num_devices // 2) for cap in reversed(range((most_held + 1) // 2, most_held))]
@@ -108,13 +114,14 @@ def _check(num_devices: int, options: Options) -> None:
 
 
 def _bubble_of_most(d: int, n: int) -> float | None:
-    return (d - 2) / ((2 if n >= 2 * d else 1.5) * n + d - 2) if n == d or n >= 2 * d else None
+    return (d - 2) / ((2 if n >= 2 * d else 1.5) * n + d - 2) if n == d or (n >= 2 * d and n % 2 == 0) else None
 
 
 METHOD = Method(
     name="mixpipe",
     generator=mixpipe,
-    summary="the same, with up to K microbatches on a device (our reading: the paper's rule is not public)",
+    summary="Chimera's two pipelines, with up to K microbatches on a device (our reading: the paper's rule is not "
+    "public)",
     paper="Zhang et al., MixPipe, DAC 2023",
     options=(
         Option("injected", left_to_the_method, for_room=_for_room, others=(2,), note="K"),
@@ -128,7 +135,7 @@ METHOD = Method(
         Formula(
             "(D-2)/(2N+D-2); at N=D (D-2)/(3N/2+D-2)",
             lambda d, n, o: _bubble_of_most(d, n) if o["injected"] in ("max", _most_injected(d)) else None,
-            where="N = D or N >= 2D, injected=max",
+            where="N = D or even N >= 2D, injected=max",
         ),
     ),
     peak=(

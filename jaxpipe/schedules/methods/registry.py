@@ -59,6 +59,8 @@ _MODULES = (
 REGISTRY: dict[str, Method] = {module.METHOD.name: module.METHOD for module in _MODULES}
 """Name -> method, in the order of tables."""
 
+METHOD_FILE_HELP = "A Python file with a method of your own, to be tried as well; may be given several times."
+
 
 def register(method: Method, *, name: str | None = None) -> Method:
     """Adds `method` to the table, under `name` or else its own, and returns it.
@@ -94,7 +96,7 @@ def find_method(name: str) -> Method:
     if name in REGISTRY:
         return REGISTRY[name]
     if is_method_file(name):
-        return REGISTRY[method_name(name)]
+        return _method_in_file(name)
     raise ScheduleError(
         explain(
             f"unknown schedule {name!r}.{closest(name, list(REGISTRY))}",
@@ -114,56 +116,45 @@ def is_method_file(name: str) -> bool:
     return name.partition(":")[0].endswith(".py")
 
 
-def method_name(name: str) -> str:
-    """The name in the table of what `name` stands for; the methods of a file are registered on the way.
-
-    Returns:
-        `name` itself if registered, else "path/to/file.py:method".
+def register_file(path: str) -> list[str]:
+    """Registers the methods that the Python file `path` defines, once; returns their names, "path/to/file.py:method".
 
     Raises:
-        ScheduleError: there is no such file, it cannot be run, or it holds no method, several, or none of this name.
+        ScheduleError: there is no such file, it cannot be run, or it defines no method.
     """
-    if name in REGISTRY:
-        return name
-    path, _, wanted = name.partition(":")
-    names = [key for key in REGISTRY if key.startswith(f"{path}:")] or _registered_from(path)
-    chosen = [key for key in names if not wanted or key == f"{path}:{wanted}"]
-    if len(chosen) != 1:
-        raise ScheduleError(
-            explain(
-                f"{name!r} does not say which method is meant.",
-                rule="method-file: a file with one Method, or file.py:name for one of several",
-                picture=f"methods in {path}: {', '.join(key.removeprefix(f'{path}:') for key in names) or 'none'}",
-                repair="give one of these names, or define a Method in the file" if names else "define a Method there",
-            )
-        )
-    return chosen[0]
-
-
-def _registered_from(path: str) -> list[str]:
+    if known := [name for name in REGISTRY if name.startswith(f"{path}:")]:
+        return known
     if not Path(path).is_file():
-        raise ScheduleError(
-            explain(
-                f"{path!r} is not a file.",
-                rule="method-file: a method whose name ends in .py is read from that file",
-                picture=f"looked from {Path.cwd()}",
-                repair="give the path of a file",
-            )
-        )
+        raise _file_error(f"{path!r} is not a file.", "give the path of a file", f"looked from {Path.cwd()}")
+    built_in = set(REGISTRY.values())
     try:
         module = _imported(path)
     except Exception as error:
-        raise ScheduleError(
-            explain(
-                f"{path!r} cannot be run: {type(error).__name__}: {error}",
-                rule="method-file: Python code that defines a Method",
-                repair=f"mend it until `python {path}` runs",
-            )
-        ) from error
-    methods = dict.fromkeys(value for value in vars(module).values() if isinstance(value, Method))
+        found = f"{path!r} cannot be run: {type(error).__name__}: {error}"
+        raise _file_error(found, f"mend it until `python {path}` runs") from error
+    found = dict.fromkeys(value for value in vars(module).values() if isinstance(value, Method))
+    methods = [method for method in found if method not in built_in]  # which the file may import
+    if not methods:
+        raise _file_error(f"{path!r} defines no method.", "write METHOD = Method(name=..., generator=..., summary=...)")
     for method in methods:
         register(method, name=f"{path}:{method.name}")
     return [f"{path}:{method.name}" for method in methods]
+
+
+def _method_in_file(name: str) -> Method:
+    path, _, wanted = name.partition(":")
+    names = register_file(path)
+    chosen = [each for each in names if not wanted or each == f"{path}:{wanted}"]
+    if len(chosen) != 1:
+        known = ", ".join(each.removeprefix(f"{path}:") for each in names)
+        repair = f"give one of them, as in {names[0]}"
+        raise _file_error(f"{name!r} does not say which method is meant.", repair, f"methods in {path}: {known}")
+    return REGISTRY[chosen[0]]
+
+
+def _file_error(what: str, repair: str, picture: str = "") -> ScheduleError:
+    rule = "method-file: a Python file that defines a Method; of several, file.py:name says which"
+    return ScheduleError(explain(what, rule=rule, picture=picture, repair=repair))
 
 
 def _imported(path: str) -> ModuleType:

@@ -1,13 +1,14 @@
-"""Justification: all actions as late as memory and dependencies let them, then as early, while the step gets shorter.
+"""Schedule compaction: move all actions as late as possible, then as early as possible, while the step gets shorter.
 
-Goes in: when actions start, and how many activations a device may store. Comes out: when they start in a step that is
-no longer. An action moves into a gap of its device if what it waits for has ended and storing its activations from
-then on takes no device over the cap; all others stay where they are meanwhile. As late as possible is as early as
-possible of the step read backwards, where W takes room and F gives it back.
+Goes in: when actions start, and how many activations a device may store. Comes out: starts in a step that is no longer.
+An action moves into a gap of its device if what it waits for has ended, and if storing its activations from then on
+takes no device over its bound; all others stay where they are meanwhile. As late as possible is as early as possible in
+the step read backwards, where W takes room and F gives it back. The order of actions may change; where they run does
+not.
 
-Source: double justification is known for projects with limited resources (Valls, Ballestin and Quintanilla,
-Justification and RCPSP, European Journal of Operational Research 165, 2005); the zero-bubble repository of Sea AI
-Lab (github.com/sail-sg/zero-bubble) moves actions earlier in the same way. Both ways in turn, under a cap, is ours.
+Source: double justification of projects with limited resources (Valls, Ballestin and Quintanilla, Justification and
+RCPSP, European Journal of Operational Research 165, 2005); the zero-bubble repository of Sea AI Lab
+(github.com/sail-sg/zero-bubble) moves actions earlier in the same way. Both ways in turn, under a bound, is ours.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxpipe.schedules.ordering.flow_shop import Shop
+from jaxpipe.schedules.ordering.flow_shop import FlowShop
 
 _MOST_ROUNDS = 20  # 3 to 6 are usual
 
 
 class _Actions(NamedTuple):
-    """What moving them needs to know, for time as it runs or for time that runs backwards.
+    """What the moves need to know of all actions, in time as it runs or in time that runs backwards.
 
     Attributes:
         device: [action] that runs it.
@@ -41,62 +42,80 @@ class _Actions(NamedTuple):
     tail: list[int]
 
 
-def in_order(start: Sequence[int], shop: Shop) -> list[int]:
-    """[action] start, in ticks, when every device keeps the order of `start` and waits for nothing else."""
-    num_stages, num_steps, duration = shop.placement.num_stages, shop.num_steps, shop.duration
+def in_order(start: Sequence[int], shop: FlowShop) -> list[int]:
+    """[action] start in ticks when every device keeps the order of `start` and waits for nothing else."""
+    num_stages, num_operations, duration = shop.placement.num_stages, shop.num_operations, shop.duration
     device_of = shop.device_of[0]
     end = [0] * len(start)
     free_at = [0] * shop.placement.num_devices
     for index in sorted(range(len(start)), key=start.__getitem__):
-        step = index % num_steps
-        ready = end[index - num_stages] if step >= 2 * num_stages else end[index - 1] if step else 0
-        device = device_of[step]
-        free_at[device] = end[index] = max(free_at[device], ready) + duration[step]
-    return [ended - duration[index % num_steps] for index, ended in enumerate(end)]
+        operation = index % num_operations
+        ready = end[index - num_stages] if operation >= 2 * num_stages else end[index - 1] if operation else 0
+        device = device_of[operation]
+        free_at[device] = end[index] = max(free_at[device], ready) + duration[operation]
+    return [ended - duration[index % num_operations] for index, ended in enumerate(end)]
 
 
-def justified(start: Sequence[int], shop: Shop, tails: Sequence[int] = ()) -> list[int]:
-    """[action] start, in ticks, in a step that is no longer and in which each action is as early as it can be.
+def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -> list[int]:
+    """[action] start in ticks, in a step that is no longer and in which each action is as early as it can be.
 
     Args:
         start: [action] in ticks, at which no device stores more than it may.
         shop: of one replica and split backwards; a stage's activations count from the start of F to the end of W.
         tails: [device] ticks that the step is taken to last after the device's last action; none by default. Where
             devices start one after the other, tails have them end one after the other.
+
+    Example:
+        Two devices, two microbatches of 0F 1F 1I 0I 1W 0W, numbered 0..5 and 6..11, each of one tick; a device may
+        store two. No action has an earlier gap. But nothing waits for the W of 4, so it can be late; then 8 and 9, on
+        which the end depends, have an earlier one:
+
+            tick      0  1  2  3  4  5  6  7              0  1  2  3  4  5  6
+            device 0  0  6  .  3  5  .  9 11              0  6  .  3  5  9 11
+            device 1  .  1  2  4  7  8 10       becomes   .  1  2  7  8  4 10
+
+        >>> from jaxpipe.schedules.analysis.costs import Costs
+        >>> from jaxpipe.schedules.ordering.flow_shop import flow_shop
+        >>> from jaxpipe.schedules.ordering.problem import StorageSizes
+        >>> from jaxpipe.schedules.placement import linear
+        >>> shop = flow_shop(linear(2), 2, Costs(), StorageSizes(2), is_split=True, ticks_per_unit=1)
+        >>> shop.order_of(compacted([0, 1, 2, 3, 3, 4, 1, 4, 5, 6, 6, 7], shop))
+        [[0, 6, 3, 5, 9, 11], [1, 2, 7, 8, 4, 10]]
     """
-    cap = shop.sizes.num_forwards
+    bound = shop.sizes.num_forwards
     onward = _actions_of(shop, tails or [0] * shop.placement.num_devices)
     backwards = _read_backwards(onward)
-    best = _as_early_as_possible(start, onward, cap)
+    best = _as_early_as_possible(start, onward, bound)
     latest, length = best, _length(best, onward)
     for _ in range(_MOST_ROUNDS):
-        late = _as_early_as_possible(_mirrored(latest, onward), backwards, cap)
-        latest = _as_early_as_possible(_mirrored(late, onward), onward, cap)
+        late = _as_early_as_possible(_mirrored(latest, onward), backwards, bound)
+        latest = _as_early_as_possible(_mirrored(late, onward), onward, bound)
         if _length(latest, onward) >= length:
             break
         best, length = latest, _length(latest, onward)
     return best
 
 
-def _actions_of(shop: Shop, tails: Sequence[int]) -> _Actions:
-    num_stages, num_steps, num_chains = shop.placement.num_stages, shop.num_steps, shop.num_chains
+def _actions_of(shop: FlowShop, tails: Sequence[int]) -> _Actions:
+    num_stages, num_operations, num_microbatches = shop.placement.num_stages, shop.num_operations, shop.num_microbatches
     device_of = shop.device_of[0]
     takes = [1] * num_stages + [0] * num_stages + [-1] * num_stages
     waits_for: list[tuple[int, ...]] = []
-    for first in range(0, num_steps * num_chains, num_steps):
-        waits_for += [(first + step - 1,) if step else () for step in range(2 * num_stages)]
-        waits_for += [(first + step,) for step in range(num_stages, 2 * num_stages)]
+    for first in range(0, num_operations * num_microbatches, num_operations):
+        waits_for += [(first + operation - 1,) if operation else () for operation in range(2 * num_stages)]
+        waits_for += [(first + operation,) for operation in range(num_stages, 2 * num_stages)]
     return _Actions(
-        device_of * num_chains,
-        shop.duration * num_chains,
+        device_of * num_microbatches,
+        shop.duration * num_microbatches,
         waits_for,
-        takes * num_chains,
+        takes * num_microbatches,
         [0] * len(waits_for),
-        [tails[device] for device in device_of] * num_chains,
+        [tails[device] for device in device_of] * num_microbatches,
     )
 
 
 def _read_backwards(actions: _Actions) -> _Actions:
+    """The same actions in time that runs backwards: what was waited for waits, what took room gives it back."""
     waited_for_by: list[list[int]] = [[] for _ in actions.waits_for]
     for index, others in enumerate(actions.waits_for):
         for other in others:
@@ -110,17 +129,22 @@ def _read_backwards(actions: _Actions) -> _Actions:
 
 
 def _length(start: Sequence[int], actions: _Actions) -> int:
+    """Ticks of the step, tails included."""
     return max(map(sum, zip(start, actions.duration, actions.tail, strict=True)))
 
 
 def _mirrored(start: Sequence[int], actions: _Actions) -> list[int]:
-    """[action] start in time that runs backwards from the end of the step."""
+    """[action] start in time that runs backwards from the end of the operation."""
     length = _length(start, actions)
     return [length - at - duration for at, duration in zip(start, actions.duration, strict=True)]
 
 
-def _as_early_as_possible(start: Sequence[int], actions: _Actions, cap: int) -> list[int]:
-    """[action] start after each, in the order of `start`, has moved to the earliest gap."""
+def _as_early_as_possible(start: Sequence[int], actions: _Actions, bound: int) -> list[int]:
+    """[action] start after each, in the order of `start`, has moved to the earliest gap of its device.
+
+    Each device's row is four lists by position: start and end, and what is stored during and after the action. An F
+    that moves ahead of other actions is stored during all of them; what a W that moves ahead gives back is not.
+    """
     moved = list(start)
     order = sorted(range(len(moved)), key=moved.__getitem__)
     num_devices = max(actions.device) + 1
@@ -138,20 +162,24 @@ def _as_early_as_possible(start: Sequence[int], actions: _Actions, cap: int) -> 
     for index in order:
         device, duration, takes = actions.device[index], actions.duration[index], actions.takes[index]
         start_of, end_of, most_in, stored = starts[device], ends[device], most[device], after[device]
+        # It may start when what it waits for has ended.
         ready = actions.not_before[index]
         for other in actions.waits_for[index]:
             ready = max(ready, moved[other] + actions.duration[other])
         if ready == moved[index]:
             continue
+        # The first position with room: an F may not pass an action during which its device is full already.
         position = bisect_left(start_of, moved[index])
-        first = min(bisect_right(end_of, ready), position)  # what ends before leaves no gap that is late enough
+        first = min(bisect_right(end_of, ready), position)  # gaps before it end too early
         if takes > 0:
-            full = next((passed for passed in range(position - 1, first - 1, -1) if most_in[passed] >= cap), None)
+            full = next((passed for passed in range(position - 1, first - 1, -1) if most_in[passed] >= bound), None)
             first = first if full is None else full + 1
+        # The first gap from there on that is long enough; its own place is one.
         target, at = first, max(end_of[first - 1], ready) if first else ready
         while target < position and at + duration > start_of[target]:
             at = end_of[target]
             target += 1
+        # It moves, and what it passes stores its activations, or no longer.
         if target < position:
             for values in (start_of, end_of, most_in, stored):
                 del values[position]

@@ -1,9 +1,13 @@
-"""One device of list scheduling: what is ready on it, what it stores, and what it may start next.
+"""List scheduling under a memory bound: a free device starts, of what is ready and fits, the action of least key.
 
-Memory never stops all devices where each starts only what is safe, as `Device.choose` has it: every chain before that
-of an F or I can still get, on its device, what it lacks from what is free and what the chains before that one give back
-when they end. So the oldest chain can always go on, and by its W gives back what it took (the banker's algorithm, with
-the chains' numbers as the safe order).
+Goes in: a flow shop, and a `Guide` with keys, quotas and waits. Comes out: an order for each device. Which keys are
+good is left to `pattern` and to the search; this is its inner loop, some microseconds for each action, hence plain
+lists.
+
+Memory never stops all devices, since each starts only what is safe: after an F or I starts, every earlier microbatch
+can still get, on its device, what it lacks, from what is free and what the microbatches before it give back when they
+end. So the oldest microbatch can always go on, and its W gives back what it took: the banker's algorithm, with the
+microbatches' numbers as the safe order.
 """
 
 from __future__ import annotations
@@ -12,21 +16,21 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from jaxpipe.schedules.ordering.flow_shop import Shop
+from jaxpipe.schedules.ordering.flow_shop import FlowShop
 
-SHIFT = 40  # room for chain * K + step below a key or a time
+SHIFT = 40  # bits for the action's number below a key or a time, so that a heap compares one integer
 MASK = (1 << SHIFT) - 1
 
 
 class Guide(NamedTuple):
-    """What devices go by; times in ticks.
+    """What devices go by; times in ticks, actions numbered as in `FlowShop`.
 
     Attributes:
-        keys: [chain * K + step]; of what is ready, the least goes first.
-        release: [chain] before which its first F does not start: what keeps memory for chains that are on their way.
+        keys: [action] of what is ready, the least key goes first.
+        release: [microbatch] time before which its first F does not start, which keeps memory for earlier microbatches.
         quotas: [device][slot] forwards of one stage that the device may hold, not yet given back; none if empty.
-        forward_wait: an F waits for an action of a lesser key that will be ready within this share of its time.
-        weight_wait: the same of a W.
+        forward_wait: an F waits for an action of a lesser key that will be ready within this fraction of its time.
+        weight_wait: the same for a W.
     """
 
     keys: Sequence[int]
@@ -36,48 +40,48 @@ class Guide(NamedTuple):
     weight_wait: float = 0.0
 
 
-class Device:
-    """What a device has before it, and what it stores.
+class DeviceState:
+    """One device during list scheduling: what is ready on it, what it stores, what it may start.
 
     Attributes:
-        coming: heap of time of arrival and index.
-        ready: heaps of key and index: the F of each slot, then I (or B), then W.
+        coming: heap of (time of arrival, action).
+        ready: heaps of (key, action): the F of each slot, then I (or B), then W.
         free_at: ticks.
         left: ticks of work that has not started.
-        row: what has started.
+        row: the actions that have started.
     """
 
-    def __init__(self, shop: Shop, guide: Guide, number: int):
+    def __init__(self, shop: FlowShop, guide: Guide, number: int):
         num_stages, num_chunks = shop.placement.num_stages, shop.placement.num_chunks
         num_slots = num_chunks * shop.placement.num_replicas
         self.coming: list[int] = []
         self.ready: list[list[int]] = [[] for _ in range(num_slots + 2)]
         self.free_at, self.left = 0, shop.work[number]
         self.row: list[int] = []
-        self._num_steps, self._slots, self._keys = shop.num_steps, range(num_slots), guide.keys
+        self._num_steps, self._slots, self._keys = shop.num_operations, range(num_slots), guide.keys
         self._slot_of = [slots[:num_stages] + [num_slots] * num_stages for slots in shop.slot_of]
-        self._quotas = guide.quotas[number] if guide.quotas else [shop.num_chains] * num_slots
-        # memory
+        self._quotas = guide.quotas[number] if guide.quotas else [shop.num_microbatches] * num_slots
+        # Memory: `_held` and `_lacking` say what each microbatch has taken here, and what its F have still to take.
         self._capacity, self._size, kept, _ = shop.sizes
         self._kept = kept if shop.is_split else self._size
         self._growth = shop.sizes.growth if shop.is_split else 0
         self._most_lacking = num_chunks * self._size + self._growth
-        self._used, self._oldest = 0, 0  # the oldest chain that has not ended here
-        self._held = [0] * shop.num_chains
-        self._lacking = [num_chunks * self._size] * shop.num_chains  # for F that have still to start
+        self._used, self._oldest = 0, 0  # `_oldest` is the first microbatch that has not ended here
+        self._held = [0] * shop.num_microbatches
+        self._lacking = [num_chunks * self._size] * shop.num_microbatches
         self._num_held = [0] * num_slots
 
     def admit(self, now: int) -> None:
-        """What has arrived becomes ready."""
+        """Moves what has arrived by `now` to the ready heaps."""
         coming = self.coming
         while coming and coming[0] >> SHIFT <= now:
             index = heappop(coming) & MASK
-            chain, step = divmod(index, self._num_steps)
-            slots = self._slot_of[chain % len(self._slot_of)]
-            heappush(self.ready[slots[step]], (self._keys[index] << SHIFT) + index)
+            microbatch, operation = divmod(index, self._num_steps)
+            slots = self._slot_of[microbatch % len(self._slot_of)]
+            heappush(self.ready[slots[operation]], (self._keys[index] << SHIFT) + index)
 
     def choose(self) -> list[int] | None:
-        """The heap of the least key whose first action may start."""
+        """The heap whose first action has the least key of those that may start; None if nothing may."""
         heaps, growth, size = self.ready, self._growth, self._size
         free = self._capacity - self._used
         chosen = heaps[-1] or None
@@ -101,7 +105,7 @@ class Device:
         return chosen
 
     def _is_safe(self, entry: int, free: int) -> bool:
-        """Whether all chains before that of `entry` can go on when `free` is left."""
+        """Whether every microbatch before that of `entry` can go on when `free` is left."""
         if free >= self._most_lacking:
             return True
         lacking, held, growth, most_lacking = self._lacking, self._held, self._growth, self._most_lacking
@@ -114,39 +118,39 @@ class Device:
             free += holds
         return True
 
-    def start_forward(self, chain: int, slot: int) -> None:
-        """An F of `chain` takes its room, on the stage `slot` of the device."""
+    def start_forward(self, microbatch: int, slot: int) -> None:
+        """Takes the room of an F of `microbatch`, on the stage `slot` of the device."""
         self._used += self._size
-        self._held[chain] += self._size
-        self._lacking[chain] -= self._size
+        self._held[microbatch] += self._size
+        self._lacking[microbatch] -= self._size
         self._num_held[slot] += 1
 
-    def start_gradient(self, chain: int) -> None:
-        """An I of `chain` turns activations into what its W needs."""
+    def start_gradient(self, microbatch: int) -> None:
+        """Turns stored activations of `microbatch` into what its W needs, for an I."""
         self._used += self._kept - self._size
-        self._held[chain] += self._kept - self._size
+        self._held[microbatch] += self._kept - self._size
 
-    def give_back(self, chain: int, slot: int) -> None:
-        """A W or B of `chain` gives back the room of its stage."""
+    def give_back(self, microbatch: int, slot: int) -> None:
+        """Gives back the room of one stage of `microbatch`, after a W or B."""
         held, lacking, oldest = self._held, self._lacking, self._oldest
         self._used -= self._kept
-        held[chain] -= self._kept
+        held[microbatch] -= self._kept
         self._num_held[slot] -= 1
         while oldest < len(held) and not lacking[oldest] and not held[oldest]:
             oldest += 1
         self._oldest = oldest
 
 
-# The event loop. It is the inner loop of the search, some microseconds for each action, hence plain lists.
+# ---- The event loop
 
 
-class Order(NamedTuple):
-    """What `greedy` finds.
+class ListSchedule(NamedTuple):
+    """An order of all actions, numbered as in `FlowShop`.
 
     Attributes:
         makespan: in ticks.
-        start: [chain * K + step] in ticks.
-        rows: [device][position] -> chain * K + step.
+        start: [action] in ticks.
+        rows: [device][position] -> action.
     """
 
     makespan: int
@@ -154,27 +158,44 @@ class Order(NamedTuple):
     rows: list[list[int]]
 
 
-def greedy(shop: Shop, guide: Guide, limit: int) -> Order | None:
-    """Returns the order in which all chains run, each device by `guide` and within its memory.
-
-    Memory alone never stops all devices (`device`).
+def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | None:
+    """Returns the order in which all microbatches run, each device by `guide` and within its memory.
 
     Args:
-        shop: whose capacity is that of one chain at least: `Sizes.activations` and, if split, `Sizes.growth` over it.
-        guide: of the devices.
+        shop: whose capacity is that of one microbatch at least: `StorageSizes.activations` of all stages of a device
+            and, if backwards are split, `StorageSizes.growth`.
+        guide: for the devices.
         limit: ticks that the makespan must stay below.
 
     Returns:
         The order, or None if it would not stay below `limit`, or if quotas stop all devices.
+
+    Example:
+        Two devices, three microbatches of 0F 1F 1B 0B, numbered 0..3, 4..7, 8..11; a device may store two of them. Keys
+        are what a microbatch would need alone, three ticks apart:
+
+            time      0  1  2  3  4  5  6  7  8  9 10 11
+            device 0  0  4  .  .  3  3  8  7  7  . 11 11    at 2, memory is full: 8 waits for 3
+            device 1  .  1  2  2  5  6  6  9 10 10
+
+        >>> from jaxpipe.schedules.analysis.costs import Costs
+        >>> from jaxpipe.schedules.ordering.flow_shop import flow_shop
+        >>> from jaxpipe.schedules.ordering.problem import StorageSizes
+        >>> from jaxpipe.schedules.placement import linear
+        >>> shop = flow_shop(linear(2), 3, Costs(), StorageSizes(2), is_split=False, ticks_per_unit=1)
+        >>> keys = [3 * microbatch + at for microbatch in range(3) for at in (0, 1, 2, 4)]
+        >>> found = list_schedule(shop, Guide(keys, release=(0, 0, 0)), limit=100)
+        >>> found.rows, found.makespan  # 1F1B
+        ([[0, 4, 3, 8, 7, 11], [1, 2, 5, 6, 9, 10]], 12)
     """
-    placement, num_chains, num_steps, is_split = shop.placement, shop.num_chains, shop.num_steps, shop.is_split
+    placement, num_microbatches, num_operations = shop.placement, shop.num_microbatches, shop.num_operations
     num_stages, num_replicas, num_devices = placement.num_stages, placement.num_replicas, placement.num_devices
-    last_forward, last_backward = num_stages, 2 * num_stages
+    last_forward, last_backward, is_split = num_stages, 2 * num_stages, shop.is_split
     duration, device_of, slot_of, travel = shop.duration, shop.device_of, shop.slot_of, shop.travel
     keys, release = guide.keys, guide.release
     wait = [guide.forward_wait] * num_stages + [0.0] * num_stages + [guide.weight_wait] * num_stages
-    devices = [Device(shop, guide, number) for number in range(num_devices)]
-    start = [0] * (num_chains * num_steps)
+    devices = [DeviceState(shop, guide, number) for number in range(num_devices)]
+    start = [0] * (num_microbatches * num_operations)
     wake: list[int] = []  # heap of time * D + device: when to look at a device
 
     def arrive(index: int, at: int, number: int) -> None:
@@ -182,9 +203,9 @@ def greedy(shop: Shop, guide: Guide, limit: int) -> Order | None:
         if devices[number].free_at <= at:
             heappush(wake, at * num_devices + number)
 
-    for chain in range(min(num_replicas, num_chains)):
-        arrive(chain * num_steps, release[chain], device_of[chain][0])
-    num_left, makespan = num_chains * num_steps, 0
+    for microbatch in range(min(num_replicas, num_microbatches)):
+        arrive(microbatch * num_operations, release[microbatch], device_of[microbatch][0])
+    num_left, makespan = num_microbatches * num_operations, 0
     while wake:
         now, number = divmod(heappop(wake), num_devices)
         device = devices[number]
@@ -196,15 +217,17 @@ def greedy(shop: Shop, guide: Guide, limit: int) -> Order | None:
         if heap is None:
             continue
         index = heap[0] & MASK
-        chain, step = divmod(index, num_steps)
-        time = duration[step]
-        if device.coming and wait[step]:
+        microbatch, operation = divmod(index, num_operations)
+        time = duration[operation]
+        # An F or W waits for something better that will be ready soon: its arrival wakes the device again.
+        if device.coming and wait[operation]:
             soon = device.coming[0]
-            if (soon >> SHIFT) - now <= wait[step] * time and keys[soon & MASK] < heap[0] >> SHIFT:
+            if (soon >> SHIFT) - now <= wait[operation] * time and keys[soon & MASK] < heap[0] >> SHIFT:
                 continue
         if now + device.left >= limit:
             return None
 
+        # It starts.
         heappop(heap)
         end = now + time
         start[index] = now
@@ -214,19 +237,20 @@ def greedy(shop: Shop, guide: Guide, limit: int) -> Order | None:
         device.left -= time
         device.row.append(index)
         heappush(wake, end * num_devices + number)
-        replica = chain % num_replicas
-        if step < last_forward:
-            device.start_forward(chain, slot_of[replica][step])
-            if step == 0 and (new := chain + num_replicas) < num_chains:
+        replica = microbatch % num_replicas
+        if operation < last_forward:
+            device.start_forward(microbatch, slot_of[replica][operation])
+            # The replica's next microbatch may start; it is safe to start them in the order of their numbers.
+            if operation == 0 and (new := microbatch + num_replicas) < num_microbatches:
                 at = max(end, release[new])
-                heappush(device.coming, (at << SHIFT) + new * num_steps)
+                heappush(device.coming, (at << SHIFT) + new * num_operations)
                 heappush(wake, at * num_devices + number)
-        elif is_split and step < last_backward:
-            device.start_gradient(chain)
+        elif is_split and operation < last_backward:
+            device.start_gradient(microbatch)
             heappush(device.ready[-1], (keys[index + num_stages] << SHIFT) + index + num_stages)
         else:
-            device.give_back(chain, slot_of[replica][step])
-        if step + 1 < last_backward:
-            arrive(index + 1, end + travel[replica][step], device_of[replica][step + 1])
+            device.give_back(microbatch, slot_of[replica][operation])
+        if operation + 1 < last_backward:
+            arrive(index + 1, end + travel[replica][operation], device_of[replica][operation + 1])
     rows = [device.row for device in devices]
-    return None if num_left else Order(makespan, start, rows)
+    return None if num_left else ListSchedule(makespan, start, rows)

@@ -1,8 +1,10 @@
-"""Building blocks: one microbatch's way over the devices, repeated for every microbatch.
+"""Short schedules under a memory bound, for split backwards on any placement of one replica.
 
-Goes in: a block, the slot of each F and I of a microbatch, at most one action in a slot of a device. Comes out: when
-all actions start, W where a device has a slot left, first in first out. In time slots all of which are as long:
-what comes of it at other times, `justification` makes good.
+Goes in: placement, microbatches, times of F, I and W, the bound, and a building block that fits the placement: one
+microbatch's way over the devices, repeated for every microbatch. Comes out: a schedule. Candidates are the block and
+list schedules of some patterns; compaction shortens each, and the best is taken: the shortest, of these the one whose
+devices have the smallest gaps, of these the one that stores least. No order is promised to be the shortest there is;
+where one is known to be, the methods say so.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (arXiv 2405.15362); the offsets of V-Min
 and V-Half as in their repository, github.com/sail-sg/zero-bubble; those of ZB-V ours.
@@ -15,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxpipe.schedules.ordering.compaction import in_order, justified
-from jaxpipe.schedules.ordering.flow_shop import Shop, shop_of
-from jaxpipe.schedules.ordering.list_scheduler import greedy
+from jaxpipe.schedules.ordering.compaction import compacted, in_order
+from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
+from jaxpipe.schedules.ordering.list_scheduler import list_schedule
 from jaxpipe.schedules.ordering.pattern import NEVER_FIRST, Pattern
-from jaxpipe.schedules.ordering.problem import Sizes
+from jaxpipe.schedules.ordering.problem import StorageSizes
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.times import Times
@@ -28,7 +30,7 @@ INTERVAL = 6  # slots from one microbatch to the next: F, I and W of two stages
 
 
 def v_min_block(num_devices: int) -> list[int]:
-    """[step] -> slot of F and I of a V; from device to device without a wait.
+    """[operation] -> slot of F and I of a V; from device to device without a wait.
 
     Where D modulo 3 is 0 it waits two slots before the first I, as published; where that is 2 two at each turn, ours:
     at F=I=W as good as no wait, which is published, and better where I is longer than W.
@@ -41,7 +43,7 @@ def v_min_block(num_devices: int) -> list[int]:
 
 
 def v_half_block(num_devices: int) -> list[int]:
-    """[step] -> slot of F and I of a V; outward every second slot, and for even D three slots before the first I.
+    """[operation] -> slot of F and I of a V; outward every second slot, and for even D three slots before the first I.
 
     Example:
         >>> v_half_block(2)
@@ -51,7 +53,7 @@ def v_half_block(num_devices: int) -> list[int]:
 
 
 def zb_v_block(num_devices: int) -> list[int]:
-    """[step] -> slot of F and I of a V; outward every fourth slot, back every second one.
+    """[operation] -> slot of F and I of a V; outward every fourth slot, back every second one.
 
     Example:
         >>> zb_v_block(2)
@@ -61,7 +63,10 @@ def zb_v_block(num_devices: int) -> list[int]:
 
 
 def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, int]) -> list[int]:
-    """[step] -> slot, from device to device so many slots apart, one slot from a way to the next, and waits there."""
+    """[operation] -> slot of a V's four passes: `outward` or `back` slots from device to device.
+
+    From a pass to the next it is one slot, and those of `waits`.
+    """
     slots: list[int] = []
     for way, wait in enumerate((0, *waits)):
         slots.append(slots[-1] + 1 + wait if slots else 0)
@@ -70,18 +75,25 @@ def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, 
     return slots
 
 
-def repeated(block: Sequence[int], shop: Shop) -> list[int]:
-    """[action] its slot, with `block` for every chain, `INTERVAL` slots apart."""
-    num_stages, num_steps, device_of = shop.placement.num_stages, shop.num_steps, shop.device_of[0]
-    start = [0] * (num_steps * shop.num_chains)
+def repeated(block: Sequence[int], shop: FlowShop) -> list[int]:
+    """[action] its slot: `block` for every microbatch, `INTERVAL` slots apart, and W where its device has a slot left.
+
+    Slots are equally long; at other durations `compaction` closes the gaps. W are first in, first out.
+
+    Args:
+        block: [operation] slot of each F and I; a device has at most one action in a slot, modulo `INTERVAL`.
+        shop: of one replica and split backwards.
+    """
+    num_stages, num_operations, device_of = shop.placement.num_stages, shop.num_operations, shop.device_of[0]
+    start = [0] * (num_operations * shop.num_microbatches)
     taken: list[set[int]] = [set() for _ in range(shop.placement.num_devices)]
     gradients: list[list[int]] = [[] for _ in taken]
-    for chain in range(shop.num_chains):
-        for step, slot in enumerate(block):
-            start[num_steps * chain + step] = INTERVAL * chain + slot
-            taken[device_of[step]].add(INTERVAL * chain + slot)
-            if step >= num_stages:
-                gradients[device_of[step]].append(num_steps * chain + step)
+    for microbatch in range(shop.num_microbatches):
+        for operation, slot in enumerate(block):
+            start[num_operations * microbatch + operation] = INTERVAL * microbatch + slot
+            taken[device_of[operation]].add(INTERVAL * microbatch + slot)
+            if operation >= num_stages:
+                gradients[device_of[operation]].append(num_operations * microbatch + operation)
     for slots, indices in zip(taken, gradients, strict=True):
         free = 0
         for index in sorted(indices, key=start.__getitem__):
@@ -93,16 +105,16 @@ def repeated(block: Sequence[int], shop: Shop) -> list[int]:
     return start
 
 
-# The search among building blocks and list schedules.
+# ---- The search among building blocks and list schedules
 
-TICKS_PER_FORWARD = 10**6  # whole numbers, so that sums which are equal are seen to be
+TICKS_PER_FORWARD = 10**6  # whole numbers, so that equal sums compare as equal
 _BEFORE_ITS_END = 1 - 1e-6  # W waits for what will be ready while it would run
 _TIE = 0.001  # intervals, so that of an F and an I which would start at the same time the F goes first
-_MOST_LONGER = 1.1  # steps of list scheduling longer than this by the best one are not justified: it takes long
+_MOST_LONGER = 1.1  # list schedules that exceed the best makespan by this factor are not compacted, to save time
 
 
 class Merit(NamedTuple):
-    """What makes an order better than another, the most important first.
+    """The figures by which orders are compared, the most important first; less is better.
 
     Attributes:
         makespan: in ticks.
@@ -115,40 +127,40 @@ class Merit(NamedTuple):
     most_stored: int
 
 
-def capped(
+def memory_bounded(
     name: str,
     placement: Placement,
     num_microbatches: int,
     times: Times,
-    cap: int,
+    bound: int,
     block: Sequence[int] = (),
     *,
     staggered: bool = False,
 ) -> Schedule:
-    """Returns the best schedule found whose devices store at most `cap` stages' activations.
+    """Returns the best schedule found whose devices store at most `bound` stages' activations.
 
-    At other than equal times the best one for equal times is among those that are tried, so that the times make no
-    step longer.
+    At other than equal times the best order for equal times is among the candidates, so that the times make no step
+    longer.
 
     Args:
         name: of the schedule.
         placement: of one replica.
         num_microbatches: of one step.
         times: of F, I and W.
-        cap: stages' activations that a device may store, from the start of F to the end of W; at least the stages
-            of a device.
-        block: [step] -> slot of F and I of a chain; none by default.
+        bound: stages' activations that a device may store, from the start of F to the end of W; at least the stages of
+            a device.
+        block: [operation] -> slot of F and I of a microbatch; none by default.
         staggered: devices that start first shall end first, so that none has gaps.
     """
 
-    def shop_at(times: Times, ticks_per_unit: float) -> Shop:
-        return shop_of(
-            placement, num_microbatches, times.costs, Sizes(cap), is_split=True, ticks_per_unit=ticks_per_unit
+    def shop_at(times: Times, ticks_per_unit: float) -> FlowShop:
+        return flow_shop(
+            placement, num_microbatches, times.costs, StorageSizes(bound), is_split=True, ticks_per_unit=ticks_per_unit
         )
 
     shop = shop_at(Times(), TICKS_PER_FORWARD)
     found = [repeated(block, shop)] if block else []
-    found = [start for start in found if merit(start, shop).most_stored <= cap]
+    found = [start for start in found if merit(start, shop).most_stored <= bound]
     start = _best(shop, found, staggered=staggered)
     if not times.are_equal:
         shop = shop_at(times, TICKS_PER_FORWARD / times.forward)
@@ -156,10 +168,10 @@ def capped(
     return Schedule(name, placement, num_microbatches, shop.rows_of(shop.order_of(start)))
 
 
-def _best(shop: Shop, orders: Sequence[Sequence[int]], *, staggered: bool) -> list[int]:
-    """[action] start of the best that is found; `orders` are tried before those of list scheduling."""
+def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -> list[int]:
+    """[action] start of the best order found; `orders` are tried before list schedules."""
     tails = [shop.duration[0] * others for others in reversed(range(shop.placement.num_devices))]
-    # as it stands first, since a step with tails may become longer by itself; without them last, to gain the rest
+    # As it stands first, since tails may make the step itself longer; then with tails; without them last, for the rest.
     rounds = (None, tails, ()) if staggered else ((),)
     best: tuple[Merit, list[int]] | None = None
 
@@ -168,13 +180,13 @@ def _best(shop: Shop, orders: Sequence[Sequence[int]], *, staggered: bool) -> li
             yield in_order(order, shop)
         for pattern in _patterns(shop):
             limit = int(_MOST_LONGER * best[0].makespan) + 1 if best else sys.maxsize
-            if found := greedy(shop, pattern.guide(shop), limit):
+            if found := list_schedule(shop, pattern.guide(shop), limit):
                 yield found.start
 
     for start in starts():
         for tail in rounds:
             if tail is not None:
-                start = justified(start, shop, tail)
+                start = compacted(start, shop, tail)
             reached = merit(start, shop)
             if best is None or reached < best[0]:
                 best = reached, start
@@ -184,8 +196,8 @@ def _best(shop: Shop, orders: Sequence[Sequence[int]], *, staggered: bool) -> li
     return best[1]
 
 
-def _patterns(shop: Shop) -> list[Pattern]:
-    """What is tried: input gradients first, W behind or before what comes soon; keys of chains as they would run."""
+def _patterns(shop: FlowShop) -> list[Pattern]:
+    """Patterns to try: input gradients first, W behind or before what comes soon; keys as microbatches would run."""
     num_chunks = shop.placement.num_chunks
     as_they_run = (1.0,) * (2 * num_chunks)
     backwards_last = (1.5,) * num_chunks + (3.0,) * num_chunks
@@ -198,16 +210,16 @@ def _patterns(shop: Shop) -> list[Pattern]:
     ]
 
 
-def merit(start: Sequence[int], shop: Shop) -> Merit:
-    """What `start`, [action] in ticks, comes to."""
-    duration, num_steps, num_stages = shop.duration, shop.num_steps, shop.placement.num_stages
+def merit(start: Sequence[int], shop: FlowShop) -> Merit:
+    """The merit of the order whose actions start at `start`, [action] in ticks."""
+    duration, num_operations, num_stages = shop.duration, shop.num_operations, shop.placement.num_stages
     makespan = gaps = most = 0
     for work, row in zip(shop.work, shop.order_of(start), strict=True):
-        end = start[row[-1]] + duration[row[-1] % num_steps]
+        end = start[row[-1]] + duration[row[-1] % num_operations]
         makespan, gaps = max(makespan, end), max(gaps, end - start[row[0]] - work)
         stored = 0
         for index in row:
-            step = index % num_steps
-            stored += (step < num_stages) - (step >= 2 * num_stages)
+            operation = index % num_operations
+            stored += (operation < num_stages) - (operation >= 2 * num_stages)
             most = max(most, stored)
     return Merit(makespan, gaps, most)

@@ -1,9 +1,9 @@
-"""What all microbatches have in common: when the steps of one are planned, and how far apart microbatches start.
+"""Patterns: priorities for list scheduling that all microbatches have in common.
 
-Goes in: a few numbers. Comes out: a `Guide` for `greedy`. Which numbers are good, `capped_search` knows for some
-schedules, and the search tries. A pattern says what the building blocks of controllable
-memory (Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024) say: how long a microbatch takes for
-each hop sets how long each device stores it. Here it is a preference, not a timetable: devices do what is ready.
+Goes in: a few numbers. Comes out: a `Guide` for `list_schedule`. Good numbers are known to `memory_bounded` for some
+schedules, and tried by the search. A pattern says what the building blocks of controllable memory say (Qi et al.,
+Pipeline Parallelism with Controllable Memory, NeurIPS 2024): the time that a microbatch takes for each hop sets how
+long each device stores it. Here it is a preference, not a timetable: devices do what is ready.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from jaxpipe.schedules.ordering.flow_shop import Shop
+from jaxpipe.schedules.ordering.flow_shop import FlowShop
 from jaxpipe.schedules.ordering.list_scheduler import Guide
 
 NEVER_FIRST = 1000.0  # intervals: W only where nothing else is ready
@@ -19,18 +19,18 @@ NEVER_FIRST = 1000.0  # intervals: W only where nothing else is ready
 
 @dataclass(frozen=True)
 class Pattern:
-    """Preferences in a form that can be drawn and varied; intervals are those of `Shop.interval`.
+    """Preferences in a form that can be drawn and varied; intervals are those of `FlowShop.interval`.
 
     Attributes:
-        hops: [pass] what a step is planned to take, in its own durations; a pass is D steps of a chain.
+        hops: [pass] planned time of an operation, in its own durations; a pass is D operations of a microbatch.
         turn: intervals between the last F and the first I.
         weight_delay: intervals from the start of an I to that of its W.
-        spacing: intervals between the starts of chains; 0 lets them start whenever they can.
-        burst: chains that may start before that.
+        spacing: intervals between the starts of microbatches; 0 lets them start whenever they can.
+        burst: microbatches that may start before that.
         forward_wait, weight_wait: of `Guide`.
         room: forwards by which the quotas of a device's stages, in proportion to how long each is planned to be stored,
             exceed what fits; no quotas below 0.
-        shifts: [step] ticks added to the plan; none if empty.
+        shifts: [operation] ticks added to the plan; none if empty.
     """
 
     hops: tuple[float, ...]
@@ -43,39 +43,39 @@ class Pattern:
     room: int = -1
     shifts: tuple[int, ...] = ()
 
-    def guide(self, shop: Shop) -> Guide:
-        """What devices of `shop` go by."""
+    def guide(self, shop: FlowShop) -> Guide:
+        """The guide for the devices of `shop`."""
         plan, interval = self._plan(shop), shop.interval
         quotas = _quotas(shop, plan, self.room) if self.room >= 0 else ()
         if self.shifts:
             plan = [at + shift for at, shift in zip(plan, self.shifts, strict=True)]
-        keys = [chain * interval + at for chain in range(shop.num_chains) for at in plan]
+        keys = [microbatch * interval + at for microbatch in range(shop.num_microbatches) for at in plan]
         release = [
-            max(0, int((chain - self.burst) * interval * self.spacing)) if self.spacing else 0
-            for chain in range(shop.num_chains)
+            max(0, int((microbatch - self.burst) * interval * self.spacing)) if self.spacing else 0
+            for microbatch in range(shop.num_microbatches)
         ]
         return Guide(keys, release, quotas, self.forward_wait, self.weight_wait)
 
-    def _plan(self, shop: Shop) -> list[int]:
-        """[step] ticks after the start of its chain."""
+    def _plan(self, shop: FlowShop) -> list[int]:
+        """[operation] planned ticks after the start of its microbatch."""
         num_stages, num_devices = shop.placement.num_stages, shop.placement.num_devices
         plan, at = [], 0
-        for step in range(2 * num_stages):
-            if step == num_stages:
+        for operation in range(2 * num_stages):
+            if operation == num_stages:
                 at += int(self.turn * shop.interval)
             plan.append(at)
-            at += int(shop.duration[step] * self.hops[step // num_devices])
+            at += int(shop.duration[operation] * self.hops[operation // num_devices])
         delay = int(self.weight_delay * shop.interval)
-        return (plan + [at + delay for at in plan[num_stages:]])[: shop.num_steps]
+        return (plan + [at + delay for at in plan[num_stages:]])[: shop.num_operations]
 
 
-def plain(shop: Shop) -> Pattern:
-    """As if nothing ever waited; without quotas, so that `greedy` always comes to an end."""
+def plain(shop: FlowShop) -> Pattern:
+    """The pattern as if nothing ever waited; without quotas, so that `list_schedule` always reaches the end."""
     return Pattern((1.0,) * (2 * shop.placement.num_chunks))
 
 
-def _quotas(shop: Shop, plan: list[int], room: int) -> list[list[int]]:
-    """[device][slot] forwards it may hold, in proportion to how long the plan stores them; one at least."""
+def _quotas(shop: FlowShop, plan: list[int], room: int) -> list[list[int]]:
+    """[device][slot] forwards it may hold, in proportion to how long the plan stores them; at least one."""
     num_stages = shop.placement.num_stages
     fits = shop.sizes.num_forwards
     last = [plan[2 * num_stages - 1 - stage] + shop.duration[2 * num_stages - 1 - stage] for stage in range(num_stages)]
@@ -91,7 +91,7 @@ def _quotas(shop: Shop, plan: list[int], room: int) -> list[list[int]]:
     return quotas
 
 
-# Random patterns for the search: new ones, and variations of a known one.
+# ---- Random patterns for the search: new ones, and variations of a known one
 
 _DRAWS = {
     "turn": lambda rng: rng.choice((0.0, 0.0, 0.2, 0.4)),
@@ -105,16 +105,16 @@ _DRAWS = {
 _STEPS = {"turn": 0.1, "weight_delay": 0.2, "spacing": 0.05, "burst": 0.4, "forward_wait": 0.2, "weight_wait": 0.2}
 
 
-def drawn(shop: Shop, rng: random.Random) -> Pattern:
-    """A pattern at random."""
+def drawn(shop: FlowShop, rng: random.Random) -> Pattern:
+    """A random pattern."""
     return Pattern(
         hops=tuple(rng.choice((1.0, 1.0, 1.5, 2.0, 2.5, 3.0)) for _ in range(2 * shop.placement.num_chunks)),
         **{field: draw(rng) for field, draw in _DRAWS.items()},  # pyright: ignore[reportArgumentType]
     )
 
 
-def varied(pattern: Pattern, shop: Shop, rng: random.Random) -> Pattern:
-    """`pattern` with one thing changed at random: hops, another field, or shifts of some steps."""
+def varied(pattern: Pattern, shop: FlowShop, rng: random.Random) -> Pattern:
+    """`pattern` with one thing changed at random: hops, another field, or shifts of some operations."""
     what = rng.random()
     if what < 0.35:
         hops = list(pattern.hops)
@@ -128,8 +128,8 @@ def varied(pattern: Pattern, shop: Shop, rng: random.Random) -> Pattern:
         if field == "room" or not value or value == NEVER_FIRST or rng.random() < 0.5:
             return replace(pattern, **{field: _DRAWS[field](rng)})
         return replace(pattern, **{field: max(0.0, value + rng.gauss(0.0, _STEPS[field]))})
-    shifts = list(pattern.shifts or (0,) * shop.num_steps)
+    shifts = list(pattern.shifts or (0,) * shop.num_operations)
     size = shop.interval * rng.choice((0.05, 0.15, 0.5))
-    for _ in range(rng.choice((1, 2, 4, 8, shop.num_steps))):
+    for _ in range(rng.choice((1, 2, 4, 8, shop.num_operations))):
         shifts[rng.randrange(len(shifts))] += int(rng.gauss(0.0, size))
     return replace(pattern, shifts=tuple(shifts))

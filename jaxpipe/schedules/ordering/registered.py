@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.analysis.costs import Costs, share_of
+from jaxpipe.schedules.analysis.costs import Costs, mean_share
 from jaxpipe.schedules.methods.registry import REGISTRY
 from jaxpipe.schedules.ordering.problem import Problem
 from jaxpipe.schedules.passes.split_backward import split_backward
@@ -40,7 +40,7 @@ def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedul
 
 def times_of(costs: Costs, num_devices: int) -> dict[str, float]:
     """The times that generators ask for, of the mean device's share."""
-    return {time: share_of(getattr(costs, time), num_devices) for time in Times._fields}
+    return {time: mean_share(getattr(costs, time), num_devices) for time in Times._fields}
 
 
 def split_forms(schedule: Schedule, times: dict[str, float], slots: float) -> Iterator[Schedule]:

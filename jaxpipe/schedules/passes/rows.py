@@ -1,8 +1,12 @@
-"""Any number of microbatches for a generator that builds whole groups: build for more, drop what is too many.
+"""Small rewrites of rows: drop padding microbatches, keep forwards only, add SYNC.
 
-A row without some of its microbatches is as legal as before: no action waits for one of another microbatch
-but by its place in the row, and what stays keeps its order. The other way, a short last group, is not always
-legal: the interleaved schedule of eight devices and twelve microbatches deadlocks.
+A method that builds whole groups of microbatches builds for the next multiple and drops the padding: a row without
+some microbatches is as legal as before, since an action waits for another microbatch only by its place in the row, and
+what stays keeps its order. A short last group instead is not always legal: the interleaved schedule of eight devices
+and twelve microbatches deadlocks.
+
+Goes in: rows, or a schedule. Comes out: the same with fewer or more actions. How gradients are summed at a SYNC is left
+to the program.
 """
 
 from __future__ import annotations
@@ -10,41 +14,44 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Schedule
-
-Rows = tuple[tuple[Action, ...], ...]
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Rows, Schedule
 
 
 def next_multiple(count: int, of: int) -> int:
-    """The least multiple of `of` that is not below `count`."""
+    """The least multiple of `of` that is not below `count`.
+
+    Example:
+        >>> next_multiple(9, 4)
+        12
+    """
     return -(-count // of) * of
 
 
-def without_phantoms(rows: Iterable[Iterable[Action]], *, num_microbatches: int) -> Rows:
-    """Returns `rows` with `num_microbatches` of their microbatches, numbered 0.. in the order that they had.
+def drop_padding(rows: Iterable[Iterable[Action]], *, num_microbatches: int) -> Rows:
+    """Returns `rows` with only `num_microbatches` of their microbatches, renumbered from 0 in the same order.
 
-    Of one replica the last ones are dropped; of two the last of each direction in turn, replica 1 first, so that
+    With one replica the last ones are dropped; with two the last of each direction in turn, replica 1 first, so that
     the directions stay as equal as they can.
 
     Args:
-        rows: [device][position] -> F, B, I or W of at least `num_microbatches` microbatches, in two replicas
-            equally many each.
+        rows: [device][position] -> F, B, I or W of at least `num_microbatches` microbatches; of two replicas, equally
+            many each.
         num_microbatches: how many to keep, >= 1.
 
     Example:
         >>> from jaxpipe.schedules.schedule import Kind
         >>> rows = [[Action(Kind.F, 0, microbatch, replica=microbatch // 2) for microbatch in range(4)]]
-        >>> [str(action) for action in without_phantoms(rows, num_microbatches=3)[0]]
+        >>> [str(action) for action in drop_padding(rows, num_microbatches=3)[0]]
         ['0F0', '0F1', '0F2@1']
     """
     whole: Rows = tuple(tuple(row) for row in rows)
     replica_of = {action.microbatch: action.replica for row in whole for action in row}
-    num_phantoms = len(replica_of) - num_microbatches
-    if not num_phantoms:
+    num_padding = len(replica_of) - num_microbatches
+    if not num_padding:
         return whole
     down, up = (sorted(m for m, replica in replica_of.items() if replica == r) for r in (0, 1))
-    num_dropped_up = (num_phantoms + 1) // 2 if up else 0
-    kept = down[: len(down) - (num_phantoms - num_dropped_up)] + up[: len(up) - num_dropped_up]
+    num_dropped_up = (num_padding + 1) // 2 if up else 0
+    kept = down[: len(down) - (num_padding - num_dropped_up)] + up[: len(up) - num_dropped_up]
     number = {microbatch: index for index, microbatch in enumerate(sorted(kept))}
     return tuple(
         tuple(action._replace(microbatch=number[action.microbatch]) for action in row if action.microbatch in number)
@@ -52,26 +59,22 @@ def without_phantoms(rows: Iterable[Iterable[Action]], *, num_microbatches: int)
     )
 
 
-# Forwards only, for evaluation.
-
-
-def forwards(schedule: Schedule) -> Schedule:
-    """Returns `schedule` with only its F actions."""
+def forwards_only(schedule: Schedule) -> Schedule:
+    """Returns `schedule` with only its F actions, for evaluation."""
     rows = tuple(tuple(action for action in row if action.kind == Kind.F) for row in schedule.rows)
     return Schedule(f"{schedule.name} forwards", schedule.placement, schedule.num_microbatches, rows)
 
 
-# SYNC: a device says that the gradients of one of its stages are complete.
-
-
 def with_sync(rows: Rows, placement: Placement, *, eager: bool) -> Rows:
-    """Returns `rows` with one SYNC for each (replica, stage) that their device holds.
+    """Returns `rows` with one SYNC for each (replica, stage) of their device: its gradients are complete.
+
+    In a schedule of two replicas each stage is on two devices, which sum their gradients. No computation waits for it.
 
     Args:
         rows: [device][position] -> F, B, I or W.
         placement: of two replicas, which holds the stages of `rows`.
-        eager: put each SYNC directly after the last backward of its stage and replica, not all of them at
-            the end of the row. A stage whose replica runs no microbatch has its SYNC at the end in any case.
+        eager: put each SYNC directly after the last backward of its stage and replica, not all of them at the end of
+            the row. A stage whose replica runs no microbatch has its SYNC at the end in any case.
 
     Example:
         >>> from jaxpipe.schedules.placement import bidirectional, linear

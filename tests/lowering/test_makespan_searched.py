@@ -1,4 +1,4 @@
-"""Orders that are found by search have no period: their rounds go by the expected costs. What do they lose?
+"""Searched orders have no period, and their rounds go by the expected costs: what that costs.
 
 At backwards of one and of two forwards nothing, at three next to nothing. Where messages take a tenth of a forward,
 what was measured at 4, 8 and 16 devices and N in D, 4D is the best that we know, rounded up: between two forwards there

@@ -1,4 +1,4 @@
-"""Backwards in two parts: the rolled program is as fast as the asynchronous clock, for measured costs too.
+"""Split backwards: the rolled program is as fast as the asynchronous clock, for measured costs too.
 
 Where messages take time, what was measured on the whole grid below is the best that we know, rounded up.
 """

@@ -1,4 +1,4 @@
-"""Who waits for whom because they meet: against a clock that executes rounds one by one."""
+"""The distances that couplings enforce are those of a clock that executes rounds one by one."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""BPipe as it runs: bound, traffic and time of the rolled table, transit included."""
+"""Parked pages: bound, traffic and time of BPipe's rolled table, transit included."""
 
 from itertools import product
 from math import ceil
