@@ -13,7 +13,7 @@ from running import metrics, run
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.arrays import read_array, shapes
 
-# golden/run_33dd3c0.zip: `run`, which has ended after step 2 of 4; `losses.jsonl`, the metrics of all steps; `text.txt`:
+# golden/run_33dd3c0.zip: `run`, ended after step 2 of 4; `losses.jsonl`, the metrics of all steps; `text.txt`:
 #   python -m jaxpipe.train --config=configs/quickstart.py --workdir=run --config.mesh.platform=cpu --config.mesh.pipe=2
 #     --config.pipeline.num_microbatches=2 --config.model.num_layers=2 --config.model.hidden=8
 #     --config.model.num_heads=1
