@@ -105,7 +105,7 @@ def _published(d: int, n: int, o: Options) -> float | None:
 
 
 def _bubble(d: int, n: int, o: Options) -> float | None:
-    """The bubble of whole units: 2(D-2) forwards of a stage, and D-2 more for each further unit, or D-3 by the figure."""
+    """The bubble of whole units: 2(D-2) forwards of a stage, and for each further unit D-2 more, D-3 by the figure."""
     each = d - 3 if o["scaling"] == "figure" and d >= 4 else d - 2
     return idle_ratio(2 * (d - 2) + each * (n / d - 1), n, o["num_chunks"]) if n % d == 0 else None
 
