@@ -61,7 +61,7 @@ def counts(setting: Setting) -> Counts:
         ScheduleError: the schedule cannot be built.
     """
     name, num_microbatches = setting.schedule_name, setting.num_microbatches
-    few = num_microbatches if is_file_name(name) else few_microbatches(setting.pipe, num_microbatches)
+    few = num_microbatches if is_file_name(name) else table_microbatches(setting.pipe, num_microbatches)
     backward = BACKWARD_COSTS[setting.model.recompute]
     found = _of_equal_stages(name, setting.options, setting.pipe, setting.layers_per_stage, backward, few)
     if not found.holds_all:
@@ -70,11 +70,11 @@ def counts(setting: Setting) -> Counts:
     return replace(found, pages=pages, inbox=inbox)
 
 
-def few_microbatches(pipe: int, num_microbatches: int) -> int:
+def table_microbatches(pipe: int, num_microbatches: int) -> int:
     """Number of microbatches whose table tells the counts of all: schedules repeat in groups of twice the devices.
 
     Example:
-        >>> few_microbatches(8, 1536), few_microbatches(8, 31), few_microbatches(8, 20)
+        >>> table_microbatches(8, 1536), table_microbatches(8, 31), table_microbatches(8, 20)
         (32, 31, 20)
     """
     group = 2 * pipe

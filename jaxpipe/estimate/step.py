@@ -86,7 +86,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Around:
+class StepCollectives:
     """Seconds of a step's sums and gathers over devices, which do not depend on the schedule's rows.
 
     Attributes:
@@ -100,9 +100,9 @@ class Around:
     shared_s: float
 
 
-def around_pipeline(setting: Setting, source: TimeSource) -> Around:
+def step_collectives(setting: Setting, source: TimeSource) -> StepCollectives:
     """Sums and gathers over devices in a step of `setting`."""
-    return Around(_copies_s(setting, source), _closing_s(setting, source), _shared_s(setting, source))
+    return StepCollectives(_copies_s(setting, source), _closing_s(setting, source), _shared_s(setting, source))
 
 
 def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = True) -> Estimate:
@@ -118,22 +118,22 @@ def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = 
     Raises:
         ScheduleError: the schedule cannot be built.
     """
-    times, around = source.times(setting), around_pipeline(setting, source)
+    times, collectives = source.times(setting), step_collectives(setting, source)
     found = ends(
         setting.schedule_name,
         setting.pipe,
         setting.num_microbatches,
         setting.options,
-        _seconds(setting, times, source, closing=around.closing),
+        _seconds(setting, times, source, closing=collectives.closing),
     )
-    at_once_s = max(sum(around.closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)
+    at_once_s = max(sum(collectives.closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)
     reduced_s = found.closed_s - found.exchanged_s if reduces_in_rounds else float(at_once_s)
     return Estimate(
         setting=setting,
         times=times,
-        copies_s=around.copies_s,
+        copies_s=collectives.copies_s,
         pipeline_s=found.exchanged_s,
-        reduce_s=reduced_s + around.shared_s,
+        reduce_s=reduced_s + collectives.shared_s,
         update_s=times.update_s,
         bubble_ratio=1.0 - found.work_s / found.computed_s,
         communication=communication(setting),

@@ -15,7 +15,7 @@ from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import check
 from jaxpipe.config.base import base_config
 from jaxpipe.estimate import Bytes, fits, memory, setting_of
-from jaxpipe.estimate.memory import counted, counts, few_microbatches
+from jaxpipe.estimate.memory import counted, counts, table_microbatches
 from jaxpipe.program.shapes import bytes_per_device, held_bytes
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.training.batches import example_batch
@@ -121,7 +121,7 @@ def of_schedule(name: str, *, pipe: int, num_microbatches: int):
 @pytest.mark.parametrize(("pipe", "num_microbatches"), [(4, 40), (4, 35), pytest.param(8, 96, marks=pytest.mark.slow)])
 def test_few_microbatches_say_all(name, pipe, num_microbatches):
     setting = of_schedule(name, pipe=pipe, num_microbatches=num_microbatches)
-    assert few_microbatches(pipe, num_microbatches) < num_microbatches
+    assert table_microbatches(pipe, num_microbatches) < num_microbatches
     found = counts(setting)
     everything = counted(name, "", pipe, setting.layers_per_stage, 2.0, num_microbatches)
     assert replace(found, in_flight=0) == replace(everything, in_flight=0)

@@ -18,7 +18,7 @@ from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.variants import takes_times
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
-from jaxpipe.estimate.step import Around
+from jaxpipe.estimate.step import StepCollectives
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Kind
 
@@ -35,7 +35,7 @@ def least_of_any_s(setting: Setting, times: Times) -> float:
     return setting.num_microbatches * microbatch_s / setting.pipe
 
 
-def least_s(setting: Setting, times: Times, around: Around) -> float:
+def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> float:
     """Lower bound of the step time of a setting.
 
     A device begins with a stage that it holds, which the forwards of all stages before it come before; then it has its
@@ -47,7 +47,7 @@ def least_s(setting: Setting, times: Times, around: Around) -> float:
         setting: its schedule's rows are not built. Where times are options of its schedule, backwards may be split;
             then a device may end with a W, which nothing comes after.
         times: of its actions.
-        around: what a step does beside its actions.
+        collectives: sums and gathers of a step over devices.
 
     Returns:
         Seconds.
@@ -65,10 +65,10 @@ def least_s(setting: Setting, times: Times, around: Around) -> float:
     for chunks in placement.stages_of:
         stages = [stage for _, stage in chunks]
         work_s = sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
-        sums_s = float(around.closing[stages].sum()) if all_compute else 0.0
+        sums_s = float(collectives.closing[stages].sum()) if all_compute else 0.0
         ends_s = max(sums_s, 0.0 if is_split else after[min(stages)])
         longest_s = max(longest_s, before[min(stages)] + setting.num_microbatches * work_s + ends_s)
-    return around.copies_s + longest_s + around.shared_s + times.update_s
+    return collectives.copies_s + longest_s + collectives.shared_s + times.update_s
 
 
 def least_backward_s(times: Times) -> float:

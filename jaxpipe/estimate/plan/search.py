@@ -30,7 +30,7 @@ from jaxpipe.estimate.plan.bounds import (
 from jaxpipe.estimate.plan.space import Space, even_split, legal_variants, orders_of
 from jaxpipe.estimate.plan.variants import Variant, legal_placement
 from jaxpipe.estimate.setting import placement_of
-from jaxpipe.estimate.step import Estimate, around_pipeline, estimate
+from jaxpipe.estimate.step import Estimate, estimate, step_collectives
 
 _STEPS = 4  # of a layer's time, to which the ends of the model are rounded where layers are spread
 _ROUNDING = 1e-9  # relative error of a bound: sums of times differ by so much
@@ -190,7 +190,7 @@ class _Frontier:
         for variant in legal_variants(group):
             candidate = next(self._candidates)
             for setting in settings_of(group, variant, times):
-                bound_s = least_s(setting, times, around_pipeline(setting, self._source))
+                bound_s = least_s(setting, times, step_collectives(setting, self._source))
                 yield _Found(candidate, setting, _rounded_down(bound_s))
 
 

@@ -13,7 +13,7 @@ from jaxpipe.estimate.plan.bounds import least_bytes, least_of_any_s, least_s, p
 from jaxpipe.estimate.plan.search import search, settings_of
 from jaxpipe.estimate.plan.space import legal_variants, space_of
 from jaxpipe.estimate.plan.variants import placement_of
-from jaxpipe.estimate.step import around_pipeline
+from jaxpipe.estimate.step import step_collectives
 
 SOURCE = Roofline(TOPOLOGY.hardware)
 
@@ -66,7 +66,7 @@ def test_no_step_is_shorter_than_its_bounds(every_setting, source):
     for group, _, _, setting in every_setting:
         times = source.times(group)
         step_s = estimate(setting, source).step_s
-        bound_s = least_s(setting, times, around_pipeline(setting, source))
+        bound_s = least_s(setting, times, step_collectives(setting, source))
         assert least_of_any_s(group, times) <= step_s * (1 + 1e-9), setting
         assert bound_s <= step_s * (1 + 1e-9), setting
 
