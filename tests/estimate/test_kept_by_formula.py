@@ -75,6 +75,12 @@ def num_bytes(arrays: Any) -> int:
     return sum(array.size * array.dtype.itemsize for array in arrays)
 
 
+def _tier(i: int, k: int) -> list[pytest.MarkDecorator]:
+    if (i + k) % len(KEEPS):
+        return [pytest.mark.slow]
+    return [pytest.mark.ci] if i % 2 else []
+
+
 def cases():
     """Each family and each way to keep in a case of its own; all pairs of them with the slow ones."""
     families = [
@@ -86,7 +92,7 @@ def cases():
     ]
     for i, family in enumerate(families):
         for k, keeps in enumerate(KEEPS):
-            yield pytest.param(*family, *keeps, marks=[] if (i + k) % len(KEEPS) == 0 else pytest.mark.slow)
+            yield pytest.param(*family, *keeps, marks=_tier(i, k))
 
 
 @pytest.mark.parametrize(("family", "dropout", "dtype", "tensor", "attention", "recompute"), list(cases()))

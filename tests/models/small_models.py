@@ -1,11 +1,13 @@
 """A small model of each family whose sizes all differ, numbers for them, and how near gradients must be."""
 
 import dataclasses
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxpipe.mesh import Randomness
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
@@ -20,6 +22,14 @@ CONFIGS = {
     "bert": BertConfig(**_SIZES, num_positions=12),
     "llama": LlamaConfig(**_SIZES, num_kv_heads=NUM_KV_HEADS, feed_forward=40, rope_theta=100.0, norm_epsilon=1e-2),
 }
+
+
+def in_tiers(cases: Iterable[Any], *, default: Collection[Any]) -> list[Any]:
+    """`cases` of a parameter, or of several, of which only those in `default` are not left to the second tier."""
+    return [
+        case if case in default else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.ci)
+        for case in cases
+    ]
 
 
 def config_of(family: str, **changes):

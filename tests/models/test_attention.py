@@ -20,11 +20,13 @@ from plain_attention import (
     plain_attention,
     value_and_grads,
 )
+from small_models import in_tiers
 
 from jaxpipe.errors import ConfigError
 from jaxpipe.models.attention import ATTENTION, AttentionDropout, Visible, check_cudnn, chunked, cudnn, xla
 from jaxpipe.models.attention_chunked import blocks
 
+SIZES = [(1, 2), (7, 4), (7, 1), (129, 4), (300, 2)]  # tokens, key-value heads
 FORMS = pytest.mark.parametrize("form", [xla, chunked])
 
 
@@ -42,9 +44,13 @@ def _saved(fn, *arguments) -> tuple[list, list]:
     return [(leaf.shape, str(leaf.dtype)) for leaf in opaque], [leaf.shape for leaf in again]
 
 
-@pytest.mark.parametrize("has_dropout", [False, True], ids=["", "dropout"])
-@pytest.mark.parametrize(("seq", "num_kv_heads"), [(1, 2), (7, 4), (7, 1), (129, 4), (300, 2)])
-@FORMS
+@pytest.mark.parametrize(
+    ("form", "seq", "num_kv_heads", "has_dropout"),
+    in_tiers(
+        ((form, *sizes, dropout) for form in (xla, chunked) for sizes in SIZES for dropout in (False, True)),
+        default=[(xla, 7, 1, True), (chunked, 300, 2, True)],
+    ),
+)
 def test_values_and_gradients_are_those_of_the_plain_formula(form, seq, num_kv_heads, has_dropout):
     arrays = new_arrays(seq=seq, num_kv_heads=num_kv_heads)
     ours = value_and_grads(partial(form, visible=CAUSAL, dropout=new_dropout() if has_dropout else None), *arrays)
@@ -120,7 +126,7 @@ def test_backward_saves_this_and_raw_arguments_alone(form, own, has_padding, has
     assert _saved(recomputed, *given) == ([], arguments("again"))
 
 
-@FORMS
+@pytest.mark.parametrize("form", in_tiers([xla, chunked], default=[xla]))
 def test_recomputation_changes_no_gradient(form):
     arrays = new_arrays(seq=130, num_kv_heads=2)
     plain = value_and_grads(partial(form, visible=CAUSAL, dropout=new_dropout()), *arrays)
@@ -154,6 +160,7 @@ def test_blocks_cover_every_query_once(seq):
     assert len({block.num_queries for block in cut[:-1]}) <= 1
 
 
+@pytest.mark.ci
 def test_chunked_never_holds_all_scores():
     shapes = {}
     for form in (xla, chunked):

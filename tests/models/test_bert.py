@@ -82,6 +82,7 @@ def test_every_token_reaches_every_other():
         assert (np.abs(_logits()(batch | {"tokens": tokens})["masked_lm"][0] - plain).max(axis=-1) > 1e-3).all()
 
 
+@pytest.mark.ci
 def test_places_that_are_not_valid_count_nothing():
     model, params = _model_and_params()
     loss = jax.jit(jax.value_and_grad(lambda params, batch: sum(model.loss_sum(params, batch).values())))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import textbook
 from jax.sharding import PartitionSpec as P
-from small_models import BATCH, HIDDEN, SEQ, VOCAB_SIZE, assert_near, normal, stream, tokens_and_targets
+from small_models import BATCH, HIDDEN, SEQ, VOCAB_SIZE, assert_near, in_tiers, normal, stream, tokens_and_targets
 
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import cross_entropy
@@ -49,7 +49,7 @@ def _split(function, num_devices: int, x, kernel, targets):
     return losses, (dx, d_kernel)
 
 
-@pytest.mark.parametrize("num_chunks", [1, 6, NUM_TOKENS])
+@pytest.mark.parametrize("num_chunks", in_tiers([1, 6, NUM_TOKENS], default=[6]))
 def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, num_chunks):
     monkeypatch.setattr(cross_entropy, "MOST_LOGITS", NUM_TOKENS // num_chunks * VOCAB_SIZE)
     assert num_chunks_of(NUM_TOKENS, VOCAB_SIZE) == num_chunks
@@ -62,7 +62,7 @@ def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, num_chunks):
     assert_near(WEIGHT * jax.jit(ours)(x, kernel, targets), expected[0])
 
 
-@pytest.mark.parametrize(("num_devices", "num_chunks"), [(2, 1), (4, 5)])
+@pytest.mark.parametrize(("num_devices", "num_chunks"), in_tiers([(2, 1), (4, 5)], default=[(4, 5)]))
 def test_a_split_vocabulary_changes_nothing(monkeypatch, num_devices, num_chunks):
     monkeypatch.setattr(cross_entropy, "MOST_LOGITS", NUM_TOKENS // num_chunks * VOCAB_SIZE // num_devices)
     x, kernel, targets = stream(), _kernel(), tokens_and_targets()["targets"]
@@ -72,7 +72,7 @@ def test_a_split_vocabulary_changes_nothing(monkeypatch, num_devices, num_chunks
     assert_near((losses[0], gradients), _value_and_gradients(textbook.cross_entropy_sum, x, kernel, targets))
 
 
-@pytest.mark.parametrize(("num_devices", "num_chunks"), [(1, 1), (1, 6), (4, 2)])
+@pytest.mark.parametrize(("num_devices", "num_chunks"), in_tiers([(1, 1), (1, 6), (4, 2)], default=[(4, 2)]))
 def test_a_bias_and_rows_that_are_no_words(monkeypatch, num_devices, num_chunks):
     """Of 19 words in 32 rows the devices hold 8, 8, 3 and none."""
     vocab_size, num_rows = 19, VOCAB_SIZE // num_devices

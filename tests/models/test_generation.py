@@ -32,6 +32,7 @@ def say(params, **options):
     return list(generate(MODEL, params, PROMPT, num_tokens=NUM_TOKENS, window=WINDOW, **options))
 
 
+@pytest.mark.ci
 def test_without_temperature_the_likeliest_token_follows_beyond_the_window_too(params):
     text = list(PROMPT)
     for token in say(params, temperature=0.0):
@@ -41,6 +42,7 @@ def test_without_temperature_the_likeliest_token_follows_beyond_the_window_too(p
     assert len(set(text[len(PROMPT) :])) > 2
 
 
+@pytest.mark.ci
 def test_one_of_the_likeliest_tokens_is_drawn(params):
     chosen = set()
     for seed in range(4):

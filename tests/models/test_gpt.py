@@ -20,6 +20,7 @@ def test_parameters_are_those_of_the_textbook(tie_embeddings):
     assert sum(leaf.size for leaf in jax.tree.leaves(params["shared"])) == tables + 2 * h
 
 
+@pytest.mark.ci
 def test_products_back_to_the_stream_begin_smaller():
     """By sqrt(2 * num_layers): Radford et al. 2019, section 2.3."""
     model = LanguageModel(config_of("gpt", hidden=128, num_layers=8))

@@ -21,6 +21,7 @@ from small_models import (
     assert_near,
     batch_of,
     config_of,
+    in_tiers,
     random_params,
     randomness,
     tokens_and_targets,
@@ -64,7 +65,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", in_tiers(CASES, default=["bert untied", "llama"]))
 def test_the_gradient_is_that_of_the_textbook(case):
     family, changes = CASES[case]
     config = config_of(family, **changes)
@@ -118,7 +119,10 @@ def _drops() -> list:
 
 @pytest.mark.parametrize(
     ("family", "form"),
-    [("gpt", {}), ("gpt", {"attention": "chunked", "recompute": "full"}), ("bert", {"attention": "chunked"})],
+    in_tiers(
+        [("gpt", {}), ("gpt", {"attention": "chunked", "recompute": "full"}), ("bert", {"attention": "chunked"})],
+        default=[("gpt", {})],
+    ),
     ids=["xla", "chunked full", "bert chunked"],
 )
 def test_the_gradient_with_dropout_is_that_of_the_textbook_with_the_same_masks(family, form):
@@ -166,7 +170,7 @@ def _init(family: str, num_layers: int):
     return config, jax.jit(LanguageModel(config).init)(jax.random.key(0))
 
 
-@FAMILIES
+@pytest.mark.parametrize("family", in_tiers(CONFIGS, default=["llama"]))
 def test_the_initial_loss_is_that_of_a_uniform_guess(family):
     config, params = _init(family, 2)
     batch, model = batch_of(family), LanguageModel(config)
@@ -185,6 +189,7 @@ def test_numbers_of_a_layer_do_not_depend_on_how_many_layers_there_are():
     assert not np.array_equal(many[0], many[1])
 
 
+@pytest.mark.ci
 def test_rows_beyond_the_words_begin_as_zeros_and_leave_the_others_as_they_are():
     plain, padded = (
         jax.jit(LanguageModel(config_of("bert", tie_embeddings=False, vocab_size=29, vocab_multiple=multiple)).init)(

@@ -10,6 +10,7 @@ from small_models import (
     VOCAB_SIZE,
     config_of,
     first_layer,
+    in_tiers,
     random_params,
     stream,
 )
@@ -36,7 +37,10 @@ def test_nothing_is_dropped():
 
 @pytest.mark.parametrize(
     "change",
-    [{"rope_theta": 1000.0}, {"rope_scaling": RotaryScaling(original_max_position=64)}, {"norm_epsilon": 1e-5}],
+    in_tiers(
+        [{"rope_theta": 1000.0}, {"rope_scaling": RotaryScaling(original_max_position=64)}, {"norm_epsilon": 1e-5}],
+        default=[{"rope_scaling": RotaryScaling(original_max_position=64)}],
+    ),
 )
 def test_what_a_config_says_of_rotation_and_norms_reaches_the_layer(change):
     params = first_layer(random_params(config_of("llama")))

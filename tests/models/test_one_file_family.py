@@ -65,6 +65,7 @@ def microbatches(config):
     return {"tokens": tokens[..., :-1], "targets": targets}
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("compiled_quickly")
 def test_it_trains_and_is_sampled_by_the_commands(config_file, tmp_path, capsys):
     workdir = f"--workdir={tmp_path / 'run'}"

@@ -14,6 +14,7 @@ from small_models import (
     NUM_KV_HEADS,
     SEQ,
     config_of,
+    in_tiers,
     masked_tokens,
     randomness,
     tokens_and_targets,
@@ -35,6 +36,8 @@ CASES = [
     *[(*form, has_dropout) for form in FORMS for has_dropout in ([False, True] if form[0] == "gpt" else [False])],
     *[("bert", *form, True) for form in [("none", "xla"), ("none", "chunked"), ("attention", "xla"), ("full", "xla")]],
 ]
+# A stride of 11 over 76 cases meets each family, form, dtype and number of devices.
+ALL_CASES = [(*case, dtype, num) for case in CASES for dtype in ("float32", "bfloat16") for num in (1, 2)]
 
 
 def _config(family: str, recompute: str, attention: str, has_dropout: bool):
@@ -88,9 +91,10 @@ def _saved(config, dtype: str, num_devices: int, random, *, padding=False) -> tu
     return sorted((leaf.shape, str(leaf.dtype)) for leaf in saved), [leaf.shape for leaf in arguments]
 
 
-@pytest.mark.parametrize("num_devices", [1, 2])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("family", "recompute", "attention", "has_dropout"), CASES)
+@pytest.mark.parametrize(
+    ("family", "recompute", "attention", "has_dropout", "dtype", "num_devices"),
+    in_tiers(ALL_CASES, default=ALL_CASES[::11]),
+)
 def test_a_layer_saves_this_and_nothing_else(family, recompute, attention, has_dropout, dtype, num_devices):
     config = _config(family, recompute, attention, has_dropout)
     is_padded = family == "bert"

@@ -21,6 +21,7 @@ from small_models import (
     batch_of,
     config_of,
     first_layer,
+    in_tiers,
     masked_tokens,
     normal,
     random_params,
@@ -86,7 +87,7 @@ def _over_devices(tensor: TensorAxis, function, specs, weight, params, *x, y_spe
     )(weight, params, *x)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", in_tiers(CASES, default=["llama of other choices", "bert"]))
 def test_a_layer_gives_the_numbers_of_one_device(case):
     tensor = CASES[case][2]
     (one, random), (split, _) = _model_and_random(case, TensorAxis()), _model_and_random(case, tensor)
@@ -100,7 +101,9 @@ def test_a_layer_gives_the_numbers_of_one_device(case):
     assert_near(found, expected)
 
 
-@pytest.mark.parametrize("case", ["gpt dropout", "gpt deterministic", "bert dropout", "llama"])
+@pytest.mark.parametrize(
+    "case", in_tiers(["gpt dropout", "gpt deterministic", "bert dropout", "llama"], default=["gpt dropout"])
+)
 def test_an_embedding_gives_the_numbers_of_one_device(case):
     tensor, batch = CASES[case][2], batch_of(CASES[case][0])
     (one, random), (split, _) = _model_and_random(case, TensorAxis()), _model_and_random(case, tensor)
@@ -119,7 +122,8 @@ def test_an_embedding_gives_the_numbers_of_one_device(case):
 
 
 @pytest.mark.parametrize(
-    "case", ["gpt", "gpt dropout", "gpt deterministic", "bert", "bert dropout", "llama"]
+    "case",
+    in_tiers(["gpt", "gpt dropout", "gpt deterministic", "bert", "bert dropout", "llama"], default=["bert dropout"]),
 )  # untied and tied
 def test_a_head_gives_the_numbers_of_one_device(case):
     tensor, batch = CASES[case][2], batch_of(CASES[case][0])
@@ -142,7 +146,7 @@ def test_a_head_gives_the_numbers_of_one_device(case):
 
 @pytest.mark.parametrize(
     ("family", "tie_embeddings", "num_devices"),
-    [("gpt", True, 4), ("gpt", False, 2), ("bert", True, 2), ("bert", False, 4)],
+    in_tiers([("gpt", True, 4), ("gpt", False, 2), ("bert", True, 2), ("bert", False, 4)], default=[("gpt", True, 4)]),
 )
 def test_rows_that_are_no_words_change_nothing_on_any_number_of_devices(family, tie_embeddings, num_devices):
     """Of 21 words, in 32 rows, four devices hold 8, 8, 5 and 0; what the rows beyond them hold is never used."""

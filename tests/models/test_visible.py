@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from plain_attention import kept, new_arrays, new_dropout, new_padding_mask, plain_attention, value_and_grads
+from small_models import in_tiers
 
 from jaxpipe.models.attention import Visible, chunked, xla
 from jaxpipe.models.attention_chunked import blocks
@@ -24,8 +25,13 @@ VISIBLE = {
 
 
 # Of 300 positions the blocks are three, and what they see differs; of dropout a block's first key decides.
-@pytest.mark.parametrize(("form", "seq"), [(xla, 7), (chunked, 300)])
-@pytest.mark.parametrize("name", VISIBLE)
+@pytest.mark.parametrize(
+    ("form", "seq", "name"),
+    in_tiers(
+        ((form, seq, name) for form, seq in ((xla, 7), (chunked, 300)) for name in VISIBLE),
+        default=[(xla, 7, "padding"), (xla, 7, "window"), (chunked, 300, "all three")],
+    ),
+)
 def test_a_query_sees_these_keys_and_no_others(form, name, seq):
     visible, arrays = VISIBLE[name](seq), new_arrays(seq=seq, num_kv_heads=2)
     dropout, keep = (new_dropout(), kept(2, 4, seq)) if name in ("all", "window") else (None, None)
