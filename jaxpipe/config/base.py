@@ -1,4 +1,4 @@
-"""Every field that a config has, with its meaning and its default; those of `model` stand with its family."""
+"""All fields of a config with their meanings and defaults; those of `model` are in the file of its family."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from jaxpipe.config.model import example_of, model_section
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.models import FAMILIES, family_named
 
-AUTO = "auto"  # of a field that is derived from others
+AUTO = "auto"  # value of a field that is derived from others
 
 
 def base_config(family: str = "gpt") -> ConfigDict:
-    """All fields, locked: a config sets some of them and cannot add one.
+    """A config with all fields, locked: its fields can be set, and none can be added.
 
     Args:
-        family: of the model, as `jaxpipe.models.family_named` takes it; decides the fields of `model` and `data`.
+        family: family of the model, as `jaxpipe.models.family_named` takes it; decides the fields of `model` and
+            `data`.
 
     Raises:
-        ConfigError: no such family.
+        ConfigError: the family is unknown.
     """
     config = _section()
 
@@ -83,7 +84,7 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.train.seed = 0  # of the initial parameters and of dropout
     config.train.eval_every = 100  # steps between held-out losses; there is always one at the end
     config.train.eval_batches = 8  # held-out batches of one evaluation, at most
-    # Steps one after another whose gradients are not finite, and so change nothing, before the run stops.
+    # Consecutive steps with gradients that are not finite, which change nothing, before the run stops.
     config.train.max_skipped_in_row = 5
     config.train.lost_after_s = 120.0  # a process that is lost, or stuck in a step, for so long ends the run
 
@@ -91,9 +92,9 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.checkpoint.init_from = ""  # a working folder whose parameters the run starts from; "": initial ones
     config.checkpoint.save_every = 100  # steps between checkpoints of the train state; 0: none before the end
     config.checkpoint.save_at_end = True
-    config.checkpoint.keep_last = 3  # so many of the newest
-    config.checkpoint.keep_every = 0  # and for good those of every so many steps; 0: none
-    config.checkpoint.keep_best = 0  # and so many of those with the least held-out loss
+    config.checkpoint.keep_last = 3  # number of newest checkpoints to keep
+    config.checkpoint.keep_every = 0  # steps between checkpoints that are kept forever; 0: none
+    config.checkpoint.keep_best = 0  # number of checkpoints with the least held-out loss to keep
     return config.lock()
 
 
@@ -102,8 +103,8 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
 
     Args:
         error: an AttributeError, KeyError or TypeError of ml_collections.
-        where: what was being read.
-        repair: what the user can do if the field belongs to no family.
+        where: the source that was being read.
+        repair: advice for the user if the field belongs to no family.
     """
     while error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
