@@ -1,4 +1,4 @@
-"""Methods: the generators of schedules, one file each, and the table that says all that is known of them.
+"""Methods: the generators of schedules, one file each, and the table of all that is known about them.
 
 `registry` is the table, of `method.Method` values, whose options are `option.Option` values. Shared by several
 generators: `_bidirectional` (closed form of two replicas in opposite directions), `_early_forwarding` (BitPipe's),

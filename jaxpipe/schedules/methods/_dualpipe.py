@@ -1,7 +1,7 @@
-"""The eight steps of a device in DualPipe and DualPipeV, as far as they are the same.
+"""The eight steps of a device in DualPipe and DualPipeV, as far as the two agree.
 
-Goes in: where the device stands between the end at which microbatches enter and the middle. Comes out: what it
-does in which direction, by number of its microbatches. Which stage and microbatch that is, the generators say.
+Goes in: the device's place between the end at which microbatches enter and the middle. Comes out: its actions by
+direction and number of the microbatch. Left to the generators: stages and microbatches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Step(NamedTuple):
 
     kind: Kind
     direction: int  # NEAR or FAR
-    number: int  # of the microbatch in its direction
+    number: int  # number of the microbatch in its direction
 
 
 def dual_steps(*, depth: int, num_depths: int, num_each: int, backward_first: bool) -> list[Step]:
@@ -29,7 +29,7 @@ def dual_steps(*, depth: int, num_depths: int, num_each: int, backward_first: bo
         depth: h, devices between the nearer end and this one.
         num_depths: H, devices from an end to the middle.
         num_each: microbatches of each direction, at least 2H.
-        backward_first: of the F and B that overlap in the published steps, B stands first here, else F.
+        backward_first: whether, of an F and a B that overlap in the published steps, B stands first here, else F.
 
     Source: `dualpipe/dualpipe.py` of github.com/deepseek-ai/DualPipe; numbers and names of steps are as there.
     """
@@ -68,7 +68,7 @@ def dual_steps(*, depth: int, num_depths: int, num_each: int, backward_first: bo
 
 
 class _Row:
-    """A row on its way: microbatches of a direction go through it in their order."""
+    """A row under construction: microbatches of a direction go through it in their order."""
 
     def __init__(self, backward_first: bool):
         self.steps: list[Step] = []
@@ -94,7 +94,7 @@ class _Row:
             self.steps.append(self._pending.popleft())
 
     def overlapped(self, forward: int, backward: int) -> None:
-        """A forward and a backward that DualPipe runs at the same time."""
+        """Appends a forward and a backward that DualPipe runs at the same time."""
         if self._backward_first:
             self.backward(backward)
         self.forwards(forward)

@@ -22,7 +22,7 @@ def bitpipe(
     eager_sync: bool = True,
     scaling: str = "concatenate",
 ) -> Schedule:
-    """Returns BitPipe: Chimera whose replicas run up and down the devices, a chunk each way.
+    """Returns BitPipe: Chimera whose replicas run up and down the devices, one chunk in each direction.
 
     D=4, v=2, N=4, without the SYNCs:
 
@@ -44,11 +44,11 @@ def bitpipe(
     - `figure`: the outer devices start the microbatches of the next unit sooner, as the paper's figure for D=4, N=8
       does: x = 2(D-2) + (D-3)(K-1) from D=4 on, with the same peaks. Never worse at a backward of two forwards or more;
       worse at one of one forward, where `concatenate` leaves no bubble between units.
-    - `early_forwarding`: as `_early_forwarding` in this folder says; higher peaks.
+    - `early_forwarding`: see `_early_forwarding` in this folder; its peaks are higher.
 
-    The paper's formula for all N, x = 2(D-2) once only, is not what its units give when they are concatenated.
+    The paper's formula for all N has x = 2(D-2) only once; its concatenated units do not reach it.
 
-    Needs even D, any N >= 1, any v >= 1: where N is not whole units of D, the last one is built whole, and
+    Needs even D, any N >= 1, any v >= 1: if D does not divide N, the last unit is built whole, and
     microbatches of both directions in turn are left out.
 
     Args:
@@ -57,12 +57,13 @@ def bitpipe(
         num_chunks: v, stages of each replica on each device.
         v_shape: chunks run up and down the devices in turn, so that the last stage of one and the first of the next
             are on one device; False starts each chunk on the replica's first device again (the paper's ablation), which
-            has the same slots, with a message where the V has none.
-        eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
+            has the same slots, but sends a message at each turn.
+        eager_sync: whether each SYNC directly follows the last backward of its stage and replica, instead of ending the
+            row.
         scaling: the order of more than D microbatches: `concatenate`, `figure` or `early_forwarding`.
 
     Raises:
-        ScheduleError: odd `num_devices`, an option of the wrong kind, or `v_shape=False` where it has no effect or no
+        ScheduleError: odd `num_devices`, an option has the wrong type, or `v_shape=False` has no effect or no
             order is known for it.
 
     Source: Wu, Chen and Yu, BitPipe: Bidirectional Interleaved Pipeline Parallelism for Accelerating Large Models
@@ -86,7 +87,7 @@ def _check(num_devices: int, options: Options) -> None:
         raise ScheduleError(
             explain(
                 "v_shape=False for schedule 'bitpipe' with num_chunks=1.",
-                rule="shape-binds: one chunk on each device has no V to do without",
+                rule="shape-binds: with one chunk on each device there is no V",
                 repair="leave v_shape out, or set num_chunks=2 or more",
             )
         )
@@ -109,7 +110,7 @@ def _published(d: int, n: int, o: Options) -> float | None:
 
 
 def _bubble(d: int, n: int, o: Options) -> float | None:
-    """Of whole units: the first leaves 2(D-2) forwards of a stage, each further one D-2, in the figure's order D-3."""
+    """Bubble of whole units: 2(D-2) forwards of a stage for the first, D-2 (`figure`: D-3) for each further one."""
     each = d - 3 if o["scaling"] == "figure" and d >= 4 else d - 2
     return idle_ratio(2 * (d - 2) + each * (n / d - 1), n, o["num_chunks"]) if n % d == 0 else None
 
@@ -119,7 +120,7 @@ def _published_early(d: int, n: int, o: Options) -> float | None:
 
 
 def _early_bubble(d: int, n: int, o: Options) -> float | None:
-    """Of one unit that of `concatenate`, for there is nothing to pull forward."""
+    """Bubble of early forwarding; one unit has that of `concatenate`, since nothing can be pulled forward."""
     if o["scaling"] != "early_forwarding" or n % d or (n > d and d > 8):
         return None
     return _bubble(d, n, o) if n == d else _published_early(d, n, o)
@@ -128,12 +129,12 @@ def _early_bubble(d: int, n: int, o: Options) -> float | None:
 def _peak_of_units(d: int, n: int, o: Options) -> tuple[float | None, float] | None:
     if n % d or (n > d and o["scaling"] == "early_forwarding"):
         return None
-    more_at_ends = o["scaling"] == "figure" and o["num_chunks"] == 1  # on many devices
+    more_at_ends = o["scaling"] == "figure" and o["num_chunks"] == 1  # true on many devices
     return None if more_at_ends else d - (d - 2) / (2 * o["num_chunks"]), d
 
 
 def _two_chunks(of):
-    """Formulas of the paper's tables, which are for two chunks."""
+    """Formulas of the paper's tables, which hold for two chunks."""
     return lambda d, n, o: of(d, n, o) if o["num_chunks"] == 2 else None
 
 
@@ -146,8 +147,8 @@ METHOD = Method(
         Option("num_chunks", at_least(1), values=(1, 2, 3, 4), note="v"),
         Option("v_shape", check_truth),
         Option("eager_sync", check_truth),
-        # The planner leaves early forwarding, which takes a search of seconds, and the figure's order, whose rounds do
-        # not repeat unit by unit, so that permutes are three times as many.
+        # The planner skips early forwarding, whose search takes seconds, and the figure's order, whose rounds do
+        # not repeat unit by unit, so that it has three times as many permutes.
         Option(
             "scaling",
             one_of(SCALINGS),

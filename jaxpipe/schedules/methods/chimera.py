@@ -24,26 +24,27 @@ def chimera(
         3  0F2@1 0F3@1 ...   3F0   3B0   3B0   3F1   3B1   3B1   ...   0B2@1 0B2@1 ...   ...   0B3@1 0B3@1
 
     Bubble ratio at N=D: (D-2)/(3N/2+D-2) at a backward of two forwards, (D-2)/(2N+D-2) at one of one forward. At
-    N=KD the second holds as it is; of the first it is x/(3N+x) with x = (D-2)(K+1), for a bubble in the middle of each
-    unit stays. Peak activations at N=D, on every other N=KD too: D Ma on the two devices in the middle, (D+2)/2 Ma on
-    those at the ends. Two replicas of the weights.
+    N=KD the second formula holds unchanged, and the first becomes x/(3N+x) with x = (D-2)(K+1), since a bubble stays in
+    the middle of each unit. Peak activations at every N=KD: D Ma on the two devices in the middle, (D+2)/2 Ma on those
+    at the ends. Two replicas of the weights.
 
     With `forward_doubling` a unit has 2D microbatches, and those of a direction run their forwards in adjacent pairs:
-    what was one backward beside a forward are now two, and the bubble in the middle goes. Bubble ratio
+    a backward now runs beside two forwards, and the bubble in the middle disappears. Bubble ratio
     (D-2)/(2N+D-2) at a backward of two forwards and N a multiple of 2D; peak activations 2D Ma in the middle,
     (3D+2)/2 Ma at the ends.
 
-    Needs even D, any N >= 1: where N is not whole units, the last one is built whole, and microbatches of both
+    Needs even D, any N >= 1: if N is not a multiple of a unit, the last unit is built whole, and microbatches of both
     directions in turn are left out.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
-        forward_doubling: run forwards in pairs.
-        eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
+        forward_doubling: whether forwards run in pairs.
+        eager_sync: whether each SYNC directly follows the last backward of its stage and replica, instead of ending the
+            row.
 
     Raises:
-        ScheduleError: odd `num_devices`, or an option of the wrong kind.
+        ScheduleError: `num_devices` is odd, or an option has the wrong type.
 
     Source: Li and Hoefler, Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines, SC
     2021, sections 3.1 and 3.5; formulas at N=D as in BitPipe, arXiv 2410.19367, Table 2, those at N=KD and of forward

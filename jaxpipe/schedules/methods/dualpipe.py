@@ -36,22 +36,23 @@ def dualpipe(
     backward at the same time, takes as long as both one after the other, as here. Peak activations D+1 Ma on every
     device for N > D; at most N Ma. Two replicas of the weights. Needs even D, any N >= 1.
 
-    The published steps need even N >= 2D. For others the schedule of the next such number is built, and the last
-    microbatches of both directions in turn are left out. What overlaps there stands one after the other, F first. With
-    `backward_first` B is first, and the peak is D Ma; the bubble is the same at F=I=W, and at F=1, I=1.2, W=0.8 it is
-    0.6 F longer for D=8. W stand where they are published, so that most backwards stay whole, or, where the step is
-    shorter by that for the times given, every backward is split and W fill what devices would wait (`split_backward`),
-    with no more stored at once than published.
+    The published steps need even N >= 2D. For other N the schedule of the next such number is built, and the last
+    microbatches of both directions in turn are left out. Actions that overlap there run one after the other here, F
+    first. With `backward_first` B is first, and the peak is D Ma; the bubble is the same at F=I=W, and at F=1, I=1.2,
+    W=0.8 it is 0.6 F longer for D=8. Either W stand where they are published, and most backwards stay whole; or, if the
+    given times make the step shorter, every backward is split and W fill the bubbles (`split_backward`), without higher
+    peaks than the published ones.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
-        backward_first: of the F and B that overlap in the published steps, B stands first.
-        eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
+        backward_first: whether, of an F and a B that overlap in the published steps, B stands first.
+        eager_sync: whether each SYNC directly follows the last backward of its stage and replica, instead of ending the
+            row.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 
     Raises:
-        ScheduleError: odd `num_devices`, a time that is not a positive number, or an option of the wrong kind.
+        ScheduleError: `num_devices` is odd, a time is not a positive number, or an option has the wrong type.
 
     Source: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024 (arXiv 2412.19437), section 3.2.1; steps and formula as in
     github.com/deepseek-ai/DualPipe. Fewer microbatches, `backward_first`, W by times, and the bubble are ours.

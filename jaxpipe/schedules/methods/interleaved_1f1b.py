@@ -10,7 +10,7 @@ from jaxpipe.schedules.passes.rows import drop_padding, next_multiple
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
-# With D - 1 every group costs one F and one B of each chunk but the first; with fewer the rows deadlock.
+# With D - 1 every group costs one F and one B of each chunk but the first; with a smaller one the rows deadlock.
 _WHY = "a smaller group is through its chunk before its first microbatch has come round to the next one"
 
 
@@ -29,19 +29,19 @@ def interleaved_1f1b(
     (D-1)/(vN+D-1) for N a multiple of `group_size` and any costs that are equal on all stages. Peak activations, on
     device 0: D Ma at N=D, (vD+D-1)/v Ma from N=2D on, ((v-1) group_size + 2D - 1)/v Ma for other groups.
 
-    Any D >= 1, N >= 1, v >= 1. Where N is no multiple of `group_size`, the last group is built whole, and the
-    microbatches that are too many left out: Megatron's short last group deadlocks, for example for D=8, N=12. With v=1
+    Any D >= 1, N >= 1, v >= 1. If N is not a multiple of `group_size`, the last group is built whole, and the
+    surplus microbatches are left out: Megatron's short last group deadlocks, for example for D=8, N=12. With v=1
     the order is 1F1B that runs up to D-1 more forwards ahead than it needs.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
         num_chunks: v, stages on each device.
-        group_size: microbatches that a chunk runs before the next chunk has its turn; `num_devices` if not given.
+        group_size: microbatches that a chunk runs before the next chunk has its turn; by default `num_devices`.
 
     Raises:
-        ScheduleError: `num_chunks` is no whole number of 1 or more, or `group_size` no whole number of `num_devices`
-            or more, or there is but one chunk to take turns.
+        ScheduleError: `num_chunks` is not a whole number of 1 or more, `group_size` is not a whole number of
+            `num_devices` or more, or it is given although there is only one chunk.
 
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC
     2021, section 2.2; warm-up count and groups as in Megatron-LM; the peak at D microbatches as in BitPipe, arXiv
@@ -79,7 +79,7 @@ def _check(num_devices: int, options: Options) -> None:
         raise ScheduleError(
             explain(
                 f"group_size={group_size} for schedule 'interleaved_1f1b' with num_chunks=1.",
-                rule="group-binds: a group is what one chunk runs before the next has its turn; one chunk has none",
+                rule="group-binds: a chunk runs a group before the next chunk has its turn, so one chunk has none",
                 repair="leave group_size out, or set num_chunks=2 or more",
             )
         )
@@ -101,7 +101,7 @@ METHOD = Method(
     summary="1F1B over v stages on each device, in Megatron's order",
     paper="Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021",
     options=(
-        # The planner's and search's values: beyond eight chunks a bubble that is small already gets little smaller.
+        # The planner's and search's values: beyond eight chunks a small bubble hardly shrinks further.
         Option("num_chunks", at_least(1), values=(2, 3, 4, 5, 6, 8), others=(1,), note="v"),
         Option("group_size", at_least(1), others=(9,), default_text="D"),
     ),

@@ -1,8 +1,8 @@
-"""The table of methods; `build` is the one way from a name to a Schedule.
+"""The table of methods; `build` makes a Schedule from a name.
 
 A method of your own needs one file: its generator, and a `Method` beside it. `register` adds it to the table of this
 process; commands and configs take the file itself as the name, `path/to/my_method.py`, or `path/to/my_method.py:name`
-where it holds several.
+if it holds several.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ METHOD_FILE_HELP = "A Python file with a method of your own, to be tried as well
 
 
 def register(method: Method, *, name: str | None = None) -> Method:
-    """Adds `method` to the table, under `name` or else its own, and returns it.
+    """Adds `method` to the table, under `name` or else its own name, and returns it.
 
     Raises:
         ScheduleError: another method has this name.
@@ -72,8 +72,8 @@ def register(method: Method, *, name: str | None = None) -> Method:
     if REGISTRY.setdefault(name, method) is not method:
         raise ScheduleError(
             explain(
-                f"there is a method {name!r} already.",
-                rule="method-name: each method has a name of its own",
+                f"a method {name!r} already exists.",
+                rule="method-name: each method has its own name",
                 repair="give yours another name",
             )
         )
@@ -81,13 +81,13 @@ def register(method: Method, *, name: str | None = None) -> Method:
 
 
 def find_method(name: str) -> Method:
-    """The method of a name; that of a file is registered first.
+    """Finds the method of a name; a method in a file is registered first.
 
     Args:
-        name: of `REGISTRY`, or "my_method.py", or "my_method.py:name" for one of several in a file.
+        name: a key of `REGISTRY`, or "my_method.py", or "my_method.py:name" for one of several in a file.
 
     Raises:
-        ScheduleError: there is no such name, file, or method in the file.
+        ScheduleError: the name is unknown, or the file does not exist or has no such method.
 
     Example:
         >>> find_method("1f1b").generator.__name__
@@ -107,7 +107,7 @@ def find_method(name: str) -> Method:
 
 
 def is_method_file(name: str) -> bool:
-    """Whether `name` is a Python file that holds a method, not the name of one.
+    """Whether `name` is a Python file with a method, not the name of a registered method.
 
     Example:
         >>> is_method_file("mine/late_1f1b.py"), is_method_file("mine.py:late_1f1b"), is_method_file("1f1b")
@@ -120,7 +120,7 @@ def register_file(path: str) -> list[str]:
     """Registers the methods that the Python file `path` defines, once; returns their names, "path/to/file.py:method".
 
     Raises:
-        ScheduleError: there is no such file, it cannot be run, or it defines no method.
+        ScheduleError: the file does not exist, cannot be run, or defines no method.
     """
     if known := [name for name in REGISTRY if name.startswith(f"{path}:")]:
         return known
@@ -131,9 +131,9 @@ def register_file(path: str) -> list[str]:
         module = _imported(path)
     except Exception as error:
         found = f"{path!r} cannot be run: {type(error).__name__}: {error}"
-        raise _file_error(found, f"mend it until `python {path}` runs") from error
+        raise _file_error(found, f"correct it until `python {path}` runs") from error
     found = dict.fromkeys(value for value in vars(module).values() if isinstance(value, Method))
-    methods = [method for method in found if method not in built_in]  # which the file may import
+    methods = [method for method in found if method not in built_in]  # the file may import these
     if not methods:
         raise _file_error(f"{path!r} defines no method.", "write METHOD = Method(name=..., generator=..., summary=...)")
     for method in methods:
@@ -158,7 +158,7 @@ def _file_error(what: str, repair: str, picture: str = "") -> ScheduleError:
 
 
 def _imported(path: str) -> ModuleType:
-    """The file as a module; known to `sys.modules`, as dataclasses in it need."""
+    """Imports the file as a module, also into `sys.modules`, which dataclasses in it need."""
     spec = importlib.util.spec_from_file_location(f"jaxpipe_method_file_{len(sys.modules)}", path)
     assert spec  # the name ends in .py
     assert spec.loader
@@ -169,17 +169,17 @@ def _imported(path: str) -> ModuleType:
 
 
 def build(name: str, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
-    """Returns the schedule of a method, by its name.
+    """Returns the schedule of a named method.
 
     Args:
         name: a key of `REGISTRY`, or a file with a method, as `find_method` takes it.
         num_devices: devices on the `pipe` axis, >= 1.
         num_microbatches: microbatches of one step, >= 1.
-        options: what else the generator takes, for example `num_chunks`.
+        options: further keywords of the generator, for example `num_chunks`.
 
     Raises:
-        ScheduleError: unknown name or option, an option outside its domain, or a number of devices that the method is
-            not for.
+        ScheduleError: the name or an option is unknown, an option has an illegal value, or the number of devices is one
+            that the method does not support.
 
     Example:
         >>> [str(action) for action in build("1f1b", num_devices=2, num_microbatches=2).rows[0]]
