@@ -1,4 +1,4 @@
-"""Named arrays to and from the folder of one checkpoint, by Orbax; each process writes and reads its shards alone.
+"""Writes and reads the named arrays of one checkpoint by Orbax; each process handles its own shards.
 
 A folder is written under a temporary name, and gets its own name when it is complete. The names of arrays are
 paths, as "params.layers.attention.norm.scale".
@@ -34,7 +34,7 @@ class ArrayWriter:
                 and before it gets its name; if it raises, the folder does not get its name.
         """
         self._of_caller = before_commit
-        self._started: tuple[Path, frozenset[int]] | None = None  # folder and processes of the last one
+        self._started: tuple[Path, frozenset[int]] | None = None  # folder and processes of the last checkpoint
         logging.getLogger("absl").addFilter(_is_not_of_orbax)
         # Orbax's own file of metadata changes after `before_commit`, so no checksum could match it.
         without: Any = _NoStepMetadata()
@@ -50,7 +50,7 @@ class ArrayWriter:
         """Starts to write `arrays`, of JAX or NumPy; they must not change before `wait` returns.
 
         Raises:
-            Exception: whatever Orbax and the file system say.
+            Exception: any error of Orbax or the file system.
         """
         self._started = unfinished_path(folder.parent, int(folder.name)), writers(arrays)
         self._checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
@@ -82,7 +82,7 @@ def read_arrays(folder: Path, like: Arrays) -> dict[str, jax.Array]:
 
 
 def read_array(folder: Path, name: str) -> np.ndarray:
-    """One array of a checkpoint, in the memory of this host."""
+    """One array of a checkpoint, as a NumPy array on this host."""
     return _restore(folder, {name: 0}, {name: ocp.RestoreArgs(restore_type=np.ndarray)})[name]
 
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written in the background, kept by rule, and restored from the newest undamaged one.
+"""The checkpoints of a run: written in the background, deleted by a rule, restored from the newest undamaged one.
 
 No checkpoint is deleted before a newer one is complete. A damaged one is never deleted, but set aside.
 """
@@ -28,7 +28,7 @@ from jaxpipe.program import Pipeline
 class Checkpoints:
     """The checkpoints in one folder, for the train states of one pipeline.
 
-    All processes of a run make one and call its methods in the same order. When its context is left, the last
+    All processes of a run create one and call its methods in the same order. On leaving its context, the last
     checkpoint is complete.
     """
 
@@ -41,7 +41,7 @@ class Checkpoints:
         read_only: bool = False,
         say: Callable[[str], None] = print,
     ):
-        """Deletes what killed processes left half-written in `folder`, unless it is only read.
+        """Deletes half-written checkpoints of killed processes from `folder`, unless it is read only.
 
         Args:
             folder: folder of the checkpoints, which all processes see; made with the first checkpoint.
@@ -53,7 +53,7 @@ class Checkpoints:
         self.folder, self._pipeline, self._keep, self._read_only, self._say = folder, pipeline, keep, read_only, say
         self._form: StateForm | None = None
         self._writer: ArrayWriter | None = None
-        self._in_flight: About | None = None  # of the checkpoint that is being written
+        self._in_flight: About | None = None  # about.json of the checkpoint being written
         self._last: int | None = None  # the step that was saved or restored last
         if not read_only:
             self._clean()
@@ -86,7 +86,7 @@ class Checkpoints:
         a later one, belongs to an abandoned course of the run and is set aside.
 
         Args:
-            step: batches consumed.
+            step: number of batches consumed.
             state: the train state.
             config: config of the run, as JSON can hold it.
             heldout_loss: the newest held-out loss, or None.
@@ -109,7 +109,7 @@ class Checkpoints:
             raise self._failed(step, error) from error
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is complete, and those that need not be kept are deleted.
+        """Returns when the last checkpoint is complete and those that need not be kept are deleted.
 
         Raises:
             CheckpointError: the checkpoint cannot be written.

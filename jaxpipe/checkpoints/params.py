@@ -99,7 +99,7 @@ class SavedParams:
 def open_canonical(
     workdir: Path, *, model: LanguageModel, step: int | None = None, say: Callable[[str], None] = print
 ) -> Iterator[SavedParams]:
-    """The parameters of one checkpoint in `workdir`, read as they are needed.
+    """The parameters of one checkpoint in `workdir`, read one by one when they are needed.
 
     Args:
         workdir: folder of the run.

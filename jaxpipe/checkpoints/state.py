@@ -44,7 +44,7 @@ class Leaf:
 
 
 class StateForm:
-    """The leaves of a train state, of which not more than a group is copied at a time.
+    """The leaves of a train state in groups, of which one is copied at a time.
 
     Attributes:
         groups: groups of leaves, in the order of the state's leaves.
@@ -79,7 +79,7 @@ class StateForm:
         return {leaf.name: leaf.like.shape for group in self.groups for leaf in group}
 
     def to_arrays(self, state: Any) -> dict[str, jax.Array]:
-        """New canonical arrays, so that `state` may be donated; on GPUs they are in the memory of the host."""
+        """New canonical arrays, so that `state` may be donated; on GPUs they are in host memory."""
         leaves, arrays = iter(jax.tree.leaves(state)), {}
         for group in self.groups:
             copies = self._canonical.from_stages([next(leaves) for _ in group], [leaf.part for leaf in group])

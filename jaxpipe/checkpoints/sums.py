@@ -1,4 +1,4 @@
-"""SHA256SUMS in the folder of a checkpoint: a line for every file, in the form that `sha256sum -c` reads."""
+"""SHA256SUMS in the folder of a checkpoint: a line for every file, in the format of `sha256sum -c`."""
 
 from __future__ import annotations
 
