@@ -3,7 +3,7 @@
     python -m jaxpipe.plan --config=configs/gpt3_96b.py --topology=a100-80g:6x8 [--costs=costs.json] [--top=10]
         [--method=my_method.py ...] [--format=json] [--write_config=FILE] [--config.X=Y ...]
 
-Searched are schedule, chunks, pipe x tensor x data, microbatch size, recompute and the order of the mesh. What does not
+The search covers schedule, chunks, pipe x tensor x data, microbatch size, recompute and mesh order. What does not
 fit a GPU is dropped. Model, sequence length and batch size are the config's; its own pipeline and mesh are not read.
 """
 
@@ -77,7 +77,7 @@ def execute(values: FlagValues) -> None:
             raise ConfigError(
                 explain(
                     f"--write_config={values.write_config}: no way to train fits {topology}",
-                    rule="plan-fits: a row of the plan is written as a config, and there is none",
+                    rule="plan-fits: the best row of the plan becomes the config, and the plan has no row",
                     repair="give more GPUs, or a smaller batch or model",
                 )
             )

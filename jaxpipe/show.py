@@ -37,8 +37,8 @@ __all__ = ["Page", "main", "to_html"]
 
 _LAYERS_PER_STAGE = 4
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient", "transfer")
-_RATIOS = ("slot_messages", "gradient_messages")  # of one layer's bytes to those of a message
-_SOURCE = ("name", "num_devices", "num_microbatches", "num_chunks", "option")  # what a file of a schedule says itself
+_RATIOS = ("slot_messages", "gradient_messages")  # ratio of one layer's bytes to a message's
+_SOURCE = ("name", "num_devices", "num_microbatches", "num_chunks", "option")  # flags that a schedule's file replaces
 _HTML = (".html", ".htm")
 
 
@@ -132,8 +132,8 @@ def _check_flags(values: FlagValues) -> None:
     if values.format in ("png", "pdf") and not values.output:
         raise ConfigError(
             explain(
-                f"--format={values.format} is no text, and --output is missing",
-                rule="output-file: what is no text is written to a file",
+                f"--format={values.format} is binary, and --output is missing",
+                rule="output-file: binary output is written to a file",
                 repair=f"add --output=FILE.{values.format}",
             )
         )
@@ -174,7 +174,7 @@ def _show(values: FlagValues) -> None:
 
 
 def _schedule(values: FlagValues) -> Schedule:
-    """The schedule that the flags name; a user's own has passed the rules."""
+    """The schedule that the flags name; a user's own schedule has passed the rules."""
     if values.csv or values.json:
         return check(read_csv(values.csv) if values.csv else read_json(values.json))
     options = _options(values)
@@ -206,11 +206,11 @@ def _others(schedule: Schedule, values: FlagValues) -> list[Schedule]:
 
 
 def _bound(schedule: Schedule, values: FlagValues) -> int | None:
-    """Slots that `schedule` keeps by moving some to the paired device; None where it moves none."""
+    """Slots that `schedule` keeps by moving others to the paired device; None if it moves none."""
     if not schedule.columns.is_kind(Kind.EVICT).any():
         return None
     bound = _options(values).get("bound", least_bound(row_peaks(schedule)))
-    assert isinstance(bound, int)  # or it would not have been built
+    assert isinstance(bound, int)  # else the schedule would not have been built
     return bound
 
 

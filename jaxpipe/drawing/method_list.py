@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from jaxpipe.schedules import Formula, Method, Option, peak_activations, simulate
 from jaxpipe.schedules.methods.option import written_value
 
-NUM_DEVICES, NUM_MICROBATCHES = 8, 32  # of the Markdown table
+NUM_DEVICES, NUM_MICROBATCHES = 8, 32  # sizes in the Markdown table
 _WIDTH = 110
 
 
 def method_table(methods: Iterable[Method]) -> str:
-    """A Markdown table: what each method does, its options, and bubble and peak at D=8, N=32, simulated."""
+    """A Markdown table of methods: summary, options, and the simulated bubble and peak at D=8, N=32."""
     heads = ["schedule", "what it does", "bubble", "peak, Ma", "options and their defaults"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for method in methods:

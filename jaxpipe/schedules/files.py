@@ -11,7 +11,7 @@ import json
 from fractions import Fraction
 from pathlib import Path
 
-from jaxpipe.errors import ScheduleError, closest
+from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.schedules.csv_form import parse_shares, read_csv, to_csv
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check
@@ -59,7 +59,7 @@ def read_json(path: str | Path) -> Schedule:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ScheduleError(
-            f"cannot read {str(path)!r}: {reason}.\n  rule {_RULE}\n  repair: give the path of such a file"
+            explain(f"cannot read {str(path)!r}: {reason}.", rule=_RULE, repair="give the path of such a file")
         ) from None
     try:
         return from_json(text)
@@ -123,7 +123,7 @@ def _row(device: int, texts: list[str]) -> tuple[Action, ...]:
 
 
 def _error(what: str, repair: str) -> ScheduleError:
-    return ScheduleError(f"this is not a schedule in JSON: {what}\n  rule {_RULE}\n  repair: {repair}")
+    return ScheduleError(explain(f"this is not a schedule in JSON: {what}", rule=_RULE, repair=repair))
 
 
 # ---- Files
@@ -163,16 +163,20 @@ def write_schedule(schedule: Schedule, path: str | Path) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ScheduleError(
-            f"cannot write {str(path)!r}: {error.strerror}.\n"
-            "  rule schedule-file: it is in a folder that exists and can be written to\n"
-            "  repair: make the folder, or give another path"
+            explain(
+                f"cannot write {str(path)!r}: {error.strerror}.",
+                rule="schedule-file: it is in a folder that exists and can be written to",
+                repair="make the folder, or give another path",
+            )
         ) from None
 
 
 def _check_ending(path: str | Path) -> None:
     if not is_file_name(str(path)):
         raise ScheduleError(
-            f"{str(path)!r} is no name of a schedule's file.\n"
-            f"  rule schedule-file: its name ends in {' or '.join(ENDINGS)}\n"
-            f"  repair: call it for example {str(Path(path).with_suffix('.json'))!r}"
+            explain(
+                f"{str(path)!r} is no name of a schedule's file.",
+                rule=f"schedule-file: its name ends in {' or '.join(ENDINGS)}",
+                repair=f"call it for example {str(Path(path).with_suffix('.json'))!r}",
+            )
         )

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.placement import Placement
 
 if TYPE_CHECKING:
@@ -80,10 +80,12 @@ def parse_action(text: str) -> Action:
     if match is None or kind is None or (match[3] == "") != (kind is Kind.SYNC):
         kinds = " ".join(kind.name for kind in Kind)
         raise ScheduleError(
-            f"{text.strip()!r} is not an action.\n"
-            f"  rule action-text: stage, kind, microbatch, as in 2F0; kinds are {kinds}; "
-            "SYNC has no microbatch; @1 at the end names replica 1\n"
-            "  repair: write for example 2F0, 3B11, 0EVICT4, 3SYNC@1"
+            explain(
+                f"{text.strip()!r} is not an action.",
+                rule=f"action-text: stage, kind, microbatch, as in 2F0; kinds are {kinds}; "
+                "SYNC has no microbatch; @1 at the end names replica 1",
+                repair="write for example 2F0, 3B11, 0EVICT4, 3SYNC@1",
+            )
         )
     microbatch = int(match[3]) if match[3] else NO_MICROBATCH
     return Action(kind, int(match[1]), microbatch, int(match[4] or 0))

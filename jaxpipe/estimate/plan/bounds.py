@@ -14,7 +14,7 @@ from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.extension import few_microbatches
 from jaxpipe.estimate.memory import batch_bytes
-from jaxpipe.estimate.parameters import held
+from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.variants import takes_times
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
@@ -85,7 +85,7 @@ def _ends_s(times: Times) -> float:
 
 def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
     """The bytes of parameters, batch and `pages` pages; the other kinds count as 0."""
-    params = held(setting, chunks=placement.num_chunks, replicas=placement.num_replicas)
+    params = parameter_bytes(setting, chunks=placement.num_chunks, replicas=placement.num_replicas)
     return Bytes(
         optimizer=params.optimizer,
         batch=batch_bytes(setting),

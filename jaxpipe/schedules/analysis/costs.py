@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Kind
 
@@ -87,9 +87,11 @@ class Costs:
         for kind, cost in costs.items():
             if np.ndim(cost) and len(cost) != num_stages:  # pyright: ignore[reportArgumentType]
                 raise ScheduleError(
-                    f"{len(cost)} costs of {kind.name} for num_stages={num_stages}.\n"  # pyright: ignore
-                    "  rule cost-per-stage: a cost is one number, or one number for each stage\n"
-                    f"  repair: give one number or {num_stages}"
+                    explain(
+                        f"{len(cost)} costs of {kind.name} for num_stages={num_stages}.",  # pyright: ignore
+                        rule="cost-per-stage: a cost is one number, or one number for each stage",
+                        repair=f"give one number or {num_stages}",
+                    )
                 )
             times[kind] = cost
         return times
@@ -149,12 +151,14 @@ def _of_stages(cost: Cost, placement: Placement) -> Cost:
     if len(cost) % num_stages:
         nearest = num_stages * max(1, round(len(cost) / num_stages))
         raise ScheduleError(
-            f"{len(cost)} costs for num_stages={num_stages} (num_devices={placement.num_devices}, "
-            f"num_chunks={placement.num_chunks}).\n"
-            "  rule cost-of-parts: a cost is one number, the time of a device's share of the model, or one number for "
-            "each of equal parts of the model, as many for every stage\n"
-            f"  repair: give one number or {nearest}, or a problem with only those placements whose stages divide "
-            f"{len(cost)}"
+            explain(
+                f"{len(cost)} costs for num_stages={num_stages} (num_devices={placement.num_devices}, "
+                f"num_chunks={placement.num_chunks}).",
+                rule="cost-of-parts: a cost is one number, the time of a device's share of the model, or one number "
+                "for each of equal parts of the model, as many for every stage",
+                repair=f"give one number or {nearest}, or a problem with only those placements whose stages divide "
+                f"{len(cost)}",
+            )
         )
     size = len(cost) // num_stages
     return tuple(sum(cost[first : first + size]) for first in range(0, len(cost), size))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.option_checks import check_count, check_time
@@ -124,9 +124,11 @@ def search(
     shortest = question.shortest([*fitting, *question.found(fitting, num_trials)], clock)
     if shortest is None:
         raise ScheduleError(
-            f"no registered schedule keeps limit={memory_bound.limit:g}, and num_trials={num_trials}.\n"
-            "  rule memory-bound: a schedule keeps it on every device\n"
-            "  repair: set num_trials=1 or more: a search finds one"
+            explain(
+                f"no registered schedule keeps limit={memory_bound.limit:g}, and num_trials={num_trials}.",
+                rule="memory-bound: a schedule keeps it on every device",
+                repair="set num_trials=1 or more: a search finds one",
+            )
         )
     return Found(shortest, question.shortest(registered, clock))
 
@@ -155,13 +157,15 @@ class _Question:
         if self.bound.limit < least:
             fewest = min(placement.num_replicas for placement in placements)
             raise ScheduleError(
-                f"limit={self.bound.limit:g} of memory for num_devices={self.problem.num_devices}, "
-                f"num_microbatches={self.problem.num_microbatches}.\n"
-                "  rule memory-bound: a device stores what each of its stages keeps of one microbatch, all at once, "
-                "and its weights\n"
-                f"      activations={self.bound.activations:g} and num_replicas={fewest} x "
-                f"replica={self.bound.replica:g}\n"
-                f"  repair: set limit={least:g} or more"
+                explain(
+                    f"limit={self.bound.limit:g} of memory for num_devices={self.problem.num_devices}, "
+                    f"num_microbatches={self.problem.num_microbatches}.",
+                    rule="memory-bound: a device stores what each of its stages keeps of one microbatch, all at once, "
+                    "and its weights",
+                    picture=f"activations={self.bound.activations:g} and num_replicas={fewest} x "
+                    f"replica={self.bound.replica:g}",
+                    repair=f"set limit={least:g} or more",
+                )
             )
 
     @property

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.activations import stored
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
@@ -79,9 +79,11 @@ class MemoryBound:
                 continue
             if not math.isfinite(value) or (value < 0 if above is None else value <= above):
                 raise ScheduleError(
-                    f"{field}={value!r} of a memory bound.\n"
-                    f"  rule memory-size: {field} is a finite number, {'0 or more' if above is None else 'above 0'}\n"
-                    f"  repair: give {field} in the unit of the others, Ma or bytes"
+                    explain(
+                        f"{field}={value!r} of a memory bound.",
+                        rule=f"memory-size: {field} is a finite number, {'0 or more' if above is None else 'above 0'}",
+                        repair=f"give {field} in the unit of the others, Ma or bytes",
+                    )
                 )
 
     def sizes(self, placement: Placement) -> StorageSizes:
@@ -195,10 +197,12 @@ def problem_of(problem: Problem | Schedule) -> Problem:
     for placement in problem.placements:
         if placement.num_devices != problem.num_devices:
             raise ScheduleError(
-                f"a placement of num_devices={placement.num_devices} for a problem of "
-                f"num_devices={problem.num_devices}.\n"
-                "  rule problem-placement: every placement of a problem is one of its devices\n"
-                f"      devices of stages  {placement.devices[0]}\n"
-                f"  repair: give a placement of {problem.num_devices} devices, or none, so that any is tried"
+                explain(
+                    f"a placement of num_devices={placement.num_devices} for a problem of "
+                    f"num_devices={problem.num_devices}.",
+                    rule="problem-placement: every placement of a problem is one of its devices",
+                    picture=f"devices of stages  {placement.devices[0]}",
+                    repair=f"give a placement of {problem.num_devices} devices, or none, so that any is tried",
+                )
             )
     return problem

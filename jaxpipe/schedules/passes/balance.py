@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError, closest
+from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.schedules.passes.eviction_plans import (
     EvictionPlan,
     activation_lifetimes,
@@ -128,16 +128,20 @@ def check_options(*, unit: str, policy: str, overlapped: bool) -> None:
     for field, value, known in (("unit", unit, UNITS), ("policy", policy, POLICIES)):
         if value not in known:
             raise ScheduleError(
-                f"unknown {field}={value!r}.{closest(value, list(known))}\n"
-                f"  rule balance-{field}: one of {', '.join(known)}\n"
-                f"  repair: use one of these"
+                explain(
+                    f"unknown {field}={value!r}.{closest(value, list(known))}",
+                    rule=f"balance-{field}: one of {', '.join(known)}",
+                    repair="use one of these",
+                )
             )
     for setting, used in ((f"policy={policy!r}", policy != "latest"), (f"overlapped={overlapped}", not overlapped)):
         if unit == "page" and used:
             raise ScheduleError(
-                f"{setting} has no effect with unit='page'.\n"
-                "  rule whole-microbatches: by pages every microbatch is evicted, while others compute\n"
-                f"  repair: leave it out, or set unit='microbatch'"
+                explain(
+                    f"{setting} has no effect with unit='page'.",
+                    rule="whole-microbatches: by pages every microbatch is evicted, while others compute",
+                    repair="leave it out, or set unit='microbatch'",
+                )
             )
 
 
@@ -168,28 +172,34 @@ def _share(schedule: Schedule, plans: dict[int, EvictionPlan], stage: int) -> Fr
 def _check_unbalanced(schedule: Schedule) -> None:
     if schedule.has_transfers:
         raise ScheduleError(
-            f"{schedule.name!r} has EVICT and LOAD actions already.\n"
-            "  rule balance-once: what is to be balanced moves nothing yet\n"
-            "  repair: balance the schedule that it was made from, with the bound that you want"
+            explain(
+                f"{schedule.name!r} has EVICT and LOAD actions already.",
+                rule="balance-once: what is to be balanced moves nothing yet",
+                repair="balance the schedule that it was made from, with the bound that you want",
+            )
         )
 
 
 def _nothing_to_balance(schedule: Schedule, peaks: tuple[int, ...], bound: int) -> ScheduleError:
     return ScheduleError(
-        f"nothing to balance in {_where(schedule)}: no device stores more than bound={bound} slots\n"
-        "  rule imbalance: what is in transit takes a slot on either device of a pair, so balancing pays where one "
-        "stores at least three more than the other; in 1F1B from num_devices=4 on\n"
-        f"{_picture(peaks)}"
-        "  repair: use the schedule as it is, or give a lower bound if there is room for it"
+        explain(
+            f"nothing to balance in {_where(schedule)}: no device stores more than bound={bound} slots",
+            rule="imbalance: what is in transit takes a slot on either device of a pair, so balancing pays where one "
+            "stores at least three more than the other; in 1F1B from num_devices=4 on",
+            picture=_picture(peaks),
+            repair="use the schedule as it is, or give a lower bound if there is room for it",
+        )
     )
 
 
 def _bound_too_small(schedule: Schedule, peaks: tuple[int, ...], bound: int, least: int) -> ScheduleError:
     return ScheduleError(
-        f"bound={bound} cannot be kept in {_where(schedule)}\n"
-        "  rule room: the two devices of a pair have room for what both store, and for a slot in transit\n"
-        f"{_picture(peaks)}"
-        f"  repair: set bound={least}, the least that can be kept, or leave it out"
+        explain(
+            f"bound={bound} cannot be kept in {_where(schedule)}",
+            rule="room: the two devices of a pair have room for what both store, and for a slot in transit",
+            picture=_picture(peaks),
+            repair=f"set bound={least}, the least that can be kept, or leave it out",
+        )
     )
 
 
@@ -200,6 +210,6 @@ def _where(schedule: Schedule) -> str:
 def _picture(peaks: tuple[int, ...]) -> str:
     width = len(str(max(len(peaks) - 1, *peaks)))
     return "".join(
-        f"      {head:<12} {' '.join(f'{number:>{width}}' for number in numbers)}\n"
+        f"{head:<12} {' '.join(f'{number:>{width}}' for number in numbers)}\n"
         for head, numbers in (("device", range(len(peaks))), ("slots", peaks), ("of partner", peaks[::-1]))
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.ordering.weight_filling import with_weight_gradients
 from jaxpipe.schedules.passes.balance import row_peaks
@@ -109,10 +109,12 @@ def _split(rows: Rows) -> Rows:
 def _check_whole(schedule: Schedule) -> None:
     if not schedule.columns.is_kind(Kind.B).any():
         raise ScheduleError(
-            f"{schedule.name!r} has nothing to split.\n"
-            "  rule whole-backward: what is to be split has at least one B; here every backward is I and W already\n"
-            f"      device 0     {' '.join(map(str, schedule.rows[0][:8]))} ...\n"
-            "  repair: use the schedule as it is"
+            explain(
+                f"{schedule.name!r} has nothing to split.",
+                rule="whole-backward: what is to be split has at least one B; here every backward is I and W already",
+                picture=f"device 0     {' '.join(map(str, schedule.rows[0][:8]))} ...",
+                repair="use the schedule as it is",
+            )
         )
 
 
@@ -124,17 +126,21 @@ def _check_effect(schedule: Schedule, bound: int | None, times: Times) -> None:
     for option, value in used.items():
         if value not in (None, 1.0):
             raise ScheduleError(
-                f"{option}={value!r} has no effect on {schedule.name!r}, which has EVICT and LOAD actions.\n"
-                "  rule split-first: between transfers each W stays directly behind its I\n"
-                f"  repair: leave {option} out, or split the schedule that this one was made from, and balance then"
+                explain(
+                    f"{option}={value!r} has no effect on {schedule.name!r}, which has EVICT and LOAD actions.",
+                    rule="split-first: between transfers each W stays directly behind its I",
+                    repair=f"leave {option} out, or split the schedule that this one was made from, and balance then",
+                )
             )
 
 
 def _bound_too_small(schedule: Schedule, peaks: Sequence[int], bound: int) -> ScheduleError:
     return ScheduleError(
-        f"bound={bound} for {schedule.name!r} (num_devices={schedule.num_devices}, "
-        f"num_microbatches={schedule.num_microbatches})\n"
-        "  rule split-room: splitting keeps the order of F, so that a device stores at least what it did\n"
-        f"      slots of each device  {' '.join(map(str, peaks))}\n"
-        f"  repair: set bound={max(peaks)} or more, or leave it out; `balance` lowers it"
+        explain(
+            f"bound={bound} for {schedule.name!r} (num_devices={schedule.num_devices}, "
+            f"num_microbatches={schedule.num_microbatches})",
+            rule="split-room: splitting keeps the order of F, so that a device stores at least what it did",
+            picture=f"slots of each device  {' '.join(map(str, peaks))}",
+            repair=f"set bound={max(peaks)} or more, or leave it out; `balance` lowers it",
+        )
     )
