@@ -21,7 +21,7 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.config import check
 from jaxpipe.config.command_line import define_config_file, run
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.measured import Measurement
 from jaxpipe.measure import output, pinned
 from jaxpipe.measure.measurement import devices_to_measure, measure
@@ -88,10 +88,12 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
     wrong = [size for size in written if not size.isdecimal() or int(size) < 1]
     if wrong or not written:
         raise ConfigError(
-            f"--microbatch_sizes={','.join(written)}\n"
-            "  rule microbatch-sizes: whole numbers of 1 or more, with commas between them\n"
-            f"      wrong: {', '.join(map(repr, wrong)) or 'there is none'}\n"
-            "  repair: write for example --microbatch_sizes=1,2,4"
+            explain(
+                f"--microbatch_sizes={','.join(written)}",
+                rule="microbatch-sizes: whole numbers of 1 or more, with commas between them",
+                picture=f"wrong: {', '.join(map(repr, wrong)) or 'there is none'}",
+                repair="write for example --microbatch_sizes=1,2,4",
+            )
         )
     return [int(size) for size in written]
 
@@ -107,9 +109,11 @@ def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
 def _check_alone(config: ConfigDict, num_processes: int) -> None:
     if config.mesh.tensor > 1:
         raise ConfigError(
-            f"--num_processes={num_processes} with mesh.tensor={config.mesh.tensor}\n"
-            "  rule measured-processes: each of several processes has one device, and no layer is split over devices\n"
-            "  repair: leave --num_processes out, or set --config.mesh.tensor=1"
+            explain(
+                f"--num_processes={num_processes} with mesh.tensor={config.mesh.tensor}",
+                rule="measured-processes: each of several processes has one device, and no layer is split over devices",
+                repair="leave --num_processes out, or set --config.mesh.tensor=1",
+            )
         )
 
 
