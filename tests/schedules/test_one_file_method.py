@@ -99,8 +99,8 @@ def test_build_by_file_or_by_file_and_name(name):
         ("x = 1", "none.py", "defines no method"),
         ("from jaxpipe.schedules.methods.gpipe import METHOD", "imported.py", "defines no method"),
         ("1 / 0", "broken.py", "cannot be run: ZeroDivisionError"),
-        ("MORE = [METHOD, other := replace(METHOD, name='b')]", "two.py", "methods in .*two.py: eager_1f1b, b"),
-        ("", "one.py:late", "does not say which.*methods in .*one.py: eager_1f1b"),
+        ("MORE = [METHOD, other := replace(METHOD, name='b')]", "two.py", "of type Method in .*two.py: eager_1f1b, b"),
+        ("", "one.py:late", "does not say which.*of type Method in .*one.py: eager_1f1b"),
     ],
 )
 def test_files_that_say_no_method(tmp_path, monkeypatch, text, name, message):

@@ -7,13 +7,10 @@ where it holds several.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.python_file import is_python_file, value_in_file, values_in_file
 from jaxpipe.schedules.methods import (
     bitpipe,
     bpipe,
@@ -95,8 +92,9 @@ def find_method(name: str) -> Method:
     """
     if name in REGISTRY:
         return REGISTRY[name]
-    if is_method_file(name):
-        return _method_in_file(name)
+    if is_python_file(name):
+        register_file(name.partition(":")[0])
+        return value_in_file(name, Method, built_in=REGISTRY.values(), error=ScheduleError)
     raise ScheduleError(
         explain(
             f"unknown schedule {name!r}.{closest(name, list(REGISTRY))}",
@@ -104,16 +102,6 @@ def find_method(name: str) -> Method:
             repair="use one of these names, give your own schedule as a CSV file, or your own method as a .py file",
         )
     )
-
-
-def is_method_file(name: str) -> bool:
-    """Whether `name` is a Python file that holds a method, not the name of one.
-
-    Example:
-        >>> is_method_file("mine/late_1f1b.py"), is_method_file("mine.py:late_1f1b"), is_method_file("1f1b")
-        (True, True, False)
-    """
-    return name.partition(":")[0].endswith(".py")
 
 
 def register_file(path: str) -> list[str]:
@@ -124,48 +112,10 @@ def register_file(path: str) -> list[str]:
     """
     if known := [name for name in REGISTRY if name.startswith(f"{path}:")]:
         return known
-    if not Path(path).is_file():
-        raise _file_error(f"{path!r} is not a file.", "give the path of a file", f"looked from {Path.cwd()}")
-    built_in = set(REGISTRY.values())
-    try:
-        module = _imported(path)
-    except Exception as error:
-        found = f"{path!r} cannot be run: {type(error).__name__}: {error}"
-        raise _file_error(found, f"mend it until `python {path}` runs") from error
-    found = dict.fromkeys(value for value in vars(module).values() if isinstance(value, Method))
-    methods = [method for method in found if method not in built_in]  # which the file may import
-    if not methods:
-        raise _file_error(f"{path!r} defines no method.", "write METHOD = Method(name=..., generator=..., summary=...)")
+    methods = values_in_file(path, Method, built_in=REGISTRY.values(), error=ScheduleError)
     for method in methods:
         register(method, name=f"{path}:{method.name}")
     return [f"{path}:{method.name}" for method in methods]
-
-
-def _method_in_file(name: str) -> Method:
-    path, _, wanted = name.partition(":")
-    names = register_file(path)
-    chosen = [each for each in names if not wanted or each == f"{path}:{wanted}"]
-    if len(chosen) != 1:
-        known = ", ".join(each.removeprefix(f"{path}:") for each in names)
-        repair = f"give one of them, as in {names[0]}"
-        raise _file_error(f"{name!r} does not say which method is meant.", repair, f"methods in {path}: {known}")
-    return REGISTRY[chosen[0]]
-
-
-def _file_error(what: str, repair: str, picture: str = "") -> ScheduleError:
-    rule = "method-file: a Python file that defines a Method; of several, file.py:name says which"
-    return ScheduleError(explain(what, rule=rule, picture=picture, repair=repair))
-
-
-def _imported(path: str) -> ModuleType:
-    """The file as a module; known to `sys.modules`, as dataclasses in it need."""
-    spec = importlib.util.spec_from_file_location(f"jaxpipe_method_file_{len(sys.modules)}", path)
-    assert spec  # the name ends in .py
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def build(name: str, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
