@@ -10,7 +10,7 @@ from jaxpipe.schedules.passes.rows import drop_padding, next_multiple
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
-# With D - 1 every group costs one F and one B of each chunk but the first; with fewer the rows deadlock.
+# With groups of D - 1 each costs one F and one B more per chunk but the first; with smaller ones the rows deadlock.
 _WHY = "a smaller group is through its chunk before its first microbatch has come round to the next one"
 
 
@@ -29,19 +29,16 @@ def interleaved_1f1b(
     (D-1)/(vN+D-1) for N a multiple of `group_size` and any costs that are equal on all stages. Peak activations, on
     device 0: D Ma at N=D, (vD+D-1)/v Ma from N=2D on, ((v-1) group_size + 2D - 1)/v Ma for other groups.
 
-    Any D >= 1, N >= 1, v >= 1. Where N is no multiple of `group_size`, the last group is built whole, and the
-    microbatches that are too many left out: Megatron's short last group deadlocks, for example for D=8, N=12. With v=1
-    the order is 1F1B that runs up to D-1 more forwards ahead than it needs.
+    Any D >= 1, N >= 1, v >= 1. Where N is not a multiple of `group_size`, the last group is built whole and its surplus
+    microbatches are dropped: Megatron's short last group deadlocks, for example for D=8, N=12. With v=1 the order is
+    1F1B that runs up to D-1 more forwards ahead than it needs.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
-        num_chunks: v, stages on each device.
-        group_size: microbatches that a chunk runs before the next chunk has its turn; `num_devices` if not given.
-
-    Raises:
-        ScheduleError: `num_chunks` is no whole number of 1 or more, or `group_size` no whole number of `num_devices`
-            or more, or there is but one chunk to take turns.
+        num_chunks: v, stages on each device, 1 or more.
+        group_size: microbatches that a chunk runs before the next chunk has its turn; `num_devices` or more, which is
+            also the default.
 
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC
     2021, section 2.2; warm-up count and groups as in Megatron-LM; the peak at D microbatches as in BitPipe, arXiv
