@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from jaxpipe.schedules.methods._bidirectional import opposite_chains, there_and_back
+from jaxpipe.schedules.methods._bidirectional import bidirectional_rows, round_trip
 from jaxpipe.schedules.ordering.whole_backwards import (
     Preference,
     best_job_order,
@@ -18,7 +18,7 @@ from jaxpipe.schedules.placement import bidirectional, zig_zag
 from jaxpipe.schedules.schedule import Rows
 
 _SEARCHED_UNITS = 4  # units of D microbatches on which preferences are compared; the best is then used for all
-_CAPS = 32  # largest number of caps tried between two multiples of D Ma
+_CAPS = 32  # that are tried, from one D Ma to the next, at most
 
 
 def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int) -> Rows:
@@ -32,18 +32,19 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     Bubble at a backward of two forwards and N >= 2D: 3(D-2)/2 forwards of a stage, a ratio of (D-2)/(2vN+D-2), the
     paper's (D-2)/(4N+D-2) for v=2. No order of two replicas in opposite directions has less: the devices in the middle
     can start D/2-1 forwards after those at the ends, from where all microbatches come, and must end D/2-1 backwards
-    before them. Up to N=D the order is the one unit of `bitpipe`, with 2(D-2) at N=D.
+    before them. Up to N=D it is the one unit of `bitpipe`, with 2(D-2) at N=D.
 
     Peak activations for v=2 and N >= 2D: (5D-2)/4 Ma for even D from 4 to 16, which is the paper's (3D-3)/2 at D=4 and
-    less from D=6 on; (3D-2)/2 for v=1; up to about 1.7 D for v=4. These peaks were found by search, not derived.
+    less from D=6 on; (3D-2)/2 for v=1; up to about 1.7 D for v=4. These describe what the search finds; none is proved.
 
     After about D microbatches of either direction and before the last D, the pattern repeats: for v=2 and D=4, 8, 12,
     16 with every microbatch of a direction, 12 forwards of a stage apart; in other cases with every few of them.
 
-    Method: a free device takes the ready step that would start first if microbatches
-    of a direction started s forwards apart and never waited, with backwards moved by a constant; it starts one of the
-    first p forwards of a microbatch only while it stores fewer than c. Several s, p, c and constants are tried; the
-    order with the least bubble, then the least peak, is taken. The result is the same each time.
+    How it is found: a free device takes, of the steps that are ready, the one that would start first if microbatches
+    of a direction started s forwards apart and never waited, with backwards shifted by a constant. It starts one of the
+    first p forwards of a microbatch only while it stores fewer than c stages' activations. Of several s, p, c and
+    constants the one with the least bubble is taken, and of equal ones that with the least peak. The search is
+    deterministic.
 
     Args:
         num_devices: D, even.
@@ -58,7 +59,7 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     """
     placement = bidirectional(zig_zag(num_devices, num_chunks))
     if num_microbatches <= num_devices:
-        unit = opposite_chains(placement, there_and_back(num_chunks), num_units=1)
+        unit = bidirectional_rows(placement, round_trip(num_chunks), num_units=1)
         return drop_padding(unit, num_microbatches=num_microbatches)
     machine_of, num_jobs = machines_of(placement), num_jobs_of(placement, num_microbatches)
     least_idle = 3 * (num_devices - 2) // 2
@@ -68,14 +69,14 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     if order and searched < num_jobs:
         order = job_order(machine_of, num_jobs, order.preference, most_idle=order.idle)
         order = order or best_job_order(machine_of, num_jobs, preferences, least_idle=least_idle)
-    # A cap on the first D/2 operations cannot deadlock: while the earliest unfinished job still has such an operation
-    # to run, no later job has started, so that no machine holds anything.
+    # A cap on the first D/2 operations stops nothing: where the earliest job that has not ended has such an operation
+    # before it, no later job has started, so that nothing is held.
     assert order
     return rows_of_jobs(order.rows, placement, num_microbatches=num_microbatches)
 
 
 def _preferences(num_devices: int, num_chunks: int) -> list[Preference]:
-    """The preferences to try, lower caps first; keys are start times for jobs that start at regular intervals."""
+    """Returns the preferences that are tried, lower caps first."""
     num_stages = num_chunks * num_devices
     caps = range(4 * num_stages // 5, 3 * num_stages // 2 + 3, max(num_stages // _CAPS, 1))
     nums_capped = sorted({num_devices // 2, num_devices, num_stages // 2, num_stages})

@@ -1,9 +1,9 @@
 """The generator that ZB-H1, ZB-H2, ZB-V, V-Half and V-Min share: split backwards on one replica under a memory bound.
 
-Method: a free device prefers a ready F or I, takes a W if none is ready, and never
+How an order is found: a free device takes an F or I that is ready, by preference, and a W where none is, and never
 stores more than the bound; on a V the block of one microbatch, repeated every six slots, is another start. Then all
-actions move as late as they can, and as early as they can, while the step gets shorter. The best result is the
-shortest at the given times (`ordering.memory_bounded`).
+actions move as late as they can, and as early as they can, while the step gets shorter. The best result is taken: the
+shortest at the times given (`ordering.memory_bounded`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def zero_bubble(
     block: Callable[[int], Sequence[int]] = lambda num_devices: (),
     staggered: bool = False,
 ) -> Callable[..., Schedule]:
-    """Returns the generator of one of these methods: F, I and W of a placement, at most `bound` Ma on any device.
+    """Returns a generator of F, I and W on a placement, with at most `bound` Ma on any device.
 
     Args:
         name: of its schedules.
@@ -59,5 +59,5 @@ def v_shape(num_devices: int) -> Placement:
 
 
 def every_devices(num_devices: int, options: Options) -> int:
-    """The period for the estimator. Orders that are found have no strict one: steps are on a line to 2 %."""
+    """The period, D microbatches: orders found by search repeat only nearly, and steps are on a line to 2 %."""
     return num_devices

@@ -1,7 +1,7 @@
 """BitPipe: interleaved pipelines in a V, in opposite directions, whose bubbles fill each other."""
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules.methods._bidirectional import opposite_chains, there_and_back
+from jaxpipe.schedules.methods._bidirectional import bidirectional_rows, round_trip
 from jaxpipe.schedules.methods._early_forwarding import early_forwarding
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import Option, Options, at_least, one_of
@@ -22,7 +22,7 @@ def bitpipe(
     eager_sync: bool = True,
     scaling: str = "concatenate",
 ) -> Schedule:
-    """Returns BitPipe: Chimera whose replicas run up and down the devices, one chunk in each direction.
+    """Returns BitPipe: Chimera whose replicas run up and down the devices, a chunk each way.
 
     D=4, v=2, N=4, without the SYNCs:
 
@@ -44,27 +44,22 @@ def bitpipe(
     - `figure`: the outer devices start the microbatches of the next unit sooner, as the paper's figure for D=4, N=8
       does: x = 2(D-2) + (D-3)(K-1) from D=4 on, with the same peaks. Never worse at a backward of two forwards or more;
       worse at one of one forward, where `concatenate` leaves no bubble between units.
-    - `early_forwarding`: see `_early_forwarding` in this folder; its peaks are higher.
+    - `early_forwarding`: as `_early_forwarding` in this folder says; higher peaks.
 
-    The paper's formula for all N has x = 2(D-2) only once; its concatenated units do not reach it.
+    The paper's formula for all N counts x = 2(D-2) once. Concatenated units do not reach it.
 
-    Needs even D, any N >= 1, any v >= 1: if D does not divide N, the last unit is built whole, and
-    microbatches of both directions in turn are left out.
+    Needs even D, any N >= 1, any v >= 1. Where N is not a multiple of D, the last unit is built whole, and its surplus
+    microbatches are dropped from both directions in turn.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
         num_chunks: v, stages of each replica on each device.
         v_shape: chunks run up and down the devices in turn, so that the last stage of one and the first of the next
-            are on one device; False starts each chunk on the replica's first device again (the paper's ablation), which
-            has the same slots, but sends a message at each turn.
-        eager_sync: whether each SYNC directly follows the last backward of its stage and replica, instead of ending the
-            row.
+            are on one device; False starts each chunk on the replica's first device again (the paper's ablation): the
+            same time slots, but a message where the V has none.
+        eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
         scaling: the order of more than D microbatches: `concatenate`, `figure` or `early_forwarding`.
-
-    Raises:
-        ScheduleError: odd `num_devices`, an option has the wrong type, or `v_shape=False` has no effect or no
-            order is known for it.
 
     Source: Wu, Chen and Yu, BitPipe: Bidirectional Interleaved Pipeline Parallelism for Accelerating Large Models
     Training, arXiv 2410.19367, sections 3.1 to 3.3, appendices A and B; formulas of the peaks and of N=KD ours.
@@ -74,8 +69,8 @@ def bitpipe(
         rows = early_forwarding(num_devices=num_devices, num_chunks=num_chunks, num_microbatches=num_microbatches)
     else:
         num_units = next_multiple(num_microbatches, num_devices) // num_devices
-        passes = there_and_back(num_chunks)
-        rows = opposite_chains(placement, passes, num_units=num_units, early_starts=scaling == "figure")
+        passes = round_trip(num_chunks)
+        rows = bidirectional_rows(placement, passes, num_units=num_units, early_starts=scaling == "figure")
         rows = drop_padding(rows, num_microbatches=num_microbatches)
     return Schedule("bitpipe", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))
 
@@ -87,7 +82,7 @@ def _check(num_devices: int, options: Options) -> None:
         raise ScheduleError(
             explain(
                 "v_shape=False for schedule 'bitpipe' with num_chunks=1.",
-                rule="shape-binds: with one chunk on each device there is no V",
+                rule="shape-binds: one chunk on each device has no V to do without",
                 repair="leave v_shape out, or set num_chunks=2 or more",
             )
         )
@@ -110,7 +105,7 @@ def _published(d: int, n: int, o: Options) -> float | None:
 
 
 def _bubble(d: int, n: int, o: Options) -> float | None:
-    """Bubble of whole units: 2(D-2) forwards of a stage for the first, D-2 (`figure`: D-3) for each further one."""
+    """The bubble of whole units: 2(D-2) forwards of a stage, and for each further unit D-2 more, D-3 by the figure."""
     each = d - 3 if o["scaling"] == "figure" and d >= 4 else d - 2
     return idle_ratio(2 * (d - 2) + each * (n / d - 1), n, o["num_chunks"]) if n % d == 0 else None
 
@@ -120,7 +115,7 @@ def _published_early(d: int, n: int, o: Options) -> float | None:
 
 
 def _early_bubble(d: int, n: int, o: Options) -> float | None:
-    """Bubble of early forwarding; one unit has that of `concatenate`, since nothing can be pulled forward."""
+    """The bubble of early forwarding; in a single unit there is nothing to pull forward."""
     if o["scaling"] != "early_forwarding" or n % d or (n > d and d > 8):
         return None
     return _bubble(d, n, o) if n == d else _published_early(d, n, o)
@@ -129,12 +124,12 @@ def _early_bubble(d: int, n: int, o: Options) -> float | None:
 def _peak_of_units(d: int, n: int, o: Options) -> tuple[float | None, float] | None:
     if n % d or (n > d and o["scaling"] == "early_forwarding"):
         return None
-    more_at_ends = o["scaling"] == "figure" and o["num_chunks"] == 1  # true on many devices
+    more_at_ends = o["scaling"] == "figure" and o["num_chunks"] == 1  # on many devices
     return None if more_at_ends else d - (d - 2) / (2 * o["num_chunks"]), d
 
 
 def _two_chunks(of):
-    """Formulas of the paper's tables, which hold for two chunks."""
+    """Limits a formula to v=2, as the paper's tables are."""
     return lambda d, n, o: of(d, n, o) if o["num_chunks"] == 2 else None
 
 
@@ -147,8 +142,8 @@ METHOD = Method(
         Option("num_chunks", at_least(1), values=(1, 2, 3, 4), note="v"),
         Option("v_shape", check_truth),
         Option("eager_sync", check_truth),
-        # The planner skips early forwarding, whose search takes seconds, and the figure's order, whose rounds do
-        # not repeat unit by unit, so that it has three times as many permutes.
+        # The planner leaves early forwarding, which takes a search of seconds, and the figure's order, whose rounds do
+        # not repeat unit by unit, so that permutes are three times as many.
         Option(
             "scaling",
             one_of(SCALINGS),

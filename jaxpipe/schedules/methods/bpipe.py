@@ -32,20 +32,19 @@ def bpipe(
         3  3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3
 
     where each EVICT sends half of a microbatch's pages to device 3, which stores only one. The order of
-    computation is that of 1F1B, and so is its bubble ratio (D-1)/(N+D-1), as long as transfers are hidden by
+    computation is that of 1F1B, and so is its bubble ratio (D-1)/(N+D-1), as long as transfers fit behind
     computation. Peak activations at most ceil((D+2)/2) Ma on every device, parked and in transit included
-    (`balance` has the proof); for N so small that 1F1B keeps this bound anyway, the schedule is 1F1B. Needs
+    (`balance` has the proof); where N is so small that 1F1B keeps that bound by itself, the schedule is 1F1B. Needs
     D >= 4, any N >= 1.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
-        bound: slots that a device may hold, below `num_devices`; by default ceil((D+2)/2), the least possible.
-        unit, policy, overlapped: options of `balance`.
+        bound: slots that a device may hold, below `num_devices`; ceil((D+2)/2) if not given, the least.
+        unit, policy, overlapped: as `balance` takes them.
 
     Raises:
-        ScheduleError: num_devices is below four, the bound has no effect for any number of
-            microbatches or cannot be kept, or `balance` refuses an option.
+        ScheduleError: a bound that cannot be kept.
 
     Source: Kim et al., BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models, ICML
     2023; the bound as Huang et al. (Obscura, USENIX ATC 2025, section 9.3) give it.
@@ -63,8 +62,8 @@ def _check(num_devices: int, options: Options) -> None:
         raise ScheduleError(
             explain(
                 f"num_devices={num_devices} for schedule 'bpipe'.",
-                rule="bpipe-pays: a slot in transit counts on both devices of a pair; with fewer than "
-                f"{LEAST_DEVICES} devices this uses up all that could be saved",
+                rule="bpipe-pays: what is in transit takes a slot on either device of a pair; with fewer than "
+                f"{LEAST_DEVICES} devices that is all that could be saved",
                 repair=f"set num_devices={LEAST_DEVICES} or more, or use 1f1b",
             )
         )
@@ -72,7 +71,7 @@ def _check(num_devices: int, options: Options) -> None:
         raise ScheduleError(
             explain(
                 f"bound={options['bound']} for schedule 'bpipe' with num_devices={num_devices}.",
-                rule="bound-binds: 1F1B stores at most num_devices slots; only a lower bound has an effect",
+                rule="bound-binds: 1F1B stores at most num_devices slots, so that a bound from there on has no effect",
                 repair=f"set bound={num_devices - 1} or less, leave it out, or use 1f1b",
             )
         )

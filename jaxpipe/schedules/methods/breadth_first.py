@@ -1,4 +1,4 @@
-"""Breadth-first: looped chunks; each runs all microbatches before the next one starts."""
+"""Breadth-first: looped chunks, of which each runs all microbatches before the next one starts."""
 
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import Option, at_least
@@ -15,17 +15,14 @@ def breadth_first(*, num_devices: int, num_microbatches: int, num_chunks: int = 
         1  ... 1F0 1F1 1F2 3F0 3F1 3F2 3B0 3B0 3B1 3B1 3B2 3B2 1B0 1B0 1B1 1B1 1B2 1B2 ... ...
 
     Bubble ratio (D-1)/(vN+D-1) for N >= D and any costs that are equal on all stages; with fewer microbatches each
-    chunk waits until the first one has come back: 1 - vN/(vD+N-1). Peak activations N Ma on every device. With v=1
-    it is GPipe. It is made for sharded weights: those of each stage are gathered once for all forwards and once for all
+    chunk waits until the first one has come round: 1 - vN/(vD+N-1). Peak activations N Ma on every device. With v=1
+    it is GPipe. What it is for is sharded weights: each stage's are gathered once for all forwards and once for all
     backwards of a step. Any D >= 1, N >= 1, v >= 1.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
         num_chunks: v, stages on each device.
-
-    Raises:
-        ScheduleError: `num_chunks` is not a whole number of 1 or more.
 
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023, section 3.
     """

@@ -23,11 +23,7 @@ def gems(*, num_devices: int, num_microbatches: int, eager_sync: bool = True) ->
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
-        eager_sync: whether each SYNC directly follows the last backward of its stage and replica, instead of ending the
-            row.
-
-    Raises:
-        ScheduleError: `num_devices` is odd, or an option has the wrong type.
+        eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
 
     Source: Jain et al., GEMS: GPU-Enabled Memory-Aware Model-Parallelism System for Distributed DNN Training, SC
     2020, as described in BitPipe, arXiv 2410.19367, section 2; the period is ours.

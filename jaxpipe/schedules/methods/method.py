@@ -1,8 +1,8 @@
-"""A method of pipelining as one frozen value: its generator, and what is known about its schedules before one is built.
+"""A method of pipelining as one frozen value: its generator, and what is known of its schedules before one is built.
 
 In the manner of a Butcher tableau: the planner, the search, the estimator, tests, `show --list` and the tables of docs
-and experiments read these values, and nothing else names a method. Tests check every statement against the schedules
-that the generator makes. A method takes any number of microbatches.
+and experiments read these values, and nothing else names a method. Tests hold every statement to the schedules that
+the generator makes. A method takes any number of microbatches.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ TABLE_6 = "BitPipe, arXiv 2410.19367, Table 6"
 
 @dataclass(frozen=True)
 class Formula:
-    """A closed form: of a bubble ratio, of peak activations, or of messages.
+    """A closed form of a bubble ratio, of peak activations, or of a number of messages.
 
     Attributes:
-        text: the formula as papers print it, in D, N and the symbols of the options.
-        of: (D, N, options, defaults included) -> its value, or None where the formula does not apply. For peak
-            activations, the least and the most on any device, in Ma, each None if unknown.
-        where: the D, N and options for which the formula holds, as text; empty for all.
+        text: as papers print it, in D, N and the symbols of the options.
+        of: (D, N, options, defaults included) -> its value, or None where it says nothing. Of peak activations the
+            least and the most of any device, in Ma, each None if unknown.
+        where: for which D, N and options it holds, for people; empty for all.
         source: the publication that states it; empty for our own.
-        holds: whether schedules fulfil it; some published formulas do not hold, or count differently.
+        holds: whether schedules have it; some that are published do not, or count otherwise.
     """
 
     text: str
@@ -62,22 +62,21 @@ class Method:
     Bubbles are ratios of the step at F = I = W and B = I + W, messages at no cost.
 
     Attributes:
-        name: name that `build`, configs and commands take.
+        name: as `build`, configs and commands take it.
         generator: makes the schedule; takes `num_devices`, `num_microbatches` and the options as keywords, checked.
-        summary: one line for tables: what the schedule does.
-        paper: authors and publication.
-        options: one Option for each further keyword of the generator, in its order.
+        summary: what it does, in one line, for tables.
+        paper: who published it, where.
+        options: one for each further keyword of the generator, in its order.
         least_devices: fewest devices.
         even_devices: whether the number of devices must be even.
-        check: raises ScheduleError for options that do not fit the number of devices or each other; takes both, with
-            defaults included in the options.
-        period: (D, options) -> number of microbatches after which the rows repeat once the pipeline is full, so that
-            longer steps are extrapolated from shorter ones. None if unknown: the estimator then builds every schedule
-            whole.
+        check: raises ScheduleError for options that do not fit the number of devices or each other; takes both, of
+            the options all, defaults included.
+        period: (D, options) -> after how many microbatches the rows repeat once the pipeline is full, so that longer
+            steps are extrapolated from shorter ones. None if unknown: the estimator then builds every schedule whole.
         num_replicas: full copies of the model's stages.
         has_split_backward: whether backwards are in two parts, I and W.
         has_transfers: whether activations move between paired devices, by EVICT and LOAD.
-        is_baseline: whether the planner compares its best plan with this method.
+        is_baseline: whether the planner says how far its best plan is ahead of this one.
         bubble: closed forms of the bubble ratio.
         peak: closed forms of the least and the most activations on any device, in Ma.
         messages: published numbers of messages that a device sends in a step.
@@ -109,27 +108,27 @@ class Method:
                     f"method {self.name!r} has other options than its generator has keywords.",
                     rule="method-options: one Option for each keyword but num_devices and num_microbatches, in order",
                     picture=f"options: {', '.join(options) or 'none'}\nkeywords: {', '.join(keywords) or 'none'}",
-                    repair="give options and keywords the same names and order",
+                    repair="name them alike, in the same order",
                 )
             )
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """Option -> its default, from the generator's signature."""
+        """The default of each option, from the generator's signature."""
         parameters = inspect.signature(self.generator).parameters.values()
         return {each.name: each.default for each in parameters if each.name not in SIZES}
 
     @property
     def takes_times(self) -> bool:
-        """Whether the order depends on given times of F, I and W."""
+        """Whether the order is made for the times of F, I and W."""
         return {option.name for option in TIMES} <= {option.name for option in self.options}
 
     def build(self, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
-        """Returns the schedule of these sizes and options.
+        """Returns the schedule of these sizes and options; checks them first.
 
         Raises:
-            ScheduleError: a count is below 1, an option is unknown or has an illegal value, or the number of devices is
-                one that the method does not support.
+            ScheduleError: a count below 1, an unknown option, one outside its domain, or a number of devices that the
+                method is not for.
         """
         for field, value in zip(SIZES, (num_devices, num_microbatches), strict=True):
             if value < 1:
@@ -144,7 +143,7 @@ class Method:
         return self.generator(num_devices=num_devices, num_microbatches=num_microbatches, **options)
 
     def takes(self, num_devices: int, **options: Any) -> bool:
-        """Whether the method has a schedule for `num_devices` with these options."""
+        """Whether there is a schedule for so many devices with these options."""
         try:
             self._check(num_devices, options)
         except ScheduleError:
@@ -178,35 +177,35 @@ class Method:
             )
 
     def tried(self, num_devices: int, room: float) -> Iterator[dict[str, Any]]:
-        """The combinations of options worth trying on `num_devices` devices with `room` Ma each."""
+        """Yields the options that the search tries on so many devices, each with `room` for so many Ma."""
         yield from _combined(
             {each.name: each.for_room(num_devices, room) if each.for_room else each.values for each in self.options}
         )
 
     def planned(self) -> Iterator[dict[str, Any]]:
-        """The combinations of options that the planner tries."""
+        """Yields the options that the planner tries."""
         yield from _combined(
             {each.name: each.values if each.planned is None else each.planned for each in self.options}
         )
 
     def period_of(self, num_devices: int, options: Options) -> int | None:
-        """The number of microbatches after which the rows repeat; None if unknown."""
+        """The period of the rows, in microbatches; None if unknown."""
         return self.period(num_devices, {**self.defaults, **options}) if self.period else None
 
     def bubble_ratio(self, num_devices: int, num_microbatches: int, **options: Any) -> float | None:
-        """The closed form of the bubble ratio, or None if none is known."""
+        """The closed form of the bubble ratio, or None where none is known."""
         return next(iter(self._stated(self.bubble, num_devices, num_microbatches, options)), None)
 
     def peak_activations(
         self, num_devices: int, num_microbatches: int, **options: Any
     ) -> tuple[float | None, float | None]:
-        """The closed form of the least and the most activations on any device, in Ma; each None if unknown."""
+        """The closed form of the least and the most activations on any device, in Ma; None for one that is unknown."""
         stated = self._stated(self.peak, num_devices, num_microbatches, options)
         least, most = (next((peaks[i] for peaks in stated if peaks[i] is not None), None) for i in (0, 1))
         return least, most
 
     def _stated(self, formulas: Sequence[Formula], num_devices: int, num_microbatches: int, options: Options) -> list:
-        """The values of the formulas that apply, the last formula first."""
+        """Values of the formulas that hold and say something, the last one first."""
         values = (
             each.of(num_devices, num_microbatches, {**self.defaults, **options})
             for each in reversed(formulas)

@@ -19,13 +19,13 @@ from jaxpipe.schedules.passes.rows import with_sync
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Schedule
 
-LEAST_INJECTED = 2  # one in each direction
+LEAST_INJECTED = 2  # one of either direction
 
 
 def mixpipe(
     *, num_devices: int, num_microbatches: int, injected: int | str = "max", eager_sync: bool = True
 ) -> Schedule:
-    """Returns Chimera's two pipelines, with up to K microbatches on a device.
+    """Returns Chimera's two pipelines, kept running by up to K microbatches on a device.
 
     D=4, N=6, without the SYNCs:
 
@@ -35,27 +35,24 @@ def mixpipe(
         3  0F2@1 0F3@1 0F5@1 3F0   3B0   3F1   3B1   3F4   3B4   0B2@1 0B3@1 0B5@1
 
     Bubble at a backward of two forwards and N >= 2D, in forwards of a stage: 3(D-2)/2 for the most K that there is,
-    (3D-2)/2, for any N, against (D-2)(N/D+1) of Chimera's units; a ratio of (D-2)/(2N+D-2). No order of two replicas
+    (3D-2)/2, whatever N, against (D-2)(N/D+1) of Chimera's units; a ratio of (D-2)/(2N+D-2). No order of two replicas
     in opposite directions has less: the devices in the middle can start D/2-1 forwards after those at the ends, from
-    where all microbatches come, and must end D/2-1 backwards before them. From K=D on the bubble is 3D-4-K, observed
-    for even D up to 16; for smaller K it grows with N, faster the smaller K is. At N=D it is Chimera's 2(D-2), since K
-    >= D has no effect. Peak activations at most K Ma, and (3D-2)/2, the peak that BitPipe's authors give for MixPipe,
-    if K is (3D-2)/2 and N >= 2D. Two replicas of the weights. Needs even D, any N >= 1.
+    where all microbatches come, and must end D/2-1 backwards before them. From K=D on it is 3D-4-K, for all even D to
+    16; below, it grows with N, faster for smaller K. At N=D it is Chimera's 2(D-2), and K >= D has no effect. Peak
+    activations at most K Ma; for the largest K and N >= 2D they are (3D-2)/2, the peak that BitPipe's authors give for
+    MixPipe. Two replicas of the weights. Needs even D, any N >= 1.
 
     The published abstract says that MixPipe regulates how many microbatches are injected at the beginning, to balance
-    the utilization of devices and pipelines against memory; the exact rule is not public. This is our reading: K is the
-    most microbatches, of both directions, that a device may store; a device that could start several operations chooses
-    by `ordering.whole_backwards.Preference`; of several preferences the one with the least bubble is taken, of these
-    the one with the least peak. Both directions do the same at the same time.
+    how busy devices and pipelines are against memory; the exact rule is not public. This is our reading: K is the most
+    microbatches, of both directions, that a device may store. A device that could start several actions follows a
+    `Preference` of the list scheduler. Of several preferences the one with the least bubble is taken, and of equal ones
+    that with the least peak. Both directions do the same at the same time.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
         injected: K, or "max" for (3D-2)/2.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
-
-    Raises:
-        ScheduleError: odd `num_devices`, K out of range, or an option of the wrong kind.
 
     Source: Zhang et al., MixPipe: Efficient Bidirectional Pipeline Parallelism for Training Large-Scale Models, DAC
     2023 (its abstract); the peak as in BitPipe, arXiv 2410.19367; order and formulas ours.
@@ -69,13 +66,13 @@ def mixpipe(
         least_idle=3 * (num_devices - 2) // 2,
         most_held=most_held,
     )
-    assert order  # K/2 jobs in flight, the second cap, satisfy any K
+    assert order  # K/2 jobs in flight, the second cap, keep any K
     rows = rows_of_jobs(order.rows, placement, num_microbatches=num_microbatches)
     return Schedule("mixpipe", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))
 
 
 def _preferences(num_devices: int, most_held: int) -> list[Preference]:
-    """The preferences to try: a cap on all forwards, on those before the middle if that helps, or on jobs in flight."""
+    """Returns the preferences that are tried: caps on all forwards, on the first half, or on jobs in flight."""
     caps = [(most_held, num_devices), (most_held // 2, 1)]
     if most_held < num_devices:
         caps += [(cap, num_devices // 2) for cap in reversed(range((most_held + 1) // 2, most_held))]
@@ -86,12 +83,12 @@ def _preferences(num_devices: int, most_held: int) -> list[Preference]:
 
 
 def _most_injected(num_devices: int) -> int:
-    """The largest useful K: with more, a step is no shorter."""
+    """The largest useful K: with more a step is no shorter."""
     return (3 * num_devices - 2) // 2
 
 
 def _for_room(num_devices: int, room: float) -> tuple[int, ...]:
-    """The values of K to try: as many as `room` allows, and the largest useful one."""
+    """Values of K for the search: what fits, and the largest useful one."""
     most = _most_injected(num_devices)
     return tuple(dict.fromkeys((min(max(LEAST_INJECTED, int(room)), most), most)))
 
@@ -106,7 +103,7 @@ def _check(num_devices: int, options: Options) -> None:
         raise ScheduleError(
             explain(
                 f"injected={injected!r} for schedule 'mixpipe'.",
-                rule=f"injected-range: injected is a whole number from {LEAST_INJECTED}, one microbatch in each "
+                rule=f"injected-range: injected is a whole number from {LEAST_INJECTED}, one microbatch of either "
                 f"direction, to (3D-2)/2, here {most}, or 'max'; with more on a device the step is no shorter",
                 repair=f"set injected={nearest}, or leave it out",
             )

@@ -1,6 +1,6 @@
-"""Options of a method: their checks, the values worth trying, and their text form.
+"""Options of a method: what each may be, which values are worth trying, and how people write them.
 
-An `Option` stands in the table beside its generator. `build` checks given values against it, the planner and the
+An `Option` stands in the table beside its generator. `build` checks what it is given against it, the planner and the
 search try its values, tests sweep them, and `show --list` prints it. Defaults stand in the generator's signature alone.
 """
 
@@ -22,15 +22,14 @@ class Option:
     """One option of a method.
 
     Attributes:
-        name: name of the generator's keyword argument.
+        name: of the generator's keyword argument.
         check: raises ScheduleError for an illegal value; takes the method's name, the option's name and the value.
-        values: the values worth trying, in this order; empty if only the default is.
-        planned: the values that the planner tries, which builds schedules for hundreds of meshes; None for all of
-            `values`.
-        for_room: (devices, room in Ma on each) -> the values that the search tries instead of `values`.
+        values: what is worth trying, in this order; none where the default is all that is.
+        planned: those of `values` that the planner tries, which builds schedules for hundreds of meshes; None for all.
+        for_room: (devices, room in Ma on each) -> what the search tries in place of `values`.
         others: further legal values, which tests sweep.
-        note: text for docs, after name and default: the symbol that formulas use, or the other choices.
-        default_text: text for docs, if the default in the signature says nothing by itself.
+        note: for docs, behind name and default: the symbol that formulas use, or the other choices.
+        default_text: for docs, where the default in the signature says nothing by itself.
     """
 
     name: str
@@ -44,28 +43,28 @@ class Option:
 
     @property
     def is_time(self) -> bool:
-        """Whether the option is the time of an action, on which the order depends."""
+        """Whether it is the time of an action, for which an order is made."""
         return self.check is check_time
 
     @property
     def swept(self) -> tuple[object, ...]:
-        """All values that tests sweep."""
+        """The values that tests sweep."""
         both = (False, True) if self.check is check_truth else ()
         return tuple(dict.fromkeys((*self.values, *both, *self.others)))
 
 
 def at_least(least: int, *, why: str = "") -> Check:
-    """Returns a check for whole numbers of `least` or more; `why` is the reason, for the message."""
+    """Returns the check of a whole number, `least` or more; `why` is the reason, for the message."""
     return lambda method, option, value: check_count(method, option, value, least=least, why=why)
 
 
 def one_of(choices: Sequence[str]) -> Check:
-    """Returns a check that a value is one of `choices`."""
+    """Returns the check of one of `choices`."""
     return lambda method, option, value: check_choice(method, option, value, choices)
 
 
 def left_to_the_method(method: str, option: str, value: object) -> None:
-    """Checks nothing: legal values depend on the devices or other options, so `Method.check` checks them."""
+    """Checks nothing: what is legal depends on the devices or other options, and `Method.check` knows them."""
 
 
 TIMES = tuple(Option(name, check_time) for name in ("forward", "input_gradient", "weight_gradient"))
@@ -73,10 +72,10 @@ TIMES = tuple(Option(name, check_time) for name in ("forward", "input_gradient",
 
 
 def parse_options(written: Iterable[str]) -> dict[str, object]:
-    """The options for `build`, parsed from texts `key=value`.
+    """Returns the options that texts `key=value` write.
 
     Raises:
-        ScheduleError: a text is not such a pair, or a key occurs twice.
+        ScheduleError: a text that is no such pair, or a key twice.
 
     Example:
         >>> parse_options(["bound=6", "unit=microbatch", "overlapped=false"])
@@ -89,7 +88,7 @@ def parse_options(written: Iterable[str]) -> dict[str, object]:
             raise ScheduleError(
                 explain(
                     f"option {option!r} of a schedule cannot be used.",
-                    rule="schedule-options: key=value, each key once, and no key that has its own setting",
+                    rule="schedule-options: key=value, each key once, none that has a setting of its own",
                     repair="write for example bound=6",
                 )
             )
@@ -98,7 +97,7 @@ def parse_options(written: Iterable[str]) -> dict[str, object]:
 
 
 def written_options(options: Options) -> str:
-    """`options` as `pipeline.options` takes them; `parse_options` reads them back.
+    """Returns `options` as `pipeline.options` takes them; `parse_options` reads them back.
 
     Example:
         >>> written_options({"num_chunks": 3, "eager_sync": False})
@@ -108,14 +107,14 @@ def written_options(options: Options) -> str:
 
 
 def written_value(value: object) -> str:
-    """A value of an option as text."""
+    """Returns the text of an option's value."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _value(written: str) -> object:
-    """The number or truth value written in `written`, or else the text itself."""
+    """Returns the number or truth value that a text writes, or the text itself."""
     if written in ("true", "false"):
         return written == "true"
     for number in (int, float):

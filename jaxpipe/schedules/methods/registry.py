@@ -1,8 +1,8 @@
-"""The table of methods; `build` makes a Schedule from a name.
+"""The table of methods; `build` is the one way from a name to a Schedule.
 
 A method of your own needs one file: its generator, and a `Method` beside it. `register` adds it to the table of this
 process; commands and configs take the file itself as the name, `path/to/my_method.py`, or `path/to/my_method.py:name`
-if it holds several.
+where it holds several.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ METHOD_FILE_HELP = "A Python file with a method of your own, to be tried as well
 
 
 def register(method: Method, *, name: str | None = None) -> Method:
-    """Adds `method` to the table, under `name` or else its own name, and returns it.
+    """Adds `method` to the table, under `name` or else its own, and returns it.
 
     Raises:
         ScheduleError: another method has this name.
@@ -69,8 +69,8 @@ def register(method: Method, *, name: str | None = None) -> Method:
     if REGISTRY.setdefault(name, method) is not method:
         raise ScheduleError(
             explain(
-                f"a method {name!r} already exists.",
-                rule="method-name: each method has its own name",
+                f"there is a method {name!r} already.",
+                rule="method-name: each method has a name of its own",
                 repair="give yours another name",
             )
         )
@@ -78,13 +78,13 @@ def register(method: Method, *, name: str | None = None) -> Method:
 
 
 def find_method(name: str) -> Method:
-    """Finds the method of a name; a method in a file is registered first.
+    """Returns the method of a name; methods of a file are registered on the way.
 
     Args:
-        name: a key of `REGISTRY`, or "my_method.py", or "my_method.py:name" for one of several in a file.
+        name: of `REGISTRY`, or "my_method.py", or "my_method.py:name" for one of several in a file.
 
     Raises:
-        ScheduleError: the name is unknown, or the file does not exist or has no such method.
+        ScheduleError: there is no such name, file, or method in the file.
 
     Example:
         >>> find_method("1f1b").generator.__name__
@@ -108,7 +108,7 @@ def register_file(path: str) -> list[str]:
     """Registers the methods that the Python file `path` defines, once; returns their names, "path/to/file.py:method".
 
     Raises:
-        ScheduleError: the file does not exist, cannot be run, or defines no method.
+        ScheduleError: there is no such file, it cannot be run, or it defines no method.
     """
     if known := [name for name in REGISTRY if name.startswith(f"{path}:")]:
         return known
@@ -119,17 +119,17 @@ def register_file(path: str) -> list[str]:
 
 
 def build(name: str, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
-    """Returns the schedule of a named method.
+    """Returns the schedule of a method, by its name.
 
     Args:
         name: a key of `REGISTRY`, or a file with a method, as `find_method` takes it.
         num_devices: devices on the `pipe` axis, >= 1.
         num_microbatches: microbatches of one step, >= 1.
-        options: further keywords of the generator, for example `num_chunks`.
+        options: what else the generator takes, for example `num_chunks`.
 
     Raises:
-        ScheduleError: the name or an option is unknown, an option has an illegal value, or the number of devices is one
-            that the method does not support.
+        ScheduleError: unknown name or option, an option outside its domain, or a number of devices that the method is
+            not for.
 
     Example:
         >>> [str(action) for action in build("1f1b", num_devices=2, num_microbatches=2).rows[0]]

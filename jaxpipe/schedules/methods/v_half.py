@@ -6,12 +6,12 @@ F, I and W of a V of 2D stages with at most floor((D+2)/2) Ma stored on any devi
     1  ... 1F0 1F1 ... 4F0 ... 4F1 4I0 4W0 1F2 4I1 1I0 1W0 4W1 4F2 ... ... 4I2 1I1 1W1 1I2 4W2 1W2
     2  ... ... 2F0 3F0 2F1 3F1 ... ... 3I0 3W0 2I0 2W0 2F2 3F2 3I1 3W1 2I1 2W1 3I2 2I2 3W2 2W2 ...
 
-Bubble at F=I=W, N >= D and D >= 3: 3D-7 forwards of a stage for even D, 3D-4 for odd D, for any N, for all D up to 16:
-a ratio of (3D-7)/(6N+3D-7). The source has about D/(2N). Peak activations floor((D+2)/2) Ma, on every device for N >=
-2D: no more than BPipe, without its transfers. One replica of the weights, twice the messages of a linear pipeline. Any
+Bubble at F=I=W, N >= D and D >= 3: 3D-7 forwards of a stage for even D, 3D-4 for odd D, whatever N, for all D to 16: a
+ratio of (3D-7)/(6N+3D-7). The source has about D/(2N). Peak activations floor((D+2)/2) Ma, on every device for N >= 2D:
+no more than BPipe, without its transfers. One replica of the weights, twice the messages of a linear pipeline. Any
 D >= 1, any N >= 1.
 
-The order is found from the published block and by list scheduling under that bound.
+Found from the published block and by list scheduling under that bound.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (arXiv 2405.15362), which writes B for
 our I; block and bound as in github.com/sail-sg/zero-bubble. The resulting schedule and its bubble formula are ours.

@@ -7,13 +7,13 @@ F, I and W of a V of 2D stages with at most floor((D+4)/3) Ma stored on any devi
     2  2F0 2F1 5F0 5F1 5I0 5W0 2F2 2I0 2W0 5I1 5W1 5F2 2I1 2W1 5I2 5W2 2I2 2W2
     3  3F0 4F0 3F1 4F1 4I0 3I0 4W0 3W0 3F2 4F2 4I1 3I1 4W1 3W1 4I2 3I2 4W2 3W2
 
-Bubble at F=I=W, N >= D and D >= 3, in forwards of a stage, whatever N, for all D to 16: 4D-7, 4D-5 or 4D-9 if D
-modulo 3 is 0, 1 or 2: a ratio of (4D-5)/(6N+4D-5) and so on. The source has about 2D/(3N). If W is shorter than F or
-I, the bubble grows with N: at D=8, N=32 and times 1, 1.2, 0.8 it is 48 forwards, against 23 at F=I=W. Peak activations
+Bubble at F=I=W, N >= D and D >= 3, in forwards of a stage, whatever N, for all D to 16: 4D-7, 4D-5 or 4D-9 where D
+modulo 3 is 0, 1 or 2: a ratio of (4D-5)/(6N+4D-5) and so on. The source has about 2D/(3N). Where W is shorter than F or
+I it grows with N: at D=8, N=32 and times 1, 1.2, 0.8 it is 48 forwards, against 23 at F=I=W. Peak activations
 floor((D+4)/3) Ma, on every device for N >= 2D. One replica of the weights, twice the messages of a linear pipeline. Any
 D >= 1, any N >= 1.
 
-The order is found like V-Half's, from its own block and under a lower bound.
+Found as V-Half is, from a block of its own and under a lower bound.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (arXiv 2405.15362), which writes B for
 our I; block and bound as in github.com/sail-sg/zero-bubble. The resulting schedule and its bubble formula are ours.

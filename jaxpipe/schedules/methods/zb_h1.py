@@ -7,7 +7,7 @@ F, I and W of a linear pipeline with at most D Ma stored on any device. D=3, N=4
     2  ... ... 2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
 
 Bubble at F=I=W: (D-1) F for N >= D, a ratio of (D-1)/(3N+D-1), a third of 1F1B's; (2D-1-N) F for fewer. No order
-has less: the last device starts D-1 forwards after the first. Published for other times: (D-1)(F+I-W), for the authors'
+has less: the last device starts D-1 forwards after the first. Published for other times: (D-1)(F+I-W), of the authors'
 greedy order. Peak activations min(D, N) Ma on every device: they are kept until W, so that the memory that 1F1B leaves
 free on its last devices is spent on W that wait. One replica of the weights. Any D >= 1, any N >= 1.
 

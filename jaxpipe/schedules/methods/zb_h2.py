@@ -11,7 +11,7 @@ does. Over the whole step the staggered start remains, (D-1) F, a ratio of (D-1)
 placement falls below; it is reached for N >= D, while fewer microbatches leave (2D-1-N) F. Peak activations min(2D-1,
 N) Ma on every device. One replica of the weights. Any D >= 1, any N >= 1.
 
-The order is found like ZB-H1's, under a higher bound; devices that start first also end first, if no step is longer
+Found as ZB-H1 is, under a higher bound; devices that start first are also made to end first, where no step is longer
 for it. With times other than F=I=W gaps may remain, because W is then too short or too long for them.
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241), which writes B for our I. The order

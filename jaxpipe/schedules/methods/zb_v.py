@@ -11,7 +11,7 @@ this placement falls below; it is reached for N >= D, while fewer microbatches l
 Ma, on every device for N >= 2D. One replica of the weights, twice the messages of a linear pipeline. Any D >= 1, any N
 >= 1.
 
-The order is found from a block and by list scheduling under a bound of D Ma; devices that start first also end first.
+Found from a block and by list scheduling under a bound of D Ma; devices that start first are also made to end first.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (arXiv 2405.15362), which writes B for
 our I, and github.com/sail-sg/zero-bubble for bound and bubble. Block and order are ours.
