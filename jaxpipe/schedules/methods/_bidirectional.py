@@ -51,7 +51,7 @@ def bidirectional_rows(
 
     Args:
         placement: two mirrored replicas on an even number D of devices, whose chunks are each D stages long.
-        passes: of one chain, in order; microbatches of a chain are numbered 0, 1, ...
+        passes: the passes of one chain, in order; microbatches of a chain are numbered 0, 1, ...
         num_units: groups of D chains; of the microbatches of each group the first half go down (replica 0).
         early_starts: in every unit but the first, the first half of chain i's first pass comes i slots earlier:
             two starts, not one, in each gap that the end of the unit before leaves on the outer devices. Where

@@ -28,7 +28,7 @@ def zero_bubble(
     """Returns a generator of F, I and W on a placement, with at most `bound` Ma on any device.
 
     Args:
-        name: of its schedules.
+        name: name of its schedules.
         placement: D -> the placement of one replica.
         bound: D -> Ma, what any device may store from the start of an F to the end of its W.
         block: D -> [step] -> slot of F and I of one microbatch; none by default.

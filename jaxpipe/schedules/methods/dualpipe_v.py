@@ -47,7 +47,7 @@ def dualpipe_v(
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
-        backward_first: of the F and B that overlap in the published steps, B stands first.
+        backward_first: whether, of an F and B that overlap in the published steps, B runs first.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 
     Source: github.com/deepseek-ai/DualPipe, `dualpipev.py`, which names "Cut-in-half" of Sea AI Lab as its origin;
