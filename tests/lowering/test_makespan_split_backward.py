@@ -14,6 +14,8 @@ from jaxpipe.lowering.replay import replay_makespans
 from jaxpipe.lowering.rounds import LOCKSTEP_ROUNDS, in_forwards, lockstep_rounds
 from jaxpipe.schedules import Costs, Schedule, build, simulate, split_backward
 
+pytestmark = pytest.mark.ci  # the tables themselves are held by test_tables_unchanged.py
+
 NAMES = ("zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v")
 TO_SPLIT = (
     "1f1b", "bitpipe", "breadth_first", "chimera", "gems", "gpipe", "hanayo", "interleaved_1f1b", "mixpipe",
