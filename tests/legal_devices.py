@@ -63,7 +63,7 @@ def variants(*num_devices: int) -> list[tuple[str, dict[str, Any], int]]:
 
 
 def tiered(*num_devices: int) -> list[Any]:
-    """`variants` as parameters: by default all methods on few devices, and each option on one number; the rest in ci."""
+    """`variants` as parameters: by default all methods on few devices, each option on one number; the rest in ci."""
     found, seen = [], set()
     for name, options, d in variants(*sorted(num_devices, key=lambda d: (d != 4, d))):
         is_default = (d <= 4 or max(num_devices) <= 4) if not options else (name, str(options)) not in seen

@@ -109,7 +109,7 @@ def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:
     if differ := [(name, ours, theirs) for name, ours, theirs in sizes if ours != theirs]:
         raise ConfigError(
             explain(
-                (f"{', '.join((f'{name}={ours}' for name, ours, _ in differ))} with pipeline.schedule={path!r}"),
+                f"{', '.join((f'{name}={ours}' for name, ours, _ in differ))} with pipeline.schedule={path!r}",
                 rule="file-sizes: a schedule from a file fits its own numbers of devices and microbatches only",
                 picture=(
                     f"in the file: num_devices={schedule.num_devices}, num_microbatches={schedule.num_microbatches}"

@@ -48,6 +48,7 @@ FEW = [
     Case("gpt", "bitpipe", {}, 4, 8, data=2),
     pytest.param(Case("gpt", "bitpipe", {"scaling": "early_forwarding"}, 4, 9, tied=False), marks=pytest.mark.slow),
     Case("gpt", "interleaved_1f1b", {"group_size": 5}, 4, 7, data=2, tied=False),
+    Case("mlp", "interleaved_1f1b", {"extra_warm_up": True}, 4, 7, data=2),
     pytest.param(Case("bert", "bpipe", {}, 4, 6, tied=False), marks=pytest.mark.slow),
     Case("mlp", "bitpipe", {"num_chunks": 4}, 2, 1),
     Case("mlp", "bitpipe", {"num_chunks": 3, "v_shape": False, "scaling": "figure"}, 4, 11, data=2),

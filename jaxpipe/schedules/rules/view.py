@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxpipe.errors import explain
 from jaxpipe.schedules.schedule import NO_MICROBATCH, Action, Columns, Kind, Schedule
 
 NUM_SHOWN = 5
@@ -55,11 +56,10 @@ def message(schedule: Schedule, violations: Sequence[Violation], rules: Mapping[
         f"num_microbatches={schedule.num_microbatches})"
     ]
     for violation in violations[:NUM_SHOWN]:
-        lines.append(f"  {violation.what}")
-        lines.append(f"  rule {violation.rule}: {rules[violation.rule]}")
-        for device, position in violation.places[:_NUM_PICTURED]:
-            lines += [f"      {line}" for line in picture(schedule, device, position)]
-        lines.append(f"  repair: {violation.repair}")
+        places = violation.places[:_NUM_PICTURED]
+        pictures = [line for device, position in places for line in picture(schedule, device, position)]
+        rule = f"{violation.rule}: {rules[violation.rule]}"
+        lines.append(f"  {explain(violation.what, rule=rule, picture=chr(10).join(pictures), repair=violation.repair)}")
     if len(violations) > NUM_SHOWN:
         lines.append(f"  and {len(violations) - NUM_SHOWN} more")
     return "\n".join(lines)
