@@ -1,4 +1,4 @@
-"""Does a larger microbatch pay? The formula of the re-evaluation of BPipe, beside what the simulator says.
+"""MFU by microbatch size: the formula of the re-evaluation of BPipe, beside the simulator.
 
 A larger microbatch makes a stage's kernels more efficient and the bubble longer; which weighs more, the time of one
 stage tells. Goes in: a setting and microbatch sizes. Comes out: MFU of each by either way. Left to others: whether the
@@ -21,7 +21,7 @@ from jaxpipe.models.anatomy import model_flops
 
 @dataclass(frozen=True)
 class Reevaluated:
-    """One microbatch size.
+    """MFU of one microbatch size.
 
     Attributes:
         microbatch_size: sequences.
@@ -37,7 +37,7 @@ class Reevaluated:
 
 
 def reevaluate(setting: Setting, source: TimeSource, microbatch_sizes: Sequence[int]) -> tuple[Reevaluated, ...]:
-    """Each of `microbatch_sizes` with the batch of `setting`.
+    """MFU for each of `microbatch_sizes` with the batch of `setting`.
 
     Raises:
         ConfigError: a size that does not divide the sequences of one copy of the pipeline.
@@ -66,7 +66,7 @@ def step_mfu(stage_mfu: float, *, batch_size: int, microbatch_size: int, pipe: i
 
 
 def speedup(stage_mfu_ratio: float, *, batch_size: int, microbatch_sizes: tuple[int, int], pipe: int) -> float:
-    """How much faster a step is with the first microbatch size than with the second.
+    """Speedup of a step with the first microbatch size over one with the second.
 
         MFU(x) / MFU(y) = (B + y (p - 1)) / (B + x (p - 1)) MFU_stage(x) / MFU_stage(y)
 
@@ -97,7 +97,7 @@ def _reevaluated(setting: Setting, source: TimeSource) -> Reevaluated:
 
 
 def _stage_mfu(setting: Setting, times: Times, peak_flops_per_s: float) -> float:
-    """Of the mean device, which has its part of all layers and of both ends."""
+    """MFU of the mean device, which has its part of all layers, embedding and head."""
     layer_s = times.layer_forward_s + times.layer_backward_s
     ends_s = times.embed_forward_s + times.embed_backward_s + times.head_s
     busy_s = (setting.model.num_layers * layer_s + ends_s) / setting.pipe

@@ -50,7 +50,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 
 def execute(values: FlagValues) -> None:
-    """One benchmark."""
+    """Runs one benchmark and prints its result."""
     keep_freed_memory()
     config = values.config
     if values.num_processes > 1:
@@ -77,7 +77,7 @@ def execute(values: FlagValues) -> None:
 
 
 def _measure(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
-    """All in this process, the mesh on virtual devices (or GPUs)."""
+    """Measures in this process alone, with the mesh on virtual devices or GPUs."""
     pair = make_step_pair(config, devices_of(config).devices)
     memory = measure_memory(pair)
     pipelined, unpipelined = pair.compile_pipelined(), pair.compile_unpipelined()

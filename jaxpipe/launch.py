@@ -83,7 +83,7 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
     for argument in arguments:
         if argument.lstrip("-").partition("=")[0] in JOIN_FLAGS and argument.startswith("-"):
             raise ConfigError(
-                f"the argument {argument!r} stands after --\n"
+                f"the argument {argument!r} comes after --\n"
                 f"  rule launch-arguments: the launcher itself sets {', '.join(f'--{name}' for name in JOIN_FLAGS)}\n"
                 f"      {EXAMPLE}\n"
                 "  repair: leave it out; --num_processes stands before --"
@@ -93,7 +93,7 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # of the package that it stands in
+    except (ImportError, ValueError):  # an error of the package that contains it
         return False
 
 

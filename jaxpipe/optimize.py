@@ -5,7 +5,7 @@
     python -m jaxpipe.optimize --schedule=NAME_OR_FILE --memory_bound=5 ...
 
 Prints what the search has found beside the best registered schedule that fits. Times are of a device's share of the
-model, whatever the placement: of v stages on a device, each takes 1/v of them. FILE is a schedule for
+model, whatever the placement: each of v stages on a device takes 1/v of them. FILE is a schedule for
 `pipeline.schedule` of a config and for `jaxpipe.show`. No JAX here.
 """
 
@@ -26,6 +26,7 @@ from jaxpipe.lowering import spmd_makespan
 from jaxpipe.schedules import Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
 from jaxpipe.schedules.methods.option import parse_options
+from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file
 from jaxpipe.schedules.option_checks import check_even
 from jaxpipe.schedules.ordering.optimize import NUM_TRIALS, asynchronous, search
 from jaxpipe.schedules.ordering.problem import usual_placements
@@ -51,9 +52,10 @@ def _define_flags(values: FlagValues) -> None:
     flags.DEFINE_integer("num_microbatches", None, "Microbatches of one step.", lower_bound=1, flag_values=values)
     help_text = "Which device may hold which stage; as often as needed, default any (that a CSV has a place for)."
     flags.DEFINE_multi_enum("placement", [], list(PLACEMENTS), help_text, values)
-    help_text = "Start from this one, on its placement: a registered schedule, or a file of one."
+    help_text = "Start from this one, on its placement: a method's name or file, or a schedule's file."
     flags.DEFINE_string("schedule", None, help_text, values)
     flags.DEFINE_multi_string("option", [], "With --schedule=NAME: an option of it, KEY=VALUE.", values)
+    flags.DEFINE_multi_string("method", [], METHOD_FILE_HELP, values)
     _define_costs(values)
     _define_bound(values)
     flags.DEFINE_enum("clock", "asynchronous", list(_CLOCKS), "The clock on which the makespan counts.", values)
@@ -128,6 +130,8 @@ def _check_output(output: str | None) -> None:
 
 def _optimize(values: FlagValues) -> None:
     _check_flags(values)
+    for path in values.method:
+        register_file(path)
     problem, costs, bound = _problem(values), _costs(values), _bound(values)
     _log(_problem_text(values, problem))
     clock = _CLOCKS[values.clock]
@@ -139,7 +143,7 @@ def _optimize(values: FlagValues) -> None:
 
 
 def _problem(values: FlagValues) -> Problem | Schedule:
-    """The problem, or the schedule to start from; either one that the output's form can hold."""
+    """The problem, or the schedule to start from; the output's format can hold either."""
     output = values.output or ""
     if values.schedule is None:
         placements = placements_of(values.placement, values.num_devices, output=output)
@@ -152,12 +156,12 @@ def _problem(values: FlagValues) -> Problem | Schedule:
             values.schedule, num_devices=values.num_devices, num_microbatches=values.num_microbatches, **options
         )
     if Path(output).suffix == ".csv":
-        to_csv(schedule)  # raises where a CSV cannot hold it
+        to_csv(schedule)  # raises if a CSV cannot hold it
     return schedule
 
 
 def placements_of(names: Iterable[str], num_devices: int, *, output: str = "") -> tuple[Placement, ...]:
-    """The placements with these names; without any, the usual ones that `output` can hold.
+    """The placements with these names; without names, the usual placements that `output` can hold.
 
     Args:
         names: keys of PLACEMENTS.
@@ -165,10 +169,10 @@ def placements_of(names: Iterable[str], num_devices: int, *, output: str = "") -
         output: a file's name; a CSV has no place for a second replica.
 
     Returns:
-        The placements; none at all if any placement will do.
+        The placements; empty if every placement is allowed.
 
     Raises:
-        ScheduleError: an odd number of devices for two replicas, or a name that `output` has no place for.
+        ScheduleError: the number of devices is odd for two replicas, or `output` cannot hold a placement.
     """
     names = tuple(dict.fromkeys(names))
     is_csv = Path(output).suffix == ".csv"
@@ -207,7 +211,7 @@ def _bound(values: FlagValues) -> MemoryBound:
 
 
 def _problem_text(values: FlagValues, problem: Problem | Schedule) -> str:
-    """Two lines: sizes and bound, and the placements that may be used."""
+    """Two lines: sizes and bound, and the placements to choose from."""
     in_ma = values.activation_bytes is None
     bound = f"{values.memory_bound:g} Ma" if in_ma else f"{values.memory_bound / 2**30:.2f} GiB"
     if isinstance(problem, Schedule):

@@ -1,9 +1,9 @@
 """Ranks the ways to train a config's model on a cluster by the predicted time of a step; no GPU is needed.
 
     python -m jaxpipe.plan --config=configs/gpt3_96b.py --topology=a100-80g:6x8 [--costs=costs.json] [--top=10]
-        [--format=json] [--write_config=FILE] [--config.X=Y ...]
+        [--method=my_method.py ...] [--format=json] [--write_config=FILE] [--config.X=Y ...]
 
-Searched are schedule, chunks, pipe x tensor x data, microbatch size, recompute and the order of the mesh. What does not
+The search covers schedule, chunks, pipe x tensor x data, microbatch size, recompute and mesh order. What does not
 fit a GPU is dropped. Model, sequence length and batch size are the config's; its own pipeline and mesh are not read.
 """
 
@@ -27,6 +27,7 @@ from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.estimate.plan.written_config import check_writable, write_config
 from jaxpipe.estimate.roofline import Roofline
+from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +46,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     define_config_file(values, arguments)
     flags.DEFINE_string("topology", None, "Hardware, nodes and GPUs of a node, as a100-80g:6x8.", values)
     flags.DEFINE_string("costs", None, "costs.json of jaxpipe.measure; without it times are a roofline's.", values)
+    flags.DEFINE_multi_string("method", [], METHOD_FILE_HELP, values)
     flags.DEFINE_integer("top", 10, "Rows, the fastest.", lower_bound=1, flag_values=values)
     flags.DEFINE_enum(
         "format", "text", ["text", "json"], "How the plan is printed; json has seconds and bytes.", values
@@ -58,6 +60,8 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 def execute(values: FlagValues) -> None:
     """Searches, prints the plan, and writes the config of its best row if that is asked for."""
     config, topology = values.config, parse_topology(values.topology)
+    for path in values.method:
+        register_file(path)
     if values.write_config:
         check_writable(values.write_config, overwrite=values.overwrite)
     source = read_costs(values.costs) if values.costs else Roofline(topology.hardware)
@@ -73,7 +77,7 @@ def execute(values: FlagValues) -> None:
             raise ConfigError(
                 explain(
                     f"--write_config={values.write_config}: no way to train fits {topology}",
-                    rule="plan-fits: a row of the plan is written as a config, and there is none",
+                    rule="plan-fits: the best row of the plan becomes the config, and the plan has no row",
                     repair="give more GPUs, or a smaller batch or model",
                 )
             )

@@ -5,7 +5,7 @@
     python -m jaxpipe.show NAME ... --html=FILE [--compare=OTHER ...]
     python -m jaxpipe.show NAME ... --placement --topology=a100-80g:2x8
     python -m jaxpipe.show --csv=FILE|--json=FILE ...
-    python -m jaxpipe.show --list
+    python -m jaxpipe.show --list [--method=my_method.py]
 
 Numbers are on both clocks: the asynchronous one (`simulate`) and that of the compiled program (`spmd`, replayed from
 the round table that the program executes). No JAX here.
@@ -30,14 +30,15 @@ from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_t
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, build, check, read_csv, read_json, simulate, to_csv
 from jaxpipe.schedules.methods.option import parse_options
+from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file
 from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 
 __all__ = ["Page", "main", "to_html"]
 
 _LAYERS_PER_STAGE = 4
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient", "transfer")
-_RATIOS = ("slot_messages", "gradient_messages")  # of one layer's bytes to those of a message
-_SOURCE = ("name", "num_devices", "num_microbatches", "num_chunks", "option")  # what a file of a schedule says itself
+_RATIOS = ("slot_messages", "gradient_messages")  # ratio of one layer's bytes to a message's
+_SOURCE = ("name", "num_devices", "num_microbatches", "num_chunks", "option")  # flags that a schedule's file replaces
 _HTML = (".html", ".htm")
 
 
@@ -51,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _define_flags(values: FlagValues) -> None:
     text = flags.DEFINE_string
-    text("name", None, f"The schedule, one of {', '.join(sorted(REGISTRY))}; --name= may be left out.", values)
+    names = ", ".join(sorted(REGISTRY))
+    text("name", None, f"The schedule, one of {names}, or a method's .py file; --name= may be left out.", values)
+    flags.DEFINE_multi_string("method", [], METHOD_FILE_HELP, values)
     flags.DEFINE_bool("list", False, "Show the table of methods: options, bubbles and peaks of each.", values)
     text("csv", None, "In place of NAME: a file of a schedule in PyTorch's compute-only CSV format.", values)
     text("json", None, "The same in JSON, as jaxpipe.optimize writes it; has room for two replicas.", values)
@@ -92,7 +95,7 @@ def _define_costs(values: FlagValues) -> None:
 def _check_flags(values: FlagValues) -> None:
     """Raises ConfigError for flags that do not fit together; none is silently without effect."""
     if values.list:
-        others = (name for name in values if name not in ("list", "output"))
+        others = (name for name in values if name not in ("list", "method", "output"))
         check_unused(values, others, "--list shows all methods")
     elif values.csv or values.json:
         source = "csv" if values.csv else "json"
@@ -129,8 +132,8 @@ def _check_flags(values: FlagValues) -> None:
     if values.format in ("png", "pdf") and not values.output:
         raise ConfigError(
             explain(
-                f"--format={values.format} is no text, and --output is missing",
-                rule="output-file: what is no text is written to a file",
+                f"--format={values.format} is binary, and --output is missing",
+                rule="output-file: binary output is written to a file",
                 repair=f"add --output=FILE.{values.format}",
             )
         )
@@ -152,6 +155,8 @@ def _check_ending(flag: str, path: str | None, endings: tuple[str, ...]) -> None
 
 def _show(values: FlagValues) -> None:
     _check_flags(values)
+    for path in values.method:
+        register_file(path)
     if values.list:
         write_output(method_list(REGISTRY.values()), values.output)
         return
@@ -169,7 +174,7 @@ def _show(values: FlagValues) -> None:
 
 
 def _schedule(values: FlagValues) -> Schedule:
-    """The schedule that the flags name; a user's own has passed the rules."""
+    """The schedule that the flags name; a user's own schedule has passed the rules."""
     if values.csv or values.json:
         return check(read_csv(values.csv) if values.csv else read_json(values.json))
     options = _options(values)
@@ -201,11 +206,11 @@ def _others(schedule: Schedule, values: FlagValues) -> list[Schedule]:
 
 
 def _bound(schedule: Schedule, values: FlagValues) -> int | None:
-    """Slots that `schedule` keeps by moving some to the paired device; None where it moves none."""
+    """Slots that `schedule` keeps by moving others to the paired device; None if it moves none."""
     if not schedule.columns.is_kind(Kind.EVICT).any():
         return None
     bound = _options(values).get("bound", least_bound(row_peaks(schedule)))
-    assert isinstance(bound, int)  # or it would not have been built
+    assert isinstance(bound, int)  # else the schedule would not have been built
     return bound
 
 

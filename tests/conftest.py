@@ -21,6 +21,17 @@ os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--method", action="append", default=[], help="a Python file with a method, swept like all others")
+
+
+def pytest_configure(config):
+    from jaxpipe.schedules.methods.registry import register_file
+
+    for path in config.getoption("--method"):
+        register_file(path)
+
+
 @pytest.fixture(scope="module")
 def compiled_quickly():
     """LLVM takes half the time without its expensive passes; what is computed stays the same to rounding."""

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from formulas import ROWS, Formula, Row
+from formulas import ROWS, Row, written
 
 from experiments.pages import markdown
 from jaxpipe.drawing.summary import Summary, asked_messages, sent_messages
-from jaxpipe.schedules import Costs, build, peak_activations
-from jaxpipe.schedules.methods.option import parse_options
+from jaxpipe.schedules import Costs, Formula, build, peak_activations
 
 NUM_DEVICES, NUMS_MICROBATCHES = 8, (8, 32)
 NUM_LAYERS = 32  # of the model, on all devices together
@@ -47,12 +46,7 @@ class UnitBytes:
 @cache
 def figures(row: Row, num_microbatches: int, costs: str = "b=2f") -> Summary:
     """The figures of one schedule under one of `COSTS`; its stages share `NUM_LAYERS`."""
-    schedule = build(
-        row.name,
-        num_devices=NUM_DEVICES,
-        num_microbatches=num_microbatches,
-        **parse_options(option for option in row.options.split(",") if option),
-    )
+    schedule = build(row.name, num_devices=NUM_DEVICES, num_microbatches=num_microbatches, **row.given)
     return Summary(schedule, COSTS[costs], NUM_LAYERS // schedule.num_stages)
 
 
@@ -66,7 +60,7 @@ def time_table() -> str:
             work = (1 - found.timeline.bubble_ratio) * found.timeline.makespan
             spmd = 1 - work / found.spmd["makespan"]
             cells += [
-                _values(row.bubble, num_microbatches, ".4f"),
+                _values(row, row.bubble, num_microbatches, ".4f"),
                 f"{found.timeline.bubble_ratio:.4f}",
                 f"{spmd:.4f}",
             ]
@@ -94,7 +88,7 @@ def memory_table() -> str:
             peak = peak_activations(found.schedule)
             slots = found.table.num_slots / found.schedule.placement.num_chunks
             cells += [
-                _values(row.activations, num_microbatches, "g"),
+                _values(row, row.activations, num_microbatches, "g"),
                 _range((float(peak.min()), float(peak.max())), "g"),
                 f"{slots:g}",
             ]
@@ -114,7 +108,7 @@ def traffic_table(size: UnitBytes) -> str:
             asked, sent = asked_messages(found.table).max(), sent_messages(found.table).max()
             asked_mb, sent_mb = (each(found, size).max() / 1e6 for each in (asked_bytes, sent_bytes))
             cells += [
-                _values(row.messages, num_microbatches, "g"),
+                _values(row, row.messages, num_microbatches, "g"),
                 f"{asked} / {sent}",
                 f"{found.spmd['permutes_per_step']}",
                 f"{asked_mb:.1f} / {sent_mb:.1f}",
@@ -148,21 +142,21 @@ def _heads(*heads: str) -> list[str]:
 
 
 def _texts(formulas: Sequence[Formula]) -> str:
-    return "; ".join(map(str, formulas)) or "-"
+    return "; ".join(map(written, formulas)) or "-"
 
 
-def _values(formulas: Sequence[Formula], num_microbatches: int, form: str) -> str:
+def _values(row: Row, formulas: Sequence[Formula], num_microbatches: int, form: str) -> str:
     """What the formulas say, ours in italics; the same value once."""
-    written: dict[str, str] = {}
+    cells: dict[str, str] = {}
     for formula in formulas:
-        values = formula.of(NUM_DEVICES, num_microbatches)
+        values = row.values(formula, NUM_DEVICES, num_microbatches)
         if values:
             cell = _range(values, form)
-            written.setdefault(cell, cell if formula.source else f"*{cell}*")
-    return "; ".join(written.values()) or "-"
+            cells.setdefault(cell, cell if formula.source else f"*{cell}*")
+    return "; ".join(cells.values()) or "-"
 
 
 def _range(values: Sequence[float | None], form: str) -> str:
     """One value, the least and the most, or what is known of them."""
-    written = ["" if value is None else f"{value:{form}}" for value in dict.fromkeys(values)]
-    return "..".join(written)
+    cells = ["" if value is None else f"{value:{form}}" for value in dict.fromkeys(values)]
+    return "..".join(cells)

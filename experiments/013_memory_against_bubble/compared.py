@@ -10,8 +10,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxpipe.drawing.summary import Summary, asked_messages, sent_messages
-from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, costs_of_stages, peak_activations, split_backward
-from jaxpipe.schedules.methods.option import parse_options
+from jaxpipe.schedules import (
+    REGISTRY,
+    Costs,
+    Method,
+    Schedule,
+    build,
+    costs_of_stages,
+    peak_activations,
+    split_backward,
+)
+from jaxpipe.schedules.methods.option import parse_options, written_options
 
 NUM_DEVICES, NUM_MICROBATCHES = 8, 32
 NUM_LAYERS = 32  # of the model, on all devices together; EVICT and LOAD move pages, one a layer
@@ -56,42 +65,36 @@ class Row:
         return split_backward(schedule, bound=self.bound, **({} if schedule.has_transfers else times))
 
 
+_MORE = {  # method -> further options
+    "bpipe": ("unit=microbatch",),
+    "chimera": ("forward_doubling=true",),
+    "hanayo": ("waves=2",),
+    "bitpipe": ("num_chunks=4", "scaling=figure", "scaling=early_forwarding", "v_shape=false"),
+}
+_SPLIT = (  # method, options and bound of what is split afterwards: what comes near the best
+    ("1f1b", "", None),
+    ("1f1b", "", 8),
+    ("bpipe", "", None),
+    ("interleaved_1f1b", "num_chunks=2", 23),
+    ("chimera", "", None),
+    ("mixpipe", "", None),
+    ("hanayo", "waves=1", None),
+    ("hanayo", "waves=2", None),
+    ("bitpipe", "num_chunks=2", None),
+    ("bitpipe", "num_chunks=4", None),
+    ("bitpipe", "scaling=early_forwarding", None),
+)
+
+
+def _counts(method: Method) -> str:
+    """The default counts of a method, which are named in the table."""
+    defaults = {option.name: method.defaults[option.name] for option in method.options if option.values}
+    return written_options({name: value for name, value in defaults.items() if type(value) is int})
+
+
 ROWS = (
-    Row("gpipe"),
-    Row("1f1b"),
-    Row("bpipe"),
-    Row("bpipe", "unit=microbatch"),
-    Row("interleaved_1f1b", "num_chunks=2"),
-    Row("breadth_first", "num_chunks=2"),
-    Row("gems"),
-    Row("chimera"),
-    Row("chimera", "forward_doubling=true"),
-    Row("mixpipe", "injected=max"),
-    Row("hanayo", "waves=1"),
-    Row("hanayo", "waves=2"),
-    Row("bitpipe", "num_chunks=2"),
-    Row("bitpipe", "num_chunks=4"),
-    Row("bitpipe", "scaling=figure"),
-    Row("bitpipe", "scaling=early_forwarding"),
-    Row("bitpipe", "v_shape=false"),
-    Row("zb_h1"),
-    Row("zb_h2"),
-    Row("zb_v"),
-    Row("v_half"),
-    Row("v_min"),
-    Row("dualpipe"),
-    Row("dualpipe_v"),
-    Row("1f1b", split=True),
-    Row("1f1b", split=True, bound=8),
-    Row("bpipe", split=True),
-    Row("interleaved_1f1b", "num_chunks=2", split=True, bound=23),
-    Row("chimera", split=True),
-    Row("mixpipe", "injected=max", split=True),
-    Row("hanayo", "waves=1", split=True),
-    Row("hanayo", "waves=2", split=True),
-    Row("bitpipe", "num_chunks=2", split=True),
-    Row("bitpipe", "num_chunks=4", split=True),
-    Row("bitpipe", "scaling=early_forwarding", split=True),
+    *(Row(name, options) for name, method in REGISTRY.items() for options in (_counts(method), *_MORE.get(name, ()))),
+    *(Row(name, options, split=True, bound=bound) for name, options, bound in _SPLIT),
 )
 
 

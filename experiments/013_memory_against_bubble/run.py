@@ -33,7 +33,6 @@ TITLE = (
 _SHORT = {
     "unit=microbatch": "whole microbatches",
     "forward_doubling=true": "forward doubling",
-    "injected=max": "",
     "scaling=figure": "figure's order",
     "scaling=early_forwarding": "early forwarding",
     "v_shape=false": "without V",

@@ -1,4 +1,4 @@
-"""Train states on disk in canonical layer order: any mesh and schedule takes them up again."""
+"""Train states on disk in canonical layer order, which any mesh and schedule can resume from."""
 
 from jaxpipe.checkpoints.checkpoints import Checkpoints
 from jaxpipe.checkpoints.files import CHECKPOINTS, Keep

@@ -56,10 +56,10 @@ def execute(values: FlagValues) -> None:
 
 
 def list_checkpoints(folder: Path) -> str:
-    """A table of everything in `folder` that is not deleted meanwhile.
+    """A table of all checkpoints in `folder`; one that is deleted meanwhile is left out.
 
     Raises:
-        ConfigError: there is nothing.
+        ConfigError: `folder` contains no checkpoint.
     """
     abouts = {step: files.read_about(folder / str(step)) for step in files.complete_steps(folder)}
     others = dict.fromkeys(files.set_aside_paths(folder), _SET_ASIDE)
@@ -84,7 +84,7 @@ def verify_checkpoints(folder: Path) -> None:
     """Prints for each complete checkpoint in `folder` whether it is undamaged.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: `folder` contains no complete checkpoint.
         CheckpointError: a file is damaged.
     """
     steps, wrong = files.complete_steps(folder), {}

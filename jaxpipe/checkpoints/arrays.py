@@ -1,6 +1,6 @@
-"""Named arrays to and from the folder of one checkpoint, by Orbax; each process writes and reads its shards alone.
+"""Writes and reads the named arrays of one checkpoint by Orbax; each process handles its own shards.
 
-A folder is written under another name, and gets its own when all that belongs into it is there. The names are
+A folder is written under a temporary name, and gets its own name when it is complete. The names of arrays are
 paths, as "params.layers.attention.norm.scale".
 """
 
@@ -27,16 +27,16 @@ class ArrayWriter:
     """Writes one checkpoint at a time in the background."""
 
     def __init__(self, *, before_commit: Callable[[Path], None]):
-        """Starts nothing.
+        """Prepares the writer; nothing is written yet.
 
         Args:
-            before_commit: called with the folder in a thread of process 0 when the parts of all processes are in it,
-                before it gets its name; if it raises, the folder does not get it.
+            before_commit: called with the folder, in a thread of process 0, when it contains the parts of all processes
+                and before it gets its name; if it raises, the folder does not get its name.
         """
         self._of_caller = before_commit
-        self._started: tuple[Path, frozenset[int]] | None = None  # folder and processes of the last one
+        self._started: tuple[Path, frozenset[int]] | None = None  # folder and processes of the last checkpoint
         logging.getLogger("absl").addFilter(_is_not_of_orbax)
-        # Orbax's own file of metadata changes after `before_commit`, so that no sum could hold for it.
+        # Orbax's own file of metadata changes after `before_commit`, so no checksum could match it.
         without: Any = _NoStepMetadata()
         self._checkpointer = ocp.AsyncCheckpointer(
             _handler(),
@@ -47,10 +47,10 @@ class ArrayWriter:
         )
 
     def start(self, folder: Path, arrays: Arrays) -> None:
-        """Starts to write `arrays`, of jax or numpy; they must not change before `wait` returns.
+        """Starts to write `arrays`, of JAX or NumPy; they must not change before `wait` returns.
 
         Raises:
-            Exception: whatever Orbax and the file system say.
+            Exception: any error of Orbax or the file system.
         """
         self._started = unfinished_path(folder.parent, int(folder.name)), writers(arrays)
         self._checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
@@ -59,13 +59,13 @@ class ArrayWriter:
         """Returns when the checkpoint is complete.
 
         Raises:
-            CheckpointError: the part of some process is not in the folder.
+            CheckpointError: the folder lacks the part of some process.
             Exception: whatever went wrong in the background.
         """
         self._checkpointer.wait_until_finished()
 
     def close(self) -> None:
-        """Ends its threads."""
+        """Ends the threads of the writer."""
         self._checkpointer.close()
 
     def _before_commit(self) -> None:
@@ -76,13 +76,13 @@ class ArrayWriter:
 
 
 def read_arrays(folder: Path, like: Arrays) -> dict[str, jax.Array]:
-    """Some arrays of a checkpoint; `like` has their ShapeDtypeStructs, with shardings."""
+    """Reads the arrays of a checkpoint that `like` names, by their ShapeDtypeStructs with shardings."""
     arguments = ocp.checkpoint_utils.construct_restore_args(dict(like))
     return _restore(folder, dict(like), arguments)
 
 
 def read_array(folder: Path, name: str) -> np.ndarray:
-    """One array of a checkpoint, in the memory of this host."""
+    """One array of a checkpoint, as a NumPy array on this host."""
     return _restore(folder, {name: 0}, {name: ocp.RestoreArgs(restore_type=np.ndarray)})[name]
 
 
@@ -98,7 +98,7 @@ def _restore(folder: Path, like: dict[str, Any], arguments: dict[str, Any]) -> d
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
-    """Few files, no compression, which float32 does not yield to, and no second copy on several devices."""
+    """An Orbax handler that writes few files, without compression (useless for float32), and each shard once."""
     arrays = type_handlers.ArrayHandler(enable_write_sharding_file=False, use_replica_parallel=False)
     registry = type_handlers.create_type_handler_registry(
         (jax.Array, arrays), (np.ndarray, type_handlers.NumpyHandler())
@@ -111,7 +111,7 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
 
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """What goes wrong in its threads it logs with many traces, and raises besides."""
+    """Whether a record is not from Orbax, which logs errors of its threads with many traces, and raises them too."""
     return "orbax/checkpoint" not in record.pathname
 
 

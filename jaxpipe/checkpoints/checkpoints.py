@@ -1,6 +1,6 @@
-"""The checkpoints of a run: written in the background, kept by rule, and restored from the newest undamaged one.
+"""The checkpoints of a run: written in the background, deleted by a rule, restored from the newest undamaged one.
 
-No checkpoint is deleted before a newer one is complete, and none that is damaged: it is set aside.
+No checkpoint is deleted before a newer one is complete. A damaged one is never deleted, but set aside.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxpipe.program import Pipeline
 class Checkpoints:
     """The checkpoints in one folder, for the train states of one pipeline.
 
-    All processes of a run make one and call its methods in the same order. When its context is left, the last
+    All processes of a run create one and call its methods in the same order. On leaving its context, the last
     checkpoint is complete.
     """
 
@@ -41,19 +41,19 @@ class Checkpoints:
         read_only: bool = False,
         say: Callable[[str], None] = print,
     ):
-        """Deletes what killed processes left half-written in `folder`, unless it is only read.
+        """Deletes half-written checkpoints of killed processes from `folder`, unless it is read only.
 
         Args:
-            folder: of the checkpoints, one that all processes see; made with the first of them.
-            pipeline: of the states.
-            keep: which checkpoints are kept.
-            read_only: nothing is written, deleted or set aside.
-            say: is told of checkpoints that are passed over, in every process, and set aside, in the first.
+            folder: folder of the checkpoints, which all processes see; made with the first checkpoint.
+            pipeline: pipeline that the states belong to.
+            keep: the rule by which checkpoints are kept.
+            read_only: whether nothing is written, deleted or set aside.
+            say: takes messages: in every process about checkpoints passed over, in process 0 about those set aside.
         """
         self.folder, self._pipeline, self._keep, self._read_only, self._say = folder, pipeline, keep, read_only, say
         self._form: StateForm | None = None
         self._writer: ArrayWriter | None = None
-        self._in_flight: About | None = None  # of the checkpoint that is being written
+        self._in_flight: About | None = None  # about.json of the checkpoint being written
         self._last: int | None = None  # the step that was saved or restored last
         if not read_only:
             self._clean()
@@ -82,14 +82,14 @@ class Checkpoints:
     def save(self, step: int, state: Any, *, config: dict[str, Any], heldout_loss: float | None = None) -> None:
         """Starts to write the checkpoint of `step`; `state` may be donated when this returns.
 
-        Does nothing where `step` is the one that was saved or restored last. Any other checkpoint of this step, or of
-        a later one, is of a course that the run has left, and is set aside.
+        Does nothing if `step` was saved or restored last. Any other checkpoint of this step, or of
+        a later one, belongs to an abandoned course of the run and is set aside.
 
         Args:
-            step: batches consumed.
+            step: number of batches consumed.
             state: the train state.
-            config: of the run, as JSON can hold it.
-            heldout_loss: the newest, where there is one.
+            config: config of the run, as JSON can hold it.
+            heldout_loss: the newest held-out loss, or None.
 
         Raises:
             CheckpointError: this checkpoint or the one before it cannot be written.
@@ -109,10 +109,10 @@ class Checkpoints:
             raise self._failed(step, error) from error
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is complete, and those that need not be kept are deleted.
+        """Returns when the last checkpoint is complete and those that need not be kept are deleted.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the checkpoint cannot be written.
         """
         if self._in_flight is None or self._writer is None:
             return
@@ -127,17 +127,17 @@ class Checkpoints:
                     files.delete(self.folder, step)
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
-        """The step and the state of a checkpoint: the newest that is undamaged, or that of `step`.
+        """Returns the step and the state of a checkpoint: the newest undamaged one, or that of `step`.
 
-        One that the run of this folder deletes meanwhile is passed over.
+        A checkpoint that the run of this folder deletes meanwhile is passed over.
 
         Args:
             like: the state's ShapeDtypeStructs with shardings.
-            step: of the checkpoint; None takes the newest, and sets damaged ones aside.
+            step: step of the checkpoint; None takes the newest undamaged one, and sets damaged ones aside.
 
         Raises:
-            CheckpointError: all that are complete are damaged, or that of `step` is.
-            ConfigError: there is none, or it is of another model or optimizer.
+            CheckpointError: all complete checkpoints are damaged, or that of `step` is.
+            ConfigError: there is no checkpoint, or it has another model or optimizer.
         """
         self.wait()
         form = self._form_of(like)
@@ -157,7 +157,7 @@ class Checkpoints:
         return self._form
 
     def _before_commit(self, folder: Path) -> None:
-        """In a thread of Orbax, of the first process alone."""
+        """Runs in a thread of Orbax, in process 0 alone."""
         assert self._in_flight is not None
         self._in_flight.write(folder)
         write_sums(folder)
@@ -168,7 +168,7 @@ class Checkpoints:
                 self._say(f"checkpoint of step {step} is set aside as {files.set_aside(self.folder, step, why).name}")
 
     def _failed(self, step: int, error: Exception) -> CheckpointError:
-        """What to raise; what was written of the checkpoint is deleted, since the disk may be full."""
+        """The error to raise; deletes the partial checkpoint, since the disk may be full."""
         self._in_flight = self._last = None
         self._clean()
         if isinstance(error, CheckpointError):

@@ -1,4 +1,4 @@
-"""The errors of checkpoints: another model, none there, damaged, incomplete, not written."""
+"""The errors of checkpoints: another model, missing, damaged, incomplete, not written."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def no_checkpoint(folder: Path, step: int | None) -> ConfigError:
         explain(
             f"no checkpoint in {folder}",
             rule="checkpoint-there: a run writes one every checkpoint.save_every steps, and at its end",
-            repair="name the --workdir of a run that has come so far",
+            repair="name the --workdir of a run that has saved a checkpoint",
         )
     )
 
@@ -141,7 +141,7 @@ _PART = "ocdbt.process_"
 
 
 def writers(arrays: Mapping[str, Any]) -> frozenset[int]:
-    """The processes that write parts of `arrays`: each the shards whose first copy it holds, 0 those of NumPy."""
+    """The processes that write parts of `arrays`: each the shards whose first copy it holds, 0 also those of NumPy."""
     of_jax = [array for array in arrays.values() if isinstance(array, jax.Array)]
     found = {0} if len(of_jax) < len(arrays) else set()
     kinds = {(array.sharding, array.shape): array for array in of_jax}  # few, where shards are many

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 CHECKPOINTS, ABOUT = "checkpoints", "about.json"
-# Orbax writes it last, into a folder that is otherwise complete; it tells no more than the folder's name.
+# Orbax writes this file last, into a folder that is otherwise complete; it says no more than the folder's name.
 COMMITTED = "commit_success.txt"
 _UNFINISHED, _DELETED = ".orbax-checkpoint-tmp", "deleted"
 
@@ -62,7 +62,7 @@ def heldout_losses(folder: Path) -> dict[int, float | None]:
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Steps with complete checkpoints, ascending; whether they are undamaged, only their sums tell."""
+    """Steps with complete checkpoints, ascending; only the checksums tell whether they are undamaged."""
     if not folder.is_dir():
         return []
     # A checkpoint that is deleted meanwhile counts: the newer one for which it was deleted may not be in this listing.
@@ -129,7 +129,7 @@ class Keep:
 
     Attributes:
         last: number of newest checkpoints.
-        every: steps between checkpoints that are kept forever; 0: none.
+        every: steps between checkpoints that are kept forever; 0 keeps none.
         best: number of checkpoints with the least held-out loss.
     """
 

@@ -1,6 +1,7 @@
-"""The parameters of a checkpoint alone, of a train state or of a converted model, for those who do not train.
+"""Reads and writes only the parameters of a checkpoint, for uses other than training.
 
-With a pipeline they go to its devices; without one they are numpy arrays of this host.
+The checkpoint holds a train state or a converted model. With a pipeline the parameters go to its devices; without one
+they are NumPy arrays of this host.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from jaxpipe.program import Pipeline
 
 
 def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
-    """Writes canonical `params`, of jax or numpy; returns the folder of this step.
+    """Writes canonical `params`, of JAX or NumPy; returns the folder of this step.
 
-    Orbax copies numpy arrays before it writes them: they need their memory twice.
+    Orbax copies NumPy arrays before it writes them, so that they need their memory twice.
     """
     folder = workdir / CHECKPOINTS
     about = About(step, datetime.now(UTC).isoformat(timespec="seconds"), {}, None)
@@ -50,17 +51,17 @@ def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
 def restore_params(
     workdir: Path, *, model: LanguageModel, pipeline: Pipeline, say: Callable[[str], None] = print
 ) -> tuple[int, Any]:
-    """The step and the staged parameters of the newest undamaged checkpoint in `workdir`.
+    """Returns the step and the staged parameters of the newest undamaged checkpoint in `workdir`.
 
     Args:
-        workdir: of the run, which may go on meanwhile.
-        model: of the run.
-        pipeline: to whose devices they go.
-        say: is told of those that are passed over, in every process.
+        workdir: folder of the run, which may go on meanwhile.
+        model: model of the run.
+        pipeline: pipeline to whose devices the parameters go.
+        say: takes a message about each checkpoint that is passed over, in every process.
 
     Raises:
-        ConfigError: there is none, or it is of another model.
-        CheckpointError: all are damaged.
+        ConfigError: there is no checkpoint, or it is of another model.
+        CheckpointError: all checkpoints are damaged.
     """
     params = jax.eval_shape(pipeline.to_stages, _shapes_of(model))
     form = StateForm({"params": params}, params, pipeline)
@@ -78,8 +79,8 @@ class SavedParams:
     """The canonical parameters of a checkpoint, read one by one.
 
     Attributes:
-        step: of the checkpoint.
-        folder: its files.
+        step: step of the checkpoint.
+        folder: folder of the checkpoint.
     """
 
     step: int
@@ -98,17 +99,17 @@ class SavedParams:
 def open_canonical(
     workdir: Path, *, model: LanguageModel, step: int | None = None, say: Callable[[str], None] = print
 ) -> Iterator[SavedParams]:
-    """The parameters of one checkpoint in `workdir`, read as they are needed.
+    """The parameters of one checkpoint in `workdir`, read one by one when they are needed.
 
     Args:
-        workdir: of the run.
-        model: of the run.
-        step: of the checkpoint; None takes the newest that is undamaged.
-        say: is told of those that are passed over, in every process.
+        workdir: folder of the run.
+        model: model of the run.
+        step: step of the checkpoint; None takes the newest undamaged one.
+        say: takes a message about each checkpoint that is passed over, in every process.
 
     Raises:
-        ConfigError: there is none, or it is of another model.
-        CheckpointError: all are damaged, or that of `step` is.
+        ConfigError: there is no checkpoint, or it is of another model.
+        CheckpointError: all checkpoints are damaged, or that of `step` is.
     """
     yield read_newest(workdir / CHECKPOINTS, lambda chosen: _checked(chosen, model), step=step, say=say)
 
@@ -116,17 +117,17 @@ def open_canonical(
 def restore_canonical(
     workdir: Path, *, model: LanguageModel, step: int | None = None, say: Callable[[str], None] = print
 ) -> tuple[int, Any]:
-    """The step and the canonical parameters, numpy arrays of this host, of a checkpoint in `workdir`.
+    """Returns the step and the canonical parameters, NumPy arrays of this host, of a checkpoint in `workdir`.
 
     Args:
-        workdir: of the run.
-        model: of the run.
-        step: of the checkpoint; None takes the newest that is undamaged.
-        say: is told of those that are passed over, in every process.
+        workdir: folder of the run.
+        model: model of the run.
+        step: step of the checkpoint; None takes the newest undamaged one.
+        say: takes a message about each checkpoint that is passed over, in every process.
 
     Raises:
-        ConfigError: there is none, or it is of another model.
-        CheckpointError: all are damaged, or that of `step` is.
+        ConfigError: there is no checkpoint, or it is of another model.
+        CheckpointError: all checkpoints are damaged, or that of `step` is.
     """
 
     def read(chosen: Choice) -> tuple[int, Any]:
@@ -137,7 +138,7 @@ def restore_canonical(
 
 
 def _checked(chosen: Choice, model: LanguageModel) -> SavedParams:
-    """That which was chosen, if it is of this model."""
+    """The parameters of the chosen checkpoint; raises ConfigError if it is of another model."""
     wanted = {name: tuple(leaf.shape) for name, leaf in _named(_shapes_of(model))}
     check_same(read_whole(chosen.folder, lambda: shapes(chosen.folder)), wanted, folder=chosen.folder)
     return SavedParams(chosen.step, chosen.folder)

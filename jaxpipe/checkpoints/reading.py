@@ -24,7 +24,7 @@ _NUM_BYTES = 512
 
 
 def all_gather_text(text: str) -> list[str]:
-    """The `text` of every process, cut to 512 bytes of UTF-8, in each of them; all processes must call it."""
+    """Returns the `text` of every process, cut to 512 bytes of UTF-8, in each process; all processes must call it."""
     if jax.process_count() == 1:
         return [text]
     encoded = np.zeros(_NUM_BYTES, np.uint8)
@@ -35,17 +35,17 @@ def all_gather_text(text: str) -> list[str]:
 
 
 def broadcast_text(text: str) -> str:
-    """The `text` of process 0, in all processes; all must call it."""
+    """Returns the `text` of process 0 in all processes; all processes must call it."""
     return all_gather_text(text)[0]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The checkpoint that is read.
+    """The checkpoint that was chosen to be read.
 
     Attributes:
-        folder: its folder.
-        step: its step.
+        folder: folder of the checkpoint.
+        step: step of the checkpoint.
         damaged: newer checkpoints that are damaged, step -> what is wrong.
     """
 
@@ -55,7 +55,7 @@ class Choice:
 
 
 def newest_undamaged(folder: Path, *, step: int | None = None, say: Callable[[str], None] = print) -> Choice:
-    """The newest checkpoint in `folder` whose files match its sums, or that of `step` if it is undamaged.
+    """Finds the newest checkpoint in `folder` whose files match its checksums, or that of `step` if it is undamaged.
 
     Each process checks its share of the files.
 
@@ -66,7 +66,7 @@ def newest_undamaged(folder: Path, *, step: int | None = None, say: Callable[[st
 
     Raises:
         CheckpointError: all complete checkpoints are damaged, or that of `step` is.
-        ConfigError: there is none.
+        ConfigError: there is no checkpoint.
     """
     damaged: dict[int, str] = {}
     vanished: set[int] = set()
@@ -103,7 +103,7 @@ class VanishedError(CheckpointError):
                 rule=(
                     "checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others"
                 ),
-                picture=f"there no more: {folder}",
+                picture=f"deleted: {folder}",
                 repair="give the same command again, for the newest, or name a step that is kept",
             )
         )
@@ -116,17 +116,18 @@ def read_newest(
     step: int | None = None,
     say: Callable[[str], None] = print,
 ) -> Result:
-    """The result of `read` for the newest undamaged checkpoint in `folder`, or for that of `step`.
+    """Returns the result of `read` for the newest undamaged checkpoint in `folder`, or for that of `step`.
 
     Args:
         folder: folder of all checkpoints.
-        read: reads the chosen checkpoint by `read_whole`; called again with another one if that was deleted meanwhile.
+        read: reads the chosen checkpoint through `read_whole`; called again for another one if it was deleted
+            meanwhile.
         step: the only step that is accepted; None accepts all.
         say: is called with a line for each checkpoint that is passed over.
 
     Raises:
         CheckpointError: all complete checkpoints are damaged, or that of `step` is.
-        ConfigError: there is none.
+        ConfigError: there is no checkpoint.
     """
     while True:
         chosen = newest_undamaged(folder, step=step, say=say)
@@ -137,7 +138,7 @@ def read_newest(
 
 
 def read_whole(folder: Path, read: Callable[[], Result]) -> Result:
-    """The result of `read` for the checkpoint in `folder`; all processes must call it.
+    """Returns the result of `read` for the checkpoint in `folder`; all processes must call it.
 
     Raises:
         VanishedError: the checkpoint was deleted meanwhile, as any process sees it; raised in all processes.

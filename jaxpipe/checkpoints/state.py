@@ -1,7 +1,7 @@
-"""A train state as the named canonical arrays of a checkpoint, and back, on whatever mesh and schedule.
+"""A train state as the named canonical arrays of a checkpoint, and back, on any mesh and schedule.
 
-Wherever the tree of the parameters stands in the state, as themselves or as a moment of the optimizer, its leaves
-are staged; all else are numbers that every device holds.
+Wherever the state contains the tree of the parameters, as parameters or as a moment of the optimizer, its leaves
+are staged; all other leaves are numbers that every device holds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxpipe.program import Pipeline
 from jaxpipe.program.partition import Part
 from jaxpipe.program.staged_params import Canonical
 
-GROUP_BYTES = 2**28  # on a device: leaves that are copied at the same time, if they are not larger one by one
+GROUP_BYTES = 2**28  # of leaves copied at the same time, on a device; a larger leaf is copied alone
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Leaf:
     """One leaf of the state.
 
     Attributes:
-        name: its path, "params.layers.attention.norm.scale".
-        part: how devices hold it.
-        like: its canonical form, sharded.
+        name: path of the leaf, as "params.layers.attention.norm.scale".
+        part: the distribution over devices.
+        like: shape, dtype and sharding of the canonical form.
     """
 
     name: str
@@ -37,17 +37,17 @@ class Leaf:
 
     @property
     def num_bytes(self) -> int:
-        """Of the canonical form, on one device."""
+        """Bytes of the canonical form on one device."""
         sharding = self.like.sharding
         assert sharding is not None
         return math.prod(sharding.shard_shape(self.like.shape)) * self.like.dtype.itemsize
 
 
 class StateForm:
-    """The leaves of a train state, of which not more than a group is copied at a time.
+    """The leaves of a train state in groups, of which one is copied at a time.
 
     Attributes:
-        groups: of leaves, in the order of the state's.
+        groups: groups of leaves, in the order of the state's leaves.
     """
 
     def __init__(self, like: Any, params: Any, pipeline: Pipeline):
@@ -56,11 +56,11 @@ class StateForm:
         Args:
             like: a state, or its shapes.
             params: the staged parameters in it.
-            pipeline: to which they belong.
+            pipeline: pipeline that they belong to.
         """
         self._canonical = Canonical(pipeline.layout, pipeline.mesh)
         self._structure = jax.tree.structure(like)
-        # GPUs need their memory: the copies of a group leave for the host before the next are made.
+        # To save GPU memory, the copies of a group move to the host before the next group is copied.
         self._host = "pinned_host" if pipeline.mesh.devices.flat[0].platform == "gpu" else None
         parts, of_params = jax.tree.leaves(pipeline.parts(params)), jax.tree.structure(params)
 
@@ -75,11 +75,11 @@ class StateForm:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the canonical arrays."""
+        """Shapes of the canonical arrays, by name."""
         return {leaf.name: leaf.like.shape for group in self.groups for leaf in group}
 
     def to_arrays(self, state: Any) -> dict[str, jax.Array]:
-        """New canonical arrays, so that `state` may be donated; on GPUs they are in the memory of the host."""
+        """New canonical arrays, so that `state` may be donated; on GPUs they are in host memory."""
         leaves, arrays = iter(jax.tree.leaves(state)), {}
         for group in self.groups:
             copies = self._canonical.from_stages([next(leaves) for _ in group], [leaf.part for leaf in group])
@@ -90,7 +90,7 @@ class StateForm:
         return arrays
 
     def to_state(self, read: Callable[[Arrays], Arrays]) -> Any:
-        """The state of the arrays that `read` returns, given some of their ShapeDtypeStructs by name."""
+        """Returns the state; `read` returns some arrays, given their ShapeDtypeStructs by name."""
         leaves = []
         for group in self.groups:
             arrays = read({leaf.name: leaf.like for leaf in group})
@@ -104,7 +104,7 @@ class StateForm:
         return Leaf(jax.tree_util.keystr(path, simple=True, separator="."), part, like)
 
     def _add(self, leaves: list[Leaf]) -> None:
-        """Parameters and moments in groups of the same leaves, which are converted by the same programs."""
+        """Adds leaves in groups; equal groups of parameters and of moments are converted by the same program."""
         room = 0
         for leaf in leaves:
             if leaf.num_bytes > room:
@@ -115,5 +115,5 @@ class StateForm:
 
 
 def _of_number(leaf: Any) -> Part:
-    """How devices hold what is no parameter: whole."""
+    """The distribution of a leaf that is not a parameter: every device holds all of it."""
     return Part(None, None, (), (), 1, tuple(leaf.shape), stacked=False)

@@ -1,4 +1,4 @@
-"""SHA256SUMS in the folder of a checkpoint: a line for every file, in the form that `sha256sum -c` reads."""
+"""SHA256SUMS in the folder of a checkpoint: a line for every file, in the format of `sha256sum -c`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK_BYTES = 2**20
 
 
 def write_sums(folder: Path, *, num_threads: int = _MOST_THREADS) -> None:
-    """Writes the sums of all files in `folder`; hashing leaves Python's lock to others."""
+    """Writes the checksums of all files in `folder`, in several threads: hashing releases Python's lock."""
     names = _names(folder)
     with ThreadPoolExecutor(min(num_threads, _num_cores())) as pool:
         sums = list(pool.map(lambda name: _sum(folder / name), names))
@@ -24,12 +24,12 @@ def write_sums(folder: Path, *, num_threads: int = _MOST_THREADS) -> None:
 
 
 def damages(folder: Path, *, share: int = 0, num_shares: int = 1) -> list[str]:
-    """What is wrong with the files in `folder`, one text for each file.
+    """Finds damaged or missing files in `folder`: one text for each.
 
     Args:
-        folder: of a complete checkpoint.
-        share: which of the shares to check.
-        num_shares: in so many the files are divided; each share checks that all are there.
+        folder: folder of a complete checkpoint.
+        share: index of the share to check.
+        num_shares: number of shares that the files are divided into; each share checks that all files exist.
     """
     try:
         expected = _read(folder / SUMS)
@@ -47,7 +47,7 @@ def damages(folder: Path, *, share: int = 0, num_shares: int = 1) -> list[str]:
 
 
 def _num_cores() -> int:
-    """That this process may use, as far as the system tells."""
+    """The number of cores that this process may use, as far as the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

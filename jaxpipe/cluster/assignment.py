@@ -22,7 +22,7 @@ class Assignment:
     """The GPU of every place of the mesh.
 
     Attributes:
-        order: one of `ORDERS`.
+        order: the order that made it, one of `ORDERS`.
         gpus: `[data, pipe, tensor]`, GPU numbers, counted node by node.
         gpus_per_node: GPUs of every node; the mesh may leave some of the last node unused.
     """
@@ -80,7 +80,7 @@ def assign(
     Beyond one node, `tensor` divides the GPUs of a node; `jaxpipe.cluster.orders` has the other conditions.
 
     Args:
-        order: one of `ORDERS`.
+        order: the order of the devices, one of `ORDERS`.
         data: copies of the pipeline.
         pipe: devices of one pipeline.
         tensor: GPUs that share each layer.

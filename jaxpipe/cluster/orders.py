@@ -11,7 +11,7 @@ from jaxpipe.errors import ConfigError
 def pair_adjacent(data: int, pipe: int, tensor: int, gpus_per_node: int) -> list[tuple[int, int]]:
     """Puts devices d and pipe-1-d of every copy into one node: [place] -> (copy, device), for several nodes.
 
-    Fold a pipeline in its middle: it becomes a chain of pairs, with the middle device of an odd `pipe` at its end:
+    Fold a pipeline in the middle: it becomes a chain of pairs, with the middle device of an odd `pipe` at its end:
 
         node 0                          node 1
         (0, 15) (1, 14) (2, 13) (3, 12) | (4, 11) (5, 10) (6, 9) (7, 8)

@@ -1,4 +1,4 @@
-"""Every field that a config has, with its meaning and its default; those of `model` stand with its family."""
+"""All fields of a config with their meanings and defaults; those of `model` are defined by its family."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from jaxpipe.config.model import example_of, model_section
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.models import FAMILIES, family_named
 
-AUTO = "auto"  # of a field that is derived from others
+AUTO = "auto"  # value of a field that is derived from others
 
 
 def base_config(family: str = "gpt") -> ConfigDict:
-    """All fields, locked: a config sets some of them and cannot add one.
+    """A locked config with all fields at their defaults, which can be set but not added to.
 
     Args:
-        family: of the model, as `jaxpipe.models.family_named` takes it; decides the fields of `model` and `data`.
+        family: name of the model family, as for `jaxpipe.models.family_named`; decides the fields of `model` and
+            `data`.
 
     Raises:
-        ConfigError: no such family.
+        ConfigError: there is no such family.
     """
     config = _section()
 
@@ -34,36 +35,36 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.data.tokenizer = "byte"  # a token is a byte; or the path of a tokenizer.json, or of a folder that has one
     config.data.batch_size = 32  # sequences of one step, over all devices
     config.data.seq_len = 128  # tokens of one sequence
-    config.data.heldout_fraction = 0.05  # about this part of the text is never trained on; in (0, 0.5]
-    config.data.seed = 0  # decides the order of the sequences, and what is masked
+    config.data.heldout_fraction = 0.05  # fraction of the text that is held out, about; in (0, 0.5]
+    config.data.seed = 0  # of the order of the sequences, and of masks
     if family_named(family).masked:
-        config.data.mask_fraction = 0.15  # of the words of a sequence, those to predict; in (0, 1]
-        config.data.short_fraction = 0.1  # about this part of the sequences is shorter than seq_len
+        config.data.mask_fraction = 0.15  # fraction of the tokens of a sequence to predict; in (0, 1]
+        config.data.short_fraction = 0.1  # fraction of sequences shorter than seq_len, about
 
     config.pipeline = _section()
     # A key of jaxpipe.schedules.REGISTRY; a .py file with a method of your own; or the path of a schedule's .csv or
     # .json, as jaxpipe.optimize writes it.
     config.pipeline.schedule = "1f1b"
     config.pipeline.options = ""  # of the schedule, as "num_chunks=3,eager_sync=false" of bitpipe
-    # What a stage's actions are expected to take, for rounds and predictions: "input_gradient=1.2,weight_gradient=0.8",
-    # forward and backward likewise; only ratios matter. "auto": by model.recompute, but for what options tell.
+    # Expected times of a stage's actions, for rounds and predictions: "input_gradient=1.2,weight_gradient=0.8", forward
+    # and backward likewise; only ratios matter. "auto": by model.recompute, except for times in options.
     config.pipeline.costs = "auto"
     config.pipeline.num_microbatches = 16  # of one step; times mesh.data divides data.batch_size
     config.pipeline.layers_per_stage = "auto"  # one count a stage, as "4,4,3,5"; "auto": as balanced as possible
-    config.pipeline.embedding_layers = 0.0  # what the embedding costs the first stage, in layers, for "auto"
-    config.pipeline.head_layers = 0.0  # what head and loss cost the last stage, in layers, for "auto"
+    config.pipeline.embedding_layers = 0.0  # cost of the embedding in the first stage, in layers, for "auto"
+    config.pipeline.head_layers = 0.0  # cost of head and loss in the last stage, in layers, for "auto"
 
     config.mesh = _section()
     config.mesh.data = 1  # copies of the pipeline
     config.mesh.pipe = 8  # devices of one pipeline
     config.mesh.tensor = 1  # devices that share each layer
     config.mesh.platform = "auto"  # "gpu", "cpu" (virtual devices); "auto": GPUs where the mesh fits, else cpu
-    # Which device holds which stage: "contiguous", in the order in which devices come; "pair_adjacent", both of a pair
-    # of devices (d, D-1-d) in one node; "replicas_together", all that hold a stage in one node, in both directions and
-    # in all copies. "auto": pair_adjacent where the schedule moves activations within pairs; where it has two
-    # replicas the first that the mesh can be laid out in of replicas_together, pair_adjacent, contiguous.
+    # Which device holds which stage: "contiguous", in the order of the devices; "pair_adjacent", both devices of a pair
+    # (d, D-1-d) in one node; "replicas_together", all devices that hold a stage in one node, in both directions and in
+    # all copies. "auto": pair_adjacent if the schedule moves activations within pairs; with two replicas, the first of
+    # replicas_together, pair_adjacent and contiguous in which the mesh can be laid out.
     config.mesh.order = "auto"
-    config.mesh.deterministic = False  # True: sums over devices are added in mesh order, the same digits always
+    config.mesh.deterministic = False  # True: sums over devices are added in mesh order, with equal digits in every run
 
     config.optimizer = _section()
     config.optimizer.learning_rate = 1e-3  # the peak, after warm-up
@@ -74,8 +75,8 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.optimizer.beta2 = 0.95
     config.optimizer.epsilon = 1e-8
     config.optimizer.max_grad_norm = 1.0  # gradients with a larger global norm are scaled to this
-    # Parameters and optimizer state: True splits them over mesh.data, those of embedding and head over
-    # mesh.data x mesh.pipe; False keeps them whole on each.
+    # Parameters and optimizer state: True shards them over mesh.data, those of embedding and head over
+    # mesh.data x mesh.pipe; False keeps them whole on each device.
     config.optimizer.zero1 = True
 
     config.train = _section()
@@ -83,17 +84,17 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.train.seed = 0  # of the initial parameters and of dropout
     config.train.eval_every = 100  # steps between held-out losses; there is always one at the end
     config.train.eval_batches = 8  # held-out batches of one evaluation, at most
-    # Steps one after another whose gradients are not finite, and so change nothing, before the run stops.
+    # Consecutive skipped steps (loss or gradients not finite) before the run ends with an error.
     config.train.max_skipped_in_row = 5
-    config.train.lost_after_s = 120.0  # a process that is lost, or stuck in a step, for so long ends the run
+    config.train.lost_after_s = 120.0  # a process that is lost or stuck in a step for so long ends the run
 
     config.checkpoint = _section()
-    config.checkpoint.init_from = ""  # a working folder whose parameters the run starts from; "": initial ones
+    config.checkpoint.init_from = ""  # folder of a run whose parameters the run starts from; "": initial ones
     config.checkpoint.save_every = 100  # steps between checkpoints of the train state; 0: none before the end
     config.checkpoint.save_at_end = True
-    config.checkpoint.keep_last = 3  # so many of the newest
-    config.checkpoint.keep_every = 0  # and for good those of every so many steps; 0: none
-    config.checkpoint.keep_best = 0  # and so many of those with the least held-out loss
+    config.checkpoint.keep_last = 3  # number of newest checkpoints that are kept
+    config.checkpoint.keep_every = 0  # steps between checkpoints that are kept forever; 0: none
+    config.checkpoint.keep_best = 0  # number of checkpoints with the least held-out loss that are kept
     return config.lock()
 
 

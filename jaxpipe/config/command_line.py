@@ -59,6 +59,7 @@ def run(
 
 def define_config_file(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --config=FILE and `--config.FIELD=VALUE`."""
+    sys.modules.pop("config_config", None)  # the file of an earlier call, into which ml_collections would load this one
     help_text = "Python file with get_config(); see jaxpipe.config.base."
     config_flags.DEFINE_config_file("config", None, help_text, values, sys_argv=["command", *arguments])
 

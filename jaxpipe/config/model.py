@@ -17,7 +17,7 @@ from jaxpipe.models.attention import check_cudnn
 
 
 def family_of(config: ConfigDict) -> Family:
-    """The family of a config's model.
+    """Family of a config's model.
 
     Raises:
         ConfigError: there is none of this name.
@@ -31,7 +31,7 @@ def model_section(name: str) -> dict[str, Any]:
 
 
 def model_config(config: ConfigDict) -> ModelConfig:
-    """The model of a config.
+    """Config of the model that `config` asks for.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
@@ -40,7 +40,7 @@ def model_config(config: ConfigDict) -> ModelConfig:
 
 
 def number_of(config: ConfigDict, field: str) -> int | None:
-    """The number that `model.field`, of the family's `words`, holds, or None where its word stands.
+    """Number in `model.field`, of the family's `words`, or None where its word stands.
 
     Raises:
         ConfigError: it holds something else.
@@ -76,12 +76,12 @@ def check_family(config: ConfigDict) -> None:
 
 
 def example_of(family: Family) -> str:
-    """Where a config of `family` stands, to end a repair with."""
+    """Text for the end of a repair: where a config of `family` stands."""
     return f", for example --config={family.example}" if family.example else ""
 
 
 def check_words_and_numbers(config: ConfigDict) -> None:
-    """Raises ConfigError for a text in `model` that is neither its word nor a number, or none of a few words."""
+    """Raises ConfigError for a text in `model` that is neither its field's word nor a number, or is no choice of it."""
     for field in family_of(config).words:
         number_of(config, field)
     for field, known in family_of(config).choices.items():
@@ -89,7 +89,7 @@ def check_words_and_numbers(config: ConfigDict) -> None:
 
 
 def check_fields(config: ConfigDict) -> None:
-    """Raises ConfigError for fields that a model can be built of, but that cannot be meant."""
+    """Raises ConfigError for fields from which a model can be built, but that contradict each other."""
     family_of(config).check(_numbers(config), config.data.seq_len)
 
 
@@ -110,7 +110,7 @@ def check_attention_kernel(config: ConfigDict) -> None:
 
 
 def _numbers(config: ConfigDict) -> dict[str, Any]:
-    """The fields of `model` that decide the model, numbers in place of words."""
+    """Fields of `model` that decide the model, with numbers in place of words."""
     fields = config.model.to_dict()
     del fields["family"], fields["dtype"]
     return fields | {name: number_of(config, name) for name in family_of(config).words}

@@ -12,10 +12,11 @@ from ml_collections import ConfigDict
 from jaxpipe.config.base import AUTO
 from jaxpipe.errors import ConfigError, ScheduleError, closest, explain
 from jaxpipe.program import balanced_split
+from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, read_schedule
 from jaxpipe.schedules.files import ENDINGS, is_file_name
 from jaxpipe.schedules.methods.option import parse_options
-from jaxpipe.schedules.methods.registry import find_method, is_method_file
+from jaxpipe.schedules.methods.registry import find_method
 
 
 def build_schedule(config: ConfigDict) -> Schedule:
@@ -57,7 +58,7 @@ def named_schedule(name: str, num_devices: int, num_microbatches: int, options: 
 def check_schedule_name(config: ConfigDict) -> None:
     """Raises an error unless `pipeline.schedule` is a registered name, a file with a method, or a schedule file."""
     name = config.pipeline.schedule
-    if is_method_file(name):
+    if is_python_file(name):
         find_method(name)
     elif name not in REGISTRY and not is_file_name(name):
         raise ConfigError(

@@ -38,7 +38,7 @@ class Batches:
         batch_size: sequences of one step; `num_microbatches` divides it.
         num_microbatches: microbatches of one step.
         seed: determines the order.
-        weights: of each source; its share of the sequences is its weight over the sum of all.
+        weights: the weight of each source; a source's share of the sequences is its weight over the sum of all.
 
     Example:
         >>> from jaxpipe.data import CausalSequences
@@ -78,7 +78,7 @@ class Batches:
 
         Args:
             step: the first one.
-            rows: as for `at`.
+            rows: the same as for `at`.
         """
         batches = grain.MapDataset.range(step, sys.maxsize).map(lambda step: self.at(step, rows))
         ahead = iter(batches.to_iter_dataset(grain.ReadOptions(NUM_THREADS, NUM_AHEAD)))
@@ -90,8 +90,8 @@ class Batches:
     def first(self, num_batches: int) -> Iterator[Batch]:
         """Yields at most `num_batches` batches in which no sequence repeats: always the same ones, for evaluation.
 
-        They end where some source would begin its second epoch, so that every source keeps its share. The rest of a
-        batch that is not full has no weight in the loss.
+        The batches end where some source would begin its second epoch, so that every source keeps its share. The rest
+        of a batch that is not full has no weight in the loss.
         """
         for step in range(num_batches):
             positions = self._positions(step)
@@ -143,8 +143,8 @@ class SequenceOrder:
     Up to any position each source has had its share of the sequences, to within one for each other source.
 
     Attributes:
-        num_sequences: of each source, 1 .. 2^32.
-        weights: of each source, positive; a share is a weight over the sum of all.
+        num_sequences: the number of sequences of each source, 1 .. 2^32.
+        weights: the weight of each source, positive; a source's share is its weight over the sum of all.
         seed: determines the order of every epoch of every source, in 0 .. 2^32 - 1.
 
     Source: Grain's `MapDataset.shuffle` needs no memory: a block cipher (SIMON) on the index, repeated until the result

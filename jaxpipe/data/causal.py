@@ -17,7 +17,7 @@ class CausalSequences:
     document and begin the next. Nothing is padded, and only the end of the source is left out.
 
     Attributes:
-        tokens: at least `seq_len + 1`; read only where a sequence is taken.
+        tokens: the source, at least `seq_len + 1` tokens; read only where a sequence is taken.
         seq_len: tokens of one sequence.
 
     Example:

@@ -31,7 +31,7 @@ class Blend:
 
     Attributes:
         sources: the tokens of each source.
-        weights: of each source; its share of a batch is its weight over the sum of all.
+        weights: the weight of each source; a source's share of a batch is its weight over the sum of all.
     """
 
     sources: tuple[Tokens, ...]
@@ -48,8 +48,8 @@ class Corpus:
 
     Attributes:
         num_files: number of files that the tokens come from.
-        train: what is trained on.
-        heldout: the same sources with the same weights, but other tokens of them.
+        train: the tokens to train on.
+        heldout: other tokens of the same sources, with the same weights.
         sources: all tokens of each source, by its name.
         tokenizer: gives the tokens their meaning.
     """
@@ -80,7 +80,7 @@ def load_corpus(
         files: a glob (`**` descends), or "auto" for the Python standard library without its tests, or "indexed:"
             followed by what `parse_blend` takes.
         tokenizer: turns text into tokens; its separator follows every file.
-        vocab_size: every token of a prepared file is less, which is checked when the token is read.
+        vocab_size: upper bound of the tokens of prepared files; each token is checked when it is read.
         heldout_fraction: about this fraction of the tokens is held out, in (0, 0.5].
         batch_size: sequences of one step.
         seq_len: tokens of one sequence.
@@ -108,7 +108,7 @@ def load_corpus(
 
 @dataclass(frozen=True)
 class Blocks:
-    """Every `every`-th block of some tokens, or all other blocks, concatenated without copying.
+    """A view of some tokens without copying: every `every`-th block, or all other blocks.
 
         every=3      | 0 | 1 | 2 | 3 | 4 | 5 | 6 |
         train          0   1       3   4       6
@@ -117,8 +117,8 @@ class Blocks:
     Attributes:
         tokens: all blocks; only those that are indexed are read.
         block_size: tokens of a block; the last one may have fewer.
-        every: the last of so many blocks is held out, at least 2.
-        is_heldout: which of the two parts this is.
+        every: the last block of each `every` blocks is held out; at least 2.
+        is_heldout: whether this is the held-out part.
 
     Example:
         >>> train, heldout = (Blocks(np.arange(14), 2, 3, is_heldout) for is_heldout in (False, True))
@@ -164,9 +164,9 @@ class CheckedTokens:
     """The tokens of a file, each checked against the vocabulary when it is read: a file may be of any size.
 
     Attributes:
-        tokens: of the file, of any integer type.
-        file: its name, for the message.
-        vocab_size: every token is less.
+        tokens: the tokens of the file, of any integer type.
+        file: the file's name, for messages.
+        vocab_size: upper bound of the tokens; every token is less.
     """
 
     tokens: Tokens

@@ -21,7 +21,7 @@ def text_files(files: str) -> list[Path]:
         files: a glob (`**` descends), or "auto" for the Python standard library without its tests.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no file matches.
     """
     return _standard_library() if files == AUTO else _matching(files)
 
@@ -30,7 +30,7 @@ def read_text_file(path: Path, files: str) -> bytes:
     """Returns the bytes of `path`, one of the files that `files` names.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         return path.read_bytes()

@@ -18,7 +18,7 @@ import numpy as np
 from jaxpipe.data.protocols import Tokenizer, Tokens
 
 BLOCK_TOKENS = 2**14
-MAX_WHOLE_TOKENS = 2**24  # up to so many are all read, in less than a tenth of a second
+MAX_WHOLE_TOKENS = 2**24  # shorter sources are read whole, in less than a tenth of a second
 NUM_BLOCKS = 64  # read of a longer source: 2**20 tokens, at most 4 MiB
 
 
@@ -30,7 +30,8 @@ class SourceFingerprint:
         name: the source's name in `data.files`; not compared, since files may move.
         share: the source's share of a batch, a fraction.
         num_tokens: length of the source.
-        crc32: of its tokens as little-endian 32-bit integers; of a long source, of evenly spaced blocks.
+        crc32: checksum of the source's tokens as 32-bit little-endian integers; for a long source, of evenly spaced
+            blocks.
     """
 
     name: str = field(compare=False)
@@ -48,9 +49,9 @@ class Fingerprint:
     """The fingerprint of everything but the config's numbers that determines the tokens of a batch.
 
     Attributes:
-        vocab_size: of the tokenizer.
-        tokenizer: its `identity`.
-        sources: in their order, which the order of the batches depends on.
+        vocab_size: vocabulary size of the tokenizer.
+        tokenizer: the `identity` of the tokenizer.
+        sources: the fingerprint of each source, in the order that the order of the batches depends on.
     """
 
     vocab_size: int
@@ -78,7 +79,7 @@ def fingerprint(sources: Mapping[str, Tokens], weights: Mapping[str, Fraction], 
 
     Args:
         sources: tokens by name.
-        weights: of each source.
+        weights: the weight of each source.
         tokenizer: gives the tokens their meaning.
 
     Example:

@@ -17,7 +17,7 @@ from jaxpipe.errors import ConfigError, explain
 
 FILE = "tokenizer.json"
 
-# Names of special tokens in the vocabularies that exist; the first one found counts.
+# Names that common vocabularies give their special tokens; the first one found is used.
 ENDS_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 MASKED_NAMES = {
     "padding": ("[PAD]", "<pad>"),
@@ -96,14 +96,14 @@ def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
         is_masked: whether a masked model uses it, which needs special tokens.
 
     Raises:
-        ConfigError: there is no such file, it cannot be read, or it lacks the special tokens.
+        ConfigError: the file does not exist, cannot be read, or lacks the special tokens.
     """
     path = Path(name).expanduser()
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise ConfigError(
             explain(
-                f"data.tokenizer={name!r} is no file",
+                f"data.tokenizer={name!r} is not a file",
                 rule=f"tokenizer-file: data.tokenizer is 'byte', or the path of a {FILE}, or of a folder with one",
                 picture=f"no {path}; current folder: {Path.cwd()}",
                 repair="name a file that exists, or set data.tokenizer='byte'",

@@ -107,7 +107,7 @@ def check_files(prefix: str, tokens_file: Path, index_file: Path) -> None:
             hint = f"write indexed:{without}" if without != prefix else "name a prefix of which both files exist"
             raise _damaged(
                 f"no file {path}",
-                rule="indexed-files: tokens are PREFIX.bin and PREFIX.idx, and PREFIX is given",
+                rule="indexed-files: tokens are stored in PREFIX.bin and PREFIX.idx; only PREFIX is given",
                 picture=f"PREFIX={prefix}; current folder: {Path.cwd()}",
                 repair=f"{hint}, or write them with python -m jaxpipe.prepare --output={without}",
             )
@@ -122,14 +122,14 @@ def read_header(header: bytes, path: Path) -> tuple[int, int, int]:
 
     Args:
         header: the first bytes of the index.
-        path: of the index, for messages.
+        path: path of the index, for messages.
 
     Raises:
-        DataError: the file is no index, has another version, its tokens are no integers, or it has no sequences.
+        DataError: the file is not an index, has another version or no sequences, or its tokens are not integers.
     """
     if header[: len(MAGIC)] != MAGIC:
         raise _damaged(
-            f"{path} is no index of tokens",
+            f"{path} is not an index of tokens",
             rule=f"indexed-magic: it begins with {MAGIC!r}",
             picture=f"found {header[: len(MAGIC)]!r}",
         )
@@ -182,10 +182,10 @@ def check_sequences(path: Path, lengths: np.ndarray, pointers: np.ndarray, dtype
     """Returns the number of tokens of all sequences, which follow each other without gaps.
 
     Args:
-        path: of the index.
+        path: path of the index.
         lengths: "sequence", tokens of each.
         pointers: "sequence", first byte of each.
-        dtype: of a token.
+        dtype: dtype of the tokens.
 
     Raises:
         DataError: a length is negative, a sequence is at another position, or there are no tokens.

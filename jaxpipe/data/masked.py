@@ -30,7 +30,7 @@ class MaskedSequences:
         predicted 2, targets jumps, sentence_order 1
 
     Attributes:
-        tokens: at least `seq_len - 3` tokens of `vocabulary`; read only where a sequence is taken.
+        tokens: the source, at least `seq_len - 3` tokens of `vocabulary`; read only where a sequence is taken.
         seq_len: tokens of one sequence with its special ones and padding; at least 5.
         vocabulary: the special tokens, and which tokens may be masked.
         mask_fraction: fraction of the maskable tokens of a text that is predicted, in (0, 1].
@@ -85,7 +85,7 @@ class MaskedSequences:
         chosen = choose_predicted(of_choice, is_maskable, self.mask_fraction)
         is_chosen = chosen < self._window
 
-        # One column more, which has no position in the sequence, stands for the choices that a row does not have.
+        # An extra column, which has no position in the sequence, takes the choices that a row does not have.
         text = np.pad(text, ((0, 0), (0, 1)))
         targets = np.take_along_axis(text, chosen, axis=1)
         np.put_along_axis(text, chosen, replace_predicted(of_replacements, targets, self.vocabulary), axis=1)

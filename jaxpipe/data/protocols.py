@@ -112,7 +112,7 @@ class Sequences(Protocol):
 
         Args:
             indices: "sequence", each less than `num_sequences`.
-            epoch: which pass over the source.
+            epoch: number of the pass over the source.
         """
         ...
 

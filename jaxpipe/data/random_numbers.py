@@ -13,8 +13,8 @@ def random_bits(seed: int, epoch: int, sequences: np.ndarray, *, num_per_sequenc
     """Returns random numbers for each of `sequences`, uniform in 0 .. 2^64 - 1: "sequence number", uint64.
 
     Args:
-        seed: in 0 .. 2^64 - 1, like `epoch`.
-        epoch: together with the seed the key of the generator.
+        seed: first half of the generator's key, in 0 .. 2^64 - 1.
+        epoch: second half of the generator's key, in 0 .. 2^64 - 1.
         sequences: "sequence"; each is the second word of the generator's counter, whose first word counts its numbers.
         num_per_sequence: numbers for each sequence.
 

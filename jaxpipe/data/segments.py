@@ -58,7 +58,7 @@ class Segments:
             vocabulary: gives the special tokens.
         """
         rows, position = np.arange(len(text)), np.arange(self.window + NUM_SPECIAL)
-        # One column more, which takes what has no position.
+        # An extra column takes the tokens that have no position.
         tokens = np.full((len(text), len(position) + 1), vocabulary.padding, np.int32)
         np.put_along_axis(tokens, self.sequence_positions(), text, axis=1)
         tokens[:, 0] = vocabulary.classification
@@ -77,8 +77,8 @@ def random_segments(bits: np.ndarray, *, window: int, short_fraction: float, may
     """Segments of random lengths, one sequence for each row of `bits`.
 
     Most texts fill a whole window. With probability `short_fraction` a text is shorter, of 2 .. `window` tokens, each
-    length equally likely, and begins at a random position of its window. The cut between A and B is equally likely
-    wherever it leaves each a token.
+    length equally likely, and begins at a random position of its window. Every cut between A and B that leaves
+    each a token is equally likely.
 
     Args:
         bits: "sequence NUM_RANDOM", from `random_bits`.

@@ -30,14 +30,14 @@ def load_tokenizer(name: str, *, is_masked: bool) -> Tokenizer:
         is_masked: whether a masked model uses it, which needs special tokens.
 
     Raises:
-        ConfigError: there is no such file, it cannot be read, or it lacks the special tokens.
+        ConfigError: the file does not exist, cannot be read, or lacks the special tokens.
     """
     return ByteTokenizer(is_masked) if name == BYTE else read_tokenizer(name, is_masked=is_masked)
 
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """A tokenizer whose tokens are bytes; for masked models it has four special tokens more.
+    """A tokenizer whose tokens are bytes; for masked models it has four additional special tokens.
 
     Attributes:
         is_masked: whether a masked model uses it.
@@ -72,7 +72,7 @@ class ByteTokenizer:
 
     @property
     def beginning(self) -> tuple[int, ...]:
-        """No tokens: a prompt begins with its own first byte."""
+        """The empty tuple: a prompt begins with its own first byte."""
         return ()
 
     @property

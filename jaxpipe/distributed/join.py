@@ -1,4 +1,4 @@
-"""How the processes of a run find each other: by flags, or as JAX detects SLURM, Kubernetes and Open MPI.
+"""Joins the processes of a run: by flags, or as JAX detects SLURM, Kubernetes and Open MPI.
 
 Join before JAX starts its backends. A process alone joins nothing. Only this file uses JAX's private modules.
 """
@@ -22,7 +22,7 @@ REACHED_WITHIN_S = 2.0
 
 @dataclass(frozen=True)
 class Rank:
-    """Which of how many processes this is.
+    """The rank of this process among all processes of a run.
 
     Attributes:
         index: number of this process; process 0 prints, and writes the files that exist once.
@@ -93,8 +93,8 @@ def join(
         )
     except (RuntimeError, ValueError) as error:
         raise LostProcess(
-            f"the processes have not found each other: {str(error).splitlines()[0]}\n"
-            "  rule processes: all start within five minutes and reach process 0\n"
+            f"the processes did not find each other: {str(error).splitlines()[0]}\n"
+            "  rule processes: all processes start within five minutes and reach process 0\n"
             f"      --coordinator_address={coordinator_address} --num_processes={num_processes}"
             f" --process_id={process_id}\n"
             "  repair: start as many as --num_processes says, with an address of process 0 that all of them reach"
@@ -118,7 +118,7 @@ def reaches_first() -> bool:
 
 
 def exit_now(status: int) -> None:
-    """Exits at once, without the barrier at which JAX would wait for processes that do not come."""
+    """Exits at once, without the barrier at which JAX would wait for missing processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -147,7 +147,7 @@ class Store:
             self._client.key_value_set(PREFIX + key, text, allow_overwrite=True)
 
     def broadcast_from_first(self, key: str, text: str, *, is_first: bool) -> str:
-        """The `text` that process 0 passes, in all processes; waits until it is written."""
+        """Returns, in all processes, the `text` that process 0 passes; waits until it is written."""
         if is_first:
             self.set(key, text)
             return text

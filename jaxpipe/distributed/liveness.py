@@ -18,17 +18,17 @@ LONG_TIMES = 10  # an activity of this many longest steps hangs, even if nobody 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a process reports about itself.
+    """The report of a process about itself.
 
     Attributes:
         position: number of activities it has begun.
-        doing: the last of them, for messages.
+        doing: description of the last activity begun, for messages.
         where: host and process id.
         number: serial number of the heartbeat, so that a new one differs from the last.
         is_step: whether the activity is a training step; the duration of others (reading, compiling, evaluating,
             writing) is unknown.
         end: None while the process lives; "" if it ended normally, else the error that ended it.
-        status: its exit status after the end.
+        status: exit status of the process after its end.
     """
 
     position: int
@@ -58,7 +58,7 @@ class Failure:
     """A process that the others cannot wait for.
 
     Attributes:
-        process: its number; None if all processes hang and none is behind the others.
+        process: number of the process; None if all processes hang and none is behind the others.
         why: the cause, as far as it is known.
         status: exit status of the processes that cannot continue; the failed one's own if it ended by itself.
     """
@@ -69,10 +69,10 @@ class Failure:
 
 
 class Liveness:
-    """What one process knows about all processes; safe to use from several threads."""
+    """The knowledge of one process about all processes; safe to use from several threads."""
 
     def __init__(self, own: Heartbeat, *, index: int, limit_s: float, now: float):
-        """Starts without knowledge of the others.
+        """Starts without heartbeats of the others.
 
         Args:
             own: the first heartbeat of this process.
@@ -85,7 +85,7 @@ class Liveness:
         self._known: dict[int, Heartbeat] = {}
         self._changed_s: dict[int, float] = {}
         self._answered_s = self._began_s = now
-        self._longest_s: float | None = None  # of the steps done so far
+        self._longest_s: float | None = None  # the longest of the steps done so far
         self._lock = Lock()
 
     def begin(self, doing: str, now: float, *, is_step: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What a run says: printed by process 0 alone, and written by every process into a file of its own."""
+"""The output of a run: printed by process 0 alone, and written by every process into a file of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = "logs"
 LOGGER = logging.getLogger("jaxpipe")
 
 _print: list[Callable[[str], None]] = [print]
-_early: list[str] = []  # what was logged before there was a file
+_early: list[str] = []  # texts that were logged before the file existed
 
 
 def file_of(path: Path, process: int) -> Path:
@@ -21,7 +21,7 @@ def file_of(path: Path, process: int) -> Path:
 
 
 def log_to(path: Path, *, process: int) -> None:
-    """What this process says, logs or warns of goes into its file in a run's folder; what it has said so far, too."""
+    """Writes all that this process says, logs or warns of, also so far, into its file in the run's folder."""
     file = file_of(path, process)
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
@@ -41,18 +41,18 @@ def log_to(path: Path, *, process: int) -> None:
 
 
 def print_with(write: Callable[[str], None]) -> None:
-    """From now on `say` prints with `write`, for example that of a progress bar."""
+    """Makes `say` print with `write` from now on, for example that of a progress bar."""
     if _print[0] is not _nothing:
         _print[0] = write
 
 
 def only_log() -> None:
-    """From now on `say` prints nothing."""
+    """Makes `say` print nothing from now on."""
     _print[0] = _nothing
 
 
 def say(text: str) -> None:
-    """Prints `text`, unless another process does, and logs it."""
+    """Prints `text` in process 0 alone, and logs it in every process."""
     log(text)
     _print[0](text)
     sys.stdout.flush()

@@ -56,7 +56,7 @@ class ProcessGroup:
         return self.index == 0
 
     def agree(self, on: str, text: str) -> str:
-        """The `text` that process 0 passes under the same name `on`; waits for it. Works before devices exist."""
+        """Returns the `text` that process 0 passes under the same name `on`; waits for it, and needs no devices."""
         return self._store.broadcast_from_first(f"agreed/{on}", text, is_first=self.is_first)
 
     def begin(self, doing: str, *, is_step: bool = False) -> None:
@@ -82,7 +82,7 @@ class ProcessGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends both; a failing process of several exits at once, since the others would wait for it at a barrier."""
+        """Ends watch and signals; one failing process of several exits at once, so as not to wait at a barrier."""
         self.stop.__exit__(kind, error, trace)
         if error is not None:
             log("".join(traceback.format_exception(error)))

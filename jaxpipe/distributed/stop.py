@@ -31,7 +31,7 @@ class Stop:
         self._before: dict[int, object] = {}
 
     def begin(self) -> None:
-        """Begins the next position; first tells the others of a signal that this process received."""
+        """Begins the next position; first tells the others about a signal that this process received."""
         self._position += 1
         if self._got and not self._has_told:  # only once, since others may have read it already
             self._store.set(f"{FOLDER}{self._process}", f"{self._position} {self._got}")

@@ -1,7 +1,7 @@
 """Local processes that start together, stop together and end together.
 
-Takes a command and an environment for each; prints their lines and returns one exit code. A single thread waits for
-their output and checks processes and signals ten times a second.
+Takes a command and an environment for each process; prints their lines, returns one exit code. A single thread waits
+for their output and checks processes and signals ten times a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import IO
 
-JOIN_FLAGS = ("coordinator_address", "num_processes", "process_id")  # by which processes find each other
+JOIN_FLAGS = ("coordinator_address", "num_processes", "process_id")  # flags by which processes find each other
 STOPPED = 75  # exit code of a process that stopped on request, its checkpoint saved; EX_TEMPFAIL of <sysexits.h>
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_EVERY_S = 0.1
@@ -33,9 +33,9 @@ def commands_of(program: Sequence[str], arguments: Sequence[str], count: int) ->
     """The command of each of `count` local processes that run one Python program and find each other.
 
     Args:
-        program: what Python runs, as ("-m", "jaxpipe.train"); it takes the flags `JOIN_FLAGS`.
-        arguments: of the program, the same for all.
-        count: processes.
+        program: the arguments of Python, as ("-m", "jaxpipe.train"); the program takes the flags `JOIN_FLAGS`.
+        arguments: arguments of the program, the same for all processes.
+        count: number of processes.
     """
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -61,13 +61,13 @@ class Group:
         grace_s: float,
         outputs: tuple[IO[bytes], IO[bytes]] | None = None,
     ):
-        """Notes what to start; `with` starts it.
+        """Describes the processes; entering the context starts them.
 
         Args:
             commands: the command of each process.
             environments: the environment of each process.
-            grace_s: seconds from SIGTERM to SIGKILL for those that are left, once one has failed.
-            outputs: where stdout and stderr of all processes go; by default this process's own.
+            grace_s: seconds from SIGTERM to SIGKILL for processes that still run after one has failed.
+            outputs: streams for stdout and stderr of all processes; by default this process's own.
         """
         self._commands, self._environments, self._grace_s = commands, environments, grace_s
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -85,7 +85,7 @@ class Group:
     def __enter__(self) -> Group:
         """Starts the processes, all from this thread and before any other thread exists."""
         for number in SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it for SIGHUP
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, for example
                 self._handlers[number] = signal.signal(number, self._catch)
         prepare = end_with_parent()
         for process, (command, environment) in enumerate(zip(self._commands, self._environments, strict=True)):
@@ -108,7 +108,7 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kills the processes that are left and restores the signal handlers."""
+        """Kills the processes that still run and restores the signal handlers."""
         self._kill()
         for child in self._processes:
             child.wait()
@@ -125,7 +125,7 @@ class Group:
             self._look_for_ends()
             self._pass_on_signals()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                self._say(f"killed {_in_words(self._running)}: still there {self._grace_s:g} s later")
+                self._say(f"killed {_in_words(self._running)}, which still ran {self._grace_s:g} s later")
                 self._kill()
                 self._kill_at = float("inf")
         while self._streams.get_map() and self._print_available(_LAST_OUTPUT_S):
@@ -211,7 +211,7 @@ class Group:
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
     """Kills `child` and the processes that it started."""
-    with suppress(ProcessLookupError, PermissionError):  # nothing is left of them; on macOS: nothing but zombies
+    with suppress(ProcessLookupError, PermissionError):  # all have ended; on macOS: only zombies remain
         os.killpg(child.pid, signal.SIGKILL)
 
 
@@ -234,7 +234,7 @@ def _signal_name(number: int) -> str:
 # ---- Output lines. A progress bar ends its lines with a carriage return, so that the next one overwrites it; they
 # stay such lines.
 
-# After a line's end; of a carriage return that nothing follows yet, nobody knows whether a newline does.
+# After a line's end. A carriage return at the end of the input may still be followed by a newline.
 _ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?=[^\n])")
 
 
@@ -255,7 +255,7 @@ class Lines:
             del lines[0]
         if whole:
             self._shown = b""
-        # A bar returns before it writes, not after: to wait for its end is to be late by one.
+        # A bar writes its carriage return before the text, not after it; waiting for it would delay the text by one.
         if whole and whole[-1].endswith(b"\r") and self._rest.strip():
             self._shown = self._rest.rstrip(b"\r") + b"\r"
             lines.append(self._shown)

@@ -24,8 +24,8 @@ from jaxpipe.distributed.liveness import Failure, Heartbeat, Liveness, parse
 from jaxpipe.distributed.log import log
 from jaxpipe.errors import JaxpipeError, LostProcess
 
-DECIDED_AT = 0.75  # of the bound; the rest is for the message and the exit
-SUSPECTED_AT = 0.5  # of the time after which a process counts as lost
+DECIDED_AT = 0.75  # fraction of the bound; the rest is for the message and the exit
+SUSPECTED_AT = 0.5  # fraction of the time after which a process counts as lost
 READ_WITHIN_PERIODS = 4
 COLLECTIVE_ERRORS = ("Gloo", "gloo", "NCCL", "onnection", "ollective")
 HEARTBEATS, VERDICT = "lives/", "verdict/"
@@ -39,7 +39,7 @@ class Watch:
 
         Args:
             store: the store of the run.
-            processes: which of how many processes this is.
+            processes: the rank of this process.
             lost_after_s: seconds within which all others end after a process is lost or stuck.
         """
         self._store, self._processes, self._lost_after_s = store, processes, lost_after_s
@@ -128,7 +128,7 @@ class Watch:
 
     def _before_abort(self) -> None:
         if not self._ended.is_set() and not reaches_first():
-            # Process 0 may have left because of another, and this one be late to see why.
+            # Process 0 may have ended because of another process, and this one learns the reason late.
             suspect = self._liveness.failure(time.monotonic(), patience=SUSPECTED_AT) or Failure(
                 0, "its port is closed"
             )

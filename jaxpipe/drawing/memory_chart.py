@@ -1,4 +1,4 @@
-"""What every device stores over a step, as a picture: BPipe's figures of memory, for any schedules side by side.
+"""A picture of what every device stores over a step: BPipe's memory figures, for any schedules side by side.
 
 One column for each timeline: on every device the areas of its own, the parked and the travelling activations, one
 upon the other. A last column shows the peaks as bars.
@@ -33,20 +33,20 @@ _DEVICES = 7.0  # wished height of all devices, inches
 _GAP = 0.55  # between columns, inches
 _LETTER = 0.062  # width in a label beside a bar, inches
 _MARGIN = (1.0, 0.2, 0.8, 0.85)  # left, right, top, bottom, inches
-_AIR = 1.22  # height of a device / the most that is stored
-_INSTANT = 1e-9  # of the makespan: what lasts less is rounding
+_AIR = 1.22  # height of a device / largest number of stored slots
+_INSTANT = 1e-9  # fraction of the makespan; anything shorter is rounding
 _GIB = 2.0**30
 
 
 def memory(
     timelines: Sequence[Timeline], *, bound: float | None = None, slot_bytes: float | None = None, form: str = "png"
 ) -> bytes:
-    """The bytes of a picture of what is stored, in slots: the activations of one microbatch on one stage.
+    """The bytes of a picture of stored slots; a slot holds the activations of one microbatch on one stage.
 
     Args:
-        timelines: at least one, of schedules with the same number of devices.
+        timelines: one or more timelines, of schedules with the same number of devices.
         bound: slots, drawn as a line.
-        slot_bytes: bytes of a slot; given, GiB stand beside slots.
+        slot_bytes: bytes of a slot; if given, the picture shows GiB beside slots.
         form: "png", "svg" or "pdf".
     """
     columns = [stored(timeline) for timeline in timelines]
@@ -96,7 +96,7 @@ class _Scale:
     """The scale that all columns share; heights are in slots.
 
     Attributes:
-        most: slots that any device ever stores, or the bound if that is more.
+        most: the largest number of slots that any device ever stores, or the bound if that is larger.
     """
 
     num_devices: int

@@ -1,14 +1,29 @@
-"""The table of methods as text: what each does, its options, its bubble and peak in closed form, who published it."""
+"""The table of methods as text: for `show --list`, and as the Markdown table of docs/schedules.md."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
 
-from jaxpipe.schedules.methods.method import Formula, Method
+from jaxpipe.schedules import Formula, Method, Option, peak_activations, simulate
 from jaxpipe.schedules.methods.option import written_value
 
+NUM_DEVICES, NUM_MICROBATCHES = 8, 32  # sizes in the Markdown table
 _WIDTH = 110
+
+
+def method_table(methods: Iterable[Method]) -> str:
+    """A Markdown table of methods: summary, options, and the simulated bubble and peak at D=8, N=32."""
+    heads = ["schedule", "what it does", "bubble", "peak, Ma", "options and their defaults"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for method in methods:
+        schedule = method.build(num_devices=NUM_DEVICES, num_microbatches=NUM_MICROBATCHES)
+        bubble, peak = simulate(schedule).bubble_ratio, peak_activations(schedule).max()
+        options = [f"`{_default(method, each)}`{_note(each)}" for each in method.options if not each.is_time]
+        options += ["times"] if method.takes_times else []
+        cells = [f"`{method.name}`", method.summary, f"{100 * bubble:.1f} %", f"{peak:g}", "; ".join(options)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def method_list(methods: Iterable[Method]) -> str:
@@ -19,8 +34,9 @@ def method_list(methods: Iterable[Method]) -> str:
         >>> print(method_list([find_method("gpipe")]), end="")
         gpipe
             all forwards, then all backwards
+            devices: any D
             bubble ratio: (D-1)/(N+D-1)
-            peak activations: N
+            peak activations, Ma: N
             paper: Huang et al., GPipe, NeurIPS 2019
     """
     return "\n".join(map(_paragraph, methods))
@@ -29,9 +45,10 @@ def method_list(methods: Iterable[Method]) -> str:
 def _paragraph(method: Method) -> str:
     lines = [
         method.summary,
-        *_named("options", [_option(method, option.name) for option in method.options]),
-        *_named("bubble ratio", list(map(_formula, method.bubble))),
-        *_named("peak activations", list(map(_formula, method.peak))),
+        f"devices: {_devices(method)}",
+        *_named("options", [_default(method, each) + _note(each).replace("`", "") for each in method.options]),
+        *_named("bubble ratio", [_formula(each) for each in method.bubble if each.holds]),
+        *_named("peak activations, Ma", [_formula(each) for each in method.peak if each.holds]),
         *_named("paper", [method.paper] if method.paper else []),
     ]
     wrapped = (textwrap.wrap(line, _WIDTH, initial_indent="    ", subsequent_indent="        ") for line in lines)
@@ -42,11 +59,18 @@ def _named(name: str, values: list[str]) -> list[str]:
     return [f"{name}: {'; '.join(values)}"] if values else []
 
 
-def _option(method: Method, name: str) -> str:
-    """An option with its default and its note, as `num_chunks=2 (v)`."""
-    option = next(option for option in method.options if option.name == name)
-    default = option.default_text or written_value(method.defaults[name])
-    return f"{name}={default}" + (f" ({option.note})" if option.note else "")
+def _devices(method: Method) -> str:
+    least = f"D >= {method.least_devices}" if method.least_devices > 1 else "any D"
+    replicas = "; two replicas of the weights" if method.num_replicas == 2 else ""
+    return ("even D" if method.even_devices else least) + replicas
+
+
+def _default(method: Method, option: Option) -> str:
+    return f"{option.name}={option.default_text or written_value(method.defaults[option.name])}"
+
+
+def _note(option: Option) -> str:
+    return f", {option.note}" if option.note else ""
 
 
 def _formula(formula: Formula) -> str:

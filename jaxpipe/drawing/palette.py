@@ -32,17 +32,17 @@ STORED = {  # attributes of Stored, from below -> colour and name of what a devi
     "in_transit": ("#d5602c", "in transit"),
 }
 # How far the shades of a kind are mixed with white, from the first chunk to the last: dark for replica 0 and, where
-# there is a replica 1, light for that one, so that the replicas stay apart however many chunks there are.
+# there is a replica 1, light for replica 1, so that the replicas stay apart however many chunks there are.
 _ONE_REPLICA = ((0.0, 0.62),)
 _TWO_REPLICAS = ((0.0, 0.25), (0.55, 0.75))
 
 
 @dataclass(frozen=True)
 class Style:
-    """How the actions of one kind, replica and chunk look.
+    """The look of the actions of one kind, replica and chunk.
 
     Attributes:
-        label: for the legend.
+        label: text in the legend.
         fill: colour, as `#rrggbb`.
         ink: colour of text on it.
         is_thin: whether they are EVICT, LOAD or SYNC, which stand in the thin track.
@@ -87,7 +87,7 @@ def styles(schedule: Schedule) -> list[Style]:
 
 
 def _shade(replica: int, chunk: int, num_replicas: int, num_chunks: int) -> float:
-    """How far the colour of a kind is mixed with white."""
+    """The fraction of white that is mixed into the colour of a kind."""
     darkest, lightest = (_ONE_REPLICA if num_replicas == 1 else _TWO_REPLICAS)[replica]
     return darkest + (lightest - darkest) * chunk / max(num_chunks - 1, 1)
 

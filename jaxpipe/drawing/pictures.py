@@ -1,4 +1,4 @@
-"""What the timeline and the memory chart share: an empty figure, its legend, its bytes as PNG, SVG or PDF.
+"""The common parts of the timeline and the memory chart: an empty figure, its legend, its bytes as PNG, SVG or PDF.
 
 The only module of jaxpipe that loads matplotlib to draw, and only when it is called: commands that print text start
 without it. Figures are drawn without a window, and the same schedule always gives the same bytes.
@@ -32,7 +32,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def add_axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Axes without a frame at that place of `figure`; lengths in inches."""
+    """Adds axes without a frame to `figure`; lengths in inches."""
     total_width, total_height = figure.get_size_inches().tolist()
     axes = figure.add_axes((left / total_width, bottom / total_height, width / total_width, height / total_height))
     for spine in axes.spines.values():
@@ -43,14 +43,14 @@ def add_axes(figure: Figure, left: float, bottom: float, width: float, height: f
 def add_legend(
     figure: Figure, handles: Sequence[Artist], left: float, bottom: float, *, num_columns: int, handle_length: float
 ) -> None:
-    """Adds the legend with its lower left corner at that place, in inches."""
+    """Adds the legend; `left` and `bottom` place its lower left corner, in inches."""
     width, height = figure.get_size_inches().tolist()
     place = (left / width, bottom / height)
     figure.legend(handles=handles, bbox_to_anchor=place, ncols=num_columns, handlelength=handle_length, **_LEGEND)
 
 
 def encode(figure: Figure, form: str) -> bytes:
-    """The bytes of `figure` as one of FORMS; no date and no random name is in them."""
+    """The bytes of `figure` as one of FORMS; they contain no date and no random name."""
     import matplotlib
 
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Which GPU of a cluster holds which stage, and what crosses its nodes: as text or JSON."""
+"""The placement of stages on the GPUs of a cluster and the messages that cross nodes, as text or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxpipe.schedules import Schedule
 
 
 def show_placement(schedule: Schedule, cluster: str, *, data: int = 1, tensor: int = 1, as_json: bool = False) -> str:
-    """Which GPU of a cluster holds which stage, and what crosses nodes, under each order of the devices.
+    """The GPU of each stage and the messages that cross nodes, under each order of the devices.
 
     Args:
         schedule: the schedule to place.
@@ -82,7 +82,7 @@ def _stage_name(schedule: Schedule, replica: int, stage: int) -> str:
     return f"{stage}@{replica}" if schedule.num_replicas > 1 else str(stage)
 
 
-# ---- Drawing: the caller says what each device holds and sends; the assignment says where it is.
+# ---- Drawing: the caller says what each device holds and sends; the assignment says on which GPU.
 
 _MOST_LISTED = 8
 
@@ -95,7 +95,7 @@ def draw(
     hops: Mapping[str, tuple[int, int]],
     sums: Mapping[str, Sequence[int]],
 ) -> str:
-    """The nodes under each assignment and what crosses them, as text.
+    """The nodes under each assignment and the messages that cross them, as text.
 
     Args:
         assignments: assignments of the same mesh to the GPUs of `topology`.
@@ -135,7 +135,7 @@ def draw(
 def to_values(
     assignment: Assignment, *, hops: Mapping[str, tuple[int, int]], sums: Mapping[str, Sequence[int]]
 ) -> dict[str, object]:
-    """The assignment and what crosses nodes, for JSON; `data` counts copies of the pipeline."""
+    """The assignment and the messages that cross nodes, for JSON; `data` counts copies of the pipeline."""
     return {
         "gpus": assignment.gpus.tolist(),
         "nodes": assignment.nodes.tolist(),

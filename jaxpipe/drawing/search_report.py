@@ -1,4 +1,4 @@
-"""What a search for a schedule has found, in a few lines, beside the best registered schedule that fits."""
+"""A report on the result of a schedule search, beside the best registered schedule that fits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NO_OTHER = "none keeps the bound"
 
 @dataclass(frozen=True)
 class SearchReport:
-    """The question that the search answered, by which the report measures schedules.
+    """The costs and the memory bound of a search, by which the report measures schedules.
 
     Attributes:
-        costs: of a device's share of the model.
-        bound: that the schedules keep.
+        costs: costs of a device's share of the model.
+        bound: the memory bound that the schedules keep.
         in_bytes: whether the bound is in bytes, not in Ma.
     """
 
@@ -46,7 +46,7 @@ class SearchReport:
         ]
 
     def numbers(self, schedule: Schedule) -> dict[str, str]:
-        """Name -> number as text."""
+        """The numbers of a schedule as text, by name."""
         costs = costs_of_stages(self.costs, schedule.placement)
         timeline = simulate(schedule, costs)
         numbers = {

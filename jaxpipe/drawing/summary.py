@@ -1,6 +1,6 @@
 """A schedule in numbers, on both clocks: as text below its grid, and as JSON.
 
-What the schedule asks for and what the compiled program sends stand side by side. The program sends more: the pairs of
+The schedule's transfers and those of the compiled program stand side by side. The program sends more: the pairs of
 a permute are those of all repetitions of its body round, so that some carry nothing that is needed.
 """
 
@@ -44,9 +44,9 @@ class Summary:
     """The numbers of one schedule; each is computed when it is first asked for.
 
     Attributes:
-        schedule: one that keeps the rules.
-        costs: of actions and transfers.
-        num_layers: layers of each stage; the residuals of each are a page.
+        schedule: a schedule that keeps the rules.
+        costs: costs of actions and transfers.
+        num_layers: layers of each stage; the residuals of each layer are a page.
     """
 
     schedule: Schedule
@@ -77,7 +77,7 @@ class Summary:
 
     @cached_property
     def transfers(self) -> dict[str, dict[str, list[float]]]:
-        """Slots that EVICT and LOAD move in a step, by device, as the schedule asks and as the program sends."""
+        """Slots that EVICT and LOAD move in a step, by device: "asked" by the schedule and "sent" by the program."""
         asked, sent = transfers(self.schedule), sent_slots(self.table)
         return {
             "evicted": {"asked": asked.evicted.tolist(), "sent": sent.evicted.tolist()},
@@ -86,23 +86,23 @@ class Summary:
 
     @cached_property
     def gradients(self) -> dict[str, list[float]]:
-        """Stages of each device: asked, those that SYNC sums with the partner; sent, those whose gradients it sends."""
+        """Stages of each device: "asked", those that SYNC sums with a partner; "sent", those whose gradients leave."""
         columns = self.schedule.columns
         asked = np.bincount(columns.device[columns.is_kind(Kind.SYNC)], minlength=self.schedule.num_devices)
         return {"asked": asked.tolist(), "sent": sent_gradients(self.table).tolist()}
 
 
-# What a step's permutes carry, beside what the schedule asks for
+# The load of a step's permutes, beside the transfers of the schedule
 
 
 def sent_slots(table: RoundTable) -> Transfers:
     """Slots that one step's permutes carry for EVICT and LOAD, by the device that evicts.
 
     More than asked for: permutes also carry pages that hold nothing. A pair of devices that both evict shares
-    permutes; those count for both.
+    permutes; these permutes count for both.
 
     Args:
-        table: every stage of the same number of layers.
+        table: a table whose stages all have the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
     lanes_out, lanes_back = np.split(table.parked.sends.lane, 2)
@@ -121,13 +121,13 @@ def sent_slots(table: RoundTable) -> Transfers:
 
 
 def sent_gradients(table: RoundTable) -> np.ndarray:
-    """[device] number of stages whose gradients one step's permutes carry away from the device.
+    """[device] number of stages whose gradients one step's permutes carry away from each device.
 
-    At least half the number of its SYNCs: of two devices that sum the gradients of a stage only one sends them, in 32
-    bits.
+    The number is at least half that of the device's SYNCs: of two devices that sum the gradients of a stage only one
+    sends them, in 32 bits.
 
     Args:
-        table: every stage of the same number of layers.
+        table: a table whose stages all have the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
     num_repetitions = np.bincount(table.body_round, minlength=table.num_body_rounds).tolist()
@@ -139,13 +139,13 @@ def sent_gradients(table: RoundTable) -> np.ndarray:
 
 
 def asked_messages(table: RoundTable) -> np.ndarray:
-    """[device] messages that the schedule has the device send to other devices in one step."""
+    """Messages that the schedule has each device send to other devices in one step."""
     senders, _ = table.messages
     return np.bincount(table.schedule.columns.device[senders], minlength=table.schedule.num_devices)
 
 
 def sent_messages(table: RoundTable) -> np.ndarray:
-    """[device] messages that one step's permutes carry away from the device, those without content included."""
+    """Messages that one step's permutes carry away from each device, those without content included."""
     sent = np.zeros(table.schedule.num_devices, dtype=int)
     for position in table.body_round.tolist():
         for source, _ in itertools.chain.from_iterable(table.permutes[position]):
@@ -157,7 +157,7 @@ def sent_messages(table: RoundTable) -> np.ndarray:
 
 
 def summary_text(summary: Summary) -> str:
-    """The grid, then makespan, bubble ratios, peak activations, what travels and the size of the program."""
+    """The grid, then makespan, bubble ratios, peak activations, transfers and the size of the program."""
     schedule, timeline, spmd = summary.schedule, summary.timeline, summary.spmd
     return (
         f"{text(timeline)}\n"
@@ -177,7 +177,7 @@ def summary_text(summary: Summary) -> str:
 
 
 def _replica_lines(summary: Summary) -> str:
-    """The lines on what a second replica costs; empty for a schedule of one."""
+    """The lines on the cost of a second replica; empty for a schedule with one replica."""
     schedule = summary.schedule
     if schedule.num_replicas == 1:
         return ""
@@ -189,7 +189,7 @@ def _replica_lines(summary: Summary) -> str:
 
 
 def _transfer_lines(summary: Summary) -> str:
-    """The lines on EVICT and LOAD; empty for a schedule without."""
+    """The lines on EVICT and LOAD; empty for a schedule without them."""
     if not summary.schedule.has_transfers:
         return ""
     schedule = summary.schedule
@@ -235,7 +235,7 @@ def summary_json(summary: Summary) -> str:
 
 
 def _timed_rows(timeline: Timeline) -> list[str]:
-    """For each device, its actions as JSON objects; written by hand, twice as fast as by `json`."""
+    """The actions of each device as JSON objects; written by hand, twice as fast as by `json`."""
     names = [kind.name for kind in Kind]
     times = zip(timeline.start.tolist(), timeline.end.tolist(), strict=True)  # over all rows, one after the other
     return [

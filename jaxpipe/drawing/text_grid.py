@@ -14,15 +14,15 @@ _ARROWS = {Kind.EVICT: ">", Kind.LOAD: "<"}
 
 
 def text(timeline: Timeline) -> str:
-    r"""The grid of a schedule: an action fills as many cells as it takes units of time, `...` is idle.
+    r"""The grid of a schedule: an action fills one cell per unit of its time, `...` is idle.
 
-    The unit is the shortest action. Where times are no whole multiples of it, or the longest action is more than
-    eight, every action fills one cell, and the last line says so. SYNC keeps no device busy and is not in the grid.
-    EVICT and LOAD stand below their device's line, in each cell during which they travel, and at least in the one in
-    which they start: 0>4 is 0EVICT4, 0<4 is 0LOAD4.
+    The unit is the shortest action. If times are not whole multiples of it, or the longest action is more than
+    eight units, every action fills one cell, and the last line says so. SYNC keeps no device busy and is not in the
+    grid. EVICT and LOAD stand below their device's line, in each cell during which they travel, and at least in the one
+    in which they start: 0>4 is 0EVICT4, 0<4 is 0LOAD4.
 
     Args:
-        timeline: from `simulate(schedule, costs)`.
+        timeline: a timeline from `simulate(schedule, costs)`.
 
     Example:
         >>> from jaxpipe.schedules import build, simulate
@@ -67,7 +67,7 @@ def _label(action: Action) -> str:
 
 
 def _first_free(lines: list[list[str]], cells: slice, num_cells: int) -> list[str]:
-    """The first of `lines` that is empty in `cells`; a new one, added to them, where none is."""
+    """The first of `lines` that is empty in `cells`; if there is none, a new line that is added to them."""
     for line in lines:
         if not any(line[cells]):
             return line
@@ -76,7 +76,7 @@ def _first_free(lines: list[list[str]], cells: slice, num_cells: int) -> list[st
 
 
 def _unit(timeline: Timeline) -> float | None:
-    """The time of one cell; None where no unit gives a readable grid of F, B, I and W."""
+    """The time of one cell; None if no unit gives a readable grid of F, B, I and W."""
     is_compute = timeline.schedule.columns.is_kind(*COMPUTE_KINDS)
     start, end = timeline.start[is_compute], timeline.end[is_compute]
     durations = end - start

@@ -1,7 +1,7 @@
 """The timeline picture: one track per device, time to the right, drawn by matplotlib as SVG, PNG or PDF.
 
 Microbatch numbers stand in the actions that are wide enough for them. EVICT, LOAD and SYNC have a thin track below
-their device's own, with the number beside those that are too short. Actions that take no time are thin marks.
+their device's own, with the number beside actions that are too short for it. Actions that take no time are thin marks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 # All lengths are in inches.
 _TRACK = 0.26  # height
-_GAP = 0.14  # of a track's height: between its boxes and those of the next
+_GAP = 0.14  # between the boxes of two tracks, as a fraction of a track's height
 _CELL = 0.20  # wished width of the shortest action
-_CELL_WITH_TRANSFERS = 0.3  # the same where numbers of transfers are to be read
+_CELL_WITH_TRANSFERS = 0.3  # the same if transfers are labelled
 _WIDTHS = (7.0, 24.0)  # of the tracks: at least, at most
 _MARGIN = (0.85, 0.2, 0.45, 0.62)  # left, right, top, bottom
 _DIGIT = 0.075  # width of one digit of a label
@@ -35,7 +35,7 @@ _POINTS = 72  # points of an inch
 
 
 def svg(timeline: Timeline) -> str:
-    """The `<svg>` element of a picture of `timeline`, from `simulate(schedule, costs)`; its words can be searched."""
+    """The `<svg>` element of a picture of `timeline`, from `simulate(schedule, costs)`; its text can be searched."""
     text = encode(_figure(timeline), "svg").decode()
     return text[text.index("<svg") :]
 

@@ -16,7 +16,7 @@ def chrome_trace(timeline: Timeline) -> list[dict[str, object]]:
     thread for them, next to its own.
 
     Args:
-        timeline: from `simulate(schedule, costs)`.
+        timeline: a timeline from `simulate(schedule, costs)`.
 
     Example:
         >>> from jaxpipe.schedules import build, simulate

@@ -1,4 +1,4 @@
-"""Where actions stand in a picture: every device has a track, and a thin one below it for its transfers, if any.
+"""The places of actions in a picture: a track for every device, and a thin one below it for its transfers, if any.
 
 Goes in: a timeline. Comes out: vertical places in heights of a device's track, horizontal ones in the timeline's own
 unit. The pictures turn both into inches.
@@ -37,18 +37,18 @@ class Tracks:
 
     @cached_property
     def is_thin(self) -> np.ndarray:
-        """[A] whether the action is an EVICT, LOAD or SYNC, which stands in the thin track."""
+        """Whether each action is an EVICT, LOAD or SYNC, which stands in the thin track, [A]."""
         return ~self.schedule.columns.is_kind(*COMPUTE_KINDS)
 
     @cached_property
     def has_thin(self) -> np.ndarray:
-        """[device] whether it has a thin track."""
+        """Whether each device has a thin track, [device]."""
         count = np.bincount(self.schedule.columns.device[self.is_thin], minlength=self.schedule.num_devices)
         return count > 0
 
     @cached_property
     def device_top(self) -> np.ndarray:
-        """[device] upper edge of its track."""
+        """Upper edge of each device's track, [device]."""
         return np.concatenate([[0.0], np.cumsum(1.0 + THIN * self.has_thin)])[:-1]
 
     @property
@@ -58,17 +58,17 @@ class Tracks:
 
     @cached_property
     def action_top(self) -> np.ndarray:
-        """[A] upper edge of the track of each action."""
+        """Upper edge of each action's track, [A]."""
         return self.device_top[self.schedule.columns.device] + self.is_thin
 
     @cached_property
     def action_height(self) -> np.ndarray:
-        """[A] height of the track of each action."""
+        """Height of each action's track, [A]."""
         return np.where(self.is_thin, THIN, 1.0)
 
 
 def shortest_compute(timeline: Timeline, tracks: Tracks) -> float:
-    """The shortest time above zero that F, B, I or W takes; the makespan where none takes any."""
+    """The shortest time above zero that F, B, I or W takes; the makespan if all take none."""
     duration = (timeline.end - timeline.start)[~tracks.is_thin]
     return float(duration[duration > 0].min(initial=timeline.makespan or 1.0))
 
@@ -78,10 +78,10 @@ class Boxes:
     """Horizontal places of actions, in the timeline's unit.
 
     Attributes:
-        left: [A] edges.
-        right: [A] edges.
-        label: [A] middle of the action's label; not a number where it has none or no room for it.
-        is_beside: [A] whether that label stands beside the action, a transfer too short for it.
+        left: [A] left edges.
+        right: [A] right edges.
+        label: [A] middle of the action's label; NaN if it has no label or no room for it.
+        is_beside: [A] whether the label stands beside the action, a transfer too short for it.
     """
 
     left: np.ndarray
@@ -93,12 +93,12 @@ class Boxes:
 def place_boxes(timeline: Timeline, tracks: Tracks, *, mark: float, label: np.ndarray) -> Boxes:
     """Edges of all actions, and places of their labels.
 
-    A label stands in its action where it fits; that of a transfer else to its right, or else to its left, where there
-    is room up to the neighbour.
+    A label stands in its action if it fits. The label of a short transfer stands to its right, or else to its left, if
+    the neighbour leaves room.
 
     Args:
-        timeline: when they run.
-        tracks: of the same schedule.
+        timeline: start and end of all actions.
+        tracks: tracks of the same schedule.
         mark: least width of an action, for those that take no time. Several such transfers of one device at one
             moment stand side by side; with their labels, if two of them fit into the shortest F, B, I or W.
         label: [A] width of each action's label.
@@ -113,7 +113,7 @@ def place_boxes(timeline: Timeline, tracks: Tracks, *, mark: float, label: np.nd
     step = mark + label * (shortest_compute(timeline, tracks) >= 2 * widest)
     for device in np.flatnonzero(tracks.has_thin).tolist():
         here = transfers[columns.device[transfers] == device]
-        # In order of time, which is not that of the row: a SYNC may start after an action that stands behind it.
+        # In order of time, which differs from the order of the row: a SYNC may start after a later action of the row.
         here = here[np.argsort(left[here], kind="stable")].tolist()
         for before, i in pairwise(here):
             taken = left[before] + step[before] if duration[before] < mark else right[before]

@@ -1,4 +1,4 @@
-"""Which way to train is fastest, and does it fit? Numbers only: no device is needed, nothing is compiled or traced."""
+"""Predicted time and bytes of a training step: numbers only; no device is needed and nothing is compiled."""
 
 from jaxpipe.estimate.memory import Bytes, fits, memory
 from jaxpipe.estimate.roofline import Roofline

@@ -71,28 +71,20 @@ def makespans(clock: Clock, seconds: Seconds) -> Makespans:
     duration[clock.transfers] = clock.transfer_times(
         seconds.latency, seconds.per_byte, seconds.slot_bytes, seconds.exchange_bytes
     )
-    closing = np.zeros(len(duration))
-    computed_s, exchanged_s = _ends(clock, seconds, duration, closing)
+    is_compute, is_sync = columns.is_kind(*COMPUTE_KINDS), columns.kind == Kind.SYNC
+    travel = clock.travel_times(seconds.message)
+
+    def ends(closing: np.ndarray | None) -> tuple[float, float]:
+        """Ends of the last computation, `closing` included, and of the last of all computations and SYNCs."""
+        _, end = clock.run(duration, travel, closing)
+        computed = end[is_compute] if closing is None else (end + closing)[is_compute]
+        computed_s = float(computed.max(initial=0.0))
+        return computed_s, max(computed_s, float(end[is_sync].max(initial=0.0)))
+
+    computed_s, exchanged_s = ends(None)
     closed_s = exchanged_s
     if seconds.closing.any():
-        closes = _last_of_stage(clock)
-        closing[closes] = seconds.closing[columns.stage[closes]]
-        _, closed_s = _ends(clock, seconds, duration, closing)
+        closing = np.zeros(len(duration))
+        closing[clock.closers] = seconds.closing[columns.stage[clock.closers]]
+        _, closed_s = ends(closing)
     return Makespans(computed_s, exchanged_s, closed_s, work_s)
-
-
-def _ends(clock: Clock, seconds: Seconds, duration: np.ndarray, closing: np.ndarray) -> tuple[float, float]:
-    """Ends of the last computation, `closing` included, and of the last of all computations and SYNCs."""
-    columns = clock.schedule.columns
-    _, end = clock.run(duration, clock.travel_times(seconds.message), closing)
-    computed_s = float((end + closing)[columns.is_kind(*COMPUTE_KINDS)].max(initial=0.0))
-    return computed_s, max(computed_s, float(end[columns.kind == Kind.SYNC].max(initial=0.0)))
-
-
-def _last_of_stage(clock: Clock) -> np.ndarray:
-    """The last action that adds to the gradients of each stage, on each of its holders."""
-    columns = clock.schedule.columns
-    adds = np.flatnonzero(columns.is_kind(Kind.B, Kind.W))
-    key = columns.device[adds] * clock.schedule.num_stages + columns.stage[adds]
-    _, last = np.unique(key[::-1], return_index=True)
-    return adds[::-1][last]

@@ -1,4 +1,4 @@
-"""How many bytes does a device send in a step, why, and over which links?
+"""Bytes that a device sends in a step, by purpose and link.
 
 Counted as the program sends: messages between stages, pages of BPipe, gradients between the two holders of a stage,
 sums of gradients and gathers of compute copies over `data` (and `pipe`, of embedding and head), and the collectives of
@@ -21,7 +21,7 @@ from jaxpipe.estimate.times import sent_bytes
 
 KINDS = ("messages", "pages", "exchange", "gradients", "copies", "tensor")
 # Collectives of the stream over `tensor`, of one layer (`jaxpipe.models.linear`): forward gathers it before two
-# products and scatters sums of it after two. Backward does the same the other way around, and gathers it before the
+# matmuls and scatters sums of it after two. Backward does the same the other way around, and gathers it before the
 # two for the gradients of their kernels. A layer that is computed again lacks the last sum.
 FORWARD_COLLECTIVES = 4
 INPUT_GRADIENT_COLLECTIVES = 4
@@ -31,7 +31,7 @@ AGAIN_COLLECTIVES = 3
 
 @dataclass(frozen=True)
 class Sent:
-    """What the device sends that sends most of it.
+    """Bytes of one kind over one kind of link, on the device that sends most of them.
 
     Attributes:
         kind: one of `KINDS`.
@@ -45,7 +45,7 @@ class Sent:
 
 
 def communication(setting: Setting) -> tuple[Sent, ...]:
-    """What is sent of each kind over each link, where it is anything."""
+    """Bytes sent of each kind over each kind of link, without those that are 0."""
     places = places_of(setting)
     layers = max(layers_of_devices(setting))
     parameters = layers * layer_parameters(setting.model).of_device(setting.tensor)
@@ -73,13 +73,13 @@ def communication(setting: Setting) -> tuple[Sent, ...]:
 
 
 def message_bytes(setting: Setting) -> float:
-    """Of one message between stages: a device's part of the stream of a microbatch."""
+    """Bytes of one message between stages: a device's part of the stream of a microbatch."""
     tokens = setting.microbatch_size * setting.seq_len
     return tokens * setting.anatomy.hidden * ITEMSIZE[setting.dtype] / setting.tensor
 
 
 def num_messages(setting: Setting) -> np.ndarray:
-    """[source device, target device] messages of a step: for each microbatch one each way between stages' devices."""
+    """Messages of a step, [source device, target device]: one each way between two stages for each microbatch."""
     placement, num = placement_of(setting), setting.num_microbatches
     counts = np.zeros((setting.pipe, setting.pipe))
     for replica, devices in enumerate(placement.devices):
@@ -92,19 +92,19 @@ def num_messages(setting: Setting) -> np.ndarray:
 
 
 def _over_links(setting: Setting, kind: str, num_bytes: np.ndarray) -> list[Sent]:
-    """Of "source target" bytes, what the busiest source sends over either link."""
+    """What the busiest device sends over either kind of link, of bytes [source device, target device]."""
     apart = places_of(setting).apart
     return [Sent(kind, in_node, float((num_bytes * (apart != in_node)).sum(axis=1).max())) for in_node in (True, False)]
 
 
 def _pages(setting: Setting) -> np.ndarray:
-    """[source device, target device] bytes of EVICT and LOAD."""
+    """Bytes of EVICT and LOAD, [source device, target device]."""
     slots = moved_slots(setting.schedule_name, setting.pipe, setting.num_microbatches, setting.options)
     return slots * layer_residuals(setting).page_bytes * max(setting.layers_per_stage)
 
 
 def _exchange(setting: Setting, parameters: float) -> np.ndarray:
-    """[source device, target device] bytes of gradients, and of compute copies, between the holders of a stage."""
+    """Bytes of gradients and compute copies between the holders of a stage, [source device, target device]."""
     num_bytes = np.zeros((setting.pipe, setting.pipe))
     if placement_of(setting).num_replicas == 2:
         own = parameters / 2 / (setting.data if setting.zero1 else 1)
@@ -113,7 +113,7 @@ def _exchange(setting: Setting, parameters: float) -> np.ndarray:
 
 
 def _tensor(setting: Setting, layers: int) -> float:
-    """Bytes that collectives of `tensor` make of the stream, whole."""
+    """Bytes of the whole streams that collectives of `tensor` gather or sum."""
     per_layer = FORWARD_COLLECTIVES + INPUT_GRADIENT_COLLECTIVES + WEIGHT_GRADIENT_COLLECTIVES
     per_layer += AGAIN_COLLECTIVES if setting.model.recompute == "full" else 0
     microbatches = setting.num_microbatches / placement_of(setting).num_replicas

@@ -1,7 +1,7 @@
-"""Which matrix products do F, B, I and W of a layer compute on a device, and which does the head? Sizes and FLOPs.
+"""Matmuls that a device computes in F, B, I and W of a layer and in the head: sizes and FLOPs.
 
-Counted as the program computes: what is computed again, rows of a table that are no words, and blocks that causal
-attention spares. Model FLOPs, which MFU is of, are in `jaxpipe.models.anatomy`.
+Counted as the program computes: what is computed again, rows of a table that are no tokens, and blocks that causal
+attention skips. Model FLOPs, which MFU is of, are in `jaxpipe.models.anatomy`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxpipe.models.cross_entropy import num_chunks_of
 
 @dataclass(frozen=True)
 class Matmul:
-    """Products of equal sizes, [rows, depth] x [depth, columns].
+    """Matmuls of equal sizes, [rows, depth] x [depth, columns].
 
     Attributes:
         rows, columns, depth: of one.
@@ -34,34 +34,34 @@ class Matmul:
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition counted as two."""
+        """FLOPs, a multiplication and an addition counted as two."""
         return 2 * self.num * self.rows * self.columns * self.depth
 
     @property
     def elements(self) -> int:
-        """Numbers read and written, each once."""
+        """Elements read and written, each once."""
         each = self.rows * self.depth + self.depth * self.columns + self.rows * self.columns
         return self.num * each
 
     @property
     def of_inputs(self) -> Matmul:
-        """The product of backward that finds the gradient of the left factor."""
+        """Matmuls of backward that give the gradient of the left factor."""
         return Matmul(self.rows, self.depth, self.columns, self.num, self.fused)
 
     @property
     def of_weights(self) -> Matmul:
-        """The product of backward that finds the gradient of the right factor."""
+        """Matmuls of backward that give the gradient of the right factor."""
         return Matmul(self.depth, self.columns, self.rows, self.num, self.fused)
 
 
 @dataclass(frozen=True)
 class LayerMatmuls:
-    """One layer's products of one microbatch on one device.
+    """Matmuls of one layer for one microbatch on one device.
 
     Attributes:
-        forward: of F.
-        input_gradient: of I, what is computed again included.
-        weight_gradient: of W.
+        forward: those of F.
+        input_gradient: those of I, what is computed again included.
+        weight_gradient: those of W.
     """
 
     forward: tuple[Matmul, ...]
@@ -70,17 +70,17 @@ class LayerMatmuls:
 
     @property
     def backward(self) -> tuple[Matmul, ...]:
-        """Of B, which does the work of I and W."""
+        """Matmuls of B, which does the work of I and W."""
         return self.input_gradient + self.weight_gradient
 
 
-def flops(products: tuple[Matmul, ...]) -> int:
-    """Of all together."""
-    return sum(product.flops for product in products)
+def flops(matmuls: tuple[Matmul, ...]) -> int:
+    """FLOPs of all `matmuls` together."""
+    return sum(matmul.flops for matmul in matmuls)
 
 
 def layer_matmuls(setting: Setting) -> LayerMatmuls:
-    """The products of one layer; every device of `tensor` has its columns or rows of the kernels, and its heads."""
+    """Matmuls of one layer; every device of `tensor` has its columns or rows of the kernels, and its heads."""
     into, out_of = _attention_kernels(setting)
     up, down = _feed_forward_kernels(setting)
     kernels = (into, out_of, *up, down)
@@ -93,18 +93,18 @@ def layer_matmuls(setting: Setting) -> LayerMatmuls:
 
 
 def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
-    """Of head and loss, forward and backward, for one microbatch."""
+    """Matmuls of head and loss, forward and backward, for one microbatch."""
     anatomy, (num_tokens, num_chunks) = setting.anatomy, head_chunks(setting)
     forward = (
         Matmul(num_tokens // num_chunks, local_rows(setting), anatomy.hidden, num_chunks),
         *(Matmul(num_tokens, outputs, inputs) for inputs, outputs in anatomy.head_matmuls),
         *(Matmul(setting.microbatch_size, outputs, inputs) for inputs, outputs in anatomy.sequence_matmuls),
     )
-    return tuple(each for product in forward for each in (product, product.of_inputs, product.of_weights))
+    return tuple(each for matmul in forward for each in (matmul, matmul.of_inputs, matmul.of_weights))
 
 
 def head_chunks(setting: Setting) -> tuple[int, int]:
-    """Tokens whose words a microbatch predicts, and how many chunks they are computed in."""
+    """Number of tokens that a microbatch predicts, and of chunks that their logits are computed in."""
     num_tokens = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
     return num_tokens, _num_chunks(num_tokens, local_rows(setting))
 
@@ -134,7 +134,7 @@ def _feed_forward_kernels(setting: Setting) -> tuple[list[Matmul], Matmul]:
 
 
 def _attention(setting: Setting) -> tuple[list[Matmul], list[Matmul]]:
-    """Products of queries and keys, and of probabilities and values."""
+    """Matmuls of queries and keys, and of probabilities and values."""
     of, head_size = layer_sizes(setting), setting.anatomy.head_size
     group_size, num_groups = of.queries // of.keys, of.keys // (setting.seq_len * head_size)
     is_fused = setting.model.attention == "cudnn"
@@ -146,7 +146,7 @@ def _attention(setting: Setting) -> tuple[list[Matmul], list[Matmul]]:
 
 
 def _backward_of_attention(setting: Setting) -> list[Matmul]:
-    """Of values, probabilities, queries, keys; all but "xla" find the scores again, which they have not kept."""
+    """Matmuls of attention's backward; all forms but "xla" compute the scores again, which they have not saved."""
     scores, attended = _attention(setting)
     found_again = [] if setting.model.attention == "xla" else scores
     gradients = [each for p in (*scores, *attended) for each in (p.of_inputs, p.of_weights)]
@@ -154,7 +154,7 @@ def _backward_of_attention(setting: Setting) -> list[Matmul]:
 
 
 def _again(setting: Setting) -> list[Matmul]:
-    """What backward computes again; of a whole layer all but its last product, whose result nothing needs."""
+    """Matmuls that backward computes again; of a whole layer all but the last, whose result nothing needs."""
     scores, attended = _attention(setting)
     if setting.model.recompute == "attention":
         return scores
@@ -166,7 +166,7 @@ def _again(setting: Setting) -> list[Matmul]:
 
 
 def seen_scores(setting: Setting) -> int:
-    """Scores of one microbatch that a device computes in forward: of its heads, and of the keys that blocks see."""
+    """Number of scores that a device computes in forward of one microbatch, of its heads and the keys of blocks."""
     return layer_sizes(setting).rows // setting.seq_len * sum(queries * keys for queries, keys in _blocks(setting))
 
 
@@ -177,9 +177,15 @@ def _blocks(setting: Setting) -> tuple[tuple[int, int], ...]:
 
 @cache
 def attended_blocks(attention: str, seq_len: int, *, causal: bool, window: int | None) -> tuple[tuple[int, int], ...]:
-    """(queries, keys) of the blocks in which a head attends, for each value of `model.attention`.
+    """Sizes (queries, keys) of the blocks in which a head attends.
 
     The fused kernels work on small tiles and leave out what no query sees: as many keys as a query sees on average.
+
+    Example:
+        >>> attended_blocks("chunked", 300, causal=True, window=None)
+        ((128, 128), (128, 256), (44, 300))
+        >>> attended_blocks("cudnn", 300, causal=True, window=None)
+        ((300, 150),)
     """
     if attention == "xla":
         return ((seq_len, seq_len),)

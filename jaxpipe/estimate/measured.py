@@ -1,7 +1,7 @@
-"""How long things take where they have been timed: `costs.json`, as `python -m jaxpipe.measure` writes it.
+"""Measured times of actions and links: `costs.json`, as `python -m jaxpipe.measure` writes it.
 
-Times are those of one layer and of both ends, for several microbatch sizes; between two sizes they are taken to lie on
-a line. They hold for any number of layers, for no other model, dtype, sequence length or `tensor`.
+Times are those of one layer, of embedding and of head, for several microbatch sizes; between two sizes they are
+interpolated linearly. They hold for any number of layers, for no other model, dtype, sequence length or `tensor`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMES = tuple(field.name for field in fields(Times))
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one run of `jaxpipe.measure` has found.
+    """Result of one run of `jaxpipe.measure`.
 
     Attributes:
         identity: on what and when: device kind, versions, date, processes at once, repeats.
@@ -48,12 +48,12 @@ class Measurement:
     link: Link | None
 
     def to_json(self) -> dict[str, Any]:
-        """As the file has it."""
+        """Returns the measurement as the file has it."""
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Measurement:
-        """From what `to_json` made, read back.
+        """Returns the measurement that `to_json` has written.
 
         Raises:
             KeyError, TypeError, ValueError: it is something else.
@@ -69,7 +69,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Measured:
-    """The times of some measurements.
+    """A source of times that reads measurements.
 
     Attributes:
         measurements: each of another subject.
@@ -99,7 +99,7 @@ class Measured:
         return _with_update_of(Times(*times), found, setting)
 
     def link(self, *, in_node: bool) -> Link:
-        """Between two devices of a node, or of two nodes.
+        """Link between two devices of a node, or of two nodes.
 
         Raises:
             ConfigError: it has not been measured.
@@ -147,7 +147,7 @@ def read_costs(path: str | Path, *more: str | Path, otherwise: TimeSource | None
 
 
 def subject_of(setting: Setting) -> dict[str, Any]:
-    """What the times of `setting` depend on besides its microbatch size, as JSON has it."""
+    """All that the times of `setting` depend on besides its microbatch size, as JSON values."""
     return subject(
         setting.model,
         dtype=setting.dtype,
@@ -158,7 +158,7 @@ def subject_of(setting: Setting) -> dict[str, Any]:
 
 
 def subject(model: ModelConfig, **others: Any) -> dict[str, Any]:
-    """What is timed: `model` whatever its number of layers, and `others`, as JSON has it."""
+    """Identity of what is timed, as JSON values: `model` but for its number of layers, and `others`."""
     sizes = {name: value for name, value in asdict(model).items() if name != "num_layers"}
     return json.loads(json.dumps({"family": type(model).__name__, **sizes, **others}))
 
@@ -175,7 +175,7 @@ def _read(path: str | Path) -> Measurement:
 
 
 def _differing(wanted: dict[str, Any], found: dict[str, Any]) -> Sequence[str]:
-    """In words, what is not the same."""
+    """Fields that differ, as text."""
     names = dict.fromkeys((*wanted, *found))
     return [
         f"{name}={wanted.get(name)!r}, measured {found.get(name)!r}"
@@ -185,7 +185,7 @@ def _differing(wanted: dict[str, Any], found: dict[str, Any]) -> Sequence[str]:
 
 
 def _with_update_of(times: Times, measurement: Measurement, setting: Setting) -> Times:
-    """`times` with the update of what a device of `setting` holds: its seconds go with the parameters."""
+    """`times` with the update scaled to the number of parameters that a device of `setting` holds."""
     placement = setting.schedule_of(setting.num_microbatches).placement
     owned = [chunks[: placement.num_chunks] for chunks in placement.stages_of]
     num_layers = max(sum(setting.layers_per_stage[stage] for _, stage in chunks) for chunks in owned)

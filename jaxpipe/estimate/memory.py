@@ -12,7 +12,7 @@ from functools import cache
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.config.pipeline import BACKWARD_COSTS, costs_with, named_schedule
-from jaxpipe.estimate.parameters import held
+from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.workspace import head_bytes, part_bytes
@@ -25,7 +25,7 @@ FEW = 3  # microbatches a device, from where on a table says all; at least
 
 @dataclass(frozen=True)
 class Counts:
-    """What one device holds of each kind, the most of any.
+    """How many buffers of each kind one device holds, the most of any device.
 
     Attributes:
         pages: of one layer's residuals, own and parked.
@@ -55,7 +55,7 @@ class Counts:
 
 
 def counts(setting: Setting) -> Counts:
-    """Those of `setting`, without a table of all its microbatches.
+    """Counts of `setting`, without lowering all its microbatches.
 
     Raises:
         ScheduleError: the schedule cannot be built.
@@ -71,7 +71,7 @@ def counts(setting: Setting) -> Counts:
 
 
 def few_microbatches(pipe: int, num_microbatches: int) -> int:
-    """As few as say all, with the same remainder over two pipelines' devices: schedules come in groups of these.
+    """Number of microbatches whose table tells the counts of all: schedules repeat in groups of twice the devices.
 
     Example:
         >>> few_microbatches(8, 1536), few_microbatches(8, 31), few_microbatches(8, 20)
@@ -84,9 +84,9 @@ def few_microbatches(pipe: int, num_microbatches: int) -> int:
 def _of_equal_stages(
     name: str, options: str, pipe: int, layers_per_stage: tuple[int, ...], backward: float, num_microbatches: int
 ) -> Counts:
-    """As `counted`; of stages of equally many layers from those of one layer, for which there is one table.
+    """As `counted`; for stages of equally many layers, from the table of stages with one layer.
 
-    Only where nothing else is counted in layers: no pages and no gradients that travel.
+    Only where nothing else is counted in layers: no pages and no gradients are sent.
     """
     num_layers = layers_per_stage[0]
     schedule = named_schedule(name, pipe, num_microbatches, options)
@@ -104,7 +104,7 @@ def _of_equal_stages(
 def counted(
     name: str, options: str, pipe: int, layers_per_stage: tuple[int, ...], backward: float, num_microbatches: int
 ) -> Counts:
-    """Those of a table of all these microbatches.
+    """Counts of the table of all these microbatches.
 
     Args:
         name, options: of the schedule, as a setting has them.
@@ -146,7 +146,7 @@ INT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes per device by kind, the same on every one: for each kind what the stage that needs most takes.
+    """Bytes per device by kind, the same on every device: for each kind those of the stage that needs most.
 
     Attributes:
         optimizer: masters, moments and counters of the train state.
@@ -174,12 +174,12 @@ class Bytes:
 
     @property
     def total(self) -> int:
-        """All that a step takes; what XLA does not count comes on top (`jaxpipe.cluster.hardware.RESERVE_BYTES`)."""
+        """Bytes of all kinds, without the reserve that XLA does not count (`cluster.hardware.RESERVE_BYTES`)."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 def memory(setting: Setting) -> Bytes:
-    """What a step of `setting` takes of each device, by kind.
+    """Bytes per device of a step of `setting`, by kind.
 
     Raises:
         ScheduleError: the schedule cannot be built.
@@ -187,7 +187,7 @@ def memory(setting: Setting) -> Bytes:
     Source: `jaxpipe.program.shapes` counts the same from a program's own shapes.
     """
     number, itemsize = counts(setting), ITEMSIZE[setting.dtype]
-    layer, params = layer_residuals(setting), held(setting, chunks=number.chunks, replicas=number.replicas)
+    layer, params = layer_residuals(setting), parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas)
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
     deferred = layer.deferred_bytes if number.has_split_backward else 0  # of one layer, before it is in its page
     message = layer_sizes(setting).stream * itemsize
@@ -213,7 +213,7 @@ def memory(setting: Setting) -> Bytes:
 
 
 def fits(setting: Setting, needed: Bytes | None = None) -> bool:
-    """Whether what `setting` takes, and what XLA does not count, is at most what a GPU of its topology has.
+    """Whether a step of `setting`, with the reserve that XLA does not count, fits into a GPU of its topology.
 
     Args:
         needed: by default `memory(setting)`.
@@ -222,7 +222,7 @@ def fits(setting: Setting, needed: Bytes | None = None) -> bool:
 
 
 def batch_bytes(setting: Setting) -> int:
-    """Int32 arrays of all microbatches, on every device of a pipeline: what `jaxpipe.data` makes of a sequence."""
+    """Bytes of the int32 arrays of all microbatches, on every device of a pipeline."""
     if setting.num_predicted is None:
         per_sequence = 2 * setting.seq_len  # tokens, targets
     else:  # tokens, token types, padding mask; places and targets; the order

@@ -17,7 +17,7 @@ from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of parameters.
+    """Number of parameters, of one layer or of embedding and head.
 
     Attributes:
         split: those of which each device of `tensor` has its part; of all devices.
@@ -28,19 +28,19 @@ class Parameters:
     whole: int
 
     def of_device(self, tensor: int) -> int:
-        """Those that one of `tensor` devices computes with."""
+        """Number of parameters that one of `tensor` devices computes with."""
         return self.split // tensor + self.whole
 
 
 @cache
 def layer_parameters(model: ModelConfig) -> Parameters:
-    """Those of one layer."""
+    """Number of parameters of one layer."""
     return _counted(parameter_shapes(model).layer)
 
 
 @cache
 def shared_parameters(model: ModelConfig) -> Parameters:
-    """Those of embedding and head."""
+    """Number of parameters of embedding and head."""
     return _counted(parameter_shapes(model).shared)
 
 
@@ -56,7 +56,7 @@ NUM_COUNTERS = 5  # steps, steps skipped twice, and two of the optimizer's
 
 
 @dataclass(frozen=True)
-class Held:
+class ParameterBytes:
     """Bytes of a device for the parameters.
 
     Attributes:
@@ -72,8 +72,8 @@ class Held:
     exchanged_layer: int
 
 
-def held(setting: Setting, *, chunks: int, replicas: int) -> Held:
-    """What the parameters of `setting` take.
+def parameter_bytes(setting: Setting, *, chunks: int, replicas: int) -> ParameterBytes:
+    """Bytes of a device for the parameters of `setting`.
 
     Args:
         chunks: stages of a device in one replica.
@@ -95,10 +95,10 @@ def held(setting: Setting, *, chunks: int, replicas: int) -> Held:
             weights += is_copied * computed * size * itemsize
             gradients += FLOAT32_BYTES * computed * size
             exchanged += FLOAT32_BYTES * size // num_parts if parameters is shapes.layer else 0
-    return Held(masters, weights, gradients, exchanged)
+    return ParameterBytes(masters, weights, gradients, exchanged)
 
 
 def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int) -> int:
-    """Devices over which masters are split: those with equal copies, if any dim divides by their number."""
+    """Number of devices over which masters are split: those with equal copies, if any dim divides by it."""
     divides = any(size % num_copies == 0 for size in parameter.local_dims(setting.tensor))
     return num_copies if setting.zero1 and divides else 1

@@ -1,6 +1,6 @@
-"""Which layers stand on which stage, so that the busiest device has as little to do as possible.
+"""Layers to stages, balanced: the busiest device has as little to do as possible.
 
-Goes in: what every layer takes, what the ends of the model take besides, and which stages a device holds. Comes out: a
+Goes in: what every layer takes, what embedding and head take besides, and which stages a device holds. Comes out: a
 number of layers for every stage. Left to others: where the times and sizes come from.
 
 Source: Zhao et al., BaPipe: Exploration of Balanced Pipeline Parallelism for DNN Training (arXiv 2012.12544): the
@@ -28,7 +28,7 @@ def balanced_partition(
     sizes: Sequence[float] | None = None,
     most: float = math.inf,
 ) -> tuple[int, ...]:
-    """[stage] how many layers it holds, so that the device that has most to do has as little as possible.
+    """Layers per stage, [stage], so that the busiest device has as little to do as possible.
 
     Stages are consecutive layers, each at least one. Of equal partitions the first that was found stands, and it has
     the fewest devices with most to do.
@@ -69,7 +69,7 @@ def balanced_partition(
 
 
 class _Problem:
-    """What a partition is judged by; sums of consecutive layers are differences of running ones."""
+    """Objective of a partition: times and sizes of devices, by running sums over layers."""
 
     def __init__(
         self, layers: Sequence[float], held: Held, first: float, last: float, sizes: Sequence[float], most: float
@@ -81,7 +81,7 @@ class _Problem:
         self.held, self.most = held, most
 
     def times(self, counts: Sequence[int]) -> list[float]:
-        """[device] what it has to do."""
+        """Time of each device, [device]."""
         edges = (0, *accumulate(counts))
         stages = [self.time[end] - self.time[begin] for begin, end in pairwise(edges)]
         stages[0] += self.ends[0]
@@ -89,12 +89,12 @@ class _Problem:
         return [sum(stages[stage] for stage in device) for device in self.held]
 
     def most_held(self, counts: Sequence[int]) -> float:
-        """Bytes of the device that has most."""
+        """Bytes of the fullest device."""
         edges = (0, *accumulate(counts))
         return max(sum(self.size[edges[stage + 1]] - self.size[edges[stage]] for stage in d) for d in self.held)
 
     def least_largest_stage(self, num_stages: int) -> tuple[int, ...]:
-        """The partition whose largest stage is least, each within `most` where any partition is."""
+        """Partition whose largest stage is shortest, each stage within `most` bytes where any partition is."""
         total = self.time[-1] + sum(self.ends)
         most = self.most if self._filled(math.inf, self.most, num_stages) else math.inf
         best = self._filled(math.inf, most, num_stages)
@@ -110,7 +110,7 @@ class _Problem:
         return best
 
     def _filled(self, bound: float, most: float, num_stages: int) -> tuple[int, ...] | None:
-        """Stages that hold as much as the bounds let them, or None where layers are left over."""
+        """Greedy partition: each stage holds as much as the bounds allow; None where layers are left over."""
         num_layers, counts, begin = len(self.time) - 1, [], 0
         for stage in range(num_stages):
             room = bound - (self.ends[0] if stage == 0 else 0.0) - (self.ends[1] if stage == num_stages - 1 else 0.0)
@@ -129,7 +129,7 @@ class _Problem:
 
 
 def _dealt(problem: _Problem, num_stages: int) -> tuple[int, ...]:
-    """Equal layers: each stage has one; the others go where the holders have least to do, then to the shortest stage.
+    """Partition of equal layers: one for each stage, the others to the least busy holders, then to the shortest stage.
 
     A stage of a device without room for one more has its turn only when no other has room either.
     """
@@ -153,7 +153,7 @@ def _dealt(problem: _Problem, num_stages: int) -> tuple[int, ...]:
 
 
 def _moved(problem: _Problem, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """`counts` after all moves of a layer, from a stage of a busiest device to any other, that improve it."""
+    """Local search: `counts` after all moves of a layer away from a busiest device that improve it."""
     rank = _rank(problem, counts)
     while True:
         times = problem.times(counts)
@@ -179,13 +179,13 @@ def _move(counts: tuple[int, ...], source: int, target: int) -> tuple[int, ...]:
 
 
 def _rank(problem: _Problem, counts: tuple[int, ...]) -> tuple[float, ...]:
-    """By bytes beyond the room, then by the times of the devices, the largest first, then by the largest stage."""
+    """Sort key: bytes beyond the room, then the times of the devices, the largest first, then the largest stage."""
     beyond = max(0.0, problem.most_held(counts) - problem.most)
     return (beyond, *sorted(problem.times(counts), reverse=True), float(max(counts)))
 
 
 def _is_less(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
-    """Of two rankings, up to rounding."""
+    """Whether `first` ranks before `second`, up to rounding."""
     for one, other in zip(first, second, strict=True):
         if not math.isclose(one, other, rel_tol=TINY, abs_tol=TINY):
             return one < other

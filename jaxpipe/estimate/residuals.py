@@ -1,7 +1,7 @@
-"""How many bytes does one layer keep of one microbatch: forward for the backward, and I for its W?
+"""Bytes that one layer saves of one microbatch: forward for the backward, and I for its W.
 
 Goes in: a setting. Comes out: every array by its name, on one device; `tests/estimate/test_kept_by_formula.py`
-holds them against what the layer's own vjp keeps. Left to others: for how long (`counts`).
+compares them with what the layer's own vjp saves. Left to others: for how long (`counts`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from jaxpipe.estimate.setting import Setting
 
 FLOAT32_BYTES = 4
 ITEMSIZE = {"float32": FLOAT32_BYTES, "bfloat16": 2}
-Arrays = dict[str, int]  # name -> numbers
+Arrays = dict[str, int]  # name -> elements
 
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Numbers of the arrays of one layer and microbatch on one device.
+    """Elements of the arrays of one layer and microbatch on one device.
 
     Attributes:
         stream: "batch local_seq hidden", split along the sequence over `tensor`.
         queries: "batch seq local_head head_dim", so the attended values.
         keys: of the local key-value heads, so the values.
-        width: "batch seq local_width", between the products of the feed forward.
+        width: "batch seq local_width", between the matmuls of the feed forward.
         scores: "batch local_head seq seq".
         rows: "batch local_head seq", of queries.
     """

@@ -1,6 +1,6 @@
-"""How long do a layer's actions take on a kind of GPU? From sizes, peaks and a few constants; nothing is measured here.
+"""Times of actions on a kind of GPU, from sizes, peaks and a few constants; nothing is measured here.
 
-Goes in: hardware, and what is reached of its peaks. Comes out: `Times`, and links. A matrix product takes as long as
+Goes in: hardware, and what is reached of its peaks. Comes out: `Times`, and links. A matmul takes as long as
 its waves of tiles, or as its bytes; all else as long as its bytes; a collective of `tensor` as long as its bytes on
 the slowest link; nothing overlaps. Left to others: what a step makes of it (`step`), and what the program's loops and
 guards cost between kernels, which no source tells.
@@ -24,25 +24,26 @@ from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import Link, Times, ring_s
-from jaxpipe.estimate.traffic import OPERATIONS, OPERATIONS_PER_CLOCK, draws, traffic
+from jaxpipe.estimate.traffic import OPERATIONS, OPERATIONS_PER_CLOCK, dropout_draws, traffic
 
-# Rows and columns of a product's result that one core computes at once: the choices of cuBLAS but for the smallest, to
+# Rows and columns of a matmul's result that one core computes at once: the choices of cuBLAS but for the smallest, to
 # which the second level cache cannot bring numbers as fast as they are multiplied.
 # Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), section 2.3.
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
 
-# Of the peak, what the best of many bfloat16 products reach: 267.9 of 312 TFLOP/s on an A100 SXM, 794.5 of 989 on an
-# H100 or H200 SXM. Source: Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS comparison table.
+# Fraction of the peak that the best of many bfloat16 matmuls reach: 267.9 of 312 TFLOP/s on an A100 SXM, 794.5 of 989
+# on an H100 or H200 SXM.
+# Source: Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS comparison table.
 MATMUL_FRACTION = {8: 0.859, 9: 0.803}  # major compute capability
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Times from the peaks of `hardware` and what is reached of them.
+    """A source of times: the peaks of `hardware`, and the fractions of them that are reached.
 
     Attributes:
         hardware: the kind of GPU.
-        matmul_fraction: of the peak, by products whose tiles fill all cores; None: `MATMUL_FRACTION`.
+        matmul_fraction: of the peak, by matmuls whose tiles fill all cores; None: `MATMUL_FRACTION`.
         fused_fraction: of the peak, by attention in one kernel: FlashAttention-2 reaches 0.50 to 0.73 in forward and
             up to 0.63 in backward on an A100. Source: Dao, FlashAttention-2, 2023, section 4.1.
         memory_fraction: of the memory's bandwidth. Assumed.
@@ -67,26 +68,26 @@ class Roofline:
     network_latency_s: float = 15e-6
 
     def times(self, setting: Setting) -> Times:
-        """The times of `setting`'s actions."""
-        products, moved, drawn, dtype = layer_matmuls(setting), traffic(setting), draws(setting), setting.dtype
+        """Times of the actions of `setting`."""
+        matmuls, moved, drawn, dtype = layer_matmuls(setting), traffic(setting), dropout_draws(setting), setting.dtype
         collective_s = ring_s(places_of(setting).tensor, message_bytes(setting) * setting.tensor, self)
 
         def part_s(
             of: Iterable[Matmul], num_bytes: float, num_drawn: int, *, collectives: int, kernels: float
         ) -> float:
-            computed_s = sum(self.matmul_s(product, dtype) for product in of) + self.draw_s(num_drawn)
+            computed_s = sum(self.matmul_s(matmul, dtype) for matmul in of) + self.draw_s(num_drawn)
             return computed_s + self.memory_s(num_bytes) + collectives * collective_s + kernels * self.kernel_s
 
         again, half = AGAIN_COLLECTIVES * (setting.model.recompute == "full"), self.backward_kernels / 2
         input_gradient_s = part_s(
-            products.input_gradient,
+            matmuls.input_gradient,
             moved.input_gradient,
             drawn.backward,
             collectives=INPUT_GRADIENT_COLLECTIVES + again,
             kernels=half,
         )
         weight_gradient_s = part_s(
-            products.weight_gradient,
+            matmuls.weight_gradient,
             moved.weight_gradient,
             0,
             collectives=WEIGHT_GRADIENT_COLLECTIVES,
@@ -94,7 +95,7 @@ class Roofline:
         )
         return Times(
             layer_forward_s=part_s(
-                products.forward,
+                matmuls.forward,
                 moved.forward,
                 drawn.forward,
                 collectives=FORWARD_COLLECTIVES,
@@ -110,54 +111,54 @@ class Roofline:
         )
 
     def link(self, *, in_node: bool) -> Link:
-        """Between two devices of a node, or of two nodes."""
+        """Link between two devices of a node, or of two nodes."""
         if in_node:
             return Link(self.nvlink_latency_s, self.nvlink_fraction * self.hardware.nvlink_bytes_per_s)
         return Link(self.network_latency_s, self.network_fraction * self.hardware.network_bytes_per_s)
 
-    def matmul_s(self, product: Matmul, dtype: str) -> float:
-        """Of some matrix products: their waves of tiles at what is reached of the peak, or their bytes."""
+    def matmul_s(self, matmul: Matmul, dtype: str) -> float:
+        """Seconds of matmuls: their waves of tiles at the reached fraction of the peak, or their bytes if longer."""
         peak = {"bfloat16": self.hardware.bf16_flops_per_s, "float32": self.hardware.tf32_flops_per_s}[dtype]
-        if product.fused:
-            return product.flops / (peak * self.fused_fraction)
+        if matmul.fused:
+            return matmul.flops / (peak * self.fused_fraction)
         fraction = self.matmul_fraction
         if fraction is None:
             fraction = MATMUL_FRACTION[self.hardware.compute_capability[0]]
-        computed_s = padded_flops(product, self.hardware.num_cores) / (peak * fraction)
-        return max(computed_s, self.memory_s(product.elements * ITEMSIZE[dtype]))
+        computed_s = padded_flops(matmul, self.hardware.num_cores) / (peak * fraction)
+        return max(computed_s, self.memory_s(matmul.elements * ITEMSIZE[dtype]))
 
     def memory_s(self, num_bytes: float) -> float:
-        """Of kernels that read and write so many bytes."""
+        """Seconds of kernels that read and write so many bytes."""
         return num_bytes / (self.memory_fraction * self.hardware.memory_bytes_per_s)
 
     def draw_s(self, num_drawn: int) -> float:
-        """Of so many random numbers."""
+        """Seconds to draw so many random numbers."""
         hardware = self.hardware
         return num_drawn * OPERATIONS / (OPERATIONS_PER_CLOCK * hardware.num_cores * hardware.clock_rate_ghz * 1e9)
 
 
-def padded_flops(product: Matmul, num_cores: int) -> int:
-    """What all cores could do meanwhile: in every wave each of them computes one tile, full, part or none.
+def padded_flops(matmul: Matmul, num_cores: int) -> int:
+    """FLOPs that all cores could do meanwhile: in every wave each computes one tile, whether full, in part or empty.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), sections 3.1 and 3.2.
 
     Example:
         >>> padded_flops(Matmul(128, 128, 64), num_cores=1) == Matmul(128, 128, 64).flops
         True
-        >>> product = Matmul(128, 160, 64)  # a tile of 128 and one of 64 columns, of which 32 are used
-        >>> padded_flops(product, num_cores=1) / product.flops
+        >>> matmul = Matmul(128, 160, 64)  # a tile of 128 and one of 64 columns, of which 32 are used
+        >>> padded_flops(matmul, num_cores=1) / matmul.flops
         1.2
     """
 
     def padded(rows: int, columns: int) -> int:
-        num_tiles = product.num * -(-product.rows // rows) * -(-product.columns // columns)
+        num_tiles = matmul.num * -(-matmul.rows // rows) * -(-matmul.columns // columns)
         return -(-num_tiles // num_cores) * num_cores * rows * columns
 
-    return 2 * product.depth * min(padded(*tile) for tile in TILES)
+    return 2 * matmul.depth * min(padded(*tile) for tile in TILES)
 
 
 def update_bytes(setting: Setting) -> float:
-    """Read and written once a step by a device: compute copies, sums set to zero, gradient norm, AdamW.
+    """Bytes that a device reads and writes once a step: compute copies, zeroed sums, gradient norm, AdamW.
 
     AdamW reads masters, gradients and two moments, and writes all but the gradients; the norm reads the gradients once
     more; all are float32, and with ZeRO-1 a device does this for its part. Compute copies are cast from the masters.

@@ -29,7 +29,7 @@ from jaxpipe.schedules.placement import Placement
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train.
+    """One way to train a model on a cluster.
 
     Attributes:
         model: with `recompute` and `attention`, its choices.
@@ -69,16 +69,16 @@ class Setting:
 
     @property
     def schedule(self) -> Schedule:
-        """Of all microbatches; `schedule_of` makes it for others."""
+        """Schedule of all microbatches; `schedule_of` builds it for other numbers."""
         return self.schedule_of(self.num_microbatches)
 
     def schedule_of(self, num_microbatches: int) -> Schedule:
-        """The same schedule for another number of microbatches; one in a file has its own number alone."""
+        """Schedule for another number of microbatches; one in a file has its own number alone."""
         return named_schedule(self.schedule_name, self.pipe, num_microbatches, self.options)
 
     @property
     def num_gpus(self) -> int:
-        """Of the mesh."""
+        """GPUs of the mesh."""
         return self.data * self.pipe * self.tensor
 
     @property
@@ -88,7 +88,7 @@ class Setting:
 
     @cached_property
     def assignment(self) -> Assignment:
-        """Which GPU stands where."""
+        """Assignment of GPUs to places in the mesh."""
         return assign(
             self.order,
             data=self.data,
@@ -99,7 +99,7 @@ class Setting:
 
 
 def setting_of(config: ConfigDict, topology: Topology) -> Setting:
-    """What a checked config asks for, on `topology`.
+    """Setting that a checked config asks for, on `topology`.
 
     Raises:
         ConfigError: the mesh has more GPUs than there are, or cannot be laid in `mesh.order`.
@@ -126,7 +126,7 @@ def setting_of(config: ConfigDict, topology: Topology) -> Setting:
 
 
 def first_order(schedule: Schedule, axes: dict[str, int], topology: Topology) -> str:
-    """The order that a mesh of `axes` takes by itself, see `mesh.order` of a config."""
+    """Order of the mesh that `mesh.order="auto"` stands for, the first that the topology allows."""
     *preferred, last = orders_to_try(schedule)
     for order in preferred:
         with suppress(ConfigError):
@@ -135,7 +135,7 @@ def first_order(schedule: Schedule, axes: dict[str, int], topology: Topology) ->
 
 
 def num_predicted_of(config: ConfigDict) -> int | None:
-    """Tokens of a sequence that a masked model predicts; None for a causal model."""
+    """Number of tokens of a sequence that a masked model predicts; None for a causal model."""
     if not family_of(config).masked:
         return None
     return num_predicted(config.data.seq_len - NUM_SPECIAL, config.data.mask_fraction)
@@ -145,7 +145,7 @@ def num_predicted_of(config: ConfigDict) -> int | None:
 
 
 def placement_of(setting: Setting) -> Placement:
-    """The same for every number of microbatches."""
+    """Placement of the setting's schedule, the same for every number of microbatches."""
     return _placement(setting.schedule_name, setting.pipe, setting.options)
 
 
@@ -155,7 +155,7 @@ def _placement(name: str, num_devices: int, options: str) -> Placement:
 
 
 def layers_of_devices(setting: Setting) -> list[int]:
-    """[device] layers of all chunks that it holds, of both replicas where there are two."""
+    """Layers of all chunks that a device holds, of both replicas where there are two: [device]."""
     return [sum(setting.layers_per_stage[stage] for _, stage in held) for held in placement_of(setting).stages_of]
 
 
@@ -179,7 +179,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the devices of a mesh stand.
+    """Which devices of a mesh stand in which node.
 
     Attributes:
         apart: [device, device] of `pipe`, whether they stand in different nodes, in any copy of the pipeline.
@@ -195,7 +195,7 @@ class Places:
 
 
 def places_of(setting: Setting) -> Places:
-    """Of the setting's mesh."""
+    """Places of the devices of the setting's mesh."""
     return _places(setting.order, setting.data, setting.pipe, setting.tensor, setting.topology.gpus_per_node)
 
 
@@ -212,6 +212,6 @@ def _places(order: str, data: int, pipe: int, tensor: int, gpus_per_node: int) -
 
 
 def _worst(nodes: np.ndarray) -> Group:
-    """The group that has the fewest members in a node, of "group member" -> node."""
+    """The group that has the fewest members in a node, of the nodes of all groups, [group, member]."""
     size = nodes.shape[1]
     return Group(size, min(int(np.unique(group, return_counts=True)[1].min()) for group in np.unique(nodes, axis=0)))

@@ -1,4 +1,4 @@
-"""How long does a training step take? The pipeline on the asynchronous clock, and what stands before and after it.
+"""Predicted time of a training step: the pipeline on the asynchronous clock, and what comes before and after it.
 
 Goes in: a setting and a source of times. Comes out: seconds by part, and what is usually asked of them. In the order
 of a step: compute copies are gathered, the pipeline runs, sums over devices that it does not hide, the update.
@@ -52,34 +52,34 @@ class Estimate:
 
     @property
     def step_s(self) -> float:
-        """All together."""
+        """Seconds of the whole step."""
         return self.copies_s + self.pipeline_s + self.reduce_s + self.update_s
 
     @property
     def samples_per_s(self) -> float:
-        """Sequences."""
+        """Sequences per second."""
         return self.setting.batch_size / self.step_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of all sequences, padding included."""
+        """Tokens per second, padding included."""
         return self.samples_per_s * self.setting.seq_len
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs of a second, as a part of what all GPUs of the mesh do at most."""
+        """Model FLOPs utilization: model FLOPs per second, as a fraction of the peak of all GPUs of the mesh."""
         return self.model_flops_per_s / self.peak_flops_per_s
 
     @property
     def model_flops_per_s(self) -> float:
-        """Of all GPUs together; see `jaxpipe.models.anatomy`."""
+        """Model FLOPs per second of all GPUs together; see `jaxpipe.models.anatomy.model_flops`."""
         setting = self.setting
         sample = model_flops(setting.model, seq_len=setting.seq_len, num_predicted=setting.num_predicted)
         return sample * self.samples_per_s
 
     @property
     def peak_flops_per_s(self) -> float:
-        """Of all GPUs of the mesh together."""
+        """Peak of all GPUs of the mesh together."""
         hardware = self.setting.topology.hardware
         peaks = {"bfloat16": hardware.bf16_flops_per_s, "float32": hardware.tf32_flops_per_s}
         return self.setting.num_gpus * peaks[self.setting.dtype]
@@ -87,7 +87,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Around:
-    """What a step does over devices beside its actions and their messages, whatever the schedule's rows.
+    """Seconds of a step's sums and gathers over devices, which do not depend on the schedule's rows.
 
     Attributes:
         copies_s: before the first action.
@@ -101,12 +101,12 @@ class Around:
 
 
 def around_pipeline(setting: Setting, source: TimeSource) -> Around:
-    """That of `setting`."""
+    """Sums and gathers over devices in a step of `setting`."""
     return Around(_copies_s(setting, source), _closing_s(setting, source), _shared_s(setting, source))
 
 
 def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = True) -> Estimate:
-    """The step of `setting`, with times from `source`.
+    """Predicted step of `setting`, with times from `source`.
 
     Args:
         setting: what is estimated.
@@ -141,7 +141,7 @@ def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = 
 
 
 def _seconds(setting: Setting, times: Times, source: TimeSource, *, closing: np.ndarray) -> Seconds:
-    """What the parts of the schedule take."""
+    """Seconds of the schedule's actions, messages and exchanges."""
     layers, places = np.array(setting.layers_per_stage), places_of(setting)
     of_kind = np.zeros((len(Kind), len(layers)))
     of_kind[Kind.F] = layers * times.layer_forward_s
@@ -167,7 +167,7 @@ def _seconds(setting: Setting, times: Times, source: TimeSource, *, closing: np.
 
 
 def _links(apart: np.ndarray, source: TimeSource) -> tuple[Link, Link]:
-    """Within a node and between two; a source is not asked for one that joins no devices of a pipeline."""
+    """Links within a node and between two; a source is not asked for a link that joins no devices of a pipeline."""
     pairs = ~np.eye(len(apart), dtype=bool)
     near = source.link(in_node=True) if (pairs & ~apart).any() else NO_LINK
     far = source.link(in_node=False) if apart.any() else NO_LINK
@@ -175,14 +175,14 @@ def _links(apart: np.ndarray, source: TimeSource) -> tuple[Link, Link]:
 
 
 def _closing_s(setting: Setting, source: TimeSource) -> np.ndarray:
-    """[stage] the sum of its gradients over `data`: scattered with ZeRO-1, else gathered again."""
+    """Seconds to sum a stage's gradients over `data`, [stage]: scattered with ZeRO-1, else gathered again."""
     gradients = FLOAT32_BYTES * layer_parameters(setting.model).of_device(setting.tensor)
     passes = 1 if setting.zero1 else 2
     return np.array(setting.layers_per_stage) * passes * ring_s(places_of(setting).data, gradients, source)
 
 
 def _copies_s(setting: Setting, source: TimeSource) -> float:
-    """Compute copies of layers, from other copies of the pipeline and the other replica, and of embedding and head."""
+    """Seconds to gather the compute copies of layers, embedding and head."""
     places, placement, item = places_of(setting), placement_of(setting), ITEMSIZE[setting.dtype]
     held = item * max(layers_of_devices(setting)) * layer_parameters(setting.model).of_device(setting.tensor)
     shared = item * shared_parameters(setting.model).of_device(setting.tensor)
@@ -197,6 +197,6 @@ def _copies_s(setting: Setting, source: TimeSource) -> float:
 
 
 def _shared_s(setting: Setting, source: TimeSource) -> float:
-    """The sum of the gradients of embedding and head over `data` and `pipe`, after all actions."""
+    """Seconds to sum the gradients of embedding and head over `data` and `pipe`, after all actions."""
     num_bytes = FLOAT32_BYTES * shared_parameters(setting.model).of_device(setting.tensor)
     return ring_s(places_of(setting).shared, num_bytes, source) * (1 if setting.zero1 else 2)

@@ -13,7 +13,7 @@ from jaxpipe.estimate.setting import Group, Setting
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds on one device; of actions, for one microbatch there, the collectives of `tensor` included.
+    """Seconds of actions on one device, for one microbatch, the collectives of `tensor` included.
 
     Attributes:
         layer_forward_s: of one layer.
@@ -36,7 +36,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Link:
-    """Between two devices, one way.
+    """Link between two devices, one way.
 
     Attributes:
         latency_s: of a message without bytes.
@@ -47,19 +47,19 @@ class Link:
     bytes_per_s: float
 
     def seconds(self, num_bytes: float) -> float:
-        """Of one message."""
+        """Seconds of one message."""
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
 class TimeSource(Protocol):
-    """Says how long things take on some hardware."""
+    """A source of times: how long actions and messages take on some hardware."""
 
     def times(self, setting: Setting) -> Times:
-        """The times of `setting`'s actions."""
+        """Times of the actions of `setting`."""
         ...
 
     def link(self, *, in_node: bool) -> Link:
-        """Between two devices of a node, or of two nodes."""
+        """Link between two devices of a node, or of two nodes."""
         ...
 
 
@@ -67,7 +67,7 @@ class TimeSource(Protocol):
 
 
 def link_of(group: Group, source: TimeSource) -> Link:
-    """What the ring reaches: the devices that a group has in one node have as many network adapters together."""
+    """Link of a ring over `group`: its devices in one node use as many network adapters together."""
     in_node = source.link(in_node=True)
     if group.in_node:
         return in_node
@@ -76,12 +76,12 @@ def link_of(group: Group, source: TimeSource) -> Link:
 
 
 def sent_bytes(group: Group, num_bytes: float) -> float:
-    """What each device sends when `num_bytes` are gathered from all, or summed and scattered."""
+    """Bytes that each device sends when `num_bytes` are gathered from all, or summed and scattered."""
     return num_bytes * (group.size - 1) / group.size
 
 
 def ring_s(group: Group, num_bytes: float, source: TimeSource) -> float:
-    """Of a gather that leaves `num_bytes` on every device, or a sum of as many that is scattered over them.
+    """Seconds of a gather that leaves `num_bytes` on every device, or of a scattered sum of as many.
 
     A ring of n devices has n - 1 steps, each with 1 / n of the bytes. Source: Thakur et al., Optimization of
     Collective Communication Operations in MPICH, 2005, sections 4.1 and 4.3.

@@ -15,8 +15,8 @@ from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
 
-# Of one number: 20 rounds of an addition, a rotation and an exclusive or; 6 times a key is added to both words.
-# Source: `jaxpipe.models.dropout.threefry`.
+# Operations for one random number: 20 rounds of an addition, a rotation and an exclusive or; 6 times a key is added to
+# both words. Source: `jaxpipe.models.dropout.threefry`.
 OPERATIONS = 20 * 3 + 6 * 2
 # 32-bit integer additions, shifts or logical operations of a core in a clock, of capability 8.0 and 9.0.
 # Source: NVIDIA, CUDA C++ Programming Guide, throughput of native arithmetic instructions.
@@ -24,8 +24,8 @@ OPERATIONS_PER_CLOCK = 64
 
 
 @dataclass(frozen=True)
-class Draws:
-    """Numbers drawn for one microbatch on one device.
+class DropoutDraws:
+    """Random numbers that dropout draws for one microbatch on one device.
 
     Attributes:
         forward, backward: of one layer; backward has those that it computes again; of its halves I draws all.
@@ -37,16 +37,16 @@ class Draws:
     embed: int
 
 
-def draws(setting: Setting) -> Draws:
-    """Those of `setting`: one for each probability of attention and for each number that a layer adds to the stream."""
+def dropout_draws(setting: Setting) -> DropoutDraws:
+    """Random numbers of `setting`: one for each attention probability and each element that is added to the stream."""
     anatomy = setting.anatomy
     if not anatomy.has_dropout:
-        return Draws(0, 0, 0)
+        return DropoutDraws(0, 0, 0)
     of_attention = seen_scores(setting) if anatomy.attention_dropout else 0
     of_stream = 2 * layer_sizes(setting).stream if anatomy.hidden_dropout else 0
     forward = of_attention + of_stream
     again = {"none": 0, "attention": of_attention, "full": forward}[setting.model.recompute]
-    return Draws(forward, forward + again, layer_sizes(setting).stream if anatomy.embedding_dropout else 0)
+    return DropoutDraws(forward, forward + again, layer_sizes(setting).stream if anatomy.embedding_dropout else 0)
 
 
 # ---- Bytes of memory
@@ -71,7 +71,7 @@ class Traffic:
 
 
 def traffic(setting: Setting) -> Traffic:
-    """Of `setting`, in whose forward norms, sums and activations each read and write what they work on.
+    """Bytes that the actions of `setting` read and write: norms, sums and activations read and write what they work on.
 
     A layer's backward reads and writes twice as much for each: what was kept and its gradient. It computes norms and
     activations again from what was kept, or all.
@@ -88,35 +88,35 @@ def traffic(setting: Setting) -> Traffic:
         input_gradient=2 * forward + recomputed,
         weight_gradient=added * _adding(item),
         embed_forward=item * 3 * of.stream,
-        embed_backward=item * 3 * of.stream + _words(setting) * (2 * FLOAT32_BYTES + _adding(item)),
+        embed_backward=item * 3 * of.stream + _table_elements(setting) * (2 * FLOAT32_BYTES + _adding(item)),
         head=_head_bytes(setting),
     )
 
 
 def _adding(item: int) -> int:
-    """Of one gradient: what a product or another kernel has written is read, its sum read and written."""
+    """Bytes to add one gradient: what a matmul or another kernel has written is read, its sum read and written."""
     return item + 2 * FLOAT32_BYTES
 
 
-def _words(setting: Setting) -> int:
-    """Numbers in a device's part of the token table."""
+def _table_elements(setting: Setting) -> int:
+    """Elements in a device's part of the token table."""
     return local_rows(setting) * setting.anatomy.hidden
 
 
 def _softmax_bytes(setting: Setting) -> int:
-    """Of forward: "xla" reads scores and writes probabilities; "chunked" reads float32 scores twice, "cudnn" none."""
+    """Softmax bytes in forward: "xla" reads scores, writes probabilities; "chunked" reads float32 scores twice."""
     item = ITEMSIZE[setting.dtype]
     each = {"xla": 2 * item, "chunked": 2 * FLOAT32_BYTES + item, "cudnn": 0}
     return seen_scores(setting) * each[setting.model.attention]
 
 
 def _head_bytes(setting: Setting) -> int:
-    """Float32 logits written and read twice, their gradients written, and the kernel's gradient.
+    """Bytes of head and loss: float32 logits written and read twice, gradients written, and the kernel's gradient.
 
     That is added up in float32 over the chunks of tokens, then scaled and added to its running sum.
     """
-    item, words = ITEMSIZE[setting.dtype], _words(setting)
+    item, elements = ITEMSIZE[setting.dtype], _table_elements(setting)
     num_tokens, num_chunks = head_chunks(setting)
     logits = num_tokens * local_rows(setting)
-    gradient = num_chunks * words * 3 * FLOAT32_BYTES + words * (FLOAT32_BYTES + 3 * item + _adding(item))
+    gradient = num_chunks * elements * 3 * FLOAT32_BYTES + elements * (FLOAT32_BYTES + 3 * item + _adding(item))
     return item * 6 * layer_sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item) + gradient

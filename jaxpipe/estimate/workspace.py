@@ -1,4 +1,4 @@
-"""How many bytes do the parts of an action need while they compute? One part runs at a time; the largest counts.
+"""Workspace: bytes that the parts of an action need while they compute; one part runs at a time, the largest counts.
 
 Goes in: a setting. Comes out: bytes of a GPU for each part. What XLA holds at once depends on the order that its
 scheduler takes, so these are no counts but forms with a reason: what must be there at the moment that needs most, term
@@ -20,7 +20,7 @@ from jaxpipe.models.cross_entropy import num_chunks_of
 
 @dataclass(frozen=True)
 class Buffers:
-    """Bytes of what the parts of an action hold on one device.
+    """Bytes of the arrays that the parts of an action hold on one device.
 
     Attributes:
         kernels: the gradients of all kernels of a layer, in the dtype that it computes in.
@@ -37,7 +37,7 @@ class Buffers:
 
 
 def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool) -> dict[str, int]:
-    """Bytes of each part but `head_bytes`; a layer's forward needs less than its backward.
+    """Bytes of each part but the head; a layer's forward needs less than its backward.
 
     Args:
         has_whole_backwards: whether any backward is in one part.
@@ -62,7 +62,7 @@ def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backwar
 
 
 def head_bytes(setting: Setting) -> int:
-    """Of head and loss, forward and backward.
+    """Bytes of head and loss, forward and backward.
 
     The kernel's gradient is a float32 sum over chunks of tokens; a chunk has float32 logits and their gradient. Where
     all are one chunk nothing is summed, and the logits are gone before the kernel's gradient is there.
@@ -80,7 +80,7 @@ def head_bytes(setting: Setting) -> int:
 
 
 def _embed_backward(setting: Setting) -> int:
-    """The token table's float32 gradient; over `tensor` also the gathered stream; and what dropout draws."""
+    """Bytes of the token table's float32 gradient; over `tensor` also the gathered stream; and what dropout draws."""
     of, has_dropout = _buffers(setting), setting.anatomy.has_dropout
     table = FLOAT32_BYTES * setting.anatomy.num_rows // setting.tensor * setting.anatomy.hidden
     if setting.tensor > 1:
@@ -102,8 +102,8 @@ def _buffers(setting: Setting) -> Buffers:
 def _scores(setting: Setting, *, has_dropout: bool) -> int:
     """Bytes of scores at the largest block of queries.
 
-    Of a block there are probabilities and their gradients, in float32 and in the dtype of the products. Where all is
-    one block (`xla`) the products are in that dtype too, and only one float32 array is left; dropout keeps one more.
+    Of a block there are probabilities and their gradients, in float32 and in the dtype of the matmuls. Where all is
+    one block (`xla`) the matmuls are in that dtype too, and only one float32 array is left; dropout keeps one more.
     """
     model, itemsize = setting.model, ITEMSIZE[setting.dtype]
     num_rows = layer_sizes(setting).rows // setting.seq_len  # sequences x heads
@@ -115,7 +115,7 @@ def _scores(setting: Setting, *, has_dropout: bool) -> int:
 
 
 def _computed_again(setting: Setting) -> int:
-    """What a layer that is computed again holds: what it would keep if it were not, and two streams on the way."""
+    """Bytes of a layer that is computed again: what it would save if it were not, and two streams on the way."""
     if setting.model.recompute != "full":
         return 0
     return (

@@ -1,8 +1,8 @@
 """Converts a config.json of transformers to our config, and the config of our model to a config.json.
 
-Goes in: a config.json. Comes out: our whole config, in which `model` and `data.seq_len` come from theirs. The way back
-is for models that jaxpipe made: it chooses the first class of transformers whose config, read again, gives the same
-model. Left to others: which fields there are (one file a family).
+Goes in: a config.json. Comes out: our whole config, in which `model` and `data.seq_len` come from that file. The way
+back serves models that jaxpipe made: it chooses the first class of transformers whose config, read again, gives the
+same model. Left to others: which fields there are (one file a family).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from jaxpipe.models import Family, family_named
 
 ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, MISTRAL, QWEN2, PRETRAINING, MASKED)}
 CONFIG = "config.json"
-MAX_SEQ_LEN = 1024  # of a converted config; longer sequences only if the user asks for them
+MAX_SEQ_LEN = 1024  # limit for a converted config; the user may ask for longer sequences
 
 _DROPOUTS = ("embedding_dropout", "attention_dropout", "hidden_dropout")
-_NOT_THE_MODEL = ("attention", "recompute", "vocab_multiple")  # how it is computed, and rows that are padding
+_NOT_THE_MODEL = ("attention", "recompute", "vocab_multiple")  # how the model is computed, and padding rows
 
 
 def load_config(folder: Path) -> dict[str, Any]:
     """Returns the config.json in `folder`.
 
     Raises:
-        ConfigError: there is none, or it is no JSON object.
+        ConfigError: the file does not exist, or is not a JSON object.
     """
     path = folder / CONFIG
     repair = "name a folder that save_pretrained wrote, or a snapshot of a model from the Hugging Face hub"
@@ -62,7 +62,7 @@ def load_config(folder: Path) -> dict[str, Any]:
 
 
 def architecture_of(theirs: dict[str, Any], *, where: str) -> Architecture:
-    """Returns the class of transformers that `theirs` is the config of.
+    """Returns the class of transformers whose config `theirs` is.
 
     Raises:
         ConfigError: jaxpipe does not have that class.
@@ -110,10 +110,10 @@ def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
 
     Args:
         config: ours.
-        dtype: of the tensors, "float32", "bfloat16" or "float16".
+        dtype: dtype of the tensors, "float32", "bfloat16" or "float16".
 
     Raises:
-        ConfigError: no class of transformers is this model.
+        ConfigError: no class of transformers can express this model.
     """
     ours = model_config(config)
     wanted = defining_fields(config)
@@ -129,8 +129,8 @@ def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
         found.append((architecture.name, different))
     raise ConfigError(
         explain(
-            f"no class of transformers is this model of family {config.model.family!r}",
-            rule="huggingface-export: a class has a field for everything that the model is",
+            f"no class of transformers can express this model of family {config.model.family!r}",
+            rule="huggingface-export: some class has a field for every property of the model",
             picture="\n".join(f"{name} has no {', '.join(different)}" for name, different in found),
             repair="train a model without these; a dropout may be changed in the run's config.json",
         )
@@ -152,7 +152,7 @@ def _write_config(architecture: Architecture, ours: Any, *, seq_len: int, dtype:
 
 
 def defining_fields(config: ConfigDict, *, dropouts: bool = True) -> dict[str, Any]:
-    """Returns the fields that the numbers of a model depend on; equal for two configs of the same model.
+    """Returns the fields that the outputs of a model depend on; two configs of the same model have equal ones.
 
     Args:
         config: ours.
@@ -221,10 +221,10 @@ def check_same_model(config: ConfigDict, theirs: ConfigDict, *, run: str, where:
     """Raises ConfigError if the model of a run is no longer that of the config.json that the run keeps.
 
     Args:
-        config: of the run.
+        config: config of the run.
         theirs: our config for that config.json.
-        run: its folder, for the message.
-        where: that config.json, for the message.
+        run: the run's folder, for messages.
+        where: path of that config.json, for messages.
     """
     own, kept = defining_fields(config, dropouts=False), defining_fields(theirs, dropouts=False)
     different = [name for name in sorted(own.keys() | kept.keys()) if own.get(name) != kept.get(name)]

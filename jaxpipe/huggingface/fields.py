@@ -1,4 +1,4 @@
-"""The fields of a config.json as data: which of theirs is which of ours, and which values jaxpipe supports.
+"""A table of config.json fields: the matching field of jaxpipe's config, and the values that jaxpipe supports.
 
 Goes in: a config.json as a dict. Comes out: values for the config of our model, and back. Left to others: which fields
 there are (one file a family).
@@ -21,8 +21,8 @@ class Field:
     Attributes:
         ours: name in our model's config.
         theirs: name in config.json.
-        default: what transformers uses if config.json does not have the field.
-        choices: their values to ours, if these are names; of several with one meaning the first is written.
+        default: the value that transformers uses if config.json does not have the field.
+        choices: their values to ours, if these are names; of several names with one meaning, the first is written.
         alias: another name that transformers reads for `theirs`.
     """
 
@@ -39,7 +39,7 @@ class Supported:
 
     Attributes:
         theirs: name in config.json; a missing field has the first value.
-        values: those that are supported.
+        values: the supported values.
     """
 
     theirs: str
@@ -110,6 +110,6 @@ def not_supported(where: str, theirs: str, value: Any, legal: Sequence[Any]) -> 
             f"{where}: {theirs}={value!r} changes what the model computes, and jaxpipe does not support it",
             rule="huggingface-field: every field that the model's numbers depend on has a counterpart",
             picture=f"{theirs} may be {', '.join(map(json.dumps, legal))}",
-            repair="convert a model that was trained so; changing the field would make another model",
+            repair="convert a model trained with a supported value; editing the field would make another model",
         )
     )

@@ -20,12 +20,12 @@ Array = Any  # of NumPy, or of JAX to find shapes
 class Transform:
     """A pair of inverse functions between the tensors of one parameter, as PyTorch has them, and our array.
 
-    The tensors are those of one layer, or of the embedding or head; weights are "out in" there and
-    "in out" here. Both functions are given the anatomy of the model.
+    The tensors are those of one layer, or of the embedding or head; weights are "out in" in PyTorch
+    and "in out" here. Both functions are given the anatomy of the model.
 
     Attributes:
-        to_ours: from the tensors to our array.
-        to_theirs: its inverse.
+        to_ours: function from the tensors to our array.
+        to_theirs: function from our array to the tensors.
     """
 
     to_ours: Callable[[tuple[Array, ...], Anatomy], Array]
@@ -37,11 +37,11 @@ class Parameter:
     """One parameter of ours, and the tensors of theirs that hold it.
 
     Attributes:
-        path: ours, for example "layers.attention.norm.scale"; a model without this parameter skips it.
-        names: theirs, one for each tensor of the transform, with {layer} for the index of the layer.
-        transform: between both.
+        path: path of our parameter, as "layers.attention.norm.scale"; a model without this parameter skips it.
+        names: names of their tensors, one for each tensor of the transform, with {layer} for the index of the layer.
+        transform: the transform between both layouts.
         also: another name for the same numbers; a file with tied embeddings may have any of the names.
-        also_tied: a name that holds the same numbers if embeddings are tied, and others if they are not.
+        also_tied: a name that holds the same numbers if embeddings are tied, and other numbers if they are not.
     """
 
     path: str
@@ -56,9 +56,9 @@ class Architecture:
     """One class of transformers.
 
     Attributes:
-        name: as in "architectures" of config.json.
-        model_type: as in config.json.
-        family: of our model.
+        name: class name, as in "architectures" of config.json.
+        model_type: `model_type` of config.json.
+        family: family of our model.
         parameters: all parameters of the class.
         fields: fields of its config that are fields of ours under another name.
         supported: fields of its config of which jaxpipe supports only some values.
@@ -66,7 +66,7 @@ class Architecture:
         write: our config -> the fields of theirs that `fields` cannot express, and those that never vary.
         longest: the field for the longest sequence, in tokens.
         buffers: patterns for names of tensors that are no parameters; they are left out.
-        prefix: of tensor names, which some files omit.
+        prefix: prefix of tensor names, which some files omit.
     """
 
     name: str

@@ -44,7 +44,7 @@ class SourceModel:
 
     Attributes:
         folder: the folder `hf/` of the run.
-        headers: of the tensor files, by name.
+        headers: headers of the tensor files, by file name.
         index: text of the index; None for a single file.
         left_out: names of the tensors that are no parameters.
     """
@@ -71,7 +71,7 @@ def read_source_model(workdir: Path) -> SourceModel | None:
     """Returns the form of the model that a run started from; None for a run of a model that jaxpipe made.
 
     Raises:
-        ConfigError: its record cannot be read.
+        ConfigError: the record cannot be read.
     """
     folder = workdir / FOLDER
     if not folder.is_dir():

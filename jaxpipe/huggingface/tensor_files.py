@@ -68,7 +68,7 @@ class TensorFiles:
         """Returns the tensor `name`, float32.
 
         Raises:
-            ConfigError: its dtype is not one of a parameter.
+            ConfigError: the tensor's dtype is not one of a parameter.
         """
         code = self.entries[name].code
         if code not in DTYPES:
@@ -176,8 +176,8 @@ class Entry:
     """One tensor in a header: its dtype, shape and place in the file.
 
     Attributes:
-        code: of the dtype, for example "F32".
-        shape: of the tensor.
+        code: code of the dtype, for example "F32".
+        shape: shape of the tensor.
         start: first byte of its numbers, counted from the end of the header.
         end: byte after the last one.
     """
@@ -215,7 +215,7 @@ def new_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], file_metadata
 
     Args:
         tensors: code of the dtype and shape, by name.
-        file_metadata: of the whole file; transformers requires {"format": "pt"}.
+        file_metadata: metadata of the whole file; transformers requires {"format": "pt"}.
 
     Example:
         >>> new_header({"x": ("F32", (2, 3))}, {})

@@ -26,12 +26,12 @@ _LAYERS = "layers."
 
 @dataclass(frozen=True)
 class Tensor:
-    """One of their tensors.
+    """A tensor of a transformers model.
 
     Attributes:
         names: the names that it may have; a file has one or more of them.
         new_names: the names that it gets in a new file.
-        shape: of the tensor.
+        shape: shape of the tensor.
     """
 
     names: tuple[str, ...]
@@ -44,9 +44,9 @@ class LayerTensors:
     """The tensors that hold one parameter in one layer, or in the embedding or head.
 
     Attributes:
-        parameter: of the table.
+        parameter: the row of the table.
         layer: index of the layer; None outside the layers.
-        tensors: as many as the parameter's transform has.
+        tensors: the tensors, one for each that the parameter's transform takes.
     """
 
     parameter: Parameter
@@ -59,7 +59,7 @@ class TensorMap:
 
     Args:
         architecture: the class of transformers.
-        config: of our model.
+        config: config of our model.
         has_prefix: whether the names have the architecture's prefix.
     """
 
@@ -92,7 +92,7 @@ class TensorMap:
 
     @cached_property
     def num_params(self) -> int:
-        """Number of parameters of their model; a tensor with several names counts once."""
+        """Number of parameters of the transformers model; a tensor with several names counts once."""
         return sum(int(np.prod(tensor.shape)) for group in self.groups for tensor in group.tensors)
 
     def check(self, entries: Mapping[str, Entry], *, where: str) -> list[str]:

@@ -40,7 +40,7 @@ class ModelFiles:
     """The files to write: which tensors are in which file.
 
     Attributes:
-        headers: of the tensor files, by name.
+        headers: headers of the tensor files, by file name.
         index: text of the index; None for a single file.
     """
 
@@ -56,7 +56,7 @@ class ModelFiles:
         """Writes all files to `folder`.
 
         Args:
-            folder: where they are written.
+            folder: the folder to write to.
             tensors: names and numbers of each tensor; names that no header has are skipped.
 
         Raises:
@@ -82,7 +82,7 @@ def files_of_source(source: SourceModel, *, dtype: str) -> ModelFiles:
 
     Args:
         source: the form of the model.
-        dtype: of all tensors; "" for each tensor's own.
+        dtype: dtype of all tensors; "" keeps each tensor's own.
     """
     headers = {file: _rewrite(header, source.left_out, dtype) for file, header in source.headers.items()}
     if source.index is None or headers == source.headers:
@@ -98,7 +98,7 @@ def new_files(tensors: Mapping[str, tuple[int, ...]], *, dtype: str, max_bytes: 
 
     Args:
         tensors: shapes by name.
-        dtype: of all tensors.
+        dtype: dtype of all tensors.
         max_bytes: size of the numbers of one file; a larger tensor has a file of its own.
     """
     code = CODES[dtype]

@@ -37,8 +37,8 @@ from jaxpipe.schedules.passes.rows import next_multiple
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
 MAX_BODY_ROUNDS = 8
-# A fold is evaluated at several costs, since the program is compiled before they are known: halves of a backward as
-# long as each other, and either of them the longer one; the last with a transfer of a tenth of a forward.
+# A fold is evaluated at several costs, since the program is compiled before they are known: I and W equally long, and
+# either of them longer; the last with a transfer of a tenth of a forward.
 EVALUATION_COSTS = (
     Costs(backward=1.0, input_gradient=0.5, weight_gradient=0.5),
     Costs(backward=2.0, input_gradient=1.3, weight_gradient=0.7),

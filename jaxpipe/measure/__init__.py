@@ -1,1 +1,1 @@
-"""How long the parts of a step take on the device at hand."""
+"""Measures how long the parts of a step take on the device at hand."""

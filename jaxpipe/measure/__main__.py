@@ -5,14 +5,18 @@
 
 The command times the compiled program with three stages of a few layers each on one device (on `mesh.tensor` devices),
 a few of its actions at a time. It uses the config's model, data, optimizer and `mesh.tensor`, not its schedule. Times
-are medians of wall time. With --num_processes=P, P processes of one core and one thread measure at once, as they would
-compute in one pipeline, and the link is between two of them.
+are medians of wall time. With --num_processes=P, P processes of one core and one thread measure at once, as if they
+computed in one pipeline, and the link is between two of them.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
 
 import jax
 from absl import flags
@@ -22,10 +26,12 @@ from ml_collections import ConfigDict, config_flags
 from jaxpipe.config import check
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import Link, Times
 from jaxpipe.estimate.measured import Measurement
-from jaxpipe.measure import output, pinned
+from jaxpipe.measure import pinned
 from jaxpipe.measure.measurement import devices_to_measure, measure
 from jaxpipe.measure.timing import keep_freed_memory
+from jaxpipe.whole_file import write_whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +59,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 
 def execute(values: FlagValues) -> None:
-    """One measurement."""
+    """Runs one measurement and writes its result."""
     keep_freed_memory()
     config = values.config
     check(config, name=config_flags.get_config_filename(values["config"]))
@@ -63,7 +69,7 @@ def execute(values: FlagValues) -> None:
         pinned.tell(_measure(values, sizes).to_json())
         return
     if values.output is not None:
-        output.check_output(values.output, overwrite=values.overwrite)
+        check_output(values.output, overwrite=values.overwrite)
     if values.num_processes > 1:
         _check_alone(config, values.num_processes)
         program = ("-m", "jaxpipe.measure")
@@ -71,17 +77,17 @@ def execute(values: FlagValues) -> None:
         measurement = Measurement.from_json(found)
     else:
         measurement = _measure(values, sizes)
-    print(output.to_text(measurement))
+    print(to_text(measurement))
     if values.output is not None:
-        output.write(measurement, values.output)
+        write(measurement, values.output)
         print(f"wrote {values.output}", file=sys.stderr)
 
 
 def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
-    """The microbatch sizes that are asked for.
+    """The microbatch sizes of the flag, by default the config's.
 
     Raises:
-        ConfigError: one is no whole number of 1 or more.
+        ConfigError: a size is not a whole number of 1 or more.
     """
     if written is None:
         return [config.data.batch_size // (config.mesh.data * config.pipeline.num_microbatches)]
@@ -90,7 +96,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
         raise ConfigError(
             f"--microbatch_sizes={','.join(written)}\n"
             "  rule microbatch-sizes: whole numbers of 1 or more, with commas between them\n"
-            f"      not so: {', '.join(map(repr, wrong)) or 'there is none'}\n"
+            f"      wrong: {', '.join(map(repr, wrong)) or 'there is none'}\n"
             "  repair: write for example --microbatch_sizes=1,2,4"
         )
     return [int(size) for size in written]
@@ -108,9 +114,62 @@ def _check_alone(config: ConfigDict, num_processes: int) -> None:
     if config.mesh.tensor > 1:
         raise ConfigError(
             f"--num_processes={num_processes} with mesh.tensor={config.mesh.tensor}\n"
-            "  rule measured-processes: each of several processes has one device, which shares no layer\n"
+            "  rule measured-processes: each of several processes has one device, and no layer is split over devices\n"
             "  repair: leave --num_processes out, or set --config.mesh.tensor=1"
         )
+
+
+# Output: a table, and costs.json
+
+
+def check_output(path: str, *, overwrite: bool) -> None:
+    """Raises ConfigError if `path` cannot be written; called before anything is timed."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise ConfigError(
+            f"--output={path}: there is no folder {str(folder)!r}\n"
+            "  rule output: the file's folder exists\n"
+            f"      looked from {os.getcwd()}\n"
+            "  repair: make the folder, or name another file"
+        )
+    if Path(path).exists() and not overwrite:
+        raise ConfigError(
+            f"--output={path} is there already\n"
+            "  rule output: a measurement is overwritten only on request\n"
+            "  repair: add --overwrite, or name another file"
+        )
+
+
+def write(measurement: Measurement, path: str) -> None:
+    """Writes the measurement as JSON, the whole file or nothing."""
+    write_whole(Path(path), json.dumps(measurement.to_json(), indent=2) + "\n")
+
+
+def to_text(measurement: Measurement) -> str:
+    """The measurement as a table: milliseconds, a column for each microbatch size."""
+    identity, subject, sizes = measurement.identity, measurement.subject, list(measurement.times)
+    names = [field.name for field in fields(Times)]
+    lines = [
+        f"device            {identity['device_kind']}, {identity['num_processes']} processes at once;"
+        f" jax {identity['jax_version']}",
+        f"model             {subject['family']} of hidden {subject['hidden']}, seq_len {subject['seq_len']},"
+        f" {subject['dtype']}, recompute {subject['recompute']}, attention {subject['attention']},"
+        f" tensor {subject['tensor']}",
+        f"{'milliseconds, of a microbatch of':34}" + "".join(f"{size:>12}" for size in sizes),
+    ]
+    for name in names:
+        row = "".join(f"{1e3 * getattr(measurement.times[size], name):12.4g}" for size in sizes)
+        lines.append(f"  {name.removesuffix('_s').replace('_', ' '):32}{row}")
+    spreads = "".join(f"{100 * measurement.spread_ratio[size]:10.1f} %" for size in sizes)
+    lines.append(f"  {'repeats apart (quartiles)':32}{spreads}")
+    lines.append(f"link              {_link_text(measurement.link)}")
+    return "\n".join(lines)
+
+
+def _link_text(link: Link | None) -> str:
+    if link is None:
+        return "not measured: there is one device"
+    return f"{1e6 * link.latency_s:.4g} us and {link.bytes_per_s / 1e9:.4g} GB/s, one way"
 
 
 if __name__ == "__main__":

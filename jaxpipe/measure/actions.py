@@ -19,7 +19,7 @@ from jaxpipe.measure.stages import NUM_MICROBATCHES, NUM_STAGES, Stages, no_acti
 from jaxpipe.program import Pipeline
 from jaxpipe.schedules.schedule import Kind
 
-Counts = dict[str, int]  # how often a run contains each unknown
+Counts = dict[str, int]  # number of times that a run contains each unknown
 
 # The time of a step without any action, with whole and with split backwards.
 _REST, _REST_OF_SPLIT = "rest_s", "rest_of_split_s"
@@ -37,7 +37,7 @@ class Run:
 
     Attributes:
         call: executes the actions.
-        counts: how often it contains each unknown.
+        counts: number of times that the run contains each unknown.
     """
 
     call: Callable[[], Any]
@@ -84,7 +84,7 @@ def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
 
 
 def _runs(stages: Stages, pipeline: Pipeline, kinds: Sequence[Kind], rest: str) -> list[Run]:
-    """Runs without any action, then of each stage with F, with its first backward kind too, and with all."""
+    """Runs with no action, then for each stage with F alone, with F and its first backward kind, and with all kinds."""
     call = stages.compile_some(pipeline)
     runs = [Run(partial(call, no_actions(pipeline)), {rest: 1})]
     for stage in range(NUM_STAGES):

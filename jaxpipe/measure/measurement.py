@@ -29,9 +29,9 @@ def measure(
     """Measures the model of a checked config; every process calls it.
 
     Args:
-        config: model, data, optimizer, `mesh.tensor` and `mesh.deterministic` are used.
+        config: a checked config; its model, data, optimizer, `mesh.tensor` and `mesh.deterministic` are used.
         devices: devices of this process: `mesh.tensor` to time and, if there is one more, one for the link.
-        microbatch_sizes: sequences of a microbatch, each size to measure.
+        microbatch_sizes: the microbatch sizes to measure, in sequences.
         num_layers: layers of each of the three timed stages.
         num_repeats: repeats of each timing.
     """
@@ -72,7 +72,7 @@ def subject_of_config(config: ConfigDict) -> dict[str, Any]:
 
 
 def num_parameters(stages: Stages) -> dict[str, int]:
-    """The numbers of parameters on a device: of a layer, of embedding and head, and of all that is updated."""
+    """The numbers of parameters on a device: in a layer, in embedding and head, and in all that is updated."""
     parts = stages.whole.parts(stages.params)
     sizes = {
         name: sum(math.prod(part.compute_shape) for part in jax.tree.leaves(parts[name]))
@@ -101,7 +101,7 @@ def identity_of(device: Any, *, num_repeats: int, num_layers: int) -> dict[str, 
 
 
 def _link(devices: Sequence[Any], tensor: int, *, num_repeats: int) -> Link | None:
-    """The link from the first device to one that shares no layer with it: in another process, or the next one here."""
+    """The link from the first device to one that shares no layer with it: in another process, or else the next one."""
     first = devices[0]
     others = [other for other in jax.devices(first.platform) if other.process_index != first.process_index]
     others = [*others, *devices[tensor:]]

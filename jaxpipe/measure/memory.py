@@ -26,10 +26,9 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
 
     Returns:
         compile_s (tracing, lowering and compiling); argument_bytes, temp_bytes, alias_bytes as XLA reports
-        them; slot_bytes, and formula_slot_bytes as the literature counts them; num_slots; expected_temp_bytes:
-        what `held_bytes` counts, and the largest of `workspace_bytes`;
-        hlo_slot_copies and hlo_gradient_copies: writes of a whole leaf of the page pool, or of the running
-        gradient sums of several layers, in the program's loops.
+        them; slot_bytes, and formula_slot_bytes as the literature counts them; num_slots; expected_temp_bytes, the sum
+        of `held_bytes` and the largest of `workspace_bytes`; hlo_slot_copies and hlo_gradient_copies: writes of a whole
+        leaf of the page pool, or of the running gradient sums of several layers, in the program's loops.
     """
     config, pipeline, table = pair.config, pair.pipeline, pair.pipeline.table
     optimizer, step = optimizer_and_step(config, pair.model, pipeline)
@@ -83,20 +82,20 @@ def pool_shapes(storage: Storage) -> set[str]:
 
 
 def layer_bytes(config: ModelConfig, *, batch: int, seq_len: int, tensor: int, itemsize: int) -> int:
-    """Bytes that a layer saves of one microbatch for backward on one device, as the literature counts them.
+    """Bytes that a layer saves of one microbatch for backward on one device, by the formulas of the literature.
 
     Each operation that needs an array in backward saves it once, in compute dtype, and a dropout saves its mask as
     bytes; all is split over the devices of `tensor` (sequence parallel).
 
-    With s tokens of b sequences, h = hidden, a heads of size d of which g have keys and values of their own, width f
+    With s tokens of b sequences, h = hidden, a heads of size d of which g have their own keys and values, width f
     and k matmuls to it (2 where the activation is gated, else 1), in elements for each of the s b tokens:
 
     * `full`: h, the layer's input.
-    * `attention`, or attention that never holds all scores: 4 h + d (2 a + 2 g) + (k + 1) f: inputs of two norms 2 h,
-      inputs of the matmuls 2 h + a d, queries a d, keys and values 2 g d, inputs of the activation k f, and what it
-      makes of them, the input of the last matmul. With dropout of what a layer adds, 2 h bytes of masks besides. That
-      of GPT, whose a d = h, g = a and k = 1: 8 h + 2 f, or 34 s b h bytes in 16 bits where f = 4 h.
-    * `none` keeps the softmax too, a s, and with dropout its result a s and the mask's a s bytes: in 16 bits
+    * `attention`, or attention without stored scores: 4 h + d (2 a + 2 g) + (k + 1) f: inputs of two norms 2 h,
+      inputs of the matmuls 2 h + a d, queries a d, keys and values 2 g d, inputs of the activation k f, and their
+      results, the input of the last matmul. With dropout on the residual branches, another 2 h bytes of masks. For
+      GPT, with a d = h, g = a and k = 1: 8 h + 2 f, or 34 s b h bytes in 16 bits where f = 4 h.
+    * `none` adds the softmax, a s, and with dropout its result, a s, and the mask, a s bytes: in 16 bits
       5 a s^2 b bytes more.
 
     Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023,

@@ -25,7 +25,7 @@ def check_output(path: str, *, overwrite: bool) -> None:
         )
     if Path(path).exists() and not overwrite:
         raise ConfigError(
-            f"--output={path} is there already\n"
+            f"--output={path} exists already\n"
             "  rule output: a measurement is overwritten only on request\n"
             "  repair: add --overwrite, or name another file"
         )

@@ -47,12 +47,12 @@ def is_launched(values: FlagValues) -> bool:
 
 
 def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: int) -> Any:
-    """Starts the Python `program` with `arguments` in each process; returns what process 0 told.
+    """Starts the Python `program` with `arguments` in each process; returns the result that process 0 told.
 
     Args:
-        program: as ("-m", "jaxpipe.bench"); it takes the flags of `define_flags`.
-        arguments: of the program.
-        num_processes: 2 or more.
+        program: the arguments of Python, as ("-m", "jaxpipe.bench"); the program takes the flags of `define_flags`.
+        arguments: arguments of the program.
+        num_processes: number of processes, 2 or more.
 
     Raises:
         ConfigError: more processes than cores, or a process failed.

@@ -1,7 +1,7 @@
 """Three stages on one device, in the compiled program itself; any subset of their actions can run.
 
-The first stage has the embedding, the last the head, the middle one only layers. All forwards precede all backwards, so
-that residuals stay in pages for a while, as in a pipeline. An action that does not run is an idle round.
+The first stage has the embedding, the last one the head, and the middle one only layers. All forwards precede all
+backwards, so that residuals stay in pages for a while, as in a pipeline. An action that does not run is an idle round.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Stages:
         model: the model as each device computes it.
         whole: the pipeline whose backwards are in one part.
         halves: the pipeline whose backwards are in two.
-        params, batch: of both pipelines.
-        num_layers: of each stage.
+        params, batch: parameters and batch for both pipelines.
+        num_layers: layers of each stage.
     """
 
     config: ConfigDict
@@ -53,7 +53,7 @@ class Stages:
     num_layers: int
 
     def compile_some(self, pipeline: Pipeline) -> Callable[[np.ndarray], Any]:
-        """The compiled (is_run "round device") -> what comes of these actions, of one of the two pipelines."""
+        """Compiles one of the two pipelines: mask of the actions to run, "round device" -> their results."""
         seed = dropout_seed(self.config, self.model)
         key = None if seed is None else jax.random.key(seed)
         scale = jax.tree.map(np.float32, mean_factors(self.model.num_losses(self.batch)))
@@ -66,7 +66,7 @@ def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: 
     """The three stages of a checked config's model.
 
     Args:
-        config: model, data, optimizer and `mesh.tensor` are used.
+        config: a checked config; its model, data, optimizer and `mesh.tensor` are used.
         devices: `mesh.tensor` devices.
         microbatch_size: sequences of a microbatch.
         num_layers: layers of each stage.

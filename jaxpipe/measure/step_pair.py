@@ -1,4 +1,4 @@
-"""What the benchmark runs: a pipelined and an unpipelined step of a config. The tokens' values do not matter."""
+"""The two steps of the benchmark, pipelined and unpipelined, of one config. The tokens' values do not matter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StepPair:
     """One pipelined and one unpipelined step on the same numbers, ready to compile.
 
     Attributes:
-        config: checked.
+        config: the checked config.
         pipeline: makes the pipelined step.
         model: the model as one device computes it.
         params: staged float32 masters, on the mesh.

@@ -1,7 +1,7 @@
-"""Times of what is no action: the rest of a training step, and messages between two devices.
+"""Times outside of actions: the rest of a training step, and messages between two devices.
 
-The rest of a step is the train step itself with a pipeline without actions: compute copies are made, gradients are
-zero; their norm and the optimizer follow.
+The rest of a step is the train step with a pipeline without actions: it makes the compute copies, its gradients are
+zero, and their norm and the optimizer follow.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def link_between(devices: Sequence[Any], *, num_repeats: int) -> Link:
 
 
 def _messages(mesh: Mesh, num_bytes: int) -> Callable[[], jax.Array]:
-    """A call that sends `_NUM_MESSAGES` messages of `num_bytes` back and forth; none if that is 0."""
+    """A call that sends `_NUM_MESSAGES` messages of `num_bytes` back and forth; none if `num_bytes` is 0."""
 
     def both_ways(_: jax.Array, x: jax.Array) -> jax.Array:
         for pair in ((0, 1), (1, 0)):

@@ -16,7 +16,7 @@ from jax import lax
 
 
 def sum_over(x: jax.Array, axes: Sequence[str], *, deterministic: bool = False) -> jax.Array:
-    """The sum of `x` over all devices of the mesh axes `axes`, on each of them (all-reduce)."""
+    """The sum of `x` over all devices of the mesh axes `axes`, on each of these devices (all-reduce)."""
     if not axes:
         return x
     return lax.all_gather(x, tuple(axes)).sum(axis=0) if deterministic else lax.psum(x, tuple(axes))
@@ -68,7 +68,7 @@ class TensorAxis:
         return x if self.size == 1 else sum_over(x, ("tensor",), deterministic=self.deterministic)
 
     def once(self, x: jax.Array) -> jax.Array:
-        """`x`, equal on all devices, with a gradient that only the first device passes on: a sum has it once."""
+        """Returns `x`, equal on all devices; only the first passes its gradient on, so that a sum counts it once."""
         return x if self.size == 1 else jnp.where(self.index() == 0, x, lax.stop_gradient(x))
 
     def max(self, x: jax.Array) -> jax.Array:

@@ -31,7 +31,7 @@ class Devices:
 
     Attributes:
         platform: "cpu" or "gpu".
-        devices: as many as the mesh needs.
+        devices: the devices, as many as the mesh needs.
         reason: one line for the user.
     """
 
@@ -115,10 +115,10 @@ def _devices(platform: str) -> list[Any]:
 def _check_shared(num_devices: int, num_processes: int) -> None:
     if num_devices % num_processes:
         raise ConfigError(
-            f"the mesh needs {num_devices} devices of {num_processes} processes\n"
+            f"the mesh needs {num_devices} devices, which {num_processes} processes cannot share equally\n"
             "  rule devices-of-processes: every process has as many devices of the mesh as any other\n"
             f"      {num_devices} = {num_processes} x {num_devices // num_processes} + {num_devices % num_processes}\n"
-            "  repair: set a mesh of a multiple of the processes, or start another number of them"
+            "  repair: set a mesh whose size is a multiple of the processes, or start another number of processes"
         )
 
 

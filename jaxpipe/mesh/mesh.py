@@ -33,7 +33,7 @@ def make_mesh(*, data: int = 1, pipe: int = 1, tensor: int = 1, devices: Sequenc
     found = list(jax.devices()[:num_needed] if devices is None else devices)
     if len(found) != num_needed:
         raise ConfigError(
-            f"mesh of {num_needed} devices, and {len(found)} devices for it\n"
+            f"the mesh has {num_needed} devices, and {len(found)} are given\n"
             "  rule mesh-devices: data x pipe x tensor is the number of devices\n"
             f"      {data} x {pipe} x {tensor} = {num_needed}\n"
             f"  repair: set axes that multiply to {len(found)}, or give {num_needed} devices"
@@ -60,7 +60,7 @@ def order_devices(
         data: copies of the pipeline.
         pipe: devices of one pipeline.
         tensor: devices that share each layer.
-        order: one of `jaxpipe.cluster.assignment.ORDERS`; "contiguous" keeps their order.
+        order: the order of the devices, one of `jaxpipe.cluster.assignment.ORDERS`; "contiguous" keeps the given order.
         gpus_per_node: None asks the devices. On GPUs a node is what JAX calls a slice: the GPUs of one host or of one
             NVLink domain. The virtual CPU devices of one process are one node. Give the number for absent GPUs.
 
@@ -85,7 +85,7 @@ def _node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
     if len(set(sizes[:-1])) > 1:
         raise ConfigError(
             f"the mesh's devices stand in nodes of {sizes} GPUs\n"
-            "  rule equal-nodes: all nodes give the mesh as many GPUs, but for one that gives fewer\n"
+            "  rule equal-nodes: all nodes give the mesh equally many GPUs; only one may give fewer\n"
             f"      {sizes[0]} != {sizes[-2]}\n"
             "  repair: start the run with as many GPUs on every node, or set order='contiguous'"
         )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 class Randomness(NamedTuple):
-    """The random state that a model's function draws from; each draw adds its own site and global index."""
+    """The random state that a model's function draws from; each draw folds in its own site and global index."""
 
     key: jax.Array  # uint32[2]: threefry key of a step; folded with microbatch and layer when a layer gets it
     first_sequence: jax.Array  # int32: the index in the microbatch of this device's first sequence

@@ -1,4 +1,4 @@
-"""What a model is made of, as one value that its family gives, and the FLOPs that follow from it.
+"""Anatomy of a model: its sizes as one value that its family gives, and the FLOPs that follow.
 
 The estimator, the planner, the checks of a config, Hugging Face's mapping and the bench read an `Anatomy`; none of them
 asks which family a model is of. The shapes of parameters are not written here a second time: they are those that the

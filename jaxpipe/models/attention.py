@@ -1,4 +1,4 @@
-"""How a layer attends: one function for each value of `model.attention`, all with the same signature.
+"""The forms of attention: one function for each value of `model.attention`, all with the same signature.
 
     (query: "batch seq head head_dim", key, value: "batch seq kv_head head_dim", *, visible, dropout)
         -> "batch seq head head_dim"
@@ -38,7 +38,7 @@ _MAX_CUDNN_HEAD_DIM = 256  # on Hopper and later; jax itself refuses more than 1
 def xla(
     query: jax.Array, key: jax.Array, value: jax.Array, *, visible: Visible, dropout: AttentionDropout | None
 ) -> jax.Array:
-    """Attention as two batched matrix products, for every platform; saves the probabilities.
+    """Attention as two batched matmuls, for every platform; saves the probabilities.
 
     Args:
         query: "batch seq head head_dim".

@@ -23,7 +23,7 @@ from jaxpipe.models.dropout import Offset, Site, keep, keep_mask, value_of
 
 
 class QueryBlock(NamedTuple):
-    """Consecutive queries against consecutive keys, all that one of these queries may see; positions."""
+    """Positions of consecutive queries, and of all keys that any of them may see."""
 
     first_query: int
     end_query: int
@@ -68,7 +68,7 @@ class Visible:
         return QueryBlock(first_query, end_query, first_key, end_query if self.causal else seq)
 
     def mask_scores(self, scores: jax.Array, block: QueryBlock) -> jax.Array:
-        """`scores` where the key is seen, else what the softmax makes an exact 0 of.
+        """Returns `scores` where the key is seen, else a value of which the softmax makes an exact 0.
 
         With a padding mask that is the least float32: a query that sees no key at all gets numbers without a
         meaning, but no NaN.
@@ -105,7 +105,7 @@ class AttentionDropout(NamedTuple):
     num_heads: int  # of all devices
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
-        """Arrays, and what is static."""
+        """Returns the arrays, and what is static."""
         is_array = isinstance(self.first_head, jax.Array)
         return (self.random, self.first_head if is_array else None), (
             self.rate,
@@ -115,20 +115,20 @@ class AttentionDropout(NamedTuple):
 
     @classmethod
     def tree_unflatten(cls, static: tuple[Any, ...], arrays: tuple[Any, Any]) -> AttentionDropout:
-        """The inverse of `tree_flatten`."""
+        """Inverse of `tree_flatten`."""
         rate, first_head, num_heads = static
         return cls(arrays[0], rate, arrays[1] if first_head is None else first_head, num_heads)
 
 
 def to_matrices(x: jax.Array, num_kv_heads: int) -> jax.Array:
-    """From "batch query head head_dim" to "batch kv_head (group query) head_dim"; keys and values likewise."""
+    """Returns queries, keys or values "batch query head head_dim" as "batch kv_head (group query) head_dim"."""
     batch, num_queries, num_heads, head_dim = x.shape
     split = x.reshape(batch, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     return split.transpose(0, 2, 3, 1, 4).reshape(batch, num_kv_heads, -1, head_dim)
 
 
 def from_matrices(x: jax.Array, num_queries: int) -> jax.Array:
-    """From "batch kv_head (group query) head_dim" to "batch query head head_dim"."""
+    """Returns matrices "batch kv_head (group query) head_dim" as "batch query head head_dim"."""
     batch, num_kv_heads, _, head_dim = x.shape
     split = x.reshape(batch, num_kv_heads, -1, num_queries, head_dim)
     return split.transpose(0, 3, 1, 2, 4).reshape(batch, num_queries, -1, head_dim)
@@ -137,21 +137,21 @@ def from_matrices(x: jax.Array, num_queries: int) -> jax.Array:
 def visible_scores(
     query: jax.Array, key: jax.Array, *, visible: Visible, block: QueryBlock, product_dtype: DTypeLike
 ) -> jax.Array:
-    """What the softmax is taken of, "batch kv_head (group query) key", float32; see `Visible.mask_scores`.
+    """Masked scores of a block, "batch kv_head (group query) key", float32; see `Visible.mask_scores`.
 
     Args:
         query: the block's, as matrices.
         key: the block's, as matrices.
         visible: which keys a query sees.
         block: of these queries and keys.
-        product_dtype: of the products of queries and keys.
+        product_dtype: of the scores.
     """
     product = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=product_dtype)
     return visible.mask_scores(product.astype(jnp.float32) * query.shape[-1] ** -0.5, block)
 
 
 def drop(x: jax.Array, dropout: AttentionDropout | None, *, block: QueryBlock, seq: int) -> jax.Array:
-    """`x`, the block's "batch kv_head (group query) key", with probabilities dropped, or gradients of dropped ones.
+    """Probabilities of a block, or their gradients, with dropout: "batch kv_head (group query) key".
 
     Args:
         x: probabilities or their gradients.

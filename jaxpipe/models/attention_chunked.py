@@ -1,7 +1,7 @@
 """Attention by blocks of queries: what it saves grows with the sequence, not with its square.
 
 A block of queries has whole rows of scores, of the keys that it may see and no others: the softmax needs no
-running maximum, and of causal attention almost half of the products fall away. Plain XLA, for every platform.
+running maximum, and causal attention needs only about half of the matmuls. Plain XLA, for every platform.
 Source: Dao et al., FlashAttention, NeurIPS 2022, section 3.1, for what is saved and how backward uses it.
 """
 
@@ -23,7 +23,7 @@ from jaxpipe.models.attention_blocks import (
     visible_scores,
 )
 
-MAX_BLOCKS = 8  # More could save at most another sixteenth of the products, for a larger program.
+MAX_BLOCKS = 8  # More could save at most another sixteenth of the matmuls, for a larger program.
 BLOCK_MULTIPLE = 128  # Smaller matrices leave a GPU idle.
 
 
@@ -45,7 +45,7 @@ def chunked(
 
 
 def blocks(seq: int, visible: Visible) -> list[QueryBlock]:
-    """The blocks of queries, with the keys that they may see; only the last is shorter than the others.
+    """Blocks of queries with the keys that they may see; only the last may be shorter.
 
     Example:
         >>> [tuple(block) for block in blocks(300, Visible())]
@@ -136,7 +136,7 @@ def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Arra
 
 
 def _add_to_last(later: jax.Array | None, d_block: jax.Array) -> jax.Array:
-    """A block's gradients with those that later blocks found, which are of its last keys."""
+    """Gradients of a block's keys, plus those that later blocks add to its last keys."""
     if later is None:
         return d_block
     num_others = d_block.shape[2] - later.shape[2]

@@ -1,8 +1,8 @@
-"""BERT as Megatron-LM trains it: GPT's layers, norms before them, seeing both ways; masked words and sentence order.
+"""BERT as Megatron-LM trains it: GPT's layers without the causal mask, masked tokens and sentence order.
 
 In the head the stream is gathered whole over `tensor`, and of it only the predicted positions go on: 15 % of a head
-over all positions. What is not split is computed on every device; there the words' gradients are this device's terms
-(`cross_entropy_sum`), and the order's loss, which all devices find alike, passes its gradient on once.
+over all positions. What is not split is computed on every device; there the gradients for the logits are this device's
+terms (`cross_entropy_sum`), and the order's loss, which all devices find alike, passes its gradient on once.
 Source: Devlin et al., BERT, NAACL 2019, section 3.1 and appendix A.2; Shoeybi et al., Megatron-LM, 2019, section 5.3,
 for where the norms stand; Lan et al., ALBERT, ICLR 2020, section 3.1, for the sentence order in place of the next
 sentence.
@@ -23,7 +23,7 @@ from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.choices import ACTIVATIONS, CHOICES, DROPOUTS, num_valid
 from jaxpipe.models.cross_entropy import cross_entropy_sum, logits
-from jaxpipe.models.embedding_and_head import Microbatch, take_positions, word_table
+from jaxpipe.models.embedding_and_head import Microbatch, new_token_table, take_positions
 from jaxpipe.models.family import Family
 from jaxpipe.models.gpt import (
     LAYER_NORM_FIELDS,
@@ -36,13 +36,13 @@ from jaxpipe.models.linear import LayerNorm, Linear, initial_deviation
 
 
 class BertHead(nnx.Module):
-    """Final norm; transform and words; and, with `sentence_order`, the first position's pooler and the order.
+    """Final norm; transform and logits; and, with `sentence_order`, the first position's pooler and the order.
 
     Args:
-        num_rows: of the words' kernel and bias; those at and beyond `vocab_size` are no words.
+        num_rows: of the logits' kernel and bias; those at and beyond `vocab_size` are no tokens.
         activation: of the transform.
         norm_epsilon: of both norms.
-        tie_embeddings: whether the words' kernel is the token table, which the head is then given.
+        tie_embeddings: whether the logits' kernel is the token table, which the head is then given.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class BertHead(nnx.Module):
         self.transform, self.transform_norm = linear(hidden), LayerNorm(hidden, epsilon=norm_epsilon)
         self.bias = nnx.Param(jnp.zeros(num_rows), split=0)
         if not tie_embeddings:
-            self.kernel = word_table(vocab_size, num_rows, hidden, rngs)
+            self.kernel = new_token_table(vocab_size, num_rows, hidden, rngs)
         if sentence_order:
             self.pooler, self.sentence_order = linear(hidden), linear(2)
         self.vocab_size, self.activation, self.tensor = vocab_size, activation, tensor
 
     def __call__(self, x: jax.Array, microbatch: Microbatch, token_table: jax.Array | None) -> dict[str, jax.Array]:
-        """{"masked_lm"} and, with `sentence_order`, "sentence_order": sums of the losses of the valid targets, float32.
+        """Sums of the losses of the valid targets, float32: {"masked_lm"} and, with `sentence_order`, "sentence_order".
 
         Args:
             x: "batch local_seq hidden".
@@ -87,7 +87,7 @@ class BertHead(nnx.Module):
             microbatch["targets"],
             self.tensor,
             bias=self.bias[...],
-            num_words=self.vocab_size,
+            vocab_size=self.vocab_size,
         )
         if not hasattr(self, "pooler"):
             return {"masked_lm": words}
@@ -95,7 +95,7 @@ class BertHead(nnx.Module):
         return {"masked_lm": words, "sentence_order": self.tensor.once(order)}
 
     def logits(self, x: jax.Array, token_table: jax.Array | None) -> dict[str, jax.Array]:
-        """{"masked_lm": "batch seq vocab"} and "sentence_order": "batch 2" of `x` "batch seq hidden", on one device."""
+        """Logits of `x` "batch seq hidden": {"masked_lm": "batch seq vocab"} and "sentence_order": "batch 2"."""
         whole = self._normed(x)
         kernel = self.kernel[...] if token_table is None else token_table
         words = logits(self._transformed(whole), kernel, self.bias[...])[..., : self.vocab_size]
@@ -110,7 +110,7 @@ class BertHead(nnx.Module):
         return self.transform_norm.apply(self.activation(self.transform(x)), self.transform_norm.arrays())
 
     def _order_logits(self, whole: jax.Array) -> jax.Array:
-        """Float32 "batch 2" of the stream "batch seq hidden", whose first position stands for the sequence."""
+        """Float32 logits "batch 2" of the stream "batch seq hidden", whose first position stands for the sequence."""
         return self.sentence_order(jnp.tanh(self.pooler(whole[:, 0]))).astype(jnp.float32)
 
 
@@ -137,7 +137,7 @@ class BertConfig(LayerNormSizes):
     sentence_order: bool = True
 
     def __post_init__(self) -> None:
-        """Checks."""
+        """Raises ConfigError where the sizes and choices do not fit together."""
         super().__post_init__()
         if self.sentence_order and self.num_token_types < 2:
             raise ConfigError(
@@ -149,7 +149,7 @@ class BertConfig(LayerNormSizes):
 
     @property
     def anatomy(self) -> Anatomy:
-        """What the model is made of; of the head, the transform, and pooler and order."""
+        """Anatomy of the model; its head has the transform, and pooler and order."""
         h = self.hidden
         order = ((h, h), (h, 2)) if self.sentence_order else ()
         return self._anatomy(
@@ -157,7 +157,7 @@ class BertConfig(LayerNormSizes):
         )
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
-        """{"masked_lm"} and "sentence_order": how many of the batch's "targets" and orders are valid, int32."""
+        """Number of valid "targets" and orders of a batch, int32: {"masked_lm"} and "sentence_order"."""
         words = {"masked_lm": num_valid(batch["targets"])}
         return words | {"sentence_order": num_valid(batch["sentence_order"])} if self.sentence_order else words
 
@@ -166,7 +166,7 @@ class BertConfig(LayerNormSizes):
         return self._embedding(self.anatomy, tensor, rngs, num_token_types=self.num_token_types)
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """One layer, of attention in both directions."""
+        """One layer, with attention in both directions."""
         return self._block(self.anatomy, tensor, rngs)
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:

@@ -1,9 +1,9 @@
 """One pre-norm transformer layer as Flax NNX modules; the families choose its parts.
 
-Between the layer's input and output backward keeps the queries, keys and values, what attention itself
+Between the layer's input and output backward saves the queries, keys and values, what attention itself
 needs, the attended values, the stream between attention and feed forward, and the feed forward's inputs of
-its activation. Kernels are matrices, used as they are: a reshaped kernel would be kept with the activations
-once for each microbatch, a transposed one would be made anew in every action.
+its activation. Kernels are matrices, used as they are: a reshaped kernel would be saved with the
+activations once for each microbatch, a transposed one would be made again in every action.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Heads:
 
 
 class SelfAttention(nnx.Module):
-    """Norm, queries, keys and values, attention, and the product back to the stream.
+    """Norm, queries, keys and values, attention, and the matmul back to the stream.
 
     The columns of `query_key_value` stand by key-value head: its queries, its key, its value; so any number
     of devices that divides the key-value heads takes whole heads. Source: Megatron-LM's layout.
@@ -45,7 +45,7 @@ class SelfAttention(nnx.Module):
         norm: of the stream.
         heads: see `Heads`.
         bias: whether the queries, keys and values have biases.
-        output_bias: whether the product back to the stream has one.
+        output_bias: whether the matmul back to the stream has one.
         attend: an attention of `jaxpipe.models.attention`.
         causal: whether a query sees no keys after it.
         window: how many keys a query sees, the last ones, itself included; None: all.
@@ -110,14 +110,14 @@ class SelfAttention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """Norm, products to `width`, an activation, and the product back to the stream.
+    """Norm, matmuls to `width`, an activation, and the matmul back to the stream.
 
     Args:
         norm: of the stream.
-        width: size between the products.
-        names: of the products before the activation.
+        width: size between the matmuls.
+        names: of the matmuls before the activation.
         activation: of as many arrays as `names`.
-        bias: whether the products have biases.
+        bias: whether the matmuls have biases.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ DROPOUTS = {
 
 
 def attend_of(attention: str, recompute: str) -> Callable:
-    """The attention function, which keeps no scores and probabilities where `recompute` says so."""
+    """Attention function of a model, which saves no scores and probabilities with recompute="attention"."""
     attend = ATTENTION[attention]
     return jax.checkpoint(attend, prevent_cse=False) if recompute == "attention" else attend
 
@@ -70,7 +70,7 @@ def num_token_rows(vocab_size: int, multiple: int) -> int:
 
 
 def num_valid(targets: Any) -> jax.Array:
-    """How many of `targets`, of any shape, are not below 0, int32."""
+    """Number of `targets`, of any shape, that are not below 0, int32."""
     return jnp.sum(targets >= 0, dtype=jnp.int32)
 
 

@@ -35,14 +35,14 @@ _MAX_POSITIONS = 2**20
 
 
 def value_of(offset: Offset) -> int | jax.Array:
-    """The index that `offset` stands for."""
+    """Index that `offset` stands for."""
     return offset() if callable(offset) else offset
 
 
 def keep_mask(
     key: jax.Array, *, site: int, rows: jax.Array, num_columns: int, rate: float, first_column: int = 0
 ) -> jax.Array:
-    """Whether each element is kept: a bit that depends on key, site, row and column alone.
+    """Mask of the elements that are kept: bits that depend on key, site, row and column alone.
 
     Args:
         key: uint32[2].
@@ -90,12 +90,12 @@ def threefry(
 
 
 def keep(x: jax.Array, mask: jax.Array, rate: float) -> jax.Array:
-    """`x` divided by 1 - `rate` where `mask` is true, else 0; the product is taken in float32."""
+    """Returns `x` divided by 1 - `rate` where `mask` is true, else 0; the multiplication is in float32."""
     return jnp.where(mask, x.astype(jnp.float32) * (1 / (1 - rate)), 0).astype(x.dtype)
 
 
 def drop(x: jax.Array, random: Randomness | None, *, rate: float, site: int, first_position: Offset) -> jax.Array:
-    """`x` with elements dropped at random and the others divided by 1 - `rate`; `x` itself without `random`.
+    """Returns `x` with elements dropped at random and the others divided by 1 - `rate`; `x` itself without `random`.
 
     Args:
         x: "batch seq hidden", this device's part.

@@ -43,7 +43,7 @@ class Embedding(nnx.Module):
         rngs: nnx.Rngs,
     ):
         deviation = initial_deviation(hidden)
-        self.token = word_table(vocab_size, num_rows, hidden, rngs)
+        self.token = new_token_table(vocab_size, num_rows, hidden, rngs)
         if num_positions:
             self.position = nnx.Param(deviation * jax.random.normal(rngs.params(), (num_positions, hidden)))
         if num_token_types:
@@ -83,7 +83,7 @@ class Head(nnx.Module):
     ):
         self.norm, self.vocab_size, self.tensor = norm, vocab_size, tensor
         if not tie_embeddings:
-            self.kernel = word_table(vocab_size, num_rows, hidden, rngs)
+            self.kernel = new_token_table(vocab_size, num_rows, hidden, rngs)
 
     def __call__(self, x: jax.Array, microbatch: Microbatch, token_table: jax.Array | None) -> jax.Array:
         """The sum of the losses of the valid targets, float32.
@@ -95,7 +95,7 @@ class Head(nnx.Module):
         """
         kernel = self.kernel[...] if token_table is None else token_table
         whole = self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1)
-        return cross_entropy_sum(whole, kernel, microbatch["targets"], self.tensor, num_words=self.vocab_size)
+        return cross_entropy_sum(whole, kernel, microbatch["targets"], self.tensor, vocab_size=self.vocab_size)
 
     def logits(self, x: jax.Array, token_table: jax.Array | None) -> jax.Array:
         """The logits "batch seq vocab" of `x` "batch seq hidden", float32, on one device."""
@@ -103,14 +103,14 @@ class Head(nnx.Module):
         return logits(self.norm.apply(x, self.norm.arrays()), kernel)[..., : self.vocab_size]
 
 
-def word_table(vocab_size: int, num_rows: int, hidden: int, rngs: nnx.Rngs) -> nnx.Param:
-    """A row for each word, the same numbers whatever `num_rows` is, and zeros below: "num_rows hidden"."""
-    words = initial_deviation(hidden) * jax.random.normal(rngs.params(), (vocab_size, hidden))
-    return nnx.Param(jnp.pad(words, ((0, num_rows - vocab_size), (0, 0))), split=0)
+def new_token_table(vocab_size: int, num_rows: int, hidden: int, rngs: nnx.Rngs) -> nnx.Param:
+    """Table "num_rows hidden" with a random row for each token, the same whatever `num_rows` is, and zeros below."""
+    rows = initial_deviation(hidden) * jax.random.normal(rngs.params(), (vocab_size, hidden))
+    return nnx.Param(jnp.pad(rows, ((0, num_rows - vocab_size), (0, 0))), split=0)
 
 
 def _rows(table: jax.Array, tokens: jax.Array, tensor: TensorAxis) -> jax.Array:
-    """The rows of `tokens` in this device's part of the table, zeros for tokens of others: "batch seq hidden"."""
+    """Rows of `tokens` in this device's part of the table, zeros for tokens of others: "batch seq hidden"."""
     if tensor.size == 1:
         return take(table, tokens)
     own = tokens - tensor.index() * table.shape[0]
@@ -120,7 +120,7 @@ def _rows(table: jax.Array, tokens: jax.Array, tensor: TensorAxis) -> jax.Array:
 
 @jax.custom_vjp
 def take(table: jax.Array, rows: jax.Array) -> jax.Array:
-    """The rows "... column" of `table` "row column" with the indices `rows`.
+    """Rows "... column" of `table` "row column" with the indices `rows`.
 
     The terms of the table's gradient are added in float32: a frequent token has hundreds of them.
     """
@@ -136,6 +136,6 @@ take.defvjp(lambda table, rows: (table[rows], (table, rows)), _add_at_rows)
 
 
 def take_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """What `x` "batch seq hidden" holds at `positions` "batch position": "batch position hidden"."""
+    """Elements of `x` "batch seq hidden" at `positions` "batch position": "batch position hidden"."""
     batch, seq, hidden = x.shape
     return take(x.reshape(batch * seq, hidden), jnp.arange(batch)[:, None] * seq + positions)

@@ -6,16 +6,13 @@ models is that model's `Anatomy`: nothing outside a family's own file asks for i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any
 
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.models.language_model import ModelConfig
+from jaxpipe.python_file import is_python_file, value_in_file
 
 Fields = dict[str, Any]
 
@@ -86,55 +83,12 @@ def family_named(name: str) -> Family:
     """
     if name in FAMILIES:
         return FAMILIES[name]
-    path, _, wanted = name.partition(":")
-    if not path.endswith(".py"):
-        raise ConfigError(
-            explain(
-                f"model.family={name!r} is not known.{closest(name, list(FAMILIES))}",
-                rule=f"field-choice: model.family is one of {', '.join(sorted(FAMILIES))}, or a Python file",
-                repair="set model.family to one of these",
-            )
+    if is_python_file(name):
+        return value_in_file(name, Family, built_in=FAMILIES.values(), error=ConfigError)
+    raise ConfigError(
+        explain(
+            f"model.family={name!r} is not known.{closest(name, list(FAMILIES))}",
+            rule=f"field-choice: model.family is one of {', '.join(sorted(FAMILIES))}, or a Python file",
+            repair="set model.family to one of these",
         )
-    families = _families_in(Path(path).resolve())
-    chosen = [family for family in families if not wanted or family.name == wanted]
-    if len(chosen) != 1:
-        raise ConfigError(
-            explain(
-                f"model.family={name!r} does not say which family is meant",
-                rule="family-file: a Python file with one jaxpipe.models.Family, or FILE.py:NAME for one of several",
-                picture=f"families in {path}: {', '.join(family.name for family in families) or 'none'}",
-                repair="give one of these names" if families else "define a Family in the file",
-            )
-        )
-    return chosen[0]
-
-
-@cache
-def _families_in(path: Path) -> tuple[Family, ...]:
-    """The families that a file defines; it is run once, so that all who ask have the same classes."""
-    if not path.is_file():
-        raise ConfigError(
-            explain(
-                f"model.family={str(path)!r} is not a file",
-                rule="family-file: a family whose name ends in .py is read from that file",
-                picture=f"looked from {Path.cwd()}",
-                repair="give the path of a file",
-            )
-        )
-    spec = spec_from_file_location(f"jaxpipe_family_file_{len(sys.modules)}", path)
-    assert spec  # the name ends in .py
-    assert spec.loader
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the names in annotations
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(
-            explain(
-                f"model.family={str(path)!r} cannot be run: {type(error).__name__}: {error}",
-                rule="family-file: Python code that defines a jaxpipe.models.Family",
-                repair=f"mend it until `python {path}` runs",
-            )
-        ) from error
-    found = [value for value in vars(module).values() if isinstance(value, Family)]
-    return tuple(family for family in found if FAMILIES.get(family.name) is not family)
+    )

@@ -1,4 +1,4 @@
-"""What a causal model says next, token by token: the whole model for every one of them, simple and not fast."""
+"""Generation of text, token by token, by a causal model: each token runs the whole model, simple and not fast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
 ) -> Iterator[int]:
-    """The tokens that follow `prompt`, one after the other.
+    """Yields the tokens that follow `prompt`.
 
     Args:
         model: a causal one, on one device.
@@ -58,7 +58,7 @@ def _draw(
     temperature: float,
     top_k: int | None,
 ) -> jax.Array:
-    """The token after position `last` of `row` "seq"."""
+    """Token after position `last` of `row` "seq"."""
     logits = model.logits(params, {"tokens": row[None]})[0, last]
     if temperature == 0:
         return logits.argmax()

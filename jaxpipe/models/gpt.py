@@ -34,7 +34,7 @@ from jaxpipe.models.linear import LayerNorm, initial_deviation
 
 @dataclass(frozen=True)
 class LayerNormSizes:
-    """Sizes and choices of a family; by itself no model.
+    """Sizes and choices that GPT and BERT share; by itself no model.
 
     Attributes:
         num_layers: transformer layers, >= 1.
@@ -42,13 +42,13 @@ class LayerNormSizes:
         num_heads: attention heads.
         vocab_size: tokens are 0 .. vocab_size - 1.
         num_positions: learned positions; no sequence is longer.
-        feed_forward: size between the products of the feed forward; None: 4 hidden.
-        activation: between these products, a key of `jaxpipe.models.choices.ACTIVATIONS`.
+        feed_forward: size between the matmuls of the feed forward; None: 4 hidden.
+        activation: between these matmuls, a key of `jaxpipe.models.choices.ACTIVATIONS`.
         norm_epsilon: added to the variance in the norms.
-        vocab_multiple: the tables of words have a multiple of so many rows; those beyond the words change nothing.
+        vocab_multiple: the token table has a multiple of so many rows; those beyond the tokens change nothing.
         tie_embeddings: whether the logits use the token table in place of a kernel of their own.
         attention: a key of `jaxpipe.models.attention.ATTENTION`.
-        recompute: what backward computes again in place of keeping it: nothing; the attention scores and
+        recompute: what backward computes again in place of saving it: nothing; the attention scores and
             probabilities; or the whole layer.
         embedding_dropout, attention_dropout, hidden_dropout: the part, in [0, 1), that training drops of the
             embeddings, of the attention probabilities, and of what a layer adds to the stream.
@@ -74,7 +74,7 @@ class LayerNormSizes:
     hidden_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        """Checks."""
+        """Raises ConfigError where the sizes and choices do not fit together."""
         check_heads(hidden=self.hidden, num_heads=self.num_heads)
         check_activation(self.activation)
         check_choices(attention=self.attention, recompute=self.recompute)
@@ -113,7 +113,7 @@ class LayerNormSizes:
         )
 
     def _block(self, anatomy: Anatomy, tensor: TensorAxis, rngs: nnx.Rngs) -> Block:
-        """One layer; the products back to the stream start smaller by sqrt(2 * num_layers), as GPT-2's, Megatron's."""
+        """One layer; the matmuls back to the stream start smaller by sqrt(2 * num_layers), as GPT-2's, Megatron's."""
         hidden, deviation = self.hidden, initial_deviation(self.hidden)
         to_stream = deviation / (2 * self.num_layers) ** 0.5
         attention = SelfAttention(
@@ -157,11 +157,11 @@ class GPTConfig(LayerNormSizes):
 
     @property
     def anatomy(self) -> Anatomy:
-        """What the model is made of."""
+        """Anatomy of the model."""
         return self._anatomy(causal=True)
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
-        """How many of the batch's "targets" are valid, int32."""
+        """Number of valid "targets" of a batch, int32."""
         return num_valid(batch["targets"])
 
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
@@ -169,7 +169,7 @@ class GPTConfig(LayerNormSizes):
         return self._embedding(self.anatomy, tensor, rngs)
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """One layer, of causal attention."""
+        """One layer, with causal attention."""
         return self._block(self.anatomy, tensor, rngs)
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:

@@ -1,7 +1,7 @@
 """A language model as the pure functions `init`, `embed`, `layer`, `head` and `logits`, from a config of its family.
 
 Parameters are plain nested dicts: `{"shared": ..., "layers": ...}`, every leaf of `layers` with a leading
-dim of `num_layers`. Their numbers depend on the key alone, never on a mesh or a schedule. The functions
+dim of `num_layers`. Their values depend on the key alone, never on a mesh or a schedule. The functions
 compute in the dtype of the parameters they are given; cast the parameters to choose it.
 """
 
@@ -25,7 +25,7 @@ Microbatch = dict[str, jax.Array]
 
 
 class ModelConfig(Protocol):
-    """Config of one model, a frozen dataclass: what its family offers for it, and the modules that it builds."""
+    """Config of one model of a family, a frozen dataclass: its anatomy, its choices, and the modules that it builds."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -41,7 +41,7 @@ class ModelConfig(Protocol):
 
     @property
     def attention(self) -> str:
-        """How a layer attends, a key of `jaxpipe.models.attention.ATTENTION`."""
+        """Form of attention, a key of `jaxpipe.models.attention.ATTENTION`."""
         ...
 
     @property
@@ -51,23 +51,23 @@ class ModelConfig(Protocol):
 
     @property
     def anatomy(self) -> Anatomy:
-        """What the model is made of."""
+        """Anatomy of the model."""
         ...
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
-        """How many terms each sum of the head has."""
+        """Number of terms in each sum of the head, for a batch."""
         ...
 
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """From (microbatch, random) to the stream."""
+        """Embedding: a module from (microbatch, random) to the stream."""
         ...
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """From (stream, padding mask or None, random) to the stream."""
+        """One layer: a module from (stream, padding mask or None, random) to the stream."""
         ...
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """From (stream, microbatch, token table or None) to the sums of the losses; from two of them, to `logits`."""
+        """Head: from (stream, microbatch, token table or None) to the sums of the losses, with a method `logits`."""
         ...
 
 
@@ -103,16 +103,16 @@ class LanguageModel:
 
     @cached_property
     def specs(self) -> Params:
-        """The PartitionSpec over `tensor` of every shared parameter and of every parameter of one layer."""
+        """PartitionSpecs over `tensor` of the shared parameters and of the parameters of one layer."""
         shared = {name: _specs(self._abstract(name)) for name in ("embedding", "head")}
         return {"shared": shared, "layers": _specs(self._abstract("block"))}
 
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
-        """The residual stream "batch local_seq hidden" of `microbatch["tokens"]`; BERT's has "token_types" too."""
+        """Residual stream "batch local_seq hidden" of `microbatch["tokens"]`; BERT reads "token_types" too."""
         return self._module("embedding", shared["embedding"])(microbatch, random)
 
     def layer(self, layer: Params, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
-        """The residual stream "batch local_seq hidden" after one layer.
+        """Residual stream "batch local_seq hidden" after one layer.
 
         Args:
             layer: the parameters of one layer.
@@ -130,15 +130,15 @@ class LanguageModel:
         return function(layer, x, microbatch.get("padding_mask"), random)
 
     def head(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Any:
-        """The sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""
+        """Sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""
         return self._module("head", shared["head"])(x, microbatch, self._token_table(shared))
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
-        """How many terms each sum of `head` has over a batch of any number of dims: its structure, int32."""
+        """Number of terms in each sum of `head` over a batch of any number of dims: its structure, int32."""
         return self.config.num_losses(batch)
 
     def logits(self, params: Params, microbatch: Microbatch) -> Any:
-        """What the model says of every position: the model without a pipeline, on one device, without dropout.
+        """Logits of every position: the model without a pipeline, on one device, without dropout.
 
         Args:
             params: `{"shared", "layers"}`.
@@ -151,7 +151,7 @@ class LanguageModel:
         return self._module("head", params["shared"]["head"]).logits(x, self._token_table(params["shared"]))
 
     def loss_sum(self, params: Params, microbatch: Microbatch, random: Randomness | None = None, index: Any = 0) -> Any:
-        """What `head` gives, the layers scanned: the model without a pipeline.
+        """Result of `head` after a scan over the layers: the model without a pipeline.
 
         Args:
             params: `{"shared", "layers"}`.
@@ -194,7 +194,7 @@ class LanguageModel:
 
 @dataclass(frozen=True)
 class ParameterShapes:
-    """Shapes of a model's parameters.
+    """Shapes of a model's parameters, of a layer and of embedding and head.
 
     Attributes:
         layer: those of one layer.
@@ -207,7 +207,7 @@ class ParameterShapes:
 
 @cache
 def parameter_shapes(config: ModelConfig) -> ParameterShapes:
-    """Shapes of the parameters that a model's modules have: the modules are built abstractly, which asks no device.
+    """Shapes of a model's parameters, from its own modules built abstractly: no device is asked.
 
     Args:
         config: of the model; hashable.
@@ -249,7 +249,7 @@ def _shape(param: nnx.Param) -> ParameterShape:
 
 
 def _each_param(module: nnx.Module, of: Callable[[nnx.Param], Any]) -> Params:
-    """`of` each parameter, in a tree of dicts."""
+    """Applies `of` to each parameter; returns a tree of dicts."""
     return nnx.to_pure_dict(
         jax.tree.map(of, nnx.state(module, nnx.Param), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
     )

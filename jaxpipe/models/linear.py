@@ -51,7 +51,7 @@ class LayerNorm(nnx.Module):
         self.apply = Normalize(epsilon, centered=True)
 
     def arrays(self) -> dict[str, jax.Array]:
-        """{"scale", "bias"}."""
+        """Arrays of the norm: {"scale", "bias"}."""
         return {"scale": self.scale[...], "bias": self.bias[...]}
 
 
@@ -63,12 +63,12 @@ class RMSNorm(nnx.Module):
         self.apply = Normalize(epsilon, centered=False)
 
     def arrays(self) -> dict[str, jax.Array]:
-        """{"scale"}."""
+        """Arrays of the norm: {"scale"}."""
         return {"scale": self.scale[...]}
 
 
 def initial_deviation(hidden: int) -> float:
-    """The standard deviation of initial kernels and embeddings: 0.02 for GPT-2's 768, more for smaller models.
+    """Standard deviation of initial kernels and embeddings: 0.02 for GPT-2's 768, more for smaller models.
 
     Source: Nguyen and Salazar, Transformers without Tears, IWSLT 2019, section 2.2 (SmallNorm).
     """
@@ -87,17 +87,17 @@ class Linear(nnx.Module):
             self.bias = nnx.Param(jnp.zeros(num_outputs), split=0 if split == 1 else None)
 
     def arrays(self) -> dict[str, jax.Array]:
-        """{"kernel"} and, where there is one, "bias"."""
+        """Arrays of the matmul: {"kernel"} and, where there is one, "bias"."""
         return {name: getattr(self, name)[...] for name in ("kernel", "bias") if hasattr(self, name)}
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The product "... out" with `x` "... in", on each device for itself."""
+        """Matmul "... out" with `x` "... in", on each device for itself."""
         arrays = self.arrays()
         return _add_bias(x @ arrays["kernel"], arrays)
 
 
 def from_stream(x: jax.Array, norm: Any, linears: tuple[Linear, ...], tensor: TensorAxis) -> tuple[jax.Array, ...]:
-    """The products of the normed stream with `linears` that are split by columns; backward keeps `x` alone.
+    """Matmuls of the normed stream with `linears` that are split by columns; backward saves `x` alone.
 
     Args:
         x: "batch local_seq hidden".
@@ -110,7 +110,7 @@ def from_stream(x: jax.Array, norm: Any, linears: tuple[Linear, ...], tensor: Te
 
 
 def to_stream(activation: Callable, inputs: tuple[jax.Array, ...], linear: Linear, tensor: TensorAxis) -> jax.Array:
-    """The product of `activation(*inputs)` with `linear` that is split by rows; backward keeps `inputs` alone.
+    """Matmul of `activation(*inputs)` with `linear` that is split by rows; backward saves `inputs` alone.
 
     Args:
         activation: elementwise or a reshape, to "batch seq local_in".
@@ -135,10 +135,10 @@ def _to_stream(activation: Callable, inputs: tuple[jax.Array, ...], kernel: jax.
 
 
 def _add_bias(y: jax.Array, arrays: dict[str, jax.Array]) -> jax.Array:
-    """`y` plus `arrays["bias"]` where there is one.
+    """Returns `y` plus `arrays["bias"]` where there is one.
 
-    In float32, so that XLA adds it where `y` is used: a bias that a GPU's matrix product adds itself keeps the
-    product from reading its kernel as a slice of all layers' kernels, and the kernel would be copied.
+    In float32, so that XLA adds it where `y` is used: a bias that a GPU's matmul adds itself keeps the
+    matmul from reading its kernel as a slice of all layers' kernels, and the kernel would be copied.
     """
     if "bias" not in arrays:
         return y

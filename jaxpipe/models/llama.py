@@ -42,12 +42,12 @@ class LlamaConfig:
         hidden: size of the residual stream.
         num_heads: query heads.
         num_kv_heads: key and value heads; divides `num_heads`.
-        feed_forward: size between the products of the feed forward.
+        feed_forward: size between the matmuls of the feed forward.
         vocab_size: tokens are 0 .. vocab_size - 1.
         head_size: of each head, even; None: hidden / num_heads.
         vocab_multiple, tie_embeddings: as in `LayerNormSizes`.
-        query_key_value_bias, output_bias, feed_forward_bias: whether the products to queries, keys and values, the
-            product of attention back to the stream, and the feed forward's have biases.
+        query_key_value_bias, output_bias, feed_forward_bias: whether the matmuls to queries, keys and values, the
+            matmul of attention back to the stream, and the feed forward's have biases.
         sliding_window: how many keys a query sees, the last ones, itself included; None: all up to itself.
         rope_theta: base of the rotary frequencies.
         rope_scaling: how they are stretched for long contexts, or None.
@@ -78,7 +78,7 @@ class LlamaConfig:
     recompute: str = "none"
 
     def __post_init__(self) -> None:
-        """Checks."""
+        """Raises ConfigError where the sizes and choices do not fit together."""
         if self.head_size is None:
             check_heads(hidden=self.hidden, num_heads=self.num_heads)
         check_choices(attention=self.attention, recompute=self.recompute)
@@ -108,7 +108,7 @@ class LlamaConfig:
 
     @property
     def anatomy(self) -> Anatomy:
-        """What the model is made of."""
+        """Anatomy of the model."""
         return Anatomy(
             hidden=self.hidden,
             num_heads=self.num_heads,
@@ -122,11 +122,11 @@ class LlamaConfig:
         )
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
-        """How many of the batch's "targets" are valid, int32."""
+        """Number of valid "targets" of a batch, int32."""
         return num_valid(batch["targets"])
 
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """A token table."""
+        """Token table."""
         return Embedding(
             vocab_size=self.vocab_size,
             num_rows=self.anatomy.num_rows,
@@ -188,7 +188,7 @@ class LlamaConfig:
 
 
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """The gated activation of SwiGLU; source: Shazeer 2020."""
+    """Gated activation of SwiGLU; source: Shazeer 2020."""
     return jax.nn.silu(gate) * up
 
 

@@ -32,7 +32,7 @@ ROTARY_FIELDS = {
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """How frequencies are slowed down, for sequences longer than those of the first training.
+    """Scaling of the rotary frequencies, for sequences longer than those of the first training.
 
     Attributes:
         kind: "linear": all frequencies are divided by `factor`, and the rest has no effect; "llama3", as Llama 3.1:
@@ -51,7 +51,7 @@ class RotaryScaling:
 
 
 def frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None = None) -> tuple[float, ...]:
-    """The angle per position of each of the `head_dim / 2` planes, in radians.
+    """Angle per position of each of the `head_dim / 2` planes, in radians.
 
     Args:
         head_dim: even.
@@ -75,7 +75,7 @@ def _scaled(frequency: float, scaling: RotaryScaling) -> float:
 
 
 def rotate(x: jax.Array, *, frequencies: tuple[float, ...]) -> jax.Array:
-    """`x` with plane i, of elements i and i + head_dim / 2, turned by position * frequencies[i].
+    """Returns `x` with plane i, of elements i and i + head_dim / 2, turned by position * frequencies[i].
 
     Args:
         x: "batch seq head head_dim", queries or keys; the first is at position 0.
@@ -106,7 +106,7 @@ _rotate.defvjp(
 
 
 def with_rotary_scaling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields` of a config with one "rope_scaling", a RotaryScaling or None, in place of those of ROTARY_FIELDS."""
+    """Returns `fields` of a config with "rope_scaling" a RotaryScaling or None in place of all ROTARY_FIELDS."""
     scaling = RotaryScaling(
         kind=fields["rope_scaling"],
         factor=fields[_FACTOR],

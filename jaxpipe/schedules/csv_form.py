@@ -1,4 +1,10 @@
-"""Shares of a microbatch's pages as text: `1` or `2/5`, exact."""
+"""Schedules as CSV: PyTorch's compute-only format, and our EVICT and LOAD, for schedules of one replica.
+
+One line per device, cells as `2F0`; empty cells are idle and are dropped. PyTorch (`torch.distributed.pipelining`)
+writes this with `_dump_csv(file, format="compute_only")` and reads it with `_load_csv(file, format="compute_only")`.
+Its cells `(2F0;1B3)OVERLAP_F_B` are read as their parts in order. Cells `0EVICT2` and `0LOAD2` are ours, as is a first
+line `# parked: 1/2 1 1 1`, one fraction for each stage. There is no place for replicas or SYNC: JSON has it (`files`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Action, Schedule, parse_action
 
@@ -15,13 +21,13 @@ _SHARE = re.compile(r"\d+(/0*[1-9]\d*)?")
 
 
 def parse_shares(texts: Sequence[str]) -> tuple[Fraction, ...] | None:
-    """The shares that `texts` write, or None if one of them is none; whether they are legal is for `rules`."""
+    """The fractions that `texts` write, such as `1` or `2/5`; None if one is not such a text."""
     if not all(_SHARE.fullmatch(text) for text in texts):
         return None
     return tuple(map(Fraction, texts))
 
 
-# CSV.
+# ---- CSV
 
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _KINDS = COMPUTE_KINDS | TRANSFER_KINDS
@@ -42,17 +48,21 @@ def to_csv(schedule: Schedule) -> str:
     """
     if schedule.num_replicas != 1:
         raise ScheduleError(
-            f"{schedule.name!r} has num_replicas={schedule.num_replicas} and cannot be written as CSV.\n"
-            f"  rule {_RULE}; it has no place for a replica\n"
-            "  repair: write it as JSON"
+            explain(
+                f"{schedule.name!r} has num_replicas={schedule.num_replicas} and cannot be written as CSV.",
+                rule=f"{_RULE}; it has no place for a replica",
+                repair="write it as JSON",
+            )
         )
     for device, row in enumerate(schedule.rows):
         for position, action in enumerate(row):
             if action.kind not in _KINDS:
                 raise ScheduleError(
-                    f"{schedule.name!r} cannot be written as CSV: device {device}, position {position}: {action}\n"
-                    f"  rule {_RULE}\n"
-                    "  repair: write it as JSON"
+                    explain(
+                        f"{schedule.name!r} cannot be written as CSV: device {device}, position {position}: {action}",
+                        rule=_RULE,
+                        repair="write it as JSON",
+                    )
                 )
     head = f"{_PARKED} {' '.join(map(str, schedule.parked))}\n" if schedule.parked else ""
     return head + "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
@@ -70,7 +80,7 @@ def read_csv(path: str | Path) -> Schedule:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ScheduleError(
-            f"cannot read {str(path)!r}: {reason}.\n  rule {_RULE}\n  repair: give the path of such a file"
+            explain(f"cannot read {str(path)!r}: {reason}.", rule=_RULE, repair="give the path of such a file")
         ) from None
     return from_csv(text, name=path.stem)
 
@@ -105,9 +115,11 @@ def from_csv(text: str, *, name: str) -> Schedule:
                 holder, first = found.setdefault(action.stage, (device, f"{where}: {action}"))
                 if holder != device:
                     raise ScheduleError(
-                        f"{name!r}, {where}: {action} is of stage {action.stage}, but so is {first}\n"
-                        "  rule one-holder: in a schedule of one replica, a stage is on one device\n"
-                        f"  repair: move it to line {holder + 1}, or write a schedule of two replicas as JSON"
+                        explain(
+                            f"{name!r}, {where}: {action} is of stage {action.stage}, but so is {first}",
+                            rule="one-holder: in a schedule of one replica, a stage is on one device",
+                            repair=f"move it to line {holder + 1}, or write a schedule of two replicas as JSON",
+                        )
                     )
                 row.append(action)
         rows.append(tuple(row))
@@ -119,16 +131,18 @@ def from_csv(text: str, *, name: str) -> Schedule:
 
 
 def _split_shares(text: str, name: str) -> tuple[tuple[Fraction, ...], str]:
-    """The shares in the line above the rows, if there is one, and the rows."""
+    """The fractions in the line above the rows, if there is one, and the rows."""
     if not text.startswith(_PARKED):
         return (), text
     line, _, rows = text.partition("\n")
     shares = parse_shares(line.removeprefix(_PARKED).split())
     if not shares:
         raise ScheduleError(
-            f"{name!r}, first line: {line.strip()!r} does not list shares.\n"
-            f"  rule {_RULE}; above them may stand the share of each stage that EVICT moves, as in {_PARKED} 1/2 1\n"
-            "  repair: write one share for each stage, as 2/5 or 1, or leave the line out"
+            explain(
+                f"{name!r}, first line: {line.strip()!r} does not list shares.",
+                rule=f"{_RULE}; above them may stand the share of each stage that EVICT moves, as in {_PARKED} 1/2 1",
+                repair="write one share for each stage, as 2/5 or 1, or leave the line out",
+            )
         )
     return shares, rows
 
@@ -146,23 +160,27 @@ def _parse(content: str, name: str, where: str) -> tuple[Action, ...]:
             action = None
         if action is None or action.kind not in _KINDS or action.replica:
             raise ScheduleError(
-                f"{name!r}, {where}: {content!r} is not a compute action, EVICT or LOAD.\n"
-                f"  rule {_RULE}\n"
-                "  repair: correct the cell; PyTorch writes this format with format='compute_only'; "
-                "replicas and SYNC need JSON"
+                explain(
+                    f"{name!r}, {where}: {content!r} is not a compute action, EVICT or LOAD.",
+                    rule=_RULE,
+                    repair="correct the cell; PyTorch writes this format with format='compute_only'; "
+                    "replicas and SYNC need JSON",
+                )
             )
         actions.append(action)
     return tuple(actions)
 
 
 def _count(numbers: Collection[int], field: str, name: str) -> int:
-    """How many stages or microbatches there are, if they are numbered without gaps."""
+    """The number of stages or microbatches, which are numbered without gaps."""
     missing = next(number for number in range(len(numbers) + 1) if number not in numbers)
     if missing < len(numbers) or not numbers:
         raise ScheduleError(
-            f"{name!r}: no line has an action of {field} {missing}"
-            + (f", but there is {field} {max(numbers)}.\n" if numbers else ".\n")
-            + "  rule no-gaps: stages and microbatches are numbered from 0 without gaps\n"
-            f"  repair: add the actions of {field} {missing}, or renumber"
+            explain(
+                f"{name!r}: no line has an action of {field} {missing}"
+                + (f", but there is {field} {max(numbers)}." if numbers else "."),
+                rule="no-gaps: stages and microbatches are numbered from 0 without gaps",
+                repair=f"add the actions of {field} {missing}, or renumber",
+            )
         )
     return missing

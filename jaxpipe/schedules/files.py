@@ -1,8 +1,8 @@
-"""Schedules as JSON: every schedule, replicas and all kinds of actions included.
+"""Schedules in files: JSON for every schedule, CSV for those of one replica; the file's ending says which.
 
-The text is one object: `name`, `num_devices`, `num_microbatches`, `devices` ([replica][stage] -> device),
-`rows` ([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`), and, where EVICT moves less
-than whole microbatches, `parked` ([stage] -> share, as `2/5`).
+JSON is one object: `name`, `num_devices`, `num_microbatches`, `devices` ([replica][stage] -> device), `rows`
+([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`), and, where EVICT moves less than whole
+microbatches, `parked` ([stage] -> fraction, as `2/5`). CSV is `csv_form`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from fractions import Fraction
 from pathlib import Path
 
-from jaxpipe.errors import ScheduleError, closest
+from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.schedules.csv_form import parse_shares, read_csv, to_csv
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check
@@ -59,7 +59,7 @@ def read_json(path: str | Path) -> Schedule:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ScheduleError(
-            f"cannot read {str(path)!r}: {reason}.\n  rule {_RULE}\n  repair: give the path of such a file"
+            explain(f"cannot read {str(path)!r}: {reason}.", rule=_RULE, repair="give the path of such a file")
         ) from None
     try:
         return from_json(text)
@@ -68,7 +68,7 @@ def read_json(path: str | Path) -> Schedule:
 
 
 def from_json(text: str) -> Schedule:
-    """The schedule that `text` writes; whether it is legal is for `rules` to say.
+    """The schedule that `text` writes; whether it is legal is left to `rules`.
 
     Raises:
         ScheduleError: `text` is not JSON, lacks a key, has an unknown one, or has a value of another form.
@@ -123,16 +123,16 @@ def _row(device: int, texts: list[str]) -> tuple[Action, ...]:
 
 
 def _error(what: str, repair: str) -> ScheduleError:
-    return ScheduleError(f"this is not a schedule in JSON: {what}\n  rule {_RULE}\n  repair: {repair}")
+    return ScheduleError(explain(f"this is not a schedule in JSON: {what}", rule=_RULE, repair=repair))
 
 
-# Files: the ending of a file's name says whether it is CSV or JSON.
+# ---- Files
 
 ENDINGS = (".csv", ".json")
 
 
 def is_file_name(name: str) -> bool:
-    """Whether `name` is that of a schedule's file, not of a registered schedule.
+    """Whether `name` is the name of a schedule's file, not of a registered schedule.
 
     Example:
         >>> is_file_name("runs/mine.csv"), is_file_name("1f1b")
@@ -163,16 +163,20 @@ def write_schedule(schedule: Schedule, path: str | Path) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ScheduleError(
-            f"cannot write {str(path)!r}: {error.strerror}.\n"
-            "  rule schedule-file: it is in a folder that exists and can be written to\n"
-            "  repair: make the folder, or give another path"
+            explain(
+                f"cannot write {str(path)!r}: {error.strerror}.",
+                rule="schedule-file: it is in a folder that exists and can be written to",
+                repair="make the folder, or give another path",
+            )
         ) from None
 
 
 def _check_ending(path: str | Path) -> None:
     if not is_file_name(str(path)):
         raise ScheduleError(
-            f"{str(path)!r} is no name of a schedule's file.\n"
-            f"  rule schedule-file: its name ends in {' or '.join(ENDINGS)}\n"
-            f"  repair: call it for example {str(Path(path).with_suffix('.json'))!r}"
+            explain(
+                f"{str(path)!r} is no name of a schedule's file.",
+                rule=f"schedule-file: its name ends in {' or '.join(ENDINGS)}",
+                repair=f"call it for example {str(Path(path).with_suffix('.json'))!r}",
+            )
         )

@@ -1,7 +1,7 @@
-"""Which device holds which stage of which replica.
+"""Placements: which device holds which stage of which replica.
 
-Every device holds the same number of chunks of each replica; a chunk is the index of a stage among
-those of one device (first by replica, then in forward order).
+Every device holds the same number of chunks of each replica; a chunk is the index of a stage among those of one device
+(first by replica, then in forward order).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Devices = TypeVar("Devices", int, "np.ndarray")
 
 @dataclass(frozen=True)
 class Placement:
-    """Holders of stages.
+    """The device of every stage of every replica.
 
     Attributes:
         num_devices: devices on the `pipe` axis.
@@ -49,7 +49,7 @@ class Placement:
         return self.devices[replica][stage]
 
     def partner_of(self, device: Devices) -> Devices:
-        """The paired device, which `device` evicts to and loads from; the middle one of odd D is its own."""
+        """The paired device D-1-d, with which `device` exchanges; the middle one of odd D is its own."""
         return self.num_devices - 1 - device
 
     @cached_property
@@ -67,12 +67,12 @@ class Placement:
 
 
 def linear(num_devices: int) -> Placement:
-    """Stage s on device s, one replica."""
+    """The placement of stage s on device s, in one replica."""
     return Placement(num_devices, (tuple(range(num_devices)),))
 
 
 def looped(num_devices: int, num_chunks: int) -> Placement:
-    """Stage s on device s % D: each chunk starts on device 0 again; one replica.
+    """The placement of stage s on device s % D, in one replica: each chunk starts on device 0 again.
 
     Args:
         num_devices: D, devices on the `pipe` axis.
@@ -86,7 +86,7 @@ def looped(num_devices: int, num_chunks: int) -> Placement:
 
 
 def zig_zag(num_devices: int, num_chunks: int) -> Placement:
-    """Chunks run up and down the devices in turn: a V for two chunks, a W for four; one replica.
+    """The placement whose chunks run up and down the devices in turn: a V for two chunks, a W for four; one replica.
 
     The last stage of a chunk and the first of the next are on the same device.
 
@@ -103,7 +103,7 @@ def zig_zag(num_devices: int, num_chunks: int) -> Placement:
 
 
 def bidirectional(placement: Placement) -> Placement:
-    """Replica 0 of `placement`, and replica 1, its mirror image: stage s is on device D-1-d where it was on d.
+    """The placement of two replicas: replica 0 on `placement`, and replica 1 on its mirror image, D-1-d for d.
 
     Example:
         >>> bidirectional(linear(4)).devices

@@ -1,7 +1,8 @@
-"""One entry of a schedule's row: what a device does, for which stage, microbatch and replica.
+"""A schedule is a value: for every device, an ordered row of actions.
 
-The text form is PyTorch's: `2F0` is the forward of stage 2 for microbatch 0; an action of another
-replica than 0 ends in `@replica`; an action of no single microbatch (SYNC) has no microbatch number.
+Built and compared without JAX and without a model. The text form of an action is PyTorch's: `2F0` is the forward of
+stage 2 for microbatch 0; an action of another replica than 0 ends in `@replica`; SYNC, which belongs to no single
+microbatch, has no microbatch number.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.placement import Placement
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ NO_MICROBATCH = -1
 class Kind(enum.IntEnum):
     """What an action does.
 
-    B is the whole backward; I (input gradient) followed by W (weight gradient) is the same in two
-    parts (zero-bubble papers write B for our I).
+    F is the forward and B the whole backward; I (input gradient) followed by W (weight gradient) is the backward in two
+    parts (zero-bubble papers write B for our I). EVICT sends activations of a stage to the paired device, LOAD brings
+    them back. SYNC says that the gradients of a stage are complete.
     """
 
     F = 0
@@ -68,20 +70,22 @@ class Action(NamedTuple):
 
 
 def parse_action(text: str) -> Action:
-    """The action that `text` writes.
+    """The action that `text` writes, such as `2F0`.
 
     Raises:
-        ScheduleError: `text` is not stage, kind, microbatch as in `2F0`.
+        ScheduleError: `text` is not stage, kind, microbatch.
     """
     match = _TEXT.fullmatch(text.strip())
     kind = Kind[match[2]] if match else None
     if match is None or kind is None or (match[3] == "") != (kind is Kind.SYNC):
         kinds = " ".join(kind.name for kind in Kind)
         raise ScheduleError(
-            f"{text.strip()!r} is not an action.\n"
-            f"  rule action-text: stage, kind, microbatch, as in 2F0; kinds are {kinds}; "
-            "SYNC has no microbatch; @1 at the end names replica 1\n"
-            "  repair: write for example 2F0, 3B11, 0EVICT4, 3SYNC@1"
+            explain(
+                f"{text.strip()!r} is not an action.",
+                rule=f"action-text: stage, kind, microbatch, as in 2F0; kinds are {kinds}; "
+                "SYNC has no microbatch; @1 at the end names replica 1",
+                repair="write for example 2F0, 3B11, 0EVICT4, 3SYNC@1",
+            )
         )
     microbatch = int(match[3]) if match[3] else NO_MICROBATCH
     return Action(kind, int(match[1]), microbatch, int(match[4] or 0))
@@ -99,11 +103,11 @@ class Schedule:
 
     Attributes:
         name: as in the registry, or of the file it was read from.
-        placement: who holds which stage.
+        placement: the device of each stage.
         num_microbatches: microbatches of one step, over all replicas.
         rows: [device][position] -> Action.
-        parked: [stage] -> the share, in (0, 1], of a microbatch's pages that EVICT moves to the paired
-            device and LOAD brings back; empty where that is 1 for every stage: whole microbatches.
+        parked: [stage] -> the fraction, in (0, 1], of a microbatch's pages that EVICT moves to the paired device and
+            LOAD brings back; empty where that is 1 for every stage: whole microbatches.
     """
 
     name: str
@@ -128,7 +132,7 @@ class Schedule:
         return self.placement.num_replicas
 
     def parked_of(self, stage: int) -> Fraction:
-        """The share of a microbatch's pages of `stage` that EVICT and LOAD move."""
+        """The fraction of a microbatch's pages of `stage` that EVICT and LOAD move."""
         return self.parked[stage] if self.parked else Fraction(1)
 
     @property
@@ -143,7 +147,7 @@ class Schedule:
 
     @cached_property
     def columns(self) -> Columns:
-        """All actions as integer arrays, device by device in row order."""
+        """All actions as integer arrays, device by device in row order, for code that looks at all at once."""
         import numpy as np
 
         num_actions = sum(map(len, self.rows))
@@ -165,7 +169,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Columns:
-    """The actions of a schedule as integer arrays; A actions, device by device in row order."""
+    """The A actions of a schedule as integer arrays, device by device in row order."""
 
     kind: np.ndarray  # [A] Kind
     stage: np.ndarray  # [A]

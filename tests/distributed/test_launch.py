@@ -220,7 +220,7 @@ def test_what_does_not_end_is_killed(launch):
     assert code == 128 + 9
     assert err == [
         "jaxpipe.launch: process 0 was ended by SIGKILL; process 1 to end within 1 s",
-        "jaxpipe.launch: killed process 1: still there 1 s later",
+        "jaxpipe.launch: killed process 1, which still ran 1 s later",
     ]
 
 

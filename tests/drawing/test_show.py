@@ -252,7 +252,9 @@ def test_the_list_has_every_method_with_its_options(capsys):
     paragraphs = shown(capsys, "--list").split("\n\n")
     assert [paragraph.splitlines()[0] for paragraph in paragraphs] == list(REGISTRY)
     listed = dict(zip(REGISTRY, paragraphs, strict=True))
-    assert "bubble ratio: (D-1)/(N+D-1)\n    peak activations: 1..min(D, N)\n" in listed["1f1b"]  # DAPPLE, PPoPP 2021
+    assert (
+        "bubble ratio: (D-1)/(N+D-1)\n    peak activations, Ma: 1..min(D, N)\n" in listed["1f1b"]
+    )  # DAPPLE, PPoPP 2021
     for name, method in REGISTRY.items():
         assert all(f"{option.name}=" in listed[name] for option in method.options)
 

@@ -12,7 +12,7 @@ from jaxpipe.estimate import Roofline, estimate
 from jaxpipe.estimate.matmuls import Matmul, flops, head_matmuls, layer_matmuls
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.roofline import update_bytes
-from jaxpipe.estimate.traffic import draws
+from jaxpipe.estimate.traffic import dropout_draws
 
 A100 = HARDWARE["a100-80g"]
 # Only what is counted takes time.
@@ -91,12 +91,12 @@ def test_collectives_of_tensor_by_hand():
 
 def test_dropout_draws_a_number_for_each_probability_and_for_what_is_added():
     setting = gpt_setting(tensor=2, attention_dropout=0.1, hidden_dropout=0.1, embedding_dropout=0.1)
-    drawn = draws(setting)
+    drawn = dropout_draws(setting)
     assert drawn.forward == drawn.backward == 8 * 1024**2 + 2 * 1024 * 1024 // 2
     assert drawn.embed == 1024 * 1024 // 2
     slower, faster = (Roofline(A100).times(each) for each in (setting, gpt_setting(tensor=2)))
     assert slower.layer_forward_s > faster.layer_forward_s
-    assert draws(gpt_setting()).forward == 0
+    assert dropout_draws(gpt_setting()).forward == 0
 
 
 def test_update_by_hand():

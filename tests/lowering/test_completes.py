@@ -53,7 +53,9 @@ def test_of_user_schedules(placement, seed):
 @pytest.mark.parametrize("placement", [*PLACEMENTS.values(), *TWO_WAYS.values()], ids=[*PLACEMENTS, *TWO_WAYS])
 @pytest.mark.parametrize("seed", range(4))
 def test_of_backwards_some_or_all_in_two_parts(placement, seed):
-    assert_marks(random_schedule(placement, num_microbatches=1 + 2 * seed, seed=seed, halves=(0.5, 1.0)[seed % 2]))
+    assert_marks(
+        random_schedule(placement, num_microbatches=1 + 2 * seed, seed=seed, split_fraction=(0.5, 1.0)[seed % 2])
+    )
 
 
 def test_of_a_handwritten_v():

@@ -32,7 +32,9 @@ def table_of(schedule: Schedule, body: Couplings, fitted: tuple[np.ndarray, np.n
 @pytest.mark.parametrize("seed", range(4))
 def test_what_fits_without_waiting_is_as_fast_as_the_asynchronous_clock(placement, seed):
     """Whatever the row, whatever each stage costs; and the program does what the rows say."""
-    schedule = random_schedule(placement, num_microbatches=3 + seed, seed=seed, halves=(0.0, 0.5, 1.0)[seed % 3])
+    schedule = random_schedule(
+        placement, num_microbatches=3 + seed, seed=seed, split_fraction=(0.0, 0.5, 1.0)[seed % 3]
+    )
     draw = random.Random(seed)
     of_stages = [tuple(draw.uniform(0.5, 1.5) for _ in range(schedule.num_stages)) for _ in range(4)]
     for costs in (Costs(*of_stages), *SPLIT_COSTS):
@@ -84,7 +86,7 @@ def test_where_nothing_fits_there_is_nothing_without_waiting():
 @pytest.mark.parametrize("placement", ALL_PLACEMENTS.values(), ids=ALL_PLACEMENTS)
 def test_the_latest_starts_are_those_of_the_schedule_read_backwards(placement):
     """Each action ends when what follows it begins, the last ones with the step."""
-    schedule = random_schedule(placement, num_microbatches=5, seed=2, halves=0.5)
+    schedule = random_schedule(placement, num_microbatches=5, seed=2, split_fraction=0.5)
     timeline = simulate(schedule, SPLIT_COSTS[1])
     latest, duration = latest_starts(timeline), timeline.end - timeline.start
     assert (latest >= timeline.start - 1e-9).all()

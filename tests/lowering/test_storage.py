@@ -81,8 +81,8 @@ def test_user_schedules_are_stored_safely(placement, seed):
 @pytest.mark.parametrize("placement", [*PLACEMENTS.values(), *TWO_WAYS.values()], ids=[*PLACEMENTS, *TWO_WAYS])
 @pytest.mark.parametrize("seed", range(8))
 def test_so_they_are_with_backwards_in_two_parts(placement, seed):
-    halves = (0.5, 1.0)[seed % 2]
-    schedule = random_schedule(placement, num_microbatches=2 + seed, seed=seed, halves=halves)
+    split_fraction = (0.5, 1.0)[seed % 2]
+    schedule = random_schedule(placement, num_microbatches=2 + seed, seed=seed, split_fraction=split_fraction)
     for rolled in (True, False):
         table = lower(schedule, layers_per_stage=uneven_layers(schedule), rolled=rolled)
         interpret(table)

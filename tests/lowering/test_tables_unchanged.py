@@ -69,13 +69,13 @@ def digest_of_method(method: str, num_devices: int) -> str:
 
 def digest_of_random(placement: str) -> str:
     whole = hashlib.sha256()
-    for seed, halves in enumerate((0.0, 0.0, 0.5, 1.0)):
+    for seed, split_fraction in enumerate((0.0, 0.0, 0.5, 1.0)):
         schedule = random_schedule(
             ALL_PLACEMENTS[placement],
             num_microbatches=3 + seed,
             seed=seed,
             has_syncs=bool(seed % 2),
-            halves=halves,
+            split_fraction=split_fraction,
         )
         for rolled in (True, False):
             update(whole, lower(schedule, rolled=rolled))

@@ -33,12 +33,12 @@ TWO_WAYS = {
 
 
 def random_schedule(
-    placement: Placement, *, num_microbatches: int, seed: int, has_syncs: bool = False, halves: float = 0.0
+    placement: Placement, *, num_microbatches: int, seed: int, has_syncs: bool = False, split_fraction: float = 0.0
 ) -> Schedule:
     """Rows in the order in which a random device takes a random action that is ready, over and over.
 
     Each microbatch runs in a random replica. A SYNC stands anywhere behind the last backward of its stage and replica.
-    Of the backwards a share of `halves` is in two parts.
+    A fraction `split_fraction` of the backwards is split into I and W.
     """
     generator = random.Random(seed)
     last_stage = placement.num_stages - 1
@@ -52,7 +52,7 @@ def random_schedule(
         if kind is Kind.F and stage < last_stage:
             ready.append(action._replace(stage=stage + 1))
         elif kind is Kind.F or (kind is not Kind.W and stage > 0):
-            backward = Kind.I if halves and generator.random() < halves else Kind.B
+            backward = Kind.I if split_fraction and generator.random() < split_fraction else Kind.B
             ready.append(action._replace(kind=backward, stage=last_stage if kind is Kind.F else stage - 1))
         if kind is Kind.I:
             ready.append(action._replace(kind=Kind.W))

@@ -14,8 +14,7 @@ from jaxpipe.config import base_config, check
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Times
 from jaxpipe.estimate.measured import Measurement
-from jaxpipe.measure import output
-from jaxpipe.measure.__main__ import sizes_of
+from jaxpipe.measure.__main__ import check_output, sizes_of
 from jaxpipe.measure.actions import solve, times_of
 from jaxpipe.measure.measurement import measure, num_parameters
 from jaxpipe.measure.stages import NUM_MICROBATCHES, make_stages, some_actions, three_stages
@@ -157,10 +156,10 @@ def test_a_file_is_not_overwritten_unasked(tmp_path):
     file = tmp_path / "costs.json"
     file.write_text("kept")
     with pytest.raises(ConfigError, match="rule output"):
-        output.check_output(str(file), overwrite=False)
-    output.check_output(str(file), overwrite=True)
+        check_output(str(file), overwrite=False)
+    check_output(str(file), overwrite=True)
     with pytest.raises(ConfigError, match="no folder"):
-        output.check_output(str(tmp_path / "missing" / "costs.json"), overwrite=True)
+        check_output(str(tmp_path / "missing" / "costs.json"), overwrite=True)
     assert file.read_text() == "kept"
 
 

@@ -75,17 +75,17 @@ def test_a_split_vocabulary_changes_nothing(monkeypatch, num_devices, num_chunks
 @pytest.mark.parametrize(("num_devices", "num_chunks"), [(1, 1), (1, 6), (4, 2)])
 def test_a_bias_and_rows_that_are_no_words(monkeypatch, num_devices, num_chunks):
     """Of 19 words in 32 rows the devices hold 8, 8, 3 and none."""
-    num_words, num_rows = 19, VOCAB_SIZE // num_devices
+    vocab_size, num_rows = 19, VOCAB_SIZE // num_devices
     monkeypatch.setattr(cross_entropy, "MOST_LOGITS", NUM_TOKENS // num_chunks * num_rows)
     x, kernel, bias = stream(), _kernel(), normal(VOCAB_SIZE, seed=6)
-    targets = np.minimum(tokens_and_targets()["targets"], num_words - 1)
+    targets = np.minimum(tokens_and_targets()["targets"], vocab_size - 1)
 
     def ours(x, both, targets):
-        options = {"bias": both["bias"], "num_words": num_words}
+        options = {"bias": both["bias"], "vocab_size": vocab_size}
         return cross_entropy_sum(x, both["kernel"], targets, TensorAxis(num_devices), **options)
 
     def plain(x, both, targets):
-        return textbook.loss_of_logits((x @ both["kernel"].T + both["bias"])[..., :num_words], targets)
+        return textbook.loss_of_logits((x @ both["kernel"].T + both["bias"])[..., :vocab_size], targets)
 
     both = {"kernel": kernel, "bias": bias}
     losses, gradients = _split(ours, num_devices, x, both, targets)

@@ -189,7 +189,7 @@ def test_a_family_is_registered_once():
         ("gtp", ["model.family='gtp' is not known. Did you mean 'gpt'?", "one of bert, gpt, llama, or a Python file"]),
         ("no_such_file.py", ["no_such_file.py' is not a file", "rule family-file"]),
         (f"{FILE}:other", ["does not say which family is meant", "side_by_side"]),
-        ("empty.py", ["families in empty.py: none", "define a Family in the file"]),
+        ("empty.py", ["'empty.py' defines no family", "define a Family in the file"]),
         ("broken.py", ["cannot be run: ZeroDivisionError", "until `python "]),
     ],
 )

@@ -19,7 +19,7 @@ from tiers import tiers
 from tiny_models import run_quickly
 
 from jaxpipe.program import Pipeline
-from jaxpipe.schedules import Kind, Schedule, balance, build, split_backward
+from jaxpipe.schedules import REGISTRY, Kind, Schedule, balance, build, split_backward
 
 
 class Case(NamedTuple):
@@ -76,6 +76,9 @@ FEW = tiers(
         Case("mlp", "mixpipe", {}, 8, 16),
     ],
 )
+
+_IN_FEW = {case.name for case in (getattr(each, "values", (each,))[0] for each in FEW)}
+FEW += [Case("mlp", name, {}, 4, 6) for name in REGISTRY if name not in _IN_FEW]
 
 ALL = [
     Case("mlp", name, options, num_devices, num_microbatches, data=1 + (num_devices <= 4 and num_microbatches % 2))

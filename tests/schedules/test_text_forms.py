@@ -48,7 +48,7 @@ def test_csv_and_json_read_back_equal(name, num_devices, num_microbatches):
     schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
     assert from_json(to_json(schedule)) == schedule
     if schedule.num_replicas == 1:
-        assert from_csv(to_csv(schedule), name=name) == schedule
+        assert from_csv(to_csv(schedule), name=schedule.name) == schedule
 
 
 def test_json_holds_replicas_and_all_kinds():

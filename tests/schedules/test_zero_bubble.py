@@ -189,10 +189,10 @@ def test_blocks_are_the_published_ones():
 
 
 def split_shop(
-    placement: Placement, num_chains: int, cap: int, times: Times, *, ticks_per_unit: float = 1.0
+    placement: Placement, num_microbatches: int, cap: int, times: Times, *, ticks_per_unit: float = 1.0
 ) -> FlowShop:
     return flow_shop(
-        placement, num_chains, times.costs, StorageSizes(cap), is_split=True, ticks_per_unit=ticks_per_unit
+        placement, num_microbatches, times.costs, StorageSizes(cap), is_split=True, ticks_per_unit=ticks_per_unit
     )
 
 
@@ -200,9 +200,9 @@ def random_case(source: random.Random) -> tuple[FlowShop, list[int]]:
     """A shop with times and a cap, and what list scheduling makes of a pattern."""
     d = source.randint(1, 5)
     placement = zig_zag(d, source.choice((1, 2, 3)))
-    num_chains, times = source.randint(1, 7), Times(*(source.randint(1, 5) for _ in range(3)))
+    num_microbatches, times = source.randint(1, 7), Times(*(source.randint(1, 5) for _ in range(3)))
     cap = source.randint(placement.num_chunks, 3 * placement.num_stages)
-    shop = split_shop(placement, num_chains, cap, times)
+    shop = split_shop(placement, num_microbatches, cap, times)
     pattern = Pattern(
         hops=tuple(source.choice((1.0, 2.0, 3.0)) for _ in range(2 * placement.num_chunks)),
         turn=source.choice((-NEVER_FIRST, 0.0, 0.5)),

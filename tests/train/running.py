@@ -1,12 +1,28 @@
-"""Commands of jaxpipe in processes of their own, on virtual CPU devices, and a run that takes seconds."""
+"""Commands of jaxpipe on virtual CPU devices, and a run that takes seconds.
 
+A command runs in this process: its programs are compiled for the eight devices of the suite, and Python and JAX start
+once. `in_child` runs it in a process of its own, for what only a process has: its exit status, signals, its devices.
+"""
+
+import contextlib
+import importlib
+import io
 import json
+import logging
 import os
 import subprocess
 import sys
+import tempfile
+import warnings
 from pathlib import Path
 
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxpipe.distributed import log
+
 ROOT = Path(__file__).parents[2]
+CACHE = tempfile.TemporaryDirectory()  # of the programs of these runs: those of equal runs are compiled once
 SMALL = [
     "--config.mesh.platform=cpu",
     "--config.mesh.pipe=2",
@@ -24,13 +40,13 @@ SMALL = [
 
 
 def environment(*, is_optimized: bool = False) -> dict[str, str]:
-    """Of a command; `is_optimized` compiles as a user's run does, which takes longer."""
+    """Of a command in a process of its own; `is_optimized` compiles as a user's run does, which takes longer."""
     optimization = {} if is_optimized else {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **optimization}
 
 
-def run(module: str, *arguments: str, is_optimized: bool = False) -> subprocess.CompletedProcess:
-    """`python -m jaxpipe.MODULE`."""
+def in_child(module: str, *arguments: str, is_optimized: bool = False) -> subprocess.CompletedProcess:
+    """`python -m jaxpipe.MODULE`, to its end."""
     return subprocess.run(
         [sys.executable, "-m", f"jaxpipe.{module}", *arguments],
         cwd=ROOT,
@@ -39,6 +55,21 @@ def run(module: str, *arguments: str, is_optimized: bool = False) -> subprocess.
         text=True,
         check=False,
     )
+
+
+def run(module: str, *arguments: str, is_optimized: bool = False) -> subprocess.CompletedProcess:
+    """`jaxpipe.MODULE.main` in this process, whose settings are afterwards as before."""
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(ROOT))
+        stack.enter_context(contextlib.redirect_stdout(output))
+        stack.enter_context(contextlib.redirect_stderr(errors))
+        stack.enter_context(_settings(is_optimized=is_optimized))
+        try:
+            status = importlib.import_module(f"jaxpipe.{module}").main(list(arguments))
+        except SystemExit as ended:
+            status = ended.code
+    return subprocess.CompletedProcess(arguments, status, output.getvalue(), errors.getvalue())
 
 
 def train(
@@ -53,3 +84,38 @@ def metrics(workdir: Path) -> list[dict[str, float]]:
 
 def losses(workdir: Path) -> list[float]:
     return [row["loss"] for row in metrics(workdir)]
+
+
+@contextlib.contextmanager
+def _settings(*, is_optimized: bool):
+    """Puts back what a command sets for its process: environment, JAX's options, logs, warnings."""
+    before, show = dict(os.environ), warnings.showwarning
+    names = (
+        "jax_default_device",
+        "jax_disable_most_optimizations",
+        "jax_platforms",
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+    )
+    options = {name: jax.config.values[name] for name in names}
+    verbosity = logging.getLogger("absl").level
+    jax.config.update("jax_disable_most_optimizations", not is_optimized)
+    jax.config.update("jax_compilation_cache_dir", CACHE.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()  # or it stays as it was found at the first compilation
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        warnings.showwarning = show
+        for name, value in options.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        logging.getLogger("absl").setLevel(verbosity)
+        log._print[0] = print
+        log._early.clear()
+        for handler in list(log.LOGGER.handlers):
+            log.LOGGER.removeHandler(handler)
+            handler.close()
+        log.LOGGER.propagate = True

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from batch_of_processes import MESHES, check_mesh
 
 HERE = Path(__file__).parent
@@ -17,6 +18,7 @@ def test_one_process_holds_all_rows_of_any_mesh():
         check_mesh(name, order, processes=[0, 1, 2, 3])
 
 
+@pytest.mark.ci
 def test_each_of_several_processes_holds_the_rows_of_its_devices():
     with socket.socket() as free:
         free.bind(("localhost", 0))

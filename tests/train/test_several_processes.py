@@ -8,7 +8,7 @@ import time
 
 import pytest
 from resuming import assert_same_arrays, numbers
-from running import ROOT, environment, metrics, run
+from running import ROOT, environment, in_child, metrics
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.files import complete_steps
@@ -58,7 +58,7 @@ def said(workdir, index):
 
 
 def run_alone(workdir, *arguments):
-    done = run("train", "--config=configs/quickstart.py", f"--workdir={workdir}", *TINY, *arguments)
+    done = in_child("train", "--config=configs/quickstart.py", f"--workdir={workdir}", *TINY, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

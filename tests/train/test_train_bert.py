@@ -6,12 +6,14 @@ import re
 import pytest
 from running import metrics, run, train
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("run") / "bert"
     arguments = ["--config.train.steps=40", "--config.train.eval_every=40", "--config.data.batch_size=24"]
-    return workdir, train(workdir, *arguments, config="configs/quickstart_bert.py", is_optimized=True)
+    return workdir, train(workdir, *arguments, config="configs/quickstart_bert.py")
 
 
 def test_the_text_as_masked_words_lowers_the_loss(trained):

@@ -29,17 +29,11 @@ def test_it_trains_as_1f1b_does_to_the_last_digit(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(
-            ["--config.pipeline.options=bund=3"], ["no option 'bund'", "Did you mean 'bound'?"], marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ["--config.pipeline.options=bound"],
-            ["option 'bound' of a schedule", "rule schedule-options"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(["--config.pipeline.options=bound=2"], ["bound=2", "repair: "], marks=pytest.mark.slow),
+        (["--config.pipeline.options=bund=3"], ["no option 'bund'", "Did you mean 'bound'?"]),
+        (["--config.pipeline.options=bound"], ["option 'bound' of a schedule", "rule schedule-options"]),
+        (["--config.pipeline.options=bound=2"], ["bound=2", "repair: "]),
         (["--config.mesh.pipe=3"], ["rule bpipe-pays", "num_devices=4 or more"]),
-        pytest.param(["--config.mesh.order=pairs"], ["mesh.order='pairs'", "pair_adjacent"], marks=pytest.mark.slow),
+        (["--config.mesh.order=pairs"], ["mesh.order='pairs'", "pair_adjacent"]),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, arguments, words):
@@ -47,5 +41,4 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, arguments, 
     assert done.returncode == 2
     for word in words:
         assert word in done.stderr
-    assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()

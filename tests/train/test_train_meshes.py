@@ -29,6 +29,7 @@ def llama(tmp_path_factory):
     return folder / "run", train(folder / "run", *axes, config=folder / "llama.py")
 
 
+@pytest.mark.ci
 def test_a_llama_learns_on_a_mesh_with_tensor(llama):
     workdir, done = llama
     assert done.returncode == 0, done.stderr
@@ -38,6 +39,7 @@ def test_a_llama_learns_on_a_mesh_with_tensor(llama):
     assert rows[-1]["eval_loss"] < rows[0]["loss"]
 
 
+@pytest.mark.ci
 def test_a_checkpoint_has_the_same_loss_on_another_mesh(llama):
     axes = ["--config.mesh.data=2", "--config.mesh.pipe=3", "--config.mesh.tensor=1"]
     done = run("eval", f"--workdir={llama[0]}", *axes)
@@ -62,7 +64,7 @@ def test_dropout_in_bfloat16_over_all_axes_is_near_float32_on_one_device(tmp_pat
     assert losses(tmp_path / "nothing dropped") != near
 
 
-@pytest.mark.parametrize("platform", ["auto", pytest.param("cpu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("platform", ["auto", "cpu"])
 def test_cudnn_without_a_gpu_is_refused_before_anything_is_made(tmp_path, platform):
     arguments = [
         "--config.model.attention=cudnn",
@@ -74,5 +76,4 @@ def test_cudnn_without_a_gpu_is_refused_before_anything_is_made(tmp_path, platfo
     assert done.stderr.startswith("ConfigError: ")
     for words in ("model.attention='cudnn'", "rule attention-cudnn", "platform='cpu'", "repair: set model.attention="):
         assert words in done.stderr
-    assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()

@@ -64,7 +64,7 @@ def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -
     Args:
         parts: consecutive parts of files.
         tokenizer: encodes the text of each document.
-        key: of the text in a line's JSON object.
+        key: key of the text in a line's JSON object.
 
     Raises:
         DataError: a line contains no document.
@@ -124,8 +124,8 @@ def texts_of(part: FilePart, *, key: str, keep_bytes: bool) -> Iterator[Text]:
     """Yields the texts of `part`.
 
     Args:
-        part: of a file.
-        key: of the text in a line's JSON object.
+        part: the part of a file.
+        key: key of the text in a line's JSON object.
         keep_bytes: whether the bytes of a text file stay as they are.
 
     Raises:

@@ -31,11 +31,11 @@ class Prepared:
     Attributes:
         prefix: path of the written files without their endings.
         tokenizer: the value for data.tokenizer.
-        vocab_size: of the tokenizer.
+        vocab_size: vocabulary size of the tokenizer.
         num_files: files read.
         num_documents: documents written.
         num_tokens: tokens written, including a separator after every document.
-        dtype: of a token.
+        dtype: dtype of the tokens.
         num_text_bytes: bytes of the text in UTF-8.
         replaced: places of invalid UTF-8.
         empty: documents without text, which were left out.
@@ -75,13 +75,13 @@ def prepare(
         tokenizer: "byte", the path of a tokenizer.json or of its folder, or "bpe:VOCAB" to train one.
         output: path of the written files without their endings.
         file_format: "text", "jsonl", or "auto", by the names of the files.
-        jsonl_key: of the text in a line's JSON object.
+        jsonl_key: key of the text in a line's JSON object.
         is_masked: whether a masked model will use it, so that the tokenizer has [CLS], [SEP], [MASK] and [PAD].
         overwrite: whether existing files are replaced.
         log: takes a line about the progress.
 
     Raises:
-        ConfigError: there are no such files or tokenizer, or `output` exists.
+        ConfigError: a file or tokenizer does not exist, or `output` already exists.
         DataError: a file is damaged, none has text, or `output` cannot be written.
     """
     vocab_size = vocab_size_of(tokenizer, is_masked=is_masked)

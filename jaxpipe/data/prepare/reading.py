@@ -34,7 +34,7 @@ class InputFile:
     """A file of text.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         num_bytes: size on the disk.
         is_jsonl: whether each line is a JSON object with a document; else the whole file is one document.
         is_compressed: whether it is compressed by gzip.
@@ -97,7 +97,7 @@ def read_file(file: InputFile, *, start: int = 0) -> Iterator[FilePart]:
     """Yields the parts of `file`; one without text if the file is empty.
 
     Args:
-        file: what is read.
+        file: the file to read.
         start: byte after which the first whole line begins; 0 for compressed files. Lines are counted from there.
 
     Raises:

@@ -25,7 +25,7 @@ def vocab_size_of(tokenizer: str, *, is_masked: bool) -> int | None:
     """Returns the size of the vocabulary to train if `tokenizer` is bpe:VOCAB, None if it names a tokenizer.
 
     Raises:
-        ConfigError: VOCAB is no number, or too small for the bytes and the special tokens.
+        ConfigError: VOCAB is not a number, or is too small for the bytes and the special tokens.
     """
     if not tokenizer.startswith(BPE):
         return None
@@ -34,7 +34,7 @@ def vocab_size_of(tokenizer: str, *, is_masked: bool) -> int | None:
     if not (number.isascii() and number.isdigit() and int(number) >= smallest):
         raise ConfigError(
             explain(
-                f"--tokenizer={tokenizer} is no size of a vocabulary",
+                f"--tokenizer={tokenizer} does not name the size of a vocabulary",
                 rule=f"vocabulary-size: {BPE}VOCAB with more tokens than the 256 bytes and the special tokens",
                 picture=f"special tokens: {', '.join(_special(is_masked))}",
                 repair=f"set --tokenizer={BPE}32000, or a size of at least {smallest}",
@@ -74,12 +74,12 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int, is_masked: bool) 
 def sample_texts(files: Sequence[InputFile], *, key: str) -> Iterator[str]:
     """Yields all texts of `files` if these have at most `SAMPLE_BYTES`; else stretches evenly spread over them.
 
-    A compressed file is read from its beginning. The sample leaves out damaged lines except in its first stretch:
-    preparing all of the text reports them.
+    A compressed file is read from its beginning. The sample skips damaged lines after its first stretch:
+    the preparation of the whole text reports them.
 
     Args:
-        files: in order.
-        key: of the text in a line's JSON object.
+        files: the files, in order.
+        key: key of the text in a line's JSON object.
 
     Raises:
         DataError: a line of the first stretch contains no document, or a file cannot be read.

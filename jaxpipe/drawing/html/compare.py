@@ -30,17 +30,17 @@ def to_html(
     bound: float | None = None,
     slot_bytes: float | None = None,
 ) -> str:
-    """The text of an HTML page that shows schedules on both clocks, on one axis of time; it needs no other file.
+    """The text of a self-contained HTML page that shows schedules on both clocks, on one axis of time.
 
-    All schedules run the same model: where one cuts it into twice as many stages, each of its stages takes half as
-    long, and has half of the activations and gradients to send.
+    All schedules run the same model: a schedule with twice as many stages has stages that take half as
+    long and send half the activations and gradients.
 
     Args:
-        schedules: one, or several to compare; they keep the rules and have the same number of devices.
-        costs: of the stages of the first one.
-        layers_per_stage: of the first one; at least 1.
-        bound: slots of the first one that a device may store; by default the bound that its EVICTs keep, if any.
-        slot_bytes: bytes of a slot of the first one; given, GiB stand beside Ma.
+        schedules: one schedule, or several to compare; they keep the rules and have the same number of devices.
+        costs: costs of the stages of the first schedule.
+        layers_per_stage: layers per stage of the first schedule; at least 1.
+        bound: slots of the first schedule that a device may store; by default the bound that its EVICTs keep, if any.
+        slot_bytes: bytes of a slot of the first schedule; if given, the page shows GiB beside Ma.
 
     Raises:
         ScheduleError: the schedules differ in their number of devices, or costs given for each stage do not fit the
@@ -84,7 +84,7 @@ class Page:
     """An HTML page that a notebook shows when it is the last value of a cell.
 
     Attributes:
-        html: from `to_html`.
+        html: text of the page, from `to_html`.
         height: pixels.
 
     Example:
@@ -101,7 +101,7 @@ class Page:
 
 
 def same_model(costs: Costs, first: Schedule, other: Schedule) -> Costs:
-    """Costs of a stage of `other`, given those of a stage of `first`, where both cut the same model.
+    """Costs of a stage of `other`, given those of a stage of `first`, if both schedules run the same model.
 
     Example:
         >>> from jaxpipe.schedules import build
@@ -130,7 +130,7 @@ def _check_devices(schedules: Sequence[Schedule]) -> None:
 
 
 def _summary(summary: Summary, shortest: Summary) -> dict[str, str]:
-    """Name -> text of the numbers at the head of the page."""
+    """The numbers at the head of the page: name -> text."""
     timeline, spmd, peaks = summary.timeline, summary.spmd, peak_activations(summary.schedule)
     least = shortest.timeline.makespan
     sizes = np.array([peaks.min(), peaks.max()])

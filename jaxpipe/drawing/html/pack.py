@@ -23,9 +23,9 @@ from jaxpipe.schedules.analysis.bubbles import ROUNDING, Bubbles, bubbles
 
 _SCRIPTS = ("data", "view", "tracks", "paint", "memory", "detail", "overlay", "panel", "controls", "main")
 _IDLE = {"warm_up": "waits for its first action", "internal": "waits in between", "cool_down": "is done"}
-# Not as in the memory chart: here memory stands below actions, and forwards have that colour.
+# The colours differ from the memory chart's: here memory stands below actions, and forwards have that colour.
 _STORED_FILLS = {"own": "#66758c"}
-_LABELLED = 0.03  # of the longest makespan: parts of a bar that are wide enough for their number
+_LABELLED = 0.03  # fraction of the longest makespan from which a part of a bar is wide enough for its number
 _GIB = 2.0**30
 
 
@@ -36,9 +36,9 @@ class Entry:
     Attributes:
         panels: the schedule on each clock, in the same order for all schedules of a page; the first clock's times
             say where time goes.
-        summary: name of a number -> its text, the same names for all schedules of a page.
+        summary: the numbers as text, by name; the same names for all schedules of a page.
         bound: slots that a device may store; drawn as a line.
-        slot_bytes: bytes of a slot; given, GiB stand beside Ma.
+        slot_bytes: bytes of a slot; if given, the page shows GiB beside Ma.
     """
 
     panels: Sequence[Panel]
@@ -51,7 +51,7 @@ def page_text(entries: Sequence[Entry], *, note: str = "") -> str:
     """The text of the page.
 
     Args:
-        entries: at least one schedule; they share the axis of time.
+        entries: at least one schedule; all share the axis of time.
         note: a sentence below the numbers.
     """
     names = [entry.panels[0].timeline.schedule.name for entry in entries]
@@ -87,7 +87,7 @@ def _summary_table(entries: Sequence[Entry]) -> str:
 
 
 def _idle_bars(entries: Sequence[Entry]) -> str:
-    """Bars, one for each schedule, of where the time of a device goes on the mean; all share one scale."""
+    """A bar for each schedule with the mean breakdown of a device's time; all bars share one scale."""
     timelines = [entry.panels[0].timeline for entry in entries]
     longest = max(timeline.makespan for timeline in timelines) or 1.0
     lines = []
@@ -105,7 +105,7 @@ def _idle_bars(entries: Sequence[Entry]) -> str:
 
 
 def _parts(spent: Bubbles) -> list[tuple[str, str, str, float]]:
-    """(CSS class, words, colour, mean over devices) of each part of a device's time."""
+    """The parts of a device's time: (CSS class, words, colour, mean over devices)."""
     work = [
         (kind.name, NAMES[kind], f";background:{HUES[kind]}", float(times.mean())) for kind, times in spent.work.items()
     ]
@@ -129,7 +129,7 @@ class _Arrays:
 
 
 def _packed(entries: Sequence[Entry]) -> str:
-    """Everything that is drawn: a line of JSON, then the block of its arrays, compressed, as base64."""
+    """The data of the drawing: a line of JSON, then the block of its arrays, compressed, as base64."""
     arrays = _Arrays()
     panels = [
         {
@@ -150,7 +150,7 @@ def _packed(entries: Sequence[Entry]) -> str:
 
 
 def _panel_values(panel: Panel, entry: Entry, index: int) -> dict[str, object]:
-    """The values of a panel that are one number or word each; `index` is that of its schedule on the page."""
+    """The scalar values of a panel, numbers and words; `index` is the place of its schedule on the page."""
     schedule, timeline = panel.timeline.schedule, panel.timeline
     num_chunks = schedule.placement.num_chunks  # slots of a Ma
     return {
@@ -168,7 +168,7 @@ def _panel_values(panel: Panel, entry: Entry, index: int) -> dict[str, object]:
 
 
 def _action_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
-    """The arrays of actions and transfers, and how these look."""
+    """The arrays of actions and transfers, and their styles."""
     schedule, columns, timeline = panel.timeline.schedule, panel.timeline.schedule.columns, panel.timeline
     looks = styles(schedule)
     style = np.zeros(len(columns.kind), dtype=int)
@@ -206,7 +206,7 @@ def _round_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
 
 
 def _stored_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
-    """The arrays of what devices store, in Ma, device by device."""
+    """The arrays of stored activations, in Ma, device by device."""
     lasting = [_lasts(panel, device) for device in range(len(panel.stored))]
     ma_per_slot = 1 / panel.timeline.schedule.placement.num_chunks
 
@@ -221,7 +221,7 @@ def _stored_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
 
 
 def _lasts(panel: Panel, device: int) -> np.ndarray:
-    """[T] whether each step of what a device stores lasts longer than rounding explains."""
+    """[T] whether each step of what a device stores lasts longer than rounding explains, "T"."""
     time = panel.stored[device].time
     least = panel.timeline.makespan * ROUNDING
     return np.append(np.diff(time) > least, True)[: len(time)]

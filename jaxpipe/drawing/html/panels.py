@@ -25,11 +25,11 @@ _OWN, _PARKED, _IN_TRANSIT = range(3)  # parts of what a device stores, as in St
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One timeline and what belongs to it; A actions, D devices.
+    """A timeline with its messages, stored activations and rounds; A actions, D devices.
 
     Attributes:
         clock: ASYNCHRONOUS or PROGRAM.
-        timeline: of actions and of transfers between paired devices.
+        timeline: the timeline of actions and of transfers between paired devices.
         message: [A] the action whose message each one reads, from its own device too; -1 where there is none.
         critical_predecessor: [A] the action whose end let each one start, -1 where it started at 0.
         stored: [D] what each device stores, in slots.
@@ -78,13 +78,13 @@ def program_panel(table: RoundTable, costs: Costs) -> Panel:
 
 @dataclass(frozen=True, eq=False)
 class ProgramTimeline:
-    """Actions and transfers of the program, A in all, of which C compute.
+    """The A actions and transfers of the program, C of which compute.
 
     Attributes:
-        timeline: of a schedule whose rows hold each device's F, B, I and W, then its EVICT, LOAD and SYNC: one for
-            each microbatch or stage and each round in which a part of it travels, from the start of that round to
-            its end.
-        rounds: [A] of actions and transfers.
+        timeline: the timeline of a schedule whose rows hold each device's F, B, I and W, then its EVICT, LOAD and SYNC:
+            one for each microbatch or stage and each round in which a part of it travels, from the start of that
+            round to its end.
+        rounds: [A] the round of each action and transfer.
         place: [C] index of each action of the table's schedule among those of the timeline.
     """
 
@@ -93,7 +93,7 @@ class ProgramTimeline:
     place: np.ndarray
 
     def with_index(self, of_actions: np.ndarray) -> np.ndarray:
-        """[A] indices into the timeline's actions, given `[C]` indices into the table's; NOTHING stays NOTHING."""
+        """Translates `[C]` indices of the table's actions to `[A]` indices of the timeline's; NOTHING stays NOTHING."""
         values = np.full(len(self.rounds), NOTHING)
         values[self.place] = np.where(of_actions >= 0, self.place[of_actions], NOTHING)
         return values
@@ -104,7 +104,7 @@ def program_timeline(table: RoundTable, times: Replay, costs: Costs) -> ProgramT
     schedule, columns = table.schedule, table.schedule.columns
     start = times.start[table.rounds, columns.device]
     end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
-    travelling = defaultdict(list)  # device -> (round, what travels)
+    travelling = defaultdict(list)  # device -> (round, action that travels)
     for round_, owner, action in _travelling(table):
         travelling[owner].append((round_, action))
     rows, all_rounds, all_start, all_end, place = [], [], [], [], []
@@ -122,7 +122,7 @@ def program_timeline(table: RoundTable, times: Replay, costs: Costs) -> ProgramT
 
 
 def _travelling(table: RoundTable) -> list[tuple[int, int, Action]]:
-    """Sorted (round, device, what travels): one each, however many pages or layers of it travel in the round."""
+    """The transfers as sorted (round, device, action): one each, whatever number of pages or layers travels."""
     parked, exchange, columns = table.parked, table.exchange, table.schedule.columns
     found = set()
     for kind, rounds in ((Kind.EVICT, parked.evict_round), (Kind.LOAD, parked.load_round)):
@@ -139,10 +139,11 @@ def _travelling(table: RoundTable) -> list[tuple[int, int, Action]]:
 
 
 def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Costs) -> np.ndarray:
-    """[C] the action whose end began the round of each action, NOTHING where none had run before.
+    """The action whose end began the round of each action, [C]; NOTHING where no action had run before.
 
     A device begins its next round when its own action is done and all devices coupled to it by the round's permutes
-    have begun the round. Critical is the coupled device that began last, if that was after its own action's end.
+    have begun the round. The coupled device that began last is critical, if it began after the device's own action
+    ended.
     """
     schedule = table.schedule
     duration = costs.of_kind(schedule.num_stages)[table.kind, table.stage] * (table.kind != IDLE)
@@ -151,7 +152,7 @@ def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Cos
     index = table.grid(np.arange(len(table.rounds)), otherwise=NOTHING)
     coupled = [_coupled(table, position) for position in range(table.num_body_rounds)]
     devices = np.arange(schedule.num_devices)
-    since = np.full(schedule.num_devices, NOTHING)  # [device] the action whose end began its present round
+    since = np.full(schedule.num_devices, NOTHING)  # [device] the action whose end began its current round
     found = np.full(len(table.rounds), NOTHING)
     for round_, position in enumerate(table.body_round.tolist()):
         here = index[round_]
@@ -163,7 +164,7 @@ def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Cos
 
 
 def _coupled(table: RoundTable, position: int) -> np.ndarray:
-    """[device, device] whether the permutes of a body round make the first wait for the second; true for itself."""
+    """Whether the permutes of a body round make one device wait for another, [device, device]; true for itself."""
     # Permutes run one after the other: a device waits for its partner, which has waited for its own partners before.
     coupled = np.eye(table.schedule.num_devices, dtype=bool)
     for permutes in (table.permutes, table.page_permutes, table.gradient_permutes):
@@ -176,7 +177,7 @@ def _coupled(table: RoundTable, position: int) -> np.ndarray:
 
 
 def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stored, ...]:
-    """[device] what the device stores over the step, in slots: the activations of one microbatch on one stage.
+    """The slots in use over the step, for each device; a slot holds the activations of one microbatch on one stage.
 
     The program's buffers are allocated all the time; this is how much of them is in use. A microbatch is stored from
     the start of its F to the end of its B or W. A page that travels is in transit on both devices for the whole round,

@@ -14,7 +14,7 @@ from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.extension import few_microbatches
 from jaxpipe.estimate.memory import batch_bytes
-from jaxpipe.estimate.parameters import held
+from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.variants import takes_times
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
@@ -52,8 +52,8 @@ def least_s(setting: Setting, times: Times, around: Around) -> float:
     Returns:
         Seconds.
     """
-    placement, by_halves = placement_of(setting), takes_times(setting.schedule_name)
-    backward_s = least_backward_s(times) if by_halves else times.layer_backward_s
+    placement, is_split = placement_of(setting), takes_times(setting.schedule_name)
+    backward_s = least_backward_s(times) if is_split else times.layer_backward_s
     forwards = [layers * times.layer_forward_s for layers in setting.layers_per_stage]
     backwards = [layers * backward_s for layers in setting.layers_per_stage]
     forwards[0] += times.embed_forward_s
@@ -66,7 +66,7 @@ def least_s(setting: Setting, times: Times, around: Around) -> float:
         stages = [stage for _, stage in chunks]
         work_s = sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
         sums_s = float(around.closing[stages].sum()) if all_compute else 0.0
-        ends_s = max(sums_s, 0.0 if by_halves else after[min(stages)])
+        ends_s = max(sums_s, 0.0 if is_split else after[min(stages)])
         longest_s = max(longest_s, before[min(stages)] + setting.num_microbatches * work_s + ends_s)
     return around.copies_s + longest_s + around.shared_s + times.update_s
 
@@ -85,7 +85,7 @@ def _ends_s(times: Times) -> float:
 
 def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
     """The bytes of parameters, batch and `pages` pages; the other kinds count as 0."""
-    params = held(setting, chunks=placement.num_chunks, replicas=placement.num_replicas)
+    params = parameter_bytes(setting, chunks=placement.num_chunks, replicas=placement.num_replicas)
     return Bytes(
         optimizer=params.optimizer,
         batch=batch_bytes(setting),

@@ -1,7 +1,8 @@
-"""What every device stores over time: its own activations, its partner's, and what is in transit.
+"""Activations: what every device stores over time, and what it sends to its partner for keeping.
 
-Goes in: a Timeline. Comes out: step functions in slots, the activations of one microbatch on one stage.
-Bytes of a slot are for whoever knows the model; pages of the compiled program are `jaxpipe.lowering`'s.
+Goes in: a Timeline, or a schedule. Comes out: slots, the activations of one microbatch on one stage: a device's own,
+those parked by its partner, and those in transit. Bytes of a slot are left to those who know the model, pages of the
+compiled program to `jaxpipe.lowering`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _OWN, _PARKED, _IN_TRANSIT = range(3)
 
 @dataclass(frozen=True)
 class Stored:
-    """What one device stores, in slots: from `time[i]` until `time[i + 1]` it is what row i says.
+    """What one device stores over time, in slots: values `i` hold from `time[i]` until `time[i + 1]`.
 
     Attributes:
-        time: [T] in the unit of the costs, rising; the last is where nothing is stored any more.
+        time: [T] in the unit of the costs, rising; at the last one nothing is stored any more.
         own: [T] of the device's own stages, from the start of F to the end of B (or W), while it is here.
         parked: [T] of the paired device's stages, after their EVICT and until their LOAD.
         in_transit: [T] on its way to or from the paired device: both count it from the start of the
@@ -36,7 +37,7 @@ class Stored:
 
     @property
     def total(self) -> np.ndarray:
-        """[T] everything that the device stores."""
+        """[T] own, parked and in transit together."""
         return self.own + self.parked + self.in_transit
 
 
@@ -80,7 +81,7 @@ def peak_activations(schedule: Schedule) -> np.ndarray:
 
 
 def _changes(timeline: Timeline) -> np.ndarray:
-    """[change, (device, time, which, slots)] of all that is stored."""
+    """[change, (device, time, which, slots)] every change of what is stored."""
     schedule, columns = timeline.schedule, timeline.schedule.columns
     share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
     changes = []
@@ -105,22 +106,27 @@ def _changes(timeline: Timeline) -> np.ndarray:
     return np.concatenate(changes)
 
 
-# What is moved: evictions and loads, in slots.
+# ---- Transfers
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """What one step asks for; a slot is the activations of one microbatch on one stage."""
+    """The slots that one step moves between paired devices.
 
-    evicted: np.ndarray  # [device] slots that it sends to its partner for keeping
-    loaded: np.ndarray  # [device] slots that it fetches back
+    Attributes:
+        evicted: [device] slots that it sends to its partner for keeping.
+        loaded: [device] slots that it fetches back.
+    """
+
+    evicted: np.ndarray
+    loaded: np.ndarray
 
 
 def transfers(schedule: Schedule) -> Transfers:
-    """The slots that EVICT and LOAD move, by the device whose they are.
+    """The slots that the EVICT and LOAD of each device move.
 
     Example:
-        >>> from jaxpipe.schedules.methods.registry import build
+        >>> from jaxpipe.schedules import build
         >>> transfers(build("bpipe", num_devices=8, num_microbatches=32)).evicted[:4].tolist()
         [16.0, 12.8, 8.0, 0.0]
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Kind
 
@@ -49,7 +49,7 @@ class Costs:
     gradient_messages: float = 15.0
 
     def of_layers(self, layers_per_stage: Sequence[int]) -> Costs:
-        """Costs of stages that take as long as their layers, where these are of one with the mean number of layers.
+        """Costs of stages in proportion to their layers, where these are the costs at the mean number of layers.
 
         Example:
             >>> Costs(forward=1.0, backward=2.0).of_layers((3, 1)).backward
@@ -87,9 +87,11 @@ class Costs:
         for kind, cost in costs.items():
             if np.ndim(cost) and len(cost) != num_stages:  # pyright: ignore[reportArgumentType]
                 raise ScheduleError(
-                    f"{len(cost)} costs of {kind.name} for num_stages={num_stages}.\n"  # pyright: ignore
-                    "  rule cost-per-stage: a cost is one number, or one number for each stage\n"
-                    f"  repair: give one number or {num_stages}"
+                    explain(
+                        f"{len(cost)} costs of {kind.name} for num_stages={num_stages}.",  # pyright: ignore
+                        rule="cost-per-stage: a cost is one number, or one number for each stage",
+                        repair=f"give one number or {num_stages}",
+                    )
                 )
             times[kind] = cost
         return times
@@ -137,23 +139,26 @@ def costs_of_stages(costs: Costs, placement: Placement) -> Costs:
 
 
 def mean_share(cost: Cost, num_devices: int) -> float:
-    """The time of the mean device's share of the model: what generators that take one number are given."""
+    """The time of the mean device's share of the model, for methods that take one number."""
     return float(np.sum(cost)) / num_devices if isinstance(cost, tuple) else float(cost)
 
 
 def _of_stages(cost: Cost, placement: Placement) -> Cost:
+    """The cost of each stage of `placement`: one number, or one for each."""
     if not isinstance(cost, tuple):
         return cost / placement.num_chunks
     num_stages = placement.num_stages
     if len(cost) % num_stages:
         nearest = num_stages * max(1, round(len(cost) / num_stages))
         raise ScheduleError(
-            f"{len(cost)} costs for num_stages={num_stages} (num_devices={placement.num_devices}, "
-            f"num_chunks={placement.num_chunks}).\n"
-            "  rule cost-of-parts: a cost is one number, the time of a device's share of the model, or one number for "
-            "each of equal parts of the model, as many for every stage\n"
-            f"  repair: give one number or {nearest}, or a problem with only those placements whose stages divide "
-            f"{len(cost)}"
+            explain(
+                f"{len(cost)} costs for num_stages={num_stages} (num_devices={placement.num_devices}, "
+                f"num_chunks={placement.num_chunks}).",
+                rule="cost-of-parts: a cost is one number, the time of a device's share of the model, or one number "
+                "for each of equal parts of the model, as many for every stage",
+                repair=f"give one number or {nearest}, or a problem with only those placements whose stages divide "
+                f"{len(cost)}",
+            )
         )
     size = len(cost) // num_stages
     return tuple(sum(cost[first : first + size]) for first in range(0, len(cost), size))

@@ -146,9 +146,10 @@ class Clock:
         place = np.full(num_actions + 1, len(actions))
         place[self._sorted] = np.arange(len(actions))
         previous, message = place[previous], place[needs.message[self._sorted]]
+        self._behind, self._sent_by = previous[self._sorted], message
         bounds = [*np.flatnonzero(np.diff(level[self._sorted], prepend=-1)), len(actions)]
         self._levels = [
-            (slice(first, last), previous[self._sorted[first:last]], message[first:last])
+            (slice(first, last), self._behind[first:last], message[first:last])
             for first, last in itertools.pairwise(bounds)
         ]
         load = needs.load[self._sorted]
@@ -195,18 +196,20 @@ class Clock:
         self, duration: np.ndarray, travel: np.ndarray, closing: np.ndarray | None, arrivals: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[P] start and end of the sorted actions, and [P + 1] when their devices are free again, 0 for none."""
-        start, end = np.zeros(len(duration)), np.zeros(len(duration) + 1)
+        end = np.zeros(len(duration) + 1)
         free = end if closing is None else end.copy()
         for level, previous, message in self._levels:
             ready = end.take(message)
             ready += travel[level]
             if arrivals is not None:
                 np.maximum(ready, arrivals[level], out=ready)
-            np.maximum(ready, free.take(previous), out=start[level])
-            np.add(start[level], duration[level], out=end[level])
+            np.maximum(ready, free.take(previous), out=ready)
+            np.add(ready, duration[level], out=end[level])
             if closing is not None:
                 np.add(end[level], closing[level], out=free[level])
-        return start, end[:-1], free
+        # The starts by the same operations, for all at once.
+        start = np.maximum(end[self._sent_by] + travel, free[self._behind])
+        return (start if arrivals is None else np.maximum(start, arrivals)), end[:-1], free
 
     def _transfer(self, start: np.ndarray, end: np.ndarray, free: np.ndarray, duration: np.ndarray) -> None:
         """Fills in start and end of the transfers: a pair makes one at a time, in the order of issue."""
@@ -222,6 +225,15 @@ class Clock:
         for indices in (self.transfers, self._met):
             start[indices] = starts
             end[indices] = start[indices] + duration[self.transfers]
+
+    @cached_property
+    def closers(self) -> np.ndarray:
+        """The last action, B or W, that adds to the gradients of each stage, on each of its holders."""
+        columns = self.schedule.columns
+        adds = np.flatnonzero(columns.is_kind(Kind.B, Kind.W))
+        key = columns.device[adds] * self.schedule.num_stages + columns.stage[adds]
+        _, last = np.unique(key[::-1], return_index=True)
+        return adds[::-1][last]
 
     def travel_times(self, link: np.ndarray) -> np.ndarray:
         """[A] time of the message that each action waits for, by [source device, target device] times of one."""

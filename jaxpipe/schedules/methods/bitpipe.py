@@ -101,22 +101,35 @@ def _check(num_devices: int, options: Options) -> None:
 
 
 def _published(d: int, n: int, o: Options) -> float | None:
-    return None if o["scaling"] == "early_forwarding" else (d - 2) / (1.5 * o["num_chunks"] * n + d - 2)
+    return (
+        None
+        if o["scaling"] == "early_forwarding" or not o["v_shape"]
+        else (d - 2) / (1.5 * o["num_chunks"] * n + d - 2)
+    )
 
 
 def _bubble(d: int, n: int, o: Options) -> float | None:
-    """What N=KD comes to; early forwarding has nothing to pull forward at N=D."""
-    first, middle = 2 * (d - 2), (d - 2) * (n / d - 1)
-    if o["scaling"] == "figure" and d >= 4:
-        middle = (d - 3) * (n / d - 1)
-    if n % d or (o["scaling"] == "early_forwarding" and n > d):
+    """Of whole units: the first leaves 2(D-2) forwards of a stage, each further one D-2, in the figure's order D-3."""
+    each = d - 3 if o["scaling"] == "figure" and d >= 4 else d - 2
+    return idle_ratio(2 * (d - 2) + each * (n / d - 1), n, o["num_chunks"]) if n % d == 0 else None
+
+
+def _published_early(d: int, n: int, o: Options) -> float | None:
+    return (d - 2) / (2 * o["num_chunks"] * n + d - 2) if o["scaling"] == "early_forwarding" else None
+
+
+def _early_bubble(d: int, n: int, o: Options) -> float | None:
+    """Of one unit that of `concatenate`, for there is nothing to pull forward."""
+    if o["scaling"] != "early_forwarding" or n % d or (n > d and d > 8):
         return None
-    return idle_ratio(first + middle, n, o["num_chunks"])
+    return _bubble(d, n, o) if n == d else _published_early(d, n, o)
 
 
-def _peak_of_units(d: int, n: int, o: Options) -> tuple[float, float] | None:
-    one_unit = n == d or o["scaling"] != "early_forwarding"
-    return (d - (d - 2) / (2 * o["num_chunks"]), d) if one_unit and n % d == 0 else None
+def _peak_of_units(d: int, n: int, o: Options) -> tuple[float | None, float] | None:
+    if n % d or (n > d and o["scaling"] == "early_forwarding"):
+        return None
+    more_at_ends = o["scaling"] == "figure" and o["num_chunks"] == 1  # on many devices
+    return None if more_at_ends else d - (d - 2) / (2 * o["num_chunks"]), d
 
 
 def _two_chunks(of):
@@ -148,7 +161,9 @@ METHOD = Method(
     period=lambda num_devices, options: num_devices,
     num_replicas=2,
     bubble=(
-        Formula("(D-2)/(1.5vN+D-2)", _published, where="published for all N, true for N = D", source=TABLE_2),
+        Formula(
+            "(D-2)/(1.5vN+D-2)", _published, where="published for all N, true for N = D", source=TABLE_2, holds=False
+        ),
         Formula(
             "x/(3vN+x), x=(D-2)(N/D+1)",
             lambda d, n, o: _bubble(d, n, o) if o["scaling"] == "concatenate" else None,
@@ -159,30 +174,29 @@ METHOD = Method(
             lambda d, n, o: _bubble(d, n, o) if o["scaling"] == "figure" else None,
             where="scaling=figure, N a multiple of D",
         ),
-        Formula(
-            "(D-2)/(2vN+D-2)",
-            lambda d, n, o: (d - 2) / (2 * o["num_chunks"] * n + d - 2) if o["scaling"] == "early_forwarding" else None,
-            where="scaling=early_forwarding; published for all N, true for N >= 2D",
-            source=TABLE_2,
-        ),
+        Formula("(D-2)/(2vN+D-2)", _published_early, where="scaling=early_forwarding", source=TABLE_2, holds=False),
         Formula(
             "at N=D (D-2)/(1.5vN+D-2)",
-            lambda d, n, o: _bubble(d, n, o) if o["scaling"] == "early_forwarding" else None,
-            where="scaling=early_forwarding, N = D",
+            _early_bubble,
+            where="scaling=early_forwarding, N a multiple of D; the published one from N = 2D on, for D to 8",
         ),
     ),
     peak=(
         Formula(
             "(D+3)/2..D",
-            _two_chunks(lambda d, n, o: ((d + 3) / 2, d) if o["scaling"] != "early_forwarding" else None),
+            _two_chunks(
+                lambda d, n, o: ((d + 3) / 2, d) if o["v_shape"] and o["scaling"] != "early_forwarding" else None
+            ),
             where="v=2; true for D = 4",
             source=TABLE_2,
+            holds=False,
         ),
         Formula(
             "at most (3D-3)/2",
             _two_chunks(lambda d, n, o: (None, (3 * d - 3) / 2) if o["scaling"] == "early_forwarding" else None),
             where="v=2, scaling=early_forwarding; true for D = 4",
             source=TABLE_2,
+            holds=False,
         ),
         Formula("D-(D-2)/(2v)..D", _peak_of_units, where="N a multiple of D; with early_forwarding N = D"),
         Formula(

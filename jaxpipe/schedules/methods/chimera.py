@@ -72,6 +72,7 @@ METHOD = Method(
             lambda d, n, o: None if o["forward_doubling"] else (d - 2) / (1.5 * n + d - 2),
             where="published for all N, true for N = D",
             source=TABLE_2,
+            holds=False,
         ),
         Formula(
             "x/(3N+x), x=(D-2)(N/D+1)",
@@ -97,6 +98,7 @@ METHOD = Method(
             lambda d, n, o: (None, 2 * d) if o["forward_doubling"] and n >= 2 * d else None,
             where="forward_doubling, N a multiple of 2D",
             source=BITPIPE_TEXT,
+            holds=False,
         ),
         Formula(
             "(3D+2)/2..2D",

@@ -101,6 +101,7 @@ METHOD = Method(
             lambda d, n, o: (d - 2) / (3 * n + d - 2) if n >= 2 * d else None,
             where="N >= 2D",
             source=SOURCE,
+            holds=False,
         ),
         Formula("(D-2)/(6N+D-2)", lambda d, n, o: (d - 2) / (6 * n + d - 2) if n >= d else None, where="N >= D"),
     ),

@@ -71,7 +71,7 @@ def dualpipe_v(
 METHOD = Method(
     name="dualpipe_v",
     generator=dualpipe_v,
-    summary="the same on one replica, whose stages go down and up in a V",
+    summary="DualPipe on one replica, whose stages go down and up in a V; forwards and backwards one after the other",
     paper="github.com/deepseek-ai/DualPipe, dualpipev.py",
     options=(Option("backward_first", check_truth, values=(False, True)), *TIMES),
     period=lambda num_devices, options: num_devices,
@@ -82,6 +82,7 @@ METHOD = Method(
             lambda d, n, o: (d - 1) / (3 * n + d - 1) if n >= 2 * d else None,
             where="N >= 2D",
             source=SOURCE,
+            holds=False,
         ),
         Formula("(D-1)/(6N+D-1)", lambda d, n, o: (d - 1) / (6 * n + d - 1) if n >= d else None, where="N >= D"),
     ),

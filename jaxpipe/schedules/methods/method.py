@@ -35,12 +35,14 @@ class Formula:
             least and the most of any device, in Ma, each None if unknown.
         where: for which D, N and options it holds, for people; empty for all.
         source: the publication that states it; empty for our own.
+        holds: whether schedules have it; some that are published do not, or count otherwise.
     """
 
     text: str
     of: Callable[[int, int, Options], Any]
     where: str = ""
     source: str = ""
+    holds: bool = True
 
 
 def idle_ratio(idle: float, num_microbatches: int, num_chunks: int = 1) -> float:
@@ -57,8 +59,7 @@ def idle_ratio(idle: float, num_microbatches: int, num_chunks: int = 1) -> float
 class Method:
     """One row of the table of methods.
 
-    Bubbles are ratios of the step at F = I = W and B = I + W, messages at no cost. Where several formulas say something
-    the last one is exact, and those before it are published and differ.
+    Bubbles are ratios of the step at F = I = W and B = I + W, messages at no cost.
 
     Attributes:
         name: as `build`, configs and commands take it.
@@ -205,7 +206,11 @@ class Method:
 
     def _stated(self, formulas: Sequence[Formula], num_devices: int, num_microbatches: int, options: Options) -> list:
         """What the formulas that say something say, the last one first."""
-        values = (each.of(num_devices, num_microbatches, {**self.defaults, **options}) for each in reversed(formulas))
+        values = (
+            each.of(num_devices, num_microbatches, {**self.defaults, **options})
+            for each in reversed(formulas)
+            if each.holds
+        )
         return [value for value in values if value is not None]
 
 

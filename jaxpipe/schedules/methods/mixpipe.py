@@ -114,13 +114,14 @@ def _check(num_devices: int, options: Options) -> None:
 
 
 def _bubble_of_most(d: int, n: int) -> float | None:
-    return (d - 2) / ((2 if n >= 2 * d else 1.5) * n + d - 2) if n == d or n >= 2 * d else None
+    return (d - 2) / ((2 if n >= 2 * d else 1.5) * n + d - 2) if n == d or (n >= 2 * d and n % 2 == 0) else None
 
 
 METHOD = Method(
     name="mixpipe",
     generator=mixpipe,
-    summary="the same, with up to K microbatches on a device (our reading: the paper's rule is not public)",
+    summary="Chimera's two pipelines, with up to K microbatches on a device (our reading: the paper's rule is not "
+    "public)",
     paper="Zhang et al., MixPipe, DAC 2023",
     options=(
         Option("injected", left_to_the_method, for_room=_for_room, others=(2,), note="K"),
@@ -134,7 +135,7 @@ METHOD = Method(
         Formula(
             "(D-2)/(2N+D-2); at N=D (D-2)/(3N/2+D-2)",
             lambda d, n, o: _bubble_of_most(d, n) if o["injected"] in ("max", _most_injected(d)) else None,
-            where="N = D or N >= 2D, injected=max",
+            where="N = D or even N >= 2D, injected=max",
         ),
     ),
     peak=(

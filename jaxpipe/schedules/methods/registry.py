@@ -7,13 +7,10 @@ where it holds several.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.python_file import is_python_file, value_in_file, values_in_file
 from jaxpipe.schedules.methods import (
     bitpipe,
     bpipe,
@@ -59,6 +56,8 @@ _MODULES = (
 REGISTRY: dict[str, Method] = {module.METHOD.name: module.METHOD for module in _MODULES}
 """Name -> method, in the order of tables."""
 
+METHOD_FILE_HELP = "A Python file with a method of your own, to be tried as well; may be given several times."
+
 
 def register(method: Method, *, name: str | None = None) -> Method:
     """Adds `method` to the table, under `name` or else its own, and returns it.
@@ -93,8 +92,9 @@ def find_method(name: str) -> Method:
     """
     if name in REGISTRY:
         return REGISTRY[name]
-    if is_method_file(name):
-        return REGISTRY[method_name(name)]
+    if is_python_file(name):
+        register_file(name.partition(":")[0])
+        return value_in_file(name, Method, built_in=REGISTRY.values(), error=ScheduleError)
     raise ScheduleError(
         explain(
             f"unknown schedule {name!r}.{closest(name, list(REGISTRY))}",
@@ -104,77 +104,18 @@ def find_method(name: str) -> Method:
     )
 
 
-def is_method_file(name: str) -> bool:
-    """Whether `name` is a Python file that holds a method, not the name of one.
-
-    Example:
-        >>> is_method_file("mine/late_1f1b.py"), is_method_file("mine.py:late_1f1b"), is_method_file("1f1b")
-        (True, True, False)
-    """
-    return name.partition(":")[0].endswith(".py")
-
-
-def method_name(name: str) -> str:
-    """The name in the table of what `name` stands for; the methods of a file are registered on the way.
-
-    Returns:
-        `name` itself if registered, else "path/to/file.py:method".
+def register_file(path: str) -> list[str]:
+    """Registers the methods that the Python file `path` defines, once; returns their names, "path/to/file.py:method".
 
     Raises:
-        ScheduleError: there is no such file, it cannot be run, or it holds no method, several, or none of this name.
+        ScheduleError: there is no such file, it cannot be run, or it defines no method.
     """
-    if name in REGISTRY:
-        return name
-    path, _, wanted = name.partition(":")
-    names = [key for key in REGISTRY if key.startswith(f"{path}:")] or _registered_from(path)
-    chosen = [key for key in names if not wanted or key == f"{path}:{wanted}"]
-    if len(chosen) != 1:
-        raise ScheduleError(
-            explain(
-                f"{name!r} does not say which method is meant.",
-                rule="method-file: a file with one Method, or file.py:name for one of several",
-                picture=f"methods in {path}: {', '.join(key.removeprefix(f'{path}:') for key in names) or 'none'}",
-                repair="give one of these names, or define a Method in the file" if names else "define a Method there",
-            )
-        )
-    return chosen[0]
-
-
-def _registered_from(path: str) -> list[str]:
-    if not Path(path).is_file():
-        raise ScheduleError(
-            explain(
-                f"{path!r} is not a file.",
-                rule="method-file: a method whose name ends in .py is read from that file",
-                picture=f"looked from {Path.cwd()}",
-                repair="give the path of a file",
-            )
-        )
-    try:
-        module = _imported(path)
-    except Exception as error:
-        raise ScheduleError(
-            explain(
-                f"{path!r} cannot be run: {type(error).__name__}: {error}",
-                rule="method-file: Python code that defines a Method",
-                repair=f"mend it until `python {path}` runs",
-            )
-        ) from error
-    methods = dict.fromkeys(value for value in vars(module).values() if isinstance(value, Method))
+    if known := [name for name in REGISTRY if name.startswith(f"{path}:")]:
+        return known
+    methods = values_in_file(path, Method, built_in=REGISTRY.values(), error=ScheduleError)
     for method in methods:
         register(method, name=f"{path}:{method.name}")
     return [f"{path}:{method.name}" for method in methods]
-
-
-def _imported(path: str) -> ModuleType:
-    """The file as a module; known to `sys.modules`, as dataclasses in it need."""
-    spec = importlib.util.spec_from_file_location(f"jaxpipe_method_file_{len(sys.modules)}", path)
-    assert spec  # the name ends in .py
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def build(name: str, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:

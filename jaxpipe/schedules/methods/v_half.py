@@ -27,13 +27,13 @@ SOURCE = "controllable memory, arXiv 2405.15362, and the same repository; its bu
 METHOD = Method(
     name="v_half",
     generator=zero_bubble("v_half", v_shape, bound=lambda d: (d + 2) // 2, block=v_half_block),
-    summary="the same V with at most floor((D+2)/2) microbatches stored: BPipe's bound, and nothing is sent for it",
+    summary="ZB-V's V with at most floor((D+2)/2) microbatches stored: BPipe's bound, and nothing is sent for it",
     paper="Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362",
     options=TIMES,
     period=every_devices,
     has_split_backward=True,
     bubble=(
-        Formula("about D/(2N)", lambda d, n, o: d / (2 * n), source=SOURCE),
+        Formula("about D/(2N)", lambda d, n, o: d / (2 * n), source=SOURCE, holds=False),
         Formula(
             "x/(6N+x), x=3D-7 for even D, 3D-4 for odd D",
             lambda d, n, o: idle_ratio(3 * d - (4 if d % 2 else 7), n, 2) if n >= d and 3 <= d <= 16 else None,

@@ -28,13 +28,13 @@ from jaxpipe.schedules.ordering.memory_bounded import v_min_block
 METHOD = Method(
     name="v_min",
     generator=zero_bubble("v_min", v_shape, bound=lambda d: (d + 4) // 3, block=v_min_block),
-    summary="the same V with at most floor((D+4)/3)",
+    summary="ZB-V's V with at most floor((D+4)/3) microbatches stored",
     paper="Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362",
     options=TIMES,
     period=every_devices,
     has_split_backward=True,
     bubble=(
-        Formula("about 2D/(3N)", lambda d, n, o: 2 * d / (3 * n), source=SOURCE),
+        Formula("about 2D/(3N)", lambda d, n, o: 2 * d / (3 * n), source=SOURCE, holds=False),
         Formula(
             "x/(6N+x), x=4D-7, 4D-5, 4D-9 for D mod 3 = 0, 1, 2",
             lambda d, n, o: idle_ratio(4 * d - (7, 5, 9)[d % 3], n, 2) if n >= d and 3 <= d <= 16 else None,

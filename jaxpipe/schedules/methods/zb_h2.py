@@ -27,13 +27,13 @@ from jaxpipe.schedules.placement import linear
 METHOD = Method(
     name="zb_h2",
     generator=zero_bubble("zb_h2", linear, bound=lambda d: 2 * d - 1, staggered=True),
-    summary="the same with up to 2D-1 microbatches stored, and no gap",
+    summary="ZB-H1 with up to 2D-1 microbatches stored, and no gap",
     paper="Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241",
     options=TIMES,
     period=every_devices,
     has_split_backward=True,
     bubble=(
-        Formula("0", lambda d, n, o: 0.0 if n >= 2 * d - 1 else None, where="N >= 2D-1", source=SOURCE),
+        Formula("0", lambda d, n, o: 0.0 if n >= 2 * d - 1 else None, where="N >= 2D-1", source=SOURCE, holds=False),
         Formula("(D-1)/(3N+D-1)", lambda d, n, o: idle_ratio(d - 1, n) if n >= d else None, where="N >= D"),
         Formula(
             "(2D-1-N)/(2N+2D-1)",
@@ -42,7 +42,13 @@ METHOD = Method(
         ),
     ),
     peak=(
-        Formula("about 2D-1", lambda d, n, o: (2 * d - 1,) * 2 if n >= 2 * d else None, where="N >= 2D", source=SOURCE),
+        Formula(
+            "about 2D-1",
+            lambda d, n, o: (2 * d - 1,) * 2 if n >= 2 * d else None,
+            where="N >= 2D",
+            source=SOURCE,
+            holds=False,
+        ),
         Formula("min(2D-1, N)", lambda d, n, o: (min(2 * d - 1, n),) * 2),
     ),
 )

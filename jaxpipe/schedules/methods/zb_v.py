@@ -32,7 +32,7 @@ METHOD = Method(
     period=every_devices,
     has_split_backward=True,
     bubble=(
-        Formula("0", lambda d, n, o: 0.0 if n >= 2 * d - 1 else None, where="N >= 2D-1", source=SOURCE),
+        Formula("0", lambda d, n, o: 0.0 if n >= 2 * d - 1 else None, where="N >= 2D-1", source=SOURCE, holds=False),
         Formula("(D-1)/(6N+D-1)", lambda d, n, o: idle_ratio(d - 1, n, 2) if n >= d else None, where="N >= D"),
     ),
     peak=(Formula("at most D", lambda d, n, o: (d if n >= 2 * d else None, min(d, n)), source=SOURCE),),

@@ -1,4 +1,4 @@
-"""The shortest schedule that can be found under a bound of memory: registered ones, their variants, and a search."""
+"""The shortest schedule found under a memory bound: of registered ones, their variants, and a search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.option_checks import check_count, check_time
@@ -23,12 +23,12 @@ from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
 
-Clock = Callable[[Schedule, Costs], float]
+MakespanFunction = Callable[[Schedule, Costs], float]
 
 NUM_TRIALS = 1200
-_DIGITS = 9  # of a makespan that count; equal sums in another order differ in later ones
+_DIGITS = 9  # significant digits of a makespan; equal sums in another order differ in later ones
 _LONGEST = 10**8  # ticks of a device's share, so that sums of decimal costs are exact
-_NUM_KNOWN = 3  # registered schedules of a placement, near which is searched
+_NUM_KNOWN = 3  # registered schedules of a placement from which the search starts
 
 
 def asynchronous(schedule: Schedule, costs: Costs) -> float:
@@ -41,7 +41,7 @@ def optimize(
     *,
     costs: Costs | None = None,
     memory_bound: MemoryBound | float,
-    clock: Clock = asynchronous,
+    clock: MakespanFunction = asynchronous,
     num_trials: int = NUM_TRIALS,
 ) -> Schedule:
     """Returns the shortest schedule found that solves `problem` and keeps `memory_bound` on every device.
@@ -89,7 +89,7 @@ def optimize(
 
 
 class Found(NamedTuple):
-    """What a search finds.
+    """The result of a search.
 
     Attributes:
         shortest: the schedule that `optimize` returns.
@@ -105,10 +105,10 @@ def search(
     *,
     costs: Costs | None = None,
     memory_bound: MemoryBound | float,
-    clock: Clock = asynchronous,
+    clock: MakespanFunction = asynchronous,
     num_trials: int = NUM_TRIALS,
 ) -> Found:
-    """Returns what `optimize` finds, and what it is to be compared with; arguments and errors are its own."""
+    """Returns what `optimize` finds, and the registered schedule beside it; arguments and errors are the same."""
     check_count("optimize", "num_trials", num_trials, least=0)
     given = (check(problem),) if isinstance(problem, Schedule) else ()
     if not isinstance(memory_bound, MemoryBound):
@@ -124,22 +124,26 @@ def search(
     shortest = question.shortest([*fitting, *question.found(fitting, num_trials)], clock)
     if shortest is None:
         raise ScheduleError(
-            f"no registered schedule keeps limit={memory_bound.limit:g}, and num_trials={num_trials}.\n"
-            "  rule memory-bound: a schedule keeps it on every device\n"
-            "  repair: set num_trials=1 or more: a search finds one"
+            explain(
+                f"no registered schedule keeps limit={memory_bound.limit:g}, and num_trials={num_trials}.",
+                rule="memory-bound: a schedule keeps it on every device",
+                repair="set num_trials=1 or more: a search finds one",
+            )
         )
     return Found(shortest, question.shortest(registered, clock))
 
 
 @dataclass(frozen=True)
 class _Question:
+    """A problem with costs and a memory bound: judges schedules, and makes new ones."""
+
     problem: Problem
     costs: Costs  # of a device's share
     bound: MemoryBound
 
     @cached_property
     def ticks_per_unit(self) -> float:
-        """A power of ten."""
+        """The resolution of orders: a power of ten, for which the longest time is below `_LONGEST` ticks."""
         times = self.costs_on(self.problem.searched[0]).of_kind(self.problem.searched[0].num_stages)
         longest = max(float(times.max()), self.costs.transfer)
         return 10.0 ** (math.ceil(math.log10(_LONGEST)) - math.ceil(math.log10(longest)))
@@ -153,13 +157,15 @@ class _Question:
         if self.bound.limit < least:
             fewest = min(placement.num_replicas for placement in placements)
             raise ScheduleError(
-                f"limit={self.bound.limit:g} of memory for num_devices={self.problem.num_devices}, "
-                f"num_microbatches={self.problem.num_microbatches}.\n"
-                "  rule memory-bound: a device stores what each of its stages keeps of one microbatch, all at once, "
-                "and its weights\n"
-                f"      activations={self.bound.activations:g} and num_replicas={fewest} x "
-                f"replica={self.bound.replica:g}\n"
-                f"  repair: set limit={least:g} or more"
+                explain(
+                    f"limit={self.bound.limit:g} of memory for num_devices={self.problem.num_devices}, "
+                    f"num_microbatches={self.problem.num_microbatches}.",
+                    rule="memory-bound: a device stores what each of its stages keeps of one microbatch, all at once, "
+                    "and its weights",
+                    picture=f"activations={self.bound.activations:g} and num_replicas={fewest} x "
+                    f"replica={self.bound.replica:g}",
+                    repair=f"set limit={least:g} or more",
+                )
             )
 
     @property
@@ -168,13 +174,13 @@ class _Question:
         return (self.bound.limit - self.bound.replica) / self.bound.activations
 
     def forms_of(self, given: Sequence[Schedule]) -> Iterable[Schedule]:
-        """Schedules that are given, whole and split."""
+        """The schedules of `given`, whole and split."""
         for schedule in given:
             yield schedule
             yield from split_forms(schedule, times_of(self.costs, self.problem.num_devices), self.slots)
 
     def registered(self) -> Iterable[Schedule]:
-        """Registered schedules, whole and split."""
+        """The registered schedules, whole and split."""
         return registered(self.problem, self.costs, self.slots)
 
     def fits(self, schedule: Schedule) -> bool:
@@ -182,13 +188,13 @@ class _Question:
         return max(peaks(schedule, sizes, self.costs_on(schedule.placement))) <= sizes.capacity
 
     def merit(self, schedule: Schedule) -> tuple[float, bool, float]:
-        """The least makespan of any clock, whether activations move, and the most that is stored."""
+        """What is compared, less is better: makespan with free messages, whether activations move, peak memory."""
         costs = replace(self.costs_on(schedule.placement), transfer=0.0, link={})
         memory = peak_memory(schedule, self.bound, costs=self.costs_on(schedule.placement))
         return _rounded(simulate(schedule, costs).makespan), schedule.has_transfers, float(memory.max())
 
     def found(self, fitting: Sequence[Schedule], num_trials: int) -> list[Schedule]:
-        """The best order of each placement."""
+        """The best order of each placement, as a schedule."""
         placements = dict.fromkeys([*self.problem.searched, *(each.placement for each in fitting[:1])])
         shops = [shop for placement in placements for shop in self._shops(placement)]
         if not num_trials or not shops:
@@ -208,7 +214,7 @@ class _Question:
         ]
 
     def _shops(self, placement: Placement) -> Iterable[FlowShop]:
-        """Of split backwards, and of whole ones where these are cheaper or smaller."""
+        """Flow shops of split backwards, and of whole ones where these are cheaper or smaller."""
         sizes, costs = self.bound.sizes(placement), self.costs_on(placement)
         one = sizes.activations * placement.num_chunks
         times = costs.of_kind(placement.num_stages).sum(axis=1)
@@ -225,11 +231,8 @@ class _Question:
                     ticks_per_unit=self.ticks_per_unit,
                 )
 
-    def shortest(self, schedules: Sequence[Schedule], clock: Clock) -> Schedule | None:
-        """The shortest on `clock`; of several the one with the best merit, the first if these are equal too.
-
-        None of none.
-        """
+    def shortest(self, schedules: Sequence[Schedule], clock: MakespanFunction) -> Schedule | None:
+        """The shortest schedule on `clock`, None of none; of equals the one of best merit, then the first."""
         best: tuple[float, Schedule] | None = None
         for (least, *_), schedule in sorted(((self.merit(each), each) for each in schedules), key=lambda each: each[0]):
             if best is not None and least >= best[0]:

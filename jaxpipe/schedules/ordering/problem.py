@@ -1,4 +1,8 @@
-"""What a stage's microbatch takes of a device's memory, and how much there is."""
+"""The problem of `optimize`: devices, microbatches, placements, and a bound on memory.
+
+Goes in: what users ask for, in Ma or in bytes. Comes out: checked values; sizes as whole numbers, so that what fits
+exactly is never refused for the rounding of a sum; and the peak of a schedule in the bound's unit.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.activations import stored
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
@@ -19,7 +23,7 @@ from jaxpipe.schedules.schedule import Kind, Schedule
 
 
 class StorageSizes(NamedTuple):
-    """Whole numbers, so that what fits exactly is never refused for the rounding of a sum.
+    """What a stage's microbatch takes of a device's memory, and how much there is; whole numbers.
 
     Attributes:
         capacity: what a device may store.
@@ -40,11 +44,11 @@ class StorageSizes(NamedTuple):
 
     @property
     def num_forwards(self) -> int:
-        """Forwards that fit, none given back."""
+        """The forwards that fit, if none gives back."""
         return self.capacity // self.activations
 
 
-# The memory bound.
+# ---- The memory bound
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,15 @@ class MemoryBound:
                 continue
             if not math.isfinite(value) or (value < 0 if above is None else value <= above):
                 raise ScheduleError(
-                    f"{field}={value!r} of a memory bound.\n"
-                    f"  rule memory-size: {field} is a finite number, {'0 or more' if above is None else 'above 0'}\n"
-                    f"  repair: give {field} in the unit of the others, Ma or bytes"
+                    explain(
+                        f"{field}={value!r} of a memory bound.",
+                        rule=f"memory-size: {field} is a finite number, {'0 or more' if above is None else 'above 0'}",
+                        repair=f"give {field} in the unit of the others, Ma or bytes",
+                    )
                 )
 
     def sizes(self, placement: Placement) -> StorageSizes:
-        """What it means for a stage of `placement`, in whole numbers of a unit of their own."""
+        """The sizes of a stage of `placement`, in whole numbers of a common unit."""
         activations = Fraction(self.activations) / placement.num_chunks
         kept = self.activations if self.weight_gradient is None else self.weight_gradient
         weight_gradient = Fraction(kept) / placement.num_chunks
@@ -95,16 +101,16 @@ class MemoryBound:
 
 
 def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None = None) -> np.ndarray:
-    """[device] the most that it stores at once, in the unit of `bound`, replicas included.
+    """[device] the most that `schedule` makes it store at once, in the unit of `bound`, replicas included.
 
     Args:
         schedule: legal.
         bound: whose sizes count.
-        costs: of stages, which say when what EVICT and LOAD move is where; without these actions rows alone decide.
+        costs: of stages; with EVICT and LOAD they decide what is where at a time, without them rows alone decide.
             What is parked counts until the end of W as activations, or as what W needs if that is more.
 
     Example:
-        >>> from jaxpipe.schedules.methods.registry import build
+        >>> from jaxpipe.schedules import build
         >>> peak_memory(build("1f1b", num_devices=2, num_microbatches=2), MemoryBound(4.0, replica=1.0)).tolist()
         [3.0, 2.0]
     """
@@ -114,7 +120,7 @@ def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None =
 
 
 def peaks(schedule: Schedule, sizes: StorageSizes, costs: Costs | None = None) -> list[float]:
-    """[device] the most that it stores at once, in the unit of `sizes`, replicas apart."""
+    """[device] the most that `schedule` makes it store at once, in the unit of `sizes`, without replicas."""
     if schedule.has_transfers:
         slot = sizes.activations + sizes.growth
         return [slot * float(values.total.max(initial=0.0)) for values in stored(simulate(schedule, costs))]
@@ -132,18 +138,18 @@ def peaks(schedule: Schedule, sizes: StorageSizes, costs: Costs | None = None) -
     return results
 
 
-# The problem: devices, microbatches and the placements that are allowed.
+# ---- The problem
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is asked of `optimize`.
+    """What `optimize` is asked for.
 
     Attributes:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
-        placements: of which the schedule has one; any if there are none: then registered schedules are taken as they
-            are, and searched are the placements of `usual_placements`.
+        placements: of which the schedule has one. If there are none, any will do: registered schedules are taken as
+            they are, and orders are searched on `usual_placements`.
     """
 
     num_devices: int
@@ -161,7 +167,7 @@ class Problem:
 
 
 def usual_placements(num_devices: int) -> tuple[Placement, ...]:
-    """Linear, looped and zig-zag with two chunks and with four, and for even D both directions at once.
+    """Linear, looped and zig-zag with two and with four chunks, and for even D both directions at once.
 
     Example:
         >>> len(usual_placements(8)), len(usual_placements(3)), len(usual_placements(1))
@@ -179,7 +185,7 @@ def usual_placements(num_devices: int) -> tuple[Placement, ...]:
 
 
 def problem_of(problem: Problem | Schedule) -> Problem:
-    """The problem itself, or that which a schedule solves: as many microbatches, on its placement.
+    """The problem itself, or the one that a schedule solves: as many microbatches, on its placement.
 
     Raises:
         ScheduleError: a count below one, or a placement of other devices.
@@ -191,10 +197,12 @@ def problem_of(problem: Problem | Schedule) -> Problem:
     for placement in problem.placements:
         if placement.num_devices != problem.num_devices:
             raise ScheduleError(
-                f"a placement of num_devices={placement.num_devices} for a problem of "
-                f"num_devices={problem.num_devices}.\n"
-                "  rule problem-placement: every placement of a problem is one of its devices\n"
-                f"      devices of stages  {placement.devices[0]}\n"
-                f"  repair: give a placement of {problem.num_devices} devices, or none, so that any is tried"
+                explain(
+                    f"a placement of num_devices={placement.num_devices} for a problem of "
+                    f"num_devices={problem.num_devices}.",
+                    rule="problem-placement: every placement of a problem is one of its devices",
+                    picture=f"devices of stages  {placement.devices[0]}",
+                    repair=f"give a placement of {problem.num_devices} devices, or none, so that any is tried",
+                )
             )
     return problem

@@ -1,7 +1,7 @@
-"""Where the weight gradients of a row stand: in the gaps that its forwards and input gradients leave.
+"""Weight filling: W go into the gaps that the forwards and input gradients of a row leave.
 
-Goes in: rows of F and I, how much each device may store, what an action takes. Comes out: the same rows with
-every W placed. The order of F and I is not touched; whether it is a good one is for others.
+Goes in: rows of F and I, how much each device may store, and times of actions. Comes out: the same rows with every W
+placed. The order of F and I is not touched; whether it is a good one is left to others.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def with_weight_gradients(
     waiting: dict[_Key, int] = {}  # sender -> the device that waits for it to start
     events = [(0.0, index) for index in range(len(devices))]  # one for each device that is not in `waiting`
     while events:
+        # The next F or I, if its message is there and it has room.
         now, index = heappop(events)
         device = devices[index]
         action = device.next
@@ -68,6 +69,7 @@ def with_weight_gradients(
             if key in waiting:
                 heappush(events, (now, waiting.pop(key)))
             continue
+        # Else a W, if the wait is long enough for it; a message not yet sent takes its sender's time at least.
         least_time = times.forward if sender and sender[0] is Kind.F else times.input_gradient
         wait = least_time if arrives is None else arrives - now
         can_only_wait = action is not None and not device.is_full
@@ -84,7 +86,7 @@ def with_weight_gradients(
 
 
 class _Device:
-    """One device on its way through its row."""
+    """One device running its row: its position, what it stores, and W that may run."""
 
     def __init__(self, row: Sequence[Action], bound: int):
         self.order = [action for action in row if action.kind in (Kind.F, Kind.I)]
@@ -96,12 +98,12 @@ class _Device:
 
     @property
     def next(self) -> Action | None:
-        """The F or I that it has come to."""
+        """The next F or I of its row."""
         return self.order[self.position] if self.position < len(self.order) else None
 
     @property
     def is_full(self) -> bool:
-        """Whether the F that it has come to has no room."""
+        """Whether the next action is an F for which there is no room."""
         return self.num_stored >= self.bound and self.next is not None and self.next.kind is Kind.F
 
     def run(self, action: Action) -> None:
@@ -118,7 +120,7 @@ class _Device:
 
 
 def _sender(action: Action, num_stages: int) -> _Key | None:
-    """What `action` waits for: the F of the stage before, the I of the stage after, or at the last stage its F."""
+    """The sender of what `action` waits for: F of the stage before, I of the stage after, at the last stage its F."""
     kind, stage, microbatch, _ = action
     if kind is Kind.F:
         return (Kind.F, stage - 1, microbatch) if stage else None
@@ -126,7 +128,7 @@ def _sender(action: Action, num_stages: int) -> _Key | None:
 
 
 def _with_syncs(placed: Sequence[Action], row: Sequence[Action]) -> tuple[Action, ...]:
-    """`placed`, F, I and W, with the SYNC of `row`, which has the same F and I."""
+    """`placed`, a row of F, I and W, with the SYNC of `row`, which has the same F and I."""
     index_of = [index for index, action in enumerate(placed) if action.kind in (Kind.F, Kind.I)]
     last_of = {(action.replica, action.stage): index for index, action in enumerate(placed)}
     last_compute = max((index for index, action in enumerate(row) if action.kind in COMPUTE_KINDS), default=-1)

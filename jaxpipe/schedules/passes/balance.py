@@ -1,8 +1,8 @@
 """Activation balancing: no device stores more than a bound, because its partner keeps the rest (BPipe).
 
-Goes in: a schedule in which some devices store much more than others. Comes out: the same schedule with
-EVICT and LOAD actions, order of computation unchanged. Which pages they move at which round is decided by
-the lowering, which device is near which by `jaxpipe.mesh`.
+Goes in: a schedule in which some devices store much more than others. Comes out: the same schedule with EVICT and LOAD,
+the order of computation unchanged. Which pages they move at which round is left to the lowering, which device is near
+which to the mesh.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError, closest
-from jaxpipe.schedules.passes.eviction_plans import Plan, lifetimes, microbatch_plan, page_plan, with_moves
+from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.schedules.passes.eviction_plans import (
+    EvictionPlan,
+    activation_lifetimes,
+    microbatch_plan,
+    page_plan,
+    with_transfers,
+)
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -81,7 +87,7 @@ def balance(
     _check_unbalanced(check(schedule))
     peaks = row_peaks(schedule)
 
-    def plans(bound: int) -> dict[int, Plan] | None:
+    def plans(bound: int) -> dict[int, EvictionPlan] | None:
         return _plans(schedule, peaks, bound, unit=unit, policy=policy, overlapped=overlapped)
 
     kept = max(least_bound(peaks), bound or 0)
@@ -92,7 +98,8 @@ def balance(
     if bound is not None and bound < kept:
         raise _bound_too_small(schedule, peaks, bound, kept)
     rows = tuple(
-        with_moves(row, chosen[device].moves) if device in chosen else row for device, row in enumerate(schedule.rows)
+        with_transfers(row, chosen[device].transfers) if device in chosen else row
+        for device, row in enumerate(schedule.rows)
     )
     shares: tuple[Fraction, ...] = ()
     if unit == "page":
@@ -101,14 +108,14 @@ def balance(
 
 
 def row_peaks(schedule: Schedule) -> tuple[int, ...]:
-    """[device] the most slots that its own actions make it store at once; EVICT and LOAD are not looked at."""
+    """[device] the most slots that its own actions make it store at once; EVICT and LOAD are ignored."""
     columns = schedule.columns
     change = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.W)
     return tuple(int(np.cumsum(row).max(initial=0)) for row in np.split(change, columns.first[1:-1]))
 
 
 def least_bound(peaks: tuple[int, ...]) -> int:
-    """The least bound that the devices have room for: what a pair stores, and one slot in transit, halved."""
+    """The least bound for which there is room: what a pair stores, and one slot in transit, halved."""
     return max((own + other + 2) // 2 for own, other in zip(peaks, reversed(peaks), strict=True))
 
 
@@ -121,25 +128,29 @@ def check_options(*, unit: str, policy: str, overlapped: bool) -> None:
     for field, value, known in (("unit", unit, UNITS), ("policy", policy, POLICIES)):
         if value not in known:
             raise ScheduleError(
-                f"unknown {field}={value!r}.{closest(value, list(known))}\n"
-                f"  rule balance-{field}: one of {', '.join(known)}\n"
-                f"  repair: use one of these"
+                explain(
+                    f"unknown {field}={value!r}.{closest(value, list(known))}",
+                    rule=f"balance-{field}: one of {', '.join(known)}",
+                    repair="use one of these",
+                )
             )
     for setting, used in ((f"policy={policy!r}", policy != "latest"), (f"overlapped={overlapped}", not overlapped)):
         if unit == "page" and used:
             raise ScheduleError(
-                f"{setting} has no effect with unit='page'.\n"
-                "  rule whole-microbatches: by pages every microbatch is evicted, while others compute\n"
-                f"  repair: leave it out, or set unit='microbatch'"
+                explain(
+                    f"{setting} has no effect with unit='page'.",
+                    rule="whole-microbatches: by pages every microbatch is evicted, while others compute",
+                    repair="leave it out, or set unit='microbatch'",
+                )
             )
 
 
 def _plans(
     schedule: Schedule, peaks: tuple[int, ...], bound: int, *, unit: str, policy: str, overlapped: bool
-) -> dict[int, Plan] | None:
+) -> dict[int, EvictionPlan] | None:
     """Device -> plan, for each device that stores more than `bound`; None if a pair cannot keep it."""
     plans = {}
-    for device, row in enumerate(lifetimes(schedule)):
+    for device, row in enumerate(activation_lifetimes(schedule)):
         if peaks[device] <= bound:
             continue
         if unit == "page":
@@ -152,8 +163,8 @@ def _plans(
     return plans
 
 
-def _share(schedule: Schedule, plans: dict[int, Plan], stage: int) -> Fraction:
-    """The share that `stage` parks: that of its device, whole microbatches where none leaves."""
+def _share(schedule: Schedule, plans: dict[int, EvictionPlan], stage: int) -> Fraction:
+    """The share of its device's plan that `stage` parks: whole microbatches where none leaves."""
     shares = {plans[devices[stage]].share for devices in schedule.placement.devices if devices[stage] in plans}
     return max(shares, default=Fraction(1))
 
@@ -161,28 +172,34 @@ def _share(schedule: Schedule, plans: dict[int, Plan], stage: int) -> Fraction:
 def _check_unbalanced(schedule: Schedule) -> None:
     if schedule.has_transfers:
         raise ScheduleError(
-            f"{schedule.name!r} has EVICT and LOAD actions already.\n"
-            "  rule balance-once: what is to be balanced moves nothing yet\n"
-            "  repair: balance the schedule that it was made from, with the bound that you want"
+            explain(
+                f"{schedule.name!r} has EVICT and LOAD actions already.",
+                rule="balance-once: what is to be balanced moves nothing yet",
+                repair="balance the schedule that it was made from, with the bound that you want",
+            )
         )
 
 
 def _nothing_to_balance(schedule: Schedule, peaks: tuple[int, ...], bound: int) -> ScheduleError:
     return ScheduleError(
-        f"nothing to balance in {_where(schedule)}: no device stores more than bound={bound} slots\n"
-        "  rule imbalance: what is in transit takes a slot on either device of a pair, so balancing pays where one "
-        "stores at least three more than the other; in 1F1B from num_devices=4 on\n"
-        f"{_picture(peaks)}"
-        "  repair: use the schedule as it is, or give a lower bound if there is room for it"
+        explain(
+            f"nothing to balance in {_where(schedule)}: no device stores more than bound={bound} slots",
+            rule="imbalance: what is in transit takes a slot on either device of a pair, so balancing pays where one "
+            "stores at least three more than the other; in 1F1B from num_devices=4 on",
+            picture=_picture(peaks),
+            repair="use the schedule as it is, or give a lower bound if there is room for it",
+        )
     )
 
 
 def _bound_too_small(schedule: Schedule, peaks: tuple[int, ...], bound: int, least: int) -> ScheduleError:
     return ScheduleError(
-        f"bound={bound} cannot be kept in {_where(schedule)}\n"
-        "  rule room: the two devices of a pair have room for what both store, and for a slot in transit\n"
-        f"{_picture(peaks)}"
-        f"  repair: set bound={least}, the least that can be kept, or leave it out"
+        explain(
+            f"bound={bound} cannot be kept in {_where(schedule)}",
+            rule="room: the two devices of a pair have room for what both store, and for a slot in transit",
+            picture=_picture(peaks),
+            repair=f"set bound={least}, the least that can be kept, or leave it out",
+        )
     )
 
 
@@ -193,6 +210,6 @@ def _where(schedule: Schedule) -> str:
 def _picture(peaks: tuple[int, ...]) -> str:
     width = len(str(max(len(peaks) - 1, *peaks)))
     return "".join(
-        f"      {head:<12} {' '.join(f'{number:>{width}}' for number in numbers)}\n"
+        f"{head:<12} {' '.join(f'{number:>{width}}' for number in numbers)}\n"
         for head, numbers in (("device", range(len(peaks))), ("slots", peaks), ("of partner", peaks[::-1]))
     )

@@ -1,7 +1,8 @@
-"""How long each device stores what its forwards leave: the rows, counted in compute actions.
+"""Eviction plans: which activations a device parks with its partner, and when, so that it keeps a bound.
 
-Goes in: a schedule. Comes out: for each device, from which compute action of its row to which other one
-it keeps a (stage, microbatch). `balance` decides on this what to evict; times come from `memory`.
+Goes in: how long each device stores its activations, counted in the compute actions of its row, and a bound in slots.
+Comes out: where EVICT and LOAD stand in the row, or that the bound cannot be kept. The proof that the default bound can
+is in `balance`.
 """
 
 from __future__ import annotations
@@ -16,26 +17,50 @@ from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Schedule
 
 
 class Lifetime(NamedTuple):
-    """Storage of one (stage, microbatch), in indices of its row's compute actions."""
+    """Storage of one (stage, microbatch), in indices of its row's compute actions.
+
+    Attributes:
+        forward: its F.
+        start: index of its F.
+        need: index of its B or I, which reads the activations first.
+        end: index of its B or W, which gives them back.
+    """
 
     forward: Action
-    start: int  # its F
-    need: int  # its B or I, which reads it first
-    end: int  # its B or W, which gives it back
+    start: int
+    need: int
+    end: int
 
 
-def lifetimes(schedule: Schedule) -> tuple[tuple[Lifetime, ...], ...]:
-    """[device] -> lifetimes in the order of their forwards; `schedule` is legal."""
+def activation_lifetimes(schedule: Schedule) -> tuple[tuple[Lifetime, ...], ...]:
+    """[device] -> lifetimes of what it stores, in the order of their forwards; `schedule` is legal.
+
+    Example:
+        >>> from jaxpipe.schedules import build
+        >>> schedule = build("zb_h1", num_devices=2, num_microbatches=2)
+        >>> print(*schedule.rows[0])
+        0F0 0F1 0I0 0W0 0I1 0W1
+        >>> for lifetime in activation_lifetimes(schedule)[0]:
+        ...     print(lifetime.forward, *lifetime[1:])
+        0F0 0 2 3
+        0F1 1 4 5
+    """
     return tuple(map(_of_row, schedule.rows))
 
 
 def num_stored(row: Sequence[Lifetime]) -> list[int]:
-    """[compute action] how many (stage, microbatch) the device stores during it."""
+    """[compute action] how many (stage, microbatch) the device stores during it.
+
+    Example:
+        >>> forward = Action(Kind.F, 0, 0)
+        >>> num_stored([Lifetime(forward, 0, 2, 3), Lifetime(forward, 1, 4, 5)])
+        [1, 2, 2, 2, 1, 1]
+    """
     return num_within([(lifetime.start, lifetime.end) for lifetime in row])
 
 
 def num_within(spans: Sequence[tuple[int, int]]) -> list[int]:
-    """[index] how many of `spans`, ends included, it lies in; as long as the last end needs."""
+    """[index] how many of `spans`, first and last included, contain it; up to the last end."""
     changes = [0] * (max((last for _, last in spans), default=-1) + 2)
     for first, last in spans:
         changes[first] += 1
@@ -44,6 +69,7 @@ def num_within(spans: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _of_row(row: tuple[Action, ...]) -> tuple[Lifetime, ...]:
+    """The lifetimes of one row."""
     start: dict[tuple[int, int], tuple[int, Action]] = {}
     need: dict[tuple[int, int], int] = {}
     end: dict[tuple[int, int], int] = {}
@@ -57,35 +83,40 @@ def _of_row(row: tuple[Action, ...]) -> tuple[Lifetime, ...]:
     return tuple(Lifetime(action, index, need[key], end[key]) for key, (index, action) in start.items())
 
 
-# Plans.
+# ---- Plans
 
 
-class Move(NamedTuple):
-    """An EVICT or LOAD that travels during one compute action of its row."""
+class PlacedTransfer(NamedTuple):
+    """An EVICT or LOAD and its place in a row.
 
-    before: int  # index of that compute action in its row
+    Attributes:
+        before: index of the compute action of the row during which it travels.
+        action: the EVICT or LOAD.
+    """
+
+    before: int
     action: Action
 
 
-class Plan(NamedTuple):
+class EvictionPlan(NamedTuple):
     """What one device evicts and loads.
 
     Attributes:
-        moves: where several travel during the same action, in the order in which they do.
-        share: of a microbatch's pages that each move carries.
+        transfers: where several travel during the same action, in the order in which they do.
+        share: of a microbatch's pages that each transfer carries.
         most_parked: slots that the partner gives at most, transit included.
     """
 
-    moves: tuple[Move, ...]
+    transfers: tuple[PlacedTransfer, ...]
     share: Fraction
     most_parked: Fraction
 
 
-def with_moves(row: Sequence[Action], moves: Sequence[Move]) -> tuple[Action, ...]:
-    """The row of a device with `moves` in it; those before the same compute action keep their order."""
+def with_transfers(row: Sequence[Action], transfers: Sequence[PlacedTransfer]) -> tuple[Action, ...]:
+    """The row of a device with `transfers` in it; those before the same compute action keep their order."""
     at: dict[int, list[Action]] = defaultdict(list)
-    for move in moves:
-        at[move.before].append(move.action)
+    for transfer in transfers:
+        at[transfer.before].append(transfer.action)
     woven: list[Action] = []
     index = 0
     for action in row:
@@ -96,22 +127,28 @@ def with_moves(row: Sequence[Action], moves: Sequence[Move]) -> tuple[Action, ..
     return tuple(woven)
 
 
-# By pages: the same share of every microbatch is parked.
+# ---- By pages: the same share of every microbatch is parked
 
 
 class _Stay(NamedTuple):
-    """A microbatch that is evicted, in indices of its row's compute actions."""
+    """A microbatch that is evicted, in indices of its row's compute actions.
+
+    Attributes:
+        lifetime: of its activations.
+        leaves: its EVICT stands before this action.
+        lands: its LOAD stands before this action.
+    """
 
     lifetime: Lifetime
-    leaves: int  # EVICT stands before this one
-    lands: int  # LOAD stands before this one
+    leaves: int
+    lands: int
 
 
-def page_plan(row: Sequence[Lifetime], bound: int) -> Plan | None:
-    """Where every microbatch of a row leaves and returns, and the least share that keeps `bound`.
+def page_plan(row: Sequence[Lifetime], bound: int) -> EvictionPlan | None:
+    """The least share with which a row keeps `bound`, and where that share of each microbatch leaves and returns.
 
-    EVICT stands directly after the F, LOAD one compute action before the backward. A microbatch that
-    would not be away during one whole compute action is left at home.
+    EVICT stands directly after the F, LOAD one compute action before the backward. A microbatch that would not be away
+    during one whole compute action is left at home.
 
     Args:
         row: lifetimes of a device that stores more than `bound`.
@@ -130,31 +167,32 @@ def page_plan(row: Sequence[Lifetime], bound: int) -> Plan | None:
     leaving = {stay.leaves for stay in stays}
     for index in leaving & {stay.lands for stay in stays}:
         settled[index] += 1
+    # While more than `bound` are stored, the settled ones must have the excess away: share x settled >= excess.
     share = Fraction(0)
     for num, num_settled in set(zip(stored, settled + [0] * (len(stored) - len(settled)), strict=True)):
         if num > bound:
             if num - bound > num_settled:
                 return None
             share = max(share, Fraction(num - bound, num_settled))
-    evictions = [Move(stay.leaves, stay.lifetime.forward._replace(kind=Kind.EVICT)) for stay in stays]
-    loads = [Move(stay.lands, stay.lifetime.forward._replace(kind=Kind.LOAD)) for stay in stays]
+    evictions = [PlacedTransfer(stay.leaves, stay.lifetime.forward._replace(kind=Kind.EVICT)) for stay in stays]
+    loads = [PlacedTransfer(stay.lands, stay.lifetime.forward._replace(kind=Kind.LOAD)) for stay in stays]
     num_parked = max(num_within([(stay.leaves, stay.lands) for stay in stays]), default=0)
-    return Plan((*evictions, *loads), share, share * num_parked)
+    return EvictionPlan((*evictions, *loads), share, share * num_parked)
 
 
-# By whole microbatches: evict-latest, as in BPipe.
+# ---- By whole microbatches: evict-latest, as in BPipe
 
 
-def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlapped: bool) -> Plan | None:
+def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlapped: bool) -> EvictionPlan | None:
     """Where whole microbatches leave and return so that a row keeps `bound`.
 
-    Backward is first-in first-out, so the latest saved microbatch is the one needed last, and to evict it
-    is Belady's rule, which makes the fewest evictions.
+    Loads are as late as their backward lets them, evictions as late as the bound. Backward is first-in first-out, so
+    the latest saved microbatch is the one needed last; to evict it is Belady's rule, which makes the fewest evictions.
 
     Args:
         row: lifetimes of a device that stores more than `bound`.
         bound: slots that the device may hold.
-        policy: "latest" evicts the microbatch whose backward comes last, "oldest" the one whose comes first.
+        policy: "latest" evicts the microbatch whose backward comes last, "oldest" the one whose backward comes first.
         overlapped: an eviction holds its slot during the compute action after it, a load during the one
             before its backward; if not, transfers take no time and hold nothing.
 
@@ -171,7 +209,7 @@ def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlap
     choose = {"latest": max, "oldest": min}[policy]
     home: set[int] = set()  # indices in `row`, settled, before the compute action `index`
     away: set[int] = set()
-    moves: list[Move] = []
+    transfers: list[PlacedTransfer] = []
     most_parked = 0
     for index in range(max(end_at) + 1):
         landing = {need_at[index + lead]} & away if index + lead in need_at else set()
@@ -193,9 +231,9 @@ def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlap
             return None
         # While transfers travel, the partner has less room than home, so a load goes first; without, the
         # load needs the slot that the eviction leaves.
-        loads = [Move(index, row[i].forward._replace(kind=Kind.LOAD)) for i in landing]
-        evictions = [Move(index, row[i].forward._replace(kind=Kind.EVICT)) for i in sorted(leaving)]
-        moves += loads + evictions if overlapped else evictions + loads
+        loads = [PlacedTransfer(index, row[i].forward._replace(kind=Kind.LOAD)) for i in landing]
+        evictions = [PlacedTransfer(index, row[i].forward._replace(kind=Kind.EVICT)) for i in sorted(leaving)]
+        transfers += loads + evictions if overlapped else evictions + loads
         most_parked = max(most_parked, len(away), len(away) + len(leaving) - len(landing))
         away = (away | leaving) - landing
         home |= landing
@@ -203,4 +241,4 @@ def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlap
             home.add(forward_at[index])
         if index in end_at:
             home.remove(end_at[index])
-    return Plan(tuple(moves), Fraction(1), Fraction(most_parked))
+    return EvictionPlan(tuple(transfers), Fraction(1), Fraction(most_parked))

@@ -1,7 +1,7 @@
-"""Splitting of backwards: every B becomes I and W, and W waits until its device has nothing better to do.
+"""Backward splitting: every B becomes I and W, and W waits until its device has nothing better to do.
 
-Goes in: any schedule with whole backwards. Comes out: the same schedule with input and weight gradients apart,
-as the zero-bubble papers have them. Generators that order F and I for that themselves do better.
+Goes in: any schedule with whole backwards. Comes out: the same schedule with input and weight gradients apart, as the
+zero-bubble papers have them. Methods that order F and I for that themselves do better.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.ordering.weight_filling import with_weight_gradients
 from jaxpipe.schedules.passes.balance import row_peaks
@@ -17,7 +17,7 @@ from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Rows, Schedule
 from jaxpipe.schedules.times import Times, checked_times
 
-_LEAST_FITS = (1.0, 0.5, 0.0)  # shares of a W that a wait must have room for, to try
+_LEAST_FITS = (1.0, 0.5, 0.0)  # fractions of a W for which a wait must have room, to try
 
 
 def split_backward(
@@ -53,11 +53,6 @@ def split_backward(
     In a schedule with EVICT and LOAD each W stands directly behind its I: when transfers travel depends on the actions
     around them. To have W fill, split first and balance then.
 
-    On the SPMD clock rounds go by the expected costs: as long as on the asynchronous one at times of 1, 1, 1, of
-    1, 1.2, 0.8 and of 1, 0.9, 1.3 (D in 2, 4, 5, 8, N to 4D), but at the last ones, of interleaved 1F1B up to 1.06
-    times, and where D does not divide N, of Chimera, MixPipe and BitPipe up to 1.05. With messages of 0.02 or 0.1
-    forward up to 1.02 or 1.10 times, those apart.
-
     Args:
         schedule: legal, with at least one B; I and W that it has already are kept, the W where none moves.
         bound: slots, the (stage, microbatch) pairs, that every device may store from F to W; by default each what it
@@ -65,8 +60,8 @@ def split_backward(
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 
     Raises:
-        ScheduleError: there is nothing to split, a bound below what a device stores, a time that is none, an option
-            without effect, or the schedule is not legal.
+        ScheduleError: there is nothing to split, a bound below what a device stores, a time that is not a positive
+            number, an option without effect, or the schedule is not legal.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241), for the two halves and for W in
     gaps; they write B for our I. As a pass on any schedule it is ours.
@@ -101,7 +96,7 @@ def best_weight_gradients(schedule: Schedule, times: Times, *, bounds: Sequence[
         )
         candidates += [rows] if rows else []
     schedules = [replace(schedule, rows=rows) for rows in candidates]
-    # Rounded, so that equal sums of times in another order are equal; of several the first one stays.
+    # Rounded, so that equal sums of times in another order compare as equal; of equals the first one stays.
     return min(schedules, key=lambda each: round(simulate(each, times.costs).makespan, 6))
 
 
@@ -114,10 +109,12 @@ def _split(rows: Rows) -> Rows:
 def _check_whole(schedule: Schedule) -> None:
     if not schedule.columns.is_kind(Kind.B).any():
         raise ScheduleError(
-            f"{schedule.name!r} has nothing to split.\n"
-            "  rule whole-backward: what is to be split has at least one B; here every backward is I and W already\n"
-            f"      device 0     {' '.join(map(str, schedule.rows[0][:8]))} ...\n"
-            "  repair: use the schedule as it is"
+            explain(
+                f"{schedule.name!r} has nothing to split.",
+                rule="whole-backward: what is to be split has at least one B; here every backward is I and W already",
+                picture=f"device 0     {' '.join(map(str, schedule.rows[0][:8]))} ...",
+                repair="use the schedule as it is",
+            )
         )
 
 
@@ -129,17 +126,21 @@ def _check_effect(schedule: Schedule, bound: int | None, times: Times) -> None:
     for option, value in used.items():
         if value not in (None, 1.0):
             raise ScheduleError(
-                f"{option}={value!r} has no effect on {schedule.name!r}, which has EVICT and LOAD actions.\n"
-                "  rule split-first: between transfers each W stays directly behind its I\n"
-                f"  repair: leave {option} out, or split the schedule that this one was made from, and balance then"
+                explain(
+                    f"{option}={value!r} has no effect on {schedule.name!r}, which has EVICT and LOAD actions.",
+                    rule="split-first: between transfers each W stays directly behind its I",
+                    repair=f"leave {option} out, or split the schedule that this one was made from, and balance then",
+                )
             )
 
 
 def _bound_too_small(schedule: Schedule, peaks: Sequence[int], bound: int) -> ScheduleError:
     return ScheduleError(
-        f"bound={bound} for {schedule.name!r} (num_devices={schedule.num_devices}, "
-        f"num_microbatches={schedule.num_microbatches})\n"
-        "  rule split-room: splitting keeps the order of F, so that a device stores at least what it did\n"
-        f"      slots of each device  {' '.join(map(str, peaks))}\n"
-        f"  repair: set bound={max(peaks)} or more, or leave it out; `balance` lowers it"
+        explain(
+            f"bound={bound} for {schedule.name!r} (num_devices={schedule.num_devices}, "
+            f"num_microbatches={schedule.num_microbatches})",
+            rule="split-room: splitting keeps the order of F, so that a device stores at least what it did",
+            picture=f"slots of each device  {' '.join(map(str, peaks))}",
+            repair=f"set bound={max(peaks)} or more, or leave it out; `balance` lowers it",
+        )
     )

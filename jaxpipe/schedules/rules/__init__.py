@@ -1,9 +1,9 @@
-"""Is a schedule legal? Every rule, and every place where a schedule breaks one.
+"""The rules that make a schedule legal, and the check that reports every place where one is broken.
 
-Goes in: any Schedule, also one that somebody typed. Comes out: violations, or a ScheduleError that
-tells them. A legal schedule runs to its end on both clocks: each message has its sender (F and backward
-of every stage exist once, in one replica), storage is used only between its F and its backward, and no
-device waits for itself. Costs and memory limits are no matter of legality.
+Goes in: any Schedule, also one that somebody typed. Comes out: violations, or a ScheduleError that shows them. A legal
+schedule runs to its end on both clocks: each message has its sender (F and backward of every stage exist once, in one
+replica), storage is used only between its F and its backward, and no device waits for itself. Costs and memory limits
+do not make a schedule illegal.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check(schedule: Schedule) -> Schedule:
         ScheduleError: it breaks rules; the message shows the first five places and counts the rest.
 
     Example:
-        >>> from jaxpipe.schedules.methods.registry import build
+        >>> from jaxpipe.schedules import build
         >>> check(build("1f1b", num_devices=4, num_microbatches=2)).name
         '1f1b'
     """
@@ -60,9 +60,9 @@ def check(schedule: Schedule) -> Schedule:
 def violations(schedule: Schedule) -> list[Violation]:
     """Every place where `schedule` breaks a rule, in the order of `RULES`.
 
-    A rule looks only at what the rules before it left standing: without a sane placement nothing else
-    is looked at, actions out of range or on a wrong device count for no other rule, and circles are
-    looked for in schedules that are otherwise legal.
+    A rule looks only at what the rules before it left standing: without a sane placement nothing else is looked at,
+    actions out of range or on a wrong device count for no other rule, and circles are looked for only in schedules that
+    are otherwise legal.
     """
     found = [*row_per_device(schedule), *placement(schedule)]
     if found:

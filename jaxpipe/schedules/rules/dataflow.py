@@ -1,4 +1,4 @@
-"""Rules on what there is: every (stage, microbatch) has one forward and one backward.
+"""Rules on computation: one forward and one backward of each (stage, microbatch), in order, and no deadlock.
 
 They also match the messages: the receiver of each is the same microbatch on the neighbouring stage.
 """
@@ -15,7 +15,7 @@ from jaxpipe.schedules.schedule import Action, Kind
 
 
 def forward_once(view: View) -> Iterator[Violation]:
-    """(stage, microbatch) pairs that have no F or several."""
+    """Yields the (stage, microbatch) pairs that have no F or several."""
     count = view.count[Kind.F]
     for stage, microbatch in np.argwhere(count != 1).tolist():
         if count[stage, microbatch] == 0:
@@ -25,7 +25,7 @@ def forward_once(view: View) -> Iterator[Violation]:
 
 
 def backward_once(view: View) -> Iterator[Violation]:
-    """(stage, microbatch) pairs whose backward is not one B, or one I and one W."""
+    """Yields the (stage, microbatch) pairs whose backward is not one B, or one I and one W."""
     rule = "backward-once"
     b, i, w = (view.count[kind] for kind in (Kind.B, Kind.I, Kind.W))
     legal = (b == 1) & (i == 0) & (w == 0) | (b == 0) & (i == 1) & (w == 1)
@@ -82,11 +82,11 @@ def _repeated(view: View, rule: str, kind: Kind, stage: int, microbatch: int) ->
     )
 
 
-# Order within a row: storage is used after it is filled and before it is given back.
+# ---- Order within a row: storage is used after it is filled and before it is given back
 
 
 def forward_first(view: View) -> Iterator[Violation]:
-    """Backwards that come before their forward."""
+    """Yields the backwards that come before their forward."""
     backward_count = view.count[Kind.B] + view.count[Kind.I]
     backward = np.maximum(view.index[Kind.B], view.index[Kind.I])
     once = (view.count[Kind.F] == 1) & (backward_count == 1)
@@ -94,13 +94,13 @@ def forward_first(view: View) -> Iterator[Violation]:
 
 
 def input_gradient_first(view: View) -> Iterator[Violation]:
-    """Weight gradients that come before their input gradient."""
+    """Yields the weight gradients that come before their input gradient."""
     once = (view.count[Kind.I] == 1) & (view.count[Kind.W] == 1)
     yield from _in_order(view, "input-gradient-first", view.index[Kind.I][once], view.index[Kind.W][once])
 
 
 def _in_order(view: View, rule: str, before: np.ndarray, after: np.ndarray) -> Iterator[Violation]:
-    """Violations where an action of `before` does not precede that of `after` on the same device."""
+    """Yields the places where an action of `before` does not precede that of `after` on the same device."""
     device = view.columns.device
     wrong = (device[before] == device[after]) & (before > after)
     for late, early in zip(before[wrong], after[wrong], strict=True):
@@ -117,11 +117,11 @@ def _in_order(view: View, rule: str, before: np.ndarray, after: np.ndarray) -> I
         )
 
 
-# Deadlock: every device reaches the end of its row.
+# ---- Deadlock
 
 
 def acyclic(view: View) -> Iterator[Violation]:
-    """One circle of devices that wait for each other, if there is any."""
+    """Yields one circle of devices that wait for each other, if there is any."""
     schedule = view.schedule
     needs = dependencies(schedule)
     message = needs.message.tolist()

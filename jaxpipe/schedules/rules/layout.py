@@ -1,4 +1,4 @@
-"""Rules on where things stand: rows, placement, mirror image, range, holder, replica."""
+"""Rules on the grid: rows, placement, mirror image, range, holder, replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxpipe.schedules.schedule import NO_MICROBATCH, Kind, Schedule
 
 
 def row_per_device(schedule: Schedule) -> Iterator[Violation]:
-    """Counts that are below one or do not agree."""
+    """Yields counts that are below one or do not agree."""
     num_devices, num_rows = schedule.placement.num_devices, len(schedule.rows)
     if num_rows != num_devices or num_devices < 1:
         yield Violation(
@@ -26,7 +26,7 @@ def row_per_device(schedule: Schedule) -> Iterator[Violation]:
 
 
 def placement(schedule: Schedule) -> Iterator[Violation]:
-    """Replicas whose stages are outside the devices, unequal in number or unevenly spread."""
+    """Yields replicas whose stages are outside the devices, unequal in number or unevenly spread."""
     num_devices, replicas = schedule.placement.num_devices, schedule.placement.devices
     if not replicas:
         yield Violation("placement", "the placement has num_replicas=0", "give the device of every stage")
@@ -60,7 +60,7 @@ def placement(schedule: Schedule) -> Iterator[Violation]:
 
 
 def mirrored(view: View) -> Iterator[Violation]:
-    """Replicas that are more than two, or not each other's mirror image on an even number of devices."""
+    """Yields replicas that are more than two, or not mirror images on an even number of devices."""
     placement = view.schedule.placement
     num_devices, num_replicas = placement.num_devices, placement.num_replicas
     if num_replicas == 1:
@@ -85,7 +85,7 @@ def mirrored(view: View) -> Iterator[Violation]:
 
 
 def range_(view: View) -> Iterator[Violation]:
-    """Actions of a stage, replica or microbatch that the schedule does not have."""
+    """Yields actions of a stage, replica or microbatch that the schedule does not have."""
     schedule = view.schedule
     limits = {
         "stage": schedule.num_stages,
@@ -110,7 +110,7 @@ def range_(view: View) -> Iterator[Violation]:
 
 
 def holder(view: View) -> Iterator[Violation]:
-    """Actions in the row of a device that does not hold their stage."""
+    """Yields actions in the row of a device that does not hold their stage."""
     placement = view.schedule.placement
     for index in np.flatnonzero(view.in_range & ~view.held).tolist():
         action, device = view.action(index), view.columns.device[index]
@@ -129,7 +129,7 @@ def holder(view: View) -> Iterator[Violation]:
 
 
 def one_replica(view: View) -> Iterator[Violation]:
-    """Microbatches with actions of several replicas."""
+    """Yields microbatches with actions of several replicas."""
     columns = view.columns
     if view.schedule.num_replicas == 1:
         return

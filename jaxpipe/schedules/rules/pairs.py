@@ -1,4 +1,4 @@
-"""Rules on EVICT and LOAD: what is parked where, and is it back when it is needed?"""
+"""Rules on EVICT, LOAD and SYNC: what the two devices of a pair do with each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxpipe.schedules.schedule import TRANSFER_KINDS, Action, Kind
 
 
 def parked_share(view: View) -> Iterator[Violation]:
-    """Shares that are not one for each stage, or not above 0 and at most 1."""
+    """Yields fractions that are not one for each stage, or not above 0 and at most 1."""
     parked, num_stages = view.schedule.parked, view.schedule.num_stages
     if parked and len(parked) != num_stages:
         yield Violation(
@@ -26,7 +26,7 @@ def parked_share(view: View) -> Iterator[Violation]:
 
 
 def paired(view: View) -> Iterator[Violation]:
-    """Evictions and loads of a device that is its own partner."""
+    """Yields evictions and loads of a device that is its own partner."""
     middle = view.columns.device == view.schedule.placement.partner_of(view.columns.device)
     for index in np.flatnonzero(view.held & middle & view.columns.is_kind(*TRANSFER_KINDS)).tolist():
         yield Violation(
@@ -38,7 +38,7 @@ def paired(view: View) -> Iterator[Violation]:
 
 
 def evict_load(view: View) -> Iterator[Violation]:
-    """Evictions, loads and backwards that find the activations elsewhere."""
+    """Yields evictions, loads and backwards that find the activations elsewhere."""
     columns = view.columns
     is_moved = view.held & columns.is_kind(*TRANSFER_KINDS)
     if not is_moved.any():
@@ -84,11 +84,11 @@ def _evict_load_of_one(view: View, history: list[int]) -> Iterator[Violation]:
             state = "given back"
 
 
-# SYNC: gradients are summed once, when they are complete, and with those of the other replica.
+# ---- SYNC: gradients are summed once, when they are complete, with those of the other replica
 
 
 def sync_last(view: View) -> Iterator[Violation]:
-    """SYNCs that come twice or before a backward of their stage."""
+    """Yields SYNCs that come twice or before a backward of their stage."""
     columns = view.columns
     synced: dict[tuple[int, int], int] = {}
     for index in np.flatnonzero(view.held & (columns.kind == Kind.SYNC)).tolist():
@@ -114,7 +114,7 @@ def sync_last(view: View) -> Iterator[Violation]:
 
 
 def sync_both(view: View) -> Iterator[Violation]:
-    """SYNCs of one copy of a stage, where the other one has none; only of two replicas."""
+    """Yields SYNCs of one copy of a stage where the other copy has none; only with two replicas."""
     columns, placement = view.columns, view.schedule.placement
     if placement.num_replicas != 2:
         return

@@ -1,7 +1,7 @@
-"""How broken rules are told: where, what, rule, picture, repair.
+"""What rules look at and what they return: a view of the actions, and violations with their text.
 
-Goes in: what `rules` found wrong with a schedule. Comes out: one text that shows the first five with
-the part of the grid where each stands. Which schedules are legal is not decided here.
+Goes in: a schedule, and what the rules find wrong with it. Comes out: actions counted and indexed; one text that shows
+the first five violations with the part of the grid where each stands. Which schedules are legal is not decided here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Violation:
 
 
 def message(schedule: Schedule, violations: Sequence[Violation], rules: Mapping[str, str]) -> str:
-    """All of `violations` in five parts each: the first `NUM_SHOWN` in full, the rest counted.
+    """The text of all `violations`: the first `NUM_SHOWN` in five parts each, the rest counted.
 
     Args:
         schedule: the schedule that has them.
@@ -88,12 +88,12 @@ def picture(schedule: Schedule, device: int, position: int) -> list[str]:
     ]
 
 
-# The view.
+# ---- The view
 
 
 @dataclass(frozen=True)
 class View:
-    """What the rules look at; actions are named by their index in `columns`."""
+    """The actions of a schedule, counted and indexed; an action is named by its index in `columns`."""
 
     schedule: Schedule
 
@@ -104,7 +104,7 @@ class View:
 
     @cached_property
     def in_range(self) -> np.ndarray:
-        """[A] whether the schedule has such a stage, replica and microbatch."""
+        """[A] whether the schedule has the action's stage, replica and microbatch."""
         columns, schedule = self.columns, self.schedule
         microbatch = columns.microbatch
         is_sync = columns.kind == Kind.SYNC
@@ -120,7 +120,7 @@ class View:
 
     @cached_property
     def held(self) -> np.ndarray:
-        """[A] whether it is in range and stands in the row of its stage's holder."""
+        """[A] whether the action is in range and stands in the row of its stage's holder."""
         columns, held = self.columns, self.in_range.copy()
         devices = np.array(self.schedule.placement.devices)
         held[held] = devices[columns.replica[held], columns.stage[held]] == columns.device[held]
@@ -128,7 +128,7 @@ class View:
 
     @cached_property
     def count(self) -> dict[Kind, np.ndarray]:
-        """Kind -> [S, N] how many of the actions that are `held`."""
+        """Kind -> [S, N] number of actions that are `held`."""
         size = self._shape[0] * self._shape[1]
         return {kind: np.bincount(keys, minlength=size).reshape(self._shape) for kind, (_, keys) in self._keys.items()}
 
@@ -159,7 +159,7 @@ class View:
         return keys
 
     def place(self, index: int) -> tuple[int, int]:
-        """Device and position."""
+        """The device and position of an action."""
         return int(self.columns.device[index]), int(self.columns.position[index])
 
     def action(self, index: int) -> Action:
@@ -168,6 +168,6 @@ class View:
         return self.schedule.rows[device][position]
 
     def where(self, index: int) -> str:
-        """Device and position in words."""
+        """The device and position of an action, in words."""
         device, position = self.place(index)
         return f"device {device}, position {position}"
