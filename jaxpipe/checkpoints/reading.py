@@ -100,9 +100,7 @@ class VanishedError(CheckpointError):
         super().__init__(
             explain(
                 f"the checkpoint {folder} was deleted or set aside while it was read",
-                rule=(
-                    "checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others"
-                ),
+                rule="checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others",
                 picture=f"deleted: {folder}",
                 repair="give the same command again, for the newest, or name a step that is kept",
             )

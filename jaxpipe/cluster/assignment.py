@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpipe.cluster.orders import divisors, pair_adjacent, replicas_together
-from jaxpipe.errors import ConfigError, closest
+from jaxpipe.errors import ConfigError, closest, explain
 
 ORDERS = ("pair_adjacent", "replicas_together", "contiguous")
 
@@ -95,9 +95,11 @@ def assign(
     """
     if order not in ORDERS:
         raise ConfigError(
-            f"order={order!r} is not known.{closest(order, list(ORDERS))}\n"
-            f"  rule mesh-order: one of {', '.join(ORDERS)}\n"
-            "  repair: set one of these"
+            explain(
+                f"order={order!r} is not known.{closest(order, list(ORDERS))}",
+                rule=f"mesh-order: one of {', '.join(ORDERS)}",
+                repair="set one of these",
+            )
         )
     gpus = np.arange(data * pipe * tensor).reshape(data, pipe, tensor)
     if order != "contiguous" and gpus.size > gpus_per_node:
@@ -121,8 +123,10 @@ def _check_tensor(tensor: int, gpus_per_node: int) -> None:
     if gpus_per_node % tensor:
         nearest = min(divisors(gpus_per_node), key=lambda divisor: abs(divisor - tensor))
         raise ConfigError(
-            f"tensor={tensor} does not divide the {gpus_per_node} GPUs of a node\n"
-            "  rule tensor-in-node: the GPUs that share a layer stand in one node\n"
-            f"      {gpus_per_node} = {tensor} x {gpus_per_node // tensor} + {gpus_per_node % tensor}\n"
-            f"  repair: set tensor={nearest}, the nearest legal value"
+            explain(
+                f"tensor={tensor} does not divide the {gpus_per_node} GPUs of a node",
+                rule="tensor-in-node: the GPUs that share a layer stand in one node",
+                picture=f"{gpus_per_node} = {tensor} x {gpus_per_node // tensor} + {gpus_per_node % tensor}",
+                repair=f"set tensor={nearest}, the nearest legal value",
+            )
         )

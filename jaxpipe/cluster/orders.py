@@ -5,7 +5,7 @@ Both take the mesh's shape and the GPUs per node and return places; a place is t
 
 from __future__ import annotations
 
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 
 
 def pair_adjacent(data: int, pipe: int, tensor: int, gpus_per_node: int) -> list[tuple[int, int]]:
@@ -79,12 +79,18 @@ def _check_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> None:
     if not takes_pairs(data, pipe, tensor, gpus_per_node):
         num_odd, num_middles = _odd_nodes(data, pipe, gpus_per_node // tensor), data * (pipe % 2)
         raise ConfigError(
-            f"pipe={pipe}, data={data}, tensor={tensor} cannot be laid on nodes of {gpus_per_node} GPUs pair by pair\n"
-            "  rule pair-adjacent: devices d and pipe-1-d share a node; only the middle one of an odd pipe is"
-            " alone\n"
-            f"      nodes with an odd number of devices: {num_odd} > devices in the middle: {num_middles}\n"
-            f"  repair: set {_legal_pairs(data, pipe, tensor, gpus_per_node)}, or order='contiguous',"
-            " where most pairs are in two nodes"
+            explain(
+                (
+                    f"pipe={pipe}, data={data}, tensor={tensor} cannot be laid on nodes of"
+                    f" {gpus_per_node} GPUs pair by pair"
+                ),
+                rule="pair-adjacent: devices d and pipe-1-d share a node; only the middle one of an odd pipe is alone",
+                picture=f"nodes with an odd number of devices: {num_odd} > devices in the middle: {num_middles}",
+                repair=(
+                    f"set {_legal_pairs(data, pipe, tensor, gpus_per_node)}, or"
+                    " order='contiguous', where most pairs are in two nodes"
+                ),
+            )
         )
 
 
@@ -139,12 +145,18 @@ def _takes_groups(data: int, pipe: int, tensor: int, gpus_per_node: int) -> bool
 def _check_groups(data: int, pipe: int, tensor: int, gpus_per_node: int) -> None:
     if not _takes_groups(data, pipe, tensor, gpus_per_node):
         raise ConfigError(
-            f"pipe={pipe}, data={data}, tensor={tensor} cannot be laid on nodes of {gpus_per_node} GPUs with all"
-            " replicas of a stage together\n"
-            "  rule replicas-together: the 2 x data x tensor GPUs that hold a stage stand in one node, and fill it"
-            " with others like them\n"
-            f"      2 x {data} x {tensor} = {2 * data * tensor} does not divide {gpus_per_node}\n"
-            f"  repair: set {_legal_holders(data, pipe, tensor, gpus_per_node)}"
+            explain(
+                (
+                    f"pipe={pipe}, data={data}, tensor={tensor} cannot be laid on nodes of"
+                    f" {gpus_per_node} GPUs with all replicas of a stage together"
+                ),
+                rule=(
+                    "replicas-together: the 2 x data x tensor GPUs that hold a stage stand in one"
+                    " node, and fill it with others like them"
+                ),
+                picture=f"2 x {data} x {tensor} = {2 * data * tensor} does not divide {gpus_per_node}",
+                repair=f"set {_legal_holders(data, pipe, tensor, gpus_per_node)}",
+            )
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.times import Link, Times, TimeSource
 from jaxpipe.models import ModelConfig
@@ -89,10 +89,12 @@ class Measured:
         size, sizes = setting.microbatch_size, sorted(found.times)
         if not sizes[0] <= size <= sizes[-1]:
             raise ConfigError(
-                f"microbatch_size={size} for times that were measured of {', '.join(map(str, sizes))}.\n"
-                "  rule measured-sizes: a microbatch size is a measured one, or lies between two of them\n"
-                f"      {sizes[0]} <= {size} <= {sizes[-1]} does not hold\n"
-                f"  repair: measure with --microbatch_sizes={','.join(map(str, sorted({*sizes, size})))}"
+                explain(
+                    f"microbatch_size={size} for times that were measured of {', '.join(map(str, sizes))}.",
+                    rule="measured-sizes: a microbatch size is a measured one, or lies between two of them",
+                    picture=f"{sizes[0]} <= {size} <= {sizes[-1]} does not hold",
+                    repair=f"measure with --microbatch_sizes={','.join(map(str, sorted({*sizes, size})))}",
+                )
             )
         rows = [[getattr(found.times[each], name) for name in _TIMES] for each in sizes]
         times = [float(np.interp(size, sizes, column)) for column in zip(*rows, strict=True)]
@@ -110,11 +112,15 @@ class Measured:
         if self.otherwise is None:
             where = "two devices of a node" if in_node else "two nodes"
             raise ConfigError(
-                f"no link between {where} has been measured.\n"
-                "  rule measured-links: messages between devices need a link, which is timed where there are two "
-                "devices in a node\n"
-                f"      links measured: {len(links)}, each within a node\n"
-                "  repair: measure on two devices or with --num_processes=2, or give a source that knows the link"
+                explain(
+                    f"no link between {where} has been measured.",
+                    rule=(
+                        "measured-links: messages between devices need a link, which is timed where"
+                        " there are two devices in a node"
+                    ),
+                    picture=f"links measured: {len(links)}, each within a node",
+                    repair="measure on two devices or with --num_processes=2, or give a source that knows the link",
+                )
             )
         return self.otherwise.link(in_node=in_node)
 
@@ -126,10 +132,12 @@ class Measured:
         differing = [_differing(wanted, each.subject) for each in self.measurements]
         nearest = min(differing, key=len)
         raise ConfigError(
-            "nothing has been measured of this model as it is to be trained.\n"
-            "  rule measured-model: times are of one model, of any number of layers, its dtype, seq_len and tensor\n"
-            f"      nearest: {'; '.join(nearest)}\n"
-            "  repair: time this one too with python -m jaxpipe.measure, and give both files"
+            explain(
+                "nothing has been measured of this model as it is to be trained.",
+                rule="measured-model: times are of one model, of any number of layers, its dtype, seq_len and tensor",
+                picture=f"nearest: {'; '.join(nearest)}",
+                repair="time this one too with python -m jaxpipe.measure, and give both files",
+            )
         )
 
 
@@ -168,9 +176,11 @@ def _read(path: str | Path) -> Measurement:
         return Measurement.from_json(json.loads(Path(path).read_text()))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"costs={str(path)!r} cannot be read: {type(error).__name__}: {error}\n"
-            f"  rule costs-file: a file that python -m jaxpipe.measure has written, of format {FORMAT}\n"
-            "  repair: write it again with python -m jaxpipe.measure --config=... --output=costs.json"
+            explain(
+                f"costs={str(path)!r} cannot be read: {type(error).__name__}: {error}",
+                rule=f"costs-file: a file that python -m jaxpipe.measure has written, of format {FORMAT}",
+                repair="write it again with python -m jaxpipe.measure --config=... --output=costs.json",
+            )
         ) from error
 
 

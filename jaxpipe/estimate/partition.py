@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 
 Held = Sequence[Sequence[int]]
 TINY = 1e-9  # of a sum of times: what rounding may differ by
@@ -195,16 +195,23 @@ def _is_less(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
 def _check_enough(num_layers: int, num_stages: int) -> None:
     if num_layers < num_stages:
         raise ConfigError(
-            f"{num_layers} layers for {num_stages} stages\n"
-            "  rule layer-per-stage: every stage holds at least one layer\n"
-            f"  repair: give {num_layers} stages or fewer"
+            explain(
+                f"{num_layers} layers for {num_stages} stages",
+                rule="layer-per-stage: every stage holds at least one layer",
+                repair=f"give {num_layers} stages or fewer",
+            )
         )
 
 
 def _refuse(problem: _Problem, counts: tuple[int, ...]) -> None:
     raise ConfigError(
-        f"no partition of {len(problem.time) - 1} layers on {len(problem.held)} devices within {problem.most:g} bytes\n"
-        "  rule partition-memory: what the layers of a device take is at most what it has room for\n"
-        f"      {','.join(map(str, counts))} takes {problem.most_held(counts):g} on the fullest device\n"
-        f"  repair: give {problem.most_held(counts):g} bytes or more, or more devices"
+        explain(
+            (
+                f"no partition of {len(problem.time) - 1} layers on {len(problem.held)} devices within"
+                f" {problem.most:g} bytes"
+            ),
+            rule="partition-memory: what the layers of a device take is at most what it has room for",
+            picture=f"{','.join(map(str, counts))} takes {problem.most_held(counts):g} on the fullest device",
+            repair=f"give {problem.most_held(counts):g} bytes or more, or more devices",
+        )
     )

@@ -7,7 +7,7 @@ import os
 from dataclasses import fields
 from pathlib import Path
 
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Link, Times
 from jaxpipe.estimate.measured import Measurement
 from jaxpipe.whole_file import write_whole
@@ -18,16 +18,20 @@ def check_output(path: str, *, overwrite: bool) -> None:
     folder = Path(path).parent
     if not folder.is_dir():
         raise ConfigError(
-            f"--output={path}: there is no folder {str(folder)!r}\n"
-            "  rule output: the file's folder exists\n"
-            f"      looked from {os.getcwd()}\n"
-            "  repair: make the folder, or name another file"
+            explain(
+                f"--output={path}: there is no folder {str(folder)!r}",
+                rule="output: the file's folder exists",
+                picture=f"looked from {os.getcwd()}",
+                repair="make the folder, or name another file",
+            )
         )
     if Path(path).exists() and not overwrite:
         raise ConfigError(
-            f"--output={path} exists already\n"
-            "  rule output: a measurement is overwritten only on request\n"
-            "  repair: add --overwrite, or name another file"
+            explain(
+                f"--output={path} exists already",
+                rule="output: a measurement is overwritten only on request",
+                repair="add --overwrite, or name another file",
+            )
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.models.attention_blocks import (
     AttentionDropout,
     QueryBlock,
@@ -168,13 +168,14 @@ def _no_dropout(rate: float) -> str:
 
 
 def _refusal(reasons: list[str]) -> ConfigError:
-    lines = [
-        "model.attention='cudnn' cannot compute this model's attention",
-        "  rule attention-cudnn: an NVIDIA GPU, bfloat16 or float16, head_dim a multiple of 8, no attention dropout",
-        *(f"      {reason}" for reason in reasons),
-        "  repair: set model.attention='chunked', which saves the same for backward",
-    ]
-    return ConfigError("\n".join(lines))
+    return ConfigError(
+        explain(
+            "model.attention='cudnn' cannot compute this model's attention",
+            rule="attention-cudnn: an NVIDIA GPU, bfloat16 or float16, head_dim a multiple of 8, no attention dropout",
+            picture="\n".join(reasons),
+            repair="set model.attention='chunked', which saves the same for backward",
+        )
+    )
 
 
 ATTENTION: dict[str, Callable[..., jax.Array]] = {"xla": xla, "cudnn": cudnn, "chunked": chunked}

@@ -1,4 +1,4 @@
-"""What a stage's F, I and W take: the times that generators are given to order actions by."""
+"""The times of a stage's F, I and W, by which generators order actions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxpipe.schedules.option_checks import check_time
 
 
 class Times(NamedTuple):
-    """What a stage's F, I and W take, in any one unit; B takes as long as I and W."""
+    """The times of a stage's F, I and W, in any one unit; B takes as long as I and W."""
 
     forward: float = 1.0
     input_gradient: float = 1.0
@@ -17,26 +17,26 @@ class Times(NamedTuple):
 
     @property
     def are_equal(self) -> bool:
-        """Whether all three take the same."""
+        """Whether all three times are equal."""
         return self.forward == self.input_gradient == self.weight_gradient
 
     @property
     def costs(self) -> Costs:
-        """The same for `simulate`, messages taking none."""
+        """The costs for `simulate`; messages take no time."""
         return Costs(
             self.forward, self.input_gradient + self.weight_gradient, self.input_gradient, self.weight_gradient
         )
 
 
 def checked_times(name: str, *, forward: float, input_gradient: float, weight_gradient: float) -> Times:
-    """Returns the times that a pass is given, checked.
+    """Returns the times after checking them.
 
     Args:
-        name: of the schedule, for the message.
+        name: name of the schedule, for messages.
         forward, input_gradient, weight_gradient: times of a stage's F, I and W, in any one unit.
 
     Raises:
-        ScheduleError: a time that is not a finite number above 0.
+        ScheduleError: a time is not a finite number above 0.
     """
     times = Times(forward, input_gradient, weight_gradient)
     for option, time in times._asdict().items():

@@ -27,7 +27,7 @@ from jaxpipe.training.step import TrainState, format_losses, name_losses
 
 @dataclass(frozen=True)
 class Loop:
-    """Everything that the steps need, in one of the processes of a run.
+    """The loop over the steps, in one of the processes of a run.
 
     Attributes:
         config: the checked config.

@@ -28,7 +28,7 @@ class MetricsWriter:
     def __init__(self, path: Path, *, num_steps: int, first_step: int = 0):
         """Opens the files in `path` and the bar of `num_steps` steps, of which `first_step` are done.
 
-        Rows of later steps, from a process that had got further, are dropped: their steps run again.
+        Rows of later steps, from a process that got further, are dropped: these steps run again.
 
         Raises:
             TrainingError: the files cannot be written.
@@ -135,7 +135,7 @@ def keep_rows(file: Path, *, last_step: int) -> int:
         last_step: the step from whose state the run is resumed.
 
     Returns:
-        Number of incomplete lines, which are dropped too, as the last one of a killed process.
+        Number of incomplete lines that are dropped too, such as the last one of a killed process.
     """
     if not file.exists():
         return 0

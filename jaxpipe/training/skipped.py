@@ -1,4 +1,4 @@
-"""Steps that are skipped since their loss or a gradient is not finite: their report, and when they end the run."""
+"""Skipped steps, whose loss or gradients are not finite: their report, and the error that ends the run."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
-FLUSH_AFTER_S = 10.0  # a killed process loses so much of this file; metrics.jsonl has every row
+FLUSH_AFTER_S = 10.0  # a killed process loses up to this much of the file; metrics.jsonl has every row
 
 
 class TensorBoard:

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from legal_devices import variants
+from legal_devices import tiered, variants
 
 from jaxpipe.estimate.clock import Seconds, makespans
 from jaxpipe.estimate.extension import ends, few_microbatches
@@ -36,7 +36,7 @@ def seconds_of(costs: Costs, num_stages: int, num_devices: int, *, transfer: flo
     )
 
 
-@pytest.mark.parametrize(("name", "options", "num_devices"), variants(4, 5))
+@pytest.mark.parametrize(("name", "options", "num_devices"), tiered(4, 5))
 def test_the_clock_is_the_simulators(name, options, num_devices):
     for num_microbatches, transfer in product((1, 7, 16), (0.0, 0.1, 1.0)):
         schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options)
@@ -121,6 +121,6 @@ def test_many_microbatches_are_on_a_line_with_few(name, options, num_devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "options", "num_devices"), variants(5, 6, 8))
+@pytest.mark.parametrize(("name", "options", "num_devices"), tiered(5, 6, 8))
 def test_many_microbatches_are_on_a_line_with_few_on_more_devices(name, options, num_devices):
     assert_on_a_line(name, options, num_devices, (96, 101))

@@ -40,7 +40,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def there_and_back(folder: Path, tmp_path: Path, **options) -> Path:
+def round_trip(folder: Path, tmp_path: Path, **options) -> Path:
     export_model(str(imported(folder, tmp_path / "run")), str(tmp_path / "back"), **options)
     return tmp_path / "back"
 
@@ -55,7 +55,7 @@ def assert_same_files(folder: Path, other: Path) -> None:
     "name", [pytest.param(name, marks=() if name in ONE_OF_A_FAMILY else pytest.mark.ci) for name in MODELS]
 )
 def test_a_round_trip_is_byte_identical(saved, tmp_path, name):
-    assert_same_files(saved(name), there_and_back(saved(name), tmp_path))
+    assert_same_files(saved(name), round_trip(saved(name), tmp_path))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.ci)])
@@ -67,12 +67,12 @@ def test_a_round_trip_of_shards_in_half_precision_is_byte_identical(transformers
     for name, text in COMPANIONS.items():
         (tmp_path / "saved" / name).write_text(text)
     assert len(list((tmp_path / "saved").glob("model-*.safetensors"))) > 2
-    assert_same_files(tmp_path / "saved", there_and_back(tmp_path / "saved", tmp_path))
+    assert_same_files(tmp_path / "saved", round_trip(tmp_path / "saved", tmp_path))
 
 
 def test_an_export_has_the_logits_of_the_original_bit_by_bit(transformers, saved, tmp_path):
     numbers = microbatch("llama")
-    back = load(transformers, there_and_back(saved("llama3"), tmp_path), "LlamaForCausalLM")
+    back = load(transformers, round_trip(saved("llama3"), tmp_path), "LlamaForCausalLM")
     original = load(transformers, saved("llama3"), "LlamaForCausalLM")
     np.testing.assert_array_equal(*(their_logits(model, numbers)["masked_lm"] for model in (back, original)))
 
@@ -106,7 +106,7 @@ def test_another_dtype_is_that_of_tensors_and_config(transformers, tmp_path):
     import torch
 
     new_model(transformers, *MODELS["llama"]).save_pretrained(tmp_path / "saved", max_shard_size="40KB")
-    back = there_and_back(tmp_path / "saved", tmp_path, dtype="bfloat16")
+    back = round_trip(tmp_path / "saved", tmp_path, dtype="bfloat16")
     wanted = load(transformers, tmp_path / "saved", "LlamaForCausalLM", dtype=torch.bfloat16).state_dict()
     found = load(transformers, back, "LlamaForCausalLM", dtype="auto").state_dict()
     assert found.keys() == wanted.keys()
@@ -217,7 +217,7 @@ def test_old_files_of_gpt2_are_read_and_their_masks_left_out(saved, tmp_path, ti
     wanted = logits_of(*read_model(saved("gpt2")), numbers)["masked_lm"]
     np.testing.assert_array_equal(logits_of(*read_model(folder), numbers)["masked_lm"], wanted)
     if tied == "both":
-        back = there_and_back(folder, tmp_path)
+        back = round_trip(folder, tmp_path)
         found, old = load_file(back / "model.safetensors"), load_file(folder / "model.safetensors")
         assert old.keys() - found.keys() == {f"h.{n}.attn.{kind}" for n in range(3) for kind in ("bias", "masked_bias")}
         assert all(np.array_equal(array, old[name]) for name, array in found.items())

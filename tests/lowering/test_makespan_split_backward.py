@@ -12,12 +12,12 @@ from jaxpipe.lowering import lower
 from jaxpipe.lowering.lower import Folding
 from jaxpipe.lowering.replay import replay_makespans
 from jaxpipe.lowering.rounds import LOCKSTEP_ROUNDS, in_forwards, lockstep_rounds
-from jaxpipe.schedules import Costs, Schedule, build, simulate, split_backward
+from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, simulate, split_backward
 
-NAMES = ("zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v")
-TO_SPLIT = (
-    "1f1b", "bitpipe", "breadth_first", "chimera", "gems", "gpipe", "hanayo", "interleaved_1f1b", "mixpipe",
-)  # fmt: skip
+pytestmark = pytest.mark.ci  # the tables themselves are held by test_tables_unchanged.py
+
+NAMES = [name for name, method in REGISTRY.items() if method.has_split_backward]
+TO_SPLIT = [name for name, method in REGISTRY.items() if not (method.has_split_backward or method.has_transfers)]
 TIMES = [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (1.0, 0.9, 1.3)]  # of F, I, W
 MOST_ROUNDS = 8
 MOST = {0.02: 1.02, 0.1: 1.07}  # at a transfer in forwards, from 2D microbatches on

@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from legal_devices import TWO_REPLICAS
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Kind, Schedule, bidirectional, build, linear, looped, violations, zig_zag
@@ -10,10 +11,8 @@ from jaxpipe.schedules.methods.interleaved_1f1b import _row
 from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.passes.rows import drop_padding
 
-BIDIRECTIONAL = ("gems", "chimera", "bitpipe", "mixpipe", "dualpipe")
 
-
-@pytest.mark.parametrize("name", BIDIRECTIONAL)
+@pytest.mark.parametrize("name", TWO_REPLICAS)
 @pytest.mark.parametrize(("d", "repair"), [(1, "set num_devices=2"), (5, "set num_devices=4 or 6")])
 def test_two_replicas_need_an_even_number_of_devices(name, d, repair):
     with pytest.raises(ScheduleError, match=rf"(?s)num_devices={d} .*'{name}'.*rule even-devices: .*repair: {repair}$"):
@@ -29,6 +28,7 @@ def test_two_replicas_need_an_even_number_of_devices(name, d, repair):
         ("interleaved_1f1b", "num_chunks=two", "set num_chunks=1$"),
         ("interleaved_1f1b", "num_chunks=true", "set num_chunks=1$"),
         ("interleaved_1f1b", "group_size=3", "group_size is a whole number, 4 or more; .*set group_size=4$"),
+        ("interleaved_1f1b", "extra_warm_up=1", "set extra_warm_up=true or extra_warm_up=false$"),
         ("chimera", "forward_doubling=1", "set forward_doubling=true or forward_doubling=false$"),
         ("gems", "eager_sync=never", "set eager_sync=true or"),
         ("bitpipe", "scaling=concatenated", "Did you mean 'concatenate'.*one of concatenate, figure, early_forwarding"),
@@ -117,7 +117,7 @@ def test_sync_stands_behind_the_last_backward_or_at_the_end():
     assert row_of("gems") == ["0F0", "0B0", "0SYNC", "1F1@1", "1B1@1", "1SYNC@1"]
 
 
-@pytest.mark.parametrize("name", BIDIRECTIONAL)
+@pytest.mark.parametrize("name", TWO_REPLICAS)
 @pytest.mark.parametrize("eager", [True, False])
 def test_every_copy_of_a_stage_has_one_sync(name, eager):
     for n in (1, 2, 7):

@@ -23,7 +23,9 @@ from jaxpipe.schedules.placement import bidirectional, linear, looped, zig_zag
 from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 EAGER = ("0F0 1F1@1 1B1@1 1SYNC@1 0B0 0SYNC", "0F1@1 1F0 1B0 1SYNC 0B1@1 0SYNC@1")
-TWO_REPLICAS = sorted(set(REGISTRY) & {"bitpipe", "chimera", "gems", "mixpipe"})
+TWO_REPLICAS = sorted(
+    name for name, method in REGISTRY.items() if method.num_replicas == 2 and not method.has_split_backward
+)
 
 
 def schedule_of(*rows: str, placement: Placement | None = None, num_microbatches: int = 2) -> Schedule:

@@ -1,8 +1,8 @@
-"""The closed form that Chimera and BitPipe share: chains of passes in both directions, a slot for each action.
+"""The closed form that Chimera and BitPipe share: microbatches in both directions, with a time slot for each action.
 
 A microbatch is a chain of passes, each D steps from one end of the devices to the other: forwards of one
 chunk, or backwards of one chunk. Goes in: a placement of two mirrored replicas and the passes of a chain. Comes
-out: rows of F and B. What the chain is, and what it is good for, its generators say.
+out: rows of F and B. The generators say which passes a chain has, and why.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxpipe.schedules.schedule import Action, Kind, Rows
 
 
 class Pass(NamedTuple):
-    """One way through the devices.
+    """One traversal of all devices by a microbatch.
 
     Attributes:
         kind: F, with stages rising, or B, with stages falling.
@@ -30,13 +30,13 @@ class Pass(NamedTuple):
     members: tuple[int, ...] = (0,)
 
 
-def there_and_back(num_chunks: int) -> tuple[Pass, ...]:
-    """The passes of one microbatch: forwards of all chunks, then backwards of all chunks."""
+def round_trip(num_chunks: int) -> tuple[Pass, ...]:
+    """Returns the passes of one microbatch: forwards of all chunks, then backwards of all chunks."""
     chunks = range(num_chunks)
     return (*(Pass(Kind.F, chunk) for chunk in chunks), *(Pass(Kind.B, chunk) for chunk in reversed(chunks)))
 
 
-def opposite_chains(
+def bidirectional_rows(
     placement: Placement, passes: Sequence[Pass], *, num_units: int, early_starts: bool = False
 ) -> Rows:
     """Returns rows in which each unit starts D/2 chains in either direction, and closely follows the unit before.
@@ -44,7 +44,7 @@ def opposite_chains(
     Step q of pass k of chain i of a unit has slot 2i + kD + q, in both directions, and each unit starts
     `len(passes)` D slots after the one before. A device's row is its actions by slot.
 
-    No two passes have the same slot on a device: at step q a pass is on device q or D-1-q. Two passes that are on a
+    No two passes share a slot on a device. At step q a pass is on device q or D-1-q. Two passes that are on a
     device at different steps, q and D-1-q, have slots that differ by an odd number, for D is even. Two that are
     there at the same step have a slot in common only if 2(i-j) is a multiple of D, so that i = j and k are the same;
     then they are one pass in both directions, and at any step those are on different devices.
@@ -54,8 +54,8 @@ def opposite_chains(
         passes: of one chain, in order; microbatches of a chain are numbered 0, 1, ...
         num_units: groups of D chains; of the microbatches of each group the first half go down (replica 0).
         early_starts: in every unit but the first, the first half of chain i's first pass comes i slots earlier:
-            two starts, not one, in each gap that the end of the unit before leaves on the outer devices. Of actions
-            that have the same slot then, forwards and lower chains go first.
+            two starts, not one, in each gap that the end of the unit before leaves on the outer devices. Where
+            actions then share a slot, forwards and lower chains go first.
 
     Returns:
         [device][position] -> F or B.

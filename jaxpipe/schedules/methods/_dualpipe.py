@@ -1,7 +1,7 @@
-"""The eight steps of a device in DualPipe and DualPipeV, as far as they are the same.
+"""The eight phases of a device in DualPipe and DualPipeV, which are the same for both.
 
-Goes in: where the device stands between the end at which microbatches enter and the middle. Comes out: what it
-does in which direction, by number of its microbatches. Which stage and microbatch that is, the generators say.
+Goes in: where the device stands between the nearer end, at which microbatches enter, and the middle. Comes out: its
+actions, each with a direction and the number of the microbatch in that direction. The generators map these to stages.
 """
 
 from __future__ import annotations
@@ -11,48 +11,48 @@ from typing import NamedTuple
 
 from jaxpipe.schedules.schedule import Kind
 
-NEAR, FAR = 0, 1  # directions: the one that enters at the device's own end, and the other
+OWN, OPPOSITE = 0, 1  # directions: of microbatches that enter at the device's own end, and of the others
 
 
 class Step(NamedTuple):
-    """One action of a device."""
+    """One action of a device, before stages are known."""
 
     kind: Kind
-    direction: int  # NEAR or FAR
+    direction: int  # OWN or OPPOSITE
     number: int  # of the microbatch in its direction
 
 
-def dual_steps(*, depth: int, num_depths: int, num_each: int, backward_first: bool) -> list[Step]:
-    """Returns the row of a device, W in the order of their I.
+def dualpipe_steps(*, depth: int, num_depths: int, num_each: int, backward_first: bool) -> list[Step]:
+    """Returns the row of a device; W run in the order of their I.
 
     Args:
         depth: h, devices between the nearer end and this one.
         num_depths: H, devices from an end to the middle.
         num_each: microbatches of each direction, at least 2H.
-        backward_first: of the F and B that overlap in the published steps, B stands first here, else F.
+        backward_first: of an F and B that the published steps overlap, B runs first here, else F.
 
-    Source: `dualpipe/dualpipe.py` of github.com/deepseek-ai/DualPipe; numbers and names of steps are as there.
+    Source: `dualpipe/dualpipe.py` of github.com/deepseek-ai/DualPipe; numbers and names of phases are as there.
     """
     assert num_each >= 2 * num_depths
     row, num_outer, num_inner = _Row(backward_first), num_depths - depth - 1, depth + 1
     # 1: F0; 2: F0 F1
-    row.forwards(NEAR, 2 * num_outer)
+    row.forwards(OWN, 2 * num_outer)
     for _ in range(num_inner):
-        row.forwards(NEAR)
-        row.forwards(FAR)
+        row.forwards(OWN)
+        row.forwards(OPPOSITE)
     # 3: I1 W1 F1
     for _ in range(num_outer):
-        row.input_gradient(FAR)
+        row.input_gradient(OPPOSITE)
         row.weight_gradients()
-        row.forwards(FAR)
+        row.forwards(OPPOSITE)
     # 4: F0 with B1, F1 with B0
     for _ in range(num_each - 2 * num_depths + num_inner):
-        row.overlapped(NEAR, FAR)
-        row.overlapped(FAR, NEAR)
+        row.overlapped(OWN, OPPOSITE)
+        row.overlapped(OPPOSITE, OWN)
     # 5: B1, F1 with B0
     for _ in range(num_outer):
-        row.backward(FAR)
-        row.overlapped(FAR, NEAR)
+        row.backward(OPPOSITE)
+        row.overlapped(OPPOSITE, OWN)
     # 6: B1 B0; from the middle on I1 I0
     for index in range(2 * num_inner):
         if index < num_inner:
@@ -62,13 +62,13 @@ def dual_steps(*, depth: int, num_depths: int, num_each: int, backward_first: bo
     # 7: W I0; 8: W
     for _ in range(num_outer):
         row.weight_gradients()
-        row.input_gradient(NEAR)
+        row.input_gradient(OWN)
     row.weight_gradients(num_inner)
     return row.steps
 
 
 class _Row:
-    """A row on its way: microbatches of a direction go through it in their order."""
+    """A row under construction: the microbatches of a direction follow each other in order."""
 
     def __init__(self, backward_first: bool):
         self.steps: list[Step] = []
@@ -94,7 +94,7 @@ class _Row:
             self.steps.append(self._pending.popleft())
 
     def overlapped(self, forward: int, backward: int) -> None:
-        """A forward and a backward that DualPipe runs at the same time."""
+        """A forward and a backward that DualPipe runs at the same time, and that run one after the other here."""
         if self._backward_first:
             self.backward(backward)
         self.forwards(forward)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from jaxpipe.schedules.methods._bidirectional import opposite_chains, there_and_back
+from jaxpipe.schedules.methods._bidirectional import bidirectional_rows, round_trip
 from jaxpipe.schedules.ordering.whole_backwards import (
     Preference,
     best_job_order,
@@ -35,15 +35,16 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     before them. Up to N=D it is the one unit of `bitpipe`, with 2(D-2) at N=D.
 
     Peak activations for v=2 and N >= 2D: (5D-2)/4 Ma for even D from 4 to 16, which is the paper's (3D-3)/2 at D=4 and
-    less from D=6 on; (3D-2)/2 for v=1; up to about 1.7 D for v=4. Found by search, so no formulas but what came out.
+    less from D=6 on; (3D-2)/2 for v=1; up to about 1.7 D for v=4. These describe what the search finds; none is proved.
 
     After about D microbatches of either direction and before the last D, the pattern repeats: for v=2 and D=4, 8, 12,
     16 with every microbatch of a direction, 12 forwards of a stage apart; in other cases with every few of them.
 
     How it is found: a free device takes, of the steps that are ready, the one that would start first if microbatches
-    of a direction started s forwards apart and never waited, backwards moved by a constant; one of the first p forwards
-    of a microbatch it starts only while it stores fewer than c. Of some s, p, c and constants the one with the least
-    bubble is taken, of these the one with the least peak. The result is the same each time.
+    of a direction started s forwards apart and never waited, with backwards shifted by a constant. It starts one of the
+    first p forwards of a microbatch only while it stores fewer than c stages' activations. Of several s, p, c and
+    constants the one with the least bubble is taken, and of equal ones that with the least peak. The search is
+    deterministic.
 
     Args:
         num_devices: D, even.
@@ -58,7 +59,7 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     """
     placement = bidirectional(zig_zag(num_devices, num_chunks))
     if num_microbatches <= num_devices:
-        unit = opposite_chains(placement, there_and_back(num_chunks), num_units=1)
+        unit = bidirectional_rows(placement, round_trip(num_chunks), num_units=1)
         return drop_padding(unit, num_microbatches=num_microbatches)
     machine_of, num_jobs = machines_of(placement), num_jobs_of(placement, num_microbatches)
     least_idle = 3 * (num_devices - 2) // 2
@@ -75,7 +76,7 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
 
 
 def _preferences(num_devices: int, num_chunks: int) -> list[Preference]:
-    """What is tried, lower caps first; keys are times at which jobs that start regularly would be on their way."""
+    """Returns the preferences that are tried, lower caps first."""
     num_stages = num_chunks * num_devices
     caps = range(4 * num_stages // 5, 3 * num_stages // 2 + 3, max(num_stages // _CAPS, 1))
     nums_capped = sorted({num_devices // 2, num_devices, num_stages // 2, num_stages})

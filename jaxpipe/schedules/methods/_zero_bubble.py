@@ -25,7 +25,7 @@ def zero_bubble(
     block: Callable[[int], Sequence[int]] = lambda num_devices: (),
     staggered: bool = False,
 ) -> Callable[..., Schedule]:
-    """Returns the generator of one of the five: F, I and W of a placement, with at most `bound` Ma on any device.
+    """Returns a generator of F, I and W on a placement, with at most `bound` Ma on any device.
 
     Args:
         name: of its schedules.
@@ -59,5 +59,5 @@ def v_shape(num_devices: int) -> Placement:
 
 
 def every_devices(num_devices: int, options: Options) -> int:
-    """The period for the estimator. Orders that are found have no strict one: steps are on a line to 2 %."""
+    """The period, D microbatches: orders found by search repeat only nearly, and steps are on a line to 2 %."""
     return num_devices

@@ -1,7 +1,7 @@
 """BitPipe: interleaved pipelines in a V, in opposite directions, whose bubbles fill each other."""
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules.methods._bidirectional import opposite_chains, there_and_back
+from jaxpipe.schedules.methods._bidirectional import bidirectional_rows, round_trip
 from jaxpipe.schedules.methods._early_forwarding import early_forwarding
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import Option, Options, at_least, one_of
@@ -46,24 +46,20 @@ def bitpipe(
       worse at one of one forward, where `concatenate` leaves no bubble between units.
     - `early_forwarding`: as `_early_forwarding` in this folder says; higher peaks.
 
-    The paper's formula for all N, x = 2(D-2) once only, is not what its units give when they are concatenated.
+    The paper's formula for all N counts x = 2(D-2) once. Concatenated units do not reach it.
 
-    Needs even D, any N >= 1, any v >= 1: where N is not whole units of D, the last one is built whole, and
-    microbatches of both directions in turn are left out.
+    Needs even D, any N >= 1, any v >= 1. Where N is not a multiple of D, the last unit is built whole, and its surplus
+    microbatches are dropped from both directions in turn.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
         num_chunks: v, stages of each replica on each device.
         v_shape: chunks run up and down the devices in turn, so that the last stage of one and the first of the next
-            are on one device; False starts each chunk on the replica's first device again (the paper's ablation), which
-            has the same slots, with a message where the V has none.
+            are on one device; False starts each chunk on the replica's first device again (the paper's ablation): the
+            same time slots, but a message where the V has none.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
         scaling: the order of more than D microbatches: `concatenate`, `figure` or `early_forwarding`.
-
-    Raises:
-        ScheduleError: odd `num_devices`, an option of the wrong kind, or `v_shape=False` where it has no effect or no
-            order is known for it.
 
     Source: Wu, Chen and Yu, BitPipe: Bidirectional Interleaved Pipeline Parallelism for Accelerating Large Models
     Training, arXiv 2410.19367, sections 3.1 to 3.3, appendices A and B; formulas of the peaks and of N=KD ours.
@@ -73,8 +69,8 @@ def bitpipe(
         rows = early_forwarding(num_devices=num_devices, num_chunks=num_chunks, num_microbatches=num_microbatches)
     else:
         num_units = next_multiple(num_microbatches, num_devices) // num_devices
-        passes = there_and_back(num_chunks)
-        rows = opposite_chains(placement, passes, num_units=num_units, early_starts=scaling == "figure")
+        passes = round_trip(num_chunks)
+        rows = bidirectional_rows(placement, passes, num_units=num_units, early_starts=scaling == "figure")
         rows = drop_padding(rows, num_microbatches=num_microbatches)
     return Schedule("bitpipe", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))
 
@@ -109,7 +105,7 @@ def _published(d: int, n: int, o: Options) -> float | None:
 
 
 def _bubble(d: int, n: int, o: Options) -> float | None:
-    """Of whole units: the first leaves 2(D-2) forwards of a stage, each further one D-2, in the figure's order D-3."""
+    """The bubble of whole units: 2(D-2) forwards of a stage, and for each further unit D-2 more, D-3 by the figure."""
     each = d - 3 if o["scaling"] == "figure" and d >= 4 else d - 2
     return idle_ratio(2 * (d - 2) + each * (n / d - 1), n, o["num_chunks"]) if n % d == 0 else None
 
@@ -119,7 +115,7 @@ def _published_early(d: int, n: int, o: Options) -> float | None:
 
 
 def _early_bubble(d: int, n: int, o: Options) -> float | None:
-    """Of one unit that of `concatenate`, for there is nothing to pull forward."""
+    """The bubble of early forwarding; in a single unit there is nothing to pull forward."""
     if o["scaling"] != "early_forwarding" or n % d or (n > d and d > 8):
         return None
     return _bubble(d, n, o) if n == d else _published_early(d, n, o)
@@ -133,7 +129,7 @@ def _peak_of_units(d: int, n: int, o: Options) -> tuple[float | None, float] | N
 
 
 def _two_chunks(of):
-    """Formulas of the paper's tables, which are for two chunks."""
+    """Limits a formula to v=2, as the paper's tables are."""
     return lambda d, n, o: of(d, n, o) if o["num_chunks"] == 2 else None
 
 

@@ -34,7 +34,7 @@ def bpipe(
     where each EVICT sends half of a microbatch's pages to device 3, which stores only one. The order of
     computation is that of 1F1B, and so is its bubble ratio (D-1)/(N+D-1), as long as transfers fit behind
     computation. Peak activations at most ceil((D+2)/2) Ma on every device, parked and in transit included
-    (`balance` has the proof); with N so small that 1F1B keeps that anyway, the schedule is 1F1B. Needs
+    (`balance` has the proof); where N is so small that 1F1B keeps that bound by itself, the schedule is 1F1B. Needs
     D >= 4, any N >= 1.
 
     Args:
@@ -44,8 +44,7 @@ def bpipe(
         unit, policy, overlapped: as `balance` takes them.
 
     Raises:
-        ScheduleError: fewer than four devices, a bound that no device exceeds however many microbatches
-            there are or that cannot be kept, or an option that `balance` refuses.
+        ScheduleError: a bound that cannot be kept.
 
     Source: Kim et al., BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models, ICML
     2023; the bound as Huang et al. (Obscura, USENIX ATC 2025, section 9.3) give it.

@@ -24,9 +24,6 @@ def breadth_first(*, num_devices: int, num_microbatches: int, num_chunks: int = 
         num_microbatches: microbatches of one step.
         num_chunks: v, stages on each device.
 
-    Raises:
-        ScheduleError: `num_chunks` is no whole number of 1 or more.
-
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023, section 3.
     """
     chunks, microbatches = range(num_chunks), range(num_microbatches)

@@ -1,6 +1,6 @@
 """Chimera: two replicas in opposite directions, whose bubbles fill each other."""
 
-from jaxpipe.schedules.methods._bidirectional import Pass, opposite_chains, there_and_back
+from jaxpipe.schedules.methods._bidirectional import Pass, bidirectional_rows, round_trip
 from jaxpipe.schedules.methods.method import BITPIPE_TEXT, TABLE_2, TABLE_6, Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import Option
 from jaxpipe.schedules.option_checks import check_truth
@@ -24,17 +24,17 @@ def chimera(
         3  0F2@1 0F3@1 ...   3F0   3B0   3B0   3F1   3B1   3B1   ...   0B2@1 0B2@1 ...   ...   0B3@1 0B3@1
 
     Bubble ratio at N=D: (D-2)/(3N/2+D-2) at a backward of two forwards, (D-2)/(2N+D-2) at one of one forward. At
-    N=KD the second holds as it is; of the first it is x/(3N+x) with x = (D-2)(K+1), for a bubble in the middle of each
-    unit stays. Peak activations at N=D, on every other N=KD too: D Ma on the two devices in the middle, (D+2)/2 Ma on
-    those at the ends. Two replicas of the weights.
+    N=KD the second holds as it is. The first becomes x/(3N+x) with x = (D-2)(K+1), because each unit keeps the bubble
+    in its middle. Peak activations at every N=KD: D Ma on the two devices in the middle, (D+2)/2 Ma on those at the
+    ends. Two replicas of the weights.
 
-    With `forward_doubling` a unit has 2D microbatches, and those of a direction run their forwards in adjacent pairs:
-    what was one backward beside a forward are now two, and the bubble in the middle goes. Bubble ratio
+    With `forward_doubling` a unit has 2D microbatches, and those of a direction run their forwards in adjacent pairs.
+    Two forwards take as long as the backward beside them, so the bubble in the middle disappears. Bubble ratio
     (D-2)/(2N+D-2) at a backward of two forwards and N a multiple of 2D; peak activations 2D Ma in the middle,
     (3D+2)/2 Ma at the ends.
 
-    Needs even D, any N >= 1: where N is not whole units, the last one is built whole, and microbatches of both
-    directions in turn are left out.
+    Needs even D, any N >= 1. Where N is not a whole number of units, the last unit is built whole, and its surplus
+    microbatches are dropped from both directions in turn.
 
     Args:
         num_devices: devices on the `pipe` axis.
@@ -42,17 +42,14 @@ def chimera(
         forward_doubling: run forwards in pairs.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
 
-    Raises:
-        ScheduleError: odd `num_devices`, or an option of the wrong kind.
-
     Source: Li and Hoefler, Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines, SC
     2021, sections 3.1 and 3.5; formulas at N=D as in BitPipe, arXiv 2410.19367, Table 2, those at N=KD and of forward
     doubling ours.
     """
     placement = bidirectional(linear(num_devices))
-    passes = _DOUBLED if forward_doubling else there_and_back(1)
+    passes = _DOUBLED if forward_doubling else round_trip(1)
     unit = num_devices * (2 if forward_doubling else 1)
-    rows = opposite_chains(placement, passes, num_units=next_multiple(num_microbatches, unit) // unit)
+    rows = bidirectional_rows(placement, passes, num_units=next_multiple(num_microbatches, unit) // unit)
     rows = drop_padding(rows, num_microbatches=num_microbatches)
     return Schedule("chimera", placement, num_microbatches, with_sync(rows, placement, eager=eager_sync))
 

@@ -1,8 +1,11 @@
-"""DualPipe: two replicas in opposite directions, whose forwards and backwards alternate on every device."""
+"""DualPipe: two replicas in opposite directions, whose forwards and backwards alternate on every device.
+
+The published method overlaps a forward and a backward; here one runs after the other.
+"""
 
 from dataclasses import replace
 
-from jaxpipe.schedules.methods._dualpipe import NEAR, dual_steps
+from jaxpipe.schedules.methods._dualpipe import OWN, dualpipe_steps
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import TIMES, Option
 from jaxpipe.schedules.option_checks import check_truth
@@ -36,12 +39,12 @@ def dualpipe(
     backward at the same time, takes as long as both one after the other, as here. Peak activations D+1 Ma on every
     device for N > D; at most N Ma. Two replicas of the weights. Needs even D, any N >= 1.
 
-    The published steps need even N >= 2D. For others the schedule of the next such number is built, and the last
-    microbatches of both directions in turn are left out. What overlaps there stands one after the other, F first. With
-    `backward_first` B is first, and the peak is D Ma; the bubble is the same at F=I=W, and at F=1, I=1.2, W=0.8 it is
-    0.6 F longer for D=8. W stand where they are published, so that most backwards stay whole, or, where the step is
-    shorter by that for the times given, every backward is split and W fill what devices would wait (`split_backward`),
-    with no more stored at once than published.
+    The published steps need even N >= 2D. For other N the schedule of the next such number is built, and its surplus
+    microbatches are dropped from both directions in turn. A forward and a backward that the published steps overlap run
+    one after the other here, F first. With `backward_first` B is first, and the peak is D Ma; the bubble is the same at
+    F=I=W, and at F=1, I=1.2, W=0.8 it is 0.6 F longer for D=8. W stand where they are published, so that most backwards
+    stay whole. Where it makes the step shorter at the times given, every backward is split instead and W fill the gaps
+    (`split_backward`), with no more stored at once than published.
 
     Args:
         num_devices: devices on the `pipe` axis.
@@ -49,9 +52,6 @@ def dualpipe(
         backward_first: of the F and B that overlap in the published steps, B stands first.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
-
-    Raises:
-        ScheduleError: odd `num_devices`, a time that is not a positive number, or an option of the wrong kind.
 
     Source: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024 (arXiv 2412.19437), section 3.2.1; steps and formula as in
     github.com/deepseek-ai/DualPipe. Fewer microbatches, `backward_first`, W by times, and the bubble are ours.
@@ -69,11 +69,11 @@ def _row(device: int, num_devices: int, num_each: int, backward_first: bool) -> 
     depth = min(device, num_devices - 1 - device)
     near = int(device >= num_devices // 2)  # the replica that enters at the device's own end
     row = []
-    for kind, direction, number in dual_steps(
+    for kind, direction, number in dualpipe_steps(
         depth=depth, num_depths=num_devices // 2, num_each=num_each, backward_first=backward_first
     ):
-        replica = near if direction == NEAR else 1 - near
-        stage = depth if direction == NEAR else num_devices - 1 - depth
+        replica = near if direction == OWN else 1 - near
+        stage = depth if direction == OWN else num_devices - 1 - depth
         row.append(Action(kind, stage, replica * num_each + number, replica))
     return tuple(row)
 

@@ -1,6 +1,9 @@
-"""DualPipeV: the two directions of DualPipe are the two chunks of one V-shaped replica."""
+"""DualPipeV: the two directions of DualPipe are the two chunks of one V-shaped replica.
 
-from jaxpipe.schedules.methods._dualpipe import NEAR, dual_steps
+The published method overlaps a forward and a backward; here one runs after the other.
+"""
+
+from jaxpipe.schedules.methods._dualpipe import OWN, dualpipe_steps
 from jaxpipe.schedules.methods.dualpipe import SOURCE
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import TIMES, Option
@@ -34,20 +37,18 @@ def dualpipe_v(
     both one after the other, as here. Peak activations D+1/2 Ma on every device for N > D; at most N Ma. One replica of
     the weights. Any D >= 1, any N >= 1.
 
-    The published steps need N >= 2D. For fewer microbatches the schedule of 2D is built and the last ones are left out.
-    What overlaps there stands one after the other, F first. With `backward_first` B is first, and the peak is D Ma; the
-    bubble is the same at F=I=W, and at F=1, I=1.2, W=0.8 it is F longer for D=8. W stand where they are published, so
-    that most backwards stay whole, or, where the step is shorter by that for the times given, every backward is split
-    and W fill what devices would wait (`split_backward`), with no more stored at once than published.
+    The published steps need N >= 2D. For fewer microbatches the schedule of 2D is built and the last ones are dropped.
+    A forward and a backward that the published steps overlap run one after the other here, F first. With
+    `backward_first` B is first, and the peak is D Ma; the bubble is the same at F=I=W, and at F=1, I=1.2, W=0.8 it is
+    F longer for D=8. W stand where they are published, so that most backwards stay whole. Where it makes the step
+    shorter at the times given, every backward is split instead and W fill the gaps (`split_backward`), with no more
+    stored at once than published.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
         backward_first: of the F and B that overlap in the published steps, B stands first.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
-
-    Raises:
-        ScheduleError: a time that is not a positive number, or an option of the wrong kind.
 
     Source: github.com/deepseek-ai/DualPipe, `dualpipev.py`, which names "Cut-in-half" of Sea AI Lab as its origin;
     steps and published formula as there. Fewer microbatches, `backward_first`, W by times, and the bubble are ours.
@@ -57,8 +58,8 @@ def dualpipe_v(
     num_each = max(num_microbatches, 2 * num_devices)
     rows = [
         [
-            Action(kind, device if direction == NEAR else 2 * num_devices - 1 - device, number)
-            for kind, direction, number in dual_steps(
+            Action(kind, device if direction == OWN else 2 * num_devices - 1 - device, number)
+            for kind, direction, number in dualpipe_steps(
                 depth=device, num_depths=num_devices, num_each=num_each, backward_first=backward_first
             )
         ]

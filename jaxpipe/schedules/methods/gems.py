@@ -25,9 +25,6 @@ def gems(*, num_devices: int, num_microbatches: int, eager_sync: bool = True) ->
         num_microbatches: microbatches of one step.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
 
-    Raises:
-        ScheduleError: odd `num_devices`, or an option of the wrong kind.
-
     Source: Jain et al., GEMS: GPU-Enabled Memory-Aware Model-Parallelism System for Distributed DNN Training, SC
     2020, as described in BitPipe, arXiv 2410.19367, section 2; the period is ours.
     """

@@ -17,22 +17,19 @@ def hanayo(*, num_devices: int, num_microbatches: int, waves: int = 1) -> Schedu
 
     Bubble at N=KD: 2(D-1) backwards of a stage, where a backward takes one, two or three forwards; a ratio of
     (D-1)/(2WN+D-1) at one forward and 2(D-1)/(3WN+2(D-1)) at two. Up to N=D that is the closed form below; for more
-    it is what came out wherever we looked. Where D does not divide N, the last, shorter unit leaves more. No order of
+    every case tried has it. Where D does not divide N, the last, shorter unit leaves more. No order of
     a zig-zag has less than D-1 forwards and D-1 backwards; list scheduling comes to that with about 3D/2 Ma. Peak
     activations min(D, N) Ma. One replica of the weights. Any D >= 1, any N >= 1, any W >= 1.
 
-    Up to D microbatches, step k of microbatch i, of its 4WD, has slot 2i + k, and a device's row is its steps by
-    slot; no two of them have the same one. For more, a free device takes the ready step of the least slot, with units
-    of D microbatches half their length, 2WD slots, apart and backwards one slot later, and starts no forward while it
-    stores D Ma.
+    Up to D microbatches, step k of the 4WD steps of microbatch i has slot 2i + k, and a device's row is its steps in
+    slot order; no two share a slot. For more microbatches a free device takes the ready step with the least slot. Units
+    of D microbatches start half their length apart, 2WD slots, and backwards count one slot later. No forward starts
+    while its device stores D Ma.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
         waves: W, each a way up and a way down the devices.
-
-    Raises:
-        ScheduleError: `waves` is no whole number, 1 or more.
 
     Source: Liu et al., Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training
     Efficiency, SC 2023 (arXiv 2308.15762), for waves and placement. The order and its formulas are ours: the paper's
@@ -52,7 +49,7 @@ def hanayo(*, num_devices: int, num_microbatches: int, waves: int = 1) -> Schedu
             group_spacing=num_stages,
         )
         order = job_order(machines_of(placement), num_microbatches, by_slot)
-    # We have seen no case where the cap stops all devices, and have no proof that there is none.
+    # No case is known where the cap stops all devices, and there is no proof that none exists.
     rows = order.rows if order else _unit_after_unit(placement.devices[0], num_devices, num_microbatches)
     return Schedule(
         "hanayo", placement, num_microbatches, rows_of_jobs(rows, placement, num_microbatches=num_microbatches)
@@ -60,7 +57,7 @@ def hanayo(*, num_devices: int, num_microbatches: int, waves: int = 1) -> Schedu
 
 
 def _unit_after_unit(route: tuple[int, ...], num_devices: int, num_microbatches: int) -> list[list[int]]:
-    """[device][position] -> microbatch * steps + step, by slot; a unit starts its length after the one before."""
+    """Returns [device][position] -> microbatch * steps + step, in slot order, where units follow each other whole."""
     device_of = (*route, *reversed(route))
     num_steps = len(device_of)
     rows: list[list[tuple[int, int]]] = [[] for _ in range(num_devices)]

@@ -27,7 +27,7 @@ TABLE_6 = "BitPipe, arXiv 2410.19367, Table 6"
 
 @dataclass(frozen=True)
 class Formula:
-    """A closed form: of a bubble ratio, of peak activations, or of messages.
+    """A closed form of a bubble ratio, of peak activations, or of a number of messages.
 
     Attributes:
         text: as papers print it, in D, N and the symbols of the options.
@@ -114,7 +114,7 @@ class Method:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """Option -> its default, from the generator's signature."""
+        """The default of each option, from the generator's signature."""
         parameters = inspect.signature(self.generator).parameters.values()
         return {each.name: each.default for each in parameters if each.name not in SIZES}
 
@@ -124,7 +124,7 @@ class Method:
         return {option.name for option in TIMES} <= {option.name for option in self.options}
 
     def build(self, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
-        """Returns the schedule of these sizes and options.
+        """Returns the schedule of these sizes and options; checks them first.
 
         Raises:
             ScheduleError: a count below 1, an unknown option, one outside its domain, or a number of devices that the
@@ -177,19 +177,19 @@ class Method:
             )
 
     def tried(self, num_devices: int, room: float) -> Iterator[dict[str, Any]]:
-        """Options worth trying on so many devices, each with `room` for so many Ma: all values with all others."""
+        """Yields the options that the search tries on so many devices, each with `room` for so many Ma."""
         yield from _combined(
             {each.name: each.for_room(num_devices, room) if each.for_room else each.values for each in self.options}
         )
 
     def planned(self) -> Iterator[dict[str, Any]]:
-        """Options that the planner tries."""
+        """Yields the options that the planner tries."""
         yield from _combined(
             {each.name: each.values if each.planned is None else each.planned for each in self.options}
         )
 
     def period_of(self, num_devices: int, options: Options) -> int | None:
-        """After how many microbatches the rows repeat; None if unknown."""
+        """The period of the rows, in microbatches; None if unknown."""
         return self.period(num_devices, {**self.defaults, **options}) if self.period else None
 
     def bubble_ratio(self, num_devices: int, num_microbatches: int, **options: Any) -> float | None:
@@ -205,7 +205,7 @@ class Method:
         return least, most
 
     def _stated(self, formulas: Sequence[Formula], num_devices: int, num_microbatches: int, options: Options) -> list:
-        """What the formulas that say something say, the last one first."""
+        """Values of the formulas that hold and say something, the last one first."""
         values = (
             each.of(num_devices, num_microbatches, {**self.defaults, **options})
             for each in reversed(formulas)

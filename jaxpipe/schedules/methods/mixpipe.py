@@ -37,25 +37,22 @@ def mixpipe(
     Bubble at a backward of two forwards and N >= 2D, in forwards of a stage: 3(D-2)/2 for the most K that there is,
     (3D-2)/2, whatever N, against (D-2)(N/D+1) of Chimera's units; a ratio of (D-2)/(2N+D-2). No order of two replicas
     in opposite directions has less: the devices in the middle can start D/2-1 forwards after those at the ends, from
-    where all microbatches come, and must end D/2-1 backwards before them. From K=D on it is 3D-4-K, as far as we
-    looked (even D to 16); with fewer it grows with N, the more the fewer. At N=D Chimera's 2(D-2), K >= D having no
-    effect. Peak activations at most K Ma, and (3D-2)/2, the peak that BitPipe's authors give for MixPipe, where K is
-    that and N >= 2D. Two replicas of the weights. Needs even D, any N >= 1.
+    where all microbatches come, and must end D/2-1 backwards before them. From K=D on it is 3D-4-K, for all even D to
+    16; below, it grows with N, faster for smaller K. At N=D it is Chimera's 2(D-2), and K >= D has no effect. Peak
+    activations at most K Ma; for the largest K and N >= 2D they are (3D-2)/2, the peak that BitPipe's authors give for
+    MixPipe. Two replicas of the weights. Needs even D, any N >= 1.
 
     The published abstract says that MixPipe regulates how many microbatches are injected at the beginning, to balance
     how busy devices and pipelines are against memory; the exact rule is not public. This is our reading: K is the most
-    microbatches, of both directions, that a device may store; a device that could start several things prefers what
-    `list_scheduling.Preference` says; of some preferences the one with the least bubble is taken, of these the one
-    with the least peak. Both directions do the same at the same time.
+    microbatches, of both directions, that a device may store. A device that could start several actions follows a
+    `Preference` of the list scheduler. Of several preferences the one with the least bubble is taken, and of equal ones
+    that with the least peak. Both directions do the same at the same time.
 
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
         injected: K, or "max" for (3D-2)/2.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
-
-    Raises:
-        ScheduleError: odd `num_devices`, K out of range, or an option of the wrong kind.
 
     Source: Zhang et al., MixPipe: Efficient Bidirectional Pipeline Parallelism for Training Large-Scale Models, DAC
     2023 (its abstract); the peak as in BitPipe, arXiv 2410.19367; order and formulas ours.
@@ -75,7 +72,7 @@ def mixpipe(
 
 
 def _preferences(num_devices: int, most_held: int) -> list[Preference]:
-    """What is tried: a cap on all forwards, on those before the middle where that helps, or on jobs in flight."""
+    """Returns the preferences that are tried: caps on all forwards, on the first half, or on jobs in flight."""
     caps = [(most_held, num_devices), (most_held // 2, 1)]
     if most_held < num_devices:
         caps += [(cap, num_devices // 2) for cap in reversed(range((most_held + 1) // 2, most_held))]
@@ -86,12 +83,12 @@ def _preferences(num_devices: int, most_held: int) -> list[Preference]:
 
 
 def _most_injected(num_devices: int) -> int:
-    """The K from which on a step is no shorter."""
+    """The largest useful K: with more a step is no shorter."""
     return (3 * num_devices - 2) // 2
 
 
 def _for_room(num_devices: int, room: float) -> tuple[int, ...]:
-    """As many as there is room for, and the most that there are."""
+    """Values of K for the search: what fits, and the largest useful one."""
     most = _most_injected(num_devices)
     return tuple(dict.fromkeys((min(max(LEAST_INJECTED, int(room)), most), most)))
 

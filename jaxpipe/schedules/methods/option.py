@@ -48,7 +48,7 @@ class Option:
 
     @property
     def swept(self) -> tuple[object, ...]:
-        """All values that tests sweep."""
+        """The values that tests sweep."""
         both = (False, True) if self.check is check_truth else ()
         return tuple(dict.fromkeys((*self.values, *both, *self.others)))
 
@@ -72,7 +72,7 @@ TIMES = tuple(Option(name, check_time) for name in ("forward", "input_gradient",
 
 
 def parse_options(written: Iterable[str]) -> dict[str, object]:
-    """What `build` takes as options, from texts `key=value`.
+    """Returns the options that texts `key=value` write.
 
     Raises:
         ScheduleError: a text that is no such pair, or a key twice.
@@ -97,7 +97,7 @@ def parse_options(written: Iterable[str]) -> dict[str, object]:
 
 
 def written_options(options: Options) -> str:
-    """`options` as `pipeline.options` takes them; `parse_options` reads them back.
+    """Returns `options` as `pipeline.options` takes them; `parse_options` reads them back.
 
     Example:
         >>> written_options({"num_chunks": 3, "eager_sync": False})
@@ -107,14 +107,14 @@ def written_options(options: Options) -> str:
 
 
 def written_value(value: object) -> str:
-    """A value of an option as people write it."""
+    """Returns the text of an option's value."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _value(written: str) -> object:
-    """The number, truth value or else the text that `written` writes."""
+    """Returns the number or truth value that a text writes, or the text itself."""
     if written in ("true", "false"):
         return written == "true"
     for number in (int, float):

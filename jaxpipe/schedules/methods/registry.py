@@ -78,7 +78,7 @@ def register(method: Method, *, name: str | None = None) -> Method:
 
 
 def find_method(name: str) -> Method:
-    """The method of a name; that of a file is registered first.
+    """Returns the method of a name; methods of a file are registered on the way.
 
     Args:
         name: of `REGISTRY`, or "my_method.py", or "my_method.py:name" for one of several in a file.

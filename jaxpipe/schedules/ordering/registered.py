@@ -12,16 +12,16 @@ from jaxpipe.schedules.passes.split_backward import split_backward
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.schedules.times import Times
 
-_MOST_CHUNKS = 4  # on a clock without messages more chunks are always shorter, if hardly; they take long to order
+_MOST_CHUNKS = 4  # on a clock without messages more chunks are always slightly shorter, but take long to order
 
 
 def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedule]:
     """Registered schedules that solve `problem`, and their forms with split backwards.
 
     Args:
-        problem: to solve.
-        costs: of a device's share; generators that ask for times are given these.
-        slots: the microbatches, in Ma, for which there is room, where a generator asks for a bound.
+        problem: the problem to solve.
+        costs: costs of a device's share; generators that take times are given these.
+        slots: number of microbatches that fit, in Ma, for generators that take a bound.
     """
     times = times_of(costs, problem.num_devices)
     for name in sorted(REGISTRY):
@@ -39,12 +39,12 @@ def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedul
 
 
 def times_of(costs: Costs, num_devices: int) -> dict[str, float]:
-    """The times that generators ask for, of the mean device's share."""
+    """The times for generators: those of the mean device's share."""
     return {time: mean_share(getattr(costs, time), num_devices) for time in Times._fields}
 
 
 def split_forms(schedule: Schedule, times: dict[str, float], slots: float) -> Iterator[Schedule]:
-    """`schedule` with split backwards, if it has whole ones: storing no more than before, and up to `slots` Ma."""
+    """`schedule` with split backwards, if it has whole ones: one storing no more than before, one up to `slots` Ma."""
     room = int(slots * schedule.placement.num_chunks)
     options = ({},) if schedule.has_transfers else (times, {"bound": room, **times})
     for each in options:
