@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jaxpipe.schedules.methods.option import Options
+from jaxpipe.schedules.option_checks import Times
 from jaxpipe.schedules.ordering.memory_bounded import memory_bounded
 from jaxpipe.schedules.placement import Placement, zig_zag
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.times import Times
 
 
 def zero_bubble(

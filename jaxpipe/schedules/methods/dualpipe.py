@@ -8,12 +8,11 @@ from dataclasses import replace
 from jaxpipe.schedules.methods._dualpipe import OWN, dualpipe_steps
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import TIMES, Option
-from jaxpipe.schedules.option_checks import check_truth
+from jaxpipe.schedules.option_checks import Times, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding, next_multiple, with_sync
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Action, Schedule
-from jaxpipe.schedules.times import Times
 
 
 def dualpipe(

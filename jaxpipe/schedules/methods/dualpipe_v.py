@@ -7,12 +7,11 @@ from jaxpipe.schedules.methods._dualpipe import OWN, dualpipe_steps
 from jaxpipe.schedules.methods.dualpipe import SOURCE
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import TIMES, Option
-from jaxpipe.schedules.option_checks import check_truth
+from jaxpipe.schedules.option_checks import Times, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Action, Schedule
-from jaxpipe.schedules.times import Times
 
 
 def dualpipe_v(
