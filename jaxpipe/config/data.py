@@ -1,4 +1,4 @@
-"""What a config's `data` section asks for: its tokenizer, and the rules of vocabulary, blend and masked sequences."""
+"""The section `data` of a config: its tokenizer, and the checks of vocabulary, blend and masked sequences."""
 
 from __future__ import annotations
 

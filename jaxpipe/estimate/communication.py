@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxpipe.estimate.extension import moved_slots
+from jaxpipe.estimate.clock import moved_slots
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.estimate.clock import Seconds
+from jaxpipe.estimate.clock import Seconds, ends
 from jaxpipe.estimate.communication import Sent, communication, message_bytes
-from jaxpipe.estimate.extension import ends
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
-from jaxpipe.estimate.extension import few_microbatches
+from jaxpipe.estimate.clock import few_microbatches
 from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.variants import takes_times
