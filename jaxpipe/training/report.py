@@ -61,7 +61,7 @@ def _format_split(shapes: StepShapes) -> list[str]:
     for_weights = num_layers * _num_bytes((*(saved.residuals[i] for i in saved.shared_with_w), *saved.deferred))
     more = ": more than whole backwards keep at all" if for_weights > until_backward else ""
     return [
-        f"halves     a slot has {_mebibytes(until_backward)} from F to I, as for a whole backward, and"
+        f"split      a slot has {_mebibytes(until_backward)} from F to I, as for a whole backward, and"
         f" {_mebibytes(for_weights)} from I to W{more}"
     ]
 
