@@ -1,4 +1,4 @@
-"""What all commands share: flags from the command line, output to a file or the terminal, an exit status from an error.
+"""The common parts of all commands: flags from the command line, output to a file or the terminal, exit statuses.
 
 Imports no JAX, since some commands only show schedules. Commands that take a config add `jaxpipe.config.command_line`.
 """
@@ -32,9 +32,9 @@ def run(
 
     Args:
         command: the command, given its parsed flags; returns an exit status, None for 0.
-        define_flags: defines the command's flags on the FlagValues that it is given.
-        usage: what --help prints before the flags, the docstring of the command's module.
-        arguments: without the program's name; None takes those of this process.
+        define_flags: defines the command's flags on the given FlagValues.
+        usage: text that --help prints before the flags: the docstring of the command's module.
+        arguments: the command line without the program's name; None takes that of this process.
         positional: names of flags whose values may stand without `--NAME=`, in this order.
         required: flags that must be given, name -> an example of a value.
 
@@ -55,7 +55,7 @@ def run(
 
 
 def exit_status(call: Callable[[], int | None]) -> int:
-    """Calls `call` and returns its exit status, None counting as 0; prints a JaxpipeError and returns the error's."""
+    """Calls `call` and returns its exit status (0 for None); prints a JaxpipeError and returns that error's status."""
     try:
         return call() or 0
     except JaxpipeError as error:
@@ -74,14 +74,14 @@ def parse(
     """Sets `values`, the defined flags, from `arguments`; see `run` for these. With --help it prints and exits with 0.
 
     Raises:
-        ConfigError: an argument is no flag, its value is of another type, or a required one is missing.
+        ConfigError: an argument is not a flag, its value has another type, or a required one is missing.
         JaxpipeError: whatever a flag's own parser raises.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if set(HELP).intersection(arguments):
         print(_help(values, usage))
         sys.exit(0)
-    values.set_gnu_getopt(True)  # flags may stand behind what is positional
+    values.set_gnu_getopt(True)  # flags may follow positional arguments
     try:
         rest = values(["command", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
@@ -117,12 +117,12 @@ def missing(flag: str, example: str) -> ConfigError:
 
 
 def check_unused(values: FlagValues, names: Iterable[str], because: str) -> None:
-    """Raises ConfigError if one of the flags `names` is set to something else than its default.
+    """Raises ConfigError if one of the flags `names` differs from its default.
 
     Args:
         values: parsed flags.
         names: flags without effect beside the others.
-        because: why they have none, a sentence.
+        because: the reason why they have none, a sentence.
     """
     for name in names:
         value = getattr(values, name)
@@ -155,7 +155,7 @@ def check_nothing_left(rest: Sequence[str]) -> None:
 def write_output(content: str | bytes, path: str | None) -> None:
     """Writes `content` to the file `path`, or to the terminal where that is empty.
 
-    A reader that has seen enough, as `head`, is no error.
+    A reader that closes the pipe early, as `head` does, is not an error.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -180,7 +180,7 @@ def write_output(content: str | bytes, path: str | None) -> None:
         sys.stdout.write(content if isinstance(content, str) else content.decode())
         sys.stdout.flush()
     except BrokenPipeError:
-        sys.stderr.close()  # so that Python does not complain at its end
+        sys.stderr.close()  # so that Python does not complain at exit
 
 
 class NumberParser(flags.ArgumentParser):
@@ -190,17 +190,17 @@ class NumberParser(flags.ArgumentParser):
         """Makes the parser of a flag.
 
         Args:
-            what: "time" or "size", for the message.
+            what: the noun in messages, "time" or "size".
             is_positive: whether 0 is refused.
         """
         self._what, self._is_positive = what, is_positive
         self.syntactic_help = "a finite number, above 0" if is_positive else "a finite number, 0 or more"
 
     def parse(self, argument: str | float) -> float:
-        """The number that `argument` says.
+        """The number in `argument`.
 
         Raises:
-            ValueError: it says none, or one outside the range.
+            ValueError: the text is not a number, or one outside the range.
         """
         try:
             number = float(argument)
@@ -231,7 +231,7 @@ def _help(values: FlagValues, usage: str | None) -> str:
 
 
 def _own_error(error: BaseException | None) -> JaxpipeError | None:
-    """The JaxpipeError that absl wrapped, as one that a config file raises."""
+    """The JaxpipeError that absl wrapped, for example one that a config file raised."""
     found = None
     while error is not None:
         found = error if isinstance(error, JaxpipeError) else found

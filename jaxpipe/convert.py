@@ -3,11 +3,12 @@
     python -m jaxpipe.convert --from=hf:DIR --to=WORKDIR
     python -m jaxpipe.convert --from=WORKDIR --to=hf:DIR [--dtype=float32|bfloat16|float16] [--step=N]
 
-WORKDIR gets config.json, a checkpoint at step 0, and `hf/` with what is needed to export the model in the form that it
-came in: without training byte for byte. A run that was started from a converted one has `hf/` too and is exported the
-same way. Dtypes are those of the original tensors, and float32 for a model that jaxpipe made; --dtype sets that of all
-tensors. Importing needs 8 bytes a parameter, since Orbax copies what it saves, and one tensor; exporting needs one
-parameter with all its layers, 4 bytes each. Nothing is half-written: the target is written beside, then renamed.
+WORKDIR gets config.json, a checkpoint at step 0, and `hf/` with everything that exporting the model in the form that it
+came in needs; without training the export is equal byte for byte. A run that was started from a converted one has `hf/`
+too and is exported the same way. Dtypes are those of the original tensors, and float32 for a model that jaxpipe made;
+--dtype sets that of all tensors. Importing needs 8 bytes a parameter, since Orbax copies what it saves, and one tensor;
+exporting needs one parameter with all its layers, 4 bytes each. Nothing is half-written: the target is written under
+another name, then renamed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def execute(values: FlagValues) -> None:
     """Runs one conversion."""
-    jax.config.update("jax_platforms", "cpu")  # only moves numbers
+    jax.config.update("jax_platforms", "cpu")  # the conversion only moves numbers
     source, target = str(values["from"].value), str(values["to"].value)
     print(convert(source, target, dtype=values.dtype, step=values.step))
 
@@ -64,7 +65,8 @@ def convert(source: str, target: str, *, dtype: str | None = None, step: int | N
     """Imports or exports a model, as `source` and `target` ask for; returns the report.
 
     Raises:
-        ConfigError: `import_model` or `export_model` raises it, the two ask for neither, or an option has no effect.
+        ConfigError: `import_model` or `export_model` raises it, `source` and `target` fit neither, or an option has no
+            effect.
     """
     if source.startswith(HF) == target.startswith(HF):
         raise ConfigError(
@@ -127,11 +129,11 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     Args:
         source: folder of the run.
         target: folder of the model.
-        dtype: of all tensors, "float32", "bfloat16" or "float16"; "" for the original ones.
-        step: of the checkpoint; None takes the last.
+        dtype: dtype of all tensors, "float32", "bfloat16" or "float16"; "" keeps the original dtypes.
+        step: step of the checkpoint; None takes the last.
 
     Raises:
-        ConfigError: there is no such checkpoint, transformers does not have the model, or the target exists.
+        ConfigError: the checkpoint does not exist, transformers does not have the model, or the target exists.
     """
     run_path, path = run_folder.path_of(source), run_folder.path_of(target)
     flag = f"--to={HF}{target}"

@@ -1,7 +1,7 @@
 """The errors that users see, and their five parts: where, what, rule, picture, repair.
 
-jaxpipe raises one of these for every error that it can foresee, before anything is compiled. Only four can come later:
-TrainingError (the numbers of a run), DataError and CheckpointError (its files) and LostProcess.
+jaxpipe raises one of these for every error that it can foresee, before anything is compiled. Only four kinds can come
+later: TrainingError (the numbers of a run), DataError and CheckpointError (its files), and LostProcess.
 """
 
 
@@ -9,14 +9,14 @@ class JaxpipeError(ValueError):
     """Base of all errors that jaxpipe raises for something the user can repair; `explain` lays out their text.
 
     Attributes:
-        exit_status: what a command returns that ends with this error.
+        exit_status: exit status of a command that ends with this error.
     """
 
     exit_status = 2
 
 
 class ScheduleError(JaxpipeError):
-    """A schedule breaks a rule, has an unknown name or an option outside its domain."""
+    """A schedule breaks a rule, or has an unknown name or an illegal option."""
 
 
 class CompileError(JaxpipeError):
@@ -32,7 +32,7 @@ class TrainingError(JaxpipeError):
 
 
 class DataError(JaxpipeError):
-    """A file of tokens or text is damaged, or holds tokens outside the model's vocabulary."""
+    """A file of tokens or text is damaged, or contains tokens outside the model's vocabulary."""
 
 
 class CheckpointError(JaxpipeError):
@@ -49,9 +49,9 @@ def explain(what: str, *, rule: str, repair: str, picture: str = "") -> str:
     """The text of an error in its five parts: where and what, rule, picture, repair.
 
     Args:
-        what: where the error is and what is wrong; one sentence, more lines are indented.
+        what: the place of the error and what is wrong, one sentence; further lines are indented.
         rule: the rule that is broken, as "name: what always holds".
-        repair: what the user can do.
+        repair: a way for the user to repair it.
         picture: lines that show the error; their own indentation is kept.
 
     Example:
@@ -87,7 +87,7 @@ def check_choice(path: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def closest(name: str, known: list[str]) -> str:
-    """The known name that is most like `name`, as ` Did you mean 'x'?`, or an empty text."""
+    """A hint at the known name that is most like `name`, ` Did you mean 'x'?`; empty if none is."""
     import difflib
 
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.4)

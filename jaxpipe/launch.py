@@ -68,25 +68,31 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
     """Raises ConfigError for flags that name no program, or `arguments` of its processes that the launcher sets."""
     if values.num_processes is None:
         raise ConfigError(
-            "--num_processes is missing\n"
-            "  rule launch-processes: --num_processes=P says how many processes to start on this machine\n"
-            f"      {EXAMPLE}\n"
-            "  repair: add it; with GPUs as many as there are GPUs"
+            explain(
+                "--num_processes is missing",
+                rule="launch-processes: --num_processes=P says how many processes to start on this machine",
+                picture=EXAMPLE,
+                repair="add it; with GPUs as many as there are GPUs",
+            )
         )
     if not _exists(values.module):
         raise ConfigError(
-            f"no module {values.module!r}\n"
-            "  rule launch-module: --module is what `python -m` runs, as jaxpipe.train\n"
-            f"      looked from {os.getcwd()}\n"
-            "  repair: give the module's name with dots, without .py"
+            explain(
+                f"no module {values.module!r}",
+                rule="launch-module: --module is what `python -m` runs, as jaxpipe.train",
+                picture=f"looked from {os.getcwd()}",
+                repair="give the module's name with dots, without .py",
+            )
         )
     for argument in arguments:
         if argument.lstrip("-").partition("=")[0] in JOIN_FLAGS and argument.startswith("-"):
             raise ConfigError(
-                f"the argument {argument!r} comes after --\n"
-                f"  rule launch-arguments: the launcher itself sets {', '.join(f'--{name}' for name in JOIN_FLAGS)}\n"
-                f"      {EXAMPLE}\n"
-                "  repair: leave it out; --num_processes stands before --"
+                explain(
+                    f"the argument {argument!r} comes after --",
+                    rule=f"launch-arguments: the launcher itself sets {', '.join(f'--{name}' for name in JOIN_FLAGS)}",
+                    picture=EXAMPLE,
+                    repair="leave it out; --num_processes stands before --",
+                )
             )
 
 

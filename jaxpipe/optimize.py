@@ -20,7 +20,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
-from jaxpipe.drawing.search_report import SearchReport
+from jaxpipe.drawing.summary import SearchReport
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.schedules import Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
-    """Defines --config, --workdir and what goes with them."""
+    """Defines --config, --workdir and the flags of a run."""
     define_config_file(values, arguments)
     flags.DEFINE_string("workdir", None, "Folder for the files of this run.", values)
     flags.DEFINE_bool("dry_run", False, "Check and compile everything, train and write nothing.", values)
@@ -73,7 +73,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def execute(values: FlagValues) -> None:
     """Runs one training, from top to bottom."""
-    # ---- Config: everything that can be wrong is found before anything is compiled
+    # ---- Config: all errors are found before anything is compiled
     config = values.config
     check(config, name=config_flags.get_config_filename(values["config"]))
     traced_steps = profile_steps(values.profile_steps, num_steps=config.train.steps)
@@ -124,7 +124,7 @@ def train(values: FlagValues, processes: ProcessGroup, traced_steps: ProfileStep
             say(f"done       all {config.train.steps} steps were done before")
             return
 
-        # ---- Files of the run, once everything that can be wrong has been checked
+        # ---- Files of the run, written once all checks have passed
         start = time.perf_counter()
         train_step = train_step.lower(state, batch)
         eval_step = make_eval_step(setup.pipeline).lower(state.params, batch)

@@ -1,7 +1,7 @@
 """Files that appear under their names complete or not at all, whatever ends the process that writes them.
 
-A file is written as `NAME.partial` beside its place, forced to the disk and renamed. What a killed process left is
-overwritten by the next one that writes the same file. Errors of the system pass through as OSError.
+A file is written as `NAME.partial` beside its place, forced to the disk and renamed. The partial file of a killed
+process is overwritten by the next process that writes the same file. Errors of the system pass through as OSError.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import BinaryIO
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Writes `content` to `path`; a process that is killed meanwhile leaves the old file.
+    """Writes `content` to `path`; if the process is killed meanwhile, the old file stays.
 
     Args:
-        path: in a folder that exists.
-        content: text is written as UTF-8.
+        path: path of the file; its folder exists.
+        content: the new content; text is written as UTF-8.
     """
     with whole_files([Path(path)]) as (file,):
         file.write(content.encode() if isinstance(content, str) else content)
@@ -26,9 +26,9 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 
 @contextmanager
 def whole_files(paths: Sequence[Path]) -> Iterator[Sequence[BinaryIO]]:
-    """Files to write to, which get the names `paths` at the end, in that order, and vanish on an error.
+    """Yields files to write to, which get the names `paths` at the end, in that order, and vanish on an error.
 
-    The last file is there only if all are: of several, an older last one is removed before the first is renamed.
+    The last file exists only if all do: an older version of it is removed before the first file is renamed.
     """
     partial = [path.with_name(f"{path.name}.partial") for path in paths]
     with ExitStack() as stack:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from itertools import combinations, product
 from typing import Any
 
+import pytest
+
 from jaxpipe.schedules import REGISTRY, Method
 
 _TIMES = {"input_gradient": 1.2, "weight_gradient": 0.8}
@@ -58,3 +60,14 @@ def variants(*num_devices: int) -> list[tuple[str, dict[str, Any], int]]:
     """(name, options, number of devices) of all methods, plain and with `OPTIONS`, where they exist."""
     every = [*((name, {}) for name in sorted(REGISTRY)), *OPTIONS]
     return [(name, options, d) for name, options in every for d in num_devices if takes(name, d, options)]
+
+
+def tiered(*num_devices: int) -> list[Any]:
+    """`variants` as parameters: by default all methods on few devices, each option on one number; the rest in ci."""
+    found, seen = [], set()
+    for name, options, d in variants(*sorted(num_devices, key=lambda d: (d != 4, d))):
+        is_default = (d <= 4 or max(num_devices) <= 4) if not options else (name, str(options)) not in seen
+        seen.add((name, str(options)))
+        marks = [] if is_default else [pytest.mark.ci]
+        found.append(pytest.param(name, options, d, marks=marks, id=f"{name}-{options}-{d}"))
+    return found

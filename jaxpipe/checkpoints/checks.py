@@ -45,10 +45,8 @@ def check_same(saved: Shapes, wanted: Shapes, *, folder: Path) -> None:
         name = different[0]
         raise ConfigError(
             explain(
-                (f"the checkpoint {folder} has another train state: {len(different)} of its arrays differ"),
-                rule=(
-                    "checkpoint-state: optimizer and counters are those that this version of jaxpipe gives the config"
-                ),
+                f"the checkpoint {folder} has another train state: {len(different)} of its arrays differ",
+                rule="checkpoint-state: optimizer and counters are those that this version of jaxpipe gives the config",
                 picture=f"{name}: {saved.get(name, 'none')} in the checkpoint, {wanted[name]} in the config",
                 repair=(
                     "resume with the optimizer.* of the run; to start from its parameters alone"
@@ -126,9 +124,7 @@ def not_written(folder: Path, step: int, error: Exception, complete: Sequence[in
             f"the checkpoint of step {step} cannot be written to {folder}",
             rule="checkpoint-written: there is room and permission for a checkpoint more than are kept",
             picture=f"{lines[0][:300]}\ncomplete there: {', '.join(f'step {good}' for good in complete) or 'none'}",
-            repair=(
-                "make room, or correct the folder, and run the same command again: it resumes from the last of these"
-            ),
+            repair="make room, or correct the folder, then run the same command again: it resumes from the last one",
         )
     )
 

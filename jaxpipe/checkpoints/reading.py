@@ -16,8 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxpipe.checkpoints.checks import all_damaged, no_checkpoint
-from jaxpipe.checkpoints.files import complete_steps
-from jaxpipe.checkpoints.sums import damages
+from jaxpipe.checkpoints.files import complete_steps, damages
 from jaxpipe.errors import CheckpointError, explain
 
 _NUM_BYTES = 512
@@ -100,9 +99,7 @@ class VanishedError(CheckpointError):
         super().__init__(
             explain(
                 f"the checkpoint {folder} was deleted or set aside while it was read",
-                rule=(
-                    "checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others"
-                ),
+                rule="checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others",
                 picture=f"deleted: {folder}",
                 repair="give the same command again, for the newest, or name a step that is kept",
             )

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from jaxpipe.cluster.hardware import HARDWARE, Hardware
-from jaxpipe.errors import ConfigError, closest
+from jaxpipe.errors import ConfigError, closest, explain
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,15 @@ class Topology:
         if num_needed > self.num_gpus:
             num_nodes = -(-num_needed // self.gpus_per_node)
             raise ConfigError(
-                f"a mesh of {num_needed} GPUs, and topology={self} has {self.num_gpus}\n"
-                "  rule topology-size: data x pipe x tensor is at most nodes x GPUs of a node\n"
-                f"      {data} x {pipe} x {tensor} = {num_needed} >"
-                f" {self.num_nodes} x {self.gpus_per_node} = {self.num_gpus}\n"
-                f"  repair: set a smaller mesh, or topology={self.hardware.name}:{num_nodes}x{self.gpus_per_node}"
+                explain(
+                    f"a mesh of {num_needed} GPUs, and topology={self} has {self.num_gpus}",
+                    rule="topology-size: data x pipe x tensor is at most nodes x GPUs of a node",
+                    picture=(
+                        f"{data} x {pipe} x {tensor} = {num_needed} > {self.num_nodes} x"
+                        f" {self.gpus_per_node} = {self.num_gpus}"
+                    ),
+                    repair=f"set a smaller mesh, or topology={self.hardware.name}:{num_nodes}x{self.gpus_per_node}",
+                )
             )
 
 
@@ -61,15 +65,19 @@ def parse_topology(written: str) -> Topology:
     name, _, shape = written.partition(":")
     if name not in HARDWARE:
         raise ConfigError(
-            f"topology={written!r}: hardware {name!r} is not known.{closest(name, list(HARDWARE))}\n"
-            f"  rule topology-hardware: one of {', '.join(HARDWARE)}\n"
-            f"  repair: write for example {next(iter(HARDWARE))}:4x8"
+            explain(
+                f"topology={written!r}: hardware {name!r} is not known.{closest(name, list(HARDWARE))}",
+                rule=f"topology-hardware: one of {', '.join(HARDWARE)}",
+                repair=f"write for example {next(iter(HARDWARE))}:4x8",
+            )
         )
     numbers = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", shape)
     if not numbers:
         raise ConfigError(
-            f"topology={written!r}: {shape!r} is not a number of nodes and of GPUs in each\n"
-            "  rule topology-form: HARDWARE:NODESxGPUS, both numbers 1 or more\n"
-            f"  repair: write for example {name}:4x8, four nodes of eight GPUs"
+            explain(
+                f"topology={written!r}: {shape!r} is not a number of nodes and of GPUs in each",
+                rule="topology-form: HARDWARE:NODESxGPUS, both numbers 1 or more",
+                repair=f"write for example {name}:4x8, four nodes of eight GPUs",
+            )
         )
     return Topology(HARDWARE[name], int(numbers[1]), int(numbers[2]))

@@ -1,7 +1,7 @@
 """Compiles a config's training step for GPUs that need not be present, and reports bytes and overlapped transfers.
 
 Goes in: a checked config and the devices of a topology. Comes out: bytes per device as compiled and as predicted, and
-how many transfers overlap with an action. Nothing is run, so the only time is that of compiling.
+how many transfers overlap with an action. Nothing is run, so only the time of compiling is measured.
 """
 
 from jaxpipe.compile.gpus import absent_gpus

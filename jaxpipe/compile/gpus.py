@@ -1,7 +1,7 @@
 """Devices that stand for absent GPUs: XLA compiles for them on any machine, and nothing can be run.
 
 Needs the CUDA plugin of jax's own version, ptxas and libdevice: the extra gpu-aot. cuDNN's attention cannot be
-compiled. The checks find what is missing, or cannot be compiled, before anything is.
+compiled. The checks find missing packages and unsupported settings before anything is compiled.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from jaxpipe.cluster.topology import Topology
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh.xla_flags import DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags
 
-# There is no GPU to time matrix products on: cuBLAS's own choice stands for what tuning would find.
+# Without a GPU matmuls cannot be timed: cuBLAS's own choice of algorithm replaces tuning.
 _UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": "false"}
 
 
 def absent_gpus(topology: Topology, *, deterministic: bool = False) -> tuple[Any, ...]:
-    """The GPUs of `topology`, for a mesh to compile for, node by node; before any other use of jax.
+    """The GPUs of `topology`, node by node, for a mesh to compile for; call it before any other use of JAX.
 
     Args:
-        topology: their hardware and number.
-        deterministic: as `mesh.deterministic`; a run with it is compiled by other flags.
+        topology: hardware and number of the GPUs.
+        deterministic: the value of `mesh.deterministic`, which decides flags of the compiler.
     """
     add_flags(_UNTUNED | GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
     jax.config.update("jax_platforms", "cpu")
@@ -43,7 +43,7 @@ def absent_gpus(topology: Topology, *, deterministic: bool = False) -> tuple[Any
 
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 COMPILERS = ("nvidia.cu13", "nvidia.cuda_nvcc")  # folders of the wheels with ptxas
-CUDA = "/usr/local/cuda"  # where XLA looks besides
+CUDA = "/usr/local/cuda"  # another place where XLA looks
 
 
 # ---- Checks ----
@@ -60,7 +60,7 @@ def check_plugin() -> None:
     if missing:
         raise ConfigError(
             explain(
-                f"no {' and no '.join(missing)} to compile for absent GPUs with",
+                f"missing for compiling for absent GPUs: {', '.join(missing)}",
                 rule="compile-plugin: compiling for absent GPUs needs the CUDA plugin of JAX and ptxas",
                 repair="run pip install -e '.[gpu-aot]'",
             )
@@ -71,8 +71,8 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
     """Raises ConfigError if the config does not match the topology, or cannot be compiled for absent GPUs.
 
     Args:
-        config: checked.
-        topology: of the absent GPUs.
+        config: the checked config.
+        topology: the topology of the absent GPUs.
     """
     mesh = config.mesh
     num_needed = mesh.data * mesh.pipe * mesh.tensor
@@ -90,7 +90,7 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
         raise ConfigError(
             explain(
                 "mesh.platform='cpu' for a topology of GPUs",
-                rule="compile-platform: what is compiled here is what a run on GPUs compiles",
+                rule="compile-platform: the program compiled here is that of a run on GPUs",
                 repair="set mesh.platform='auto'",
             )
         )
@@ -99,7 +99,7 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
             explain(
                 "model.attention='cudnn' for absent GPUs",
                 rule="compile-attention: cuDNN chooses its kernels by asking a GPU",
-                repair="set model.attention='chunked', which saves as much for backward",
+                repair="set model.attention='chunked', which stores as much for backward",
             )
         )
 
@@ -118,5 +118,5 @@ def _repair(mesh: ConfigDict, topology: Topology) -> str:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it stands in
+    except ModuleNotFoundError:  # an error of the package that contains it
         return False

@@ -69,12 +69,12 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
 def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
     """Instructions inside loops that write all of a buffer of one of `shapes`.
 
-    Counted is every instruction, copy or fusion, whose result has such a shape, but for those that pass a
+    Every instruction, copy or fusion whose result has such a shape is counted, except those that pass a
     buffer on and those that write one slice of it in place.
 
     Args:
         text: optimized HLO.
-        shapes: as HLO writes them: `f32[8,2,256]`.
+        shapes: the shapes as HLO writes them: `f32[8,2,256]`.
 
     Raises:
         ValueError: the program has no loop.
@@ -96,7 +96,7 @@ def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
 
 
 def permute_pairs(text: str, *, scope: re.Pattern[str] = MESSAGE) -> dict[str, set[tuple[int, int]]]:
-    """(source, target) pairs of each permute whose scope has a name like `scope`, by that name."""
+    """The (source, target) pairs of each permute whose scope's name matches `scope`, by that name."""
     pairs: dict[str, set[tuple[int, int]]] = {}
     for computation in computations(text)[0].values():
         for instruction in computation.instructions:
@@ -111,12 +111,12 @@ def permute_pairs(text: str, *, scope: re.Pattern[str] = MESSAGE) -> dict[str, s
 def overlapped_permutes(text: str, *, scope: re.Pattern[str] | None = None) -> tuple[int, int]:
     """The number of permutes of a scheduled GPU program, and of those that overlap with an action.
 
-    A permute overlaps if it is not synchronous, and a loop with matrix products stands between its start and its
+    A permute overlaps if it is asynchronous and a loop with matmuls runs between its start and its
     end: the guard of an action is a loop.
 
     Args:
         text: scheduled HLO.
-        scope: of which names of scopes; of all by default. Permutes that XLA has combined count as one.
+        scope: pattern of the scopes to count; None counts all. Permutes that XLA has combined count as one.
     """
     found, _ = computations(text)
     num_permutes = num_hidden = 0

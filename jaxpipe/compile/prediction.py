@@ -1,7 +1,7 @@
 """Predicted bytes per device of a training step, from the schedule and the model alone.
 
-This is where all kinds come together; each is counted where it is made: what is held between actions in
-`jaxpipe.program.shapes`, what an action needs besides in `workspace`.
+The parts are counted elsewhere and summed here: bytes held between actions in
+`jaxpipe.program.shapes`, temporaries of an action in `workspace_bytes`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Prediction:
     Attributes:
         state: parameters and optimizer state, updated in place.
         batch: tokens and targets.
-        held: what is held between actions, by kind, as `held_bytes` counts.
-        workspace: temporaries of an action, by its part; one runs at a time, so the largest counts.
+        held: the bytes held between actions, by kind, from `held_bytes`.
+        workspace: temporaries of an action, by its part; only one runs at a time, so the largest counts.
     """
 
     state: int
@@ -64,12 +64,12 @@ class Prediction:
 
 
 def predict(pipeline: Pipeline, state: PyTree, batch: PyTree, *, has_dropout: bool) -> Prediction:
-    """The prediction for the step of `pipeline`; compiles only the parts of an action, each by itself.
+    """The prediction for the step of `pipeline`; compiles only the parts of an action, each alone.
 
     Args:
-        pipeline: whose step it is.
+        pipeline: pipeline of the step.
         state: the train state, or its shapes and shardings; has `params`.
-        batch: leaves [num_microbatches, microbatch size, ...], likewise.
+        batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
         has_dropout: whether the step uses dropout.
     """
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
@@ -81,7 +81,7 @@ def predict(pipeline: Pipeline, state: PyTree, batch: PyTree, *, has_dropout: bo
     )
 
 
-_NUM_LAYERS = 2  # of which the part computes with one, so that it takes a slice as an action does
+_NUM_LAYERS = 2  # the part computes with one of them, so that it takes a slice as an action does
 
 
 def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dropout: bool) -> dict[str, int]:
@@ -91,15 +91,15 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     counted here.
 
     Args:
-        pipeline: whose functions and mesh are compiled for.
-        params: staged, or their shapes.
-        batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
+        pipeline: pipeline whose functions are compiled, for its mesh.
+        params: staged parameters, or their shapes.
+        batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
         has_dropout: whether the step uses dropout.
 
     Returns:
-        layer_forward; layer_backward, with its gradients added to the running sums; head, forward and backward,
-        and embed_backward, likewise; layer_input_gradient and layer_weight_gradient, where any backward is in two
-        parts.
+        layer_forward; layer_backward, which adds its gradients to the running sums; head, forward and backward,
+        and embed_backward, which add theirs too; layer_input_gradient and layer_weight_gradient, if any backward is
+        split.
     """
     shapes = pipeline.shapes(params, batch, random=has_dropout)
     functions, x, microbatch = pipeline.functions, shapes.message, shapes.microbatch

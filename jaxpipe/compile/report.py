@@ -1,4 +1,4 @@
-"""Report of a compiled training step: bytes per device, as compiled, as predicted and as the hardware has them.
+"""Report of a compiled training step: bytes per device, as compiled and as predicted, beside the hardware's memory.
 
 Goes in: a compiled step and its hardware's memory. Comes out: the numbers that the command prints, and their text.
 """
@@ -17,25 +17,27 @@ from jaxpipe.program.shapes import transit_bytes
 
 @dataclass(frozen=True)
 class Report:
-    """Numbers of one compiled training step; bytes are per device, and the same on every one.
+    """Numbers of one compiled training step; bytes are per device, and equal on all devices.
 
     Attributes:
-        argument_bytes: train state and batch, as XLA says, and so the next three.
+        argument_bytes: train state and batch; this and the next three are XLA's counts.
         temp_bytes: temporaries.
         output_bytes: the new train state and the metrics.
         alias_bytes: outputs that are written in place of arguments: the whole train state.
         hardware_bytes: memory of one GPU.
-        num_slots: (stage, microbatch) whose residuals one device holds at once: own, parked and in transit.
-        slot_bytes: of one such slot.
+        num_slots: number of (stage, microbatch) pairs whose residuals one device holds at once: own, parked and in
+            transit.
+        slot_bytes: bytes of a slot.
         transit_bytes: pages and gradients on their way between the two devices of a pair.
-        compile_s: tracing, lowering and compiling the step.
-        permutes: number in the program.
-        overlapped_permutes: of these, asynchronous and with an action between their start and their end.
-        evict_load_permutes: of `permutes`, those that move pages to and from the paired device.
-        overlapped_evict_load_permutes: of these, overlapped.
-        exchange_permutes: of `permutes`, those that carry gradients to the stage's other holder.
-        overlapped_exchange_permutes: of these, overlapped.
-        prediction: from the schedule and the model.
+        compile_s: seconds for tracing, lowering and compiling the step.
+        permutes: number of permutes in the program.
+        overlapped_permutes: number of `permutes` that are asynchronous and have an action between their start and their
+            end.
+        evict_load_permutes: number of `permutes` that move pages to and from the paired device.
+        overlapped_evict_load_permutes: number of `evict_load_permutes` that overlap.
+        exchange_permutes: number of `permutes` that carry gradients to the stage's other holder.
+        overlapped_exchange_permutes: number of `exchange_permutes` that overlap.
+        prediction: the prediction from the schedule and the model.
     """
 
     argument_bytes: int
@@ -84,7 +86,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
     """The report of `step`; compiles the parts of its actions, for the prediction.
 
     Args:
-        step: compiled.
+        step: the compiled step.
         hardware_bytes: memory of one device.
     """
     pipeline, params = step.pipeline, step.state.params

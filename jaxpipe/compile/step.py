@@ -21,12 +21,12 @@ class CompiledStep:
     """One compiled training step.
 
     Attributes:
-        pipeline: whose step it is.
+        pipeline: pipeline of the step.
         state: shapes and shardings of the train state.
         batch: shapes of the batch, leaves [num_microbatches, microbatch size, ...].
         has_dropout: whether the step uses dropout.
-        compiled: jax's compiled step (state, batch) -> (state, metrics).
-        compile_s: tracing, lowering and compiling.
+        compiled: JAX's compiled step (state, batch) -> (state, metrics).
+        compile_s: seconds for tracing, lowering and compiling.
     """
 
     pipeline: Pipeline
@@ -41,9 +41,9 @@ def compile_step(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: i
     """The training step that `jaxpipe.train` would run.
 
     Args:
-        config: checked.
-        devices: data x pipe x tensor of them, which need not be present.
-        gpus_per_node: None asks the devices.
+        config: the checked config.
+        devices: data x pipe x tensor devices, which need not be present.
+        gpus_per_node: GPUs per node; None asks the devices.
 
     Raises:
         ConfigError: `model.attention` cannot be compiled for these devices, or `mesh.order` is not possible on them.

@@ -1,4 +1,4 @@
-"""Configs: the fields there are, the checks on them, and how they come from the command line."""
+"""Configs: their fields, the checks on them, and the command line that sets them."""
 
 from jaxpipe.config.base import base_config
 from jaxpipe.config.checks import check, layers_per_stage, model_config

@@ -103,8 +103,8 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
 
     Args:
         error: an AttributeError, KeyError or TypeError of ml_collections.
-        where: what was being read.
-        repair: what the user can do if the field belongs to no family.
+        where: the source that was being read.
+        repair: advice for the user if the field belongs to no family.
     """
     while error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]

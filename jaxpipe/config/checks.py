@@ -160,7 +160,7 @@ def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_best(config)
 
 
-# ---- What the mesh divides: the batch over `data` and microbatches, the model over `tensor`
+# ---- Divisibility: the batch over `data` and microbatches, the model over `tensor`
 
 ROWS = "rows of the token table"
 
@@ -188,7 +188,7 @@ def check_tensor(config: ConfigDict) -> None:
         raise ConfigError(
             explain(
                 f"mesh.tensor={tensor} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}",
-                rule="tensor-divides: every device of mesh.tensor holds as many heads, columns, words and positions",
+                rule="tensor-divides: every device of mesh.tensor has equally many heads, columns, words and positions",
                 picture="\n".join(
                     f"{path}: {size} = {tensor} x {size // tensor} + {size % tensor}" for path, size in broken.items()
                 ),
@@ -212,7 +212,7 @@ def check_batch(config: ConfigDict) -> None:
                     f"{config.pipeline.num_microbatches} x mesh.data={config.mesh.data} = {num_parts}"
                     " equal parts"
                 ),
-                rule="batch-divides: every device gets as many sequences of every microbatch",
+                rule="batch-divides: every device gets equally many sequences of every microbatch",
                 picture=f"{batch_size} = {num_parts} x {batch_size // num_parts} + {remainder}",
                 repair=f"set data.batch_size={nearest}, the nearest legal value",
             )

@@ -1,7 +1,7 @@
-"""From the command line to a config: `--config=FILE` and `--config.FIELD=VALUE`, and the errors of both.
+"""Reads a config from the command line: `--config=FILE` and `--config.FIELD=VALUE`, and the errors of both.
 
-`jaxpipe.train` reads `--config=FILE`; `jaxpipe.eval` starts from the `config.json` of a run. What commands without a
-config share is in `jaxpipe.command_line`.
+`jaxpipe.train` reads `--config=FILE`; `jaxpipe.eval` starts from the `config.json` of a run. The part for commands
+without a config is in `jaxpipe.command_line`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def run(
 
     Args:
         command: the command, given its parsed flags; returns an exit status, None for 0.
-        define_flags: defines the command's flags on the FlagValues that it is given, with the arguments besides.
-        usage: what --help prints before the flags, the docstring of the command's module.
-        arguments: without the program's name; None takes those of this process.
+        define_flags: defines the command's flags on the given FlagValues; also gets the arguments.
+        usage: text that --help prints before the flags: the docstring of the command's module.
+        arguments: the command line without the program's name; None takes that of this process.
         required: flags that must be given, name -> an example of a value.
     """
     logging.set_verbosity(logging.WARNING)  # Orbax reports every file it touches
@@ -73,13 +73,13 @@ def define_process_flags(values: FlagValues) -> None:
 
 
 def value_of(flag: str, arguments: Sequence[str]) -> str:
-    """The value of `--flag=VALUE` or `--flag VALUE` before the flags are parsed; empty where it is not given."""
+    """The value of `--flag=VALUE` or `--flag VALUE` before the flags are parsed; empty if it is not given."""
     found = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, separator, value = argument.partition("=")
         if name in (f"--{flag}", f"-{flag}"):
             found = value if separator else following
-    return found  # the last one, as absl has it
+    return found  # the last one wins, as in absl
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def _no_get_config(path: str) -> ConfigError:
 
 
 def _check_overrides(arguments: Sequence[str]) -> None:
-    """Raises ConfigError for a field that no family has; which one it is, only the config knows."""
+    """Raises ConfigError for a field that no family has; only the config knows its own family's fields."""
     configs = [base_config(family) for family in FAMILIES]
     known = [f"{section}.{field}" for config in configs for section, fields in config.items() for field in fields]
     for argument in arguments:
@@ -144,6 +144,6 @@ def _fields_of(section: str) -> str:
 
 
 def _raised_by_config(error: BaseException) -> bool:
-    """Whether ml_collections raised it, so it is a field's error, not one in the config file's own code."""
+    """Whether ml_collections raised `error`: then it is about a field, not from the config file's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and os.path.dirname(frames[-1].filename) == os.path.dirname(config_dict.__file__)

@@ -1,4 +1,4 @@
-"""What a config's `data` section asks for: its tokenizer, and the rules of vocabulary, blend and masked sequences."""
+"""The section `data` of a config: its tokenizer, and the checks of vocabulary, blend and masked sequences."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def check_vocabulary(config: ConfigDict) -> None:
             explain(
                 f"model.vocab_size={config.model.vocab_size} is less than the number of tokens",
                 rule="vocabulary: the model has a row for every token",
-                picture=(
-                    f"data.tokenizer={config.data.tokenizer!r} of a {config.model.family}: tokens 0 .. {needed - 1}"
-                ),
+                picture=f"data.tokenizer={config.data.tokenizer!r}, {config.model.family}: tokens 0 .. {needed - 1}",
                 repair=f"set model.vocab_size={needed}",
             )
         )
@@ -47,7 +45,7 @@ def check_masked_sequence(config: ConfigDict) -> None:
     if family_of(config).masked and config.data.seq_len < MIN_SEQ_LEN:
         raise ConfigError(
             explain(
-                (f"data.seq_len={config.data.seq_len} is too short for model.family={config.model.family!r}"),
+                f"data.seq_len={config.data.seq_len} is too short for model.family={config.model.family!r}",
                 rule="masked-sequence: a sequence holds two segments of at least one token and three special tokens",
                 picture="[CLS] A [SEP] B [SEP]",
                 repair=f"set data.seq_len={MIN_SEQ_LEN} or more",

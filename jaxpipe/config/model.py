@@ -1,8 +1,8 @@
-"""The section `model` of a config: its family decides which fields there are and builds the model from them.
+"""The section `model` of a config: its family decides its fields and builds the model from them.
 
-Goes in: a config. Comes out: the config of its model, or an error for what no model's config can check by itself, since
-it needs the data or the devices. Left to others: the fields with their meanings and defaults, which stand in the file
-of each family (`jaxpipe.models.gpt`, `bert`, `llama`).
+Goes in: a config. Comes out: the config of its model, or an error of the checks that the model's own config cannot
+make, since they need the data or the devices. Left to others: the fields with their meanings and defaults, which are in
+the file of each family (`jaxpipe.models.gpt`, `bert`, `llama`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def family_of(config: ConfigDict) -> Family:
     """Family of a config's model.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is no family of this name.
     """
     return family_named(config.model.family)
 
@@ -43,7 +43,7 @@ def number_of(config: ConfigDict, field: str) -> int | None:
     """Number in `model.field`, of the family's `words`, or None where its word stands.
 
     Raises:
-        ConfigError: it holds something else.
+        ConfigError: the field holds something else.
     """
     value, word = config.model[field], family_of(config).words[field]
     if value == word or isinstance(value, int):
@@ -60,7 +60,7 @@ def number_of(config: ConfigDict, field: str) -> int | None:
 
 
 def check_family(config: ConfigDict) -> None:
-    """Raises ConfigError unless `model` has the fields of its family: it was made for another."""
+    """Raises ConfigError unless `model` has the fields of its family, not those of another."""
     name, family = config.model.family, family_of(config)
     different = set(config.model) ^ set(model_section(name))
     if different:

@@ -1,7 +1,7 @@
-"""What all sizes of one paper share; a file in `configs/` adds the size, the batch and the mesh.
+"""The common settings of all model sizes of a paper; a file in `configs/` adds size, batch and mesh.
 
 Steps, warm-up and text are the run's own, in `train`, `optimizer` and `data`: tokens are bytes unless
-`data.tokenizer` names others, and a vocabulary is as long as the paper's for the sake of the same work.
+`data.tokenizer` names others, and the vocabulary is as long as the paper's, so that the work is the same.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _drop_tenths(config: ConfigDict) -> None:
 
 
 def _large(config: ConfigDict) -> ConfigDict:
-    """What does not fit otherwise: bfloat16, and no scores of whole sequences kept for backward."""
+    """Saves memory for large models: bfloat16, and no scores of whole sequences kept for backward."""
     config.model.attention = "chunked"  # runs everywhere; "cudnn" is for NVIDIA GPUs and takes no attention_dropout
     config.model.dtype = "bfloat16"
     return config

@@ -1,4 +1,4 @@
-"""What a config's `pipeline` section asks for: the schedule, the layers of its stages, expected costs, device order."""
+"""The section `pipeline` of a config: the schedule, the layers of its stages, expected costs, device order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxpipe.schedules.methods.registry import find_method
 
 
 def build_schedule(config: ConfigDict) -> Schedule:
-    """The schedule that `pipeline` and `mesh.pipe` ask for.
+    """The schedule that `pipeline` and `mesh.pipe` describe.
 
     Raises:
         ConfigError: the schedule of a file has another size than the config, or is given options.
@@ -31,7 +31,7 @@ def build_schedule(config: ConfigDict) -> Schedule:
         raise ConfigError(
             explain(
                 f"pipeline.options={pipeline.options!r} with pipeline.schedule={pipeline.schedule!r}",
-                rule="file-options: options are for a generator; on a schedule from a file they have no effect",
+                rule="file-options: options are for a generator; they have no effect on a schedule from a file",
                 repair="set pipeline.options='', or pipeline.schedule to a registered schedule",
             )
         )
@@ -41,13 +41,13 @@ def build_schedule(config: ConfigDict) -> Schedule:
 
 
 def named_schedule(name: str, num_devices: int, num_microbatches: int, options: str) -> Schedule:
-    """The registered schedule `name` in these sizes, or the schedule of the file `name` in its own.
+    """The registered schedule `name` in the given sizes, or the schedule in the file `name` in its own sizes.
 
     Args:
         name: a registered name, or a path.
         num_devices: size of the pipe axis.
         num_microbatches: microbatches of a step.
-        options: as in `pipeline.options`.
+        options: the options, as in `pipeline.options`.
 
     Raises:
         ScheduleError: the schedule cannot be built or read, or breaks a rule.
@@ -109,7 +109,7 @@ def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:
     if differ := [(name, ours, theirs) for name, ours, theirs in sizes if ours != theirs]:
         raise ConfigError(
             explain(
-                (f"{', '.join((f'{name}={ours}' for name, ours, _ in differ))} with pipeline.schedule={path!r}"),
+                f"{', '.join((f'{name}={ours}' for name, ours, _ in differ))} with pipeline.schedule={path!r}",
                 rule="file-sizes: a schedule from a file fits its own numbers of devices and microbatches only",
                 picture=(
                     f"in the file: num_devices={schedule.num_devices}, num_microbatches={schedule.num_microbatches}"
@@ -209,9 +209,9 @@ def _num_stages(config: ConfigDict) -> int:
     return build_schedule(config).num_stages
 
 
-# ---- Expected costs of the actions of a stage, for which rounds are laid out and predictions are made
+# ---- Expected costs of the actions of a stage, used to lay out rounds and to make predictions
 
-# In forwards: each matmul of forward has two in backward; a recomputed layer adds one, recomputed attention little.
+# In forwards: each matmul of forward has two in backward; recomputing a layer adds one, recomputing attention little.
 BACKWARD_COSTS = {"none": 2.0, "attention": 2.0, "full": 3.0}
 WEIGHT_GRADIENT_COST = 1.0  # in forwards; the rest of a backward, recomputation included, belongs to I
 
@@ -235,13 +235,13 @@ def costs_with(backward: float, written: str) -> Costs:
 
     Args:
         backward: cost of a backward, in forwards, from `BACKWARD_COSTS`.
-        written: text of `pipeline.costs` or `pipeline.options`; options that are no times are ignored.
+        written: text of `pipeline.costs` or `pipeline.options`; options that are not times are ignored.
     """
     costs = Costs(
         backward=backward, input_gradient=backward - WEIGHT_GRADIENT_COST, weight_gradient=WEIGHT_GRADIENT_COST
     )
     times = {name: value for name, value in options_of(written).items() if name in _TIMES}
-    return replace(costs, **times)  # pyright: ignore[reportArgumentType]  # `check_costs` and the generators see to numbers
+    return replace(costs, **times)  # pyright: ignore[reportArgumentType]  # `check_costs`, the generators check these
 
 
 def check_costs(config: ConfigDict) -> None:
@@ -260,9 +260,9 @@ def check_costs(config: ConfigDict) -> None:
                 f"pipeline.costs={written!r} is not a list of times",
                 rule=(
                     f"expected-costs: {AUTO!r}, or key=value separated by commas; keys are "
-                    f"{', '.join(_TIMES)}, values finite numbers above 0"
+                    f"{', '.join(_TIMES)}, values are finite numbers above 0"
                 ),
-                picture=f"not so: {', '.join(wrong)}",
+                picture=f"wrong: {', '.join(wrong)}",
                 repair=f"set pipeline.costs={AUTO!r}, or for example input_gradient=1.2,weight_gradient=0.8",
             )
         )

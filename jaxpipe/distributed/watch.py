@@ -22,7 +22,7 @@ from types import TracebackType
 from jaxpipe.distributed.join import Rank, Store, exit_now, reaches_first
 from jaxpipe.distributed.liveness import Failure, Heartbeat, Liveness, parse
 from jaxpipe.distributed.log import log
-from jaxpipe.errors import JaxpipeError, LostProcess
+from jaxpipe.errors import JaxpipeError, LostProcess, explain
 
 DECIDED_AT = 0.75  # fraction of the bound; the rest is for the message and the exit
 SUSPECTED_AT = 0.5  # fraction of the time after which a process counts as lost
@@ -139,15 +139,18 @@ class Watch:
         if process is None:
             what, where, repair = f"all {count} processes hang", "", "look at the network; if steps take that long, "
         else:
-            what, where = f"process {process} of {count} is lost", f"      {self._liveness.where(process)}\n"
+            what, where = f"process {process} of {count} is lost", self._liveness.where(process)
             repair = f"look into logs/process_{process:04}.log and at its machine; if steps take that long, "
-        return (
-            f"{what}: {failure.why}\n"
-            f"  rule processes-alive: a process is heard of, and no step stands, for train.lost_after_s="
-            f"{self._lost_after_s:g}\n"
-            f"{where}"
-            f"  repair: start the run again, it goes on from its newest checkpoint; {repair}"
-            "set a larger train.lost_after_s"
+        return explain(
+            f"{what}: {failure.why}",
+            rule=(
+                "processes-alive: every process reports, and no step stands still, within"
+                f" train.lost_after_s={self._lost_after_s:g}"
+            ),
+            picture=where,
+            repair=(
+                f"start the run again: it resumes from its newest checkpoint; {repair}set a larger train.lost_after_s"
+            ),
         )
 
 

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.config import check
 from jaxpipe.config.command_line import define_config_file, run
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Link, Times
 from jaxpipe.estimate.measured import Measurement
 from jaxpipe.measure import pinned
@@ -94,10 +94,12 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
     wrong = [size for size in written if not size.isdecimal() or int(size) < 1]
     if wrong or not written:
         raise ConfigError(
-            f"--microbatch_sizes={','.join(written)}\n"
-            "  rule microbatch-sizes: whole numbers of 1 or more, with commas between them\n"
-            f"      wrong: {', '.join(map(repr, wrong)) or 'there is none'}\n"
-            "  repair: write for example --microbatch_sizes=1,2,4"
+            explain(
+                f"--microbatch_sizes={','.join(written)}",
+                rule="microbatch-sizes: whole numbers of 1 or more, with commas between them",
+                picture=f"wrong: {', '.join(map(repr, wrong)) or 'there is none'}",
+                repair="write for example --microbatch_sizes=1,2,4",
+            )
         )
     return [int(size) for size in written]
 
@@ -113,9 +115,11 @@ def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
 def _check_alone(config: ConfigDict, num_processes: int) -> None:
     if config.mesh.tensor > 1:
         raise ConfigError(
-            f"--num_processes={num_processes} with mesh.tensor={config.mesh.tensor}\n"
-            "  rule measured-processes: each of several processes has one device, and no layer is split over devices\n"
-            "  repair: leave --num_processes out, or set --config.mesh.tensor=1"
+            explain(
+                f"--num_processes={num_processes} with mesh.tensor={config.mesh.tensor}",
+                rule="measured-processes: each of several processes has one device, and no layer is split over devices",
+                repair="leave --num_processes out, or set --config.mesh.tensor=1",
+            )
         )
 
 
@@ -127,16 +131,20 @@ def check_output(path: str, *, overwrite: bool) -> None:
     folder = Path(path).parent
     if not folder.is_dir():
         raise ConfigError(
-            f"--output={path}: there is no folder {str(folder)!r}\n"
-            "  rule output: the file's folder exists\n"
-            f"      looked from {os.getcwd()}\n"
-            "  repair: make the folder, or name another file"
+            explain(
+                f"--output={path}: there is no folder {str(folder)!r}",
+                rule="output: the file's folder exists",
+                picture=f"looked from {os.getcwd()}",
+                repair="make the folder, or name another file",
+            )
         )
     if Path(path).exists() and not overwrite:
         raise ConfigError(
-            f"--output={path} is there already\n"
-            "  rule output: a measurement is overwritten only on request\n"
-            "  repair: add --overwrite, or name another file"
+            explain(
+                f"--output={path} is there already",
+                rule="output: a measurement is overwritten only on request",
+                repair="add --overwrite, or name another file",
+            )
         )
 
 

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.distributed.join import check_flags
 from jaxpipe.distributed.supervisor import Group, commands_of
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.measure.memory import measure_memory
 from jaxpipe.measure.step_pair import make_step_pair
 from jaxpipe.measure.timing import median, timed
@@ -60,9 +60,11 @@ def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: i
     cores = sorted(os.sched_getaffinity(0))
     if not 2 <= num_processes <= len(cores):
         raise ConfigError(
-            f"--num_processes={num_processes} on {len(cores)} cores\n"
-            "  rule core-per-process: 2 or more processes, each with a core of its own\n"
-            f"  repair: set --num_processes={max(2, len(cores))}, or leave it out for virtual devices in one process"
+            explain(
+                f"--num_processes={num_processes} on {len(cores)} cores",
+                rule="core-per-process: 2 or more processes, each with a core of its own",
+                repair=f"set --num_processes={max(2, len(cores))}, or leave it out for virtual devices in one process",
+            )
         )
     environment = os.environ | {"XLA_FLAGS": _ONE_THREAD, "JAX_PLATFORMS": "cpu"}
     # The last --num_processes on a command line wins, and it is the same number.
@@ -72,7 +74,14 @@ def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: i
         code = group.wait()
     found, errors = (output.getvalue().decode() for output in outputs)
     if code:
-        raise ConfigError(f"one of {num_processes} processes ended with code {code}:\n{errors[-4000:]}")
+        raise ConfigError(
+            explain(
+                f"one of {num_processes} processes ended with code {code}",
+                rule="measuring-processes: all processes of a measurement come to its end",
+                picture=errors[-4000:],
+                repair="see what it printed last",
+            )
+        )
     (line,) = (line for line in found.splitlines() if line.startswith(f"[0] {_MARK}"))
     return json.loads(line.removeprefix(f"[0] {_MARK}"))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh.xla_flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags
 
 PLATFORMS = ("auto", "cpu", "gpu")
@@ -71,9 +71,11 @@ def choose_devices(
     """
     if platform not in PLATFORMS:
         raise ConfigError(
-            f"mesh.platform={platform!r} is not known\n"
-            f"  rule mesh-platform: one of {', '.join(PLATFORMS)}\n"
-            "  repair: set mesh.platform='auto'"
+            explain(
+                f"mesh.platform={platform!r} is not known",
+                rule=f"mesh-platform: one of {', '.join(PLATFORMS)}",
+                repair="set mesh.platform='auto'",
+            )
         )
     skip_absent_gpus()
     if platform != "cpu":
@@ -115,28 +117,36 @@ def _devices(platform: str) -> list[Any]:
 def _check_shared(num_devices: int, num_processes: int) -> None:
     if num_devices % num_processes:
         raise ConfigError(
-            f"the mesh needs {num_devices} devices, which {num_processes} processes cannot share equally\n"
-            "  rule devices-of-processes: every process has as many devices of the mesh as any other\n"
-            f"      {num_devices} = {num_processes} x {num_devices // num_processes} + {num_devices % num_processes}\n"
-            "  repair: set a mesh whose size is a multiple of the processes, or start another number of processes"
+            explain(
+                f"the mesh needs {num_devices} devices, which {num_processes} processes cannot share equally",
+                rule="devices-of-processes: every process has as many devices of the mesh as any other",
+                picture=(
+                    f"{num_devices} = {num_processes} x {num_devices // num_processes} + {num_devices % num_processes}"
+                ),
+                repair="set a mesh whose size is a multiple of the processes, or start another number of processes",
+            )
         )
 
 
 def _check_all_used(num_there: int, num_devices: int, num_processes: int) -> None:
     if num_processes > 1 and num_there != num_devices:
         raise ConfigError(
-            f"the mesh takes {num_devices} of the {num_there} GPUs of {num_processes} processes\n"
-            "  rule devices-of-processes: the mesh of several processes takes all their GPUs\n"
-            f"      {num_devices} < {num_there}\n"
-            f"  repair: set a mesh of {num_there} devices, mesh.data for example, or start fewer processes"
+            explain(
+                f"the mesh takes {num_devices} of the {num_there} GPUs of {num_processes} processes",
+                rule="devices-of-processes: the mesh of several processes takes all their GPUs",
+                picture=f"{num_devices} < {num_there}",
+                repair=f"set a mesh of {num_there} devices, mesh.data for example, or start fewer processes",
+            )
         )
 
 
 def _check_count(found: list[Any], num_needed: int, kind: str, *, repair: str) -> None:
     if len(found) < num_needed:
         raise ConfigError(
-            f"the mesh needs {num_needed} devices and there are {len(found)} {kind}\n"
-            "  rule mesh-devices: mesh.data x mesh.pipe x mesh.tensor is at most the number of devices\n"
-            f"      {num_needed} > {len(found)}\n"
-            f"  repair: set a smaller mesh, or {repair}"
+            explain(
+                f"the mesh needs {num_needed} devices and there are {len(found)} {kind}",
+                rule="mesh-devices: mesh.data x mesh.pipe x mesh.tensor is at most the number of devices",
+                picture=f"{num_needed} > {len(found)}",
+                repair=f"set a smaller mesh, or {repair}",
+            )
         )

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxpipe.cluster.assignment import assign
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 
 AXES = ("data", "pipe", "tensor")
 
@@ -33,10 +33,12 @@ def make_mesh(*, data: int = 1, pipe: int = 1, tensor: int = 1, devices: Sequenc
     found = list(jax.devices()[:num_needed] if devices is None else devices)
     if len(found) != num_needed:
         raise ConfigError(
-            f"the mesh has {num_needed} devices, and {len(found)} are given\n"
-            "  rule mesh-devices: data x pipe x tensor is the number of devices\n"
-            f"      {data} x {pipe} x {tensor} = {num_needed}\n"
-            f"  repair: set axes that multiply to {len(found)}, or give {num_needed} devices"
+            explain(
+                f"the mesh has {num_needed} devices, and {len(found)} are given",
+                rule="mesh-devices: data x pipe x tensor is the number of devices",
+                picture=f"{data} x {pipe} x {tensor} = {num_needed}",
+                repair=f"set axes that multiply to {len(found)}, or give {num_needed} devices",
+            )
         )
     return Mesh(np.array(found, dtype=object).reshape(shape), AXES)
 
@@ -84,9 +86,11 @@ def _node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
     sizes = [len(node) for node in in_order]
     if len(set(sizes[:-1])) > 1:
         raise ConfigError(
-            f"the mesh's devices stand in nodes of {sizes} GPUs\n"
-            "  rule equal-nodes: all nodes give the mesh equally many GPUs; only one may give fewer\n"
-            f"      {sizes[0]} != {sizes[-2]}\n"
-            "  repair: start the run with as many GPUs on every node, or set order='contiguous'"
+            explain(
+                f"the mesh's devices stand in nodes of {sizes} GPUs",
+                rule="equal-nodes: all nodes give the mesh equally many GPUs; only one may give fewer",
+                picture=f"{sizes[0]} != {sizes[-2]}",
+                repair="start the run with as many GPUs on every node, or set order='contiguous'",
+            )
         )
     return [device for node in in_order for device in node], sizes[0]

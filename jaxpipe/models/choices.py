@@ -1,6 +1,6 @@
-"""What the model families choose from: sizes, activation, attention, what backward computes again.
+"""Choices of the model families: sizes, activation, attention, recomputation.
 
-Gated activations, of two matmuls, are their family's own (`llama.swiglu`).
+Gated activations, of two matmuls, belong to their family (`llama.swiglu`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpipe.errors import ConfigError, closest
+from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.models.attention import ATTENTION
 
 
@@ -80,34 +80,40 @@ def check_heads(*, hidden: int, num_heads: int) -> None:
         lower = hidden - hidden % num_heads
         nearest = lower or num_heads
         raise ConfigError(
-            f"model.hidden={hidden} does not divide into model.num_heads={num_heads} heads\n"
-            "  rule hidden-per-head: hidden is a multiple of num_heads\n"
-            f"      {hidden} = {num_heads} x {hidden // num_heads} + {hidden % num_heads}\n"
-            f"  repair: set model.hidden={nearest} (the nearest below) or {lower + num_heads}"
+            explain(
+                f"model.hidden={hidden} does not divide into model.num_heads={num_heads} heads",
+                rule="hidden-per-head: hidden is a multiple of num_heads",
+                picture=f"{hidden} = {num_heads} x {hidden // num_heads} + {hidden % num_heads}",
+                repair=f"set model.hidden={nearest} (the nearest below) or {lower + num_heads}",
+            )
         )
 
 
 def check_activation(activation: str) -> None:
-    """Raises ConfigError for an activation that is not known."""
+    """Raises ConfigError for an unknown activation."""
     _check_known("activation", activation, tuple(ACTIVATIONS))
 
 
 def check_choices(*, attention: str, recompute: str) -> None:
-    """Raises ConfigError for a choice that is not known, or that another makes useless."""
+    """Raises ConfigError for an unknown choice, or one that has no effect beside another."""
     _check_known("attention", attention, tuple(ATTENTION))
     _check_known("recompute", recompute, RECOMPUTE)
     if recompute == "attention" and attention != "xla":
         raise ConfigError(
-            f"model.recompute='attention' with model.attention={attention!r}\n"
-            "  rule recompute-attention: it leaves out the scores and probabilities, which only 'xla' keeps\n"
-            f"  repair: set model.recompute='none'; {attention!r} keeps as little"
+            explain(
+                f"model.recompute='attention' with model.attention={attention!r}",
+                rule="recompute-attention: it leaves out the scores and probabilities, which only 'xla' keeps",
+                repair=f"set model.recompute='none'; {attention!r} keeps as little",
+            )
         )
 
 
 def _check_known(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(
-            f"model.{name}={value!r} is not known.{closest(value, list(known))}\n"
-            f"  rule model-{name}: one of {', '.join(known)}\n"
-            f"  repair: set model.{name}={known[0]!r}"
+            explain(
+                f"model.{name}={value!r} is not known.{closest(value, list(known))}",
+                rule=f"model-{name}: one of {', '.join(known)}",
+                repair=f"set model.{name}={known[0]!r}",
+            )
         )

@@ -1,6 +1,6 @@
-"""LLaMA 1, 2 and 3, and what shares their layout: RMS norms, rotary positions, grouped-query attention, SwiGLU.
+"""LLaMA 1, 2 and 3, and models of the same layout: RMS norms, rotary positions, grouped-query attention, SwiGLU.
 
-Biases, heads of another size and a sliding window are choices of others (Qwen2, Mistral); LLaMA has none of them.
+Biases, heads of another size and a sliding window are choices of other models (Qwen2, Mistral); LLaMA has none of them.
 Source: Touvron et al. 2023 (arXiv 2302.13971, 2307.09288); Grattafiori et al. 2024 (arXiv 2407.21783); Jiang et
 al. 2023 (Mistral 7B, arXiv 2310.06825), section 2, for the window.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
@@ -44,15 +44,15 @@ class LlamaConfig:
         num_kv_heads: key and value heads; divides `num_heads`.
         feed_forward: size between the matmuls of the feed forward.
         vocab_size: tokens are 0 .. vocab_size - 1.
-        head_size: of each head, even; None: hidden / num_heads.
-        vocab_multiple, tie_embeddings: as in `LayerNormSizes`.
+        head_size: size of each head, even; None: hidden / num_heads.
+        vocab_multiple, tie_embeddings: see `LayerNormSizes`.
         query_key_value_bias, output_bias, feed_forward_bias: whether the matmuls to queries, keys and values, the
             matmul of attention back to the stream, and the feed forward's have biases.
-        sliding_window: how many keys a query sees, the last ones, itself included; None: all up to itself.
+        sliding_window: number of last keys that a query sees, itself included; None: all up to itself.
         rope_theta: base of the rotary frequencies.
-        rope_scaling: how they are stretched for long contexts, or None.
+        rope_scaling: scaling of the frequencies for long contexts, or None.
         norm_epsilon: added to the mean square in the norms.
-        attention, recompute: as in `LayerNormSizes`.
+        attention, recompute: see `LayerNormSizes`.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
@@ -78,7 +78,7 @@ class LlamaConfig:
     recompute: str = "none"
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where the sizes and choices do not fit together."""
+        """Raises ConfigError if the sizes and choices do not fit together."""
         if self.head_size is None:
             check_heads(hidden=self.hidden, num_heads=self.num_heads)
         check_choices(attention=self.attention, recompute=self.recompute)
@@ -87,23 +87,32 @@ class LlamaConfig:
             legal = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
             nearest = min(legal, key=lambda n: abs(n - self.num_kv_heads))
             raise ConfigError(
-                f"model.num_kv_heads={self.num_kv_heads} does not divide model.num_heads={self.num_heads}\n"
-                "  rule grouped-heads: every key-value head serves as many query heads\n"
-                f"  repair: set model.num_kv_heads={nearest}, the nearest legal value"
+                explain(
+                    f"model.num_kv_heads={self.num_kv_heads} does not divide model.num_heads={self.num_heads}",
+                    rule="grouped-heads: every key-value head serves equally many query heads",
+                    repair=f"set model.num_kv_heads={nearest}, the nearest legal value",
+                )
             )
 
     def _check_pairs(self) -> None:
         if self.anatomy.head_size % 2 == 0:
             return
-        rule = "  rule rotary-pairs: the size of a head is even, since positions rotate pairs of its dims\n"
+        rule = "rotary-pairs: the size of a head is even, since positions rotate pairs of its dims"
         if self.head_size is not None:
             raise ConfigError(
-                f"model.head_size={self.head_size} is odd\n{rule}  repair: set model.head_size={self.head_size + 1}"
+                explain(
+                    f"model.head_size={self.head_size} is odd",
+                    rule=rule,
+                    repair=f"set model.head_size={self.head_size + 1}",
+                )
             )
         raise ConfigError(
-            f"model.hidden={self.hidden} with model.num_heads={self.num_heads}\n{rule}"
-            f"      {self.hidden} / {self.num_heads} = {self.anatomy.head_size}\n"
-            f"  repair: set model.hidden={self.hidden + self.num_heads}"
+            explain(
+                f"model.hidden={self.hidden} with model.num_heads={self.num_heads}",
+                rule=rule,
+                picture=f"{self.hidden} / {self.num_heads} = {self.anatomy.head_size}",
+                repair=f"set model.hidden={self.hidden + self.num_heads}",
+            )
         )
 
     @property

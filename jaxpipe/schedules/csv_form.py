@@ -3,7 +3,7 @@
 One line per device, cells as `2F0`; empty cells are idle and are dropped. PyTorch (`torch.distributed.pipelining`)
 writes this with `_dump_csv(file, format="compute_only")` and reads it with `_load_csv(file, format="compute_only")`.
 Its cells `(2F0;1B3)OVERLAP_F_B` are read as their parts in order. Cells `0EVICT2` and `0LOAD2` are ours, as is a first
-line `# parked: 1/2 1 1 1`, one fraction for each stage. There is no place for replicas or SYNC: JSON has it (`files`).
+line `# parked: 1/2 1 1 1`, one fraction for each stage. The format cannot hold replicas or SYNC; JSON can (`files`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHARE = re.compile(r"\d+(/0*[1-9]\d*)?")
 
 
 def parse_shares(texts: Sequence[str]) -> tuple[Fraction, ...] | None:
-    """The fractions that `texts` write, such as `1` or `2/5`; None if one is not such a text."""
+    """The fractions written in `texts`, such as `1` or `2/5`; None if a text is not a fraction."""
     if not all(_SHARE.fullmatch(text) for text in texts):
         return None
     return tuple(map(Fraction, texts))
@@ -50,7 +50,7 @@ def to_csv(schedule: Schedule) -> str:
         raise ScheduleError(
             explain(
                 f"{schedule.name!r} has num_replicas={schedule.num_replicas} and cannot be written as CSV.",
-                rule=f"{_RULE}; it has no place for a replica",
+                rule=f"{_RULE}; it cannot hold a second replica",
                 repair="write it as JSON",
             )
         )
@@ -72,7 +72,7 @@ def read_csv(path: str | Path) -> Schedule:
     """The schedule in the file `path`, named after it.
 
     Raises:
-        ScheduleError: the file cannot be read, or `from_csv` cannot read what is in it.
+        ScheduleError: the file cannot be read, or `from_csv` cannot read its text.
     """
     path = Path(path)
     try:
@@ -86,18 +86,18 @@ def read_csv(path: str | Path) -> Schedule:
 
 
 def from_csv(text: str, *, name: str) -> Schedule:
-    r"""The schedule that `text` writes.
+    r"""The schedule written in `text`.
 
-    Stage s is on the device whose line has actions of stage s; there are as many microbatches as the
-    highest number says. Whether the schedule is legal is for `rules` to say.
+    Stage s is on the device whose line has actions of stage s; the highest microbatch number
+    determines their count. Whether the schedule is legal is left to `rules`.
 
     Args:
         text: lines of cells.
-        name: what to call the schedule in messages.
+        name: name of the schedule, for messages.
 
     Raises:
-        ScheduleError: a cell is no such action, a stage is on two devices, numbers have gaps, or what is
-            parked is no list of shares.
+        ScheduleError: a cell is not an action, a stage is on two devices, numbers have gaps, or the parked
+            shares are not a list of fractions.
 
     Example:
         >>> from_csv("0F0,,0B0\n,1F0,1B0\n", name="mine").placement.devices
@@ -106,7 +106,7 @@ def from_csv(text: str, *, name: str) -> Schedule:
     shares, text = _split_shares(text, name)
     lines = [line.split(",") for line in text.rstrip().splitlines()]
     rows: list[tuple[Action, ...]] = []
-    found: dict[int, tuple[int, str]] = {}  # stage -> its device, and the cell that says so
+    found: dict[int, tuple[int, str]] = {}  # stage -> its device, and the first cell of that stage
     for device, line in enumerate(lines):
         row: list[Action] = []
         for cell, content in enumerate(line):
@@ -116,7 +116,7 @@ def from_csv(text: str, *, name: str) -> Schedule:
                 if holder != device:
                     raise ScheduleError(
                         explain(
-                            f"{name!r}, {where}: {action} is of stage {action.stage}, but so is {first}",
+                            f"{name!r}, {where}: {action} and {first} are of stage {action.stage}",
                             rule="one-holder: in a schedule of one replica, a stage is on one device",
                             repair=f"move it to line {holder + 1}, or write a schedule of two replicas as JSON",
                         )
@@ -140,7 +140,7 @@ def _split_shares(text: str, name: str) -> tuple[tuple[Fraction, ...], str]:
         raise ScheduleError(
             explain(
                 f"{name!r}, first line: {line.strip()!r} does not list shares.",
-                rule=f"{_RULE}; above them may stand the share of each stage that EVICT moves, as in {_PARKED} 1/2 1",
+                rule=f"{_RULE}; a line above may have the share of each stage that EVICT moves, as {_PARKED} 1/2 1",
                 repair="write one share for each stage, as 2/5 or 1, or leave the line out",
             )
         )

@@ -1,8 +1,8 @@
 """Schedules in files: JSON for every schedule, CSV for those of one replica; the file's ending says which.
 
 JSON is one object: `name`, `num_devices`, `num_microbatches`, `devices` ([replica][stage] -> device), `rows`
-([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`), and, where EVICT moves less than whole
-microbatches, `parked` ([stage] -> fraction, as `2/5`). CSV is `csv_form`'s.
+([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`), and, if EVICT moves less than whole
+microbatches, `parked` ([stage] -> fraction, as `2/5`). CSV is in `csv_form`.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def to_json(schedule: Schedule) -> str:
 
 
 def read_json(path: str | Path) -> Schedule:
-    """The schedule in the file `path`, with the name that it has there.
+    """The schedule in the file `path`, with the name written there.
 
     Raises:
-        ScheduleError: the file cannot be read, or `from_json` cannot read what is in it.
+        ScheduleError: the file cannot be read, or `from_json` cannot read its text.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -68,7 +68,7 @@ def read_json(path: str | Path) -> Schedule:
 
 
 def from_json(text: str) -> Schedule:
-    """The schedule that `text` writes; whether it is legal is left to `rules`.
+    """The schedule written in `text`; whether it is legal is left to `rules`.
 
     Raises:
         ScheduleError: `text` is not JSON, lacks a key, has an unknown one, or has a value of another form.
@@ -142,10 +142,10 @@ def is_file_name(name: str) -> bool:
 
 
 def read_schedule(path: str | Path) -> Schedule:
-    """The schedule in the file `path`, which has passed the rules.
+    """Reads the schedule in the file `path` and checks the rules.
 
     Raises:
-        ScheduleError: the file cannot be read, is not of the form that its name says, or breaks a rule.
+        ScheduleError: the file cannot be read, does not have the format that its name says, or breaks a rule.
     """
     _check_ending(path)
     return check(read_csv(path) if Path(path).suffix == ".csv" else read_json(path))
@@ -155,7 +155,7 @@ def write_schedule(schedule: Schedule, path: str | Path) -> None:
     """Writes `schedule` into the file `path`.
 
     Raises:
-        ScheduleError: a CSV has no place for what the schedule has, or the file cannot be written.
+        ScheduleError: the schedule does not fit into a CSV, or the file cannot be written.
     """
     _check_ending(path)
     text = to_csv(schedule) if Path(path).suffix == ".csv" else to_json(schedule)
@@ -175,7 +175,7 @@ def _check_ending(path: str | Path) -> None:
     if not is_file_name(str(path)):
         raise ScheduleError(
             explain(
-                f"{str(path)!r} is no name of a schedule's file.",
+                f"{str(path)!r} is not the name of a schedule's file.",
                 rule=f"schedule-file: its name ends in {' or '.join(ENDINGS)}",
                 repair=f"call it for example {str(Path(path).with_suffix('.json'))!r}",
             )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.schedules.analysis.costs import Costs
 
 
 def check_even(name: str, num_devices: int) -> None:
-    """Raises ScheduleError for an odd number of devices: two mirrored replicas on the same devices need an even one.
+    """Raises ScheduleError for an odd number of devices: two mirrored replicas on the same devices need an even number.
 
     Args:
-        name: of the schedule.
+        name: name of the schedule.
         num_devices: devices on the `pipe` axis.
     """
     if num_devices % 2:
@@ -20,7 +22,7 @@ def check_even(name: str, num_devices: int) -> None:
         raise ScheduleError(
             explain(
                 f"num_devices={num_devices} for schedule {name!r}.",
-                rule="even-devices: two replicas run in opposite directions, each device paired with the other one "
+                rule="even-devices: two replicas run in opposite directions, each device paired with the other device "
                 "that holds the same stages; of an odd number the middle one has no partner",
                 repair=f"set num_devices={fewer}{num_devices + 1}",
             )
@@ -31,10 +33,10 @@ def check_count(name: str, option: str, value: object, *, least: int = 1, why: s
     """Raises ScheduleError unless `value` is a whole number, `least` or more.
 
     Args:
-        name: of the schedule.
-        option: its name.
-        value: what it is set to.
-        least: the smallest that is legal.
+        name: name of the schedule.
+        option: name of the option.
+        value: value of the option.
+        least: the smallest legal value.
         why: the reason for `least`, for the message.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -51,9 +53,9 @@ def check_truth(name: str, option: str, value: object) -> None:
     """Raises ScheduleError unless `value` is True or False.
 
     Args:
-        name: of the schedule.
-        option: its name.
-        value: what it is set to.
+        name: name of the schedule.
+        option: name of the option.
+        value: value of the option.
     """
     if not isinstance(value, bool):
         raise ScheduleError(
@@ -69,10 +71,10 @@ def check_choice(name: str, option: str, value: object, choices: Sequence[str]) 
     """Raises ScheduleError unless `value` is one of `choices`.
 
     Args:
-        name: of the schedule.
-        option: its name.
-        value: what it is set to.
-        choices: the names that it knows.
+        name: name of the schedule.
+        option: name of the option.
+        value: value of the option.
+        choices: the legal values.
     """
     if value not in choices:
         raise ScheduleError(
@@ -88,9 +90,9 @@ def check_time(name: str, option: str, value: object) -> None:
     """Raises ScheduleError unless `value` is a time: a finite number above 0.
 
     Args:
-        name: of the schedule.
-        option: its name.
-        value: what it is set to, in any one unit.
+        name: name of the schedule.
+        option: name of the option.
+        value: value of the option, in any one unit.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ScheduleError(
@@ -98,10 +100,49 @@ def check_time(name: str, option: str, value: object) -> None:
                 f"{option}={value!r} for schedule {name!r}.",
                 rule=f"option-time: {option} is the time of one stage's action, a finite number above 0; only ratios "
                 "of times matter",
-                repair=f"set {option}=1.0, or what it takes by measurement",
+                repair=f"set {option}=1.0, or the measured time",
             )
         )
 
 
 def _nearest(value: object, least: int) -> int:
     return max(round(value), least) if isinstance(value, float) and math.isfinite(value) else least
+
+
+# The times of a stage's F, I and W, by which methods order actions
+
+
+class Times(NamedTuple):
+    """The times of a stage's F, I and W, in any one unit; B takes as long as I and W."""
+
+    forward: float = 1.0
+    input_gradient: float = 1.0
+    weight_gradient: float = 1.0
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether all three times are equal."""
+        return self.forward == self.input_gradient == self.weight_gradient
+
+    @property
+    def costs(self) -> Costs:
+        """The costs for `simulate`; messages take no time."""
+        return Costs(
+            self.forward, self.input_gradient + self.weight_gradient, self.input_gradient, self.weight_gradient
+        )
+
+
+def checked_times(name: str, *, forward: float, input_gradient: float, weight_gradient: float) -> Times:
+    """Returns the times after checking them.
+
+    Args:
+        name: name of the schedule, for messages.
+        forward, input_gradient, weight_gradient: times of a stage's F, I and W, in any one unit.
+
+    Raises:
+        ScheduleError: a time is not a finite number above 0.
+    """
+    times = Times(forward, input_gradient, weight_gradient)
+    for option, time in times._asdict().items():
+        check_time(name, option, time)
+    return times

@@ -62,7 +62,7 @@ class Placement:
         return tuple(map(tuple, held))
 
     def chunk_of(self, stage: int, replica: int = 0) -> int:
-        """Index of (replica, stage) among those of the device that holds it."""
+        """Index of (replica, stage) among the chunks of the device that holds it."""
         return self.stages_of[self.device_of(stage, replica)].index((replica, stage))
 
 
@@ -127,7 +127,7 @@ PLACEMENTS: dict[str, Callable[[int], Placement]] = {
 
 
 def placement_name(placement: Placement) -> str:
-    """The name of `placement` in PLACEMENTS, or the devices of its stages where it has none.
+    """The name of `placement` in PLACEMENTS, or the devices of its stages if it has none.
 
     Example:
         >>> placement_name(zig_zag(3, 2)), placement_name(zig_zag(2, 3))

@@ -26,7 +26,7 @@ NO_MICROBATCH = -1
 
 
 class Kind(enum.IntEnum):
-    """What an action does.
+    """The kind of an action.
 
     F is the forward and B the whole backward; I (input gradient) followed by W (weight gradient) is the backward in two
     parts (zero-bubble papers write B for our I). EVICT sends activations of a stage to the paired device, LOAD brings
@@ -70,7 +70,7 @@ class Action(NamedTuple):
 
 
 def parse_action(text: str) -> Action:
-    """The action that `text` writes, such as `2F0`.
+    """Parses an action such as `2F0`.
 
     Raises:
         ScheduleError: `text` is not stage, kind, microbatch.
@@ -102,12 +102,12 @@ class Schedule:
     """Rows of actions on a placement.
 
     Attributes:
-        name: as in the registry, or of the file it was read from.
+        name: name in the registry, or of the file that it was read from.
         placement: the device of each stage.
         num_microbatches: microbatches of one step, over all replicas.
         rows: [device][position] -> Action.
         parked: [stage] -> the fraction, in (0, 1], of a microbatch's pages that EVICT moves to the paired device and
-            LOAD brings back; empty where that is 1 for every stage: whole microbatches.
+            LOAD brings back; empty if that is 1 for every stage: whole microbatches.
     """
 
     name: str
@@ -175,12 +175,12 @@ class Columns:
     stage: np.ndarray  # [A]
     microbatch: np.ndarray  # [A]
     replica: np.ndarray  # [A]
-    device: np.ndarray  # [A] the device whose row the action stands in
+    device: np.ndarray  # [A] the device whose row has the action
     position: np.ndarray  # [A] index in that row
     first: np.ndarray  # [D + 1] index of each device's first action; the last entry is A
 
     def is_kind(self, *kinds: Kind) -> np.ndarray:
-        """[A] whether the action is of one of `kinds`."""
+        """Whether each action is of one of `kinds`, [A]."""
         import numpy as np
 
         return np.isin(self.kind, kinds)

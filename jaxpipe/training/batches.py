@@ -1,4 +1,4 @@
-"""From a config's `data` to batches on the devices: tokens, sequences, batches, and the rows of each process."""
+"""Makes batches on the devices from a config's `data`: tokens, sequences, batches, and the rows of each process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def batches_of(config: ConfigDict, part: Blend) -> Batches:
 
 
 def example_batch(config: ConfigDict) -> Batch:
-    """A batch of random tokens, shaped as in a run of `config`, for what does not depend on the values."""
+    """A batch of random tokens, shaped as in a run of `config`, for uses that do not depend on the values."""
     data, tokenizer = config.data, tokenizer_of(config)
     known = np.arange(tokenizer.vocab_size) if tokenizer.masked is None else tokenizer.masked.maskable
     tokens = np.random.default_rng(0).choice(known, data.batch_size * data.seq_len + 1)
@@ -70,7 +70,7 @@ def _sequences_of(config: ConfigDict, tokens: Tokens, source: int) -> Sequences:
         vocabulary=vocabulary,
         mask_fraction=data.mask_fraction,
         short_fraction=data.short_fraction,
-        # A seed has 64 bits and data.seed 32: each source gets masks of its own.
+        # A seed has 64 bits and data.seed has 32, so that each source gets its own masks.
         seed=data.seed + (source << 32),
         sentence_order=model_config(config).anatomy.sentence_order,
     )

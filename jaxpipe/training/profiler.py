@@ -59,7 +59,7 @@ def profile_steps(text: str, *, num_steps: int) -> ProfileSteps | None:
 
 
 def format_done(steps: ProfileSteps | None, num_done: int) -> str | None:
-    """What a resumed run says if some of the steps to trace are done, as after a requeue; else None.
+    """The message of a resumed run if some of the steps to trace are already done; else None.
 
     Example:
         >>> format_done(ProfileSteps(2, 3), 12)
@@ -77,7 +77,7 @@ class Profiler:
     """Traces steps of the training loop; a context manager, so that a run that ends early keeps its trace."""
 
     def __init__(self, path: Path, steps: ProfileSteps | None):
-        """Starts nothing yet.
+        """Prepares the profiler; it starts at the first step to trace.
 
         Args:
             path: the run's folder.
@@ -99,7 +99,7 @@ class Profiler:
         self._annotation.__enter__()
 
     def after(self, step: int) -> str | None:
-        """Ends and writes the trace if `step` is its last; then returns a report, else None.
+        """Ends and writes the trace if `step` is the last one to trace, and returns a report; else returns None.
 
         The metrics of `step` must have arrived on the host.
         """

@@ -1,4 +1,4 @@
-"""What a run reports before its first step: devices, schedule, predicted bubble, bytes, and whether they fit."""
+"""The report of a run before its first step: devices, schedule, predicted bubble, bytes, and whether they fit."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _format_costs(setup: Setup) -> str:
 
 
 def _format_split(shapes: StepShapes) -> list[str]:
-    """A line on what a slot stores for I and then for W; none if no backward is split."""
+    """A line on the bytes that a slot stores for I and then for W; none if no backward is split."""
     if not shapes.table.schedule.has_split_backward:
         return []
     saved, num_layers = shapes.storage.saved, shapes.storage.pages_per_slot
@@ -61,7 +61,7 @@ def _format_split(shapes: StepShapes) -> list[str]:
     for_weights = num_layers * _num_bytes((*(saved.residuals[i] for i in saved.shared_with_w), *saved.deferred))
     more = ": more than whole backwards keep at all" if for_weights > until_backward else ""
     return [
-        f"halves     a slot has {_mebibytes(until_backward)} from F to I, as for a whole backward, and"
+        f"split      a slot has {_mebibytes(until_backward)} from F to I, as for a whole backward, and"
         f" {_mebibytes(for_weights)} from I to W{more}"
     ]
 
@@ -80,7 +80,7 @@ def _mebibytes(num_bytes: int) -> str:
 def check_memory(pipeline: Pipeline, state: TrainState, batch: Any, *, limit_bytes: int | None = None) -> None:
     """Raises ConfigError for a step that needs more memory than a device has.
 
-    A lower bound: the train state and what `held_bytes` counts, which live between actions. The workspace of an action
+    The check is a lower bound: the train state and `held_bytes`, which live between actions. The workspace of an action
     comes on top; `jaxpipe.compile` predicts it and checks it on the compiled program.
 
     Args:

@@ -1,4 +1,4 @@
-"""Whether a run can be resumed: which fields of a config may change, and that tokens and schedule are the same."""
+"""Checks whether a run can be resumed: allowed changes of the config, equal tokens, equal schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA, SCHEDULE = "data.json", "schedule.json"  # in the run's folder
 
 # Fields of the model that its parameters do not depend on.
 FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
-FREE_OF_DATA = ("files", "tokenizer")  # once the run has a fingerprint of its tokens
+FREE_OF_DATA = ("files", "tokenizer")  # may change once the run has a fingerprint of its tokens
 DECIDED = ("mesh.platform",)  # "auto" in one config, the decided platform in the other
 DECIDES_SCHEDULE = {"mesh.pipe", "pipeline.schedule", "pipeline.options", "pipeline.num_microbatches"}
 _MOST_SHOWN = 5
@@ -33,7 +33,7 @@ _MOST_SHOWN = 5
 def config_changes(path: Path, config: ConfigDict) -> list[str]:
     """The fields in which `config` differs from that of the run in `path`, as "pipeline.schedule: 1f1b -> bpipe".
 
-    A schedule with other actions under the same fields counts too, as after its file has changed.
+    A schedule whose actions changed under the same fields counts too, for example after a change of its file.
 
     Raises:
         ConfigError: a changed field decides the model or the order of the data.
@@ -131,7 +131,7 @@ def check_same_data(path: Path, fingerprint: Fingerprint) -> None:
         raise ConfigError(
             explain(
                 f"data.files are other tokens than those with which the run in --workdir={path} began",
-                rule="same-data: a resumed run keeps its tokens, in whatever files, since its position counts batches",
+                rule="same-data: a resumed run keeps its tokens (files may move), since its position counts batches",
                 picture=differ,
                 repair=(
                     "put the files back as they were ('auto': run the same Python), or name another --workdir;"

@@ -30,7 +30,7 @@ def path_of(workdir: str) -> Path:
 
 
 def check(workdir: str) -> Path:
-    """The path of the folder in which a run is or can be; creates nothing.
+    """Returns the path of a run's folder if it can hold this run; creates nothing.
 
     Raises:
         ConfigError: a file has this name, the folder has files of a run without its config, or is not writable.
@@ -67,7 +67,7 @@ def holds_run(path: Path) -> bool:
 
 @contextmanager
 def writing(workdir: str) -> Iterator[None]:
-    """A context that writes files of a run: turns an OSError (no room, no permission) into a ConfigError."""
+    """A context for writing files of a run: turns an OSError (no room, no permission) into a ConfigError."""
     try:
         yield
     except OSError as error:
@@ -83,7 +83,7 @@ def read_config(workdir: str) -> ConfigDict:
     """The config of the run in `workdir`, locked.
 
     Raises:
-        ConfigError: there is no run, or its config has other fields than this version.
+        ConfigError: the folder holds no run, or its config has other fields than this version.
     """
     path = path_of(workdir) / CONFIG
     if not path.is_file():
@@ -141,7 +141,7 @@ def run_lock(workdir: str, *, is_first: bool, broadcast: Callable[[str, str], st
         broadcast: (name, text) -> the text of process 0.
 
     Raises:
-        ConfigError: as `check`; or the folder cannot be created, another run has locked it, or the processes see
+        ConfigError: `check` raises it, the folder cannot be created, another run has locked it, or the processes see
             different folders.
     """
     path = check(workdir)

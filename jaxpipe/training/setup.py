@@ -1,4 +1,4 @@
-"""From a checked config to what it asks for: text, devices, model, pipeline, optimizer and first state."""
+"""Builds what a checked config describes: text, devices, model, pipeline, optimizer and first state."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from jaxpipe.training.step import TrainState, init_state, make_train_step, state
 
 @dataclass(frozen=True)
 class Setup:
-    """What `train` and `eval` build from a config.
+    """The parts that `train` and `eval` build from a config.
 
     Attributes:
         corpus: training and held-out tokens.
         train_batches: batches of the training tokens.
         heldout_batches: batches of the held-out tokens.
-        devices: devices of the mesh, and why these.
+        devices: devices of the mesh, and the reason for this choice.
         model: the model's functions, for the mesh's `tensor` axis.
         pipeline: compiles the program of a step.
         costs: expected times of a stage's actions.
@@ -52,7 +52,7 @@ class Setup:
 
 
 def set_up(config: ConfigDict, *, num_processes: int = 1) -> Setup:
-    """Builds everything that a checked config asks for; reads the text first, which is quick and may fail.
+    """Builds all parts that a checked config describes; reads the text first, which is quick and may fail.
 
     Args:
         config: the checked config.

@@ -22,8 +22,8 @@ class Speed:
     """Turns the time of each step into metrics, and the times of the last steps into their spread.
 
     MFU, model FLOPs utilization, is the model's FLOPs per second (`jaxpipe.models.anatomy`) divided by the peak of all
-    devices. There is no "mfu" if a device's peak is unknown, and no "bytes_in_use" and "peak_bytes_in_use", the largest
-    of this process's devices, if the devices do not count their memory, as CPUs.
+    devices. "mfu" is left out if a device's peak is unknown; "bytes_in_use" and "peak_bytes_in_use", the largest
+    of this process's devices, are left out if the devices do not count their memory, as on CPUs.
     Source: Chowdhery et al., PaLM, 2022, section 4.1 and appendix B.
     """
 
@@ -32,7 +32,7 @@ class Speed:
 
         Args:
             model: the trained model.
-            pipeline: its pipeline, whose devices and dtype give the peak of MFU.
+            pipeline: the model's pipeline, whose devices and dtype give the peak of MFU.
             batch: batch of one step, leaves [num_microbatches, microbatch size, ...] of all devices, or their shapes.
         """
         self._num_tokens, self._num_samples = math.prod(batch["tokens"].shape), math.prod(batch["tokens"].shape[:2])

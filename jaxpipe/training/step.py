@@ -140,7 +140,7 @@ def make_train_step(
             updates, moments = optimizer.update(clipped, moments, params)
             return optax.apply_updates(params, updates), moments
 
-        # A branch, not jnp.where, for which XLA would hold the old and the new numbers side by side.
+        # A branch, not jnp.where: with that, XLA would hold the old and the new arrays side by side.
         params, moments = lax.cond(is_skipped, lambda kept: kept, update, (state.params, state.optimizer))
         skipped = is_skipped.astype(jnp.int32)
         num_skipped_in_row = skipped * (state.num_skipped_in_row + 1)
@@ -172,7 +172,7 @@ def _first(flags: jax.Array) -> jax.Array:
     return jnp.where(flags.any(), jnp.argmax(flags), -1).astype(jnp.int32)
 
 
-# ---- From sums of losses to what a run reports: the mean of each kind, and the sum of the means
+# ---- The losses that a run reports, from sums of losses: the mean of each kind, and the sum of the means
 #
 # A model returns one sum, or a dict with one for each kind, and counts the terms of each. The mean over a batch is the
 # sum over all microbatches and devices divided by the count over all of them, however the batch is split.
@@ -188,7 +188,7 @@ def mean_factors(num_losses: Any) -> Any:
 
 
 def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
-    """The loss of a run, which is the sum of all means, followed by each kind's own mean if there are several.
+    """The loss of a run, which is the sum of all means, followed by the mean of each kind if there are several.
 
     Args:
         means: the mean loss, or a dict of one for each kind.

@@ -118,7 +118,10 @@ def of_schedule(name: str, *, pipe: int, num_microbatches: int):
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
-@pytest.mark.parametrize(("pipe", "num_microbatches"), [(4, 40), (4, 35), pytest.param(8, 96, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("pipe", "num_microbatches"),
+    [pytest.param(4, 40, marks=pytest.mark.ci), (4, 35), pytest.param(8, 96, marks=pytest.mark.slow)],
+)
 def test_few_microbatches_say_all(name, pipe, num_microbatches):
     setting = of_schedule(name, pipe=pipe, num_microbatches=num_microbatches)
     assert table_microbatches(pipe, num_microbatches) < num_microbatches

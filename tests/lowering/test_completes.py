@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from legal_devices import variants
+from legal_devices import tiered
 from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 
 from jaxpipe.lowering import RoundTable, lower
@@ -37,7 +37,7 @@ def assert_marks(schedule: Schedule, *, rolled: bool = True) -> None:
 
 
 @pytest.mark.parametrize("rolled", [True, False])
-@pytest.mark.parametrize(("name", "options", "num_devices"), variants(1, 2, 4, 5), ids=str)
+@pytest.mark.parametrize(("name", "options", "num_devices"), tiered(1, 2, 4, 5))
 def test_of_registered_schedules(name, options, num_devices, rolled):
     for num_microbatches in (1, 7):
         schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options)

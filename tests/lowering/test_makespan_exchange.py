@@ -11,6 +11,8 @@ from user_schedules import TWO_WAYS, random_schedule
 from jaxpipe.lowering import RoundTable, lower, replay
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, simulate
 
+pytestmark = pytest.mark.ci  # the tables themselves are held by test_tables_unchanged.py
+
 NAMES = [name for name, method in REGISTRY.items() if method.num_replicas == 2 and not method.has_split_backward]
 BACKWARD_COSTS = (1.0, 2.0, 3.0)  # in forwards
 

@@ -6,7 +6,7 @@ is one exchange, behind which nothing hides.
 """
 
 import pytest
-from legal_devices import variants
+from legal_devices import tiered
 
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.replay import replay_makespans
@@ -61,7 +61,7 @@ def test_nor_do_they_where_a_backward_takes_no_whole_forwards(name, options, exp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "options", "num_devices"), variants(2, 4, 6, 8), ids=str)
+@pytest.mark.parametrize(("name", "options", "num_devices"), tiered(2, 4, 6, 8))
 def test_no_schedule_loses_anything_at_one_and_two_forwards(name, options, num_devices):
     for num_microbatches in (1, 3, num_devices, num_devices + 1, 2 * num_devices + 3, 4 * num_devices):
         for backward in (1.0, 2.0):

@@ -14,6 +14,8 @@ from jaxpipe.lowering.replay import replay_makespans
 from jaxpipe.lowering.rounds import LOCKSTEP_ROUNDS, in_forwards, lockstep_rounds
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, simulate, split_backward
 
+pytestmark = pytest.mark.ci  # the tables themselves are held by test_tables_unchanged.py
+
 NAMES = [name for name, method in REGISTRY.items() if method.has_split_backward]
 TO_SPLIT = [name for name, method in REGISTRY.items() if not (method.has_split_backward or method.has_transfers)]
 TIMES = [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (1.0, 0.9, 1.3)]  # of F, I, W

@@ -43,6 +43,7 @@ def test_no_device_holds_more_than_the_bound_in_transit_included(num_layers):
         assert_within_the_bound(num_devices, num_microbatches, num_layers)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("num_layers", [1, 3, 8])
 def test_none_of_many_devices_does(num_layers):
@@ -76,6 +77,7 @@ def test_pages_are_where_they_are_looked_for(num_devices, num_microbatches, roll
         assert len(table.parked.layer) or num_microbatches <= bound(num_devices)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("backward", "body_rounds"), [(1.0, 4), (2.0, 6), (3.0, 8)])
 @pytest.mark.parametrize("num_devices", [4, 5, 8, 16, 32])
 def test_it_takes_no_more_time_than_1f1b(num_devices, backward, body_rounds):
@@ -88,6 +90,7 @@ def test_it_takes_no_more_time_than_1f1b(num_devices, backward, body_rounds):
             assert table.num_body_rounds == body_rounds
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("num_devices", [4, 8, 16])
 def test_a_tenth_off_the_expected_backward_costs_little(num_devices):
     table = lower(bpipe(num_devices, 4 * num_devices))

@@ -1,7 +1,7 @@
 """The size of the program that a schedule becomes: slots, inbox, body rounds, permutes."""
 
 import pytest
-from legal_devices import variants
+from legal_devices import tiered
 
 from jaxpipe.lowering import lower
 from jaxpipe.schedules import build, peak_activations
@@ -17,7 +17,7 @@ def test_slots_are_the_peak_of_the_schedule(num_devices, num_microbatches):
         assert lower(schedule).num_slots == peak == peak_activations(schedule).max()
 
 
-@pytest.mark.parametrize(("name", "options", "num_devices"), variants(2, 6), ids=str)
+@pytest.mark.parametrize(("name", "options", "num_devices"), tiered(2, 6))
 def test_slots_are_the_peak_of_every_schedule_without_transfers(name, options, num_devices):
     for num_microbatches in (3, 2 * num_devices + 1):
         schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options)

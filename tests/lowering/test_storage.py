@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from interpreter import FILLS, FREES, POOLS, interpret
-from legal_devices import variants
+from legal_devices import tiered
 from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 
 from jaxpipe.lowering import Pages, RoundTable, lower
@@ -47,13 +47,13 @@ def assert_stored_safely(name: str, num_devices: int, num_microbatches: int, *, 
         assert_as_few_pages_as_can_be(table, schedule, layers_per_stage)
 
 
-@pytest.mark.parametrize(("name", "options", "num_devices"), variants(1, 2, 3, 4, 8), ids=str)
+@pytest.mark.parametrize(("name", "options", "num_devices"), tiered(1, 2, 3, 4, 8))
 def test_registered_schedules_are_stored_safely(name, options, num_devices):
     for num_microbatches in (1, 3, 4, 9) if num_devices < 8 else (5, 8):
         assert_stored_safely(name, num_devices, num_microbatches, rolled=True, **options)
 
 
-@pytest.mark.parametrize(("name", "options", "num_devices"), variants(2, 4), ids=str)
+@pytest.mark.parametrize(("name", "options", "num_devices"), tiered(2, 4))
 def test_so_they_are_unrolled(name, options, num_devices):
     for num_microbatches in (1, 5):
         assert_stored_safely(name, num_devices, num_microbatches, rolled=False, **options)
@@ -61,7 +61,7 @@ def test_so_they_are_unrolled(name, options, num_devices):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rolled", [True, False])
-@pytest.mark.parametrize(("name", "options", "num_devices"), variants(1, 2, 3, 4, 5, 6, 8, 10), ids=str)
+@pytest.mark.parametrize(("name", "options", "num_devices"), tiered(1, 2, 3, 4, 5, 6, 8, 10))
 def test_registered_schedules_are_stored_safely_everywhere(name, options, num_devices, rolled):
     for num_microbatches in (*range(1, 2 * num_devices + 2), 4 * num_devices, 5 * num_devices + 1):
         assert_stored_safely(name, num_devices, num_microbatches, rolled=rolled, **options)

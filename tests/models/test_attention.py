@@ -186,7 +186,9 @@ def _run_cudnn_as_xla(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", on_any_platform)
 
 
-@pytest.mark.parametrize("name", ["causal", "all", "window", "padding at the end"])
+@pytest.mark.parametrize(
+    "name", in_tiers(["causal", "all", "window", "padding at the end"], default=["window", "padding at the end"])
+)
 def test_cudnn_is_asked_for_what_is_seen_in_our_layout(monkeypatch, name):
     """What cuDNN computes needs a GPU; here the interface of jax.nn, with its other implementation."""
     _run_cudnn_as_xla(monkeypatch)

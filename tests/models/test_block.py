@@ -64,7 +64,7 @@ def _value_and_gradients(function, params, x):
     ("family", "form"),
     in_tiers(
         ((family, form) for family in LAYERS for form in (FORMS[1::2] if family == "bert" else FORMS)),
-        default=[("gpt", FORMS[0]), ("llama", FORMS[0]), ("bert", FORMS[3])],
+        default=[("gpt", FORMS[0]), ("llama", FORMS[0])],
     ),
     ids=lambda value: value if isinstance(value, str) else _name(value),
 )

@@ -50,18 +50,9 @@ def bound(num_devices: int) -> int:
     return ceil((num_devices + 2) / 2)
 
 
-FEW = [
-    Case("mlp", 4, 1, (1,) * 4),
-    Case("mlp", 4, 4, (2,) * 4, rolled=False),
+MORE = [
     Case("mlp", 4, 16, uneven(4), unit="microbatch", data=2),
-    Case("mlp", 5, 5, (3,) * 5),
     Case("mlp", 5, 11, uneven(5)),
-    Case("mlp", 8, 7, (1,) * 8, unit="microbatch"),
-    Case("mlp", 8, 32, (4,) * 8),
-    pytest.param(
-        Case("gpt", 4, 9, uneven(4), unit="microbatch", tensor=2, recompute="attention", dropout=DROPOUT),
-        marks=pytest.mark.slow,
-    ),
     Case("llama", 4, 9, (2,) * 4, data=2, recompute="full", tied=True),
 ]
 SIXTEEN = [
@@ -70,6 +61,10 @@ SIXTEEN = [
 ]
 
 ALL = [
+    Case("mlp", 8, 32, (4,) * 8),
+    Case("gpt", 4, 9, uneven(4), unit="microbatch", tensor=2, recompute="attention", dropout=DROPOUT),
+]
+ALL += [
     Case("mlp", num_devices, num_microbatches, layers_per_stage, unit=unit)
     for num_devices in (4, 5, 8, 16)
     for num_microbatches in (1, num_devices - 1, num_devices, 2 * num_devices + 1, 4 * num_devices)
@@ -132,7 +127,8 @@ def assert_bit_equal(case: Case) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
-@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.ci
+@pytest.mark.parametrize("case", MORE, ids=str)
 def test_loss_and_every_gradient_are_those_of_1f1b_to_the_bit(case):
     assert_bit_equal(case)
 
@@ -148,6 +144,7 @@ def test_on_sixteen_devices_they_are_those_of_1f1b_to_the_bit():
     assert_bit_equal_on_sixteen_devices(*SIXTEEN)
 
 
+@pytest.mark.ci
 def test_the_loss_alone_is_that_of_1f1b_and_moves_nothing():
     losses = {}
     for name in ("1f1b", "bpipe"):

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 import pytest
 from sixteen_devices import run_on_sixteen_devices
+from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors, run_quickly
 from tiny_training import Training, batches, family_of, mean_loss_and_grads, train_on_one_device, train_pipelined
 
@@ -49,18 +50,25 @@ class Case(NamedTuple):
         return "-".join(map(str, self))
 
 
-FEW = [
-    Case("gpt", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True),
-    Case("llama", "interleaved_1f1b", 2, 2, 2, "none", attention="chunked"),
-    Case("llama", "gpipe", 2, 2, 2, "attention", tied=True, split_masters=False),
-    Case("llama", "1f1b", 2, 4, 1, "none", attention="chunked", layers_per_stage=(1, 2, 1, 2)),
-    pytest.param(Case("gpt", "1f1b", 1, 1, 2, "none", attention="chunked", dropout=0.3), marks=pytest.mark.slow),
-    pytest.param(Case("gpt", "1f1b", 2, 1, 2, "full", tied=True, split_masters=False), marks=pytest.mark.slow),
-    pytest.param(Case("bert", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True), marks=pytest.mark.slow),
-    Case("bert", "bitpipe", 2, 2, 2, "attention", layers_per_stage=(1, 2, 1, 2)),
-    Case("gpt", "zb_h1", 2, 2, 2, "none", dropout=0.3, tied=True),
-    Case("llama", "v_min", 1, 2, 2, "full", layers_per_stage=(1, 2, 1, 2)),
-]
+GPT = Case("gpt", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True)
+LLAMA = Case("llama", "interleaved_1f1b", 2, 2, 2, "none", attention="chunked")
+THREE_STEPS = tiers(
+    [],
+    ci=[
+        GPT,
+        Case("bert", "bitpipe", 2, 2, 2, "attention", layers_per_stage=(1, 2, 1, 2)),
+        Case("llama", "v_min", 1, 2, 2, "full", layers_per_stage=(1, 2, 1, 2)),
+    ],
+    slow=[
+        LLAMA,
+        Case("llama", "gpipe", 2, 2, 2, "attention", tied=True, split_masters=False),
+        Case("llama", "1f1b", 2, 4, 1, "none", attention="chunked", layers_per_stage=(1, 2, 1, 2)),
+        Case("gpt", "1f1b", 1, 1, 2, "none", attention="chunked", dropout=0.3),
+        Case("gpt", "1f1b", 2, 1, 2, "full", tied=True, split_masters=False),
+        Case("bert", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True),
+        Case("gpt", "zb_h1", 2, 2, 2, "none", dropout=0.3, tied=True),
+    ],
+)
 SIXTEEN = Case("gpt", "1f1b", 2, 4, 2, "none", dropout=0.3, tied=True)
 
 # Dropout in half of GPT's and BERT's, chunked attention where nothing else is left out, tied embeddings over one or
@@ -152,7 +160,7 @@ def assert_equal(case: Case) -> None:
         assert max(errors.values()) <= largest, errors
 
 
-@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("case", THREE_STEPS, ids=str)
 def test_three_steps_are_those_of_one_device(case):
     assert_equal(case)
 
@@ -166,7 +174,7 @@ def test_three_steps_on_sixteen_devices_are_those_of_one():
     assert_equal_on_sixteen_devices(SIXTEEN)
 
 
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", tiers([], ci=["gpt"], slow=["llama"]))
 def test_the_loss_alone_is_that_of_one_device_and_drops_nothing(family):
     config = config_of(family, num_layers=NUM_LAYERS, dropout=0.3 if family == "gpt" else 0.0)
     batch, params = random_batch(3, seed=0), random_params(config)
@@ -187,7 +195,7 @@ def without_the_second_sequences(batch):
 
 
 @pytest.mark.parametrize("lose", [without_the_last_microbatch, without_the_second_sequences])
-@pytest.mark.parametrize("case", [FEW[0], FEW[1]], ids=["gpt", "llama"])
+@pytest.mark.parametrize("case", tiers([], ci=[GPT], slow=[LLAMA]), ids=["gpt", "llama"])
 def test_the_bounds_would_show_what_is_lost(case, lose):
     config = config_of(case.family, num_layers=NUM_LAYERS, dropout=case.dropout, tie_embeddings=case.tied)
     less = train_on_one_device(config, list(map(lose, batches(NUM_MICROBATCHES))))
@@ -195,6 +203,7 @@ def test_the_bounds_would_show_what_is_lost(case, lose):
         assert min(errors.values()) > 100 * largest, errors
 
 
+@pytest.mark.ci
 def test_the_bounds_would_show_a_gradient_that_is_not_summed_over_tensor(monkeypatch):
     monkeypatch.setattr("jaxpipe.program.partition.sum_over", lambda x, axes, *, deterministic: x)
     config, batch = config_of("gpt", num_layers=2), random_batch(1, seed=0)

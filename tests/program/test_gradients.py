@@ -5,22 +5,28 @@ from itertools import product
 import jax
 import pytest
 import tiny_gpt
+from tiers import tiers
 from tiny_gpt import LARGEST_ERROR, expected_loss_and_grads, make_batch, make_params, make_pipeline, num_valid
 from tiny_models import relative_errors
 
 from jaxpipe.schedules import build
 
 # D, N, layers per stage, tied, data axis: each value of the full grid, with both schedules.
-FEW = [
-    ("1f1b", 1, 3, (8,), True, 1),
-    ("gpipe", 1, 8, (8,), False, 2),
-    ("1f1b", 2, 8, (4, 4), False, 2),
-    ("gpipe", 2, 17, (7, 1), True, 1),
-    ("1f1b", 3, 1, (3, 3, 2), False, 1),
-    ("1f1b", 4, 3, (2, 2, 3, 1), True, 2),
-    ("gpipe", 4, 1, (2, 2, 2, 2), False, 1),
-    ("1f1b", 8, 17, (1, 1, 1, 1, 1, 1, 1, 1), True, 1),
-]
+FEW = tiers(
+    [],
+    ci=[
+        ("1f1b", 1, 3, (8,), True, 1),
+        ("gpipe", 2, 17, (7, 1), True, 1),
+        ("1f1b", 4, 3, (2, 2, 3, 1), True, 2),
+    ],
+    slow=[
+        ("gpipe", 1, 8, (8,), False, 2),
+        ("1f1b", 2, 8, (4, 4), False, 2),
+        ("1f1b", 3, 1, (3, 3, 2), False, 1),
+        ("gpipe", 4, 1, (2, 2, 2, 2), False, 1),
+        ("1f1b", 8, 17, (1, 1, 1, 1, 1, 1, 1, 1), True, 1),
+    ],
+)
 
 
 def splits(num_devices: int) -> list[tuple[int, ...]]:
@@ -60,6 +66,7 @@ def test_loss_and_every_gradient_are_those_of_plain_grad_everywhere(case):
     assert_equivalent(*case)
 
 
+@pytest.mark.ci
 def test_the_bound_would_show_a_lost_microbatch():
     few, many = (expected_loss_and_grads(8, num_microbatches)[1] for num_microbatches in (16, 17))
     few = jax.tree.map(lambda leaf: leaf.astype("float32"), few)
@@ -67,10 +74,12 @@ def test_the_bound_would_show_a_lost_microbatch():
 
 
 @pytest.mark.parametrize(
-    ("name", "num_devices", "num_microbatches", "num_layers", "tied", "data"),
-    [("1f1b", 4, 8, 8, True, 2), ("gpipe", 2, 3, 8, False, 1), ("1f1b", 1, 3, 8, True, 1)],
+    "case",
+    tiers([], ci=[("1f1b", 4, 8, 8, True, 2)], slow=[("gpipe", 2, 3, 8, False, 1), ("1f1b", 1, 3, 8, True, 1)]),
+    ids=str,
 )
-def test_the_loss_alone_is_the_same(name, num_devices, num_microbatches, num_layers, tied, data):
+def test_the_loss_alone_is_the_same(case):
+    name, num_devices, num_microbatches, num_layers, tied, data = case
     schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
     pipeline = make_pipeline(schedule, num_layers=num_layers, tie_embeddings=tied, data=data)
     batch = make_batch(num_microbatches)

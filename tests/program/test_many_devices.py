@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import tiny_mlp
 from jaxpipe.mesh import choose_devices
@@ -15,6 +17,7 @@ tiny_mlp.assert_equivalent(tiny_mlp.make_pipeline(build("1f1b", num_devices=48, 
 """
 
 
+@pytest.mark.ci
 def test_forty_eight_devices_have_the_gradients_of_plain_grad():
     # Without this suite's own flags: the collective time-outs are those that jaxpipe sets for its users.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}

@@ -11,6 +11,7 @@ import optax
 import pytest
 import tiny_gpt
 import tiny_mlp
+from tiers import tiers
 from tiny_models import QUICKLY, config_of, pipeline_of, random_batch
 
 from jaxpipe.compile.hlo import num_instructions
@@ -87,7 +88,7 @@ def bytes_sized_by_n(name: str, num_microbatches: int) -> int:
     return tables + 2 * 4 * num_microbatches * tiny_gpt.MICROBATCH_SIZE * tiny_gpt.SEQ_LEN
 
 
-@pytest.mark.parametrize("name", ["1f1b", "bpipe"])
+@pytest.mark.parametrize("name", tiers([], ci=["bpipe"], slow=["1f1b"]))
 def test_only_tables_and_tokens_grow_with_the_number_of_microbatches(name):
     few, many = (compiled(name, n)[1].memory_analysis().temp_size_in_bytes for n in (16, 64))
     assert many - few <= bytes_sized_by_n(name, 64) - bytes_sized_by_n(name, 16)
@@ -95,6 +96,7 @@ def test_only_tables_and_tokens_grow_with_the_number_of_microbatches(name):
     assert many - few < 48 * 2 * 8 * 16 * 4
 
 
+@pytest.mark.ci
 def test_bpipe_saves_slots_less_what_is_in_transit():
     num_devices, num_layers, seq_len = 8, 4, 32
     config = GPTConfig(
@@ -115,6 +117,7 @@ def test_bpipe_saves_slots_less_what_is_in_transit():
     assert saved == pytest.approx(8 - 5 - 0.5, abs=0.05)
 
 
+@pytest.mark.ci
 def test_an_unrolled_program_grows():
     """That a rolled one does not, `test_hlo` shows; the count can tell."""
     nums = []
@@ -201,7 +204,7 @@ def test_held_bytes_of_two_replicas_are_twice_the_weights_and_gradients():
     } | {("1f1b", n): held(4, 4 * 2 * n * x, 0, 2 * n * (h * h + h) + ends, 4 * x) for n in (1, 4)}
 
 
-def test_held_bytes_of_halves_are_slots_and_the_gradient_that_waits_for_its_weights():
+def test_held_bytes_of_split_backwards_are_slots_and_the_deferred_gradient():
     found = {}
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
     for num_layers in (1, 2):

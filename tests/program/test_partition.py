@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_params
 from tiny_training import ADAMW
 
@@ -130,7 +131,7 @@ def test_specs_of_other_parameters_are_refused(specs):
         partition(params, specs, make_mesh(**MESH), split_masters=True)
 
 
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", tiers(["gpt"], ci=["llama"]))
 @pytest.mark.parametrize("split_masters", [True, False])
 def test_devices_hold_their_part_of_parameters_and_moments(family, split_masters):
     config = config_of(family, num_layers=4)

@@ -12,6 +12,7 @@ import pytest
 import tiny_gpt
 import tiny_mlp
 from csv_schedules import CSV
+from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_batch, random_params, run_quickly
 
 from jaxpipe.lowering import IDLE
@@ -54,14 +55,14 @@ def make_mlp(name: str = "1f1b", num_microbatches: int = 6, **options) -> Pipeli
     return tiny_mlp.make_pipeline(schedule, num_layers=schedule.num_stages + 2)
 
 
-def make_mlp_of_halves() -> Pipeline:
+def make_mlp_of_split_backwards() -> Pipeline:
     """With B, and with I whose W come later."""
     pipeline = make_mlp("dualpipe", num_microbatches=8)
     assert {Kind.B, Kind.I, Kind.W} <= set().union(*pipeline.table.kinds)
     return pipeline
 
 
-def make_mlp_of_halves_that_sends_pages() -> Pipeline:
+def make_mlp_of_split_backwards_that_sends_pages() -> Pipeline:
     schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)))
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=12)
     assert pipeline.table.num_page_lanes
@@ -122,35 +123,32 @@ def poisoned_from(lanes, first):
     ]
 
 
-@pytest.mark.parametrize(
-    ("make", "run"),
-    [
-        (make_gpt, tiny_gpt.loss_and_grads),
-        (make_llama, loss_and_grads_of_llama),
-        (make_mlp, tiny_mlp.loss_and_grads),
-        (lambda: make_mlp("gpipe"), tiny_mlp.loss_and_grads),
-        (lambda: make_mlp("odd order"), tiny_mlp.loss_and_grads),
-        (lambda: make_mlp("V"), tiny_mlp.loss_and_grads),
-        (lambda: make_mlp("bitpipe"), tiny_mlp.loss_and_grads),
-        (lambda: make_mlp("bitpipe", scaling="early_forwarding"), tiny_mlp.loss_and_grads),
-        (lambda: make_mlp("chimera", forward_doubling=True), tiny_mlp.loss_and_grads),
-        (lambda: make_mlp("interleaved_1f1b"), tiny_mlp.loss_and_grads),
-        (make_mlp_that_sends_pages, tiny_mlp.loss_and_grads),
-        (lambda: make_mlp_that_sends_pages("microbatch"), tiny_mlp.loss_and_grads),
-        (lambda: make_mlp("zb_h1"), tiny_mlp.loss_and_grads),
-        (make_mlp_of_halves, tiny_mlp.loss_and_grads),
-        (make_mlp_of_halves_that_sends_pages, tiny_mlp.loss_and_grads),
-        (make_mlp_that_recomputes, tiny_mlp.loss_and_grads),
-    ],
-    ids=[
-        *("GPT", "LLaMA over data and tensor", "1f1b", "gpipe", "odd order", "V"),
-        *("two replicas", "two replicas in step with time", "forward doubling", "interleaved"),
-        *("pages", "whole microbatches"),
-        *("I and W", "B, I and W", "I and W, and pages"),
-        "what I leaves apart",
-    ],
-)
-def test_poisoned_storage_changes_nothing(make, run, poison):
+# How each program is made and run.
+PROGRAMS = {
+    "pages": (make_mlp_that_sends_pages, tiny_mlp.loss_and_grads),
+    "two replicas": (lambda: make_mlp("bitpipe"), tiny_mlp.loss_and_grads),
+    "GPT": (make_gpt, tiny_gpt.loss_and_grads),
+    "LLaMA over data and tensor": (make_llama, loss_and_grads_of_llama),
+    "1f1b": (make_mlp, tiny_mlp.loss_and_grads),
+    "gpipe": (lambda: make_mlp("gpipe"), tiny_mlp.loss_and_grads),
+    "odd order": (lambda: make_mlp("odd order"), tiny_mlp.loss_and_grads),
+    "V": (lambda: make_mlp("V"), tiny_mlp.loss_and_grads),
+    "early forwarding": (lambda: make_mlp("bitpipe", scaling="early_forwarding"), tiny_mlp.loss_and_grads),
+    "forward doubling": (lambda: make_mlp("chimera", forward_doubling=True), tiny_mlp.loss_and_grads),
+    "interleaved": (lambda: make_mlp("interleaved_1f1b"), tiny_mlp.loss_and_grads),
+    "whole microbatches": (lambda: make_mlp_that_sends_pages("microbatch"), tiny_mlp.loss_and_grads),
+    "I and W": (lambda: make_mlp("zb_h1"), tiny_mlp.loss_and_grads),
+    "B, I and W": (make_mlp_of_split_backwards, tiny_mlp.loss_and_grads),
+    "I and W, and pages": (make_mlp_of_split_backwards_that_sends_pages, tiny_mlp.loss_and_grads),
+    "deferred apart": (make_mlp_that_recomputes, tiny_mlp.loss_and_grads),
+}
+QUICK = ["pages"]
+MORE = ["two replicas", "LLaMA over data and tensor", "odd order", "I and W, and pages", "deferred apart"]
+
+
+@pytest.mark.parametrize("what", tiers(QUICK, ci=MORE, slow=[what for what in PROGRAMS if what not in (*QUICK, *MORE)]))
+def test_poisoned_storage_changes_nothing(what, poison):
+    make, run = PROGRAMS[what]
     clean = run(make())
     poison()
     poisoned = run(make())
@@ -158,6 +156,7 @@ def test_poisoned_storage_changes_nothing(make, run, poison):
     jax.tree.map(np.testing.assert_array_equal, poisoned, clean)
 
 
+@pytest.mark.ci
 def test_poisoned_storage_does_not_change_the_loss_alone(poison):
     params, batch = tiny_mlp.make_params(6), tiny_mlp.make_batch(6)
     clean = make_mlp()
@@ -198,7 +197,7 @@ def compute_in_a_bubble(pipeline: Pipeline) -> None:
     vars(table)["kind"] = kind
 
 
-@pytest.mark.parametrize("spoil", [read_an_unwritten_page, read_an_unwritten_message, compute_in_a_bubble])
+@pytest.mark.parametrize("spoil", tiers([read_an_unwritten_page], ci=[read_an_unwritten_message, compute_in_a_bubble]))
 def test_the_poison_would_be_seen(spoil, poison):
     for poisoned in (False, True):
         if poisoned:
@@ -231,6 +230,7 @@ def leave_it_elsewhere(pipeline: Pipeline) -> None:
     vars(table)["weight_gradient_pages"] = dataclasses.replace(pages, of_layer=of_layer, num_pages=num_pages + 2)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("make", "spoil"),
     [(lambda: make_mlp("zb_h1"), weights_of_an_unwritten_page), (make_mlp_that_recomputes, leave_it_elsewhere)],
@@ -265,6 +265,7 @@ def wait_in_the_place_of_another(pipeline: Pipeline) -> None:
     vars(table)["weight_gradient_pages"] = dataclasses.replace(pages, of_layer=of_layer)
 
 
+@pytest.mark.ci
 def test_gradients_would_show_that_what_waits_is_overwritten():
     """All is written before it is read: no poison is seen."""
     tiny_mlp.assert_equivalent(make_mlp_that_recomputes())
@@ -321,12 +322,11 @@ def store_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
 
 @pytest.mark.parametrize(
     "spoil",
-    [
-        read_a_page_before_it_lands,
-        send_back_a_page_that_is_not_there,
-        forget_a_lane,
-        store_a_lane_that_carries_nothing,
-    ],
+    tiers(
+        [],
+        ci=[read_a_page_before_it_lands, forget_a_lane],
+        slow=[send_back_a_page_that_is_not_there, store_a_lane_that_carries_nothing],
+    ),
 )
 def test_the_poison_would_be_seen_in_what_travels(spoil, poison):
     for poisoned in (False, True):
@@ -362,6 +362,7 @@ def add_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     vars(table)["exchange_grids"] = dataclasses.replace(grids, num_recvs=num_received)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("spoil", [forget_a_gradient, add_a_lane_that_carries_nothing])
 def test_the_poison_would_be_seen_in_gradients_that_are_exchanged(spoil, poison):
     for poisoned in (False, True):

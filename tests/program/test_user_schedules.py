@@ -4,16 +4,18 @@ import jax
 import numpy as np
 import pytest
 from csv_schedules import CSV, LAYERS_PER_STAGE
+from tiers import tiers
 from tiny_mlp import assert_equivalent, make_batch, make_params, make_pipeline
 
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.lowering.inbox import OWN
 from jaxpipe.schedules import Placement, Schedule, build, check, from_csv, parse_action, read_csv
 
+QUICK, MORE = ["V leaves"], ["odd order", "two chunks", "leaves twice", "crosswise"]
 SENDS_PAGES = ["some leave", "leaves twice", "crosswise", "away for a moment", "chunks leave", "V leaves"]
 
 
-@pytest.mark.parametrize("what", CSV)
+@pytest.mark.parametrize("what", tiers(QUICK, ci=MORE, slow=[what for what in CSV if what not in (*QUICK, *MORE)]))
 def test_a_schedule_from_csv_has_the_gradients_of_plain_grad(what, tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text(CSV[what])
@@ -40,7 +42,7 @@ def test_pages_that_travel_are_among_these_and_some_turn_back_at_once():
     assert (parked.load_round == parked.evict_round + 1).any()
 
 
-@pytest.mark.parametrize("what", ["leaves twice", "V leaves"])
+@pytest.mark.parametrize("what", tiers([], ci=["leaves twice"], slow=["V leaves"]))
 def test_pages_of_unrolled_rounds_come_back_too(what):
     layers_per_stage = LAYERS_PER_STAGE[what]
     options = {"num_layers": sum(layers_per_stage), "layers_per_stage": layers_per_stage, "rolled": False}
@@ -69,6 +71,7 @@ TWO_REPLICAS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("what", TWO_REPLICAS)
 def test_two_replicas_as_a_user_writes_them_have_the_gradients_of_plain_grad(what):
     devices, num_microbatches, rows = TWO_REPLICAS[what]
@@ -77,16 +80,19 @@ def test_two_replicas_as_a_user_writes_them_have_the_gradients_of_plain_grad(wha
     assert_equivalent(make_pipeline(schedule, num_layers=2 * len(devices[0]) - 1))
 
 
-@pytest.mark.parametrize(("name", "data"), [("1f1b", 1), ("gpipe", 2)])
-def test_a_model_of_one_layer_a_stage(name, data):
+@pytest.mark.parametrize("case", tiers([], ci=[("gpipe", 2)], slow=[("1f1b", 1)]), ids=str)
+def test_a_model_of_one_layer_a_stage(case):
+    name, data = case
     assert_equivalent(make_pipeline(build(name, num_devices=3, num_microbatches=5), num_layers=3, data=data))
 
 
+@pytest.mark.ci
 def test_unrolled_rounds_give_the_same():
     schedule = build("1f1b", num_devices=3, num_microbatches=4)
     assert_equivalent(make_pipeline(schedule, num_layers=4, rolled=False))
 
 
+@pytest.mark.ci
 def test_gradients_of_bfloat16_add_up_in_float32():
     """All microbatches are the same one: the sum is a multiple of its gradient, exact in float32 only."""
     grads = {}
@@ -101,7 +107,7 @@ def test_gradients_of_bfloat16_add_up_in_float32():
         assert np.any(sum_ != sum_.astype("bfloat16").astype("float32"))
 
 
-@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("data", tiers([], ci=[2], slow=[1]))
 def test_compute_copies_are_the_masters_in_the_dtype_asked_for(data):
     """Then float32 masters compute the same as masters that were rounded before, bit for bit."""
     schedule = build("gpipe", num_devices=2, num_microbatches=3)
@@ -114,6 +120,7 @@ def test_compute_copies_are_the_masters_in_the_dtype_asked_for(data):
     assert {leaf.dtype for leaf in jax.tree.leaves(results)} == {np.dtype("float32")}
 
 
+@pytest.mark.ci
 def test_scale_multiplies_loss_and_gradients():
     pipeline = make_pipeline(build("1f1b", num_devices=2, num_microbatches=3), num_layers=2)
     params, batch = pipeline.to_stages(make_params(2)), make_batch(3)
@@ -126,6 +133,7 @@ def test_scale_multiplies_loss_and_gradients():
         np.testing.assert_array_equal(quarter, one / 4)
 
 
+@pytest.mark.ci
 def test_rows_of_shorter_stages_have_no_gradient():
     pipeline = make_pipeline(build("1f1b", num_devices=2, num_microbatches=3), num_layers=4, layers_per_stage=(1, 3))
     _, grads = pipeline.loss_and_grads(pipeline.to_stages(make_params(4)), make_batch(3))

@@ -28,6 +28,7 @@ def test_two_replicas_need_an_even_number_of_devices(name, d, repair):
         ("interleaved_1f1b", "num_chunks=two", "set num_chunks=1$"),
         ("interleaved_1f1b", "num_chunks=true", "set num_chunks=1$"),
         ("interleaved_1f1b", "group_size=3", "group_size is a whole number, 4 or more; .*set group_size=4$"),
+        ("interleaved_1f1b", "extra_warm_up=1", "set extra_warm_up=true or extra_warm_up=false$"),
         ("chimera", "forward_doubling=1", "set forward_doubling=true or forward_doubling=false$"),
         ("gems", "eager_sync=never", "set eager_sync=true or"),
         ("bitpipe", "scaling=concatenated", "Did you mean 'concatenate'.*one of concatenate, figure, early_forwarding"),

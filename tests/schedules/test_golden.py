@@ -4,13 +4,16 @@ After a change that is meant, write them anew with `python tests/schedules/test_
 """
 
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from jaxpipe.drawing import text
 from jaxpipe.schedules import build, simulate, to_csv
+from jaxpipe.schedules.methods.option import Options, written_options
 
 FOLDER = Path(__file__).parent.parent / "golden"
+# method, devices, microbatches, and options where they are not the defaults
 CASES = [
     ("gpipe", 2, 3),
     ("gpipe", 4, 4),
@@ -21,6 +24,8 @@ CASES = [
     ("bpipe", 4, 8),
     ("interleaved_1f1b", 2, 4),
     ("interleaved_1f1b", 3, 5),
+    ("interleaved_1f1b", 2, 4, {"extra_warm_up": True}),
+    ("interleaved_1f1b", 3, 5, {"extra_warm_up": True}),
     ("breadth_first", 2, 3),
     ("gems", 2, 3),
     ("chimera", 4, 4),
@@ -46,12 +51,13 @@ ROWS = [
 ]
 
 
-def path_of(name: str, num_devices: int, num_microbatches: int) -> Path:
-    return FOLDER / f"{name}_D{num_devices}_N{num_microbatches}.txt"
+def path_of(name: str, num_devices: int, num_microbatches: int, options: Options = MappingProxyType({})) -> Path:
+    which = "_".join([name, *filter(None, [written_options(options)])])
+    return FOLDER / f"{which}_D{num_devices}_N{num_microbatches}.txt"
 
 
-def grid_of(name: str, num_devices: int, num_microbatches: int) -> str:
-    schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
+def grid_of(name: str, num_devices: int, num_microbatches: int, options: Options = MappingProxyType({})) -> str:
+    schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options)
     return text(simulate(schedule))
 
 

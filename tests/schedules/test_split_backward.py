@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from legal_devices import variants
+from legal_devices import tiered
 from uneven_schedules import with_split_backward
 
 from jaxpipe.errors import ScheduleError
@@ -26,8 +26,8 @@ from jaxpipe.schedules import (
     simulate,
     split_backward,
 )
+from jaxpipe.schedules.option_checks import Times
 from jaxpipe.schedules.ordering.weight_filling import with_weight_gradients
-from jaxpipe.schedules.times import Times
 
 TIMES = ((1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (0.7, 0.9, 1.3))  # of F, I and W
 
@@ -54,7 +54,7 @@ def rows_of(*rows: str) -> tuple:
     return tuple(tuple(map(parse_action, row.split())) for row in rows)
 
 
-@pytest.mark.parametrize(("name", "generated", "d"), variants(1, 3, 4, 8))
+@pytest.mark.parametrize(("name", "generated", "d"), tiered(1, 3, 4, 8))
 def test_every_schedule_stores_no_more_and_takes_no_longer(name, generated, d):
     for n, times in product((1, d - 1 or 2, 2 * d + 1), TIMES):
         whole = build(name, num_devices=d, num_microbatches=n, **generated)

@@ -103,7 +103,7 @@ def test_csv_file_names_the_schedule(tmp_path):
         ("# my schedule\n0F0,0B0\n", r"line 1, cell 1: '# my schedule' is not a compute action"),
         ("0F0@1,0B0@1\n", r"line 1, cell 1: '0F0@1' .* need JSON"),
         ("(0F0;0Q0)OVERLAP_F_B\n", r"line 1, cell 1: .* is not a compute action"),
-        ("0F0,0B0\n1F0,0F1\n", r"line 2, cell 2: 0F1 is of stage 0, but so is line 1, cell 1: 0F0"),
+        ("0F0,0B0\n1F0,0F1\n", r"line 2, cell 2: 0F1 and line 1, cell 1: 0F0 are of stage 0"),
         ("0F0,0B0\n2F0,2B0\n", r"no line has an action of stage 1, but there is stage 2"),
         ("0F0,0B0,0F999999999\n", r"no line has an action of microbatch 1, but there is microbatch 999999999"),
         ("", r"no line has an action of stage 0"),

@@ -11,7 +11,7 @@ import numpy as np
 from jaxpipe.drawing.html.pack import Entry, page_text
 from jaxpipe.drawing.html.panels import asynchronous_panel, program_panel
 from jaxpipe.drawing.summary import Summary
-from jaxpipe.errors import ScheduleError
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules import Costs, Kind, Schedule, costs_of_stages, peak_activations
 from jaxpipe.schedules.analysis.costs import Cost
 from jaxpipe.schedules.passes.balance import least_bound, row_peaks
@@ -122,10 +122,14 @@ def _check_devices(schedules: Sequence[Schedule]) -> None:
     for schedule in schedules[1:]:
         if schedule.num_devices != first.num_devices:
             raise ScheduleError(
-                f"{schedule.name!r} with num_devices={schedule.num_devices} beside {first.name!r} with "
-                f"num_devices={first.num_devices}.\n"
-                "  rule page-devices: schedules on one page cut the same model over the same number of devices\n"
-                f"  repair: build both with num_devices={first.num_devices}"
+                explain(
+                    (
+                        f"{schedule.name!r} with num_devices={schedule.num_devices} beside {first.name!r}"
+                        f" with num_devices={first.num_devices}."
+                    ),
+                    rule="page-devices: schedules on one page cut the same model over the same number of devices",
+                    repair=f"build both with num_devices={first.num_devices}",
+                )
             )
 
 

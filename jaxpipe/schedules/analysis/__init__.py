@@ -1,1 +1,1 @@
-"""What a schedule does over time: dependencies, times, waiting, stored activations. Values in, numbers out."""
+"""Analysis of a schedule over time: dependencies, times, bubbles, stored activations. Values in, numbers out."""

@@ -1,8 +1,8 @@
-"""Activations: what every device stores over time, and what it sends to its partner for keeping.
+"""The activations that every device stores over time, and those that it parks with its partner.
 
 Goes in: a Timeline, or a schedule. Comes out: slots, the activations of one microbatch on one stage: a device's own,
-those parked by its partner, and those in transit. Bytes of a slot are left to those who know the model, pages of the
-compiled program to `jaxpipe.lowering`.
+those parked by its partner, and those in transit. Left to others: bytes of a slot (they depend on the model), pages of
+the compiled program (`jaxpipe.lowering`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _OWN, _PARKED, _IN_TRANSIT = range(3)
 
 @dataclass(frozen=True)
 class Stored:
-    """What one device stores over time, in slots: values `i` hold from `time[i]` until `time[i + 1]`.
+    """The slots that one device stores over time: values `i` hold from `time[i]` until `time[i + 1]`.
 
     Attributes:
-        time: [T] in the unit of the costs, rising; at the last one nothing is stored any more.
-        own: [T] of the device's own stages, from the start of F to the end of B (or W), while it is here.
-        parked: [T] of the paired device's stages, after their EVICT and until their LOAD.
-        in_transit: [T] on its way to or from the paired device: both count it from the start of the
+        time: [T] in the unit of the costs, rising; at the last time nothing is stored any more.
+        own: [T] slots of its own stages, from the start of F to the end of B (or W), while not parked elsewhere.
+        parked: [T] slots of the paired device's stages, after their EVICT and until their LOAD.
+        in_transit: [T] slots on their way to or from the paired device: both devices count them from the start of the
             transfer to its end.
     """
 
@@ -42,10 +42,10 @@ class Stored:
 
 
 def stored(timeline: Timeline) -> tuple[Stored, ...]:
-    """[device] what it stores over the step of `timeline`; its schedule is legal.
+    """The activations that each device stores over the step of `timeline`, [device]; the schedule is legal.
 
-    Values are exact fractions of slots, written as floats. What ends at a moment is given back before what
-    starts at the same moment takes its place.
+    Values are exact fractions of slots, written as floats. At any moment, slots of actions that end are freed before
+    actions that start take theirs.
 
     Example:
         >>> from jaxpipe.schedules.methods.registry import build
@@ -59,7 +59,7 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
     for device in range(schedule.num_devices):
         pair = [device, schedule.placement.partner_of(device)]
         stages = {stage for d in pair for _, stage in schedule.placement.stages_of[d]}
-        # One denominator for the pair, so that sums are sums of integers.
+        # A common denominator for the pair makes sums exact.
         unit = math.lcm(*(schedule.parked_of(stage).denominator for stage in stages))
         here = changes[changes[:, 0] == device]
         time, at = np.unique(here[:, 1], return_inverse=True)
@@ -70,18 +70,18 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
 
 
 def peak_activations(schedule: Schedule) -> np.ndarray:
-    """[device] the most activations stored at once, own, parked and in transit, in Ma.
+    """The peak of activations on each device, [device]: own, parked and in transit together, in Ma.
 
     A stage's activations of one microbatch are 1/num_chunks Ma (chunks of one replica), kept from the start of its F
-    to the end of its B (or W). On the clock of `Costs()`: transfers take no time, so that rows alone decide it but for
-    what is parked; for other costs ask `stored`.
+    to the end of its B (or W). On the clock of `Costs()` transfers take no time, so that rows alone decide the peak,
+    except for parked activations; for other costs use `stored`.
     """
     most = [values.total.max(initial=0.0) for values in stored(simulate(schedule))]
     return np.array(most) / schedule.placement.num_chunks
 
 
 def _changes(timeline: Timeline) -> np.ndarray:
-    """[change, (device, time, which, slots)] every change of what is stored."""
+    """[change, (device, time, which, slots)] every change of the stored slots."""
     schedule, columns = timeline.schedule, timeline.schedule.columns
     share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
     changes = []
@@ -114,8 +114,8 @@ class Transfers:
     """The slots that one step moves between paired devices.
 
     Attributes:
-        evicted: [device] slots that it sends to its partner for keeping.
-        loaded: [device] slots that it fetches back.
+        evicted: [device] slots that the device parks with its partner.
+        loaded: [device] slots that the device fetches back.
     """
 
     evicted: np.ndarray
@@ -134,7 +134,7 @@ def transfers(schedule: Schedule) -> Transfers:
     share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
 
     def slots(kind: Kind) -> np.ndarray:
-        # Counted before they are multiplied: sums of whole numbers are exact.
+        # Counts are summed before they are multiplied, since sums of whole numbers are exact.
         moved = columns.is_kind(kind)
         count = np.zeros((schedule.num_devices, schedule.num_stages))
         np.add.at(count, (columns.device[moved], columns.stage[moved]), 1)

@@ -1,7 +1,7 @@
-"""Bubbles: how long each device waits, and what each action waited for.
+"""Bubbles: the waiting time of each device, and the action that each action waited for.
 
 Goes in: a Timeline. Comes out: the time that each device works and waits, which add up to the makespan; and for each
-action the one that it started after: from the last action back, these are the critical path.
+action its critical predecessor: followed back from the last action, these are the critical path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxpipe.schedules.analysis.simulate import Timeline
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind
 
 NOTHING = -1
-ROUNDING = 1e-9  # of the makespan: shorter times are rounding
+ROUNDING = 1e-9  # fraction of the makespan below which a time is rounding
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Bubbles:
 
     Attributes:
         work: compute kind -> [device] time in actions of this kind.
-        warm_up: [device] until its first action starts.
-        internal: [device] waiting between its first action's start and its last one's end.
-        cool_down: [device] from there to the makespan.
+        warm_up: [device] time until its first action starts.
+        internal: [device] waiting time between the start of its first action and the end of its last one.
+        cool_down: [device] time from the end of its last action to the makespan.
     """
 
     work: dict[Kind, np.ndarray]
@@ -61,15 +61,15 @@ def bubbles(timeline: Timeline) -> Bubbles:
 
 
 def critical_predecessors(timeline: Timeline, costs: Costs | None = None) -> np.ndarray:
-    """[A] the action whose end, or whose message, let each one start; NOTHING where it started at 0.
+    """The action whose end or message let each action start, [A]; NOTHING for an action that started at 0.
 
-    Of several that ended at the same moment it is the one before it on the same device: the predecessor of an action
+    If several ended at the same moment, it is the action before it on the same device: the predecessor of an action
     that did not wait. The predecessor of a transfer is the action that it was issued after, or the transfer of its pair
     before it.
 
     Args:
-        timeline: from `simulate(schedule, costs)`.
-        costs: the same.
+        timeline: a timeline from `simulate(schedule, costs)`.
+        costs: the costs given to `simulate`.
 
     Returns:
         Indices into the schedule's columns.
@@ -88,26 +88,26 @@ def critical_predecessors(timeline: Timeline, costs: Costs | None = None) -> np.
     candidates = np.stack([before, needs.message, needs.load])
     arrival = np.where(candidates >= 0, np.stack([end[before], message_end, end[needs.load]]), -np.inf)
 
-    # Transfers wait for other things than computations do.
+    # Transfers do not wait for the same events as computations.
     is_transfer = ~columns.is_kind(*COMPUTE_KINDS)
     if is_transfer.any():
         candidates[1:, is_transfer] = _before_transfers(timeline, before, needs.met)[:, is_transfer]
         arrival[1:, is_transfer] = np.where(candidates[1:] >= 0, end[candidates[1:]], -np.inf)[:, is_transfer]
 
     rounding = ROUNDING * timeline.makespan
-    arrival = np.where(arrival > timeline.start + rounding, -np.inf, arrival)  # what it did not wait for
+    arrival = np.where(arrival > timeline.start + rounding, -np.inf, arrival)  # arrivals that it did not wait for
     latest = (arrival >= arrival.max(axis=0) - rounding).argmax(axis=0)
     chosen = candidates[latest, np.arange(len(end))]
     return np.where(arrival.max(axis=0) > rounding, chosen, NOTHING)
 
 
 def _before_transfers(timeline: Timeline, before: np.ndarray, met: np.ndarray) -> np.ndarray:
-    """[2, A] for a transfer the one of its pair before it, and for a SYNC the action before its other half."""
+    """[2, A] the previous transfer of the pair for each transfer, and the action before the other half of each SYNC."""
     schedule, columns = timeline.schedule, timeline.schedule.columns
     found = np.full((2, len(met)), NOTHING)
     found[1] = np.where(met >= 0, before[met], NOTHING)
     is_transfer = columns.is_kind(*TRANSFER_KINDS) | (met >= 0)
-    transfers = np.flatnonzero(is_transfer & ~((met >= 0) & (met < np.arange(len(met)))))  # a SYNC once, not twice
+    transfers = np.flatnonzero(is_transfer & ~((met >= 0) & (met < np.arange(len(met)))))  # a SYNC counts once
     pair = np.minimum(columns.device, schedule.placement.partner_of(columns.device))[transfers]
     order = np.lexsort((timeline.end[transfers], timeline.start[transfers], pair))
     transfers, pair = transfers[order], pair[order]

@@ -1,7 +1,7 @@
 """Costs: how long the actions and messages of a schedule take, and how they scale with the placement.
 
-Goes in: numbers in any one unit, measured or assumed. Comes out: arrays by kind, stage and link. What is computed from
-them is left to `simulate`, the lowering and the search.
+Goes in: numbers in any one unit, measured or assumed. Comes out: arrays by kind, stage and link. Left to others: the
+uses of costs (`simulate`, the lowering, the search).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class Costs:
     """Times of actions and transfers, in any one unit.
 
     Attributes:
-        forward, backward, input_gradient, weight_gradient: of one stage's F, B, I, W; one number, or
+        forward, backward, input_gradient, weight_gradient: times of one stage's F, B, I, W; one number, or
             one for each stage.
-        transfer: of one message between two devices.
+        transfer: time of one message between two devices.
         link: (source device, target device) -> time of a message, where it differs from `transfer`.
-        slot_messages: bytes of a slot / bytes of a message: a whole EVICT or LOAD takes that many times as
+        slot_messages: bytes of a slot / bytes of a message: a whole EVICT or LOAD takes this many times as
             long as a message over the same link. The default is that of a stage of one transformer layer,
-            the least there is: 34 s b h bytes are saved with attention recomputed, 2 s b h are sent
+            the smallest ratio there is: 34 s b h bytes are saved with attention recomputed, 2 s b h are sent
             (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023);
-            a stage of more layers has as many times more.
-        gradient_messages: bytes of a stage's gradients that travel each way / bytes of a message: a SYNC takes that
+            the ratio grows with the number of layers of a stage.
+        gradient_messages: bytes of a stage's gradients that travel each way / bytes of a message: a SYNC takes this
             many times as long as a message over the same link. The default is again that of one layer: 2 bytes for
             each of its 12 h^2 weights, by 2 s b h, which is 12 h / (s b), for BERT-64 of the BitPipe paper (arXiv
-            2410.19367, Table 3: h = 2560, s = 512; b = 4). Two devices that sum 16-bit gradients send these 2 bytes
-            each; where they sum 32-bit ones, each for half of the weights, it is as much.
+            2410.19367, Table 3: h = 2560, s = 512; b = 4). Two devices that sum 16-bit gradients each send these 2
+            bytes; if they sum 32-bit gradients, each for half of the weights, the bytes are equal.
     """
 
     forward: Cost = 1.0
@@ -49,7 +49,7 @@ class Costs:
     gradient_messages: float = 15.0
 
     def of_layers(self, layers_per_stage: Sequence[int]) -> Costs:
-        """Costs of stages in proportion to their layers, where these are the costs at the mean number of layers.
+        """Returns costs of stages in proportion to their layers; `self` has the costs at the mean number of layers.
 
         Example:
             >>> Costs(forward=1.0, backward=2.0).of_layers((3, 1)).backward
@@ -72,10 +72,10 @@ class Costs:
         )
 
     def of_kind(self, num_stages: int) -> np.ndarray:
-        """[kinds, stages] time of each compute action; other kinds have none of their own.
+        """[kinds, stages] time of each compute action; other kinds have no costs of their own.
 
         Raises:
-            ScheduleError: a per-stage cost with another length than `num_stages`.
+            ScheduleError: a per-stage cost does not have the length `num_stages`.
         """
         times = np.zeros((len(Kind), num_stages))
         costs = {
@@ -106,19 +106,20 @@ class Costs:
 
 
 def costs_of_stages(costs: Costs, placement: Placement) -> Costs:
-    """Returns what a stage of `placement` costs, for `simulate` and `lower`.
+    """Returns the costs of the stages of `placement`, for `simulate` and `lower`.
 
-    Every device does the same share of the work on a microbatch, in one stage or cut into num_chunks of them. A number
-    is the time of that whole share, of which a stage takes 1/num_chunks. Several numbers are the model in order, cut
-    into equal parts, of which a stage takes the sum of its own. A stage has 1/num_chunks of the share's activations
-    and gradients too: `slot_messages` and `gradient_messages` shrink likewise. A message is as large for any cut.
+    Every device does the same share of the work on a microbatch, in one stage or in num_chunks stages. A number
+    is the time of that whole share, of which a stage takes 1/num_chunks. Several numbers are costs of equal parts of
+    the model, in order; a stage takes the sum of its parts. A stage has 1/num_chunks of the share's activations and
+    gradients too: `slot_messages` and `gradient_messages` shrink by the same factor. The size of a message does not
+    depend on the cut.
 
     Args:
-        costs: of a device's share.
-        placement: of the stages.
+        costs: costs of a device's share.
+        placement: placement of the stages.
 
     Raises:
-        ScheduleError: several numbers, but no equal number for each stage.
+        ScheduleError: the number of costs is not a multiple of the number of stages.
 
     Example:
         >>> from jaxpipe.schedules.placement import linear, zig_zag
@@ -144,7 +145,7 @@ def mean_share(cost: Cost, num_devices: int) -> float:
 
 
 def _of_stages(cost: Cost, placement: Placement) -> Cost:
-    """The cost of each stage of `placement`: one number, or one for each."""
+    """The cost of each stage of `placement`: one number, or one for each stage."""
     if not isinstance(cost, tuple):
         return cost / placement.num_chunks
     num_stages = placement.num_stages

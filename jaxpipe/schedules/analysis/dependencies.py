@@ -1,4 +1,4 @@
-"""Dependencies: what each action of a schedule waits for, and an order in which nothing waits.
+"""Dependencies: the actions that each action of a schedule waits for, and an execution order.
 
 Goes in: a schedule. Comes out: indices into its columns. Rules, simulator and lowering share them, so that all mean the
 same by "dependency". A schedule that breaks the rules may lack a dependency (-1); `check` in `rules` reports it first.
@@ -15,13 +15,13 @@ from jaxpipe.schedules.schedule import Kind, Schedule
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What each action waits for besides its row, as indices into the schedule's columns; -1 where there is nothing.
+    """The actions that each action waits for besides its row, as indices into the schedule's columns; -1 for none.
 
     Attributes:
         message: [A] the sender of its message: for F the F of the stage before; for B and I the B or I of the stage
             after, at the last stage its own F.
         local: [A] the F of the same stage (for B and I), the I of the same stage (for W).
-        load: [A] the LOAD that brings back what a B, I or W reads.
+        load: [A] the LOAD that brings back the activations that a B, I or W reads.
         met: [A] the SYNC of the same stage in the other replica (for SYNC).
     """
 
@@ -56,7 +56,7 @@ def dependencies(schedule: Schedule) -> Dependencies:
 
 
 def _loads(schedule: Schedule) -> np.ndarray:
-    """[A] for B, I and W the last LOAD of the same (stage, microbatch) before it in its row."""
+    """[A] for B, I and W, the last LOAD of the same (stage, microbatch) before it in its row."""
     columns = schedule.columns
     load = np.full(len(columns.kind), -1)
     moves = np.flatnonzero(columns.is_kind(Kind.LOAD, Kind.B, Kind.I, Kind.W))
@@ -73,7 +73,7 @@ def _loads(schedule: Schedule) -> np.ndarray:
 
 
 def _met(schedule: Schedule) -> np.ndarray:
-    """[A] for SYNC the one of the same stage in the other of two replicas."""
+    """[A] for SYNC, that of the same stage in the other of two replicas."""
     columns = schedule.columns
     met = np.full(len(columns.kind), -1)
     if schedule.num_replicas == 2:
@@ -86,7 +86,7 @@ def _met(schedule: Schedule) -> np.ndarray:
 
 
 def previous_in_row(schedule: Schedule, counts: np.ndarray) -> np.ndarray:
-    """[A] the last action before each one in its row for which `counts`, [A], is true; -1 where there is none."""
+    """[A] the last action before each one in its row for which `counts`, [A], is true; -1 if there is none."""
     columns = schedule.columns
     latest = np.maximum.accumulate(np.where(counts, np.arange(len(counts)), -1))
     before = np.append(-1, latest)[: len(counts)]
@@ -94,7 +94,7 @@ def previous_in_row(schedule: Schedule, counts: np.ndarray) -> np.ndarray:
 
 
 def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int], dict[int, int]]:
-    """All actions, each behind those before it in its row, its message's sender and its local dependency.
+    """Sorts all actions: each follows those before it in its row, its message's sender and its local dependency.
 
     Returns:
         The actions that can run, in such an order; and device -> the action at which it is stuck, for each device that
@@ -108,7 +108,7 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
     """
     first, message, local = schedule.columns.first.tolist(), needs.message.tolist(), needs.local.tolist()
     done = bytearray(len(message) + 1)
-    done[-1] = True  # for the index -1: no such dependency
+    done[-1] = True  # the index -1 stands for no dependency
     order: list[int] = []
     position, num_before = first[:-1], -1
     while len(order) != num_before:

@@ -2,7 +2,7 @@
 
 The textbook view, on which the papers' formulas are checked. Goes in: a schedule and costs. Comes out: start and end
 of every action. Left to others: the clock of the compiled program (`jaxpipe.lowering.replay`), seconds of a model
-(`jaxpipe.estimate`), and where the waiting comes from (`bubbles`).
+(`jaxpipe.estimate`), and the causes of waiting (`bubbles`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Timeline:
 
     @cached_property
     def _most_work(self) -> float:
-        """The most time that any device computes."""
+        """The longest time that any device computes."""
         columns = self.schedule.columns
         is_work = columns.is_kind(*COMPUTE_KINDS)
         work = np.bincount(columns.device, (self.end - self.start) * is_work, minlength=self.schedule.num_devices)
@@ -66,18 +66,18 @@ class Timeline:
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """The timeline of `schedule` on the asynchronous clock.
 
-    A compute action starts when the one before it on its device has ended, its message, if any, has arrived, and what
-    it reads has been loaded. A message takes its link's time and occupies neither device.
+    A compute action starts when the one before it on its device has ended, its message, if any, has arrived, and the
+    activations that it reads have been loaded. A message takes its link's time and occupies neither device.
 
     EVICT, LOAD and SYNC are transfers between the two devices of a pair. Each is issued when the compute action before
-    it in its row has ended; a SYNC when that holds on both holders of its stage, which then exchange gradients. Only
+    it in its row has ended; a SYNC when this is true on both holders of its stage, which then exchange gradients. Only
     the backward that reads a LOAD's activations waits for a transfer. A pair makes one transfer at a time, in the order
-    of issue; messages are small, go first and never wait for one. A SYNC whose stage is on no other device takes no
-    time.
+    of issue; messages are small, go first and never wait for transfers. A SYNC whose stage is on no other device takes
+    no time.
 
     Args:
-        schedule: legal.
-        costs: of its actions and messages; by default `Costs()`.
+        schedule: a legal schedule.
+        costs: costs of its actions and messages; by default `Costs()`.
 
     Raises:
         ScheduleError: the rows wait for each other in a circle.
@@ -99,10 +99,10 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 class Clock:
-    """Runs one schedule at many costs: what depends on the schedule alone is found once.
+    """Runs one schedule at many costs: the parts that depend on the schedule alone are computed once.
 
-    Actions other than transfers are sorted by levels. Those of one level do not wait for each other, so that their
-    times are found together. 1F1B, D=2, N=2, with the level below each action:
+    Actions other than transfers are sorted by levels. Actions of one level do not wait for each other, so that their
+    times are computed together. 1F1B, D=2, N=2, with the level below each action:
 
         device 0   0F0  0F1  ...  0B0  0B1
                      0    1         3    5
@@ -129,7 +129,7 @@ class Clock:
                 explain(
                     f"{schedule.name!r} cannot run: its devices wait for each other at {', '.join(stuck[:8])}.",
                     rule="acyclic: rows and dependencies together have no circle",
-                    repair="move one of these actions behind what it waits for",
+                    repair="move one of these actions behind the action that it waits for",
                 )
             )
         num_actions = len(order)
@@ -153,10 +153,10 @@ class Clock:
             for first, last in itertools.pairwise(bounds)
         ]
         load = needs.load[self._sorted]
-        self._readers = np.flatnonzero(load >= 0)  # places of what reads a LOAD's activations
+        self._readers = np.flatnonzero(load >= 0)  # places of actions that read a LOAD's activations
         self._loads = load[self._readers]
 
-        # An EVICT or LOAD is issued by one device, a SYNC by both that meet.
+        # An EVICT or LOAD is issued by one device, a SYNC by both devices of the pair.
         met = np.where(needs.met >= 0, needs.met, index)[self.transfers]
         home = columns.device[self.transfers]
         pair = np.minimum(home, schedule.placement.partner_of(home))
@@ -177,10 +177,10 @@ class Clock:
         """
         times = duration[self._sorted], travel[self._sorted], None if closing is None else closing[self._sorted]
         start, end = np.zeros(len(duration)), np.zeros(len(duration))
-        # When a LOAD arrives depends on when it is issued, and that on earlier arrivals. So the rows run without
-        # waiting for LOADs first, then with the arrivals found, until these are the ones assumed. This ends: if all
-        # events up to time t are right, wrong arrivals lie behind t, and the next run has right what follows within
-        # the shortest compute action. One run is usual, late LOADs take 3 to 20.
+        # The arrival of a LOAD depends on its issue, which depends on earlier arrivals. So the rows first run without
+        # waiting for LOADs, then with the arrivals found, until these are the ones assumed. This terminates: if all
+        # events up to time t are right, wrong arrivals come after t, and the next run is right for at least
+        # one more shortest compute action. One run is usual; late LOADs take 3 to 20.
         arrivals = None
         for _ in range(len(self._sorted) + 2):
             start[self._sorted], end[self._sorted], free = self._sweep(*times, arrivals)
@@ -207,7 +207,7 @@ class Clock:
             np.add(ready, duration[level], out=end[level])
             if closing is not None:
                 np.add(end[level], closing[level], out=free[level])
-        # The starts by the same operations, for all at once.
+        # The starts, by the same operations for all actions at once.
         start = np.maximum(end[self._sent_by] + travel, free[self._behind])
         return (start if arrivals is None else np.maximum(start, arrivals)), end[:-1], free
 
@@ -236,20 +236,20 @@ class Clock:
         return adds[::-1][last]
 
     def travel_times(self, link: np.ndarray) -> np.ndarray:
-        """[A] time of the message that each action waits for, by [source device, target device] times of one."""
+        """[A] time of the message that each action waits for; `link` is [source device, target device] times."""
         device = self.schedule.columns.device
         return np.where(self._message >= 0, link[device[self._message], device], 0.0)
 
     def transfer_times(
         self, latency: np.ndarray, per_unit: np.ndarray, slot: np.ndarray, gradients: np.ndarray
     ) -> np.ndarray:
-        """[T] time of each transfer; between a device and itself none.
+        """[T] time of each transfer; 0 between a device and itself.
 
         Args:
-            latency: [source device, target device] time of a transfer of nothing.
-            per_unit: [source device, target device] time of one unit more.
+            latency: [source device, target device] time of an empty transfer.
+            per_unit: [source device, target device] time of one additional unit.
             slot: [stage] units of a whole EVICT or LOAD.
-            gradients: [stage] units that either holder sends in a SYNC; the slower way counts.
+            gradients: [stage] units that each holder sends in a SYNC; the slower direction counts.
         """
         schedule, columns = self.schedule, self.schedule.columns
         kind, stage, home = (each[self.transfers] for each in (columns.kind, columns.stage, columns.device))
@@ -265,8 +265,8 @@ class Clock:
 
 
 def _levels(order: list[int], previous: list[int], message: list[int]) -> np.ndarray:
-    """[A] length of the longest chain of actions that each one waits for; `order` has every action behind its chain."""
-    level = [-1] * (len(order) + 1)  # the last for the index -1
+    """[A] length of the longest chain of actions that each one waits for; in `order` every action follows its chain."""
+    level = [-1] * (len(order) + 1)  # the last entry is for the index -1
     for index in order:
         level[index] = max(level[previous[index]], level[message[index]]) + 1
     return np.array(level[:-1])

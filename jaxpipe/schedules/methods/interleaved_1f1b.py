@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method
 from jaxpipe.schedules.methods.option import Option, Options, at_least
-from jaxpipe.schedules.option_checks import check_count
+from jaxpipe.schedules.option_checks import check_count, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding, next_multiple
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
@@ -15,7 +15,12 @@ _WHY = "a smaller group is through its chunk before its first microbatch has com
 
 
 def interleaved_1f1b(
-    *, num_devices: int, num_microbatches: int, num_chunks: int = 2, group_size: int | None = None
+    *,
+    num_devices: int,
+    num_microbatches: int,
+    num_chunks: int = 2,
+    group_size: int | None = None,
+    extra_warm_up: bool = False,
 ) -> Schedule:
     """Returns interleaved 1F1B: 1F1B over chunks that take turns, a group of microbatches at a time.
 
@@ -29,6 +34,16 @@ def interleaved_1f1b(
     (D-1)/(vN+D-1) for N a multiple of `group_size` and any costs that are equal on all stages. Peak activations, on
     device 0: D Ma at N=D, (vD+D-1)/v Ma from N=2D on, ((v-1) group_size + 2D - 1)/v Ma for other groups.
 
+    With `extra_warm_up`, as Kimi K2 was trained, each device runs one forward more ahead, so that no forward hands its
+    output to the backward behind it, and the messages of either can travel while the other computes. The bubble stays;
+    peaks from N=2D on are 1/v Ma more, (2(D-1) + (v-1)D + 2)/v on device 0. D=2, v=2, N=4:
+
+        0  0F0 0F1 2F0 2F1 0F2 0F3 ... 2B0 2B0 2F2 2B1 2B1 2F3 0B0 0B0 ... 0B1 0B1 ... 2B2 2B2 2B3 2B3 0B2 0B2 0B3 0B3
+        1  ... 1F0 1F1 3F0 3F1 3B0 3B0 1F2 3B1 3B1 1F3 1B0 1B0 3F2 1B1 1B1 3F3 3B2 3B2 3B3 3B3 1B2 1B2 1B3 1B3 ... ...
+
+    jaxpipe runs the two of a pair one after the other, so nothing overlaps within it, and two more rounds have
+    messages: the program's clock is not shorter, the asynchronous one only where a message takes more than a forward.
+
     Any D >= 1, N >= 1, v >= 1. Where N is not a multiple of `group_size`, the last group is built whole and its surplus
     microbatches are dropped: Megatron's short last group deadlocks, for example for D=8, N=12. With v=1 the order is
     1F1B that runs up to D-1 more forwards ahead than it needs.
@@ -39,19 +54,26 @@ def interleaved_1f1b(
         num_chunks: v, stages on each device, 1 or more.
         group_size: microbatches that a chunk runs before the next chunk has its turn; `num_devices` or more, which is
             also the default.
+        extra_warm_up: whether each device runs one forward more before its first backward.
 
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC
     2021, section 2.2; warm-up count and groups as in Megatron-LM; the peak at D microbatches as in BitPipe, arXiv
-    2410.19367, Table 2, the other one as in PipeOffload, arXiv 2503.01328.
+    2410.19367, Table 2, the other one as in PipeOffload, arXiv 2503.01328. `extra_warm_up`: Kimi K2, arXiv 2507.20534,
+    Figure 7 ("VPP + 1 warmup"); Megatron-LM's count with `overlap_moe_expert_parallel_comm`.
     """
     group_size = group_size or num_devices
     num_built = next_multiple(num_microbatches, group_size)
-    rows = tuple(_row(device, num_devices, num_built, num_chunks, group_size) for device in range(num_devices))
+    rows = tuple(
+        _row(device, num_devices, num_built, num_chunks, group_size, int(extra_warm_up))
+        for device in range(num_devices)
+    )
     rows = drop_padding(rows, num_microbatches=num_microbatches)
     return Schedule("interleaved_1f1b", looped(num_devices, num_chunks), num_microbatches, rows)
 
 
-def _row(device: int, num_devices: int, num_microbatches: int, num_chunks: int, group_size: int) -> tuple[Action, ...]:
+def _row(
+    device: int, num_devices: int, num_microbatches: int, num_chunks: int, group_size: int, num_more: int = 0
+) -> tuple[Action, ...]:
     forwards, backwards = [], []
     for first in range(0, num_microbatches, group_size):
         for chunk in range(num_chunks):
@@ -60,7 +82,8 @@ def _row(device: int, num_devices: int, num_microbatches: int, num_chunks: int, 
             for m in range(first, first + group_size):
                 forwards.append(Action(Kind.F, forward_stage, m))
                 backwards.append(Action(Kind.B, backward_stage, m))
-    num_warm_up = min(2 * (num_devices - 1 - device) + (num_chunks - 1) * group_size, len(forwards))
+    num_ahead = 2 * (num_devices - 1 - device) + (num_chunks - 1) * group_size + num_more
+    num_warm_up = min(num_ahead, len(forwards))
     row = forwards[:num_warm_up]
     for forward, backward in zip(forwards[num_warm_up:], backwards, strict=False):
         row += [forward, backward]
@@ -84,12 +107,21 @@ def _check(num_devices: int, options: Options) -> None:
 
 def _peak_of_one_group(d: int, n: int, o: Options) -> tuple[float, float] | None:
     v, group = o["num_chunks"], o["group_size"] or d
-    return (((v - 1) * d + 1) / v, d) if n == d == group else None
+    return (min(((v - 1) * d + 1 + o["extra_warm_up"]) / v, d), d) if n == d == group else None
 
 
-def _peak_of_groups(d: int, n: int, o: Options) -> tuple[float | None, float] | None:
+def _peak_of_groups(d: int, n: int, o: Options) -> tuple[float, float] | None:
     v, group = o["num_chunks"], o["group_size"] or d
-    return (((v - 1) * group + 1) / v, ((v - 1) * group + 2 * d - 1) / v) if n >= 2 * group else None
+    if o["extra_warm_up"] or n < 2 * group:
+        return None
+    return ((v - 1) * group + 1) / v, ((v - 1) * group + 2 * d - 1) / v
+
+
+def _peak_with_one_more(d: int, n: int, o: Options) -> tuple[float, float] | None:
+    v, group = o["num_chunks"], o["group_size"] or d
+    if not o["extra_warm_up"] or n < 2 * group:
+        return None
+    return ((v - 1) * group + 2) / v, (2 * (d - 1) + (v - 1) * group + 2) / v
 
 
 METHOD = Method(
@@ -101,6 +133,8 @@ METHOD = Method(
         # The planner's and search's values: beyond eight chunks a bubble that is small already gets little smaller.
         Option("num_chunks", at_least(1), values=(2, 3, 4, 5, 6, 8), others=(1,), note="v"),
         Option("group_size", at_least(1), others=(9,), default_text="D"),
+        # Not for the planner: on the program's clock it is never shorter, and stores more.
+        Option("extra_warm_up", check_truth, values=(False, True), planned=(), note="or `true` as Kimi K2"),
     ),
     check=_check,
     period=lambda num_devices, options: options["group_size"] or num_devices,
@@ -120,6 +154,12 @@ METHOD = Method(
             _peak_of_groups,
             where="N >= 2D; with groups of G: ((v-1)G+1)/v..((v-1)G+2D-1)/v, N >= 2G",
             source="PipeOffload, arXiv 2503.01328",
+        ),
+        Formula(
+            "((v-1)D+2)/v..(2(D-1)+(v-1)D+2)/v",
+            _peak_with_one_more,
+            where="extra_warm_up, N >= 2D, or with groups of G (v-1)G in place of (v-1)D, N >= 2G",
+            source="Kimi K2, arXiv 2507.20534: one forward more than Megatron-LM's",
         ),
     ),
     messages=(

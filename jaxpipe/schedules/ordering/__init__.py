@@ -1,9 +1,9 @@
-"""How orders of actions are found: for generators, for `split_backward` and for the search.
+"""Algorithms that order actions, for generators, for `split_backward` and for the search.
 
 - `flow_shop` numbers all actions of a step and knows their devices and durations.
 - `list_scheduler` orders them greedily under a memory bound; a `pattern` gives it priorities.
 - `compaction` closes the gaps of an order, `memory_bounded` takes the best of building blocks and list schedules.
 - `whole_backwards` is a second list scheduler, for schedules whose backwards are not split.
-- `weight_filling` places W in rows whose F and I stand.
+- `weight_filling` places W in rows whose F and I are fixed.
 - `optimize` searches for the shortest schedule under a memory bound: `problem`, `registered`, `explore`.
 """

@@ -1,14 +1,15 @@
 """Schedule compaction: move all actions as late as possible, then as early as possible, while the step gets shorter.
 
 Goes in: when actions start, and how many activations a device may store. Comes out: starts in a step that is no longer.
-An action moves into a gap of its device if what it waits for has ended, and if storing its activations from then on
-takes no device over its bound; all others stay where they are meanwhile. As late as possible is as early as possible in
-the step read backwards, where W takes room and F gives it back. The order of actions may change; where they run does
-not.
+An action moves into a gap of its device if the actions that it waits for have ended, and if storing its activations
+from then on takes no device over its bound; all other actions stay in place. As late as possible is as early as
+possible in the step read backwards, where W takes room and F gives it back. The order of actions may change, their
+devices do not.
 
 Source: double justification of projects with limited resources (Valls, Ballestin and Quintanilla, Justification and
 RCPSP, European Journal of Operational Research 165, 2005); the zero-bubble repository of Sea AI Lab
-(github.com/sail-sg/zero-bubble) moves actions earlier in the same way. Both ways in turn, under a bound, is ours.
+(github.com/sail-sg/zero-bubble) moves actions earlier in the same way. Alternating both directions under a memory bound
+is ours.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ _MOST_ROUNDS = 20  # 3 to 6 are usual
 
 
 class _Actions(NamedTuple):
-    """What the moves need to know of all actions, in time as it runs or in time that runs backwards.
+    """The data of all actions that the moves need, in forward or in reversed time.
 
     Attributes:
-        device: [action] that runs it.
-        duration: [action] in ticks.
-        waits_for: [action] -> those that end before it starts.
-        takes: [action] activations that it stores from its start on, 1 or 0; at -1 it gives them back at its end.
-        not_before: [action] ticks, counted from the start of the step, before which it does not move.
-        tail: [action] ticks that the step lasts after its end, at least.
+        device: [action] device that runs it.
+        duration: [action] ticks.
+        waits_for: [action] -> actions that end before it starts.
+        takes: [action] activations that it stores from its start on, 1 or 0; -1 if it gives them back at its end.
+        not_before: [action] earliest start, in ticks from the start of the step.
+        tail: [action] least number of ticks from its end to the end of the step.
     """
 
     device: list[int]
@@ -43,7 +44,7 @@ class _Actions(NamedTuple):
 
 
 def in_order(start: Sequence[int], shop: FlowShop) -> list[int]:
-    """[action] start in ticks when every device keeps the order of `start` and waits for nothing else."""
+    """[action] earliest start in ticks if every device keeps the order of `start`."""
     num_stages, num_operations, duration = shop.placement.num_stages, shop.num_operations, shop.duration
     device_of = shop.device_of[0]
     end = [0] * len(start)
@@ -57,13 +58,13 @@ def in_order(start: Sequence[int], shop: FlowShop) -> list[int]:
 
 
 def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -> list[int]:
-    """[action] start in ticks, in a step that is no longer and in which each action is as early as it can be.
+    """[action] start in ticks in the compacted step: it is no longer, and each action is as early as it can be.
 
     Args:
-        start: [action] in ticks, at which no device stores more than it may.
-        shop: of one replica and split backwards; a stage's activations count from the start of F to the end of W.
-        tails: [device] ticks that the step is taken to last after the device's last action; none by default. Where
-            devices start one after the other, tails have them end one after the other.
+        start: [action] start in ticks; no device exceeds its bound.
+        shop: a flow shop of one replica and split backwards; activations count from the start of F to the end of W.
+        tails: [device] ticks that the step is assumed to last after the device's last action; none by default. If
+            devices start one after the other, tails make them end one after the other.
 
     Example:
         Two devices, two microbatches of 0F 1F 1I 0I 1W 0W, numbered 0..5 and 6..11, each of one tick; a device may
@@ -115,7 +116,7 @@ def _actions_of(shop: FlowShop, tails: Sequence[int]) -> _Actions:
 
 
 def _read_backwards(actions: _Actions) -> _Actions:
-    """The same actions in time that runs backwards: what was waited for waits, what took room gives it back."""
+    """The same actions in reversed time: dependencies are reversed, and taking room becomes giving it back."""
     waited_for_by: list[list[int]] = [[] for _ in actions.waits_for]
     for index, others in enumerate(actions.waits_for):
         for other in others:
@@ -134,21 +135,22 @@ def _length(start: Sequence[int], actions: _Actions) -> int:
 
 
 def _mirrored(start: Sequence[int], actions: _Actions) -> list[int]:
-    """[action] start in time that runs backwards from the end of the operation."""
+    """[action] start in reversed time."""
     length = _length(start, actions)
     return [length - at - duration for at, duration in zip(start, actions.duration, strict=True)]
 
 
 def _as_early_as_possible(start: Sequence[int], actions: _Actions, bound: int) -> list[int]:
-    """[action] start after each, in the order of `start`, has moved to the earliest gap of its device.
+    """[action] start after each action, in the order of `start`, has moved to the earliest gap of its device.
 
-    Each device's row is four lists by position: start and end, and what is stored during and after the action. An F
-    that moves ahead of other actions is stored during all of them; what a W that moves ahead gives back is not.
+    Each device's row is four lists by position: start and end, and the activations stored during and after the action.
+    An F that moves ahead of other actions is stored during all of them; activations freed by a W that moves ahead are
+    not.
     """
     moved = list(start)
     order = sorted(range(len(moved)), key=moved.__getitem__)
     num_devices = max(actions.device) + 1
-    starts: list[list[int]] = [[] for _ in range(num_devices)]  # [device][position], likewise below
+    starts: list[list[int]] = [[] for _ in range(num_devices)]  # [device][position]; the same for the lists below
     ends: list[list[int]] = [[] for _ in range(num_devices)]
     most: list[list[int]] = [[] for _ in range(num_devices)]  # stored while the action runs
     after: list[list[int]] = [[] for _ in range(num_devices)]  # stored when it has ended
@@ -162,7 +164,7 @@ def _as_early_as_possible(start: Sequence[int], actions: _Actions, bound: int) -
     for index in order:
         device, duration, takes = actions.device[index], actions.duration[index], actions.takes[index]
         start_of, end_of, most_in, stored = starts[device], ends[device], most[device], after[device]
-        # It may start when what it waits for has ended.
+        # It may start when the actions that it waits for have ended.
         ready = actions.not_before[index]
         for other in actions.waits_for[index]:
             ready = max(ready, moved[other] + actions.duration[other])
@@ -170,16 +172,16 @@ def _as_early_as_possible(start: Sequence[int], actions: _Actions, bound: int) -
             continue
         # The first position with room: an F may not pass an action during which its device is full already.
         position = bisect_left(start_of, moved[index])
-        first = min(bisect_right(end_of, ready), position)  # gaps before it end too early
+        first = min(bisect_right(end_of, ready), position)  # earlier gaps end too early
         if takes > 0:
             full = next((passed for passed in range(position - 1, first - 1, -1) if most_in[passed] >= bound), None)
             first = first if full is None else full + 1
-        # The first gap from there on that is long enough; its own place is one.
+        # The first gap from there on that is long enough; the action's own place counts as one.
         target, at = first, max(end_of[first - 1], ready) if first else ready
         while target < position and at + duration > start_of[target]:
             at = end_of[target]
             target += 1
-        # It moves, and what it passes stores its activations, or no longer.
+        # The action moves; the actions that it passes now store its activations, or no longer do.
         if target < position:
             for values in (start_of, end_of, most_in, stored):
                 del values[position]

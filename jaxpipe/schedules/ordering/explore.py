@@ -27,9 +27,9 @@ def guide_of(shop: FlowShop, start: Sequence[int]) -> Guide:
 
 
 def neighbour(shop: FlowShop, start: Sequence[int], rng: random.Random) -> Guide:
-    """A guide to an order near `start`, [action] in ticks: some keys are moved at random.
+    """A guide to an order near `start`, [action] in ticks: some keys change at random.
 
-    Moved are all keys of a few microbatches, or those of one operation of many microbatches.
+    Either all keys of a few microbatches change, or those of one operation of many microbatches.
     """
     num_microbatches, num_operations, interval = shop.num_microbatches, shop.num_operations, shop.interval
     keys = list(start)
@@ -54,7 +54,7 @@ def neighbour(shop: FlowShop, start: Sequence[int], rng: random.Random) -> Guide
 
 
 def starts_in(shop: FlowShop, schedule: Schedule, costs: Costs, ticks_per_unit: float) -> list[int] | None:
-    """[action of `shop`] start in ticks of the actions of `schedule`; None if `shop` has other actions.
+    """The starts of the actions of `schedule` in ticks, [action of `shop`]; None if `shop` has other actions.
 
     Each replica's microbatches are numbered in the order in which they start.
     """
@@ -83,14 +83,14 @@ def starts_in(shop: FlowShop, schedule: Schedule, costs: Costs, ticks_per_unit: 
 
 # ---- The search
 
-_DRAWN, _VARIED, _NEAR = 0.25, 0.45, 0.3  # fractions of the trials
-_PROMISING = (3, 2, 1)  # numbers of shops that are searched further, one after the other
+_DRAWN, _VARIED, _NEAR = 0.25, 0.45, 0.3  # fractions of the trials for each phase
+_PROMISING = (3, 2, 1)  # numbers of shops that are searched further, by phase
 _NEW = 0.05  # fraction of new draws among the variations
 
 
 @dataclass
 class _Seeker:
-    """A flow shop, its best known order, and its best pattern, which may lead to a longer order."""
+    """A flow shop, its best known order, and its best pattern, which may lead to a longer order than that."""
 
     shop: FlowShop
     rng: random.Random
@@ -137,11 +137,11 @@ def explore(
     """Returns the best order found for each flow shop, the shortest first.
 
     Args:
-        shops: of one problem.
-        known: starts, [action] in ticks, of orders that fit a shop.
-        num_trials: orders that are made, including those cut short because they are too long.
-        longest: ticks of a schedule that exists already; shops that cannot be below are not searched.
-        seed: of the random numbers.
+        shops: flow shops of one problem.
+        known: starts, [action] in ticks, of known orders that fit a shop.
+        num_trials: number of orders that are made, including those cut short because they are too long.
+        longest: ticks of a known schedule; shops that cannot be shorter are not searched.
+        seed: seed of the random numbers.
     """
     seekers = [_Seeker(shop, random.Random(seed + number)) for number, shop in enumerate(shops)]
     for seeker in seekers:
@@ -150,7 +150,7 @@ def explore(
             seeker.try_guide(guide_of(seeker.shop, start))
 
     def run(trial: Callable[[_Seeker], None], most: int, trials: int) -> None:
-        """Makes trials with each of the `most` seekers with the shortest orders that may still matter."""
+        """Makes trials with each of the `most` seekers that have the shortest orders and may still win."""
         goal = min([longest, *(each.makespan for each in seekers)])
         promising = sorted((each for each in seekers if each.shop.least_makespan() < goal), key=lambda x: x.makespan)
         for seeker in promising[:most]:

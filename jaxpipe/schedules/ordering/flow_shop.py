@@ -1,11 +1,11 @@
 """A step as a flow shop: all its actions, numbered, with the device and duration of each.
 
 A microbatch passes K operations: F of stages 0, 1, ..., I of the stages in reverse, W in the order of the I. Whole
-backwards stand where I does, and have no W. Operation k of microbatch m has the number m * K + k. Microbatch m is of
+backwards take the place of I and have no W. Operation k of microbatch m has the number m * K + k. Microbatch m is of
 replica m % R. An operation waits for the one before it, W for its I.
 
 Goes in: placement, costs, sizes. Comes out: flat lists of whole numbers, for inner loops, and from orders of these
-numbers the rows of a schedule. Which order is good, the other modules of `ordering` find out.
+numbers the rows of a schedule. Left to others: good orders (the other modules of `ordering`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class FlowShop:
     """All actions of a step, for S stages, D devices, R replicas and v chunks; K is 3S, or 2S with whole backwards.
 
     Attributes:
-        placement: of the stages.
-        num_microbatches: of the step.
+        placement: placement of the stages.
+        num_microbatches: microbatches of the step.
         is_split: whether backwards are I and W.
-        sizes: of what is stored.
-        duration: [operation] in ticks.
-        device_of: [replica][operation].
+        sizes: sizes of stored activations.
+        duration: [operation] ticks.
+        device_of: [replica][operation] device that runs it.
         slot_of: [replica][operation] index of the stage among those of its device, as in `placement.stages_of`.
         travel: [replica][operation] ticks from the end of an operation to the start of the microbatch's next one.
         work: [device] ticks of all its actions.
@@ -68,7 +68,7 @@ class FlowShop:
         return order
 
     def rows_of(self, order: Sequence[Sequence[int]]) -> Rows:
-        """The rows of the schedule whose devices run `order`, [device][position] -> action; two replicas get SYNC."""
+        """The rows of a schedule in which devices run `order`, [device][position] -> action; two replicas get SYNC."""
         num_replicas = self.placement.num_replicas
         operations = operations_of(self.placement.num_stages, (Kind.I, Kind.W) if self.is_split else (Kind.B,))
         rows = []
@@ -81,11 +81,11 @@ class FlowShop:
         return with_sync(tuple(rows), self.placement, eager=True) if num_replicas == 2 else tuple(rows)
 
     def least_makespan(self) -> int:
-        """A lower bound of the makespan in ticks: each device does its work after the first message can reach it."""
+        """A lower bound of the makespan in ticks: the time of each device's first message plus its work."""
         return max(first + work for first, work in zip(self._first_starts(), self.work, strict=True))
 
     def _first_starts(self) -> list[int]:
-        """[device] ticks before which no message can reach it."""
+        """[device] ticks until the first message can reach it."""
         starts = [max(self.work)] * self.placement.num_devices
         for devices, travel in list(zip(self.device_of, self.travel, strict=True))[: self.num_microbatches]:
             now = 0
@@ -118,12 +118,12 @@ def flow_shop(
     """The flow shop of a step on `placement`.
 
     Args:
-        placement: of one or two replicas.
-        num_microbatches: of the step.
-        costs: of stages of this placement.
-        sizes: of what a stage stores, and what a device may.
+        placement: placement of one or two replicas.
+        num_microbatches: microbatches of the step.
+        costs: costs of the stages of this placement.
+        sizes: sizes of a stage's stored activations, and the capacity of a device.
         is_split: whether backwards are I and W.
-        ticks_per_unit: of the unit of `costs`; durations are rounded to ticks, one at least.
+        ticks_per_unit: ticks per unit of `costs`; durations are rounded to ticks, at least one.
     """
     num_stages = placement.num_stages
     times = costs.of_kind(num_stages) * ticks_per_unit

@@ -1,12 +1,12 @@
-"""List scheduling under a memory bound: a free device starts, of what is ready and fits, the action of least key.
+"""List scheduling under a memory bound: a free device starts the ready action with the least key that fits.
 
-Goes in: a flow shop, and a `Guide` with keys, quotas and waits. Comes out: an order for each device. Which keys are
-good is left to `pattern` and to the search; this is its inner loop, some microseconds for each action, hence plain
+Goes in: a flow shop, and a `Guide` with keys, quotas and waits. Comes out: an order for each device. Left to others:
+good keys (`pattern`, the search). This is the inner loop of the search, some microseconds for each action, hence plain
 lists.
 
-Memory never stops all devices, since each starts only what is safe: after an F or I starts, every earlier microbatch
-can still get, on its device, what it lacks, from what is free and what the microbatches before it give back when they
-end. So the oldest microbatch can always go on, and its W gives back what it took: the banker's algorithm, with the
+Memory never stops all devices, since each starts only safe actions: after an F or I starts, every earlier microbatch
+can still get the memory it lacks on its device, from free memory and from the microbatches before it when they
+end. So the oldest microbatch can always continue, and its W frees the memory it took: the banker's algorithm, with the
 microbatches' numbers as the safe order.
 """
 
@@ -18,19 +18,20 @@ from typing import NamedTuple
 
 from jaxpipe.schedules.ordering.flow_shop import FlowShop
 
-SHIFT = 40  # bits for the action's number below a key or a time, so that a heap compares one integer
+SHIFT = 40  # bits for the action's number below a key or a time, so that a heap compares single integers
 MASK = (1 << SHIFT) - 1
 
 
 class Guide(NamedTuple):
-    """What devices go by; times in ticks, actions numbered as in `FlowShop`.
+    """The preferences of all devices; times in ticks, actions numbered as in `FlowShop`.
 
     Attributes:
-        keys: [action] of what is ready, the least key goes first.
-        release: [microbatch] time before which its first F does not start, which keeps memory for earlier microbatches.
-        quotas: [device][slot] forwards of one stage that the device may hold, not yet given back; none if empty.
-        forward_wait: an F waits for an action of a lesser key that will be ready within this fraction of its time.
-        weight_wait: the same for a W.
+        keys: [action] priority: of the ready actions, the one with the least key goes first.
+        release: [microbatch] earliest start of its first F, which keeps memory for earlier microbatches.
+        quotas: [device][slot] forwards of one stage that the device may hold at once; no quotas if empty.
+        forward_wait: an F waits for an action with a smaller key that will be ready within this fraction of the F's
+            time.
+        weight_wait: the same fraction for a W.
     """
 
     keys: Sequence[int]
@@ -41,14 +42,14 @@ class Guide(NamedTuple):
 
 
 class DeviceState:
-    """One device during list scheduling: what is ready on it, what it stores, what it may start.
+    """The state of a device during list scheduling: ready actions, used memory, started actions.
 
     Attributes:
         coming: heap of (time of arrival, action).
         ready: heaps of (key, action): the F of each slot, then I (or B), then W.
-        free_at: ticks.
+        free_at: ticks when the device becomes free.
         left: ticks of work that has not started.
-        row: the actions that have started.
+        row: the actions that have started, in order.
     """
 
     def __init__(self, shop: FlowShop, guide: Guide, number: int):
@@ -61,7 +62,7 @@ class DeviceState:
         self._num_steps, self._slots, self._keys = shop.num_operations, range(num_slots), guide.keys
         self._slot_of = [slots[:num_stages] + [num_slots] * num_stages for slots in shop.slot_of]
         self._quotas = guide.quotas[number] if guide.quotas else [shop.num_microbatches] * num_slots
-        # Memory: `_held` and `_lacking` say what each microbatch has taken here, and what its F have still to take.
+        # Memory: `_held` is what each microbatch has taken here, `_lacking` what its F still have to take.
         self._capacity, self._size, kept, _ = shop.sizes
         self._kept = kept if shop.is_split else self._size
         self._growth = shop.sizes.growth if shop.is_split else 0
@@ -72,7 +73,7 @@ class DeviceState:
         self._num_held = [0] * num_slots
 
     def admit(self, now: int) -> None:
-        """Moves what has arrived by `now` to the ready heaps."""
+        """Moves actions that have arrived by `now` to the ready heaps."""
         coming = self.coming
         while coming and coming[0] >> SHIFT <= now:
             index = heappop(coming) & MASK
@@ -81,7 +82,7 @@ class DeviceState:
             heappush(self.ready[slots[operation]], (self._keys[index] << SHIFT) + index)
 
     def choose(self) -> list[int] | None:
-        """The heap whose first action has the least key of those that may start; None if nothing may."""
+        """The heap whose first action may start and has the least key; None if no action may start."""
         heaps, growth, size = self.ready, self._growth, self._size
         free = self._capacity - self._used
         chosen = heaps[-1] or None
@@ -105,7 +106,7 @@ class DeviceState:
         return chosen
 
     def _is_safe(self, entry: int, free: int) -> bool:
-        """Whether every microbatch before that of `entry` can go on when `free` is left."""
+        """Whether every microbatch before that of `entry` can still end if `free` memory is left."""
         if free >= self._most_lacking:
             return True
         lacking, held, growth, most_lacking = self._lacking, self._held, self._growth, self._most_lacking
@@ -126,7 +127,7 @@ class DeviceState:
         self._num_held[slot] += 1
 
     def start_gradient(self, microbatch: int) -> None:
-        """Turns stored activations of `microbatch` into what its W needs, for an I."""
+        """Turns stored activations of `microbatch` into the inputs of its W, when an I starts."""
         self._used += self._kept - self._size
         self._held[microbatch] += self._kept - self._size
 
@@ -148,8 +149,8 @@ class ListSchedule(NamedTuple):
     """An order of all actions, numbered as in `FlowShop`.
 
     Attributes:
-        makespan: in ticks.
-        start: [action] in ticks.
+        makespan: ticks until all actions have ended.
+        start: [action] start in ticks.
         rows: [device][position] -> action.
     """
 
@@ -159,20 +160,20 @@ class ListSchedule(NamedTuple):
 
 
 def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | None:
-    """Returns the order in which all microbatches run, each device by `guide` and within its memory.
+    """Returns the order in which devices run all actions, each by `guide` and within its memory.
 
     Args:
-        shop: whose capacity is that of one microbatch at least: `StorageSizes.activations` of all stages of a device
-            and, if backwards are split, `StorageSizes.growth`.
-        guide: for the devices.
+        shop: the flow shop; its capacity is at least that of one microbatch: `StorageSizes.activations` of all stages
+            of a device and, if backwards are split, `StorageSizes.growth`.
+        guide: preferences of the devices.
         limit: ticks that the makespan must stay below.
 
     Returns:
-        The order, or None if it would not stay below `limit`, or if quotas stop all devices.
+        The order, or None if its makespan would not be below `limit`, or if quotas stop all devices.
 
     Example:
         Two devices, three microbatches of 0F 1F 1B 0B, numbered 0..3, 4..7, 8..11; a device may store two of them. Keys
-        are what a microbatch would need alone, three ticks apart:
+        are the starts of a microbatch that runs alone, three ticks apart:
 
             time      0  1  2  3  4  5  6  7  8  9 10 11
             device 0  0  4  .  .  3  3  8  7  7  . 11 11    at 2, memory is full: 8 waits for 3
@@ -196,7 +197,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
     wait = [guide.forward_wait] * num_stages + [0.0] * num_stages + [guide.weight_wait] * num_stages
     devices = [DeviceState(shop, guide, number) for number in range(num_devices)]
     start = [0] * (num_microbatches * num_operations)
-    wake: list[int] = []  # heap of time * D + device: when to look at a device
+    wake: list[int] = []  # heap of time * D + device: times to look at a device again
 
     def arrive(index: int, at: int, number: int) -> None:
         heappush(devices[number].coming, (at << SHIFT) + index)
@@ -219,7 +220,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
         index = heap[0] & MASK
         microbatch, operation = divmod(index, num_operations)
         time = duration[operation]
-        # An F or W waits for something better that will be ready soon: its arrival wakes the device again.
+        # An F or W waits for a better action that will be ready soon: its arrival wakes the device again.
         if device.coming and wait[operation]:
             soon = device.coming[0]
             if (soon >> SHIFT) - now <= wait[operation] * time and keys[soon & MASK] < heap[0] >> SHIFT:
@@ -227,7 +228,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
         if now + device.left >= limit:
             return None
 
-        # It starts.
+        # The action starts.
         heappop(heap)
         end = now + time
         start[index] = now

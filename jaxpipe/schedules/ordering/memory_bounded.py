@@ -1,10 +1,10 @@
 """Short schedules under a memory bound, for split backwards on any placement of one replica.
 
 Goes in: placement, microbatches, times of F, I and W, the bound, and a building block that fits the placement: one
-microbatch's way over the devices, repeated for every microbatch. Comes out: a schedule. Candidates are the block and
-list schedules of some patterns; compaction shortens each, and the best is taken: the shortest, of these the one whose
-devices have the smallest gaps, of these the one that stores least. No order is promised to be the shortest there is;
-where one is known to be, the methods say so.
+microbatch's path over the devices, repeated for every microbatch. Comes out: a schedule. Candidates are the block and
+list schedules of some patterns; compaction shortens each. The best is the shortest, of these the one whose
+devices have the smallest gaps, of these the one that stores least. No order is guaranteed to be optimal;
+if one is known to be, its method says so.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (arXiv 2405.15362); the offsets of V-Min
 and V-Half as in their repository, github.com/sail-sg/zero-bubble; those of ZB-V ours.
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from jaxpipe.schedules.option_checks import Times
 from jaxpipe.schedules.ordering.compaction import compacted, in_order
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
 from jaxpipe.schedules.ordering.list_scheduler import list_schedule
@@ -24,16 +25,15 @@ from jaxpipe.schedules.ordering.pattern import NEVER_FIRST, Pattern
 from jaxpipe.schedules.ordering.problem import StorageSizes
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.times import Times
 
 INTERVAL = 6  # slots from one microbatch to the next: F, I and W of two stages
 
 
 def v_min_block(num_devices: int) -> list[int]:
-    """[operation] -> slot of F and I of a V; from device to device without a wait.
+    """[operation] -> slot of F and I of a V; without waits between devices.
 
-    Where D modulo 3 is 0 it waits two slots before the first I, as published; where that is 2 two at each turn, ours:
-    at F=I=W as good as no wait, which is published, and better where I is longer than W.
+    If D modulo 3 is 0, the block waits two slots before the first I, as published; if it is 2, two at each turn (ours):
+    at F=I=W this is as good as the published block without waits, and better if I is longer than W.
 
     Example:
         >>> v_min_block(2)
@@ -65,7 +65,7 @@ def zb_v_block(num_devices: int) -> list[int]:
 def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, int]) -> list[int]:
     """[operation] -> slot of a V's four passes: `outward` or `back` slots from device to device.
 
-    From a pass to the next it is one slot, and those of `waits`.
+    Between two passes there is one slot, plus those of `waits`.
     """
     slots: list[int] = []
     for way, wait in enumerate((0, *waits)):
@@ -76,13 +76,13 @@ def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, 
 
 
 def repeated(block: Sequence[int], shop: FlowShop) -> list[int]:
-    """[action] its slot: `block` for every microbatch, `INTERVAL` slots apart, and W where its device has a slot left.
+    """[action] slot: `block` for every microbatch, `INTERVAL` slots apart, and W in the free slots of its device.
 
     Slots are equally long; at other durations `compaction` closes the gaps. W are first in, first out.
 
     Args:
         block: [operation] slot of each F and I; a device has at most one action in a slot, modulo `INTERVAL`.
-        shop: of one replica and split backwards.
+        shop: flow shop of one replica and split backwards.
     """
     num_stages, num_operations, device_of = shop.placement.num_stages, shop.num_operations, shop.device_of[0]
     start = [0] * (num_operations * shop.num_microbatches)
@@ -108,8 +108,8 @@ def repeated(block: Sequence[int], shop: FlowShop) -> list[int]:
 # ---- The search among building blocks and list schedules
 
 TICKS_PER_FORWARD = 10**6  # whole numbers, so that equal sums compare as equal
-_BEFORE_ITS_END = 1 - 1e-6  # W waits for what will be ready while it would run
-_TIE = 0.001  # intervals, so that of an F and an I which would start at the same time the F goes first
+_BEFORE_ITS_END = 1 - 1e-6  # W waits for an action that will be ready while the W would run
+_TIE = 0.001  # in intervals: of an F and an I that would start at the same time, the F goes first
 _MOST_LONGER = 1.1  # list schedules that exceed the best makespan by this factor are not compacted, to save time
 
 
@@ -117,8 +117,8 @@ class Merit(NamedTuple):
     """The figures by which orders are compared, the most important first; less is better.
 
     Attributes:
-        makespan: in ticks.
-        gaps: the most ticks that a device waits between its first start and its last end.
+        makespan: ticks of the step.
+        gaps: the most ticks that any device waits between its first start and its last end.
         most_stored: stages' activations on a device at once.
     """
 
@@ -139,18 +139,18 @@ def memory_bounded(
 ) -> Schedule:
     """Returns the best schedule found whose devices store at most `bound` stages' activations.
 
-    At other than equal times the best order for equal times is among the candidates, so that the times make no step
+    If the times are not equal, the best order for equal times is among the candidates, so that given times make no step
     longer.
 
     Args:
-        name: of the schedule.
-        placement: of one replica.
-        num_microbatches: of one step.
-        times: of F, I and W.
+        name: name of the schedule.
+        placement: placement of one replica.
+        num_microbatches: microbatches of one step.
+        times: times of F, I and W.
         bound: stages' activations that a device may store, from the start of F to the end of W; at least the stages of
             a device.
         block: [operation] -> slot of F and I of a microbatch; none by default.
-        staggered: devices that start first shall end first, so that none has gaps.
+        staggered: whether devices that start first should end first, so that none has gaps.
     """
 
     def shop_at(times: Times, ticks_per_unit: float) -> FlowShop:
@@ -169,9 +169,9 @@ def memory_bounded(
 
 
 def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -> list[int]:
-    """[action] start of the best order found; `orders` are tried before list schedules."""
+    """[action] start of the best order found; tries `orders` before list schedules."""
     tails = [shop.duration[0] * others for others in reversed(range(shop.placement.num_devices))]
-    # As it stands first, since tails may make the step itself longer; then with tails; without them last, for the rest.
+    # First as is, since tails may make the step itself longer; then with tails; last without them, for the rest.
     rounds = (None, tails, ()) if staggered else ((),)
     best: tuple[Merit, list[int]] | None = None
 
@@ -197,7 +197,7 @@ def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -
 
 
 def _patterns(shop: FlowShop) -> list[Pattern]:
-    """Patterns to try: input gradients first, W behind or before what comes soon; keys as microbatches would run."""
+    """Patterns to try: input gradients first, W after or before actions that come soon."""
     num_chunks = shop.placement.num_chunks
     as_they_run = (1.0,) * (2 * num_chunks)
     backwards_last = (1.5,) * num_chunks + (3.0,) * num_chunks

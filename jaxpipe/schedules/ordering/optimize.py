@@ -1,10 +1,10 @@
-"""The shortest schedule found under a memory bound: of registered ones, their variants, and a search."""
+"""The shortest schedule found under a memory bound: from registered schedules, their variants, and a search."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -12,13 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages
+from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages, mean_share
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.option_checks import check_count, check_time
+from jaxpipe.schedules.methods.registry import REGISTRY
+from jaxpipe.schedules.option_checks import Times, check_count, check_time
 from jaxpipe.schedules.ordering.explore import explore, starts_in
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
 from jaxpipe.schedules.ordering.problem import MemoryBound, Problem, peak_memory, peaks, problem_of
-from jaxpipe.schedules.ordering.registered import registered, split_forms, times_of
+from jaxpipe.schedules.passes.split_backward import split_backward
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -47,13 +48,13 @@ def optimize(
     """Returns the shortest schedule found that solves `problem` and keeps `memory_bound` on every device.
 
     It is never longer, on `clock` and with `costs`, than any registered schedule that keeps the bound, whole or split,
-    with the options of `registered`; if one of these is the shortest, it is that one, under its own name. Nor is it
-    longer than a schedule that is given. That it is the shortest there is, is not promised.
+    with the options of `registered`; if one of these is the shortest, it is returned under its own name. Nor is it
+    longer than a given schedule. It need not be the shortest schedule that exists.
 
-    The search is list scheduling: a device takes, of what is ready and fits, what has the least key. A `Pattern` makes
-    the keys; patterns are drawn, and the best varied. Then keys are the starts of the best orders, found or registered,
-    moved a little. Bubble ratios in percent at D=8, N=32 and F, I, W of 1, 1.2, 0.8, beside the best registered
-    schedule that keeps the bound:
+    The search is list scheduling: a device takes the ready action with the least key that fits. A `Pattern` makes
+    the keys; patterns are drawn, and the best are varied. Then the keys are the starts of the best orders, found or
+    registered, moved a little. Bubble ratios in percent at D=8, N=32 and F, I, W of 1, 1.2, 0.8, beside the best
+    registered schedule that keeps the bound:
 
         bound in Ma                  4     5     6     7     8    10    12    16
         registered                20.0  10.0  10.0  10.0   0.9   0.9   0.9   0.8
@@ -61,17 +62,17 @@ def optimize(
         registered, V             20.0  10.0  10.0  10.0   4.2   3.7   3.7   3.7
         V alone                   18.6  10.0   9.4   7.9   4.2   3.6   3.5   3.5
 
-    A larger bound is searched anew: that it leads to no longer schedule is usual, not certain. Messages are counted in
-    `costs` alone: more chunks send more of them.
+    A larger bound starts a new search: usually, but not always, its schedule is no longer. Messages are counted in
+    `costs` alone: more chunks send more messages.
 
     Args:
-        problem: devices, microbatches and placements that may be used; or a schedule, whose placement and microbatches
+        problem: devices, microbatches and allowed placements; or a schedule, whose placement and microbatches
             are the problem.
-        costs: of a device's share of the model, whatever the placement: see `costs_of_stages`. By default `Costs()`.
-        memory_bound: what a device may store; a number is in Ma, as `peak_activations` counts.
-        clock: the makespan of a schedule at costs of its stages; none is below the asynchronous one where transfers
-            take no time. `jaxpipe.lowering.spmd_makespan` is that of the compiled program.
-        num_trials: orders that the search makes; time goes with it, the result gets better with it.
+        costs: costs of a device's share of the model, for any placement: see `costs_of_stages`. By default `Costs()`.
+        memory_bound: the most that a device may store; a number is in Ma, as `peak_activations` counts.
+        clock: the makespan of a schedule at costs of its stages; never below the asynchronous one if transfers
+            take no time. `jaxpipe.lowering.spmd_makespan` is the compiled program's makespan.
+        num_trials: number of orders that the search makes; more take longer and give better results.
 
     Raises:
         ScheduleError: no schedule keeps the bound, or an argument is outside its domain.
@@ -93,7 +94,7 @@ class Found(NamedTuple):
 
     Attributes:
         shortest: the schedule that `optimize` returns.
-        registered: the shortest of the registered ones that keep the bound, whole or split; None if none does.
+        registered: the shortest registered schedule that keeps the bound, whole or split; None if none does.
     """
 
     shortest: Schedule
@@ -108,7 +109,7 @@ def search(
     clock: MakespanFunction = asynchronous,
     num_trials: int = NUM_TRIALS,
 ) -> Found:
-    """Returns what `optimize` finds, and the registered schedule beside it; arguments and errors are the same."""
+    """Returns the result of `optimize` and the best registered schedule; takes and raises the same."""
     check_count("optimize", "num_trials", num_trials, least=0)
     given = (check(problem),) if isinstance(problem, Schedule) else ()
     if not isinstance(memory_bound, MemoryBound):
@@ -126,8 +127,8 @@ def search(
         raise ScheduleError(
             explain(
                 f"no registered schedule keeps limit={memory_bound.limit:g}, and num_trials={num_trials}.",
-                rule="memory-bound: a schedule keeps it on every device",
-                repair="set num_trials=1 or more: a search finds one",
+                rule="memory-bound: a schedule keeps the bound on every device",
+                repair="set num_trials=1 or more: a search finds a schedule",
             )
         )
     return Found(shortest, question.shortest(registered, clock))
@@ -135,15 +136,15 @@ def search(
 
 @dataclass(frozen=True)
 class _Question:
-    """A problem with costs and a memory bound: judges schedules, and makes new ones."""
+    """A problem with costs and a memory bound: compares schedules, and makes new ones."""
 
     problem: Problem
-    costs: Costs  # of a device's share
+    costs: Costs  # costs of a device's share
     bound: MemoryBound
 
     @cached_property
     def ticks_per_unit(self) -> float:
-        """The resolution of orders: a power of ten, for which the longest time is below `_LONGEST` ticks."""
+        """The resolution of orders: a power of ten such that the longest time is below `_LONGEST` ticks."""
         times = self.costs_on(self.problem.searched[0]).of_kind(self.problem.searched[0].num_stages)
         longest = max(float(times.max()), self.costs.transfer)
         return 10.0 ** (math.ceil(math.log10(_LONGEST)) - math.ceil(math.log10(longest)))
@@ -160,7 +161,7 @@ class _Question:
                 explain(
                     f"limit={self.bound.limit:g} of memory for num_devices={self.problem.num_devices}, "
                     f"num_microbatches={self.problem.num_microbatches}.",
-                    rule="memory-bound: a device stores what each of its stages keeps of one microbatch, all at once, "
+                    rule="memory-bound: a device can store one microbatch of each of its stages at once, "
                     "and its weights",
                     picture=f"activations={self.bound.activations:g} and num_replicas={fewest} x "
                     f"replica={self.bound.replica:g}",
@@ -170,7 +171,7 @@ class _Question:
 
     @property
     def slots(self) -> float:
-        """The microbatches, in Ma, for which there is room."""
+        """The number of microbatches that fit, in Ma."""
         return (self.bound.limit - self.bound.replica) / self.bound.activations
 
     def forms_of(self, given: Sequence[Schedule]) -> Iterable[Schedule]:
@@ -188,7 +189,7 @@ class _Question:
         return max(peaks(schedule, sizes, self.costs_on(schedule.placement))) <= sizes.capacity
 
     def merit(self, schedule: Schedule) -> tuple[float, bool, float]:
-        """What is compared, less is better: makespan with free messages, whether activations move, peak memory."""
+        """The figures to compare, least is best: makespan with free messages, whether activations move, peak memory."""
         costs = replace(self.costs_on(schedule.placement), transfer=0.0, link={})
         memory = peak_memory(schedule, self.bound, costs=self.costs_on(schedule.placement))
         return _rounded(simulate(schedule, costs).makespan), schedule.has_transfers, float(memory.max())
@@ -214,7 +215,7 @@ class _Question:
         ]
 
     def _shops(self, placement: Placement) -> Iterable[FlowShop]:
-        """Flow shops of split backwards, and of whole ones where these are cheaper or smaller."""
+        """Flow shops of split backwards, and of whole ones if these are cheaper or smaller."""
         sizes, costs = self.bound.sizes(placement), self.costs_on(placement)
         one = sizes.activations * placement.num_chunks
         times = costs.of_kind(placement.num_stages).sum(axis=1)
@@ -232,7 +233,7 @@ class _Question:
                 )
 
     def shortest(self, schedules: Sequence[Schedule], clock: MakespanFunction) -> Schedule | None:
-        """The shortest schedule on `clock`, None of none; of equals the one of best merit, then the first."""
+        """The shortest schedule on `clock`; of equals the one of best merit, then the first; None if there are none."""
         best: tuple[float, Schedule] | None = None
         for (least, *_), schedule in sorted(((self.merit(each), each) for each in schedules), key=lambda each: each[0]):
             if best is not None and least >= best[0]:
@@ -245,3 +246,48 @@ class _Question:
 
 def _rounded(makespan: float) -> float:
     return float(f"{makespan:.{_DIGITS}g}")
+
+
+# Where the search starts: the table of methods, with the options worth trying, whole and split
+
+
+_MOST_CHUNKS = 4  # on a clock without messages more chunks are always slightly shorter, but take long to order
+
+
+def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedule]:
+    """Registered schedules that solve `problem`, and their forms with split backwards.
+
+    Args:
+        problem: the problem to solve.
+        costs: costs of a device's share; generators that take times are given these.
+        slots: number of microbatches that fit, in Ma, for generators that take a bound.
+    """
+    times = times_of(costs, problem.num_devices)
+    for name in sorted(REGISTRY):
+        method = REGISTRY[name]
+        given = times if method.takes_times else {}
+        for options in method.tried(problem.num_devices, slots):
+            if options.get("num_chunks", 1) > _MOST_CHUNKS or not method.takes(problem.num_devices, **options):
+                continue
+            schedule = method.build(
+                num_devices=problem.num_devices, num_microbatches=problem.num_microbatches, **options, **given
+            )
+            if problem.allows(schedule.placement):
+                yield schedule
+                yield from split_forms(schedule, times, slots)
+
+
+def times_of(costs: Costs, num_devices: int) -> dict[str, float]:
+    """The times for generators: those of the mean device's share."""
+    return {time: mean_share(getattr(costs, time), num_devices) for time in Times._fields}
+
+
+def split_forms(schedule: Schedule, times: dict[str, float], slots: float) -> Iterator[Schedule]:
+    """`schedule` with split backwards, if it has whole ones: one storing no more than before, one up to `slots` Ma."""
+    room = int(slots * schedule.placement.num_chunks)
+    options = ({},) if schedule.has_transfers else (times, {"bound": room, **times})
+    for each in options:
+        try:
+            yield split_backward(schedule, **each)  # pyright: ignore[reportArgumentType]
+        except ScheduleError:  # it is split already, or stores more
+            pass

@@ -1,9 +1,9 @@
-"""Patterns: priorities for list scheduling that all microbatches have in common.
+"""Patterns: priorities for list scheduling that are the same for all microbatches.
 
-Goes in: a few numbers. Comes out: a `Guide` for `list_schedule`. Good numbers are known to `memory_bounded` for some
-schedules, and tried by the search. A pattern says what the building blocks of controllable memory say (Qi et al.,
-Pipeline Parallelism with Controllable Memory, NeurIPS 2024): the time that a microbatch takes for each hop sets how
-long each device stores it. Here it is a preference, not a timetable: devices do what is ready.
+Goes in: a few numbers. Comes out: a `Guide` for `list_schedule`. Good numbers are in `memory_bounded` for some
+schedules, and the search tries others. A pattern expresses the idea of the building blocks of controllable memory (Qi
+et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024): the time that a microbatch takes for each hop sets
+how long each device stores it. Here it is a preference, not a timetable: devices run any ready action.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from jaxpipe.schedules.ordering.flow_shop import FlowShop
 from jaxpipe.schedules.ordering.list_scheduler import Guide
 
-NEVER_FIRST = 1000.0  # intervals: W only where nothing else is ready
+NEVER_FIRST = 1000.0  # intervals: W runs only if nothing else is ready
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Pattern:
         turn: intervals between the last F and the first I.
         weight_delay: intervals from the start of an I to that of its W.
         spacing: intervals between the starts of microbatches; 0 lets them start whenever they can.
-        burst: microbatches that may start before that.
-        forward_wait, weight_wait: of `Guide`.
-        room: forwards by which the quotas of a device's stages, in proportion to how long each is planned to be stored,
-            exceed what fits; no quotas below 0.
+        burst: number of first microbatches that may start without `spacing`.
+        forward_wait, weight_wait: fields of the `Guide`.
+        room: forwards by which the quotas of a device's stages, in proportion to their planned storage times,
+            exceed the capacity; below 0 there are no quotas.
         shifts: [operation] ticks added to the plan; none if empty.
     """
 
@@ -70,12 +70,12 @@ class Pattern:
 
 
 def plain(shop: FlowShop) -> Pattern:
-    """The pattern as if nothing ever waited; without quotas, so that `list_schedule` always reaches the end."""
+    """The pattern of microbatches that never wait; without quotas, so that `list_schedule` always ends."""
     return Pattern((1.0,) * (2 * shop.placement.num_chunks))
 
 
 def _quotas(shop: FlowShop, plan: list[int], room: int) -> list[list[int]]:
-    """[device][slot] forwards it may hold, in proportion to how long the plan stores them; at least one."""
+    """[device][slot] forwards that the device may hold, in proportion to their planned storage time; at least one."""
     num_stages = shop.placement.num_stages
     fits = shop.sizes.num_forwards
     last = [plan[2 * num_stages - 1 - stage] + shop.duration[2 * num_stages - 1 - stage] for stage in range(num_stages)]
@@ -114,7 +114,7 @@ def drawn(shop: FlowShop, rng: random.Random) -> Pattern:
 
 
 def varied(pattern: Pattern, shop: FlowShop, rng: random.Random) -> Pattern:
-    """`pattern` with one thing changed at random: hops, another field, or shifts of some operations."""
+    """`pattern` with one property changed at random: hops, another field, or shifts of some operations."""
     what = rng.random()
     if what < 0.35:
         hops = list(pattern.hops)

@@ -1,7 +1,7 @@
 """The problem of `optimize`: devices, microbatches, placements, and a bound on memory.
 
-Goes in: what users ask for, in Ma or in bytes. Comes out: checked values; sizes as whole numbers, so that what fits
-exactly is never refused for the rounding of a sum; and the peak of a schedule in the bound's unit.
+Goes in: a user's sizes and bound, in Ma or in bytes. Comes out: checked values; sizes as whole numbers, so that what
+fits exactly is never refused because a sum was rounded; and the peak of a schedule in the bound's unit.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from jaxpipe.schedules.schedule import Kind, Schedule
 
 
 class StorageSizes(NamedTuple):
-    """What a stage's microbatch takes of a device's memory, and how much there is; whole numbers.
+    """The memory that a stage's microbatch takes, and the capacity of a device, in whole numbers.
 
     Attributes:
-        capacity: what a device may store.
-        activations: of a stage's microbatch, from the start of its F to the end of its I, or B.
-        weight_gradient: what is kept of it for W, from the end of I to the end of W.
-        unit: how many of these make one of the unit in which people count.
+        capacity: memory of a device.
+        activations: memory for one microbatch of a stage, from the start of its F to the end of its I, or B.
+        weight_gradient: memory kept for its W, from the end of I to the end of W.
+        unit: number of these that make one unit of the memory bound.
     """
 
     capacity: int
@@ -39,12 +39,12 @@ class StorageSizes(NamedTuple):
 
     @property
     def growth(self) -> int:
-        """How much more a stage's microbatch takes from the start of its I on."""
+        """The additional memory of a stage's microbatch from the start of its I on."""
         return max(0, self.weight_gradient - self.activations)
 
     @property
     def num_forwards(self) -> int:
-        """The forwards that fit, if none gives back."""
+        """The number of forwards that fit at once."""
         return self.capacity // self.activations
 
 
@@ -55,14 +55,14 @@ class StorageSizes(NamedTuple):
 class MemoryBound:
     """The most that a device may store, in any one unit: with the defaults in Ma, as `peak_activations` counts.
 
-    In bytes, each of these is bytes.
+    If the limit is in bytes, all fields are in bytes.
 
     Attributes:
-        limit: for all that follows.
-        activations: of one microbatch on one device, all its chunks of one direction: one Ma. A chunk has an equal
-            part of it, from the start of its F to the end of its B or I.
-        weight_gradient: what of a microbatch is kept for its W, likewise, from the end of I to the end of W; by default
-            as much as `activations`. While I runs the larger of the two counts: with activations recomputed, what W
+        limit: the most that activations, weight-gradient inputs and replicas may take together.
+        activations: memory of one microbatch on one device, all its chunks of one direction: one Ma. A chunk has an
+            equal part of it, from the start of its F to the end of its B or I.
+        weight_gradient: memory of a microbatch kept for its W, from the end of I to the end of W; by default
+            as much as `activations`. While I runs, the larger of the two counts: with activations recomputed, what W
             needs may be the larger.
         replica: weights, gradients and optimizer state of one replica on one device; two replicas hold it twice.
     """
@@ -96,18 +96,18 @@ class MemoryBound:
         return StorageSizes(math.floor(capacity * unit), int(activations * unit), int(weight_gradient * unit), unit)
 
     def least(self, placement: Placement) -> float:
-        """The least limit that a schedule on `placement` keeps: one microbatch after the other, whole backwards."""
+        """The least limit for `placement`: that of one microbatch after the other with whole backwards."""
         return self.activations + placement.num_replicas * self.replica
 
 
 def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None = None) -> np.ndarray:
-    """[device] the most that `schedule` makes it store at once, in the unit of `bound`, replicas included.
+    """The peak memory of `schedule` on each device, [device], in the unit of `bound`, replicas included.
 
     Args:
-        schedule: legal.
-        bound: whose sizes count.
-        costs: of stages; with EVICT and LOAD they decide what is where at a time, without them rows alone decide.
-            What is parked counts until the end of W as activations, or as what W needs if that is more.
+        schedule: a legal schedule.
+        bound: the bound that gives the sizes.
+        costs: costs of stages; they matter only with EVICT and LOAD, otherwise rows alone decide.
+            Parked slots count until the end of W as activations, or as the inputs of W if these are larger.
 
     Example:
         >>> from jaxpipe.schedules import build
@@ -120,7 +120,7 @@ def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None =
 
 
 def peaks(schedule: Schedule, sizes: StorageSizes, costs: Costs | None = None) -> list[float]:
-    """[device] the most that `schedule` makes it store at once, in the unit of `sizes`, without replicas."""
+    """The peak memory of `schedule` on each device, [device], in the unit of `sizes`, without replicas."""
     if schedule.has_transfers:
         slot = sizes.activations + sizes.growth
         return [slot * float(values.total.max(initial=0.0)) for values in stored(simulate(schedule, costs))]
@@ -143,12 +143,12 @@ def peaks(schedule: Schedule, sizes: StorageSizes, costs: Costs | None = None) -
 
 @dataclass(frozen=True)
 class Problem:
-    """What `optimize` is asked for.
+    """The problem that `optimize` solves.
 
     Attributes:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
-        placements: of which the schedule has one. If there are none, any will do: registered schedules are taken as
+        placements: the allowed placements. If empty, all are allowed: registered schedules are taken as
             they are, and orders are searched on `usual_placements`.
     """
 
@@ -158,7 +158,7 @@ class Problem:
 
     @property
     def searched(self) -> tuple[Placement, ...]:
-        """The placements for which orders are searched."""
+        """The placements on which orders are searched."""
         return self.placements or usual_placements(self.num_devices)
 
     def allows(self, placement: Placement) -> bool:
@@ -167,7 +167,7 @@ class Problem:
 
 
 def usual_placements(num_devices: int) -> tuple[Placement, ...]:
-    """Linear, looped and zig-zag with two and with four chunks, and for even D both directions at once.
+    """The usual placements: linear, looped and zig-zag with two and four chunks, and for even D also bidirectional.
 
     Example:
         >>> len(usual_placements(8)), len(usual_placements(3)), len(usual_placements(1))
@@ -181,14 +181,14 @@ def usual_placements(num_devices: int) -> tuple[Placement, ...]:
         looped(num_devices, 4),
     ]
     both_ways = [] if num_devices % 2 else [bidirectional(linear(num_devices)), bidirectional(zig_zag(num_devices, 2))]
-    return tuple(dict.fromkeys([*one_way, *both_ways]))  # of one device, a loop and a zig-zag are the same
+    return tuple(dict.fromkeys([*one_way, *both_ways]))  # on one device, a loop and a zig-zag are the same
 
 
 def problem_of(problem: Problem | Schedule) -> Problem:
-    """The problem itself, or the one that a schedule solves: as many microbatches, on its placement.
+    """Returns the problem itself, or that of a given schedule: its microbatches, on its placement.
 
     Raises:
-        ScheduleError: a count below one, or a placement of other devices.
+        ScheduleError: a count is below one, or a placement has another number of devices.
     """
     if isinstance(problem, Schedule):
         problem = Problem(problem.num_devices, problem.num_microbatches, (problem.placement,))
@@ -200,7 +200,7 @@ def problem_of(problem: Problem | Schedule) -> Problem:
                 explain(
                     f"a placement of num_devices={placement.num_devices} for a problem of "
                     f"num_devices={problem.num_devices}.",
-                    rule="problem-placement: every placement of a problem is one of its devices",
+                    rule="problem-placement: every placement of a problem has its number of devices",
                     picture=f"devices of stages  {placement.devices[0]}",
                     repair=f"give a placement of {problem.num_devices} devices, or none, so that any is tried",
                 )

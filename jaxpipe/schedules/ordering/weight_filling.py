@@ -1,7 +1,7 @@
-"""Weight filling: W go into the gaps that the forwards and input gradients of a row leave.
+"""Weight filling: places W in the gaps between the forwards and input gradients of a row.
 
-Goes in: rows of F and I, how much each device may store, and times of actions. Comes out: the same rows with every W
-placed. The order of F and I is not touched; whether it is a good one is left to others.
+Goes in: rows of F and I, a memory bound for each device, and times of actions. Comes out: the same rows with every W
+placed. The order of F and I is kept; choosing it is left to others.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
+from jaxpipe.schedules.option_checks import Times
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Rows
-from jaxpipe.schedules.times import Times
 
 _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
 _Key = tuple[Kind, int, int]  # kind, stage, microbatch
@@ -25,21 +25,21 @@ def with_weight_gradients(
     times: Times | None = None,
     least_fit: float = 1.0,
 ) -> Rows | None:
-    """Returns `rows` with each W where its device would wait, where the next F has no room, or at the end.
+    """Returns `rows` with each W in a wait of its device, before an F that has no room, or at the end.
 
-    A device runs the next F or I of its row as soon as its message is there. Until then it runs the W of its oldest I,
-    if the wait is long enough, or if the next F has no room before.
+    A device runs the next F or I of its row as soon as its message has arrived. Until then it runs the W of its oldest
+    I, if the wait is long enough, or if the next F has no room before.
 
     Args:
-        rows: [device][position] -> F, I and SYNC, and W, which are placed anew.
-        num_stages: of one replica.
-        bounds: [device] slots that it may store, each from F to W.
-        times: of the actions, messages taking none; the default is that all are equal.
-        least_fit: the share of a W that a wait must have room for; below 1, W may delay what comes next.
+        rows: [device][position] -> F, I and SYNC; W, if any, are placed anew.
+        num_stages: stages of one replica.
+        bounds: [device] slots that the device may store, each from F to W.
+        times: times of the actions; messages take no time; by default all times are equal.
+        least_fit: fraction of a W that must fit into a wait; below 1, W may delay the next action.
 
     Returns:
-        The rows, or None where a device could never start an F within its bound. A SYNC stands where it stood among F
-        and I, or behind the last W of its stage; where it ended its row, it still does.
+        The rows, or None if a device could never start an F within its bound. A SYNC stays where it stood among F
+        and I, or behind the last W of its stage; a SYNC at the end of a row stays there.
 
     Example:
         >>> from jaxpipe.schedules.schedule import parse_action
@@ -51,11 +51,11 @@ def with_weight_gradients(
     """
     times = times or Times()
     devices = [_Device(row, bound) for row, bound in zip(rows, bounds, strict=True)]
-    end: dict[_Key, float] = {}  # of each F and I that has started
+    end: dict[_Key, float] = {}  # end of each F and I that has started
     waiting: dict[_Key, int] = {}  # sender -> the device that waits for it to start
     events = [(0.0, index) for index in range(len(devices))]  # one for each device that is not in `waiting`
     while events:
-        # The next F or I, if its message is there and it has room.
+        # The next F or I, if its message has arrived and it has room.
         now, index = heappop(events)
         device = devices[index]
         action = device.next
@@ -120,7 +120,7 @@ class _Device:
 
 
 def _sender(action: Action, num_stages: int) -> _Key | None:
-    """The sender of what `action` waits for: F of the stage before, I of the stage after, at the last stage its F."""
+    """The action that `action` waits for: F of the stage before, I of the stage after, at the last stage its F."""
     kind, stage, microbatch, _ = action
     if kind is Kind.F:
         return (Kind.F, stage - 1, microbatch) if stage else None
@@ -128,12 +128,12 @@ def _sender(action: Action, num_stages: int) -> _Key | None:
 
 
 def _with_syncs(placed: Sequence[Action], row: Sequence[Action]) -> tuple[Action, ...]:
-    """`placed`, a row of F, I and W, with the SYNC of `row`, which has the same F and I."""
+    """`placed`, a row of F, I and W, with the SYNC of `row`; both have the same F and I."""
     index_of = [index for index, action in enumerate(placed) if action.kind in (Kind.F, Kind.I)]
     last_of = {(action.replica, action.stage): index for index, action in enumerate(placed)}
     last_compute = max((index for index, action in enumerate(row) if action.kind in COMPUTE_KINDS), default=-1)
-    behind: dict[int, list[Action]] = {}  # index in `placed` -> SYNC; -1 where they start the row
-    num_before = 0  # F and I
+    behind: dict[int, list[Action]] = {}  # index in `placed` -> SYNC; -1 if they start the row
+    num_before = 0  # number of F and I before
     for position, action in enumerate(row):
         if action.kind in (Kind.F, Kind.I):
             num_before += 1

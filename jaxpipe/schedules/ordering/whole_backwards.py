@@ -1,10 +1,10 @@
 """List scheduling of whole backwards: a free machine runs the ready operation of least key.
 
-A job is a microbatch's way over the machines: forward over all stages, and back. A machine is a device; where two
-mirrored replicas run, it is a pair of devices that do the same at the same time in opposite directions, and a job is a
-microbatch of each. Goes in: the machine of each stage, and what machines prefer. Comes out: an order for each machine,
-and from it the rows of devices. Which preferences are good, the methods say. A forward takes 1, a backward 2, a message
-nothing.
+A job is a microbatch's path over the machines: forward over all stages, and back. A machine is a device; for two
+mirrored replicas it is a pair of devices that do the same at the same time in opposite directions, and a job is a
+microbatch of each. Goes in: the machine of each stage, and the preferences of machines. Comes out: an order for each
+machine, and from it the rows of devices. Left to the methods: good preferences. A forward takes 1, a backward 2, a
+message nothing.
 
 This is not `list_scheduler`, which keeps a memory bound by looking ahead and takes any times. Here a cap is one of the
 preferences, counts on the first operations of a job only, and may stop all machines; the orders of Hanayo, MixPipe and
@@ -25,23 +25,23 @@ from jaxpipe.schedules.schedule import Action, Kind, Rows
 
 FORWARD, BACKWARD = 1, 2  # durations
 UNLIMITED = sys.maxsize
-_SHIFT = 40  # bits for job * K + operation below a key, so that a heap compares one integer
+_SHIFT = 40  # bits for job * K + operation below a key, so that a heap compares single integers
 
 
 class Preference(NamedTuple):
-    """What a free machine prefers, and when it would rather wait.
+    """The preferences of a free machine: priorities of operations, and a cap that makes it wait.
 
-    The key of an operation is the time at which it would start if its job started as planned here, and never waited.
+    The key of an operation is the time at which it would start if its job started as planned here and never waited.
 
     Attributes:
-        spacing: from the start of a job to that of the next one.
+        spacing: time from the start of a job to that of the next one.
         pace: time of a backward in keys.
-        delay: added to the keys of backwards; below 0 they go first.
-        cap: forwards that a machine may hold, not yet given back by their backwards, when it starts another one of
+        delay: time added to the keys of backwards; if negative, they go first.
+        cap: forwards that a machine may hold, not yet freed by their backwards, when it starts another one of
             the first `num_capped` operations of a job.
-        num_capped: see `cap`.
-        group: jobs that start `spacing` apart; all by default.
-        group_spacing: from the start of a group to that of the next one.
+        num_capped: number of operations of a job that the cap applies to.
+        group: number of jobs that start `spacing` apart; all by default.
+        group_spacing: time from the start of a group to that of the next one.
     """
 
     spacing: int
@@ -57,10 +57,10 @@ class JobOrder(NamedTuple):
     """An order of all jobs' operations on each machine.
 
     Attributes:
-        idle: time between the start and the end of all in which a machine does nothing.
+        idle: time that a machine does nothing between the start and the end of all jobs.
         most_held: the most forwards that a machine holds at once.
         rows: [machine][position] -> job * K + operation, for the K = 2S operations of a job over S stages.
-        preference: that led to it.
+        preference: the preference that led to this order.
     """
 
     idle: int
@@ -81,14 +81,14 @@ def job_order(
 
     Args:
         machine_of: [stage] -> machine. Every machine has equally many stages.
-        num_jobs: jobs, all over the same machines.
-        preference: of the machines.
-        most_idle: idle time of a machine above which the order is of no use.
-        most_held: forwards held by a machine, likewise.
+        num_jobs: number of jobs, all over the same machines.
+        preference: preference of the machines.
+        most_idle: largest idle time of a machine that is accepted.
+        most_held: largest number of forwards on a machine that is accepted.
 
     Returns:
-        The order, or None if it would exceed `most_idle` or `most_held`, or if caps stop it: machines that may start
-        nothing hold what only each other's backwards would give back.
+        The order, or None if it would exceed `most_idle` or `most_held`, or if caps deadlock it: each machine
+        would need the backwards of another to free its forwards.
 
     Example:
         Two machines, two jobs of operations 0F 1F 1B 0B, numbered 0..3 and 4..7; keys 0 1 1 3 and 3 4 4 6:
@@ -114,7 +114,7 @@ def job_order(
     )
     machines = range(max(machine_of) + 1)
     rows: list[list[int]] = [[] for _ in machines]
-    # Heaps of key and index of what is ready, those under the cap apart: the cap may hold them back, never the others.
+    # Heaps of (key, index) of ready operations; those under the cap have their own heap, which the cap may hold back.
     ready: list[list[int]] = [[] for _ in machines]
     ready_capped: list[list[int]] = [[] for _ in machines]
     held, worked, free_at = [0 for _ in machines], [0 for _ in machines], [0 for _ in machines]
@@ -129,7 +129,7 @@ def job_order(
     make_ready(0)
     num_left, num_running, time, peak = num_operations * num_jobs, 0, 0, 0
     while num_left:
-        # What ends now: backwards give back, and the next operation of the job is ready.
+        # Operations that end now: backwards free a forward, and the next operation of the job becomes ready.
         ended = ending[time % 3]
         for index in ended:
             operation = index % num_operations
@@ -139,7 +139,7 @@ def job_order(
                 make_ready(index + 1)
         num_running -= len(ended)
         ended.clear()
-        # What starts now: the least key of each free machine.
+        # Operations that start now: the least key of each free machine.
         for machine in machines:
             if free_at[machine] > time:
                 continue
@@ -181,12 +181,12 @@ def best_job_order(
     least_idle: int = 0,
     most_held: int = UNLIMITED,
 ) -> JobOrder | None:
-    """The order with the least idle time and, of these, the least held; of several the first.
+    """The order with the least idle time, then the least `most_held`; of several the first.
 
     Args:
-        machine_of, num_jobs: as `job_order` takes them.
-        preferences: to try, in this order.
-        least_idle: idle time that no order is below; once one has it, only less held counts.
+        machine_of, num_jobs: the same as for `job_order`.
+        preferences: preferences to try, in this order.
+        least_idle: lower bound of the idle time; once an order reaches it, only a smaller `most_held` counts.
         most_held: forwards that a machine may hold.
 
     Returns:
@@ -210,7 +210,7 @@ def best_job_order(
 
 
 def machines_of(placement: Placement) -> tuple[int, ...]:
-    """[stage] -> the machine that runs it: its device or, of a mirrored pair of devices, the lower one.
+    """[stage] -> the machine that runs it: its device or, in a mirrored pair of devices, the lower one.
 
     Example:
         >>> from jaxpipe.schedules.placement import bidirectional, linear
@@ -223,20 +223,20 @@ def machines_of(placement: Placement) -> tuple[int, ...]:
 
 
 def num_jobs_of(placement: Placement, num_microbatches: int) -> int:
-    """Jobs for that many microbatches: of two replicas, enough for the direction that has more."""
+    """The number of jobs for `num_microbatches`; with two replicas, enough for the direction that has more."""
     return -(-num_microbatches // placement.num_replicas)
 
 
 def rows_of_jobs(order: Sequence[Sequence[int]], placement: Placement, *, num_microbatches: int) -> Rows:
     """The rows of all devices.
 
-    Of two replicas, each D microbatches in a row are half and half: the first go down (replica 0); of an odd number,
-    the last direction has one less.
+    With two replicas, each D consecutive microbatches are divided in halves: the first half goes down (replica 0); of
+    an odd number, the last direction has one less.
 
     Args:
         order: [machine][position] -> job * K + operation, as `JobOrder.rows`.
-        placement: of one replica, or of two mirrored ones.
-        num_microbatches: of one step.
+        placement: placement of one replica, or of two mirrored ones.
+        num_microbatches: microbatches of one step.
 
     Returns:
         [device][position] -> F or B.

@@ -1,8 +1,8 @@
 """Activation balancing: no device stores more than a bound, because its partner keeps the rest (BPipe).
 
 Goes in: a schedule in which some devices store much more than others. Comes out: the same schedule with EVICT and LOAD,
-the order of computation unchanged. Which pages they move at which round is left to the lowering, which device is near
-which to the mesh.
+the order of computation unchanged. Left to others: the pages and rounds of transfers (the lowering), and the places of
+devices (the mesh).
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ def balance(
 
         0F0 0EVICT0 0F1 0EVICT1 0F2 0EVICT2 0LOAD0 0F3 0EVICT3 0B0 0LOAD1 0F4 0EVICT4 0B1 0LOAD2 0F5 0EVICT5 ...
 
-    Why the bound holds. Let a row store c slots at most, its partner c', and let the bound be
-    k = ceil((c + c' + 1) / 2). Counted as stored is what a device has computed and not given back, what is
-    parked with it, and what is in transit, from the start of the transfer at its target and to the end of
-    it at its source. A transfer takes no longer than one compute action.
+    Why the bound holds. Let a row store at most c slots, its partner c', and let the bound be
+    k = ceil((c + c' + 1) / 2). Stored slots are those that a device has computed and not freed, those
+    parked with it, and those in transit, from the start of the transfer at its target and to its end
+    at its source. A transfer takes no longer than one compute action.
 
     - `unit="page"`: EVICT_m stands directly after F_m, LOAD_x one compute action before B_x, and each moves
       the share f = (c - k) / (c - 2) of a microbatch's pages. At each moment at most two of the c
-      microbatches are whole: during F_m, m itself and x, which is coming; during B_x, x itself and m, which
-      is leaving. (Where m - 1 leaves and x comes during one action, the second transfer waits for the
-      first.) The other c - 2 have 1 - f at home: (c - 2)(1 - f) + 2 = k. The partner gives room to the pages
+      microbatches are whole: during F_m, m itself and x, which arrives; during B_x, x itself and m, which
+      leaves. (If m - 1 leaves and x arrives during one action, the second transfer waits for the
+      first.) The other c - 2 have 1 - f at home: (c - 2)(1 - f) + 2 = k. The partner stores the pages
       of all but one: c' + (c - 1) f = c' + (c - k) + f <= c' + c - k + 1 <= k.
       The program moves whole pages. A stage of L layers parks floor((i + 1) f L) - floor(i f L) pages of
-      its i-th microbatch: of any c - 2 in a row exactly (c - k) L, so the bound holds to the page.
-      Where a backward is split, or chunks take turns irregularly, more than two may be whole; f is then
+      its i-th microbatch: any c - 2 consecutive ones park exactly (c - k) L, so the bound holds to the page.
+      If a backward is split, or chunks take turns irregularly, more than two may be whole; f is then
       the least share with which the row keeps k.
     - `unit="microbatch"`: an eviction is made only where the device would store more than k during the action
-      after the one in which it travels; then it stores exactly k there. So of c the partner has c - k and, of
-      what is in transit, one: a load that is due at once goes before the eviction. c' + (c - k) + 1 <= k.
+      after the one in which it travels; then it stores exactly k there. So the partner has c - k of the c and, of
+      those in transit, one: a load that is due at once goes before the eviction. c' + (c - k) + 1 <= k.
 
     Evictions over a step at (D=4, N=16) and (8, 32), of 1F1B's stages 0, 1, 2: 8 and 15, 12, 8 whole
     microbatches; 5 and 12, 10, 6 if transfers take no time (oldest first: 14 and 28, 28, 28); by pages 16 f =
     8 and 32 f = 16, 12.8, 8 slots.
 
     Args:
-        schedule: legal, without EVICT and LOAD.
+        schedule: a legal schedule without EVICT and LOAD.
         bound: slots, the (stage, microbatch) pairs that a device may hold; by default the least one that can
             be kept, ceil((c + c' + 1) / 2) for the pair that needs most: ceil((D + 2) / 2) for 1F1B.
-        unit: "page": the same share of every microbatch; "microbatch": whole ones, as BPipe does.
-        policy: with whole microbatches, whether the one needed last ("latest") or next ("oldest") leaves.
-        overlapped: with whole microbatches, whether transfers travel during computation and count as
-            stored; otherwise they take no time and do not.
+        unit: "page" moves the same share of every microbatch; "microbatch" moves whole ones, as BPipe does.
+        policy: the whole microbatch to evict: the one needed last ("latest") or next ("oldest").
+        overlapped: whether transfers of whole microbatches travel during computation and count as
+            stored; otherwise they take no time and no memory.
 
     Raises:
         ScheduleError: no device stores more than the bound, the bound cannot be kept, an option is unknown
@@ -108,22 +108,22 @@ def balance(
 
 
 def row_peaks(schedule: Schedule) -> tuple[int, ...]:
-    """[device] the most slots that its own actions make it store at once; EVICT and LOAD are ignored."""
+    """The peak of slots on each device, [device], from its own actions; EVICT and LOAD are ignored."""
     columns = schedule.columns
     change = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.W)
     return tuple(int(np.cumsum(row).max(initial=0)) for row in np.split(change, columns.first[1:-1]))
 
 
 def least_bound(peaks: tuple[int, ...]) -> int:
-    """The least bound for which there is room: what a pair stores, and one slot in transit, halved."""
+    """The least bound that can be kept: half of all slots of a pair, including one in transit, rounded up."""
     return max((own + other + 2) // 2 for own, other in zip(peaks, reversed(peaks), strict=True))
 
 
 def check_options(*, unit: str, policy: str, overlapped: bool) -> None:
-    """Refuses options of `balance` that are unknown or have no effect.
+    """Raises ScheduleError for options of `balance` that are unknown or have no effect.
 
     Raises:
-        ScheduleError: names the closest known one, or what the option needs to have an effect.
+        ScheduleError: an option is unknown, or has no effect.
     """
     for field, value, known in (("unit", unit, UNITS), ("policy", policy, POLICIES)):
         if value not in known:
@@ -164,7 +164,7 @@ def _plans(
 
 
 def _share(schedule: Schedule, plans: dict[int, EvictionPlan], stage: int) -> Fraction:
-    """The share of its device's plan that `stage` parks: whole microbatches where none leaves."""
+    """The share of its device's plan that `stage` parks: 1 if none leaves."""
     shares = {plans[devices[stage]].share for devices in schedule.placement.devices if devices[stage] in plans}
     return max(shares, default=Fraction(1))
 
@@ -174,7 +174,7 @@ def _check_unbalanced(schedule: Schedule) -> None:
         raise ScheduleError(
             explain(
                 f"{schedule.name!r} has EVICT and LOAD actions already.",
-                rule="balance-once: what is to be balanced moves nothing yet",
+                rule="balance-once: a schedule to balance has no transfers yet",
                 repair="balance the schedule that it was made from, with the bound that you want",
             )
         )
@@ -184,7 +184,7 @@ def _nothing_to_balance(schedule: Schedule, peaks: tuple[int, ...], bound: int) 
     return ScheduleError(
         explain(
             f"nothing to balance in {_where(schedule)}: no device stores more than bound={bound} slots",
-            rule="imbalance: what is in transit takes a slot on either device of a pair, so balancing pays where one "
+            rule="imbalance: a slot in transit counts on both devices of a pair, so balancing pays if one "
             "stores at least three more than the other; in 1F1B from num_devices=4 on",
             picture=_picture(peaks),
             repair="use the schedule as it is, or give a lower bound if there is room for it",
@@ -196,7 +196,7 @@ def _bound_too_small(schedule: Schedule, peaks: tuple[int, ...], bound: int, lea
     return ScheduleError(
         explain(
             f"bound={bound} cannot be kept in {_where(schedule)}",
-            rule="room: the two devices of a pair have room for what both store, and for a slot in transit",
+            rule="room: the two devices of a pair have room for all that both store, and for a slot in transit",
             picture=_picture(peaks),
             repair=f"set bound={least}, the least that can be kept, or leave it out",
         )

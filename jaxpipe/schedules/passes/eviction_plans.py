@@ -1,8 +1,8 @@
-"""Eviction plans: which activations a device parks with its partner, and when, so that it keeps a bound.
+"""Eviction plans: the activations that a device parks with its partner, and when, so as to keep a bound.
 
 Goes in: how long each device stores its activations, counted in the compute actions of its row, and a bound in slots.
 Comes out: where EVICT and LOAD stand in the row, or that the bound cannot be kept. The proof that the default bound can
-is in `balance`.
+be kept is in `balance`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Lifetime(NamedTuple):
     """Storage of one (stage, microbatch), in indices of its row's compute actions.
 
     Attributes:
-        forward: its F.
+        forward: the F that fills it.
         start: index of its F.
         need: index of its B or I, which reads the activations first.
         end: index of its B or W, which gives them back.
@@ -33,7 +33,7 @@ class Lifetime(NamedTuple):
 
 
 def activation_lifetimes(schedule: Schedule) -> tuple[tuple[Lifetime, ...], ...]:
-    """[device] -> lifetimes of what it stores, in the order of their forwards; `schedule` is legal.
+    """[device] -> lifetimes of its activations, in the order of their forwards; `schedule` is legal.
 
     Example:
         >>> from jaxpipe.schedules import build
@@ -49,7 +49,7 @@ def activation_lifetimes(schedule: Schedule) -> tuple[tuple[Lifetime, ...], ...]
 
 
 def num_stored(row: Sequence[Lifetime]) -> list[int]:
-    """[compute action] how many (stage, microbatch) the device stores during it.
+    """[compute action] number of (stage, microbatch) pairs that the device stores during it.
 
     Example:
         >>> forward = Action(Kind.F, 0, 0)
@@ -60,7 +60,7 @@ def num_stored(row: Sequence[Lifetime]) -> list[int]:
 
 
 def num_within(spans: Sequence[tuple[int, int]]) -> list[int]:
-    """[index] how many of `spans`, first and last included, contain it; up to the last end."""
+    """[index] number of `spans`, both ends included, that contain it; up to the last end."""
     changes = [0] * (max((last for _, last in spans), default=-1) + 2)
     for first, last in spans:
         changes[first] += 1
@@ -99,12 +99,12 @@ class PlacedTransfer(NamedTuple):
 
 
 class EvictionPlan(NamedTuple):
-    """What one device evicts and loads.
+    """The evictions and loads of one device.
 
     Attributes:
-        transfers: where several travel during the same action, in the order in which they do.
-        share: of a microbatch's pages that each transfer carries.
-        most_parked: slots that the partner gives at most, transit included.
+        transfers: EVICT and LOAD with their places; those during the same action are in the order of travel.
+        share: fraction of a microbatch's pages that each transfer carries.
+        most_parked: the most slots that the partner gives, transit included.
     """
 
     transfers: tuple[PlacedTransfer, ...]
@@ -134,9 +134,9 @@ class _Stay(NamedTuple):
     """A microbatch that is evicted, in indices of its row's compute actions.
 
     Attributes:
-        lifetime: of its activations.
-        leaves: its EVICT stands before this action.
-        lands: its LOAD stands before this action.
+        lifetime: lifetime of its activations.
+        leaves: index of the action that its EVICT precedes.
+        lands: index of the action that its LOAD precedes.
     """
 
     lifetime: Lifetime
@@ -145,29 +145,29 @@ class _Stay(NamedTuple):
 
 
 def page_plan(row: Sequence[Lifetime], bound: int) -> EvictionPlan | None:
-    """The least share with which a row keeps `bound`, and where that share of each microbatch leaves and returns.
+    """The plan with the least share of each microbatch that lets a row keep `bound`.
 
     EVICT stands directly after the F, LOAD one compute action before the backward. A microbatch that would not be away
-    during one whole compute action is left at home.
+    during one whole compute action stays.
 
     Args:
         row: lifetimes of a device that stores more than `bound`.
         bound: slots that the device may hold, transit included.
 
     Returns:
-        The plan, or None if not even whole microbatches would do.
+        The plan, or None if not even whole microbatches suffice.
     """
     stays = [
         _Stay(lifetime, lifetime.start + 1, lifetime.need - 1) for lifetime in row if lifetime.need - lifetime.start > 3
     ]
     stored = num_stored(row)
     settled = num_within([(stay.leaves + 1, stay.lands - 1) for stay in stays])
-    # Where one leaves and another lands during the same action, the transfers follow each other (EVICT stands
+    # If one leaves and another lands during the same action, the transfers follow each other (EVICT is
     # first): at each moment only one of the two is whole.
     leaving = {stay.leaves for stay in stays}
     for index in leaving & {stay.lands for stay in stays}:
         settled[index] += 1
-    # While more than `bound` are stored, the settled ones must have the excess away: share x settled >= excess.
+    # While more than `bound` are stored, the parked shares must cover the excess: share x settled >= excess.
     share = Fraction(0)
     for num, num_settled in set(zip(stored, settled + [0] * (len(stored) - len(settled)), strict=True)):
         if num > bound:
@@ -184,10 +184,11 @@ def page_plan(row: Sequence[Lifetime], bound: int) -> EvictionPlan | None:
 
 
 def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlapped: bool) -> EvictionPlan | None:
-    """Where whole microbatches leave and return so that a row keeps `bound`.
+    """The plan that moves whole microbatches so that a row keeps `bound`.
 
-    Loads are as late as their backward lets them, evictions as late as the bound. Backward is first-in first-out, so
-    the latest saved microbatch is the one needed last; to evict it is Belady's rule, which makes the fewest evictions.
+    Loads are as late as their backward allows, evictions as late as the bound allows. Backward is first-in first-out,
+    so the latest saved microbatch is the one needed last; evicting it is Belady's rule, which needs the fewest
+    evictions.
 
     Args:
         row: lifetimes of a device that stores more than `bound`.
@@ -197,7 +198,7 @@ def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlap
             before its backward; if not, transfers take no time and hold nothing.
 
     Returns:
-        The plan, or None if nothing that may leave makes enough room.
+        The plan, or None if no eviction makes enough room.
 
     Source: Belady, A study of replacement algorithms for a virtual-storage computer, 1966; Kim et al.,
     BPipe, ICML 2023.
@@ -207,19 +208,19 @@ def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlap
     need_at = {lifetime.need: i for i, lifetime in enumerate(row)}
     end_at = {lifetime.end: i for i, lifetime in enumerate(row)}
     choose = {"latest": max, "oldest": min}[policy]
-    home: set[int] = set()  # indices in `row`, settled, before the compute action `index`
+    home: set[int] = set()  # microbatches on the device before the compute action `index`, as indices in `row`
     away: set[int] = set()
     transfers: list[PlacedTransfer] = []
     most_parked = 0
     for index in range(max(end_at) + 1):
         landing = {need_at[index + lead]} & away if index + lead in need_at else set()
-        # What must have room once an eviction made now has left: at the action `index + lead`.
+        # The slots that need room once an eviction made now has left: at the action `index + lead`.
         stored = len(home) + len(landing) + sum(i in forward_at for i in range(index, index + lead + 1))
         if overlapped:
             stored += (need_at.get(index + 2) in away) - (index in end_at)
         leaving = set()
         while stored > bound:
-            # What is needed within the next actions would have to turn round at once.
+            # A microbatch needed within the next actions would have to return at once.
             free = [i for i in home if row[i].need > index + 2 * lead]
             if not free:
                 return None

@@ -2,8 +2,8 @@
 
 A method that builds whole groups of microbatches builds for the next multiple and drops the padding: a row without
 some microbatches is as legal as before, since an action waits for another microbatch only by its place in the row, and
-what stays keeps its order. A short last group instead is not always legal: the interleaved schedule of eight devices
-and twelve microbatches deadlocks.
+the remaining actions keep their order. A short last group instead is not always legal: the interleaved schedule of
+eight devices and twelve microbatches deadlocks.
 
 Goes in: rows, or a schedule. Comes out: the same with fewer or more actions. How gradients are summed at a SYNC is left
 to the program.
@@ -31,12 +31,12 @@ def drop_padding(rows: Iterable[Iterable[Action]], *, num_microbatches: int) -> 
     """Returns `rows` with only `num_microbatches` of their microbatches, renumbered from 0 in the same order.
 
     With one replica the last ones are dropped; with two the last of each direction in turn, replica 1 first, so that
-    the directions stay as equal as they can.
+    the directions stay as equal as possible.
 
     Args:
         rows: [device][position] -> F, B, I or W of at least `num_microbatches` microbatches; of two replicas, equally
             many each.
-        num_microbatches: how many to keep, >= 1.
+        num_microbatches: number of microbatches to keep, >= 1.
 
     Example:
         >>> from jaxpipe.schedules.schedule import Kind
@@ -66,15 +66,15 @@ def forwards_only(schedule: Schedule) -> Schedule:
 
 
 def with_sync(rows: Rows, placement: Placement, *, eager: bool) -> Rows:
-    """Returns `rows` with one SYNC for each (replica, stage) of their device: its gradients are complete.
+    """Returns `rows` with one SYNC for each (replica, stage) of their device, where its gradients are complete.
 
     In a schedule of two replicas each stage is on two devices, which sum their gradients. No computation waits for it.
 
     Args:
         rows: [device][position] -> F, B, I or W.
-        placement: of two replicas, which holds the stages of `rows`.
-        eager: put each SYNC directly after the last backward of its stage and replica, not all of them at the end of
-            the row. A stage whose replica runs no microbatch has its SYNC at the end in any case.
+        placement: placement of two replicas, which holds the stages of `rows`.
+        eager: whether to put each SYNC directly after the last backward of its stage and replica, not all of them at
+            the end of the row. A stage whose replica runs no microbatch has its SYNC at the end in any case.
 
     Example:
         >>> from jaxpipe.schedules.placement import bidirectional, linear

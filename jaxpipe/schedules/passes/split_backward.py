@@ -1,7 +1,7 @@
-"""Backward splitting: every B becomes I and W, and W waits until its device has nothing better to do.
+"""Backward splitting: every B becomes I and W, and W runs when its device would otherwise wait.
 
 Goes in: any schedule with whole backwards. Comes out: the same schedule with input and weight gradients apart, as the
-zero-bubble papers have them. Methods that order F and I for that themselves do better.
+zero-bubble papers have them. Methods that choose the order of F and I for split backwards do better.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.option_checks import Times, checked_times
 from jaxpipe.schedules.ordering.weight_filling import with_weight_gradients
 from jaxpipe.schedules.passes.balance import row_peaks
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Rows, Schedule
-from jaxpipe.schedules.times import Times, checked_times
 
 _LEAST_FITS = (1.0, 0.5, 0.0)  # fractions of a W for which a wait must have room, to try
 
@@ -35,33 +35,34 @@ def split_backward(
         0  0F0 0F1 ... 0B0 0B0 0F2 0B1 0B1 ... 0B2 0B2        0  0F0 0F1 ... 0I0 0W0 0F2 0I1 0W1 ... 0I2 0W2
         1  ... 1F0 1B0 1B0 1F1 1B1 1B1 1F2 1B2 1B2 ...        1  ... 1F0 1I0 1W0 1F1 1I1 1W1 1F2 1I2 1W2 ...
 
-    A message leaves after I, not after the whole backward: in 1F1B that saves a W for each stage that the last
-    microbatch goes back: a bubble of (D-1)(F+I), not (D-1)(F+B). With `bound=D` its last devices may put W off too,
-    and for N >= D the bubble is (D-1) max(F, I, F+I-W): that of ZB-H1, (D-1)(F+I-W), where W is no longer than F and
+    A message leaves after I, not after the whole backward: in 1F1B this saves a W for each stage on the way back of the
+    last
+    microbatch: a bubble of (D-1)(F+I), not (D-1)(F+B). With `bound=D` its last devices may defer W too,
+    and for N >= D the bubble is (D-1) max(F, I, F+I-W): that of ZB-H1, (D-1)(F+I-W), if W is no longer than F and
     I, at F=I=W a ratio of (D-1)/(3N+D-1).
 
-    What holds, for the times that are given:
+    Guarantees, for the given times:
 
     - Each row keeps the order of its F and, as I, of its B. Name, EVICT, LOAD and parked shares stay; a SYNC stands
       where it did, or behind the last W of its stage and replica.
-    - No device stores more of its own stages than before, or than `bound` if that is more: behind I and W it stores
-      what it did behind B, and where W move, an F starts only when there is room, and while there is none, W run.
+    - No device stores more of its own stages than before, or than `bound` if that is more: after I and W it stores
+      what it did after B; if W move, an F starts only when there is room, and until then W run.
     - The makespan is no longer than before with a B of I + W. With W directly behind each I, every F and I starts no
       later than before: its row takes as long up to there, and its message leaves after I already. W move only if that
       makes the step shorter.
 
     In a schedule with EVICT and LOAD each W stands directly behind its I: when transfers travel depends on the actions
-    around them. To have W fill, split first and balance then.
+    around them. To let W fill bubbles, split first, then balance.
 
     Args:
-        schedule: legal, with at least one B; I and W that it has already are kept, the W where none moves.
-        bound: slots, the (stage, microbatch) pairs, that every device may store from F to W; by default each what it
+        schedule: a legal schedule with at least one B; existing I and W are kept, and W may move.
+        bound: slots, the (stage, microbatch) pairs, that every device may store from F to W; by default what each
             stored before.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 
     Raises:
-        ScheduleError: there is nothing to split, a bound below what a device stores, a time that is not a positive
-            number, an option without effect, or the schedule is not legal.
+        ScheduleError: nothing is left to split, the bound is below what a device stores, a time is not a positive
+            number, an option has no effect, or the schedule is not legal.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241), for the two halves and for W in
     gaps; they write B for our I. As a pass on any schedule it is ours.
@@ -81,12 +82,12 @@ def split_backward(
 
 
 def best_weight_gradients(schedule: Schedule, times: Times, *, bounds: Sequence[int] | None = None) -> Schedule:
-    """Returns `schedule` with its W where they stand, or all backwards split and W in gaps, whichever ends first.
+    """Returns `schedule` unchanged, or with all backwards split and W in gaps, whichever ends first.
 
     Args:
-        schedule: legal, without EVICT and LOAD.
-        times: of its actions; B takes as long as I and W.
-        bounds: [device] slots that it may store from F to W; by default each what the fullest of `schedule` stores.
+        schedule: a legal schedule without EVICT and LOAD.
+        times: times of its actions; B takes as long as I and W.
+        bounds: [device] slots that it may store from F to W; by default the highest peak of `schedule`, for each.
     """
     bounds = bounds or [max(row_peaks(schedule))] * schedule.num_devices
     candidates = [schedule.rows]
@@ -111,7 +112,7 @@ def _check_whole(schedule: Schedule) -> None:
         raise ScheduleError(
             explain(
                 f"{schedule.name!r} has nothing to split.",
-                rule="whole-backward: what is to be split has at least one B; here every backward is I and W already",
+                rule="whole-backward: a schedule to split has at least one B; here every backward is already I and W",
                 picture=f"device 0     {' '.join(map(str, schedule.rows[0][:8]))} ...",
                 repair="use the schedule as it is",
             )
@@ -119,7 +120,7 @@ def _check_whole(schedule: Schedule) -> None:
 
 
 def _check_effect(schedule: Schedule, bound: int | None, times: Times) -> None:
-    """Where EVICT and LOAD hold every W in its place, no option has an effect."""
+    """Raises ScheduleError for options without effect: with EVICT and LOAD every W stays in its place."""
     if not schedule.has_transfers:
         return
     used = {"bound": bound, **times._asdict()}
@@ -139,7 +140,7 @@ def _bound_too_small(schedule: Schedule, peaks: Sequence[int], bound: int) -> Sc
         explain(
             f"bound={bound} for {schedule.name!r} (num_devices={schedule.num_devices}, "
             f"num_microbatches={schedule.num_microbatches})",
-            rule="split-room: splitting keeps the order of F, so that a device stores at least what it did",
+            rule="split-room: splitting keeps the order of F, so that a device stores at least as much as before",
             picture=f"slots of each device  {' '.join(map(str, peaks))}",
             repair=f"set bound={max(peaks)} or more, or leave it out; `balance` lowers it",
         )

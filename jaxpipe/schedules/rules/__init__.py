@@ -1,6 +1,6 @@
 """The rules that make a schedule legal, and the check that reports every place where one is broken.
 
-Goes in: any Schedule, also one that somebody typed. Comes out: violations, or a ScheduleError that shows them. A legal
+Goes in: any Schedule, even one written by hand. Comes out: violations, or a ScheduleError that shows them. A legal
 schedule runs to its end on both clocks: each message has its sender (F and backward of every stage exist once, in one
 replica), storage is used only between its F and its backward, and no device waits for itself. Costs and memory limits
 do not make a schedule illegal.
@@ -44,7 +44,7 @@ def check(schedule: Schedule) -> Schedule:
     """Returns `schedule` itself, if it is legal.
 
     Raises:
-        ScheduleError: it breaks rules; the message shows the first five places and counts the rest.
+        ScheduleError: the schedule breaks rules; the message shows the first five places and counts the rest.
 
     Example:
         >>> from jaxpipe.schedules import build
@@ -60,8 +60,8 @@ def check(schedule: Schedule) -> Schedule:
 def violations(schedule: Schedule) -> list[Violation]:
     """Every place where `schedule` breaks a rule, in the order of `RULES`.
 
-    A rule looks only at what the rules before it left standing: without a sane placement nothing else is looked at,
-    actions out of range or on a wrong device count for no other rule, and circles are looked for only in schedules that
+    A rule relies on the rules before it: without a legal placement nothing else is checked,
+    actions out of range or on a wrong device count for no other rule, and circles are searched only in schedules that
     are otherwise legal.
     """
     found = [*row_per_device(schedule), *placement(schedule)]

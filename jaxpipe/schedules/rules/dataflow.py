@@ -129,7 +129,7 @@ def acyclic(view: View) -> Iterator[Violation]:
     if not blocked:
         return
     # Every message of a complete schedule has a sender, and it stands at or after the position at which
-    # its own device is blocked: so following senders from any blocked device comes round.
+    # its own device is blocked: so following senders from any blocked device leads into a circle.
     device_of = view.columns.device
     device, seen = next(iter(blocked)), []
     while device not in seen:
@@ -141,7 +141,7 @@ def acyclic(view: View) -> Iterator[Violation]:
         f"({view.where(message[blocked[d]])})"
         for d in circle
     )
-    # Moving one sender ahead of what blocks its device opens the circle; a forward may always be moved so.
+    # Moving one sender ahead of what blocks its device opens the circle; a forward may always be moved like this.
     senders = [message[blocked[d]] for d in circle]
     sender = next((i for i in senders if view.action(i).kind is Kind.F), senders[0])
     before = view.place(blocked[view.place(sender)[0]])

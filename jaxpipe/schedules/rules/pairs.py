@@ -1,4 +1,4 @@
-"""Rules on EVICT, LOAD and SYNC: what the two devices of a pair do with each other."""
+"""Rules on EVICT, LOAD and SYNC: the exchanges between the two devices of a pair."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What rules look at and what they return: a view of the actions, and violations with their text.
+"""The input and output of rules: a view of the actions, and violations with their text.
 
-Goes in: a schedule, and what the rules find wrong with it. Comes out: actions counted and indexed; one text that shows
+Goes in: a schedule, and the violations that the rules find. Comes out: actions counted and indexed; one text that shows
 the first five violations with the part of the grid where each stands. Which schedules are legal is not decided here.
 """
 
@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxpipe.errors import explain
 from jaxpipe.schedules.schedule import NO_MICROBATCH, Action, Columns, Kind, Schedule
 
 NUM_SHOWN = 5
@@ -25,8 +26,8 @@ class Violation:
 
     Attributes:
         rule: name of the rule, a key of `rules.RULES`.
-        what: where and what, on one line.
-        repair: what to change.
+        what: place and error, on one line.
+        repair: the change that repairs it.
         places: (device, position) of the actions concerned, the first one foremost; a position may be
             one past the end of the row.
     """
@@ -42,7 +43,7 @@ def message(schedule: Schedule, violations: Sequence[Violation], rules: Mapping[
 
     Args:
         schedule: the schedule that has them.
-        violations: at least one.
+        violations: one or more violations.
         rules: name of each rule -> its statement.
     """
     num_rules = len({violation.rule for violation in violations})
@@ -55,11 +56,10 @@ def message(schedule: Schedule, violations: Sequence[Violation], rules: Mapping[
         f"num_microbatches={schedule.num_microbatches})"
     ]
     for violation in violations[:NUM_SHOWN]:
-        lines.append(f"  {violation.what}")
-        lines.append(f"  rule {violation.rule}: {rules[violation.rule]}")
-        for device, position in violation.places[:_NUM_PICTURED]:
-            lines += [f"      {line}" for line in picture(schedule, device, position)]
-        lines.append(f"  repair: {violation.repair}")
+        places = violation.places[:_NUM_PICTURED]
+        pictures = [line for device, position in places for line in picture(schedule, device, position)]
+        rule = f"{violation.rule}: {rules[violation.rule]}"
+        lines.append(f"  {explain(violation.what, rule=rule, picture=chr(10).join(pictures), repair=violation.repair)}")
     if len(violations) > NUM_SHOWN:
         lines.append(f"  and {len(violations) - NUM_SHOWN} more")
     return "\n".join(lines)

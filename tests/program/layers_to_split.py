@@ -1,7 +1,7 @@
-"""Layers of all kinds, and what the two halves of each one's backward should be: counted by hand.
+"""Layers of all kinds, and what I and W of each one's backward should be: counted by hand.
 
-Of `x @ k` the backward has two products, dy k' for the input and x' dy for the kernel. The first half has the first
-kind, of every product that the input goes through, and what a checkpoint computes again; the second has the other.
+Of `x @ k` the backward has two products, dy k' for the input and x' dy for the kernel. I has the first
+kind, of every product that the input goes through, and what a checkpoint recomputes; W has the second kind.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ Shapes = list[tuple[int, ...]]
 
 
 class Layer(NamedTuple):
-    """A layer, and what its halves have.
+    """A layer, and what its I and W should have.
 
     Attributes:
         function: of params, x "token hidden" and `given`.
-        now, later: matrix products of either half.
-        left: shapes of what I leaves, in any order; None: not looked at.
-        kept: shapes of the residuals that W reads, in any order; None: not looked at.
+        now, later: matrix products of I and of W.
+        deferred: shapes of what I defers to W, in any order; None: not checked.
+        shared: shapes of the residuals that W reads, in any order; None: not checked.
         early: names of parameters whose gradients I computes.
         given: what the function is given besides.
         dtype: of parameters and input.
@@ -42,8 +42,8 @@ class Layer(NamedTuple):
     params: dict[str, Any]
     now: int
     later: int
-    left: Shapes | None = None
-    kept: Shapes | None = None
+    deferred: Shapes | None = None
+    shared: Shapes | None = None
     early: tuple[str, ...] = ()
     given: Any = None
     dtype: str = "float32"
@@ -219,46 +219,50 @@ def input_without_gradient(params, x, _):
 
 checkpoint = partial(jax.checkpoint, prevent_cse=False)
 saves_products = partial(checkpoint, policy=jax.checkpoint_policies.dots_saveable)
-AGAIN = Layer(checkpoint(feed_forward), UP_DOWN, 3, 2, left=[X, WIDE, WIDE], kept=[X])
+AGAIN = Layer(checkpoint(feed_forward), UP_DOWN, 3, 2, deferred=[X, WIDE, WIDE], shared=[X])
 
 LAYERS = {
-    "one product": Layer(product, KERNEL, 1, 1, left=[X], kept=[X]),
-    "two products": Layer(feed_forward, UP_DOWN, 2, 2, left=[X, WIDE], kept=[X, WIDE]),
+    "one product": Layer(product, KERNEL, 1, 1, deferred=[X], shared=[X]),
+    "two products": Layer(feed_forward, UP_DOWN, 2, 2, deferred=[X, WIDE], shared=[X, WIDE]),
     "norm and bias": Layer(
         normed_product,
         KERNEL | dict.fromkeys(("scale", "shift", "bias"), normal(HIDDEN)),
         *(1, 1),
-        left=[X],
-        kept=[X],
+        deferred=[X],
+        shared=[X],
         early=("scale", "shift", "bias"),
     ),
     "norm alone": Layer(
         lambda params, x, _: normed(x, **params),
         {"scale": normal(HIDDEN), "shift": normal(HIDDEN)},
         *(0, 0),
-        left=[],
-        kept=[],
+        deferred=[],
+        shared=[],
         early=("scale", "shift"),
     ),
-    "a kernel used twice": Layer(twice, KERNEL, 2, 2, left=[X, X], kept=[X, X]),
-    "a kernel that is a scale too": Layer(as_kernel_and_scale, KERNEL, 1, 1, left=[X, (HIDDEN,)], kept=[X]),
+    "a kernel used twice": Layer(twice, KERNEL, 2, 2, deferred=[X, X], shared=[X, X]),
+    "a kernel that is a scale too": Layer(as_kernel_and_scale, KERNEL, 1, 1, deferred=[X, (HIDDEN,)], shared=[X]),
     "a parameter that is not used": Layer(
-        product, KERNEL | {"other": normal(WIDTH)}, 1, 1, left=[X], kept=[X], early=("other",)
+        product, KERNEL | {"other": normal(WIDTH)}, 1, 1, deferred=[X], shared=[X], early=("other",)
     ),
     "a parameter as large as the input": Layer(
         lambda params, x, _: jnp.tanh(x * params["gate"]),
         {"gate": normal(*X)},
         *(0, 0),
-        left=[],
-        kept=[],
+        deferred=[],
+        shared=[],
         early=("gate",),
     ),
     "a product of parameters": Layer(
-        low_rank, {"a": normal(HIDDEN, 2), "b": normal(2, HIDDEN)}, 1, 3, left=[X], kept=[X]
+        low_rank, {"a": normal(HIDDEN, 2), "b": normal(2, HIDDEN)}, 1, 3, deferred=[X], shared=[X]
     ),
     # Recomputed for the input's gradient, and read again for the parameters': W is given it, though it has a and b.
     "a product of parameters in a checkpoint": Layer(
-        checkpoint(low_rank_squashed), {"a": normal(HIDDEN, 2), "b": normal(2, HIDDEN)}, 2, 3, left=[X, (HIDDEN,) * 2]
+        checkpoint(low_rank_squashed),
+        {"a": normal(HIDDEN, 2), "b": normal(2, HIDDEN)},
+        2,
+        3,
+        deferred=[X, (HIDDEN,) * 2],
     ),
     "checkpoint": AGAIN,
     "checkpoint behind a barrier": AGAIN._replace(function=jax.checkpoint(feed_forward)),
@@ -266,54 +270,72 @@ LAYERS = {
     # I does both.
     "checkpoint in a checkpoint": Layer(checkpoint_in_a_checkpoint, UP_DOWN, 4, 2),
     "checkpoint that saves products": AGAIN._replace(function=saves_products(feed_forward), now=2),
-    "jit in jit": Layer(jax.jit(jax.jit(feed_forward)), UP_DOWN, 2, 2, left=[X, WIDE], kept=[X, WIDE]),
-    "custom_vjp": Layer(own_rule, KERNEL, 1, 1, left=[X], kept=[X]),
-    "custom_vjp in a checkpoint": Layer(checkpoint(own_rule), KERNEL, 2, 1, left=[X], kept=[X]),
-    "custom_jvp": Layer(partial(feed_forward, activation=jax.nn.silu), UP_DOWN, 2, 2, left=[X, WIDE], kept=[X, WIDE]),
-    "custom_jvp in a checkpoint": AGAIN._replace(function=checkpoint(partial(feed_forward, activation=jax.nn.silu))),
-    "gelu": Layer(partial(feed_forward, activation=jax.nn.gelu), UP_DOWN, 2, 2, left=[X, WIDE], kept=[X, WIDE]),
-    "a loop": Layer(turns, STACK, 3, 3, left=[(TURNS, *X)], kept=[(TURNS, *X)], early=("bias",)),
-    "a loop with a kernel for all": Layer(turns_of_one, KERNEL, 3, 3, left=[(TURNS, *X)], kept=[(TURNS, *X)]),
-    "a loop that counts": Layer(turns_that_count, KERNEL, 3, 3, left=[(TURNS, *X)], kept=[(TURNS, *X)]),
-    "a loop with outputs": Layer(
-        turns_with_outputs, {"kernel": STACK["kernel"]}, 3, 3, left=[(TURNS, *X)], kept=[(TURNS, *X)]
+    "jit in jit": Layer(jax.jit(jax.jit(feed_forward)), UP_DOWN, 2, 2, deferred=[X, WIDE], shared=[X, WIDE]),
+    "custom_vjp": Layer(own_rule, KERNEL, 1, 1, deferred=[X], shared=[X]),
+    "custom_vjp in a checkpoint": Layer(checkpoint(own_rule), KERNEL, 2, 1, deferred=[X], shared=[X]),
+    "custom_jvp": Layer(
+        partial(feed_forward, activation=jax.nn.silu), UP_DOWN, 2, 2, deferred=[X, WIDE], shared=[X, WIDE]
     ),
-    "a loop of two": Layer(turns_of_two, {"kernel": STACK["kernel"]}, 3, 3, left=[(TURNS, *X)], kept=[(TURNS, *X)]),
-    "a loop in a checkpoint": Layer(checkpoint(turns), STACK, 6, 3, left=[(TURNS, *X)] * 2, kept=[], early=("bias",)),
+    "custom_jvp in a checkpoint": AGAIN._replace(function=checkpoint(partial(feed_forward, activation=jax.nn.silu))),
+    "gelu": Layer(partial(feed_forward, activation=jax.nn.gelu), UP_DOWN, 2, 2, deferred=[X, WIDE], shared=[X, WIDE]),
+    "a loop": Layer(turns, STACK, 3, 3, deferred=[(TURNS, *X)], shared=[(TURNS, *X)], early=("bias",)),
+    "a loop with a kernel for all": Layer(turns_of_one, KERNEL, 3, 3, deferred=[(TURNS, *X)], shared=[(TURNS, *X)]),
+    "a loop that counts": Layer(turns_that_count, KERNEL, 3, 3, deferred=[(TURNS, *X)], shared=[(TURNS, *X)]),
+    "a loop with outputs": Layer(
+        turns_with_outputs, {"kernel": STACK["kernel"]}, 3, 3, deferred=[(TURNS, *X)], shared=[(TURNS, *X)]
+    ),
+    "a loop of two": Layer(
+        turns_of_two, {"kernel": STACK["kernel"]}, 3, 3, deferred=[(TURNS, *X)], shared=[(TURNS, *X)]
+    ),
+    "a loop in a checkpoint": Layer(
+        checkpoint(turns), STACK, 6, 3, deferred=[(TURNS, *X)] * 2, shared=[], early=("bias",)
+    ),
     "checkpoints in a loop": Layer(
-        partial(turns, fn=checkpoint), STACK, 6, 3, left=[(TURNS, *X)], kept=[(TURNS, *X)], early=("bias",)
+        partial(turns, fn=checkpoint), STACK, 6, 3, deferred=[(TURNS, *X)], shared=[(TURNS, *X)], early=("bias",)
     ),
     "a loop in a loop": Layer(
-        turns_of_turns, STACK, 6, 6, left=[(2, TURNS, *X)], kept=[(2, TURNS, *X)], early=("bias",)
+        turns_of_turns, STACK, 6, 6, deferred=[(2, TURNS, *X)], shared=[(2, TURNS, *X)], early=("bias",)
     ),
-    "a branch": Layer(branch, KERNEL, 2, 0, left=[], kept=[], early=("kernel",), given=MASK),
-    "a while loop in a checkpoint": Layer(checkpoint(scaled_product), KERNEL, 1, 1, left=[X, X], kept=[]),
+    "a branch": Layer(branch, KERNEL, 2, 0, deferred=[], shared=[], early=("kernel",), given=MASK),
+    "a while loop in a checkpoint": Layer(checkpoint(scaled_product), KERNEL, 1, 1, deferred=[X, X], shared=[]),
     "batched products": Layer(
-        by_heads, {"kernel": normal(2, HIDDEN // 2, HIDDEN // 2)}, 1, 1, left=[X], kept=[(TURNS * 2, 2, 2)]
+        by_heads, {"kernel": normal(2, HIDDEN // 2, HIDDEN // 2)}, 1, 1, deferred=[X], shared=[(TURNS * 2, 2, 2)]
     ),
-    "a table": Layer(looked_up, {"table": normal(5, HIDDEN)}, 0, 0, left=[], kept=[], early=("table",), given=IDS),
-    "a product of a table": Layer(looked_up_product, KERNEL | {"table": normal(5, HIDDEN)}, 0, 2, left=[X], given=IDS),
-    "a convolution": Layer(convolution, {"kernel": normal(3, HIDDEN, HIDDEN)}, 1, 1, left=[X], kept=[(1, *X)]),
-    "dropout": Layer(dropped, UP_DOWN, 2, 2, left=[X, WIDE], given=RANDOM),
-    "dropout in a checkpoint": AGAIN._replace(function=checkpoint(dropped), left=[X, WIDE, (1, *WIDE)], given=RANDOM),
-    "dropout by jax": Layer(dropped_by_jax, UP_DOWN, 2, 2, left=[X, WIDE], kept=[X, WIDE], given=RANDOM),
+    "a table": Layer(
+        looked_up, {"table": normal(5, HIDDEN)}, 0, 0, deferred=[], shared=[], early=("table",), given=IDS
+    ),
+    "a product of a table": Layer(
+        looked_up_product, KERNEL | {"table": normal(5, HIDDEN)}, 0, 2, deferred=[X], given=IDS
+    ),
+    "a convolution": Layer(convolution, {"kernel": normal(3, HIDDEN, HIDDEN)}, 1, 1, deferred=[X], shared=[(1, *X)]),
+    "dropout": Layer(dropped, UP_DOWN, 2, 2, deferred=[X, WIDE], given=RANDOM),
+    "dropout in a checkpoint": AGAIN._replace(
+        function=checkpoint(dropped), deferred=[X, WIDE, (1, *WIDE)], given=RANDOM
+    ),
+    "dropout by jax": Layer(dropped_by_jax, UP_DOWN, 2, 2, deferred=[X, WIDE], shared=[X, WIDE], given=RANDOM),
     "dropout by jax in a checkpoint": AGAIN._replace(function=checkpoint(dropped_by_jax), given=RANDOM),
     # W draws the second mask, and makes the key for it again: a key is nothing that a page can hold.
     "dropout by jax that W alone needs, in a checkpoint": Layer(
-        checkpoint(dropped_on_both_ways), KERNEL | {"bias": normal(HIDDEN)}, 2, 3, left=[X, X], kept=[X], given=RANDOM
+        checkpoint(dropped_on_both_ways),
+        KERNEL | {"bias": normal(HIDDEN)},
+        2,
+        3,
+        deferred=[X, X],
+        shared=[X],
+        given=RANDOM,
     ),
     "dropout by a key of the input": Layer(
         checkpoint(dropped_by_a_key_of_the_input),
         KERNEL | {"bias": normal(HIDDEN)},
         *(0, 2),
-        left=[X, (), ()],
-        kept=[],
+        deferred=[X, (), ()],
+        shared=[],
         given=RANDOM,
     ),
-    "a mask": Layer(masked, KERNEL, 1, 1, left=[X], kept=[X], given=MASK),
-    "bfloat16, summed in float32": Layer(summed_in_float32, KERNEL, 1, 1, left=[X], kept=[X], dtype="bfloat16"),
-    "an input without gradient": Layer(input_without_gradient, KERNEL, 0, 1, left=[X], kept=[X]),
+    "a mask": Layer(masked, KERNEL, 1, 1, deferred=[X], shared=[X], given=MASK),
+    "bfloat16, summed in float32": Layer(summed_in_float32, KERNEL, 1, 1, deferred=[X], shared=[X], dtype="bfloat16"),
+    "an input without gradient": Layer(input_without_gradient, KERNEL, 0, 1, deferred=[X], shared=[X]),
     "an input that is not used": Layer(
-        lambda params, x, _: params["bias"] * jnp.ones(X), {"bias": normal(HIDDEN)}, 0, 0, left=[], early=("bias",)
+        lambda params, x, _: params["bias"] * jnp.ones(X), {"bias": normal(HIDDEN)}, 0, 0, deferred=[], early=("bias",)
     ),
 }

@@ -1,4 +1,4 @@
-"""The halves of our models' backward: exact, each product once, and no more bytes than the zero-bubble paper counts."""
+"""I and W of our models' backward: exact, each product once, and no more bytes than the zero-bubble paper counts."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from halving import ANEW, Halving, halving
 from jax.sharding import PartitionSpec as P
 from jaxprs import num_products, num_runs
+from split_functions import ONCE, SplitFunctions, split_functions
+from tiers import tiers
 from tiny_models import MICROBATCH_SIZE, QUICKLY, SEQ_LEN, config_of, random_batch, random_params
 
 from jaxpipe.mesh import Randomness, TensorAxis, make_mesh
@@ -19,14 +20,16 @@ from jaxpipe.program.vjp import vjp_forward
 
 FORMS = [("none", "xla"), ("none", "chunked"), ("attention", "xla"), ("full", "xla"), ("full", "chunked")]
 CASES = [(family, *form) for family in ("gpt", "llama", "bert") for form in FORMS]
-QUICK = [("gpt", "none", "xla"), ("llama", "full", "chunked")]
+QUICK = [("gpt", "none", "xla")]
+MORE = [("llama", "full", "chunked")]
 NUM_KERNELS = {"gpt": 4, "llama": 5, "bert": 4}
 HIDDEN, FEED_FORWARD = 16, 24  # the latter of a LLaMA; four times the former of the others
 RANDOM = Randomness(jnp.array([3, 7], jnp.uint32), jnp.int32(0))
 
-some_models = pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES], ids="-".join
-)
+REST = [case for case in CASES if case not in (*QUICK, *MORE)]
+
+some_models = pytest.mark.parametrize("case", tiers(QUICK, ci=MORE, slow=REST), ids="-".join)
+compiled_models = pytest.mark.parametrize("case", tiers([], ci=[*QUICK, *MORE], slow=REST), ids="-".join)
 
 
 class Layer:
@@ -47,9 +50,9 @@ class Layer:
         """What forward keeps."""
         return vjp_forward(self.model.layer, params, x, *self.given)[1]
 
-    def halving(self, params: Any, kept: Sequence[Any], x: Any) -> Halving:
+    def split_functions(self, params: Any, kept: Sequence[Any], x: Any) -> SplitFunctions:
         """Of arguments on one device."""
-        return halving(self.model.layer, params, kept, x, *self.given)
+        return split_functions(self.model.layer, params, kept, x, *self.given)
 
     def on_devices(self, function: Callable, out_specs: Any) -> Callable:
         """`function(params, x, dy)`, each device with its part of the parameters and of the sequence."""
@@ -64,15 +67,15 @@ class Layer:
 
 
 @functools.cache
-def layer_and_halving(case: tuple[str, str, str], dtype: str = "float32") -> tuple[Layer, list[Any], Halving]:
-    """A layer on one device, what forward keeps, and its halves; shapes alone."""
+def layer_and_split(case: tuple[str, str, str], dtype: str = "float32") -> tuple[Layer, list[Any], SplitFunctions]:
+    """A layer on one device, its residuals, and its I and W; shapes alone."""
     layer = Layer(case, dtype=dtype)
     kept = jax.eval_shape(layer.kept, layer.params, layer.x)
-    return layer, kept, layer.halving(layer.params, kept, layer.x)
+    return layer, kept, layer.split_functions(layer.params, kept, layer.x)
 
 
-def read_by_weights(kept: Sequence[Any], parts: Halving) -> list[Any]:
-    """All that W is given: residuals, and what I has left."""
+def read_by_weights(kept: Sequence[Any], parts: SplitFunctions) -> list[Any]:
+    """All that W is given: residuals, and what I has deferred."""
     return [*(kept[i] for i in parts.split.shared_with_w), *parts.split.deferred]
 
 
@@ -105,64 +108,64 @@ def num_products_of(family: str, recompute: str, attention: str) -> int:
 
 @some_models
 def test_each_product_is_computed_once_and_nothing_anew(case):
-    layer, kept, parts = layer_and_halving(case)
+    layer, kept, parts = layer_and_split(case)
     whole = num_runs(parts.whole, layer.params, kept, layer.dy, *layer.given)
     now = num_runs(parts.input_gradient, layer.params, kept, layer.dy, *layer.given)
     later = num_runs(parts.weight_gradient, layer.params, kept, list(parts.split.deferred), *layer.given)
     assert num_products(later) == NUM_KERNELS[case[0]]
     assert num_products(whole) == num_products(now) + num_products(later) == num_products_of(*case)
-    assert not ANEW & set(later)
+    assert not ONCE & set(later)
 
 
 @some_models
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_second_half_is_given_inputs_and_gradients_of_products(case, dtype):
-    layer, kept, parts = layer_and_halving(case, dtype)
+def test_w_is_given_inputs_and_gradients_of_products(case, dtype):
+    layer, kept, parts = layer_and_split(case, dtype)
     given = read_by_weights(kept, parts)
     assert {like.dtype for like in given} == {layer.x.dtype}
     assert sum(like.size for like in given) <= num_numbers(case[0])
 
 
 @some_models
-def test_gradients_of_kernels_alone_wait(case):
-    layer, _, parts = layer_and_halving(case)
+def test_gradients_of_kernels_alone_are_deferred(case):
+    layer, _, parts = layer_and_split(case)
     is_kernel = [path[-1].key == "kernel" for path, _ in jax.tree_util.tree_leaves_with_path(layer.params)]
-    assert parts.is_early == [not wait for wait in is_kernel]
+    assert parts.is_early == [not is_late for is_late in is_kernel]
 
 
-@some_models
+@compiled_models
 def test_gradients_are_those_of_the_whole_backward(case):
-    layer, _, parts = layer_and_halving(case)
+    layer, _, parts = layer_and_split(case)
     kept = jax.jit(layer.kept, compiler_options=QUICKLY)(layer.params, layer.x)
     arguments = layer.params, kept, layer.dy, *layer.given
     whole, both = (jax.jit(f, compiler_options=QUICKLY)(*arguments) for f in (parts.whole, parts.both))
     jax.tree.map(np.testing.assert_array_equal, both, whole)
 
 
-@some_models
+@compiled_models
 def test_over_tensor_they_are_so_and_keep_no_more_than_their_part(case):
     layer = Layer(case, num_devices=2)
     of_weights, runs = [], []
 
-    def gradients(params: Any, x: jax.Array, dy: jax.Array, *, by_halves: bool) -> Any:
+    def gradients(params: Any, x: jax.Array, dy: jax.Array, *, is_split: bool) -> Any:
         kept = layer.kept(params, x)
-        parts = layer.halving(params, kept, x)
+        parts = layer.split_functions(params, kept, x)
         of_weights[:] = read_by_weights(kept, parts)
-        return (parts.both if by_halves else parts.whole)(params, kept, dy, *layer.given)
+        return (parts.both if is_split else parts.whole)(params, kept, dy, *layer.given)
 
     found = []
-    for by_halves in (True, False):
+    for is_split in (True, False):
         out_specs = jax.tree.map(lambda _: P("tensor"), layer.params), P("tensor")
-        function = layer.on_devices(functools.partial(gradients, by_halves=by_halves), out_specs)
+        function = layer.on_devices(functools.partial(gradients, is_split=is_split), out_specs)
         arguments = layer.params, layer.x, layer.dy
         runs.append(num_runs(function, *arguments))
         found.append(jax.jit(function, compiler_options=QUICKLY)(*arguments))
     jax.tree.map(np.testing.assert_array_equal, *found)
     assert sum(like.size for like in of_weights) <= num_numbers(case[0], num_devices=2)
-    by_halves, whole = runs
-    assert num_products(by_halves) == num_products(whole)
+    is_split, whole = runs
+    assert num_products(is_split) == num_products(whole)
     for collective in ("reduce_scatter", "psum", "psum_invariant"):
-        assert by_halves[collective] == whole[collective]
+        assert is_split[collective] == whole[collective]
     assert whole["reduce_scatter"] > 0
-    # The gradients of the two products back to the stream are gathered by both halves: what waits is a device's piece.
-    assert by_halves["all_gather"] == whole["all_gather"] + 2
+    # I and W both gather the gradients of the two products back to the stream: what is deferred is a device's piece.
+    assert is_split["all_gather"] == whole["all_gather"] + 2

@@ -1,4 +1,4 @@
-"""A layer's whole backward and its two halves, as functions of one list of arguments each."""
+"""A layer's whole backward, and its I and W, as functions of one list of arguments each."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,19 +8,19 @@ import jax
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.vjp import vjp_backward
 
-# Halves of which both computed something of the forward, or drew the same random numbers, would run one of these twice.
-ANEW = {"cumsum", "div", "erf", "exp", "log", "logistic", "max", "reduce_sum", "rsqrt", "sqrt", "tanh"}
-ANEW |= {"random_bits", "threefry2x32", "xor"}
+# Primitives of a forward: if I and W both recomputed something, or drew the same random numbers, one would run twice.
+ONCE = {"cumsum", "div", "erf", "exp", "log", "logistic", "max", "reduce_sum", "rsqrt", "sqrt", "tanh"}
+ONCE |= {"random_bits", "threefry2x32", "xor"}
 
 
-class Halving(NamedTuple):
+class SplitFunctions(NamedTuple):
     """B, I and W of a layer.
 
     Attributes:
         split: of arguments with these shapes.
         whole: (params, residuals, dy, *given) -> (gradients of params, dx).
-        input_gradient: of the same -> (dx, gradients, what is left); a gradient is None where it is W's.
-        weight_gradient: (params, residuals, left, *given) -> gradients, None where they are I's.
+        input_gradient: of the same -> (dx, gradients, what W needs); a gradient is None where it is W's.
+        weight_gradient: (params, residuals, deferred, *given) -> gradients, None where they are I's.
     """
 
     split: SplitBackward
@@ -30,8 +30,8 @@ class Halving(NamedTuple):
 
     def both(self, params: Any, kept: Sequence[jax.Array], dy: jax.Array, *given: Any) -> tuple[Any, jax.Array]:
         """What `whole` returns, by I and W."""
-        dx, early, left = self.input_gradient(params, kept, dy, *given)
-        late = self.weight_gradient(params, kept, left, *given)
+        dx, early, deferred = self.input_gradient(params, kept, dy, *given)
+        late = self.weight_gradient(params, kept, deferred, *given)
         assert all((now is None) != (later is None) for now, later in zip(early, late, strict=True))
         grads = [later if now is None else now for now, later in zip(early, late, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(params), grads), dx
@@ -42,8 +42,8 @@ class Halving(NamedTuple):
         return self.split.cut.is_early[:-1]
 
 
-def halving(layer: Callable, params: Any, kept: Sequence[Any], x: Any, *given: Any) -> Halving:
-    """The halves of `layer` for arguments like these."""
+def split_functions(layer: Callable, params: Any, kept: Sequence[Any], x: Any, *given: Any) -> SplitFunctions:
+    """B, I and W of `layer` for arguments like these."""
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     split = split_vjp(layer, params, kept, like, *given)
 
@@ -53,7 +53,7 @@ def halving(layer: Callable, params: Any, kept: Sequence[Any], x: Any, *given: A
     def input_gradient(params, kept, dy, *given):
         return split.input_gradient(params, kept, dy, *given)
 
-    def weight_gradient(params, kept, left, *given):
-        return split.weight_gradient(params, [kept[i] for i in split.shared_with_w], left, *given)
+    def weight_gradient(params, kept, deferred, *given):
+        return split.weight_gradient(params, [kept[i] for i in split.shared_with_w], deferred, *given)
 
-    return Halving(split, whole, input_gradient, weight_gradient)
+    return SplitFunctions(split, whole, input_gradient, weight_gradient)

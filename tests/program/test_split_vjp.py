@@ -6,15 +6,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from halved_layers import LAYERS, X, normal
-from halving import ANEW, Halving, halving
 from jaxprs import num_products, num_runs
+from layers_to_split import LAYERS, X, normal
+from split_functions import ONCE, SplitFunctions, split_functions
+from tiers import tiers
 from tiny_models import QUICKLY
 
 from jaxpipe.program.vjp import vjp_forward
 
 # Of a gradient's norm: float32 rounds to 6e-8, and XLA sums a forward and its backward in one program in other orders.
 LARGEST_ERROR = 1e-6
+QUICK = ["one product", "a kernel used twice", "checkpoint", "custom_vjp in a checkpoint", "a loop", "dropout"]
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -35,18 +37,18 @@ def kept_by(name: str) -> list[jax.ShapeDtypeStruct]:
 
 
 @functools.cache
-def halved(name: str) -> Halving:
+def split_of(name: str) -> SplitFunctions:
     params, x, _, given = arguments_of(name)
-    return halving(LAYERS[name].function, params, kept_by(name), x, given)
+    return split_functions(LAYERS[name].function, params, kept_by(name), x, given)
 
 
 def in_float64(tree: Any) -> list[np.ndarray]:
     return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
 
 
-@every_layer
+@pytest.mark.parametrize("name", tiers(QUICK, ci=[name for name in LAYERS if name not in QUICK]))
 def test_the_gradients_are_those_of_the_whole_backward(name):
-    (params, x, dy, given), parts = arguments_of(name), halved(name)
+    (params, x, dy, given), parts = arguments_of(name), split_of(name)
     function = LAYERS[name].function
 
     @functools.partial(jax.jit, compiler_options=QUICKLY)
@@ -67,24 +69,24 @@ def test_the_gradients_are_those_of_the_whole_backward(name):
 
 @every_layer
 def test_each_product_is_computed_once_and_nothing_anew(name):
-    (params, _, dy, given), parts, layer, kept = arguments_of(name), halved(name), LAYERS[name], kept_by(name)
+    (params, _, dy, given), parts, layer, kept = arguments_of(name), split_of(name), LAYERS[name], kept_by(name)
     now = num_runs(parts.input_gradient, params, kept, dy, given)
     later = num_runs(parts.weight_gradient, params, kept, list(parts.split.deferred), given)
     assert (num_products(now), num_products(later)) == (layer.now, layer.later)
     whole = num_runs(parts.whole, params, kept, dy, given)
     assert num_products(whole) == layer.now + layer.later
-    assert [name for name in ANEW if now[name] + later[name] > whole[name]] == []
+    assert [name for name in ONCE if now[name] + later[name] > whole[name]] == []
 
 
 @every_layer
-def test_what_waits_for_the_second_half(name):
-    parts, layer, kept = halved(name), LAYERS[name], kept_by(name)
+def test_what_i_defers_and_which_residuals_w_reads(name):
+    parts, layer, kept = split_of(name), LAYERS[name], kept_by(name)
     names = sorted(layer.params)  # the order of a dict's leaves
     assert {key for key, is_early in zip(names, parts.is_early, strict=True) if is_early} == set(layer.early)
-    if layer.left is not None:
-        assert sorted(like.shape for like in parts.split.deferred) == sorted(layer.left)
-    if layer.kept is not None:
-        assert sorted(kept[i].shape for i in parts.split.shared_with_w) == sorted(layer.kept)
+    if layer.deferred is not None:
+        assert sorted(like.shape for like in parts.split.deferred) == sorted(layer.deferred)
+    if layer.shared is not None:
+        assert sorted(kept[i].shape for i in parts.split.shared_with_w) == sorted(layer.shared)
 
 
 @pytest.mark.parametrize("name", ["two products", "checkpoint", "gelu"])
@@ -94,7 +96,7 @@ def test_gigabytes_are_cut_as_bytes_are(name):
     for factor in (1, 2**26):
         x = jax.ShapeDtypeStruct((factor * X[0], X[1]), layer.dtype)
         kept = jax.eval_shape(lambda *given: vjp_forward(layer.function, *given)[1], layer.params, x, None)
-        split = halving(layer.function, layer.params, kept, x, None).split
+        split = split_functions(layer.function, layer.params, kept, x, None).split
         num_numbers = [like.size // factor for like in (*split.deferred, *(kept[i] for i in split.shared_with_w))]
         found.append((split.shared_with_w, num_numbers))
     assert found[0] == found[1]
