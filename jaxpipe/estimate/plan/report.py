@@ -39,8 +39,8 @@ def to_text(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
     """The plan as lines to print.
 
     Args:
-        plan: what was found.
-        parts: [row] of its step.
+        plan: the plan to print.
+        parts: [row] breakdown of its step.
         baselines: to compare the best row with.
     """
     lines = [*_searched(plan), ""]
@@ -131,8 +131,8 @@ def to_json(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
     """The plan as a dictionary, with units in the names; `rows` the fastest first.
 
     Args:
-        plan: what was found.
-        parts: [row] of its step.
+        plan: the plan to convert.
+        parts: [row] breakdown of its step.
         baselines: to compare the best row with.
     """
     topology = plan.space.groups[0].topology
