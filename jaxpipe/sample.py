@@ -117,7 +117,7 @@ def generate(
         model: a causal one, on one device.
         params: canonical.
         prompt: tokens, at least one.
-        num_tokens: how many follow.
+        num_tokens: number of tokens that follow.
         window: the model sees so many of the last tokens, at most; no more than it has positions.
         temperature: logits are divided by it, >= 0; 0 takes the likeliest token.
         top_k: only so many of the likeliest tokens are drawn from; None: all of them.

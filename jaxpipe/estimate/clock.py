@@ -1,6 +1,6 @@
 """Makespans of a schedule in seconds: the asynchronous clock at thousands of settings.
 
-Goes in: a schedule's `Clock`, seconds of its actions and bytes of what it sends. Comes out: when it ends. Left to
+Goes in: a schedule's `Clock`, seconds of its actions and bytes of its messages. Comes out: its makespan. Left to
 others: the clock itself (`jaxpipe.schedules.analysis.simulate`) and many microbatches (`extension`).
 """
 
@@ -23,14 +23,14 @@ class Seconds:
     """Seconds of a schedule's compute actions, and of its messages and transfers by their bytes.
 
     Attributes:
-        of_kind: [kinds, stages] compute actions; other kinds have none of their own.
-        closing: [stages] how long every holder is busy after the last action that adds to a stage's gradients; the
+        of_kind: [kinds, stages] compute actions; other kinds have no time of their own.
+        closing: [stages] time that every holder is busy after the last action that adds to a stage's gradients; the
             action's message does not wait for it.
-        latency: [source device, target device] of a message of no bytes.
-        per_byte: [source device, target device].
-        message_bytes: of one message.
-        slot_bytes: [stages] of a whole EVICT or LOAD.
-        exchange_bytes: [stages] that each of two holders sends in a SYNC.
+        latency: [source device, target device] time of a message without bytes.
+        per_byte: [source device, target device] time of one additional byte.
+        message_bytes: bytes of one message.
+        slot_bytes: [stages] bytes of a whole EVICT or LOAD.
+        exchange_bytes: [stages] bytes that each of two holders sends in a SYNC.
     """
 
     of_kind: np.ndarray
@@ -43,7 +43,7 @@ class Seconds:
 
     @cached_property
     def message(self) -> np.ndarray:
-        """[source device, target device] of one message; a device's message to itself takes none."""
+        """[source device, target device] time of one message; a device's message to itself takes none."""
         times = self.latency + self.per_byte * self.message_bytes
         np.fill_diagonal(times, 0.0)
         return times
@@ -51,12 +51,12 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Makespans:
-    """When a schedule ends.
+    """The end of a schedule in seconds, by what is counted.
 
     Attributes:
-        computed_s: its last computation.
-        exchanged_s: its last SYNC, where that is later; else the same.
-        closed_s: the same as `exchanged_s`, with `Seconds.closing`.
+        computed_s: end of the last computation.
+        exchanged_s: end of the last SYNC, if that is later; else equal to `computed_s`.
+        closed_s: equal to `exchanged_s`, but with `Seconds.closing`.
         work_s: the work of the busiest device, without `Seconds.closing`.
     """
 

@@ -36,7 +36,7 @@ class Sent:
     Attributes:
         kind: one of `KINDS`.
         in_node: over NVLink; else over the network.
-        num_bytes: in a step.
+        num_bytes: bytes sent in a step.
     """
 
     kind: str
@@ -92,7 +92,7 @@ def num_messages(setting: Setting) -> np.ndarray:
 
 
 def _over_links(setting: Setting, kind: str, num_bytes: np.ndarray) -> list[Sent]:
-    """What the busiest device sends over either kind of link, of bytes [source device, target device]."""
+    """The bytes that the busiest device sends over either kind of link, given bytes [source device, target device]."""
     apart = places_of(setting).apart
     return [Sent(kind, in_node, float((num_bytes * (apart != in_node)).sum(axis=1).max())) for in_node in (True, False)]
 

@@ -1,9 +1,9 @@
 """Times of actions on a kind of GPU, from sizes, peaks and a few constants; nothing is measured here.
 
-Goes in: hardware, and what is reached of its peaks. Comes out: `Times`, and links. A matmul takes as long as
-its waves of tiles, or as its bytes; all else as long as its bytes; a collective of `tensor` as long as its bytes on
-the slowest link; nothing overlaps. Left to others: what a step makes of it (`step`), and what the program's loops and
-guards cost between kernels, which no source tells.
+Goes in: hardware, and the fractions of its peaks that programs reach. Comes out: `Times`, and links. A matmul takes as
+long as its waves of tiles, or as its bytes; all else as long as its bytes; a collective of `tensor` as long as its
+bytes on the slowest link; nothing overlaps. Left to others: the step (`step`), and the time that the program's loops
+and guards take between kernels, for which there is no source.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals,
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import Link, Times, ring_s
 
-# Rows and columns of a matmul's result that one core computes at once: the choices of cuBLAS but for the smallest, to
+# Rows and columns of a matmul's result that one core computes at once: the choices of cuBLAS except the smallest, to
 # which the second level cache cannot bring numbers as fast as they are multiplied.
 # Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), section 2.3.
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
@@ -42,16 +42,17 @@ class Roofline:
 
     Attributes:
         hardware: the kind of GPU.
-        matmul_fraction: of the peak, by matmuls whose tiles fill all cores; None: `MATMUL_FRACTION`.
-        fused_fraction: of the peak, by attention in one kernel: FlashAttention-2 reaches 0.50 to 0.73 in forward and
-            up to 0.63 in backward on an A100. Source: Dao, FlashAttention-2, 2023, section 4.1.
-        memory_fraction: of the memory's bandwidth. Assumed.
-        nvlink_fraction: of NVLink's bandwidth: collectives reach 200 to 208 of 300 GB/s on A100s. Source: nccl-tests,
-            issues 149 and 178.
-        network_fraction: of the network's: collectives reach 85 of 100 GB/s a node. Source: nccl-tests, issue 119.
-        kernel_s: from a kernel's end to the start of the next. Assumed.
-        forward_kernels, backward_kernels: of one layer. Assumed.
-        nvlink_latency_s, network_latency_s: of a message, or one step of a collective. Assumed.
+        matmul_fraction: fraction of the peak reached by matmuls whose tiles fill all cores; None: `MATMUL_FRACTION`.
+        fused_fraction: fraction of the peak reached by attention in one kernel: FlashAttention-2 reaches 0.50 to 0.73
+            in forward and up to 0.63 in backward on an A100. Source: Dao, FlashAttention-2, 2023, section 4.1.
+        memory_fraction: fraction of the memory's bandwidth. Assumed.
+        nvlink_fraction: fraction of NVLink's bandwidth: collectives reach 200 to 208 of 300 GB/s on A100s. Source:
+            nccl-tests, issues 149 and 178.
+        network_fraction: fraction of the network's bandwidth: collectives reach 85 of 100 GB/s a node. Source:
+            nccl-tests, issue 119.
+        kernel_s: seconds from a kernel's end to the start of the next. Assumed.
+        forward_kernels, backward_kernels: kernels of one layer. Assumed.
+        nvlink_latency_s, network_latency_s: latency of a message, or of one step of a collective. Assumed.
     """
 
     hardware: Hardware
@@ -127,17 +128,17 @@ class Roofline:
         return max(computed_s, self.memory_s(matmul.elements * ITEMSIZE[dtype]))
 
     def memory_s(self, num_bytes: float) -> float:
-        """Seconds of kernels that read and write so many bytes."""
+        """Seconds of kernels that read and write `num_bytes` in all."""
         return num_bytes / (self.memory_fraction * self.hardware.memory_bytes_per_s)
 
     def draw_s(self, num_drawn: int) -> float:
-        """Seconds to draw so many random numbers."""
+        """Seconds to draw `num_drawn` random numbers."""
         hardware = self.hardware
         return num_drawn * OPERATIONS / (OPERATIONS_PER_CLOCK * hardware.num_cores * hardware.clock_rate_ghz * 1e9)
 
 
 def padded_flops(matmul: Matmul, num_cores: int) -> int:
-    """FLOPs that all cores could do meanwhile: in every wave each computes one tile, whether full, in part or empty.
+    """FLOPs that all cores could do in that time: in every wave each computes one full, partial or empty tile.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), sections 3.1 and 3.2.
 
@@ -188,8 +189,8 @@ class DropoutDraws:
     """Random numbers that dropout draws for one microbatch on one device.
 
     Attributes:
-        forward, backward: of one layer; backward has those that it computes again; of its halves I draws all.
-        embed: of the embedding, in forward and as many in backward.
+        forward, backward: numbers for one layer; backward includes recomputed draws; with split backwards I draws all.
+        embed: numbers for the embedding, in forward and again in backward.
     """
 
     forward: int
@@ -217,9 +218,9 @@ class Traffic:
     """Bytes read and written for one microbatch on one device.
 
     Attributes:
-        forward, input_gradient, weight_gradient: of F, I and W of one layer; B does the work of I and W.
-        embed_forward, embed_backward: of the embedding.
-        head: of head and loss.
+        forward, input_gradient, weight_gradient: bytes of F, I and W of one layer; B does the work of I and W.
+        embed_forward, embed_backward: bytes of the embedding.
+        head: bytes of head and loss.
     """
 
     forward: float
@@ -231,15 +232,15 @@ class Traffic:
 
 
 def traffic(setting: Setting) -> Traffic:
-    """Bytes that the actions of `setting` read and write: norms, sums and activations read and write what they work on.
+    """Bytes that the actions of `setting` read and write: norms, sums and activations read and write their arrays.
 
-    A layer's backward reads and writes twice as much for each: what was kept and its gradient. It computes norms and
-    activations again from what was kept, or all.
+    A layer's backward reads and writes twice as much for each: the saved array and its gradient. It recomputes norms
+    and activations from saved arrays, or the whole layer.
     """
     of, item = layer_sizes(setting), ITEMSIZE[setting.dtype]
     softmax = _softmax_bytes(setting)
     again = item * (2 * 2 * of.stream + (setting.anatomy.num_up + 1) * of.width)  # two norms, the activation
-    moved = item * 2 * (2 * of.queries + 2 * of.keys)  # apart into heads, and together
+    moved = item * 2 * (2 * of.queries + 2 * of.keys)  # split into heads, and merged
     forward = again + moved + softmax + item * 2 * 3 * of.stream  # two sums of two streams
     recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
     added = layer_parameters(setting.model).of_device(setting.tensor)
@@ -254,7 +255,7 @@ def traffic(setting: Setting) -> Traffic:
 
 
 def _adding(item: int) -> int:
-    """Bytes to add one gradient: what a matmul or another kernel has written is read, its sum read and written."""
+    """Bytes to add one gradient: the output of a matmul or another kernel is read, its sum read and written."""
     return item + 2 * FLOAT32_BYTES
 
 
@@ -273,7 +274,7 @@ def _softmax_bytes(setting: Setting) -> int:
 def _head_bytes(setting: Setting) -> int:
     """Bytes of head and loss: float32 logits written and read twice, gradients written, and the kernel's gradient.
 
-    That is added up in float32 over the chunks of tokens, then scaled and added to its running sum.
+    The kernel's gradient is summed in float32 over the chunks of tokens, then scaled and added to its running sum.
     """
     item, elements = ITEMSIZE[setting.dtype], _table_elements(setting)
     num_tokens, num_chunks = head_chunks(setting)
