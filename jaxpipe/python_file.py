@@ -1,7 +1,7 @@
 """Values that a Python file outside the package defines: a method of pipelining, a family of models.
 
 A config or command names the file in place of a built-in name: `path/to/mine.py`, or `path/to/mine.py:NAME` where it
-defines several. The file is run once in a process, so that all who ask have the same classes.
+defines several. The file is run once in a process, so that all callers get the same classes.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def values_in_file(path: str, kind: type[T], *, built_in: Collection[T], error: 
     """All values of type `kind` that the Python file `path` defines, in its order; at least one.
 
     Args:
-        path: without ":NAME".
-        kind: as `Method` or `Family`.
-        built_in: values there are already, which the file may import, but does not define.
-        error: what to raise.
+        path: path of the file, without ":NAME".
+        kind: type of the values, as `Method` or `Family`.
+        built_in: existing values, which the file may import but does not define.
+        error: class of the error to raise.
 
     Raises:
-        error: there is no such file, it cannot be run, or it defines no such value.
+        error: the file does not exist, cannot be run, or defines no such value.
     """
     noun, key = kind.__name__, (Path(path).resolve(), kind)
     if key in _FOUND:
@@ -70,7 +70,7 @@ def values_in_file(path: str, kind: type[T], *, built_in: Collection[T], error: 
 
 
 def value_in_file(name: str, kind: type[T], *, built_in: Collection[T], error: type[JaxpipeError]) -> T:
-    """The value that "path/to/mine.py" or "path/to/mine.py:NAME" names; the rest as in `values_in_file`."""
+    """The value that "path/to/mine.py" or "path/to/mine.py:NAME" names; arguments and errors as in `values_in_file`."""
     path, _, wanted = name.partition(":")
     found = values_in_file(path, kind, built_in=built_in, error=error)
     chosen = [value for value in found if not wanted or value.name == wanted]
@@ -88,7 +88,7 @@ def _text(noun: str, what: str, repair: str, picture: str = "") -> str:
 
 @cache
 def _module(path: Path) -> ModuleType:
-    """The file as a module; in `sys.modules`, as dataclasses in it need."""
+    """Imports the file as a module, also into `sys.modules`, which dataclasses in it need."""
     spec = spec_from_file_location(f"jaxpipe_file_{len(sys.modules)}", path)
     assert spec  # the name ends in .py
     assert spec.loader

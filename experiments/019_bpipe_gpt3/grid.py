@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from jaxpipe.cluster.orders import takes_pairs
+from jaxpipe.cluster.assignment import takes_pairs
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Setting, setting_of

@@ -17,8 +17,7 @@ from absl.flags import FlagValues
 
 from jaxpipe.checkpoints import files
 from jaxpipe.checkpoints.checks import damaged_files, no_checkpoint
-from jaxpipe.checkpoints.files import CHECKPOINTS, About, Keep
-from jaxpipe.checkpoints.sums import damages
+from jaxpipe.checkpoints.files import CHECKPOINTS, About, Keep, damages
 from jaxpipe.command_line import run
 from jaxpipe.units import mib
 

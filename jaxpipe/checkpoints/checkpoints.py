@@ -17,10 +17,9 @@ import jax
 from jaxpipe.checkpoints import files
 from jaxpipe.checkpoints.arrays import ArrayWriter, read_arrays, shapes
 from jaxpipe.checkpoints.checks import check_same, not_written
-from jaxpipe.checkpoints.files import About, Keep
+from jaxpipe.checkpoints.files import About, Keep, write_sums
 from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
-from jaxpipe.checkpoints.sums import write_sums
 from jaxpipe.errors import CheckpointError
 from jaxpipe.program import Pipeline
 

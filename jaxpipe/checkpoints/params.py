@@ -19,10 +19,9 @@ import numpy as np
 
 from jaxpipe.checkpoints.arrays import ArrayWriter, read_array, read_arrays, shapes
 from jaxpipe.checkpoints.checks import check_same
-from jaxpipe.checkpoints.files import CHECKPOINTS, About
+from jaxpipe.checkpoints.files import CHECKPOINTS, About, write_sums
 from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
-from jaxpipe.checkpoints.sums import write_sums
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
 

@@ -16,8 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxpipe.checkpoints.checks import all_damaged, no_checkpoint
-from jaxpipe.checkpoints.files import complete_steps
-from jaxpipe.checkpoints.sums import damages
+from jaxpipe.checkpoints.files import complete_steps, damages
 from jaxpipe.errors import CheckpointError, explain
 
 _NUM_BYTES = 512

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxpipe.estimate.extension import moved_slots
+from jaxpipe.estimate.clock import moved_slots
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
@@ -36,7 +36,7 @@ class Sent:
     Attributes:
         kind: one of `KINDS`.
         in_node: over NVLink; else over the network.
-        num_bytes: in a step.
+        num_bytes: bytes sent in a step.
     """
 
     kind: str
@@ -92,7 +92,7 @@ def num_messages(setting: Setting) -> np.ndarray:
 
 
 def _over_links(setting: Setting, kind: str, num_bytes: np.ndarray) -> list[Sent]:
-    """What the busiest device sends over either kind of link, of bytes [source device, target device]."""
+    """The bytes that the busiest device sends over either kind of link, given bytes [source device, target device]."""
     apart = places_of(setting).apart
     return [Sent(kind, in_node, float((num_bytes * (apart != in_node)).sum(axis=1).max())) for in_node in (True, False)]
 

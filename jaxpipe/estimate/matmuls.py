@@ -1,7 +1,7 @@
 """Matmuls that a device computes in F, B, I and W of a layer and in the head: sizes and FLOPs.
 
-Counted as the program computes: what is computed again, rows of a table that are no tokens, and blocks that causal
-attention skips. Model FLOPs, which MFU is of, are in `jaxpipe.models.anatomy`.
+Counts follow the program: recomputation and padding rows of a table count, and blocks that causal
+attention skips do not. Model FLOPs, for MFU, are in `jaxpipe.models.anatomy`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Matmul:
     """Matmuls of equal sizes, [rows, depth] x [depth, columns].
 
     Attributes:
-        rows, columns, depth: of one.
-        num: how many.
+        rows, columns, depth: sizes of one matmul.
+        num: number of matmuls.
         fused: whether it is part of a kernel that keeps its results on the chip, as in cuDNN's attention.
     """
 
@@ -59,9 +59,9 @@ class LayerMatmuls:
     """Matmuls of one layer for one microbatch on one device.
 
     Attributes:
-        forward: those of F.
-        input_gradient: those of I, what is computed again included.
-        weight_gradient: those of W.
+        forward: matmuls of F.
+        input_gradient: matmuls of I, recomputation included.
+        weight_gradient: matmuls of W.
     """
 
     forward: tuple[Matmul, ...]
@@ -104,7 +104,7 @@ def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
 
 
 def head_chunks(setting: Setting) -> tuple[int, int]:
-    """Number of tokens that a microbatch predicts, and of chunks that their logits are computed in."""
+    """The number of tokens that a microbatch predicts, and the number of chunks for their logits."""
     num_tokens = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
     return num_tokens, _num_chunks(num_tokens, local_rows(setting))
 
@@ -146,7 +146,7 @@ def _attention(setting: Setting) -> tuple[list[Matmul], list[Matmul]]:
 
 
 def _backward_of_attention(setting: Setting) -> list[Matmul]:
-    """Matmuls of attention's backward; all forms but "xla" compute the scores again, which they have not saved."""
+    """Matmuls of attention's backward; all kernels but "xla" recompute the scores, which they have not saved."""
     scores, attended = _attention(setting)
     found_again = [] if setting.model.attention == "xla" else scores
     gradients = [each for p in (*scores, *attended) for each in (p.of_inputs, p.of_weights)]
@@ -154,7 +154,7 @@ def _backward_of_attention(setting: Setting) -> list[Matmul]:
 
 
 def _again(setting: Setting) -> list[Matmul]:
-    """Matmuls that backward computes again; of a whole layer all but the last, whose result nothing needs."""
+    """Matmuls that backward recomputes; for a whole layer all but the last, whose result nothing needs."""
     scores, attended = _attention(setting)
     if setting.model.recompute == "attention":
         return scores
@@ -166,7 +166,7 @@ def _again(setting: Setting) -> list[Matmul]:
 
 
 def seen_scores(setting: Setting) -> int:
-    """Number of scores that a device computes in forward of one microbatch, of its heads and the keys of blocks."""
+    """The number of scores that a device computes in the forward of one microbatch, for its heads and blocks."""
     return layer_sizes(setting).rows // setting.seq_len * sum(queries * keys for queries, keys in _blocks(setting))
 
 
@@ -179,7 +179,8 @@ def _blocks(setting: Setting) -> tuple[tuple[int, int], ...]:
 def attended_blocks(attention: str, seq_len: int, *, causal: bool, window: int | None) -> tuple[tuple[int, int], ...]:
     """Sizes (queries, keys) of the blocks in which a head attends.
 
-    The fused kernels work on small tiles and leave out what no query sees: as many keys as a query sees on average.
+    The fused kernels work on small tiles and skip keys that no query sees: they compute as many keys as a query sees on
+    average.
 
     Example:
         >>> attended_blocks("chunked", 300, causal=True, window=None)

@@ -1,7 +1,8 @@
 """Measured times of actions and links: `costs.json`, as `python -m jaxpipe.measure` writes it.
 
 Times are those of one layer, of embedding and of head, for several microbatch sizes; between two sizes they are
-interpolated linearly. They hold for any number of layers, for no other model, dtype, sequence length or `tensor`.
+interpolated linearly. They hold for any number of layers, but not for another model, dtype, sequence length or
+`tensor`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Measurement:
     """Result of one run of `jaxpipe.measure`.
 
     Attributes:
-        identity: on what and when: device kind, versions, date, processes at once, repeats.
-        subject: what has been timed: the model's fields but for its layers, dtype, seq_len, num_predicted, tensor.
+        identity: device kind, versions, date, number of processes at once and repeats.
+        subject: what was timed: the model's fields except its layers, dtype, seq_len, num_predicted, tensor.
         times: microbatch size -> seconds; their `update_s` is that of `num_update_parameters`.
-        spread_ratio: microbatch size -> how far repeats lay apart: of what was timed, the largest interquartile range,
-            by its median.
-        num_layer_parameters, num_shared_parameters: on one device of `tensor`.
-        num_update_parameters: held by the device whose update was timed.
-        link: between two of the devices; None where there was one.
+        spread_ratio: microbatch size -> spread of the repeats: the largest interquartile range of any timing,
+            over its median.
+        num_layer_parameters, num_shared_parameters: numbers of parameters on one device of `tensor`.
+        num_update_parameters: number of parameters on the device whose update was timed.
+        link: between two of the devices; None if there was only one.
     """
 
     identity: dict[str, Any]
@@ -48,7 +49,7 @@ class Measurement:
     link: Link | None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the measurement as the file has it."""
+        """Returns the measurement in the form of the file."""
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
@@ -56,10 +57,10 @@ class Measurement:
         """Returns the measurement that `to_json` has written.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: `found` is something else.
         """
         if found["format"] != FORMAT:
-            raise ValueError(f"format {found['format']}, and not {FORMAT}")
+            raise ValueError(f"format {found['format']}, not {FORMAT}")
         values = {field.name: found[field.name] for field in fields(cls)}
         values["times"] = {int(size): Times(**times) for size, times in found["times"].items()}
         values["spread_ratio"] = {int(size): ratio for size, ratio in found["spread_ratio"].items()}
@@ -72,8 +73,8 @@ class Measured:
     """A source of times that reads measurements.
 
     Attributes:
-        measurements: each of another subject.
-        otherwise: says what a link takes that none of them has timed; they time those within a node.
+        measurements: measurements, each of another subject.
+        otherwise: source for links that no measurement has timed; they time those within a node.
     """
 
     measurements: tuple[Measurement, ...]
@@ -83,14 +84,14 @@ class Measured:
         """The times of `setting`'s actions.
 
         Raises:
-            ConfigError: its model has not been measured, or neither its microbatch size nor a smaller and a larger one.
+            ConfigError: the model has not been measured, or neither its microbatch size nor a smaller and a larger one.
         """
         found = self._measurement(setting)
         size, sizes = setting.microbatch_size, sorted(found.times)
         if not sizes[0] <= size <= sizes[-1]:
             raise ConfigError(
                 explain(
-                    f"microbatch_size={size} for times that were measured of {', '.join(map(str, sizes))}.",
+                    f"microbatch_size={size} for times that were measured at {', '.join(map(str, sizes))}.",
                     rule="measured-sizes: a microbatch size is a measured one, or lies between two of them",
                     picture=f"{sizes[0]} <= {size} <= {sizes[-1]} does not hold",
                     repair=f"measure with --microbatch_sizes={','.join(map(str, sorted({*sizes, size})))}",
@@ -104,7 +105,7 @@ class Measured:
         """Link between two devices of a node, or of two nodes.
 
         Raises:
-            ConfigError: it has not been measured.
+            ConfigError: the link has not been measured.
         """
         links = [each.link for each in self.measurements if each.link is not None]
         if in_node and links:
@@ -115,7 +116,7 @@ class Measured:
                 explain(
                     f"no link between {where} has been measured.",
                     rule=(
-                        "measured-links: messages between devices need a link, which is timed where"
+                        "measured-links: messages between devices need a link, which is timed if"
                         " there are two devices in a node"
                     ),
                     picture=f"links measured: {len(links)}, each within a node",
@@ -133,10 +134,10 @@ class Measured:
         nearest = min(differing, key=len)
         raise ConfigError(
             explain(
-                "nothing has been measured of this model as it is to be trained.",
+                "no measurement fits this model as it is to be trained.",
                 rule="measured-model: times are of one model, of any number of layers, its dtype, seq_len and tensor",
                 picture=f"nearest: {'; '.join(nearest)}",
-                repair="time this one too with python -m jaxpipe.measure, and give both files",
+                repair="time this model too with python -m jaxpipe.measure, and give both files",
             )
         )
 
@@ -145,17 +146,17 @@ def read_costs(path: str | Path, *more: str | Path, otherwise: TimeSource | None
     """The times in `costs.json` files, each of another model, dtype, sequence length, recomputation or `tensor`.
 
     Args:
-        path, more: as `python -m jaxpipe.measure --output=FILE` wrote them.
-        otherwise: says what a link takes that the files have not, as that between two nodes.
+        path, more: files that `python -m jaxpipe.measure --output=FILE` wrote.
+        otherwise: source for links that the files lack, such as those between two nodes.
 
     Raises:
-        ConfigError: a file is not there, or is none of these.
+        ConfigError: a file does not exist, or is not such a file.
     """
     return Measured(tuple(map(_read, (path, *more))), otherwise)
 
 
 def subject_of(setting: Setting) -> dict[str, Any]:
-    """All that the times of `setting` depend on besides its microbatch size, as JSON values."""
+    """All properties that the times of `setting` depend on besides its microbatch size, as JSON values."""
     return subject(
         setting.model,
         dtype=setting.dtype,
@@ -166,7 +167,7 @@ def subject_of(setting: Setting) -> dict[str, Any]:
 
 
 def subject(model: ModelConfig, **others: Any) -> dict[str, Any]:
-    """Identity of what is timed, as JSON values: `model` but for its number of layers, and `others`."""
+    """Identity of what is timed, as JSON values: `model` except its number of layers, and `others`."""
     sizes = {name: value for name, value in asdict(model).items() if name != "num_layers"}
     return json.loads(json.dumps({"family": type(model).__name__, **sizes, **others}))
 

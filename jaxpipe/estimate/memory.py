@@ -1,8 +1,8 @@
 """Bytes that a training step takes of each device, counted: nothing is compiled.
 
-Goes in: a setting. Comes out: bytes by kind. What is held in rounds (pages, messages, transfers) is counted in a
-lowered table of few microbatches: once warm-up and cool-down are in, only what holds all microbatches at once still
-grows. Each other kind is counted where its facts stand: `parameters`, `residuals`, `workspace`.
+Goes in: a setting. Comes out: bytes by kind. Buffers of the rounds (pages, messages, transfers) are counted in a
+lowered table of few microbatches: once it includes warm-up and cool-down, only a schedule that holds all microbatches
+at once needs more. The other kinds are counted in `parameters`, `residuals` and `workspace`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from jaxpipe.lowering import lower
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.schedule import Kind
 
-FEW = 3  # microbatches a device, from where on a table says all; at least
+FEW = 3  # least number of microbatches per device for which a table is representative
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many buffers of each kind one device holds, the most of any device.
+    """The numbers of buffers of each kind, on the device that holds most.
 
     Attributes:
-        pages: of one layer's residuals, own and parked.
-        weight_gradient_pages: of what an I leaves for its W.
+        pages: pages of one layer's residuals, own and parked.
+        weight_gradient_pages: pages of the inputs that I defers to W.
         inbox: messages that wait.
         in_flight: permutes that carry messages at once.
         lanes: pages that travel at once.
         exchange_lanes: layers whose gradients travel at once.
         chunks: stages of a device in one replica.
-        replicas: of the model in one pipeline.
+        replicas: replicas of the model in one pipeline.
         has_whole_backwards: whether any backward is in one part.
-        has_split_backward: whether any is in two parts.
-        holds_all: whether a device holds every microbatch of the table at once, as GPipe's.
+        has_split_backward: whether any backward is in two parts.
+        holds_all: whether a device holds every microbatch of the table at once, as in GPipe.
     """
 
     pages: int
@@ -71,7 +71,7 @@ def counts(setting: Setting) -> Counts:
 
 
 def few_microbatches(pipe: int, num_microbatches: int) -> int:
-    """Number of microbatches whose table tells the counts of all: schedules repeat in groups of twice the devices.
+    """The number of microbatches that suffice for the counts: schedules repeat in groups of twice the devices.
 
     Example:
         >>> few_microbatches(8, 1536), few_microbatches(8, 31), few_microbatches(8, 20)
@@ -84,7 +84,7 @@ def few_microbatches(pipe: int, num_microbatches: int) -> int:
 def _of_equal_stages(
     name: str, options: str, pipe: int, layers_per_stage: tuple[int, ...], backward: float, num_microbatches: int
 ) -> Counts:
-    """As `counted`; for stages of equally many layers, from the table of stages with one layer.
+    """The result of `counted`; for stages of equally many layers, from the table of stages with one layer.
 
     Only where nothing else is counted in layers: no pages and no gradients are sent.
     """
@@ -104,14 +104,14 @@ def _of_equal_stages(
 def counted(
     name: str, options: str, pipe: int, layers_per_stage: tuple[int, ...], backward: float, num_microbatches: int
 ) -> Counts:
-    """Counts of the table of all these microbatches.
+    """Counts the buffers in the table of `num_microbatches`.
 
     Args:
-        name, options: of the schedule, as a setting has them.
-        pipe: devices.
-        layers_per_stage: [stage].
-        backward: what one is expected to take, in forwards, unless `options` say it.
-        num_microbatches: of the table.
+        name, options: name and options of the schedule, as in a setting.
+        pipe: number of devices.
+        layers_per_stage: [stage] number of layers.
+        backward: expected time of a backward, in forwards, unless `options` have it.
+        num_microbatches: microbatches of the table.
 
     Raises:
         ScheduleError: the schedule cannot be built.
@@ -140,25 +140,25 @@ def counted(
 
 # ---- Bytes by kind
 
-AT_WORK = 3  # messages besides those that wait: the one at work, and the one sent, which is held twice
+AT_WORK = 3  # messages besides the waiting ones: the current one, and the one sent, which is held twice
 INT32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes per device by kind, the same on every device: for each kind those of the stage that needs most.
+    """Bytes per device by kind, the same on every device: each kind is that of the stage that needs most.
 
     Attributes:
         optimizer: masters, moments and counters of the train state.
         batch: tokens and targets.
-        weights: compute copies of the parameters, where they are not the masters themselves.
+        weights: compute copies of the parameters, if they are not the masters themselves.
         gradients: float32 running sums.
         slots: residuals from forward to backward, own and parked.
-        weight_slots: what I leaves for its W and has no room in slots.
+        weight_slots: deferred inputs of W that do not fit into slots.
         transit: pages and gradients on their way between the devices of a pair.
         inboxes: messages that wait, are at work, sent or in flight.
-        logits: what head and loss need while they run.
-        workspace: what the largest other part of an action needs beyond `logits`; one runs at a time.
+        logits: bytes that head and loss need while they run.
+        workspace: bytes that the largest other part of an action needs beyond `logits`; one part runs at a time.
     """
 
     optimizer: int
@@ -189,12 +189,12 @@ def memory(setting: Setting) -> Bytes:
     number, itemsize = counts(setting), ITEMSIZE[setting.dtype]
     layer, params = layer_residuals(setting), parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas)
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
-    deferred = layer.deferred_bytes if number.has_split_backward else 0  # of one layer, before it is in its page
+    deferred = layer.deferred_bytes if number.has_split_backward else 0  # of one layer, before they are in their page
     message = layer_sizes(setting).stream * itemsize
     parts = part_bytes(
         setting, has_whole_backwards=number.has_whole_backwards, has_split_backward=number.has_split_backward
     )
-    # Where I leaves something for its W, no other part has that, and takes its place.
+    # Only I holds deferred arrays, so the workspace of other parts may take their bytes.
     logits = max(0, head_bytes(setting) - deferred)
     others = max(size for name, size in parts.items() if name != "layer_input_gradient") - deferred
     largest = max(others, parts.get("layer_input_gradient", 0))
@@ -216,7 +216,7 @@ def fits(setting: Setting, needed: Bytes | None = None) -> bool:
     """Whether a step of `setting`, with the reserve that XLA does not count, fits into a GPU of its topology.
 
     Args:
-        needed: by default `memory(setting)`.
+        needed: the bytes of a step; by default `memory(setting)`.
     """
     return (needed or memory(setting)).total + RESERVE_BYTES <= setting.topology.hardware.memory_bytes
 

@@ -1,7 +1,7 @@
-"""Parameters on a device: how many it computes with, and the bytes of masters, compute copies and gradients.
+"""Parameters on a device: their number, and the bytes of masters, compute copies and gradients.
 
 Goes in: the parameters' shapes and the mesh. Devices that compute with equal copies hold one part each of the masters
-(ZeRO stage 1), along the first dim that divides. Source: `jaxpipe.program.partition`, which does what is counted here.
+(ZeRO stage 1), along the first dim that divides. Source: `jaxpipe.program.partition`, which does the same on devices.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Parameters:
     """Number of parameters, of one layer or of embedding and head.
 
     Attributes:
-        split: those of which each device of `tensor` has its part; of all devices.
-        whole: those that each device has whole.
+        split: parameters split over `tensor`, counted over all devices.
+        whole: parameters that each device has whole.
     """
 
     split: int
@@ -61,7 +61,7 @@ class ParameterBytes:
 
     Attributes:
         optimizer: masters, moments and counters.
-        weights: compute copies, where they are not the masters.
+        weights: compute copies, if they are not the masters.
         gradients: float32 running sums.
         exchanged_layer: the float32 part of one layer's gradients that a device sends to the other holder.
     """
@@ -77,7 +77,8 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int) -> Paramete
 
     Args:
         chunks: stages of a device in one replica.
-        replicas: of the model in one pipeline; of a second one a device has copies and gradients, no masters.
+        replicas: replicas of the model in one pipeline; for a second one a device has copies and gradients, but no
+            masters.
     """
     itemsize, rows = ITEMSIZE[setting.dtype], chunks * max(setting.layers_per_stage)
     shapes = parameter_shapes(setting.model)
@@ -99,6 +100,6 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int) -> Paramete
 
 
 def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int) -> int:
-    """Number of devices over which masters are split: those with equal copies, if any dim divides by it."""
+    """Number of devices over which masters are split: those with equal copies, if they divide any dim."""
     divides = any(size % num_copies == 0 for size in parameter.local_dims(setting.tensor))
     return num_copies if setting.zero1 and divides else 1

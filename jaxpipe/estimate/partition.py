@@ -1,7 +1,7 @@
-"""Layers to stages, balanced: the busiest device has as little to do as possible.
+"""Balanced partition of layers into stages: the busiest device has as little to do as possible.
 
-Goes in: what every layer takes, what embedding and head take besides, and which stages a device holds. Comes out: a
-number of layers for every stage. Left to others: where the times and sizes come from.
+Goes in: times of every layer, of embedding and of head, and the stages of every device. Comes out: a
+number of layers for every stage. Left to others: the source of times and sizes.
 
 Source: Zhao et al., BaPipe: Exploration of Balanced Pipeline Parallelism for DNN Training (arXiv 2012.12544): the
 partition of a profiled model is balanced by time under each device's memory. The algorithm is ours.
@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from jaxpipe.errors import ConfigError, explain
 
 Held = Sequence[Sequence[int]]
-TINY = 1e-9  # of a sum of times: what rounding may differ by
+TINY = 1e-9  # fraction of a sum of times that counts as rounding
 
 
 def balanced_partition(
@@ -28,27 +28,27 @@ def balanced_partition(
     sizes: Sequence[float] | None = None,
     most: float = math.inf,
 ) -> tuple[int, ...]:
-    """Layers per stage, [stage], so that the busiest device has as little to do as possible.
+    """The layers of each stage, [stage], such that the busiest device has as little to do as possible.
 
-    Stages are consecutive layers, each at least one. Of equal partitions the first that was found stands, and it has
+    Stages are consecutive layers, each at least one. Of equal partitions the first one found is returned; it has
     the fewest devices with most to do.
 
-    The best is found where every device holds one stage (by bisection: a bound on the time of a stage is kept if stages
-    that are filled one after the other hold all layers), and where all layers are equal, on whatever stages (they are
+    The best is found if every device holds one stage (by bisection: a bound on the time of a stage is kept if stages
+    filled one after the other hold all layers), and if all layers are equal, on any stages (they are
     dealt out one by one, each to a device that has least to do). Else,
     from the partition whose largest stage is least, layers move away from the device that has most to do as long as
     that helps: no worse, though not always the best.
 
     Args:
-        layers: [layer] time of one, in any unit.
-        held: [device] the stages that it computes; of two replicas every stage is held twice.
-        first: what the first stage takes besides its layers.
-        last: what the last one takes besides.
-        sizes: [layer] bytes of one, on every device that holds it.
+        layers: [layer] time of one layer, in any unit.
+        held: [device] the stages that it computes; with two replicas every stage is held twice.
+        first: time of the first stage besides its layers.
+        last: time of the last stage besides its layers.
+        sizes: [layer] bytes of one layer, on every device that holds it.
         most: bytes that a device has room for.
 
     Raises:
-        ConfigError: fewer layers than stages, or none that was tried keeps `most`.
+        ConfigError: there are fewer layers than stages, or no partition found keeps `most`.
 
     Example:
         >>> balanced_partition([1.0] * 31, [[0], [1], [2], [3]], last=3.0)
@@ -94,7 +94,7 @@ class _Problem:
         return max(sum(self.size[edges[stage + 1]] - self.size[edges[stage]] for stage in d) for d in self.held)
 
     def least_largest_stage(self, num_stages: int) -> tuple[int, ...]:
-        """Partition whose largest stage is shortest, each stage within `most` bytes where any partition is."""
+        """Partition whose largest stage is shortest, each stage within `most` bytes if any partition is."""
         total = self.time[-1] + sum(self.ends)
         most = self.most if self._filled(math.inf, self.most, num_stages) else math.inf
         best = self._filled(math.inf, most, num_stages)
@@ -110,7 +110,7 @@ class _Problem:
         return best
 
     def _filled(self, bound: float, most: float, num_stages: int) -> tuple[int, ...] | None:
-        """Greedy partition: each stage holds as much as the bounds allow; None where layers are left over."""
+        """Greedy partition: each stage holds as much as the bounds allow; None if layers remain."""
         num_layers, counts, begin = len(self.time) - 1, [], 0
         for stage in range(num_stages):
             room = bound - (self.ends[0] if stage == 0 else 0.0) - (self.ends[1] if stage == num_stages - 1 else 0.0)
@@ -131,7 +131,7 @@ class _Problem:
 def _dealt(problem: _Problem, num_stages: int) -> tuple[int, ...]:
     """Partition of equal layers: one for each stage, the others to the least busy holders, then to the shortest stage.
 
-    A stage of a device without room for one more has its turn only when no other has room either.
+    A stage on a full device gets a layer only if all other devices are full too.
     """
     layer, size = problem.layers[0], problem.sizes[0]
     holders = [[d for d, stages in enumerate(problem.held) if stage in stages] for stage in range(num_stages)]
@@ -210,7 +210,7 @@ def _refuse(problem: _Problem, counts: tuple[int, ...]) -> None:
                 f"no partition of {len(problem.time) - 1} layers on {len(problem.held)} devices within"
                 f" {problem.most:g} bytes"
             ),
-            rule="partition-memory: what the layers of a device take is at most what it has room for",
+            rule="partition-memory: the layers of a device fit into its room",
             picture=f"{','.join(map(str, counts))} takes {problem.most_held(counts):g} on the fullest device",
             repair=f"give {problem.most_held(counts):g} bytes or more, or more devices",
         )

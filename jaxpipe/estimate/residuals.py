@@ -1,7 +1,7 @@
-"""Bytes that one layer saves of one microbatch: forward for the backward, and I for its W.
+"""Bytes that one layer saves for one microbatch: forward for the backward, and I for its W.
 
 Goes in: a setting. Comes out: every array by its name, on one device; `tests/estimate/test_kept_by_formula.py`
-compares them with what the layer's own vjp saves. Left to others: for how long (`counts`).
+compares them with what the layer's own vjp saves. Left to others: lifetimes (`counts`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class LayerSizes:
 
     Attributes:
         stream: "batch local_seq hidden", split along the sequence over `tensor`.
-        queries: "batch seq local_head head_dim", so the attended values.
-        keys: of the local key-value heads, so the values.
+        queries: "batch seq local_head head_dim", and the attended values.
+        keys: elements of the local key-value heads; the same for the values.
         width: "batch seq local_width", between the matmuls of the feed forward.
         scores: "batch local_head seq seq".
         rows: "batch local_head seq", of queries.
@@ -53,14 +53,14 @@ def layer_sizes(setting: Setting) -> LayerSizes:
 
 @dataclass(frozen=True)
 class LayerResiduals:
-    """What one layer saves of one microbatch, in elements of arrays with names.
+    """The arrays that one layer saves for one microbatch, in elements by name.
 
     Attributes:
-        itemsize: bytes of an element, but for those of `float32`.
-        saved: that forward saves for the backward.
-        deferred: that I saves for its W.
-        shared_with_w: names of the saved arrays that W reads; I alone needs the others.
-        float32: names of arrays that are float32 whatever the layer computes in.
+        itemsize: bytes of an element, except in `float32` arrays.
+        saved: arrays that forward saves for the backward.
+        deferred: arrays that I saves for its W.
+        shared_with_w: names of the saved arrays that W reads; only I needs the others.
+        float32: names of arrays that are float32 in any compute dtype.
     """
 
     itemsize: int
@@ -83,7 +83,7 @@ class LayerResiduals:
     def apart_bytes(self) -> int:
         """Bytes that I saves for W beyond those that take the place of saved arrays that W does not read.
 
-        Source: `jaxpipe.program.storage`: for each dtype, of the arrays those that fill the room best.
+        Source: `jaxpipe.program.storage`: for each dtype, the arrays that fill the room best take the place.
 
         Example:
             >>> bf16 = LayerResiduals(2, saved={"x": 10, "y": 6}, deferred={"dx": 7, "dy": 4, "dz": 3},
@@ -111,21 +111,21 @@ class LayerResiduals:
 
 
 def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerResiduals:
-    """What a layer of `setting` saves.
+    """The arrays that a layer of `setting` saves.
 
     Args:
-        setting: of one step.
-        recompute: in place of the model's own.
+        setting: the setting of one step.
+        recompute: recompute setting in place of the model's own.
 
-    What is cheap to compute from the arrays here (norms, activations, the gathered stream, dropout's masks) is
-    computed again. Between F and B, with stream x, queries q, keys and values k, width w, rows r:
+    Values that are cheap to compute from these arrays (norms, activations, the gathered stream, dropout's masks) are
+    recomputed. Between F and B, with stream x, queries q, keys and values k, width w, rows r:
 
         recompute full                x
         attention chunked, cudnn      2 x + 2 q + 2 k + w (2 w where gated), and the log-sum-exp of r rows, float32
         attention xla                 the same with scores in place of r; recompute attention: with neither
 
-    A layer whose halves stand side by side has no stream between them: x in place of 2 x. There W makes the outputs of
-    both norms again, from x and from one number a token of each norm, which takes less than two streams.
+    A layer whose halves are parallel has no stream between them: x in place of 2 x. There W recomputes the outputs of
+    both norms from x and one number per token of each norm, which takes less than two streams.
 
     Source: Korthikanti et al., MLSys 2023, section 4.2, for what stays; the arrays are those of `jaxpipe.models.block`.
     """

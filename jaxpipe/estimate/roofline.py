@@ -1,9 +1,9 @@
 """Times of actions on a kind of GPU, from sizes, peaks and a few constants; nothing is measured here.
 
-Goes in: hardware, and what is reached of its peaks. Comes out: `Times`, and links. A matmul takes as long as
-its waves of tiles, or as its bytes; all else as long as its bytes; a collective of `tensor` as long as its bytes on
-the slowest link; nothing overlaps. Left to others: what a step makes of it (`step`), and what the program's loops and
-guards cost between kernels, which no source tells.
+Goes in: hardware, and the fractions of its peaks that programs reach. Comes out: `Times`, and links. A matmul takes as
+long as its waves of tiles, or as its bytes; all else as long as its bytes; a collective of `tensor` as long as its
+bytes on the slowest link; nothing overlaps. Left to others: the step (`step`), and the time that the program's loops
+and guards take between kernels, for which there is no source.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from jaxpipe.estimate.communication import (
     WEIGHT_GRADIENT_COLLECTIVES,
     message_bytes,
 )
-from jaxpipe.estimate.matmuls import Matmul, head_matmuls, layer_matmuls
+from jaxpipe.estimate.matmuls import Matmul, head_chunks, head_matmuls, layer_matmuls, local_rows, seen_scores
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import Link, Times, ring_s
-from jaxpipe.estimate.traffic import OPERATIONS, OPERATIONS_PER_CLOCK, dropout_draws, traffic
 
-# Rows and columns of a matmul's result that one core computes at once: the choices of cuBLAS but for the smallest, to
+# Rows and columns of a matmul's result that one core computes at once: the choices of cuBLAS except the smallest, to
 # which the second level cache cannot bring numbers as fast as they are multiplied.
 # Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), section 2.3.
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
@@ -43,16 +42,17 @@ class Roofline:
 
     Attributes:
         hardware: the kind of GPU.
-        matmul_fraction: of the peak, by matmuls whose tiles fill all cores; None: `MATMUL_FRACTION`.
-        fused_fraction: of the peak, by attention in one kernel: FlashAttention-2 reaches 0.50 to 0.73 in forward and
-            up to 0.63 in backward on an A100. Source: Dao, FlashAttention-2, 2023, section 4.1.
-        memory_fraction: of the memory's bandwidth. Assumed.
-        nvlink_fraction: of NVLink's bandwidth: collectives reach 200 to 208 of 300 GB/s on A100s. Source: nccl-tests,
-            issues 149 and 178.
-        network_fraction: of the network's: collectives reach 85 of 100 GB/s a node. Source: nccl-tests, issue 119.
-        kernel_s: from a kernel's end to the start of the next. Assumed.
-        forward_kernels, backward_kernels: of one layer. Assumed.
-        nvlink_latency_s, network_latency_s: of a message, or one step of a collective. Assumed.
+        matmul_fraction: fraction of the peak reached by matmuls whose tiles fill all cores; None: `MATMUL_FRACTION`.
+        fused_fraction: fraction of the peak reached by attention in one kernel: FlashAttention-2 reaches 0.50 to 0.73
+            in forward and up to 0.63 in backward on an A100. Source: Dao, FlashAttention-2, 2023, section 4.1.
+        memory_fraction: fraction of the memory's bandwidth. Assumed.
+        nvlink_fraction: fraction of NVLink's bandwidth: collectives reach 200 to 208 of 300 GB/s on A100s. Source:
+            nccl-tests, issues 149 and 178.
+        network_fraction: fraction of the network's bandwidth: collectives reach 85 of 100 GB/s a node. Source:
+            nccl-tests, issue 119.
+        kernel_s: seconds from a kernel's end to the start of the next. Assumed.
+        forward_kernels, backward_kernels: kernels of one layer. Assumed.
+        nvlink_latency_s, network_latency_s: latency of a message, or of one step of a collective. Assumed.
     """
 
     hardware: Hardware
@@ -128,17 +128,17 @@ class Roofline:
         return max(computed_s, self.memory_s(matmul.elements * ITEMSIZE[dtype]))
 
     def memory_s(self, num_bytes: float) -> float:
-        """Seconds of kernels that read and write so many bytes."""
+        """Seconds of kernels that read and write `num_bytes` in all."""
         return num_bytes / (self.memory_fraction * self.hardware.memory_bytes_per_s)
 
     def draw_s(self, num_drawn: int) -> float:
-        """Seconds to draw so many random numbers."""
+        """Seconds to draw `num_drawn` random numbers."""
         hardware = self.hardware
         return num_drawn * OPERATIONS / (OPERATIONS_PER_CLOCK * hardware.num_cores * hardware.clock_rate_ghz * 1e9)
 
 
 def padded_flops(matmul: Matmul, num_cores: int) -> int:
-    """FLOPs that all cores could do meanwhile: in every wave each computes one tile, whether full, in part or empty.
+    """FLOPs that all cores could do in that time: in every wave each computes one full, partial or empty tile.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), sections 3.1 and 3.2.
 
@@ -169,3 +169,115 @@ def update_bytes(setting: Setting) -> float:
     masters = masters / setting.data + shared / (setting.data * setting.pipe) if setting.zero1 else masters + shared
     copied = FLOAT32_BYTES + ITEMSIZE[setting.dtype]
     return masters * (8 * FLOAT32_BYTES + copied) + (layers + shared) * FLOAT32_BYTES
+
+
+# Memory traffic and random numbers of F, B, I and W besides their matmuls: norms, activations, residual sums, the
+# softmax of attention, head transposes, page writes, and gradients added to their float32 sums. Each is one kernel
+# that reads its inputs and writes its outputs once. Dropout saves no masks: backward draws them again.
+
+
+# Operations for one random number: 20 rounds of an addition, a rotation and an exclusive or; 6 times a key is added to
+# both words. Source: `jaxpipe.models.dropout.threefry`.
+OPERATIONS = 20 * 3 + 6 * 2
+# 32-bit integer additions, shifts or logical operations of a core in a clock, of capability 8.0 and 9.0.
+# Source: NVIDIA, CUDA C++ Programming Guide, throughput of native arithmetic instructions.
+OPERATIONS_PER_CLOCK = 64
+
+
+@dataclass(frozen=True)
+class DropoutDraws:
+    """Random numbers that dropout draws for one microbatch on one device.
+
+    Attributes:
+        forward, backward: numbers for one layer; backward includes recomputed draws; with split backwards I draws all.
+        embed: numbers for the embedding, in forward and again in backward.
+    """
+
+    forward: int
+    backward: int
+    embed: int
+
+
+def dropout_draws(setting: Setting) -> DropoutDraws:
+    """Random numbers of `setting`: one for each attention probability and each element that is added to the stream."""
+    anatomy = setting.anatomy
+    if not anatomy.has_dropout:
+        return DropoutDraws(0, 0, 0)
+    of_attention = seen_scores(setting) if anatomy.attention_dropout else 0
+    of_stream = 2 * layer_sizes(setting).stream if anatomy.hidden_dropout else 0
+    forward = of_attention + of_stream
+    again = {"none": 0, "attention": of_attention, "full": forward}[setting.model.recompute]
+    return DropoutDraws(forward, forward + again, layer_sizes(setting).stream if anatomy.embedding_dropout else 0)
+
+
+# ---- Bytes of memory
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes read and written for one microbatch on one device.
+
+    Attributes:
+        forward, input_gradient, weight_gradient: bytes of F, I and W of one layer; B does the work of I and W.
+        embed_forward, embed_backward: bytes of the embedding.
+        head: bytes of head and loss.
+    """
+
+    forward: float
+    input_gradient: float
+    weight_gradient: float
+    embed_forward: float
+    embed_backward: float
+    head: float
+
+
+def traffic(setting: Setting) -> Traffic:
+    """Bytes that the actions of `setting` read and write: norms, sums and activations read and write their arrays.
+
+    A layer's backward reads and writes twice as much for each: the saved array and its gradient. It recomputes norms
+    and activations from saved arrays, or the whole layer.
+    """
+    of, item = layer_sizes(setting), ITEMSIZE[setting.dtype]
+    softmax = _softmax_bytes(setting)
+    again = item * (2 * 2 * of.stream + (setting.anatomy.num_up + 1) * of.width)  # two norms, the activation
+    moved = item * 2 * (2 * of.queries + 2 * of.keys)  # split into heads, and merged
+    forward = again + moved + softmax + item * 2 * 3 * of.stream  # two sums of two streams
+    recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
+    added = layer_parameters(setting.model).of_device(setting.tensor)
+    return Traffic(
+        forward=forward + 2 * layer_residuals(setting).page_bytes,
+        input_gradient=2 * forward + recomputed,
+        weight_gradient=added * _adding(item),
+        embed_forward=item * 3 * of.stream,
+        embed_backward=item * 3 * of.stream + _table_elements(setting) * (2 * FLOAT32_BYTES + _adding(item)),
+        head=_head_bytes(setting),
+    )
+
+
+def _adding(item: int) -> int:
+    """Bytes to add one gradient: the output of a matmul or another kernel is read, its sum read and written."""
+    return item + 2 * FLOAT32_BYTES
+
+
+def _table_elements(setting: Setting) -> int:
+    """Elements in a device's part of the token table."""
+    return local_rows(setting) * setting.anatomy.hidden
+
+
+def _softmax_bytes(setting: Setting) -> int:
+    """Softmax bytes in forward: "xla" reads scores, writes probabilities; "chunked" reads float32 scores twice."""
+    item = ITEMSIZE[setting.dtype]
+    each = {"xla": 2 * item, "chunked": 2 * FLOAT32_BYTES + item, "cudnn": 0}
+    return seen_scores(setting) * each[setting.model.attention]
+
+
+def _head_bytes(setting: Setting) -> int:
+    """Bytes of head and loss: float32 logits written and read twice, gradients written, and the kernel's gradient.
+
+    The kernel's gradient is summed in float32 over the chunks of tokens, then scaled and added to its running sum.
+    """
+    item, elements = ITEMSIZE[setting.dtype], _table_elements(setting)
+    num_tokens, num_chunks = head_chunks(setting)
+    logits = num_tokens * local_rows(setting)
+    gradient = num_chunks * elements * 3 * FLOAT32_BYTES + elements * (FLOAT32_BYTES + 3 * item + _adding(item))
+    return item * 6 * layer_sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item) + gradient

@@ -1,7 +1,7 @@
-"""One way to train a model on a cluster: all that its time and its bytes depend on, as one value.
+"""One way to train a model on a cluster: one value with all that its time and bytes depend on.
 
-Goes in: a checked config and a topology, or the fields themselves, as the planner has them. Comes out: a value that can
-be compared, hashed and changed with `dataclasses.replace`. Left to others: whether it is a good way.
+Goes in: a checked config and a topology, or the fields themselves, as in the planner. Comes out: a value that can
+be compared, hashed and changed with `dataclasses.replace`. Left to others: time and bytes (`step`, `memory`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Setting:
     """One way to train a model on a cluster.
 
     Attributes:
-        model: with `recompute` and `attention`, its choices.
-        dtype: of compute and messages, "float32" or "bfloat16".
+        model: the model, with its choices `recompute` and `attention`.
+        dtype: dtype of compute and messages, "float32" or "bfloat16".
         seq_len: tokens of a sequence.
         batch_size: sequences of a step.
-        num_predicted: tokens of a sequence that a masked model predicts; None of a causal model.
-        schedule_name, options: as `pipeline.schedule` and `pipeline.options` of a config have them.
-        num_microbatches: of one step, on each copy of the pipeline.
-        layers_per_stage: [stage].
+        num_predicted: tokens of a sequence that a masked model predicts; None for a causal model.
+        schedule_name, options: name and options of the schedule, as in a config's `pipeline`.
+        num_microbatches: microbatches of one step, on each copy of the pipeline.
+        layers_per_stage: [stage] number of layers.
         data, pipe, tensor: copies of the pipeline; devices of one; devices that share a layer.
-        order: of the mesh, one of `jaxpipe.cluster.assignment.ORDERS`.
+        order: order of the mesh, one of `jaxpipe.cluster.assignment.ORDERS`.
         zero1: whether masters and optimizer state are split over `data`.
         topology: nodes and GPUs; the mesh may be smaller.
     """
@@ -64,7 +64,7 @@ class Setting:
 
     @cached_property
     def anatomy(self) -> Anatomy:
-        """What the model is made of."""
+        """The anatomy of the model: sizes and parts."""
         return self.model.anatomy
 
     @property
@@ -73,7 +73,7 @@ class Setting:
         return self.schedule_of(self.num_microbatches)
 
     def schedule_of(self, num_microbatches: int) -> Schedule:
-        """Schedule for another number of microbatches; one in a file has its own number alone."""
+        """Schedule for another number of microbatches; a schedule in a file has only its own number."""
         return named_schedule(self.schedule_name, self.pipe, num_microbatches, self.options)
 
     @property
@@ -99,10 +99,10 @@ class Setting:
 
 
 def setting_of(config: ConfigDict, topology: Topology) -> Setting:
-    """Setting that a checked config asks for, on `topology`.
+    """The setting of a checked config on `topology`.
 
     Raises:
-        ConfigError: the mesh has more GPUs than there are, or cannot be laid in `mesh.order`.
+        ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`.
         ScheduleError: the schedule cannot be built.
     """
     mesh, schedule = config.mesh, build_schedule(config)
@@ -141,7 +141,7 @@ def num_predicted_of(config: ConfigDict) -> int | None:
     return num_predicted(config.data.seq_len - NUM_SPECIAL, config.data.mask_fraction)
 
 
-# ---- Who holds which stage, and which devices stand in one node; found once for all settings that are alike
+# ---- Stages of devices, and devices of nodes; computed once for all equal settings
 
 
 def placement_of(setting: Setting) -> Placement:
@@ -155,7 +155,7 @@ def _placement(name: str, num_devices: int, options: str) -> Placement:
 
 
 def layers_of_devices(setting: Setting) -> list[int]:
-    """Layers of all chunks that a device holds, of both replicas where there are two: [device]."""
+    """Layers of all chunks that a device holds, of both replicas if there are two: [device]."""
     return [sum(setting.layers_per_stage[stage] for _, stage in held) for held in placement_of(setting).stages_of]
 
 
@@ -164,8 +164,8 @@ class Group:
     """Devices that take part in a collective.
 
     Attributes:
-        size: how many.
-        per_node: how many of them stand in one node, where they stand in several; else all.
+        size: number of devices.
+        per_node: number of them in one node if they span several nodes; else all.
     """
 
     size: int
@@ -179,12 +179,12 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Which devices of a mesh stand in which node.
+    """The groups of a mesh and the number of their devices per node.
 
     Attributes:
-        apart: [device, device] of `pipe`, whether they stand in different nodes, in any copy of the pipeline.
+        apart: [device, device] whether two devices of `pipe` are in different nodes, in any copy of the pipeline.
         tensor: the group that shares a layer, the worst one.
-        data: the group of a device and its like in other copies of the pipeline, the worst one.
+        data: the group of a device and its counterparts in other copies of the pipeline, the worst one.
         shared: all devices of `data` and `pipe`, which share embedding and head.
     """
 
@@ -212,6 +212,6 @@ def _places(order: str, data: int, pipe: int, tensor: int, gpus_per_node: int) -
 
 
 def _worst(nodes: np.ndarray) -> Group:
-    """The group that has the fewest members in a node, of the nodes of all groups, [group, member]."""
+    """The group with the fewest members in a node, given the nodes of all groups, [group, member]."""
     size = nodes.shape[1]
     return Group(size, min(int(np.unique(group, return_counts=True)[1].min()) for group in np.unique(nodes, axis=0)))

@@ -1,6 +1,6 @@
-"""Predicted time of a training step: the pipeline on the asynchronous clock, and what comes before and after it.
+"""Predicted time of a training step: the pipeline on the asynchronous clock, and the sums and gathers around it.
 
-Goes in: a setting and a source of times. Comes out: seconds by part, and what is usually asked of them. In the order
+Goes in: a setting and a source of times. Comes out: seconds by part, and common figures such as MFU. In the order
 of a step: compute copies are gathered, the pipeline runs, sums over devices that it does not hide, the update.
 Left out, because the program hides it or it is small: sums of losses and norms, and sums over `tensor` of the few
 parameters that it does not split.
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.estimate.clock import Seconds
+from jaxpipe.estimate.clock import Seconds, ends
 from jaxpipe.estimate.communication import Sent, communication, message_bytes
-from jaxpipe.estimate.extension import ends
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
@@ -31,12 +30,13 @@ class Estimate:
     """A training step, as predicted.
 
     Attributes:
-        setting: what is estimated.
-        times: of its actions.
-        copies_s: until every device has its compute copies: gathers over `data` (with ZeRO-1), and `pipe`.
-        pipeline_s: from the first action to the last, and to the last exchange of gradients between two replicas.
-        reduce_s: what sums of gradients over devices add to that.
-        update_s: of the optimizer.
+        setting: the estimated setting.
+        times: times of its actions.
+        copies_s: seconds until every device has its compute copies: gathers over `data` (with ZeRO-1), and `pipe`.
+        pipeline_s: seconds from the first action to the last, and to the last exchange of gradients between two
+            replicas.
+        reduce_s: seconds that sums of gradients over devices add to that.
+        update_s: seconds of the optimizer's update.
         bubble_ratio: 1 - (most work of any device) / (end of the last computation), sums left out.
         communication: bytes that a device sends in a step, by kind and link.
     """
@@ -90,7 +90,7 @@ class Around:
     """Seconds of a step's sums and gathers over devices, which do not depend on the schedule's rows.
 
     Attributes:
-        copies_s: before the first action.
+        copies_s: gathers of compute copies before the first action.
         closing: [stage] sums over `data` that a holder makes once its gradients are complete.
         shared_s: sums of the gradients of embedding and head, after all actions.
     """
@@ -109,8 +109,8 @@ def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = 
     """Predicted step of `setting`, with times from `source`.
 
     Args:
-        setting: what is estimated.
-        source: of times of actions and links.
+        setting: the setting to estimate.
+        source: source of times of actions and links.
         reduces_in_rounds: whether a device sums the gradients of a stage over `data` in the round after the last action
             that adds to them, while its message travels, as our program does; False: all devices sum theirs at once
             after the last action, as most other systems do.
@@ -150,7 +150,7 @@ def _seconds(setting: Setting, times: Times, source: TimeSource, *, closing: np.
     of_kind[Kind.W] = layers * times.layer_weight_gradient_s
     of_kind[Kind.F, 0] += times.embed_forward_s
     of_kind[[Kind.B, Kind.I], 0] += times.embed_backward_s
-    of_kind[Kind.F, -1] += times.head_s  # where the program finds the loss and its gradient
+    of_kind[Kind.F, -1] += times.head_s  # in which the program computes the loss and its gradient
     near, far = _links(places.apart, source)
     gradients = FLOAT32_BYTES * layer_parameters(setting.model).of_device(setting.tensor)
     return Seconds(
@@ -160,8 +160,8 @@ def _seconds(setting: Setting, times: Times, source: TimeSource, *, closing: np.
         per_byte=np.where(places.apart, 1 / far.bytes_per_s, 1 / near.bytes_per_s),
         message_bytes=message_bytes(setting),
         slot_bytes=layers * layer_residuals(setting).page_bytes,
-        # The program sends a stage's gradients one way, and those of another stage the other way meanwhile: as long as
-        # a half of either there and back.
+        # The program sends a stage's gradients one way and those of another stage the other way at the same time, which
+        # takes as long as half of each there and back.
         exchange_bytes=layers * gradients / (setting.data if setting.zero1 else 1) / 2,
     )
 

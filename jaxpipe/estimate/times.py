@@ -1,6 +1,6 @@
-"""Durations of the parts of a step: what a source of times says, and what collectives over its links take.
+"""Durations of the parts of a step: the interface of a source of times, and collectives over its links.
 
-A source is a roofline (`roofline`) or a measurement (`measured`). Left to others: what a step makes of them (`step`).
+A source is a roofline (`roofline`) or a measurement (`measured`). Left to others: the time of a step (`step`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class Times:
     """Seconds of actions on one device, for one microbatch, the collectives of `tensor` included.
 
     Attributes:
-        layer_forward_s: of one layer.
-        layer_backward_s: of one layer, in one part, what is computed again included.
-        layer_input_gradient_s, layer_weight_gradient_s: in two parts.
-        embed_forward_s, embed_backward_s: what the first stage computes besides its layers.
+        layer_forward_s: F of one layer.
+        layer_backward_s: B of one layer, recomputation included.
+        layer_input_gradient_s, layer_weight_gradient_s: I and W of one layer.
+        embed_forward_s, embed_backward_s: work of the first stage besides its layers.
         head_s: head and loss, forward and backward, in the last stage's forward (`jaxpipe.program.actions`).
         update_s: once a step, on every device: compute copies, gradient norm, optimizer; without sums over devices.
     """
@@ -39,8 +39,8 @@ class Link:
     """Link between two devices, one way.
 
     Attributes:
-        latency_s: of a message without bytes.
-        bytes_per_s: what is reached.
+        latency_s: latency: time of a message without bytes.
+        bytes_per_s: bandwidth that is reached.
     """
 
     latency_s: float

@@ -1,9 +1,9 @@
 """Workspace: bytes that the parts of an action need while they compute; one part runs at a time, the largest counts.
 
-Goes in: a setting. Comes out: bytes of a GPU for each part. What XLA holds at once depends on the order that its
-scheduler takes, so these are no counts but forms with a reason: what must be there at the moment that needs most, term
-by term, with small whole factors read off compiled parts (`jaxpipe.compile.prediction`) and compiled steps. Experiment
-015 holds steps beside each other. A workspace is 1 to 10 % of a large step's bytes.
+Goes in: a setting. Comes out: bytes of a GPU for each part. The arrays that XLA holds at once depend on the order that
+its scheduler takes, so these are not counts but formulas with a reason: the arrays needed at the worst moment, term by
+term, with small whole factors read off compiled parts (`jaxpipe.compile.prediction`) and compiled steps. Experiment 015
+compares steps. A workspace is 1 to 10 % of a large step's bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Buffers:
     """Bytes of the arrays that the parts of an action hold on one device.
 
     Attributes:
-        kernels: the gradients of all kernels of a layer, in the dtype that it computes in.
+        kernels: the gradients of all kernels of a layer, in the layer's compute dtype.
         local, stream: "batch seq hidden", split along the sequence over `tensor`, and gathered.
         width: "batch seq local_width".
-        scores: what attention's backward holds of scores at its largest block of queries.
+        scores: scores that attention's backward holds at its largest block of queries.
     """
 
     kernels: int
@@ -37,25 +37,25 @@ class Buffers:
 
 
 def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool) -> dict[str, int]:
-    """Bytes of each part but the head; a layer's forward needs less than its backward.
+    """Bytes of each part except the head; a layer's forward needs less than its backward.
 
     Args:
         has_whole_backwards: whether any backward is in one part.
-        has_split_backward: whether any is in two.
+        has_split_backward: whether any backward is in two parts.
     """
     parts = {"embed_backward": _embed_backward(setting)}
     of = _buffers(setting)
     again = _computed_again(setting)
     if has_whole_backwards or not has_split_backward:
-        # Gradients of kernels come last, and their factors wait: seen are five of a stream and of a width, where all
-        # scores are one block one.
+        # Gradients of kernels come last, and their factors wait: five of a stream and of a width were observed, if all
+        # scores are one block, one.
         waiting = 1 if setting.model.attention == "xla" else 5
         in_attention = of.scores + waiting * (of.stream + of.width)
         parts["layer_backward"] = again + max(in_attention, of.kernels + 4 * of.stream)
     if has_split_backward:
-        scores = _scores(setting, has_dropout=False)  # seen: dropout keeps no array of scores beside
+        scores = _scores(setting, has_dropout=False)  # observed: dropout keeps no additional array of scores
         parts["layer_input_gradient"] = again + scores + 3 * of.stream + 3 * of.width // 2
-        # On one device each gradient goes into its sum as it comes; others wait for what they gather.
+        # On one device each gradient is added to its sum at once; on several it waits for gathered arrays.
         waits = of.kernels + 2 * of.stream + 2 * of.width if setting.tensor > 1 else of.kernels // 2 + of.width
         parts["layer_weight_gradient"] = waits
     return parts
@@ -64,8 +64,8 @@ def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backwar
 def head_bytes(setting: Setting) -> int:
     """Bytes of head and loss, forward and backward.
 
-    The kernel's gradient is a float32 sum over chunks of tokens; a chunk has float32 logits and their gradient. Where
-    all are one chunk nothing is summed, and the logits are gone before the kernel's gradient is there.
+    The kernel's gradient is a float32 sum over chunks of tokens; a chunk has float32 logits and their gradient. If
+    all are one chunk nothing is summed, and the logits are freed before the kernel's gradient exists.
     """
     of, itemsize = _buffers(setting), ITEMSIZE[setting.dtype]
     num_rows = setting.anatomy.num_rows // setting.tensor
@@ -80,7 +80,7 @@ def head_bytes(setting: Setting) -> int:
 
 
 def _embed_backward(setting: Setting) -> int:
-    """Bytes of the token table's float32 gradient; over `tensor` also the gathered stream; and what dropout draws."""
+    """Bytes of the token table's float32 gradient; over `tensor` also the gathered stream; and dropout's draws."""
     of, has_dropout = _buffers(setting), setting.anatomy.has_dropout
     table = FLOAT32_BYTES * setting.anatomy.num_rows // setting.tensor * setting.anatomy.hidden
     if setting.tensor > 1:
@@ -102,8 +102,8 @@ def _buffers(setting: Setting) -> Buffers:
 def _scores(setting: Setting, *, has_dropout: bool) -> int:
     """Bytes of scores at the largest block of queries.
 
-    Of a block there are probabilities and their gradients, in float32 and in the dtype of the matmuls. Where all is
-    one block (`xla`) the matmuls are in that dtype too, and only one float32 array is left; dropout keeps one more.
+    A block has probabilities and their gradients, in float32 and in the dtype of the matmuls. If all is
+    one block (`xla`) the matmuls are in that dtype too, and only one float32 array remains; dropout keeps one more.
     """
     model, itemsize = setting.model, ITEMSIZE[setting.dtype]
     num_rows = layer_sizes(setting).rows // setting.seq_len  # sequences x heads
@@ -115,7 +115,7 @@ def _scores(setting: Setting, *, has_dropout: bool) -> int:
 
 
 def _computed_again(setting: Setting) -> int:
-    """Bytes of a layer that is computed again: what it would save if it were not, and two streams on the way."""
+    """Bytes of a recomputed layer: the arrays that it would otherwise save, and two streams in transit."""
     if setting.model.recompute != "full":
         return 0
     return (

@@ -2,7 +2,7 @@
 
 Rounds are rolled into segments, each a number of repetitions of one loop body. A permute (`lax.ppermute`, HLO
 `collective-permute`) takes (source, target) pairs, in which every device is source at most once and target at most
-once. Permutes belong to body rounds: a permute runs in every repetition with the pairs that any of them needs.
+once. Permutes belong to body rounds: a permute runs in every repetition with the pairs that any repetition needs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Segment:
 def permutes_of(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
     """The permutes that carry all `pairs`: in each, a device is source at most once and target at most once.
 
-    Pairs are taken by direction and distance, so that messages of one kind travel together and couple only
-    neighbours; others join where they fit.
+    Pairs are grouped by direction and distance, so that messages of one kind travel together and couple only
+    neighbours; other pairs join permutes that have room.
 
     Example:
         >>> permutes_of({(0, 1), (1, 2), (2, 1), (1, 0)})
@@ -53,12 +53,12 @@ def permutes_of(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
 
 @dataclass(frozen=True, eq=False)
 class Sends:
-    """M one-way transfers of one page, or of one layer's gradients, each.
+    """M one-way transfers, each of one page or of one layer's gradients.
 
     Attributes:
-        round: [M] the round whose permute carries it.
+        round: [M] the round whose permute carries the transfer.
         source, target: [M] devices.
-        lane: [M] its index among the transfers of its source in that round; a permute for each lane.
+        lane: [M] index of the transfer among those of its source in that round; each lane has a permute.
     """
 
     round: np.ndarray
@@ -70,8 +70,8 @@ class Sends:
         """The permutes that carry these transfers, [body round][lane] -> pairs: the union over all repetitions.
 
         Args:
-            body_round: [R] of each round.
-            num_body_rounds: of all segments.
+            body_round: [R] the body round of each round.
+            num_body_rounds: body rounds of all segments.
         """
         keys = np.stack([body_round[self.round], self.lane, self.source, self.target], axis=1)
         permutes: list[list[list[Pair]]] = [[] for _ in range(num_body_rounds)]
@@ -83,10 +83,10 @@ class Sends:
 
 
 def in_lanes(rounds: np.ndarray, source: np.ndarray, target: np.ndarray) -> Sends:
-    """Transfers with their lanes, which count up in the order given.
+    """The transfers with their lanes, numbered in the given order.
 
     Args:
-        rounds: [M].
+        rounds: [M] the round of each transfer.
         source, target: [M] devices.
 
     Example:

@@ -1,9 +1,9 @@
-"""Couplings: which devices wait for each other at the permutes of a loop body, and what rounds that leaves to actions.
+"""Couplings: the devices that wait for each other at the permutes of a loop body, and the rounds that actions may get.
 
 A permute is a rendezvous: both devices of a pair have to start its round before either ends it. Goes in: the links of
-a schedule. Comes out: loop bodies to choose from (`coupled_bodies`); for each, by how many rounds a device may be
-behind another without holding it up (`Couplings.min_distance`); and the smallest rounds that satisfy all of these
-difference constraints (`RoundConstraints`). `fitted` says in which order actions get their rounds.
+a schedule. Comes out: loop bodies to choose from (`coupled_bodies`); for each, the number of rounds by which a device
+may be behind another without holding it up (`Couplings.min_distance`); and the smallest rounds that satisfy all these
+difference constraints (`RoundConstraints`). Left to `fitted`: the order in which actions get rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxpipe.lowering.rounds import LOCAL_ROUNDS
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.schedule import Schedule
 
-MAX_TURNS = 4  # in which devices meet their neighbours one by one; with more, a body is too long
+MAX_TURNS = 4  # turns in which devices meet their neighbours one by one; with more, a body is too long
 UNBOUNDED = -(10**9)  # rounds: no distance is too small
 
 # ---- Loop bodies, and the distances that their permutes enforce ----
@@ -27,7 +27,7 @@ UNBOUNDED = -(10**9)  # rounds: no distance is too small
 
 @dataclass(frozen=True)
 class Couplings:
-    """A loop body with the pairs of devices that each of its rounds couples."""
+    """A loop body, with the pairs of devices that each round couples."""
 
     num_devices: int
     pairs: tuple[frozenset[Pair], ...]  # [body round] (source, target)
@@ -55,17 +55,17 @@ class Couplings:
 
     @cached_property
     def rounds_to_rendezvous(self) -> np.ndarray:
-        """[body round] rounds until the next one with any permute; 0 if this one has one."""
+        """[body round] rounds until the next one with any permute; 0 if this round has one."""
         is_coupled = np.array([bool(pairs) for pairs in self.pairs])
         ahead = (np.arange(self.num_body_rounds)[:, None] + np.arange(self.num_body_rounds)) % self.num_body_rounds
         return is_coupled[ahead].argmax(axis=1)
 
     @cached_property
     def min_distance(self) -> np.ndarray:
-        """[body round, device, other] least rounds, at most 0, from an action of `device` to what `other` runs then.
+        """[body round, device, other] least rounds, at most 0, from an action of `device` to that of `other` then.
 
-        A device that begins this body round has had rendezvous with others in the rounds before, directly or through
-        third ones, and those had then begun the round of the rendezvous. If `other` were still in an action of an
+        A device that begins this body round had a rendezvous with others in earlier rounds, directly or through
+        third devices, and these had then begun the round of the rendezvous. If `other` were still in an action of an
         earlier round than the last such rendezvous, `device` would wait for it.
 
         Example:
@@ -80,7 +80,7 @@ class Couplings:
         for body_round in range(self.num_body_rounds):
             known = np.eye(self.num_devices, dtype=bool)
             rounds[body_round][known] = 0
-            # Back in time: whom `device` has waited for, whom those had waited for, ...
+            # Back in time: the devices that `device` has waited for, those that they had waited for, ...
             for earlier in range(1, self.num_body_rounds * self.num_devices + 1):
                 reached = known @ waits_for[(body_round - earlier) % self.num_body_rounds]
                 rounds[body_round][reached & ~known] = -earlier
@@ -89,9 +89,9 @@ class Couplings:
 
 
 def _waits_for(pairs: Iterable[Pair], num_devices: int) -> np.ndarray:
-    """[device, other] whether `device` ends a round with these permutes only once `other` has begun it."""
+    """Whether `device` can end a round with these permutes only after `other` has begun it, [device, other]."""
     waits_for = np.eye(num_devices, dtype=bool)
-    for permute in permutes_of(pairs):  # one after the other: who waits in one waits for those of the one before too
+    for permute in permutes_of(pairs):  # in sequence: waiting in one permute includes the waits of the one before
         partners = np.eye(num_devices, dtype=bool)
         for source, target in permute:
             partners[source, target] = partners[target, source] = True
@@ -100,10 +100,10 @@ def _waits_for(pairs: Iterable[Pair], num_devices: int) -> np.ndarray:
 
 
 def coupled_bodies(compute: Schedule) -> Iterator[Couplings]:
-    """Bodies for the messages of `compute`, a schedule of compute actions alone, the smallest first.
+    """Loop bodies that carry the messages of `compute`, a schedule of compute actions alone, the smallest first.
 
-    In one round every device meets all neighbours; or it meets them one by one, with a round without permutes after
-    each, as in a line of devices over the links (0, 1), (2, 3), ..., then over (1, 2), (3, 4), ...
+    Either every device meets all neighbours in one round, or it meets them one by one, with a round without permutes
+    after each, as in a line of devices over the links (0, 1), (2, 3), ..., then over (1, 2), (3, 4), ...
     """
     columns, message = compute.columns, dependencies(compute).message
     reader = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
@@ -116,7 +116,7 @@ def coupled_bodies(compute: Schedule) -> Iterator[Couplings]:
 
 
 def _turns(pairs: frozenset[Pair]) -> list[frozenset[Pair]]:
-    """`pairs` cut into turns, in each of which a device meets at most one other."""
+    """Divides `pairs` into turns; in each turn a device meets at most one other."""
     turns: list[set[Pair]] = []
     for link in sorted({(min(pair), max(pair)) for pair in pairs}):
         free = (turn for turn in turns if not any(device in pair for pair in turn for device in link))
@@ -135,22 +135,22 @@ Distance = list[int]  # [body round] least rounds from an action there to anothe
 class RoundConstraints:
     """Incremental longest-path solver: the smallest rounds that satisfy all difference constraints.
 
-    Actions are added in the order of time in which they start. What bounds an action follows from that order: the
-    latest action of every device when it starts, and the actions whose messages it stands behind. It bounds in turn
-    the actions that run then. A raised round raises those that it bounds; where that goes in a circle there is no
+    Actions are added in the order of time in which they start. This order determines the bounds of an action: the
+    latest action of every device when it starts, and the actions whose messages it reads. It bounds in turn
+    the actions that run then. A raised round raises those that it bounds; if this forms a circle, there is no
     solution.
 
     Attributes:
-        rounds: [action], of those that have started.
-        latest: [device] the action that has started last, -1 before the first.
+        rounds: [action] round of each action that has started.
+        latest: [device] the action that started last, -1 before the first.
     """
 
     def __init__(self, device: list[int], rounds_to_allowed: list[list[int]], body: Couplings):
-        """Starts without any action.
+        """Prepares the solver, without actions.
 
         Args:
-            device: [action]; those of a device follow each other.
-            rounds_to_allowed: [action][body round] rounds to the next body round where it may stand.
+            device: [action] its device; the actions of a device are consecutive.
+            rounds_to_allowed: [action][body round] rounds to the next body round that it may take.
             body: the devices that each body round couples.
         """
         self.device = device
@@ -163,26 +163,26 @@ class RoundConstraints:
         self.latest = [-1] * body.num_devices
         self.started: list[int] = []
         self.place = [-1] * len(device)  # [action] index in `started`
-        self.running: list[list[int]] = [[] for _ in device]  # [action] on other devices, when it started
-        # [action] the actions that stand behind its message, and how far
+        self.running: list[list[int]] = [[] for _ in device]  # [action] running on other devices when it started
+        # [action] the actions that read its message, and their least distance
         self.messages: list[list[tuple[int, Distance]]] = [[] for _ in device]
-        # [device][other] the least round for what `other` starts next, as the device's latest action bounds it
+        # [device][other] the least round of the next action of `other`, as bounded by the latest action of the device
         self.reach = [[0] * body.num_devices for _ in range(body.num_devices)]
 
     def add(self, action: int, messages: list[tuple[int, Distance]], running: list[int]) -> bool:
-        """Gives `action`, the next of its device, its round if it has one.
+        """Gives `action`, the next one of its device, a round if there is one.
 
         Args:
-            action: that has not started yet.
-            messages: actions that it stands behind because of a message, and how far.
+            action: the action, which has not started yet.
+            messages: actions that bound it because of a message, with their distances.
             running: the latest actions of other devices, as far as they are still running.
 
         Returns:
-            Whether there is a round; if there is none, nothing has changed.
+            Whether a round exists; if not, nothing has changed.
 
         Example:
             Two devices that meet in every round. Device 0 runs a long action 0 while device 1 runs actions 2, 3, 4. A
-            device may be one round ahead of the other: 2 and 3 stand in rounds 0 and 1; 4, in round 2, raises 0 to 1.
+            device may be one round ahead of the other: 2 and 3 take rounds 0 and 1; 4, in round 2, raises 0 to 1.
 
             >>> body = Couplings(2, (frozenset({(0, 1), (1, 0)}),))
             >>> constraints = RoundConstraints([0, 0, 1, 1, 1], [[0]] * 5, body)
@@ -207,7 +207,7 @@ class RoundConstraints:
             other, value = waiting.pop()
             if rounds[other] >= value:
                 continue
-            if other == action:  # it would have to stand behind itself
+            if other == action:  # it would have to follow itself
                 for raised, was in reversed(changed):
                     self._put(raised, was)
                 for sender, _ in messages:
@@ -221,7 +221,7 @@ class RoundConstraints:
         return True
 
     def _allowed(self, action: int, value: int) -> int:
-        """The earliest round from `value` on where `action` may stand."""
+        """The earliest round from `value` on that `action` may take."""
         return value + self.rounds_to_allowed[action][value % self.num_body_rounds]
 
     def _put(self, action: int, value: int) -> None:
@@ -231,7 +231,7 @@ class RoundConstraints:
             self.reach[device] = self._reach_of(action)
 
     def _reach_of(self, action: int) -> list[int]:
-        """[device] the least round for what starts there while `action` is the latest of its device."""
+        """The least round of an action that starts on each device while `action` is the latest of its own, [device]."""
         value = self.rounds[action]
         return [value + least for least in self.distance[value % self.num_body_rounds][self.device[action]]]
 
@@ -241,7 +241,7 @@ class RoundConstraints:
         following = action + 1
         is_last = following == len(device) or device[following] != device[action] or self.place[following] < 0
         stop = len(self.started) if is_last else self.place[following] + 1
-        # It bounds what was running when it started, and what has started since, up to the next one of its device.
+        # It bounds the actions running when it started, and those started since, up to the next of its device.
         bounded = (*self.running[action], *self.started[self.place[action] + 1 : stop])
         found = [(other, bound) for other in bounded if rounds[other] < (bound := reach[device[other]])]
         value = rounds[action]

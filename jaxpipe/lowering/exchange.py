@@ -1,10 +1,10 @@
 """Exchange: the rounds in which the two holders of a stage sum their gradients.
 
 In a schedule of two replicas every stage is on a device d and on its partner D-1-d. The holder of replica 0 owns the
-stage: its part of the train state is there. The other one sends its gradients to it, layer by layer, once both are
-complete, as SYNC actions say; what is read at the end of a round travels behind the action of the next one. Permutes
+stage: that part of the train state is there. The other one sends its gradients to it, layer by layer, once both are
+complete, as SYNC actions say; gradients read at the end of a round travel behind the action of the next one. Permutes
 belong to body rounds, so the rounds in which gradients may travel are a segment of their own, the tail, after the last
-forward: no repetition before it pays for them.
+forward: earlier repetitions do not pay for them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
 @dataclass(frozen=True, eq=False)
 class GradientExchange:
-    """Gradients on their way from the holder of replica 1 to that of replica 0; X layers.
+    """The gradients that travel from the holder of replica 1 to that of replica 0; X layers.
 
     Attributes:
-        sends: when, and between which devices.
-        send_chunk, recv_chunk: [X] chunk on the source and on the target.
-        layer: [X] of the stage.
+        sends: rounds and devices of the transfers.
+        send_chunk, recv_chunk: [X] chunk of the stage on the source and on the target.
+        layer: [X] layer of the stage.
     """
 
     sends: Sends
@@ -45,12 +45,12 @@ class ExchangeGrids:
 
     send_layer: np.ndarray  # [R, D, lane, 2] (chunk, layer) read at the end of the round, to travel in the next
     num_sends: np.ndarray  # [R, D] lanes that are used
-    recv_layer: np.ndarray  # [R, D, lane, 2] (chunk, layer) to which what travelled in the round is added
+    recv_layer: np.ndarray  # [R, D, lane, 2] (chunk, layer) whose sums get the gradients that arrived
     num_recvs: np.ndarray  # [R, D] lanes that are used
 
 
 def exchange_grids(exchange: GradientExchange, *, num_rounds: int, num_devices: int, num_lanes: int) -> ExchangeGrids:
-    """The exchange as the program reads it."""
+    """The exchange as grids that the program reads."""
     sends, shape = exchange.sends, (num_rounds, num_devices)
     send_layer, recv_layer = (np.zeros((*shape, num_lanes, 2), np.int32) for _ in range(2))
     num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
@@ -68,18 +68,18 @@ def plan_exchange(
     rounds: np.ndarray,
     final: Segment,
 ) -> tuple[Segment, GradientExchange]:
-    """Plans the exchange that `schedule` asks for: the tail segment, and what travels in it.
+    """Plans the gradient exchange of `schedule`: the tail segment, and the rounds of the transfers in it.
 
-    No more layers travel at once than it takes to hide, on the device that has least time, what can be hidden there.
-    The tail begins as late as hides as much on every device, since its permutes carry something in every repetition,
-    asked for or not.
+    The number of lanes is the least that hides as much as possible on the device with the least time.
+    The tail begins as late as it can while hiding as much on every device, since its permutes run in every repetition,
+    needed or not.
 
     Args:
-        schedule: with SYNC actions; a stage without them is summed at the end of the step.
-        compute: the same without them.
-        layers_per_stage: [stage].
-        rounds: [A] of the actions of `compute`.
-        final: the last segment, of which the tail is cut off.
+        schedule: a schedule with SYNC actions; a stage without them is summed at the end of the step.
+        compute: the same schedule without them.
+        layers_per_stage: [stage] number of layers.
+        rounds: [A] rounds of the actions of `compute`.
+        final: the last segment, from which the tail is cut off.
     """
     complete = _complete_rounds(schedule, compute, rounds)
     queues, last = _send_queues(compute, layers_per_stage, complete), int(rounds.max())
@@ -92,7 +92,7 @@ def plan_exchange(
         return [sum(r > last for r in of_device) for of_device in send_rounds(tail, num_lanes)]
 
     tails = _tails(compute, rounds, final, first=int(min(complete)) + 1)
-    # The earliest tail and all lanes hide most; then as few lanes, and as late a tail, as hide as much.
+    # The earliest tail with all lanes hides most; choose the fewest lanes and the latest tail that hide as much.
     most = max(map(len, queues))
     least = max(exposed(tails[0], most))
     num_lanes = next(lanes for lanes in range(1, most + 1) if max(exposed(tails[0], lanes)) == least)
@@ -110,7 +110,7 @@ class _Tail:
     """A segment in which gradients may travel."""
 
     start: int
-    is_used: np.ndarray  # [body round] whether they travel there: where an action hides them, if there is any
+    is_used: np.ndarray  # [body round] whether gradients travel there: behind an action, if there is any
 
     @property
     def num_body_rounds(self) -> int:
@@ -118,7 +118,7 @@ class _Tail:
 
 
 def _tails(compute: Schedule, rounds: np.ndarray, final: Segment, *, first: int) -> list[_Tail]:
-    """Tails that begin in round `first` or later, after the last forward; one after all actions if no other can be."""
+    """Tails that begin in round `first` or later, after the last forward; else one after all actions."""
     last, last_forward = int(rounds.max()), int(rounds[compute.columns.is_kind(Kind.F)].max())
     num_body_rounds = final.num_body_rounds
     earliest = final.start + next_multiple(max(first, last_forward + 1) - final.start, num_body_rounds)
@@ -130,7 +130,7 @@ def _tails(compute: Schedule, rounds: np.ndarray, final: Segment, *, first: int)
 
 
 def _complete_rounds(schedule: Schedule, compute: Schedule, rounds: np.ndarray) -> np.ndarray:
-    """[stage] the round at whose end both holders have its gradients and have come to its SYNC."""
+    """[stage] the round at whose end both holders have its gradients and have reached its SYNC."""
     first, last = compute.columns.first, rounds.max()
     complete = np.full((schedule.num_replicas, schedule.num_stages), last)
     for device, row in enumerate(schedule.rows):
@@ -144,11 +144,11 @@ def _complete_rounds(schedule: Schedule, compute: Schedule, rounds: np.ndarray) 
     return complete.max(axis=0)
 
 
-_Queue = list[tuple[int, int, int]]  # (round in which it is complete, stage, layer), in order
+_Queue = list[tuple[int, int, int]]  # (round in which the layer is complete, stage, layer), in order
 
 
 def _send_queues(compute: Schedule, layers_per_stage: tuple[int, ...], complete: np.ndarray) -> list[_Queue]:
-    """[device] the gradients that it sends."""
+    """[device] the gradients that the device sends."""
     return [
         sorted(
             (int(complete[stage]), stage, layer)
@@ -161,13 +161,13 @@ def _send_queues(compute: Schedule, layers_per_stage: tuple[int, ...], complete:
 
 
 def _send_rounds(queue: _Queue, num_lanes: int, tail: _Tail) -> list[int]:
-    """The rounds in which the gradients of `queue` travel, `num_lanes` at a time; each is read before, in the tail.
+    """The rounds in which the gradients of `queue` travel, `num_lanes` at a time; each is read earlier in the tail.
 
     A chunk is complete at the end of a round, summed over the copies of the pipeline in the next one, and then read.
 
     Example:
         Three layers, complete in rounds 5, 5 and 6, two lanes, and a tail from round 6 of which every other round has
-        an action. In round 7 no action hides them; in 8 travel the first two; so does the third in 10.
+        an action. In round 7 no action hides them; the first two travel in 8, the third in 10.
 
         >>> _send_rounds([(5, 0, 0), (5, 0, 1), (6, 1, 0)], 2, _Tail(6, np.array([True, False])))
         [8, 8, 10]

@@ -1,13 +1,13 @@
 """Cost-aware round assignment: no device starts an action later because of the rounds.
 
 A device entering a later round synchronizes with its partners on the way, and stalls on any partner still executing an
-earlier round (`Couplings.min_distance`). So whenever an action starts, the actions running elsewhere must stand in
-rounds that are late enough, as it stands late enough behind the one before it and behind its message. Each of these is
-a lower bound of one round, given another. The smallest rounds that keep them all are found action by action, in the
-order of time, each raising those before as far as it must (`RoundConstraints`). Where that goes in a circle there are
-none, and the action waits until another one has ended.
+earlier round (`Couplings.min_distance`). So whenever an action starts, the actions running elsewhere must be in
+late enough rounds, and its own round must be late enough after its predecessor and its message. Each of these is
+a lower bound of one round, given another. The smallest rounds that satisfy all bounds are found action by action, in
+the order of time; each raises earlier ones as far as needed (`RoundConstraints`). If this forms a circle, no rounds
+exist, and the action waits until another one has ended.
 
-Actions of similar lengths, such as F, I and W, nearly always fit into few body rounds, whatever the row.
+Actions of similar lengths, such as F, I and W, nearly always fit into few body rounds, for any rows.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
 def fitted_rounds(
     compute: Schedule, costs: Costs, body: Couplings, *, slack_fraction: float = 0.0, may_wait: bool = True
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Rounds fitted to `costs`: [A] of each action, and [A] of its message's permute.
+    """Rounds fitted to `costs`: [A] round of each action, and [A] round of its message's permute.
 
     Args:
-        compute: compute actions alone.
-        costs: of the actions; messages take no time.
+        compute: a schedule of compute actions alone.
+        costs: costs of the actions; messages take no time.
         body: the devices that each body round couples.
-        slack_fraction: of the time for which an action may wait before the step becomes longer, how much it does
-            wait, 0 to 1. Other times fit other rounds, and not all of them may fit.
-        may_wait: whether, where no rounds fit, actions start later.
+        slack_fraction: fraction, 0 to 1, of the time that an action could wait without making the step longer for
+            which it does wait. Each value gives other rounds, and may fail to give any.
+        may_wait: whether actions start later if no rounds fit.
 
     Returns:
-        None where no rounds fit and no action may wait.
+        The two arrays, or None if no rounds fit and no action may wait.
 
     Example:
         Two devices, two microbatches, one link in use in every round, F, I and W of one forward each. Device 0 runs
@@ -72,10 +72,10 @@ def fitted_rounds(
 
 
 def latest_starts(timeline: Timeline) -> np.ndarray:
-    """[A] the latest start of each action with which all others still end by the makespan, messages taking no time.
+    """[A] the latest start of each action that does not make the step longer; messages take no time.
 
     Args:
-        timeline: of compute actions alone.
+        timeline: a timeline of compute actions alone.
 
     Example:
         >>> from jaxpipe.schedules import build, simulate
@@ -88,7 +88,7 @@ def latest_starts(timeline: Timeline) -> np.ndarray:
     duration = (timeline.end - timeline.start).tolist()
     end = [timeline.makespan] * len(duration)
     latest = list(end)
-    # What follows an action starts no earlier than it ends, and stands behind it in its row.
+    # The successors of an action start no earlier than its end, and follow it in the row.
     for action in np.lexsort((np.arange(len(end)), timeline.end))[::-1].tolist():
         latest[action] = end[action] - duration[action]
         if position[action]:
@@ -99,7 +99,7 @@ def latest_starts(timeline: Timeline) -> np.ndarray:
 
 
 class _Assignment:
-    """The asynchronous clock on its way through the rows, with the rounds of what has started."""
+    """The asynchronous clock, run event by event, with the rounds of started actions."""
 
     def __init__(
         self, compute: Schedule, body: Couplings, message: np.ndarray, earliest: np.ndarray, duration: np.ndarray
@@ -118,7 +118,7 @@ class _Assignment:
         def by_link(rounds: np.ndarray) -> list[list[Distance]]:
             return [[rounds[:, device, other].tolist() for other in devices] for device in devices]
 
-        # A W, for which nobody waits, stands where there are permutes: it hides the messages of others.
+        # A W, which no device waits for, takes a round with permutes: it hides the messages of others.
         to_allowed = np.where(columns.is_kind(Kind.W)[:, None], body.rounds_to_rendezvous, 0)
         self.constraints = RoundConstraints(self.device, to_allowed.tolist(), body)
         self.to_sent, self.to_read = by_link(body.rounds_to_send), by_link(body.rounds_to_send + LOCAL_ROUNDS)
@@ -130,7 +130,7 @@ class _Assignment:
         self.ready: list[tuple[float, int]] = []  # heap of (time, action)
 
     def run(self, *, may_wait: bool) -> bool:
-        """Whether all actions have got rounds."""
+        """Runs the clock to its end; returns whether all actions have rounds."""
         for first, stop in zip(self.first, self.stop, strict=True):
             if first < stop:
                 self.offer(first)
@@ -151,7 +151,7 @@ class _Assignment:
         if sender >= 0 and self.device[sender] != device:
             messages.append((sender, self.to_read[self.device[sender]][device]))
         if (unsent := self.unsent[device]) and not self.is_weight[action]:
-            messages.append(unsent)  # its own message would take the place of that
+            messages.append(unsent)  # the action's own message would overwrite that one
         running = [other for other, until in zip(self.latest, self.busy_until, strict=True) if until > now + _CLOSE]
         return self.constraints.add(action, messages, running)
 
@@ -168,7 +168,7 @@ class _Assignment:
             self.offer(each)
 
     def offer(self, action: int) -> None:
-        """Makes `action` ready if it is the next one of its device and its message is on its way."""
+        """Makes `action` ready if it is the next one of its device and its message has been sent."""
         device, sender = self.device[action], self.message[action]
         latest = self.latest[device]
         is_next = action == (latest + 1 if latest >= 0 else self.first[device])
@@ -176,7 +176,7 @@ class _Assignment:
             heappush(self.ready, (max(self.end_of(latest), self.end_of(sender), self.earliest[action]), action))
 
     def end_of(self, action: int) -> float:
-        """The time at which `action`, which has started, ends; 0 for -1, which is none."""
+        """The time at which `action`, which has started, ends; 0 for -1, no action."""
         end = self.end[action] if action >= 0 else 0.0
         assert end is not None
         return end

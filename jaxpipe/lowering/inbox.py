@@ -1,7 +1,7 @@
-"""The inbox: where messages wait for their reader, and how much room that takes.
+"""The inbox: entries in which messages wait for their reader.
 
-Every device runs one program, so every device has as many inbox entries as the one that needs most. Which entry a
-message gets is decided by its lifetime, before anything is traced.
+Every device runs one program, so every device has as many inbox entries as the one that needs most. The entry of each
+message follows from its lifetime and is decided before anything is traced.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from jaxpipe.lowering.body import Permutes
 from jaxpipe.lowering.lifetimes import allocate_per_device
 from jaxpipe.schedules.schedule import Schedule
 
-# Where the message of a device's next action comes from, if not from an inbox entry (>= 0).
-NOTHING = -1  # it reads none: the F of stage 0, a W; or the device idles
-OWN = -2  # the output of this round's action; in an idle round, the message that the device holds already
-FIRST_PERMUTE = -3  # FIRST_PERMUTE - k: what permute k of this round brought
+# The source of the message of a device's next action, if not an inbox entry (>= 0).
+NOTHING = -1  # no message: the F of stage 0, a W, or an idle device
+OWN = -2  # the output of this round's action; in an idle round, the message that the device already holds
+FIRST_PERMUTE = -3  # FIRST_PERMUTE - k: the message from permute k of this round
 
 
 @dataclass(frozen=True, eq=False)
 class Inbox:
-    """Where the message of each action comes from, and where messages are stored that wait.
+    """The source of each action's message, and the entries of messages that wait.
 
-    At the end of a round, what has arrived and what the action produced is passed straight to the device's next action
-    if that one reads it; a device that idles keeps it. If other actions come before its reader, it is stored in an
-    inbox entry until the last of them is done.
+    At the end of a round, messages that arrived and the action's output are passed directly to the device's next action
+    if it reads them; an idle device keeps them. If other actions come before the reader, the message is stored in an
+    inbox entry until the last of these is done.
     """
 
     next_source: np.ndarray  # [R, D] where the message of the next action comes from
-    store_own: np.ndarray  # [R, D] entry for the action's own output; num_inbox where it is not stored
-    store_arrival: np.ndarray  # [R, D, permute] entry for what each permute brings; num_inbox where it is not stored
-    num_inbox: int  # entries; the program has one more, for what nobody reads
+    store_own: np.ndarray  # [R, D] entry for the action's own output; num_inbox if it is not stored
+    store_arrival: np.ndarray  # [R, D, permute] entry for the message of each permute; num_inbox if not stored
+    num_inbox: int  # entries; the program has one more, for messages that nobody reads
 
 
 def allocate_inbox(
@@ -47,17 +47,17 @@ def allocate_inbox(
     """Allocates an entry for every message that waits.
 
     Args:
-        schedule: compute actions alone.
+        schedule: a schedule of compute actions alone.
         message: [A] the action whose message each action reads; -1 for none.
-        rounds: [A] of the actions.
-        send_round: [A] in which the message of each action travels.
-        body_round: [R] of each round.
+        rounds: [A] round of each action.
+        send_round: [A] round in which the message of each action travels.
+        body_round: [R] body round of each round.
         permutes: [body round][permute] -> pairs that carry messages.
 
     Example:
         Two devices, two microbatches, all forwards first. On device 1 the output of each F, a gradient, is read by a
-        B that another action stands before: it waits for that one in an entry, from the end of its round (store_own) to
-        the end of the round before its reader's (next_source). 2 is no entry.
+        B that follows another action: it waits for that one in an entry, from the end of its round (store_own) to
+        the end of the round before its reader's (next_source). 2 means no entry.
 
         >>> from jaxpipe.lowering import lower
         >>> from jaxpipe.schedules import build
@@ -66,7 +66,7 @@ def allocate_inbox(
         [-1, -1, 0, 0, 1, 1]
         >>> table.inbox.store_own[:6, 1].tolist()
         [2, 2, 0, 1, 2, 2]
-        >>> table.inbox.next_source[:6, 1].tolist()  # -1 nothing, -3 what permute 0 brings
+        >>> table.inbox.next_source[:6, 1].tolist()  # -1 nothing, -3 the message of permute 0
         [-1, -3, -3, 0, 1, -1]
     """
     device, position = schedule.columns.device, schedule.columns.position
@@ -76,7 +76,7 @@ def allocate_inbox(
     permute = _carrying_permute(*links, body_round[send_round[sender]], permutes, schedule.num_devices)
     is_own = permute < 0
 
-    # A message is available at the end of one round and handed over at the end of the same or a later one: once the
+    # A message is available at the end of one round and handed over at the end of the same or a later one, when the
     # device is done with the action before its reader. In between it waits in an inbox entry.
     available = np.where(is_own, rounds[sender], send_round[sender])
     previous = np.where(position[reader] > 0, rounds[reader - 1], -1)
@@ -90,7 +90,7 @@ def allocate_inbox(
 
     shape = (len(body_round), schedule.num_devices)
     next_source = np.full(shape, NOTHING, np.int32)
-    # From the round after it is handed over to the one before its reader's, the device idles and keeps the message.
+    # After the handover the device idles and keeps the message until the round before its reader's.
     num_idle = rounds[reader] - 1 - handed_over
     next_source[_ranges(handed_over + 1, num_idle), np.repeat(owner, num_idle)] = OWN
     next_source[handed_over, owner] = source
@@ -102,7 +102,7 @@ def allocate_inbox(
 
 
 def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """The ranges from `start` on, `length` long, one after the other.
+    """The ranges of length `length` from `start` on, concatenated.
 
     Example:
         >>> _ranges(np.array([3, 9, 7]), np.array([2, 0, 1])).tolist()
@@ -115,7 +115,7 @@ def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
 def _carrying_permute(
     source: np.ndarray, target: np.ndarray, body_round: np.ndarray, permutes: Permutes, num_devices: int
 ) -> np.ndarray:
-    """[M] the permute of its body round that carries each message; -1 where source and target are one device."""
+    """[M] the permute of its body round that carries each message; -1 if source and target are the same device."""
     index = np.full((len(permutes), num_devices, num_devices), -1)
     for i, of_round in enumerate(permutes):
         for k, pairs in enumerate(of_round):

@@ -1,4 +1,4 @@
-"""Storage units by lifetime: no two values that live at once share one."""
+"""Storage units assigned by lifetime: values that live at the same time never share one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 
 
 def allocate(start: np.ndarray, end: np.ndarray, sizes: np.ndarray) -> tuple[list[list[int]], int]:
-    """Storage units for intervals, the lowest free units first.
+    """Assigns storage units to intervals, the lowest free units first.
 
     In order of start, this needs exactly as many units as live at the worst moment (interval graphs are perfect).
 
     Args:
         start, end: [intervals] first and last moment of each, both inclusive.
-        sizes: [intervals] units that each needs.
+        sizes: [intervals] units that each interval needs.
 
     Returns:
-        The units of each interval, and how many units there are in all.
+        The units of each interval, and the number of units in all.
 
     Example:
         Three buffers, of which the second needs two units; the third starts after the first has ended.
@@ -46,7 +46,7 @@ def allocate(start: np.ndarray, end: np.ndarray, sizes: np.ndarray) -> tuple[lis
 def allocate_per_device(
     device: np.ndarray, start: np.ndarray, end: np.ndarray, sizes: np.ndarray
 ) -> tuple[list[list[int]], int]:
-    """`allocate` on each device by itself; the number of units is the most of any device."""
+    """Runs `allocate` on each device alone; the number of units is the largest of any device."""
     units: list[list[int]] = [[]] * len(device)
     num_units = 0
     for d in np.unique(device):

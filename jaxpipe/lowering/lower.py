@@ -1,7 +1,7 @@
 """Lowers a schedule to the round table that the SPMD program executes.
 
 Among the ways to fold a schedule's rounds into one loop body, the first that is as fast as the asynchronous clock
-whatever actions cost, else the best at the costs that are expected.
+at all costs tried is taken, else the best at the expected costs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from jaxpipe.schedules.passes.rows import next_multiple
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
 MAX_BODY_ROUNDS = 8
-# A fold is evaluated at several costs, since the program is compiled before they are known: I and W equally long, and
-# either of them longer; the last with a transfer of a tenth of a forward.
+# A fold is evaluated at several costs, since the program is compiled before they are known: I and W of equal length,
+# and either of them longer; the last costs have a transfer of a tenth of a forward.
 EVALUATION_COSTS = (
     Costs(backward=1.0, input_gradient=0.5, weight_gradient=0.5),
     Costs(backward=2.0, input_gradient=1.3, weight_gradient=0.7),
@@ -46,11 +46,11 @@ EVALUATION_COSTS = (
     Costs(backward=3.0, input_gradient=1.5, weight_gradient=1.5),
     Costs(backward=1.0, input_gradient=0.5, weight_gradient=0.5, transfer=0.1, gradient_messages=0.0),
 )
-# Of the SPMD makespan over the asynchronous one.
+# Limits of the SPMD makespan over the asynchronous one.
 GOOD_ENOUGH_RATIOS = np.array([1.001, 1.001, 1.001, 1.001, 1.02])
-LIKELY_TRANSFER = 0.02  # of a message, in forwards
-GOOD_ENOUGH_IF_LIKELY = 1.01  # with likely transfers, of rounds fitted to the costs that are expected
-SLACK_FRACTIONS = (0.0, 0.5, 1.0)  # for which actions wait, to fit
+LIKELY_TRANSFER = 0.02  # time of a message, in forwards
+GOOD_ENOUGH_IF_LIKELY = 1.01  # with likely transfers, for rounds fitted to the expected costs
+SLACK_FRACTIONS = (0.0, 0.5, 1.0)  # fractions of their slack for which actions wait, to find rounds that fit
 
 
 def lower(
@@ -63,13 +63,13 @@ def lower(
     """Lowers a schedule to its round table.
 
     Args:
-        schedule: one that keeps the rules, or one of forwards alone.
-        layers_per_stage: [stage] layers, each with residual pages of its own; by default one each.
-        rolled: False makes the body as long as the step, for debugging: the program grows with N.
-        costs: what actions are expected to cost, where it matters: for schedules with EVICT and LOAD, whose paired
-            devices meet in a round, and where none waits for the other only if rounds keep step with time; and for
-            those of which no fold is fast whatever actions cost, as are most with split backwards. By default a
-            backward of two forwards, or an I and a W of one each.
+        schedule: a schedule that keeps the rules, or one of forwards alone.
+        layers_per_stage: [stage] layers, each with its own residual pages; by default one per stage.
+        rolled: whether rounds are rolled into loops; False, for debugging, makes a program that grows with N.
+        costs: expected costs of actions. They matter for schedules with EVICT and LOAD, whose paired
+            devices meet in rounds and do not wait for each other only if rounds follow time; and for
+            schedules without a fold that is fast at all costs, such as most with split backwards. By default a
+            backward takes two forwards, an I and a W one each.
 
     Example:
         1F1B on four devices, sixteen microbatches: a body of four rounds, repeated.
@@ -89,12 +89,12 @@ def lower(
 
 
 def spmd_makespan(schedule: Schedule, costs: Costs) -> float:
-    """The makespan of `schedule` lowered for `costs`, of stages, and run at them: a `clock` for `optimize`."""
+    """The makespan of `schedule`, lowered for and replayed at `costs` of its stages: a `clock` for `optimize`."""
     return replay(lower(schedule, costs=costs), costs).makespan
 
 
 def compute_schedule(schedule: Schedule) -> Schedule:
-    """A schedule of the compute actions of `schedule` alone; itself if it has no others."""
+    """A schedule of the compute actions of `schedule` alone; `schedule` itself if it has no others."""
     if schedule.columns.is_kind(*COMPUTE_KINDS).all():
         return schedule
     rows = tuple(tuple(action for action in row if action.kind in COMPUTE_KINDS) for row in schedule.rows)
@@ -102,11 +102,11 @@ def compute_schedule(schedule: Schedule) -> Schedule:
 
 
 def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
-    """Adds to `table` the gradient exchange that `schedule` asks for, in a segment of its own.
+    """Adds the gradient exchange of `schedule` to `table`, in its own segment.
 
     Args:
-        table: of the compute actions of `schedule`, without exchange.
-        schedule: with SYNC actions; a stage without them is summed at the end of the step.
+        table: the table of the compute actions of `schedule`, without exchange.
+        schedule: a schedule with SYNC actions; a stage without them is summed at the end of the step.
     """
     if schedule.num_replicas == 1 or not table.has_backward:
         return table
@@ -129,13 +129,13 @@ class Folding:
         return compute_schedule(self.schedule)
 
     def best_table(self, costs: Costs) -> RoundTable:
-        """The first candidate that is good whatever actions cost, or else the best at `costs`.
+        """The first candidate that is good at all costs tried, or else the best at `costs`.
 
-        That is one as fast as the asynchronous clock while transfers take no time, if there is any, and of these or
-        else of all the fastest with likely transfers. Rounds fitted to `costs` are tried for split backwards, and
-        where no other fold is as fast.
+        The best is one that is as fast as the asynchronous clock if transfers take no time, if any is; among these, or
+        else among all, the fastest with likely transfers. Rounds fitted to `costs` are tried for split backwards, and
+        if no other fold is as fast.
         """
-        # Costs of evaluation first, then those that are expected, without transfers and with likely ones.
+        # Costs of evaluation first, then the expected costs, without transfers and with likely ones.
         evaluated, limits = EVALUATION_COSTS, GOOD_ENOUGH_RATIOS
         if self.schedule.has_transfers:
             evaluated, limits = (costs,), GOOD_ENOUGH_RATIOS[:1]
@@ -164,15 +164,15 @@ class Folding:
         return best
 
     def _as_evaluated(self, table: RoundTable) -> RoundTable:
-        """The table that is timed: `table`, with the exchange if backwards are split, since devices may wait for it."""
+        """The table to time: `table`, with the exchange if backwards are split, since devices may wait for it."""
         return with_exchange(table, self.schedule) if self.schedule.has_split_backward else table
 
     def candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first.
 
-        Rounds that keep step with time come first where paired devices meet. Periodic rounds come before others,
-        since their body rounds have the fewest pairs. Where forwards and backwards keep apart (GPipe), a segment
-        for each spares either the other's permutes.
+        Rounds that follow time come first if paired devices meet. Periodic rounds come before others,
+        since their body rounds have the fewest pairs. If forwards and backwards are separate (GPipe), a segment
+        for each avoids the permutes of the other.
         """
         is_forward = self.compute.columns.is_kind(Kind.F)
         for lengths in [in_forwards(costs), None] if self.schedule.has_transfers else [None]:
@@ -195,7 +195,7 @@ class Folding:
         yield self.fold(rounds, num_body_rounds=LOCKSTEP_ROUNDS, send_round=send_round)
 
     def fitted_candidates(self, costs: Costs) -> Iterator[RoundTable]:
-        """Tables of rounds that are fitted to `costs`, the smallest programs first."""
+        """Tables whose rounds are fitted to `costs`, the smallest programs first."""
         *small, largest = coupled_bodies(self.compute)
         for body in (*small, largest):
             for fraction in SLACK_FRACTIONS:
@@ -213,16 +213,16 @@ class Folding:
         lengths: np.ndarray | None = None,
         send_round: np.ndarray | None = None,
     ) -> RoundTable:
-        """Rolls rounds into a body of `num_body_rounds`, or into one before and one after round `cut`.
+        """Rolls rounds into a body of `num_body_rounds`, or into one body before and one after round `cut`.
 
         Args:
-            rounds: [A] of the compute actions.
-            num_body_rounds: in one repetition.
-            cut: 0 for one segment.
-            lengths: [kinds] of actions, if `rounds` keep step with time.
-            send_round: [A] rounds of the messages, with one segment; by default those after `rounds`.
+            rounds: [A] rounds of the compute actions.
+            num_body_rounds: body rounds of one repetition.
+            cut: the round at which the second segment begins; 0 for one segment.
+            lengths: [kinds] lengths of actions, if `rounds` follow time.
+            send_round: [A] rounds of the messages, only with one segment; by default those after `rounds`.
         """
-        # What follows the cut moves to where a repetition of the first body ends.
+        # Rounds after the cut move to the end of a repetition of the first body.
         start = next_multiple(cut, num_body_rounds)
         rounds = np.where(rounds >= cut, rounds + start - cut, rounds)
         send_round = rounds + 1 if send_round is None else send_round

@@ -1,8 +1,8 @@
-"""Pages: where the residuals of each layer and microbatch lie, on their own device and on the paired one.
+"""Pages: the places of the residuals of each layer and microbatch, on their own device and on the paired one.
 
-Pages are given out by lifetime; every device has as many as the one that needs most. Moments are half rounds: the
-action of round r stands at 2r; at 2r + 1, the end of the round, what has arrived is stored, and then what travels in
-the next round is read.
+Pages are assigned by lifetime; every device has as many as the one that needs most. Moments are half rounds: the
+action of round r is at 2r; at 2r + 1, the end of the round, arrived pages are stored, and then the pages that travel in
+the next round are read.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Span(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Pages:
-    """Pages of one table for one span: one for each layer of each (stage, microbatch) that lives at once."""
+    """Pages of one table for one span: a page for each layer of each (stage, microbatch)."""
 
-    of_layer: np.ndarray  # [R, D, layer] that the action writes or reads
-    send_page: np.ndarray  # [R, D, lane] read at the end of the round, to travel in the next
+    of_layer: np.ndarray  # [R, D, layer] page that the action writes or reads
+    send_page: np.ndarray  # [R, D, lane] page read at the end of the round, to travel in the next
     num_sends: np.ndarray  # [R, D] lanes that are used
-    recv_page: np.ndarray  # [R, D, lane] where what travelled in the round is stored
+    recv_page: np.ndarray  # [R, D, lane] page in which the arrived page is stored
     num_recvs: np.ndarray  # [R, D] lanes that are used
     num_pages: int  # the most that any device needs at once
     num_slots: float  # (stage, microbatch) on one device at the worst moment: own, parked and in transit
@@ -51,13 +51,13 @@ def allocate_pages(
     """Allocates pages for every layer of every (stage, microbatch), at home and, while parked, on the paired device.
 
     Args:
-        schedule: compute actions alone.
-        span: what is kept.
-        writer: [A] the action whose output each B, I or W finds on its own device.
-        rounds: [A] of the actions.
-        num_rounds: R.
-        layers_per_stage: [stage].
-        parked: pages that spend a part of their life on the paired device; for `Span.SLOT` alone.
+        schedule: a schedule of compute actions alone.
+        span: the span that the pages are kept for.
+        writer: [A] the action on the same device whose output each B, I or W reads.
+        rounds: [A] round of each action.
+        num_rounds: R, rounds of the step.
+        layers_per_stage: [stage] number of layers.
+        parked: pages that spend part of their lifetime on the paired device; only for `Span.SLOT`.
 
     Example:
         1F1B on two devices: device 0 holds two microbatches at once and gives their pages to the next two.
@@ -88,7 +88,7 @@ def allocate_pages(
         np.concatenate([held.num_layers - num_parked, np.ones(3 * len(parked.layer), int)]),
     )
 
-    # Layers that stay; the first ones of a (stage, microbatch) are those that are parked.
+    # Layers that stay; the first layers of a (stage, microbatch) are the parked ones.
     num_held = len(held.device)
     for i, taken in enumerate(units[:num_held]):
         layers, device = slice(num_parked[i], num_parked[i] + len(taken)), held.device[i]
@@ -114,7 +114,7 @@ def allocate_pages(
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """What a span keeps: H (stage, microbatch), each from the round that writes it to the last one that reads it."""
+    """The H (stage, microbatch) pairs that a span keeps, each from its write to its last read."""
 
     device: np.ndarray  # [H]
     num_layers: np.ndarray  # [H]
@@ -126,7 +126,7 @@ class _Held:
 
     @property
     def num_parked(self) -> np.ndarray:
-        """[H] pages that spend a part of their life on the paired device."""
+        """[H] pages that spend part of their lifetime on the paired device."""
         return np.bincount(self.of_parked, minlength=len(self.device))
 
 
@@ -139,7 +139,7 @@ def _held(
     parked: ParkedPages,
 ) -> _Held:
     weight = np.flatnonzero(columns.is_kind(Kind.W))
-    last = rounds.copy()  # [A] of a B, its own round; of an I, that of its W
+    last = rounds.copy()  # [A] for a B, its own round; for an I, the round of its W
     last[writer[weight]] = rounds[weight]
     if span is Span.WEIGHT_GRADIENT:
         actions = writer[weight]
@@ -162,7 +162,7 @@ def _held(
 
 @dataclass(frozen=True, eq=False)
 class _Life:
-    """When, and on which device, pages are held; moments are inclusive."""
+    """Lifetimes of pages with their devices; both moments are inclusive."""
 
     device: np.ndarray
     start: np.ndarray
@@ -170,12 +170,12 @@ class _Life:
 
 
 def _lives(held: _Held, *, in_transit: bool = False) -> tuple[_Life, ...]:
-    """Lives of the pages that stay, one per (stage, microbatch); of parked ones before, away and after.
+    """The lifetimes of pages that stay, one per (stage, microbatch), and of parked ones before, away and after.
 
     Args:
-        held: what is kept.
-        in_transit: whether a page that travels counts on both devices until the end of its round; in the pool
-            it is on neither of them meanwhile, but in send and receive buffers.
+        held: the kept pages.
+        in_transit: whether a travelling page counts on both devices until the end of its round; in the pool
+            it is on neither meanwhile, but in send and receive buffers.
     """
     parked, written, last = held.parked, 2 * held.written, 2 * held.last
     # Half rounds from the start of the transfer's round to the last moment at the source, the first at the target.
@@ -190,14 +190,14 @@ def _lives(held: _Held, *, in_transit: bool = False) -> tuple[_Life, ...]:
 
 
 def _peak_slots(held: _Held, layers_per_stage: tuple[int, ...]) -> float:
-    """The most (stage, microbatch) of one device that share a moment; a whole number as an int."""
-    one = lcm(*layers_per_stage)  # a slot, in units of which every page is a whole number
+    """The most slots that one device holds at a moment; a whole number is an int."""
+    one = lcm(*layers_per_stage)  # units of a slot, such that every page is a whole number of units
     of_page = one // held.num_layers
     stays = (held.num_layers - held.num_parked) * of_page
     weights = np.concatenate([stays, *[of_page[held.of_parked]] * 3])
     lives = _lives(held, in_transit=True)
     owner, start, end = (np.concatenate([getattr(life, name) for life in lives]) for name in ("device", "start", "end"))
-    # A running sum over all devices, one after the other: what a device has taken it has given back at its end.
+    # A running sum over all devices in sequence: each device frees all its pages by its end.
     time, change, owner = np.concatenate([start, end + 1]), np.concatenate([weights, -weights]), np.tile(owner, 2)
     order = np.lexsort((change, time, owner))
     most = int(np.cumsum(change[order]).max(initial=0))

@@ -3,8 +3,8 @@
 EVICT and LOAD change nothing in the rounds of compute actions. A page leaves between its F and the next F of its
 device, and comes back between the previous backward and its own; the pages of a microbatch are spread over the rounds
 of that time in which the two devices may exchange pages (`open_rounds`). A page is read at the end of the round before,
-travels, and is stored at the end of its round. Evictions come as early and loads as late as they can, so that what one
-microbatch frees makes room for the next.
+travels, and is stored at the end of its round. Evictions are as early and loads as late as possible, so that the space
+that one microbatch frees makes room for the next.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from jaxpipe.schedules.schedule import Action, Columns, Kind, Schedule
 
 @dataclass(frozen=True, eq=False)
 class ParkedPages:
-    """Pages that spend a part of their life on the paired device; T of them.
+    """The T pages that spend part of their lifetime on the paired device.
 
     Attributes:
         backward: [T] index of the B or I that reads the page, in the columns of `compute_schedule`.
-        layer: [T] of the stage.
-        evict_round: [T] the round in which it travels to the partner.
-        load_round: [T] the round in which it travels back; later than `evict_round`.
-        home, partner: [T] devices.
+        layer: [T] layer of the stage.
+        evict_round: [T] the round in which the page travels to the partner.
+        load_round: [T] the round in which the page travels back; later than `evict_round`.
+        home, partner: [T] the page's own device, and the paired one.
     """
 
     backward: np.ndarray
@@ -56,32 +56,32 @@ NO_PARKED_PAGES = ParkedPages(*np.zeros((6, 0), dtype=int))
 def open_rounds(
     compute: Schedule, rounds: np.ndarray, body_round: np.ndarray, lengths: np.ndarray | None
 ) -> np.ndarray:
-    """[R, D] whether a device and its partner may exchange pages in a round.
+    """Whether a device and its partner may exchange pages in a round, [R, D].
 
-    They may where any device computes in that body round: a transfer hides behind an action. And, if rounds keep step
-    with time, where neither waits for the other: a device at the end of a round must not find that its partner reaches
+    They may if any device computes in that body round: a transfer hides behind an action. And, if rounds follow
+    time, only if neither waits for the other: at the end of a round a device must not find that its partner reaches
     the beginning of that round only after the device's own next action should have begun.
 
     Args:
-        compute: compute actions alone.
-        rounds: [A] of its actions.
-        body_round: [R] of each round.
-        lengths: [kinds] of actions, as in `periodic_rounds`; None if rounds do not keep step with time.
+        compute: a schedule of compute actions alone.
+        rounds: [A] rounds of its actions.
+        body_round: [R] body round of each round.
+        lengths: [kinds] lengths of actions, as in `periodic_rounds`; None if rounds do not follow time.
     """
     num_rounds, num_devices, columns = len(body_round), compute.num_devices, compute.columns
     is_busy = np.isin(body_round, body_round[rounds])[:, None]
     if lengths is None:
         return np.repeat(is_busy, num_devices, axis=1)
-    # In rounds as units of time an action ends two after the one that it stands in.
+    # With rounds as units of time, an action ends two rounds after its own.
     done, begins = np.full((num_rounds + 1, num_devices), -np.inf), np.full((num_rounds + 1, num_devices), np.inf)
     done[rounds + 1, columns.device] = rounds + 2
     begins[rounds, columns.device] = rounds + 2 - REMOTE_ROUNDS * lengths[columns.kind]
-    reached = np.maximum.accumulate(done)[:-1]  # when a device is at the beginning of the round
-    leaves = np.minimum.accumulate(begins[::-1])[::-1][1:]  # when it must be at its end
+    reached = np.maximum.accumulate(done)[:-1]  # when a device reaches the beginning of the round
+    leaves = np.minimum.accumulate(begins[::-1])[::-1][1:]  # when it must reach the end of the round
     partner = [compute.placement.partner_of(device) for device in range(num_devices)]
     is_open = leaves >= reached[:, partner]
     is_open &= is_open[:, partner]
-    for index in np.unique(body_round):  # a permute has its pairs in every repetition of the body
+    for index in np.unique(body_round):  # a permute has the same pairs in every repetition of the body
         is_open[body_round == index] = is_open[body_round == index].all(axis=0)
     is_open &= is_busy
     return np.where(is_open.any(axis=0), is_open, is_busy)
@@ -90,14 +90,14 @@ def open_rounds(
 def park_pages(
     schedule: Schedule, compute: Schedule, layers_per_stage: tuple[int, ...], rounds: np.ndarray, is_open: np.ndarray
 ) -> ParkedPages:
-    """The pages that `schedule` evicts, with the rounds in which they travel.
+    """Chooses the pages that `schedule` evicts, and the rounds in which they travel.
 
     Args:
-        schedule: with EVICT and LOAD actions.
-        compute: the same without them.
-        layers_per_stage: [stage].
-        rounds: [A] of the actions of `compute`.
-        is_open: [R, D], see `open_rounds`.
+        schedule: a schedule with EVICT and LOAD actions.
+        compute: the same schedule without them.
+        layers_per_stage: [stage] number of layers.
+        rounds: [A] rounds of the actions of `compute`.
+        is_open: [R, D] the result of `open_rounds`.
     """
     columns, forward_of = compute.columns, dependencies(compute).local
     is_f, is_b = columns.is_kind(Kind.F), columns.is_kind(Kind.B, Kind.I)
@@ -117,8 +117,8 @@ def park_pages(
             own = int(rounds[forward_of[backward]]), int(rounds[backward])
             evict_rounds, load_rounds = _windows(*own, forwards, backwards, is_open[:, device])
             if not len(evict_rounds) or not len(load_rounds):
-                continue  # there is no time to leave and come back
-            # `fraction` pages of each microbatch on average: whole ones, by the running sum rounded down.
+                continue  # the time is too short to leave and come back
+            # `fraction` pages of each microbatch on average: whole numbers, from the running sum rounded down.
             fraction = schedule.parked_of(action.stage) * layers_per_stage[action.stage]
             for layer in range(floor((turn + 1) * fraction) - floor(turn * fraction)):
                 evict, load = evict_rounds[layer % len(evict_rounds)], load_rounds[-1 - layer % len(load_rounds)]
@@ -134,16 +134,16 @@ def _keys(columns: Columns, chosen: np.ndarray) -> Iterator[tuple[int, int]]:
 def _windows(
     forward: int, backward: int, forwards: np.ndarray, backwards: np.ndarray, is_open: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds in which the pages of one microbatch may leave, and those in which they may come back.
+    """The rounds in which the pages of one microbatch may leave, and those in which they may return.
 
     Args:
-        forward, backward: rounds of its own F and backward.
-        forwards, backwards: sorted rounds of all of them on its device.
+        forward, backward: rounds of the microbatch's own F and backward.
+        forwards, backwards: sorted rounds of all F and all backwards on its device.
         is_open: [R] whether the device and its partner may exchange pages.
 
     Example:
-        F in rounds 0, 4, 8 and backwards in 7, 11, 15. The pages of microbatch 1, whose F stands in round 4 and whose
-        backward in 11, leave in rounds 5 to 8, before or during the next F, and come back in 7 to 10. The windows
+        F in rounds 0, 4, 8 and backwards in 7, 11, 15. The pages of microbatch 1, whose F is in round 4 and whose
+        backward in 11, leave in rounds 5 to 8, before or during the next F, and return in 7 to 10. The windows
         overlap, so each gets half of the rounds in between.
 
         >>> windows = _windows(4, 11, np.array([0, 4, 8]), np.array([7, 11, 15]), np.ones(16, bool))
@@ -159,7 +159,7 @@ def _windows(
 
 
 def _following(rounds: np.ndarray, own: int) -> int:
-    """The round after `own` in sorted `rounds`; after the last one, one as far away as the one before."""
+    """The round after `own` in sorted `rounds`; after the last one, extrapolated by the distance to the one before."""
     i = int(np.searchsorted(rounds, own))
     if i + 1 < len(rounds):
         return int(rounds[i + 1])

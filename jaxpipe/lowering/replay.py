@@ -1,7 +1,7 @@
-"""The SPMD clock: how long the round table takes, as the program executes it.
+"""The SPMD clock: the times of a round table as the program executes it.
 
 Every device runs the rounds in order. The permutes of a round start with it and end before the next; a
-permute couples exactly its pairs, of which each member waits for the other to start the round
+permute couples exactly its pairs; each device of a pair waits for the other to start the round
 (rendezvous); the permutes of a device run one after the other. Pairs couple in every repetition of their
 body round, whether a message travels or not, just as in the program.
 """
@@ -23,7 +23,7 @@ class Replay:
     """Times of every round of a table under some costs."""
 
     start: np.ndarray  # [R, D]
-    end: np.ndarray  # [R, D] when the device goes on to the next round
+    end: np.ndarray  # [R, D] when the device proceeds to the next round
 
     @property
     def makespan(self) -> float:
@@ -35,8 +35,8 @@ def replay(table: RoundTable, costs: Costs | None = None) -> Replay:
     """The times of every round of `table` on every device.
 
     Args:
-        table: lowered.
-        costs: of actions and transfers; by default a backward takes two forwards, and transfers take no time.
+        table: a lowered schedule.
+        costs: costs of actions and transfers; by default a backward takes two forwards, and transfers take no time.
 
     Example:
         One microbatch on two devices: F 1, B 2, a message 0.25. F, message, F, B, message, B.
@@ -52,7 +52,7 @@ def replay(table: RoundTable, costs: Costs | None = None) -> Replay:
 
 
 def replay_makespans(table: RoundTable, costs: Sequence[Costs]) -> np.ndarray:
-    """[costs] the makespan of `table` under each of `costs`, in one pass."""
+    """The makespan of `table` under each of `costs`, computed in one pass, [costs]."""
     return _replay(table, costs)[1][-1].max(axis=-1)
 
 
@@ -62,7 +62,7 @@ def _replay(table: RoundTable, costs: Sequence[Costs]) -> tuple[np.ndarray, np.n
     durations = np.stack([c.of_kind(schedule.num_stages)[table.kind, table.stage] for c in costs], axis=1)
     durations *= (table.kind != IDLE)[:, None, :]
     links = np.stack([c.of_link(schedule.num_devices) for c in costs])
-    # [body round] every permute of the round: of messages, then of pages and gradients, a layer each.
+    # [body round] every permute of the round: those of messages, then those of pages and gradients, one layer each.
     body = [[_rendezvous(pairs, links) for pairs in permutes] for permutes in table.permutes]
     for permutes, messages in (
         (table.page_permutes, [c.slot_messages for c in costs]),
@@ -86,7 +86,7 @@ def _replay(table: RoundTable, costs: Sequence[Costs]) -> tuple[np.ndarray, np.n
 
 
 def _rendezvous(pairs: tuple[Pair, ...], links: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[3, D] the devices that a device meets in a permute: itself, its target, its source; [costs, 3, D] how long.
+    """[3, D] the devices that a device meets in a permute (itself, its target, its source); [costs, 3, D] for how long.
 
     A device without a partner is paired with itself at zero cost; it proceeds once both its send and its receive are
     complete.

@@ -1,8 +1,8 @@
 """Assignments of actions to rounds: earliest, alternating, checkerboard, periodic, lockstep.
 
-A round holds at most one compute action per device. What an action of round r produces travels during
+A round holds at most one compute action per device. The output of an action of round r travels during
 round r+1 and is usable from round r+2 (split-phase: the transfer hides behind the compute of round r+1);
-what stays on the device is usable from round r+1. Rounds that are fitted to costs are in `fitted`.
+output that stays on the device is usable from round r+1. Rounds fitted to costs are in `fitted`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
 
-LOCAL_ROUNDS = 1  # from an action to the next one of its device
-REMOTE_ROUNDS = 2  # from an action to the one on another device that reads its message
+LOCAL_ROUNDS = 1  # rounds from an action to the next one of its device
+REMOTE_ROUNDS = 2  # rounds from an action to the reader of its message on another device
 
 # ---- As early as possible ----
 
 
 def earliest_rounds(compute: Schedule) -> np.ndarray:
-    """[A] each action in the earliest round that its row and its inputs allow.
+    """[A] the earliest round of each action that its row and its inputs allow.
 
-    That is the asynchronous clock with every action and every transfer one round long.
+    These are times of the asynchronous clock if every action and every transfer takes one round.
 
     Example:
         >>> from jaxpipe.schedules import build
@@ -39,9 +39,9 @@ def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, r
     """[A] the earliest feasible round of each action that is congruent to `residue` modulo `period`.
 
     Args:
-        compute: compute actions alone.
-        residue: [A] of the round modulo `period`; -1 for any.
-        period: in rounds.
+        compute: a schedule of compute actions alone.
+        residue: [A] required round modulo `period`; -1 for any.
+        period: number of rounds.
         remote: rounds from an action to the one on another device that reads its message.
     """
     columns, message = compute.columns, dependencies(compute).message
@@ -59,36 +59,36 @@ def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, r
 
 # ---- Alternating: forwards and backwards in turn ----
 
-ALTERNATING_ROUNDS = 2  # of a body: one for forwards, one for backwards
+ALTERNATING_ROUNDS = 2  # rounds of a body: one for forwards, one for backwards
 
 
 def alternating_rounds(compute: Schedule) -> np.ndarray:
-    """[A] forwards in even rounds, backwards in odd ones; for devices that do them in turn, like interleaved 1F1B."""
+    """[A] forwards in even rounds, backwards in odd ones; for devices that alternate them, as in interleaved 1F1B."""
     is_backward = (~compute.columns.is_kind(Kind.F)).astype(int)
     return earliest_congruent(compute, is_backward, ALTERNATING_ROUNDS, remote=REMOTE_ROUNDS)
 
 
 # ---- Checkerboard: each device meets one neighbour at a time ----
 
-CHECKERBOARD_ROUNDS = 2 * REMOTE_ROUNDS  # of a body: an even and an odd slot, each with its messages
+CHECKERBOARD_ROUNDS = 2 * REMOTE_ROUNDS  # rounds of a body: an even and an odd slot, each with its messages
 
 
 def checkerboard_rounds(compute: Schedule) -> np.ndarray:
-    """[A] rounds, two for each slot: every action in the earliest slot that its message may leave in.
+    """[A] rounds, two for each slot: every action in the earliest slot in which its message may leave.
 
-    In Chimera and BitPipe the reader of a message is what the neighbour does next, so no message can hide behind an
+    In Chimera and BitPipe the reader of a message is the neighbour's next action, so no message can hide behind an
     action. Slots, with at most one action of each device, alternate with rounds of messages. After even slots the
     links (0, 1), (2, 3), ... are in use, after odd ones (1, 2), (3, 4), ..., (D-1, 0), like the fields of a
     checkerboard: each device meets one neighbour, and one permute carries all messages.
 
     The message of an action goes to a neighbour, over the link (d, d+1), after a slot that is even if d is. An action
     follows the one before it in its row, and the sender of its message, by a slot or more. From the closed forms of
-    Chimera and BitPipe these are their slots.
+    Chimera and BitPipe this gives their slots.
     """
     columns, message = compute.columns, dependencies(compute).message
     reader = np.flatnonzero(message >= 0)
     ends = np.sort([columns.device[message[reader]], columns.device[reader]], axis=0)
-    link = np.full(len(message), -1)  # that the action's own message takes: (d, d+1) is d, (D-1, 0) is D-1
+    link = np.full(len(message), -1)  # of the action's own message: (d, d+1) is d, (D-1, 0) is D-1
     link[message[reader]] = np.where(ends[0] == ends[1], -1, np.where(ends[1] - ends[0] == 1, ends[0], ends[1]))
 
     residue = np.where(link >= 0, link % 2, -1)
@@ -102,21 +102,21 @@ def periodic_rounds(compute: Schedule, period: int, *, lengths: np.ndarray | Non
     """[A] rounds in which every device repeats every kind of action every `period` rounds.
 
     The round of an action is offset[kind, device] + period * turn, where turn counts the actions of its kind before
-    it in its row; which stage and microbatch they are of does not matter. Row order and messages bound differences of
+    it in its row, of any stage and microbatch. Row order and messages bound differences of
     offsets from below; their least solution is the longest path (modulo scheduling: Rau, Iterative Modulo Scheduling,
     MICRO 1994, here with the rows given). For 1F1B and period 4 this is F in 4m + 2s and B in 4m + 2(D-1) + 1 +
     2(D-1-s); interleaved 1F1B, whose devices do F and B in turn for one chunk after another, has the period 2.
 
     Args:
-        compute: compute actions alone.
-        period: in rounds.
-        lengths: [kinds] of actions, in forwards. Given, rounds keep step with time: an action stands at the end of
-            its length, two rounds a forward, after what it waits for, in its row or elsewhere. For 1F1B with
+        compute: a schedule of compute actions alone.
+        period: number of rounds.
+        lengths: [kinds] lengths of actions, in forwards. If given, rounds follow time: an action stands at the end of
+            its length, two rounds per forward, after the actions that it waits for. For 1F1B with
             backwards of two forwards, and period 6, this is F in 6m + 2s and B in 6m + 2(D-1) + 4(D-s): all
-            devices that compute at one time do so in one round, and messages have rounds of their own.
+            devices that compute at the same time do so in the same round, and messages have their own rounds.
 
     Returns:
-        None where no such rounds exist.
+        The rounds, or None if no such rounds exist.
 
     Example:
         1F1B on two devices: F in rounds 4m + 2s, B in 4m + 3 + 2(1-s). Its rows begin 0F0 0F1 0B0 and 1F0 1B0 1F1.
@@ -144,7 +144,7 @@ def periodic_rounds(compute: Schedule, period: int, *, lengths: np.ndarray | Non
 
 
 def _turns(compute: Schedule) -> np.ndarray:
-    """[A] how many actions of the same kind come before the action in its row."""
+    """[A] number of actions of the same kind before the action in its row."""
     columns = compute.columns
     turn = np.zeros(len(columns.kind), dtype=int)
     for kind in np.unique(columns.kind):
@@ -155,7 +155,7 @@ def _turns(compute: Schedule) -> np.ndarray:
 
 
 def _least_offsets(before: np.ndarray, after: np.ndarray, least: np.ndarray) -> np.ndarray | None:
-    """The least offsets >= 0 with offset[after] >= offset[before] + least; None where there are none.
+    """The least offsets >= 0 with offset[after] >= offset[before] + least; None if there are none.
 
     Example:
         >>> _least_offsets(np.array([0, 1]), np.array([1, 0]), np.array([2, -4])).tolist()
@@ -182,12 +182,12 @@ def _least_offsets(before: np.ndarray, after: np.ndarray, least: np.ndarray) -> 
 
 # ---- Lockstep: rounds of messages at every whole forward of the asynchronous clock ----
 
-LOCKSTEP_ROUNDS = 2  # of a body: one for messages and longer actions, one for those of one forward
-LONGEST = 2  # forwards that an action may take
+LOCKSTEP_ROUNDS = 2  # rounds of a body: one for messages and longer actions, one for actions of one forward
+LONGEST = 2  # most forwards that an action may take
 
 
 def in_forwards(costs: Costs) -> np.ndarray:
-    """[kinds] how many forwards long an action is under `costs`, on average over stages; whole, at least one."""
+    """[kinds] length of an action in forwards under `costs`: the mean over stages, rounded, at least one."""
     times = np.ones(len(Kind))
     for kind, cost in (
         (Kind.F, costs.forward),
@@ -200,19 +200,19 @@ def in_forwards(costs: Costs) -> np.ndarray:
 
 
 def lockstep_rounds(compute: Schedule, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds in lockstep with time, for any schedule: [A] of each action, and [A] of its message's permute.
+    """Rounds in lockstep with time, for any schedule: [A] round of each action, and [A] of its message's permute.
 
     The price is that messages are exposed: there is one exchange each forward.
 
-    Where actions take one or two forwards each, all of them begin and end at whole forwards on the asynchronous clock.
-    Each of these times gets a round of messages, in which every device may meet every neighbour, and between two of
-    them stands a round for the actions of one forward. An action of two forwards is running at one time of exchange,
-    and stands in its round. So at each exchange every device is either at that very time or in the action of that
+    If actions take one or two forwards each, all begin and end at whole forwards on the asynchronous clock.
+    Each of these times gets a round of messages, in which every device may meet every neighbour; between two such
+    rounds there is one for the actions of one forward. An action of two forwards is running at one time of exchange,
+    and takes that round. So at each exchange every device is either at that very time or in the action of that
     round, and none waits for another: the rolled program is as fast as the asynchronous clock.
 
     Args:
-        compute: compute actions alone.
-        lengths: [kinds] of actions, in forwards; longer ones than `LONGEST` are taken for that.
+        compute: a schedule of compute actions alone.
+        lengths: [kinds] lengths of actions, in forwards; longer ones count as `LONGEST`.
     """
     lengths = np.minimum(lengths, LONGEST)
     of_kind = lengths.astype(float)

@@ -1,8 +1,8 @@
 """The round table: everything that the SPMD program executes, as integers known before tracing.
 
 R rounds, D devices. Rounds are rolled into segments, each a number of repetitions of one loop body. Permutes belong to
-body rounds; what a device does in a round stands in the grids. Both ends of a message read the same table, so no tags
-travel. Grids and storage follow from the fields and are made when they are first asked for.
+body rounds; the grids hold each device's part in each round. Both ends of a message read the same table, so no tags
+travel. Grids and storage follow from the fields and are made when first used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IDLE = -1
 
 @dataclass(frozen=True, eq=False)
 class RoundTable:
-    """A schedule whose actions stand in rounds, rolled into segments."""
+    """A schedule with a round for every action, rolled into segments."""
 
     schedule: Schedule  # compute actions alone
     layers_per_stage: tuple[int, ...]  # [S] residual pages of one microbatch
@@ -60,11 +60,11 @@ class RoundTable:
 
     @cached_property
     def dependencies(self) -> Dependencies:
-        """The action whose message each action reads, and the one whose residuals."""
+        """The actions whose message and whose residuals each action reads."""
         return dependencies(self.schedule)
 
     def grid(self, values: np.ndarray | int, *, otherwise: int) -> np.ndarray:
-        """[R, D] `values` of the actions at their round and device, `otherwise` where a device idles."""
+        """[R, D] `values` of the actions at their round and device, `otherwise` if a device idles."""
         cells = np.full((self.num_rounds, self.schedule.num_devices), otherwise, np.int32)
         cells[self.rounds, self.schedule.columns.device] = values
         return cells
@@ -98,12 +98,12 @@ class RoundTable:
 
     @cached_property
     def completes(self) -> np.ndarray:
-        """[R, D] 1 where the action is the last to add to the gradients of its chunk."""
+        """[R, D] 1 if the action is the last to add to the gradients of its chunk."""
         columns = self.schedule.columns
         adds = np.flatnonzero(columns.is_kind(Kind.B, Kind.W))
         order = adds[np.argsort(self.rounds[adds], kind="stable")]
         owner = np.stack([columns.replica[order], columns.stage[order]], axis=1)
-        # The first of each owner, read from the end, is its last.
+        # The first action of each owner from the end is its last.
         _, first_from_the_end = np.unique(owner[::-1], axis=0, return_index=True)
         last = np.zeros(len(self.rounds), np.int32)
         last[order[::-1][first_from_the_end]] = 1
@@ -119,14 +119,14 @@ class RoundTable:
 
     @cached_property
     def has_backward(self) -> bool:
-        """Whether any gradient is taken: a forward-only table keeps no residuals."""
+        """Whether the table has any backward; a forward-only table keeps no residuals."""
         return bool((self.schedule.columns.kind > Kind.F).any())
 
     # ---- What travels between devices ----
 
     @cached_property
     def messages(self) -> tuple[np.ndarray, np.ndarray]:
-        """[M], [M] the action that sends and the one that reads, of each message between two devices."""
+        """The sender and the reader of each of the M messages between two devices, [M] and [M]."""
         columns, message = self.schedule.columns, self.dependencies.message
         reader = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
         return message[reader], reader
@@ -135,7 +135,7 @@ class RoundTable:
     def permutes(self) -> Permutes:
         """[body round][permute] -> (source, target) pairs of messages.
 
-        The permutes of a body round carry what devices produced last; their pairs are the union over all repetitions
+        The permutes of a body round carry the latest outputs of devices; their pairs are the union over all repetitions
         of the body.
         """
         device = self.schedule.columns.device
@@ -159,12 +159,12 @@ class RoundTable:
 
     @property
     def num_page_lanes(self) -> int:
-        """Pages that travel at once, the most that any device sends."""
+        """The most pages that any device sends at once."""
         return max(map(len, self.page_permutes))
 
     @property
     def num_gradient_lanes(self) -> int:
-        """Layers whose gradients travel at once, the most that any device sends."""
+        """The most layers whose gradients any device sends at once."""
         return max(map(len, self.gradient_permutes))
 
     @property
@@ -195,7 +195,7 @@ class RoundTable:
 
     @cached_property
     def pages(self) -> Pages:
-        """Pages for residuals and, in the place of those that I alone reads, for deferred W inputs."""
+        """Pages for residuals and, in the place of those that only I reads, for deferred W inputs."""
         return self._pages(Span.SLOT)
 
     @cached_property
@@ -226,8 +226,9 @@ class RoundTable:
 
     @property
     def num_slots(self) -> float:
-        """The most residuals that any device holds at once, of its own, parked there and in transit.
+        """The most slots that any device holds at once: its own, parked ones and those in transit.
 
-        In (stage, microbatch). A page in transit counts on both devices, for the whole round.
+        A slot holds the residuals of one (stage, microbatch). A page in transit counts on both devices, for the whole
+        round.
         """
         return self.pages.num_slots

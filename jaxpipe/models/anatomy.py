@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PASSES = 3  # forward; backward has two matmuls for each of its matmuls
 
-MatmulSizes = tuple[tuple[int, int], ...]  # (inputs, outputs) of each
+MatmulSizes = tuple[tuple[int, int], ...]  # (inputs, outputs) of each matmul
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,19 +27,19 @@ class Anatomy:
         hidden: size of the residual stream.
         num_heads: query heads.
         num_kv_heads: key and value heads; divides `num_heads`.
-        head_size: of each head.
+        head_size: size of each head.
         width: size between the matmuls of the feed forward.
-        num_up: matmuls from the stream to `width`: 1, or 2 where the activation is gated.
+        num_up: matmuls from the stream to `width`: 1, or 2 if the activation is gated.
         vocab_size: tokens are 0 .. vocab_size - 1.
         num_rows: rows of the token table and of the head's kernel, at least `vocab_size`.
         causal: whether a query sees no keys after it.
-        window: how many keys a query sees, the last ones, itself included; None: all.
+        window: number of last keys that a query sees, itself included; None: all.
         parallel: whether the feed forward reads the layer's input, as attention does, and not attention's sum with it.
         centered_norms: whether norms subtract the mean (layer norms) or do not (RMS norms).
-        embedding_dropout, attention_dropout, hidden_dropout: the part, in [0, 1), that training drops of the
-            embeddings, of the attention probabilities, and of what a layer adds to the stream.
-        head_matmuls: what the head computes of each predicted token besides its logits.
-        sequence_matmuls: what the head computes once a sequence.
+        embedding_dropout, attention_dropout, hidden_dropout: the fraction, in [0, 1), that training drops of the
+            embeddings, of the attention probabilities, and of a layer's additions to the stream.
+        head_matmuls: matmuls of the head for each predicted token besides its logits.
+        sequence_matmuls: matmuls of the head for each sequence.
         sentence_order: whether a batch has "sentence_order", one number a sequence.
     """
 
@@ -73,7 +73,7 @@ class ParameterShape:
     """Shape of one parameter, of one layer or of embedding and head.
 
     Attributes:
-        dims: of the whole.
+        dims: dims of the whole parameter.
         split: the dim split over `tensor`, or None.
     """
 
@@ -82,7 +82,7 @@ class ParameterShape:
 
     @property
     def size(self) -> int:
-        """Elements of the whole."""
+        """Elements of the whole parameter."""
         return math.prod(self.dims)
 
     def local_dims(self, tensor: int) -> tuple[int, ...]:
@@ -98,24 +98,24 @@ class ParameterShape:
 def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None = None) -> int:
     """FLOPs of the matmuls in forward and backward of one sequence: the numerator of model FLOPs utilization (MFU).
 
-    Counted is what the model is, not how a program computes it: nothing that is computed again, no rows of a table that
-    are no tokens, no elementwise work. With s tokens, hidden h, a heads of size d of which g have keys and values of
-    their own, k matmuls to and from the feed forward's width f (3 where it is gated, else 2), L layers and v tokens in
+    The count is of the model, not of a program: without recomputation, padding rows of a table
+    or elementwise work. With s tokens, hidden h, a heads of size d of which g have their own keys and
+    values, k matmuls to and from the feed forward's width f (3 where it is gated, else 2), L layers and v tokens in
     the vocabulary, a multiplication and an addition counted as two:
 
         3 x 2 (L s (h d (2 a + 2 g) + k h f + 2 n a d) + p h v + e)
 
-    * n: keys that a query sees, s, or the sliding window where that is less. Causal attention counts as if every
+    * n: keys that a query sees, s, or the sliding window if that is smaller. Causal attention counts as if every
       query saw all of them, as in the sources, so that figures compare.
-    * p: positions whose tokens are predicted, s of a causal model. BERT predicts `num_predicted` of a sequence, and
+    * p: positions whose tokens are predicted, s for a causal model. BERT predicts `num_predicted` of a sequence, and
       its head has more matmuls, e: p h h of the transform and, with the sentence order, h h + 2 h of pooler and order.
 
     Without a window, with a d = h, g = a, k = 2 and f = 4 h that is 72 s L h^2 (1 + s / (6 h) + v / (12 h L)).
 
     Args:
-        config: of the model.
+        config: config of the model.
         seq_len: tokens of the sequence, padding included.
-        num_predicted: of a masked model; None: every token is predicted.
+        num_predicted: predicted tokens of a masked model; None: every token is predicted.
 
     Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023, appendix A;
     Chowdhery et al., PaLM, 2022, appendix B, has the same attention, and 6 for every parameter in place of the sizes

@@ -1,4 +1,4 @@
-"""The forms of attention: one function for each value of `model.attention`, all with the same signature.
+"""The attention functions: one for each value of `model.attention`, all with the same signature.
 
     (query: "batch seq head head_dim", key, value: "batch seq kv_head head_dim", *, visible, dropout)
         -> "batch seq head head_dim"
@@ -43,8 +43,8 @@ def xla(
     Args:
         query: "batch seq head head_dim".
         key: "batch seq kv_head head_dim"; `value` likewise.
-        visible: which keys a query sees.
-        dropout: of the probabilities.
+        visible: the keys that a query sees.
+        dropout: dropout of the probabilities.
 
     Returns:
         "batch seq head head_dim".
@@ -53,7 +53,7 @@ def xla(
 
 
 # Its own vjp, because the automatic one saves several arrays of the size of the probabilities and this one saves
-# them once, in the dtype of the queries: masks and dropped probabilities are made again.
+# them once, in the dtype of the queries: masks and dropped probabilities are recomputed.
 @jax.custom_vjp
 def _xla(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
@@ -106,22 +106,22 @@ _xla.defvjp(_xla_forward, _xla_backward)
 def cudnn(
     query: jax.Array, key: jax.Array, value: jax.Array, *, visible: Visible, dropout: AttentionDropout | None
 ) -> jax.Array:
-    """Attention by the fused kernels of cuDNN, without dropout; saves what `chunked` saves.
+    """Attention by the fused kernels of cuDNN, without dropout; saves the same as `chunked`.
 
     Padding stands at the end of a sequence: cuDNN is told how many tokens come before it, and backward keeps that
     number, one int32 for each sequence.
 
     Args:
-        query: "batch seq head head_dim", of what `check_cudnn` accepts.
+        query: "batch seq head head_dim", as `check_cudnn` accepts.
         key: "batch seq kv_head head_dim"; `value` likewise.
-        visible: which keys a query sees.
-        dropout: None, or of rate 0.
+        visible: the keys that a query sees.
+        dropout: None, or dropout of rate 0.
 
     Returns:
         "batch seq head head_dim".
 
     Raises:
-        ConfigError: there is dropout.
+        ConfigError: dropout is above 0.
     """
     if dropout is not None and dropout.rate:
         raise _refusal([_no_dropout(dropout.rate)])
@@ -139,16 +139,16 @@ def cudnn(
 
 
 def check_cudnn(*, platform: str, dtype: str, head_dim: int, attention_dropout: float) -> None:
-    """Raises ConfigError, with all reasons, where `cudnn` cannot compute a model's attention.
+    """Raises ConfigError, with all reasons, if `cudnn` cannot compute a model's attention.
 
     Args:
         platform: "gpu" or "cpu".
-        dtype: that the layers compute in.
+        dtype: dtype that the layers compute in.
         head_dim: size of a head.
         attention_dropout: the probability to drop.
 
     Raises:
-        ConfigError: something is not as cuDNN needs it.
+        ConfigError: cuDNN does not support the model or platform.
     """
     reasons = []
     if platform != "gpu":

@@ -1,10 +1,10 @@
 """A block of attention: consecutive queries against the keys that they may see.
 
-`Visible` says by positions and a padding mask which keys a query sees; a mask for the scores of a block is made where
-it is used. A vjp keeps the padding mask as it was given, an array of the microbatch, which costs nothing; it never
-keeps a mask that is made of it. The rest is what all forms of attention share: heads as matrices, scores, dropout, and
-the gradients of a block. There every array is a matrix for each sequence and key-value head: the queries of a group of
-heads stand one below the other, "batch kv_head (group query) head_dim", so that keys and values are never repeated.
+`Visible` has the positions and the padding mask that decide which keys a query sees; a mask for the scores of a block
+is made where it is used. A vjp keeps the padding mask as it was given, an array of the microbatch, which costs nothing;
+it never keeps a mask made from it. The rest is common to all attention functions: heads as matrices, scores, dropout,
+and the gradients of a block. There every array is a matrix for each sequence and key-value head: the queries of a group
+of heads stand one below the other, "batch kv_head (group query) head_dim", so that keys and values are never repeated.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class QueryBlock(NamedTuple):
 @partial(jax.tree_util.register_dataclass, data_fields=["padding_mask"], meta_fields=["causal", "window"])
 @dataclass(frozen=True)
 class Visible:
-    """Which keys a query sees; as a pytree its leaf is the padding mask, the rest is static.
+    """The keys that a query sees; as a pytree its leaf is the padding mask, the rest is static.
 
     Attributes:
-        causal: none that stand after it.
-        window: the last so many, itself included; None: as many as there are. Goes with `causal`.
+        causal: whether a query sees no keys after it.
+        window: number of last keys that a query sees, itself included; None: all. Requires `causal`.
         padding_mask: int32 "batch key", 1 for a token and 0 for padding, which no query sees; None: all are tokens.
     """
 
@@ -58,7 +58,7 @@ class Visible:
             first_query: position of the first query.
             end_query: position after the last one.
             seq: positions of the whole sequence.
-            multiple: of the first key's position.
+            multiple: the first key's position is a multiple of this.
 
         Example:
             >>> Visible(window=300).block(512, 768, seq=1024, multiple=128)
@@ -68,14 +68,14 @@ class Visible:
         return QueryBlock(first_query, end_query, first_key, end_query if self.causal else seq)
 
     def mask_scores(self, scores: jax.Array, block: QueryBlock) -> jax.Array:
-        """Returns `scores` where the key is seen, else a value of which the softmax makes an exact 0.
+        """Returns `scores` where the key is seen, else a value that the softmax turns into an exact 0.
 
-        With a padding mask that is the least float32: a query that sees no key at all gets numbers without a
-        meaning, but no NaN.
+        With a padding mask that is the least float32: a query that sees no key at all gets meaningless numbers, but no
+        NaN.
 
         Args:
             scores: float32 "batch kv_head (group query) key".
-            block: of these queries and keys.
+            block: the block of these queries and keys.
         """
         key = jnp.arange(block.first_key, block.end_key)
         query = block.first_query + jnp.arange(scores.shape[2]) % block.num_queries
@@ -140,11 +140,11 @@ def visible_scores(
     """Masked scores of a block, "batch kv_head (group query) key", float32; see `Visible.mask_scores`.
 
     Args:
-        query: the block's, as matrices.
-        key: the block's, as matrices.
-        visible: which keys a query sees.
-        block: of these queries and keys.
-        product_dtype: of the scores.
+        query: the block's queries, as matrices.
+        key: the block's keys, as matrices.
+        visible: the keys that a query sees.
+        block: the block of these queries and keys.
+        product_dtype: dtype of the matmul.
     """
     product = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=product_dtype)
     return visible.mask_scores(product.astype(jnp.float32) * query.shape[-1] ** -0.5, block)
@@ -156,7 +156,7 @@ def drop(x: jax.Array, dropout: AttentionDropout | None, *, block: QueryBlock, s
     Args:
         x: probabilities or their gradients.
         dropout: None means no dropout.
-        block: of these queries and keys.
+        block: the block of these queries and keys.
         seq: positions of the whole sequence.
 
     Source: dropout of probabilities as in Megatron-LM's `CoreAttention`.
@@ -195,18 +195,18 @@ def block_gradients(
     """Gradients for the queries, keys and values of a block, all as matrices.
 
     Args:
-        query: the block's; `d_output`, the gradient of the block's output, likewise.
-        key: the block's; `value` likewise.
+        query: the block's queries; `d_output`, the gradient of the block's output, has the same form.
+        key: the block's keys; `value` has the same form.
         probabilities: "batch kv_head (group query) key", before dropout.
         output_dot: "batch kv_head (group query)", float32: the dot of the block's output with its gradient,
             or None to compute it from the probabilities.
-        dropout: as in the forward pass.
-        block: of these queries and keys.
+        dropout: dropout of the forward pass.
+        block: the block of these queries and keys.
         seq: positions of the whole sequence.
-        product_dtype: of the gradients of probabilities, keys and values.
+        product_dtype: dtype of the gradients of probabilities, keys and values.
 
     Returns:
-        For queries in their dtype, for keys and values in `product_dtype`.
+        Gradients for queries in their dtype, for keys and values in `product_dtype`.
     """
     dropped = drop(probabilities, dropout, block=block, seq=seq).astype(value.dtype)
     d_value = jnp.einsum("bhqk,bhqd->bhkd", dropped, d_output, preferred_element_type=product_dtype)

@@ -1,8 +1,8 @@
-"""Attention by blocks of queries: what it saves grows with the sequence, not with its square.
+"""Attention by blocks of queries: its saved arrays grow with the sequence, not with its square.
 
-A block of queries has whole rows of scores, of the keys that it may see and no others: the softmax needs no
+A block of queries has whole rows of scores, only of the keys that it may see: the softmax needs no
 running maximum, and causal attention needs only about half of the matmuls. Plain XLA, for every platform.
-Source: Dao et al., FlashAttention, NeurIPS 2022, section 3.1, for what is saved and how backward uses it.
+Source: Dao et al., FlashAttention, NeurIPS 2022, section 3.1, for the saved arrays and their use in backward.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def chunked(
     Args:
         query: "batch seq head head_dim".
         key: "batch seq kv_head head_dim"; `value` likewise.
-        visible: which keys a query sees.
-        dropout: of the probabilities; the same as that of `xla`.
+        visible: the keys that a query sees.
+        dropout: dropout of the probabilities, equal to that of `xla`.
 
     Returns:
         "batch seq head head_dim".

@@ -1,8 +1,8 @@
 """BERT as Megatron-LM trains it: GPT's layers without the causal mask, masked tokens and sentence order.
 
-In the head the stream is gathered whole over `tensor`, and of it only the predicted positions go on: 15 % of a head
-over all positions. What is not split is computed on every device; there the gradients for the logits are this device's
-terms (`cross_entropy_sum`), and the order's loss, which all devices find alike, passes its gradient on once.
+In the head the stream is gathered whole over `tensor`, and only the predicted positions are used: 15 % of a head
+over all positions. Unsplit parts are computed on every device; there the gradients for the logits are this device's
+terms (`cross_entropy_sum`), and the order's loss, which is equal on all devices, passes its gradient on once.
 Source: Devlin et al., BERT, NAACL 2019, section 3.1 and appendix A.2; Shoeybi et al., Megatron-LM, 2019, section 5.3,
 for where the norms stand; Lan et al., ALBERT, ICLR 2020, section 3.1, for the sentence order in place of the next
 sentence.
@@ -39,10 +39,10 @@ class BertHead(nnx.Module):
     """Final norm; transform and logits; and, with `sentence_order`, the first position's pooler and the order.
 
     Args:
-        num_rows: of the logits' kernel and bias; those at and beyond `vocab_size` are no tokens.
-        activation: of the transform.
-        norm_epsilon: of both norms.
-        tie_embeddings: whether the logits' kernel is the token table, which the head is then given.
+        num_rows: rows of the logits' kernel and bias; rows from `vocab_size` on are no tokens.
+        activation: activation of the transform.
+        norm_epsilon: epsilon of both norms.
+        tie_embeddings: whether the logits' kernel is the token table, which the head then gets.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class BertHead(nnx.Module):
         Args:
             x: "batch local_seq hidden".
             microbatch: "predicted", positions, and "targets", each int32 "batch predicted"; "sentence_order" int32
-                "batch"; what is to be found below 0 is not valid and counts nothing.
+                "batch"; a target or order below 0 is not valid and counts nothing.
             token_table: "local_vocab hidden" where embeddings are tied.
         """
         whole = self.tensor.gather(self._normed(x), 1)
@@ -126,7 +126,7 @@ class BertConfig(LayerNormSizes):
 
     Attributes:
         num_token_types: "token_types" are 0 .. num_token_types - 1.
-        sentence_order: whether it also learns in which order the two segments of a sequence stood.
+        sentence_order: whether it also learns the order of the two segments of a sequence.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
@@ -137,7 +137,7 @@ class BertConfig(LayerNormSizes):
     sentence_order: bool = True
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where the sizes and choices do not fit together."""
+        """Raises ConfigError if the sizes and choices do not fit together."""
         super().__post_init__()
         if self.sentence_order and self.num_token_types < 2:
             raise ConfigError(

@@ -3,7 +3,7 @@
 Between the layer's input and output backward saves the queries, keys and values, what attention itself
 needs, the attended values, the stream between attention and feed forward, and the feed forward's inputs of
 its activation. Kernels are matrices, used as they are: a reshaped kernel would be saved with the
-activations once for each microbatch, a transposed one would be made again in every action.
+activations once for each microbatch, a transposed one would be made anew in every action.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class SelfAttention(nnx.Module):
     of devices that divides the key-value heads takes whole heads. Source: Megatron-LM's layout.
 
     Args:
-        norm: of the stream.
+        norm: norm of the stream.
         heads: see `Heads`.
         bias: whether the queries, keys and values have biases.
-        output_bias: whether the matmul back to the stream has one.
+        output_bias: whether the matmul back to the stream has a bias.
         attend: an attention of `jaxpipe.models.attention`.
         causal: whether a query sees no keys after it.
-        window: how many keys a query sees, the last ones, itself included; None: all.
-        rotate: queries or keys "batch seq head head_dim" with their positions worked in; None: left as they are.
-        dropout_rate: of the attention probabilities.
-        deviation: of the initial kernels; of the output's, `output_deviation`.
+        window: number of last keys that a query sees, itself included; None: all.
+        rotate: function that adds positions to queries or keys "batch seq head head_dim"; None: no positions.
+        dropout_rate: dropout rate of the attention probabilities.
+        deviation: standard deviation of the initial kernels; of the output's kernel, `output_deviation`.
         tensor: the devices that share the heads.
     """
 
@@ -84,7 +84,7 @@ class SelfAttention(nnx.Module):
         self.dropout_rate, self.tensor = dropout_rate, tensor
 
     def __call__(self, x: jax.Array, padding_mask: jax.Array | None, random: Randomness | None) -> jax.Array:
-        """What attention adds to the stream `x` "batch local_seq hidden"; `padding_mask` as in `Visible`."""
+        """Attention's addition to the stream `x` "batch local_seq hidden"; `padding_mask` as in `Visible`."""
         (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
         query, key, value = self._to_heads(columns)
         if self.rotate is not None:
@@ -113,10 +113,10 @@ class FeedForward(nnx.Module):
     """Norm, matmuls to `width`, an activation, and the matmul back to the stream.
 
     Args:
-        norm: of the stream.
+        norm: norm of the stream.
         width: size between the matmuls.
-        names: of the matmuls before the activation.
-        activation: of as many arrays as `names`.
+        names: names of the matmuls before the activation.
+        activation: function of as many arrays as `names`.
         bias: whether the matmuls have biases.
     """
 
@@ -141,13 +141,13 @@ class FeedForward(nnx.Module):
         self.names, self.activation, self.tensor = names, activation, tensor
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """What the feed forward adds to the stream `x` "batch local_seq hidden"."""
+        """The feed forward's addition to the stream `x` "batch local_seq hidden"."""
         inputs = from_stream(x, self.norm, tuple(getattr(self, name) for name in self.names), self.tensor)
         return to_stream(self.activation, inputs, self.down, self.tensor)
 
 
 class Block(nnx.Module):
-    """`x + attention(x)`, then `x + feed_forward(x)`; what is added is dropped at `dropout_rate` in training."""
+    """`x + attention(x)`, then `x + feed_forward(x)`; in training the additions are dropped at `dropout_rate`."""
 
     def __init__(self, attention: SelfAttention, feed_forward: FeedForward, *, dropout_rate: float, tensor: TensorAxis):
         self.attention, self.feed_forward = attention, feed_forward

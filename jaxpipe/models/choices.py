@@ -1,6 +1,6 @@
-"""What the model families choose from: sizes, activation, attention, what backward computes again.
+"""Choices of the model families: sizes, activation, attention, recomputation.
 
-Gated activations, of two matmuls, are their family's own (`llama.swiglu`).
+Gated activations, of two matmuls, belong to their family (`llama.swiglu`).
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ def check_heads(*, hidden: int, num_heads: int) -> None:
 
 
 def check_activation(activation: str) -> None:
-    """Raises ConfigError for an activation that is not known."""
+    """Raises ConfigError for an unknown activation."""
     _check_known("activation", activation, tuple(ACTIVATIONS))
 
 
 def check_choices(*, attention: str, recompute: str) -> None:
-    """Raises ConfigError for a choice that is not known, or that another makes useless."""
+    """Raises ConfigError for an unknown choice, or one that has no effect beside another."""
     _check_known("attention", attention, tuple(ATTENTION))
     _check_known("recompute", recompute, RECOMPUTE)
     if recompute == "attention" and attention != "xla":

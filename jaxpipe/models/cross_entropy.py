@@ -1,6 +1,6 @@
-"""Cross entropy over a vocabulary, without ever holding the logits of all tokens.
+"""Cross entropy over a vocabulary, without storing the logits of all tokens.
 
-Loss and gradients are found together, for a few tokens at a time: logits, their softmax, the matmul back.
+Loss and gradients are computed together, for a few tokens at a time: logits, their softmax, the matmul back.
 Over a `tensor` axis each device holds the logits of its own rows; of each token only the largest logit,
 the sum of exponentials and the target's logit are exchanged.
 Source: Shoeybi et al., Megatron-LM, 2019, section 3 (parallel cross entropy).
@@ -36,15 +36,15 @@ def cross_entropy_sum(
 ) -> jax.Array:
     """Sum over tokens of -log softmax(x @ kernel.T + bias)[target], in nats, float32, the same on all devices.
 
-    The gradient for `x` is this device's term of it, of its own rows; `x` as gathered over `tensor` sums them.
+    The gradient for `x` is this device's term, from its own rows; the gather of `x` over `tensor` sums the terms.
 
     Args:
         x: "batch seq hidden", the same on all devices of `tensor`.
         kernel: "local_vocab hidden", this device's rows.
         targets: "batch seq"; a target below 0 is not valid and counts nothing.
         tensor: the devices that share the vocabulary.
-        bias: "local_vocab", of this device's rows, or None.
-        vocab_size: tokens of the vocabulary: rows of all kernels at and beyond it are no tokens and are left out of the
+        bias: "local_vocab", this device's rows, or None.
+        vocab_size: tokens of the vocabulary: rows of all kernels from it on are no tokens and are left out of the
             softmax; None: all rows are tokens.
     """
     num_rows = kernel.shape[0] * tensor.size

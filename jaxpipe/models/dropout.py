@@ -1,4 +1,4 @@
-"""Dropout whose masks depend on a key, a site and global indices, never on how the model is cut or scheduled.
+"""Dropout whose masks depend on a key, a site and global indices, never on partition or schedule.
 
 Every device, microbatch split and recomputation that sees the same element draws the same bit. Nothing is
 saved for backward: the mask is drawn again. Left to others: the key of a layer (`mesh.randomness`).
@@ -21,7 +21,7 @@ Offset = int | jax.Array | Callable[[], int | jax.Array]
 
 
 class Site(IntEnum):
-    """Where a model draws from a key; two draws from one key have two sites."""
+    """The places at which a model draws from a key; two draws from one key have two sites."""
 
     EMBEDDING = 0
     ATTENTION_PROBABILITIES = 1
@@ -42,11 +42,11 @@ def value_of(offset: Offset) -> int | jax.Array:
 def keep_mask(
     key: jax.Array, *, site: int, rows: jax.Array, num_columns: int, rate: float, first_column: int = 0
 ) -> jax.Array:
-    """Mask of the elements that are kept: bits that depend on key, site, row and column alone.
+    """Mask of the elements that are kept: bits that depend only on key, site, row and column.
 
     Args:
         key: uint32[2].
-        site: which of the draws from one key this is.
+        site: the site of this draw.
         rows: integers of any shape; equal modulo 2**32 means equal bits.
         num_columns: columns first_column .. first_column + num_columns - 1.
         rate: the probability to drop, 0 <= rate < 1, to within 2**-32.
@@ -101,7 +101,7 @@ def drop(x: jax.Array, random: Randomness | None, *, rate: float, site: int, fir
         x: "batch seq hidden", this device's part.
         random: None means no dropout.
         rate: the probability to drop, 0 <= rate < 1.
-        site: which of the model's draws from one key this is.
+        site: the site of this draw.
         first_position: the global position of `x[:, 0]`; positions are less than 2**20.
     """
     if random is None or rate == 0:

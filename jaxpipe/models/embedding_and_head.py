@@ -20,14 +20,14 @@ Microbatch = dict[str, jax.Array]
 
 
 class Embedding(nnx.Module):
-    """A learned table of tokens and, where their number is not 0, of positions and of token types.
+    """A learned table of tokens and, if their number is not 0, of positions and of token types.
 
     Args:
         vocab_size: tokens are 0 .. vocab_size - 1.
-        num_rows: of the token table; those at and beyond `vocab_size` are zeros and never looked up.
+        num_rows: rows of the token table; rows from `vocab_size` on are zeros and never looked up.
         num_positions: the longest sequence; 0: positions are not learned.
         num_token_types: "token_types" are 0 .. num_token_types - 1; 0: there are none.
-        dropout_rate: of the sum.
+        dropout_rate: dropout rate of the sum.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Embedding(nnx.Module):
         """The residual stream "batch local_seq hidden".
 
         Args:
-            microbatch: "tokens" and, where there are token types, "token_types", each int32 "batch seq".
+            microbatch: "tokens" and, if there are token types, "token_types", each int32 "batch seq".
             random: None means no dropout.
         """
         x = self.tensor.scatter_sum(_rows(self.token[...], microbatch["tokens"], self.tensor), 1)
@@ -68,7 +68,7 @@ class Embedding(nnx.Module):
 
 
 class Head(nnx.Module):
-    """Final norm and loss; with tied embeddings it holds no kernel and is given the token table."""
+    """Final norm and loss; with tied embeddings it has no kernel and uses the token table."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Head(nnx.Module):
         Args:
             x: "batch local_seq hidden".
             microbatch: "targets" int32 "batch seq"; a target below 0 is not valid and counts nothing.
-            token_table: "local_vocab hidden" where embeddings are tied.
+            token_table: "local_vocab hidden" if embeddings are tied.
         """
         kernel = self.kernel[...] if token_table is None else token_table
         whole = self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1)
@@ -104,13 +104,13 @@ class Head(nnx.Module):
 
 
 def new_token_table(vocab_size: int, num_rows: int, hidden: int, rngs: nnx.Rngs) -> nnx.Param:
-    """Table "num_rows hidden" with a random row for each token, the same whatever `num_rows` is, and zeros below."""
+    """Table "num_rows hidden" with a random row for each token, the same for any `num_rows`, and zeros below."""
     rows = initial_deviation(hidden) * jax.random.normal(rngs.params(), (vocab_size, hidden))
     return nnx.Param(jnp.pad(rows, ((0, num_rows - vocab_size), (0, 0))), split=0)
 
 
 def _rows(table: jax.Array, tokens: jax.Array, tensor: TensorAxis) -> jax.Array:
-    """Rows of `tokens` in this device's part of the table, zeros for tokens of others: "batch seq hidden"."""
+    """Rows of `tokens` in this device's part of the table, zeros for tokens of other devices: "batch seq hidden"."""
     if tensor.size == 1:
         return take(table, tokens)
     own = tokens - tensor.index() * table.shape[0]

@@ -1,6 +1,6 @@
 """One table of model families, and the way to add one from a file outside the package.
 
-A family says what a config may say of its models and how they are built. What all else needs to know of one of its
+A family has the config fields of its models and builds them. All that other code needs to know about one of its
 models is that model's `Anatomy`: nothing outside a family's own file asks for its name or its class.
 """
 
@@ -22,15 +22,15 @@ class Family:
     """A kind of model, as GPT.
 
     Attributes:
-        name: that `model.family` of a config has.
-        fields: of the section `model` of a config, with their defaults; a value has the type of its default. Every
-            family has num_layers, vocab_size, attention, recompute and dtype.
-        build: (fields, data.seq_len) -> the config of a model. It is given all fields but dtype, and None for a field
-            of `words` that holds its word; it raises ConfigError where they do not fit together.
-        words: of each field that is text because a word may stand in place of a number, the word: {"window": "none"}.
-        choices: of a field that takes one of a few words that `build` does not check, these words.
-        check: (fields, data.seq_len) -> raises ConfigError for fields that `build` takes, but that cannot be meant.
-        masked: whether a model predicts tokens that are masked in the text; False: each next token.
+        name: value of `model.family` in a config.
+        fields: fields of the section `model` of a config, with their defaults; a value has the type of its default.
+            Every family has num_layers, vocab_size, attention, recompute and dtype.
+        build: (fields, data.seq_len) -> the config of a model. It gets all fields but dtype, and None for a field
+            of `words` that holds its word; it raises ConfigError if they do not fit together.
+        words: the word that a text field takes in place of a number, by field: {"window": "none"}.
+        choices: the legal words of fields that `build` does not check, by field.
+        check: (fields, data.seq_len) -> raises ConfigError for fields that `build` accepts but that must be a mistake.
+        masked: whether a model predicts masked tokens; False: each next token.
         example: path of a config of the family, which errors name.
 
     Example:
@@ -60,8 +60,8 @@ def register_family(family: Family) -> Family:
     if FAMILIES.setdefault(family.name, family) is not family:
         raise ConfigError(
             explain(
-                f"a family {family.name!r} is there already",
-                rule="family-name: every family has a name of its own",
+                f"a family {family.name!r} exists already",
+                rule="family-name: every family has its own name",
                 repair="give the new one another name",
             )
         )
@@ -75,7 +75,7 @@ def family_named(name: str) -> Family:
         name: a key of FAMILIES; or "FILE.py" for the Family in a Python file, "FILE.py:NAME" for one of several.
 
     Raises:
-        ConfigError: there is none, or the file cannot be run.
+        ConfigError: the family is unknown, or the file cannot be run.
 
     Example:
         >>> family_named("bert").masked

@@ -1,6 +1,6 @@
 """GPT: learned positions, layer norms, biases, GELU, dropout.
 
-`LayerNormSizes` is what BERT has in common with it: sizes and choices, the tables of the embedding, and the layer.
+`LayerNormSizes` is the part in common with BERT: sizes and choices, the tables of the embedding, and the layer.
 Source: Brown et al. 2020 (GPT-3), Megatron-LM.
 """
 
@@ -34,7 +34,7 @@ from jaxpipe.models.linear import LayerNorm, initial_deviation
 
 @dataclass(frozen=True)
 class LayerNormSizes:
-    """Sizes and choices that GPT and BERT share; by itself no model.
+    """Sizes and choices that GPT and BERT share; not a model by itself.
 
     Attributes:
         num_layers: transformer layers, >= 1.
@@ -45,13 +45,13 @@ class LayerNormSizes:
         feed_forward: size between the matmuls of the feed forward; None: 4 hidden.
         activation: between these matmuls, a key of `jaxpipe.models.choices.ACTIVATIONS`.
         norm_epsilon: added to the variance in the norms.
-        vocab_multiple: the token table has a multiple of so many rows; those beyond the tokens change nothing.
-        tie_embeddings: whether the logits use the token table in place of a kernel of their own.
+        vocab_multiple: the rows of the token table are a multiple of this; those beyond the tokens have no effect.
+        tie_embeddings: whether the logits use the token table in place of their own kernel.
         attention: a key of `jaxpipe.models.attention.ATTENTION`.
-        recompute: what backward computes again in place of saving it: nothing; the attention scores and
-            probabilities; or the whole layer.
-        embedding_dropout, attention_dropout, hidden_dropout: the part, in [0, 1), that training drops of the
-            embeddings, of the attention probabilities, and of what a layer adds to the stream.
+        recompute: recomputation in backward instead of saving: of nothing; of the attention scores and
+            probabilities; or of the whole layer.
+        embedding_dropout, attention_dropout, hidden_dropout: the fraction, in [0, 1), that training drops of the
+            embeddings, of the attention probabilities, and of a layer's additions to the stream.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
@@ -74,7 +74,7 @@ class LayerNormSizes:
     hidden_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where the sizes and choices do not fit together."""
+        """Raises ConfigError if the sizes and choices do not fit together."""
         check_heads(hidden=self.hidden, num_heads=self.num_heads)
         check_activation(self.activation)
         check_choices(attention=self.attention, recompute=self.recompute)
@@ -100,7 +100,7 @@ class LayerNormSizes:
     def _embedding(
         self, anatomy: Anatomy, tensor: TensorAxis, rngs: nnx.Rngs, *, num_token_types: int = 0
     ) -> Embedding:
-        """Token and position tables and, for so many, one of token types."""
+        """Token and position tables and, if `num_token_types` is not 0, one of token types."""
         return Embedding(
             vocab_size=self.vocab_size,
             num_rows=anatomy.num_rows,
@@ -186,7 +186,7 @@ class GPTConfig(LayerNormSizes):
 
 
 def check_positions(fields: Fields, seq_len: int) -> None:
-    """Raises ConfigError for sequences that are longer than the table of positions."""
+    """Raises ConfigError for sequences longer than the table of positions."""
     num_positions = fields["num_positions"]
     if num_positions is not None and num_positions < seq_len:
         raise ConfigError(
@@ -200,7 +200,7 @@ def check_positions(fields: Fields, seq_len: int) -> None:
 
 
 def with_positions(fields: Fields, seq_len: int) -> Fields:
-    """`fields` with as many positions as a sequence has tokens, where they do not say how many."""
+    """Returns `fields` with a position for each token of a sequence, unless they have a number."""
     return fields | {"num_positions": fields["num_positions"] or seq_len}
 
 

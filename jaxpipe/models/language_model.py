@@ -2,7 +2,7 @@
 
 Parameters are plain nested dicts: `{"shared": ..., "layers": ...}`, every leaf of `layers` with a leading
 dim of `num_layers`. Their values depend on the key alone, never on a mesh or a schedule. The functions
-compute in the dtype of the parameters they are given; cast the parameters to choose it.
+compute in the dtype of the given parameters; cast the parameters to choose it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ModelConfig(Protocol):
 
     @property
     def recompute(self) -> str:
-        """What backward computes again, one of `jaxpipe.models.choices.RECOMPUTE`."""
+        """The recomputation in backward, one of `jaxpipe.models.choices.RECOMPUTE`."""
         ...
 
     @property
@@ -76,8 +76,8 @@ class LanguageModel:
     """The pure functions of a model.
 
     Attributes:
-        config: of a family, as GPTConfig.
-        tensor: the devices that share each layer; `init` makes whole parameters whatever it is.
+        config: config of a family, as GPTConfig.
+        tensor: the devices that share each layer; `init` makes whole parameters in any case.
 
     Example:
         >>> from jaxpipe.models import GPTConfig
@@ -117,14 +117,14 @@ class LanguageModel:
         Args:
             layer: the parameters of one layer.
             x: the stream before it.
-            microbatch: no token sees padding, which its "padding_mask" "batch seq", if it has one, has 0 for; 1 else.
+            microbatch: the batch's arrays; "padding_mask" "batch seq", if any, is 0 for padding, which no token sees.
             random: None means no dropout.
         """
 
         def apply(layer: Params, x: jax.Array, padding_mask: jax.Array | None, random: Randomness | None) -> jax.Array:
             return self._module("block", layer)(x, padding_mask, random)
 
-        # prevent_cse=False: a layer's forward and backward never stand in one loop body, so nothing can be merged.
+        # prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
         full = self.config.recompute == "full"
         function = jax.checkpoint(apply, prevent_cse=False) if full else apply
         return function(layer, x, microbatch.get("padding_mask"), random)
@@ -142,7 +142,7 @@ class LanguageModel:
 
         Args:
             params: `{"shared", "layers"}`.
-            microbatch: what `embed` and `layer` ask for.
+            microbatch: the arrays that `embed` and `layer` read.
 
         Returns:
             Float32 "batch seq vocab"; BERT: {"masked_lm": "batch seq vocab"} and "sentence_order": "batch 2".
@@ -155,9 +155,9 @@ class LanguageModel:
 
         Args:
             params: `{"shared", "layers"}`.
-            microbatch: what `embed`, `layer` and `head` ask for.
-            random: of the step, or None for no dropout.
-            index: of the microbatch in its step.
+            microbatch: the arrays that `embed`, `layer` and `head` read.
+            random: random state of the step, or None for no dropout.
+            index: index of the microbatch in its step.
         """
         return self.head(params["shared"], self._stream(params, microbatch, random, index), microbatch)
 
@@ -194,11 +194,11 @@ class LanguageModel:
 
 @dataclass(frozen=True)
 class ParameterShapes:
-    """Shapes of a model's parameters, of a layer and of embedding and head.
+    """Shapes of a model's parameters.
 
     Attributes:
-        layer: those of one layer.
-        shared: those of embedding and head.
+        layer: shapes of one layer's parameters.
+        shared: shapes of the parameters of embedding and head.
     """
 
     layer: tuple[ParameterShape, ...]
@@ -207,10 +207,10 @@ class ParameterShapes:
 
 @cache
 def parameter_shapes(config: ModelConfig) -> ParameterShapes:
-    """Shapes of a model's parameters, from its own modules built abstractly: no device is asked.
+    """Shapes of a model's parameters, from its own modules, built abstractly without a device.
 
     Args:
-        config: of the model; hashable.
+        config: config of the model; hashable.
 
     Example:
         >>> from jaxpipe.models import GPTConfig

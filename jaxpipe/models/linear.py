@@ -1,9 +1,9 @@
-"""Norms and matmuls of a layer over the `tensor` axis, written so that backward keeps only what it cannot do without.
+"""Norms and matmuls of a layer over the `tensor` axis, written so that backward saves as little as possible.
 
 The residual stream is split along the sequence. A matmul from the stream first gathers the sequence and holds some
 columns of its kernel; one back to the stream holds the rows for these columns, and its terms are summed while the
-sequence is split again. What is cheap to compute from the kept arrays (norms, activations, the gathered sequence) is
-computed again in backward. Norms take their statistics in float32.
+sequence is split again. Arrays that are cheap to compute from the saved ones (norms, activations, the gathered
+sequence) are recomputed in backward. Norms take their statistics in float32.
 Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023, section 4.2.
 """
 
@@ -27,14 +27,14 @@ class Normalize:
 
     Attributes:
         epsilon: added to the variance.
-        centered: whether the mean is taken off first.
+        centered: whether the mean is subtracted first.
     """
 
     epsilon: float
     centered: bool
 
     def __call__(self, x: jax.Array, arrays: dict[str, jax.Array]) -> jax.Array:
-        """`x` normalized over its last dim, times `arrays["scale"]`, plus `arrays["bias"]` where there is one."""
+        """`x` normalized over its last dim, times `arrays["scale"]`, plus `arrays["bias"]` if there is one."""
         x32 = x.astype(jnp.float32)
         if self.centered:
             x32 = x32 - x32.mean(axis=-1, keepdims=True)
@@ -87,11 +87,11 @@ class Linear(nnx.Module):
             self.bias = nnx.Param(jnp.zeros(num_outputs), split=0 if split == 1 else None)
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Arrays of the matmul: {"kernel"} and, where there is one, "bias"."""
+        """Arrays of the matmul: {"kernel"} and, if there is one, "bias"."""
         return {name: getattr(self, name)[...] for name in ("kernel", "bias") if hasattr(self, name)}
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Matmul "... out" with `x` "... in", on each device for itself."""
+        """Matmul "... out" with `x` "... in", on each device separately."""
         arrays = self.arrays()
         return _add_bias(x @ arrays["kernel"], arrays)
 
@@ -122,7 +122,7 @@ def to_stream(activation: Callable, inputs: tuple[jax.Array, ...], linear: Linea
     return _add_bias(tensor.scatter_sum(_to_stream(activation, inputs, arrays["kernel"]), 1), arrays)
 
 
-# prevent_cse=False: a layer's forward and backward never stand in one loop body, so nothing can be merged.
+# prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1))
 def _from_stream(norm: Callable, tensor: TensorAxis, x: jax.Array, norm_arrays: Any, linears: Any) -> Any:
     whole = tensor.gather(norm(x, norm_arrays), 1)
@@ -135,7 +135,7 @@ def _to_stream(activation: Callable, inputs: tuple[jax.Array, ...], kernel: jax.
 
 
 def _add_bias(y: jax.Array, arrays: dict[str, jax.Array]) -> jax.Array:
-    """Returns `y` plus `arrays["bias"]` where there is one.
+    """Returns `y` plus `arrays["bias"]` if there is one.
 
     In float32, so that XLA adds it where `y` is used: a bias that a GPU's matmul adds itself keeps the
     matmul from reading its kernel as a slice of all layers' kernels, and the kernel would be copied.

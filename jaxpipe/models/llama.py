@@ -1,6 +1,6 @@
-"""LLaMA 1, 2 and 3, and what shares their layout: RMS norms, rotary positions, grouped-query attention, SwiGLU.
+"""LLaMA 1, 2 and 3, and models of the same layout: RMS norms, rotary positions, grouped-query attention, SwiGLU.
 
-Biases, heads of another size and a sliding window are choices of others (Qwen2, Mistral); LLaMA has none of them.
+Biases, heads of another size and a sliding window are choices of other models (Qwen2, Mistral); LLaMA has none of them.
 Source: Touvron et al. 2023 (arXiv 2302.13971, 2307.09288); Grattafiori et al. 2024 (arXiv 2407.21783); Jiang et
 al. 2023 (Mistral 7B, arXiv 2310.06825), section 2, for the window.
 """
@@ -44,15 +44,15 @@ class LlamaConfig:
         num_kv_heads: key and value heads; divides `num_heads`.
         feed_forward: size between the matmuls of the feed forward.
         vocab_size: tokens are 0 .. vocab_size - 1.
-        head_size: of each head, even; None: hidden / num_heads.
-        vocab_multiple, tie_embeddings: as in `LayerNormSizes`.
+        head_size: size of each head, even; None: hidden / num_heads.
+        vocab_multiple, tie_embeddings: see `LayerNormSizes`.
         query_key_value_bias, output_bias, feed_forward_bias: whether the matmuls to queries, keys and values, the
             matmul of attention back to the stream, and the feed forward's have biases.
-        sliding_window: how many keys a query sees, the last ones, itself included; None: all up to itself.
+        sliding_window: number of last keys that a query sees, itself included; None: all up to itself.
         rope_theta: base of the rotary frequencies.
-        rope_scaling: how they are stretched for long contexts, or None.
+        rope_scaling: scaling of the frequencies for long contexts, or None.
         norm_epsilon: added to the mean square in the norms.
-        attention, recompute: as in `LayerNormSizes`.
+        attention, recompute: see `LayerNormSizes`.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
@@ -78,7 +78,7 @@ class LlamaConfig:
     recompute: str = "none"
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where the sizes and choices do not fit together."""
+        """Raises ConfigError if the sizes and choices do not fit together."""
         if self.head_size is None:
             check_heads(hidden=self.hidden, num_heads=self.num_heads)
         check_choices(attention=self.attention, recompute=self.recompute)
@@ -89,7 +89,7 @@ class LlamaConfig:
             raise ConfigError(
                 explain(
                     f"model.num_kv_heads={self.num_kv_heads} does not divide model.num_heads={self.num_heads}",
-                    rule="grouped-heads: every key-value head serves as many query heads",
+                    rule="grouped-heads: every key-value head serves equally many query heads",
                     repair=f"set model.num_kv_heads={nearest}, the nearest legal value",
                 )
             )

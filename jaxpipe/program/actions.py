@@ -1,10 +1,10 @@
-"""What a device does in one action: the forward and the backward of one stage for one microbatch, whole or in parts.
+"""The actions of a device: forward and backward of one stage for one microbatch, the backward whole or split.
 
-All walk the layers of the stage. Forward writes each layer's residuals straight into pages of a pool;
-backward reads them in reverse and adds each layer's weight gradient to the running float32 sum in place. Of a split
-backward, I leaves in pages what its W needs; W comes later and recomputes nothing.
+All actions walk the layers of the stage. Forward writes each layer's residuals straight into pages of a pool;
+backward reads them in reverse and adds each layer's weight gradient to the running float32 sum in place. In a split
+backward, I stores the inputs of its W in pages; W comes later and recomputes nothing.
 The first stage's actions begin and end with the embedding. The last stage's forward ends with head, loss
-and their backward: what it sends on is the gradient of its output.
+and their backward: its message is the gradient of its output.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Actions:
     shapes: StepShapes
     params: PyTree  # compute copies {"shared", "layers": [chunk, layer, ...]}
     batch: PyTree  # leaves [num_microbatches, ...]
-    scale: PyTree  # float32, for each kind of loss: multiplies it
+    scale: PyTree  # float32, a factor for each kind of loss
     random: Randomness | None  # of this step, on this device
     first_layer: jax.Array  # [chunk] index in the model of its first layer
     num_layers: jax.Array  # [chunk]
-    static_num_layers: int | None  # layers of every stage, where they are equal: XLA then knows the trip count
+    static_num_layers: int | None  # layers of every stage if equal (XLA then knows the trip count), else None
     deterministic: bool  # whether sums over devices are added in mesh order
 
     @classmethod
@@ -84,7 +84,7 @@ class Actions:
         return any(part.is_summed for part in jax.tree.leaves(self.shapes.parts["layers"]))
 
     def run(self, kind: Kind, row: Row, state: State) -> State:
-        """`state` after the action of `kind`, on devices whose row asks for it."""
+        """Returns `state` after the action of `kind`, on devices whose row has it."""
         action = {
             Kind.F: self._forward,
             Kind.B: self._backward,
@@ -101,7 +101,7 @@ class Actions:
         return cond_in_place((row.kind == kind) & is_next, act, state)
 
     def reduce(self, chunk: jax.Array, state: State) -> State:
-        """`state` with the gradients of `chunk` summed over the devices that have terms of them, unless it is IDLE."""
+        """Returns `state` with the gradients of `chunk` summed over the devices that have terms; as is for IDLE."""
 
         def reduce(grads: PyTree) -> PyTree:
             return reduce_chunk(grads, self.shapes.parts["layers"], chunk, deterministic=self.deterministic)
@@ -171,8 +171,8 @@ class Actions:
             dy, sums, deferred, pools, num_done = walk
             i, params, given = self._last_first(row, turn)
 
-            # What I defers may overwrite what it reads. In a guard of its own, the reader is done before anything is
-            # written; else the compiler would copy the pool for it.
+            # Deferred arrays may overwrite residuals that I reads. In its own guard, the reader ends before anything is
+            # written; else the compiler would copy the pool for the reader.
             def compute(walk: tuple) -> tuple:
                 dy, sums, _, num_done = walk
                 residuals = storage.read_residuals(pools, row.pages[:, i])
@@ -203,13 +203,13 @@ class Actions:
         return state._replace(grads={**state.grads, "layers": layers})
 
     def _last_first(self, row: Row, turn: jax.Array) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
-        """The layer of a turn when layers are walked in reverse, its parameters, the microbatch and its randomness."""
+        """The layer of a turn in a reverse walk, its parameters, and the microbatch with its randomness."""
         i = self._num_layers_of(row) - 1 - turn
         random = self._random(row, self.first_layer[row.chunk] + i)
         return i, self._layer_params(row, i), (self._microbatch(row), random)
 
     def _finish_backward(self, row: Row, state: State, dx: jax.Array, layers: PyTree) -> State:
-        """`state` with `dx`, the gradient of the stage's input: it is the message, or goes into the embedding."""
+        """Returns `state` with `dx`, the gradient of the stage's input, as the message, or passed to the embedding."""
         shared, microbatch = self.params["shared"], self._microbatch(row)
 
         def embed(sums: PyTree) -> PyTree:
@@ -227,22 +227,22 @@ def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:
 
 
 def _add_at(total: jax.Array, chunk: jax.Array, layer: jax.Array, value: jax.Array) -> jax.Array:
-    """`total` with `value` added to `total[chunk, layer]`, in place.
+    """Returns `total` with `value` added to `total[chunk, layer]`, in place.
 
     The sum has the shape of `total`: with one layer the slice is all of `total`, and XLA adds in place only
-    where no reshape stands between.
+    if there is no reshape in between.
     """
     updated = _slice(total, chunk, layer) + value.astype(total.dtype)[None, None]
     return lax.dynamic_update_slice(total, updated, (chunk, layer) + (0,) * value.ndim)
 
 
 def _add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequence[jax.Array | None]) -> PyTree:
-    """Running sums of layers with the gradients of one added.
+    """Returns running sums of layers with the gradients of one layer added.
 
     Args:
-        totals: leaves [chunk, layer, ...].
-        chunk, layer: of the one.
-        grads: [leaf] its gradient; None adds nothing.
+        totals: running sums, leaves [chunk, layer, ...].
+        chunk, layer: indices of the layer.
+        grads: [leaf] gradients of the layer; None adds nothing.
     """
     leaves, structure = jax.tree.flatten(totals)
     added = [total if d is None else _add_at(total, chunk, layer, d) for total, d in zip(leaves, grads, strict=True)]
@@ -255,5 +255,5 @@ def _slice(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:
 
 
 def add(totals: PyTree, values: PyTree) -> PyTree:
-    """Running sums with `values` added."""
+    """Returns running sums with `values` added."""
     return jax.tree.map(lambda total, value: total + value.astype(total.dtype), totals, values)

@@ -1,4 +1,4 @@
-"""What a device carries from round to round, what it reads of the round table, and both before the first round."""
+"""The loop's carry on a device, the device's rows of the round table, and both before the first round."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Page = list[jax.Array]  # [dtype] -> [1, width]
 
 
 class State(NamedTuple):
-    """What an action changes, in place."""
+    """The part of the carry that an action changes in place."""
 
-    message: jax.Array  # x.shape: before the action what it reads, after it what it produced
+    message: jax.Array  # x.shape: before the action its input, after it its output
     pools: Pools
     grads: PyTree  # float32 running sums: {"shared", "layers": [chunk, layer, ...]}
     loss: PyTree  # float32 running sums, one for each kind of loss
@@ -31,8 +31,8 @@ class State(NamedTuple):
 class Carry(NamedTuple):
     """The loop's state on one device, between two rounds."""
 
-    state: State  # with the message that the next action reads
-    out: jax.Array  # x.shape: what the last action produced
+    state: State  # including the message that the next action reads
+    out: jax.Array  # x.shape: output of the last action
     inbox: jax.Array  # [num_inbox + 1, *x.shape] messages that wait for their reader
     send_buffer_pages: list[Page]  # [lane] pages that the next round sends to the paired device
     send_buffer_grads: list[PyTree]  # [lane] gradients of a layer that the next round sends to the stage's owner
@@ -87,11 +87,11 @@ def table_operands(table: RoundTable, storage: Storage) -> Row:
 
 
 def initial_carry(shapes: StepShapes, params: PyTree, scale: PyTree) -> Carry:
-    """What a device holds before the first round.
+    """The carry of a device before the first round.
 
     Args:
-        shapes: of the step.
-        params: the device's compute copies, whose shapes the gradient sums have.
+        shapes: shapes of the step.
+        params: the device's compute copies; gradient sums have their shapes.
         scale: a factor for each kind of loss; the loss sums have its structure.
     """
     table, x_like, storage = shapes.table, shapes.message, shapes.storage

@@ -1,4 +1,4 @@
-"""What travels between devices, in three channels with the same three verbs: send, store (or add), read.
+"""The transfers between devices: three channels with the same three verbs: send, store (or add), read.
 
 | channel | carries | from | into |
 |---|---|---|---|
@@ -17,8 +17,9 @@ device 0, its second lane carries what was in the buffer before; `row.num_page_r
 stores the first lane alone.
 
 A message is sent in the round after the action that produced it. A page, or a layer's gradients, is read into a buffer
-at the end of a round, sent in the next one, while its action computes, and stored at the end of that: it is held twice
-meanwhile, where it left and where it lands. Pools and sums are read and written in place, one page or layer at a time.
+at the end of a round, sent in the next one while its action computes, and stored at the end of that one: it is held
+twice meanwhile, at its source and at its target. Pools and sums are read and written in place, one page or layer at a
+time.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ PyTree = Any
 
 
 def send_messages(table: RoundTable, body_round: int, out: jax.Array) -> list[jax.Array]:
-    """[permute] what arrives of the devices' outputs of the round before."""
+    """Sends the outputs of the round before; returns the arrived messages, [permute]."""
     permutes = table.permutes[body_round]
     return _send(permutes, [out] * len(permutes), partial(message_scope, body_round))
 
@@ -54,15 +55,15 @@ def send_messages(table: RoundTable, body_round: int, out: jax.Array) -> list[ja
 def store_messages(
     table: RoundTable, body_round: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
 ) -> jax.Array:
-    """`inbox` with the messages of this round that wait, where any device has one in this body round.
+    """Returns `inbox` with the waiting messages of this round, if any device has one in this body round.
 
     Args:
-        table: of the step.
+        table: round table of the step.
         body_round: index in the loop bodies.
-        row: of this device in this round.
-        arrived: [permute] what has arrived.
-        own: what this device's action has produced.
-        inbox: [num_inbox + 1, *x.shape]; what no later action reads is written into the last entry.
+        row: row of this device in this round.
+        arrived: [permute] arrived messages.
+        own: output of this device's action.
+        inbox: [num_inbox + 1, *x.shape]; messages that no later action reads go into the last entry.
     """
     grids, here = table.inbox, table.body_round == body_round
     for k, message in enumerate(arrived):
@@ -76,15 +77,15 @@ def store_messages(
 def read_message(
     table: RoundTable, body_round: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
 ) -> jax.Array:
-    """What the next action reads, chosen among the sources that any device has in this body round.
+    """The message of the next action, chosen among the sources that any device has in this body round.
 
     Args:
-        table: of the step.
+        table: round table of the step.
         body_round: index in the loop bodies.
-        row: of this device in this round.
-        arrived: [permute] what has arrived.
-        own: what this device's action has produced.
-        inbox: with the messages of this round.
+        row: row of this device in this round.
+        arrived: [permute] arrived messages.
+        own: output of this device's action.
+        inbox: the inbox, with the messages of this round.
     """
     sources = np.unique(table.inbox.next_source[table.body_round == body_round])
     message = None
@@ -100,12 +101,12 @@ def read_message(
 
 
 def send_pages(table: RoundTable, body_round: int, send_buffer: Sequence[Page]) -> list[Page]:
-    """[lane] what arrives of the pages that were read at the end of the round before."""
+    """Sends the pages read at the end of the round before; returns the arrived pages, [lane]."""
     return _send(table.page_permutes[body_round], send_buffer, partial(page_scope, body_round))
 
 
 def store_pages(row: Row, arrived: Sequence[Page], state: State) -> State:
-    """`state` with the arrived pages in the slots that the table gives them."""
+    """Returns `state` with the arrived pages in the slots that the table gives them."""
 
     def store_page(lane: int, page: Page, slots: list[jax.Array], _: jax.Array) -> list[jax.Array]:
         place = (row.recv_page[lane], 0)
@@ -118,7 +119,7 @@ def store_pages(row: Row, arrived: Sequence[Page], state: State) -> State:
 def read_pages(
     table: RoundTable, body_round: int, row: Row, send_buffer: Sequence[Page], state: State
 ) -> tuple[list[Page], State]:
-    """The buffer with the pages that travel in the next round, and `state` for what comes after."""
+    """Returns the buffer with the pages that travel in the next round, and the new `state`."""
     pools = state.pools
 
     def read_page(lane: int, _: Page, num_done: jax.Array) -> Page:
@@ -134,12 +135,12 @@ def read_pages(
 
 
 def send_grads(table: RoundTable, body_round: int, send_buffer: Sequence[PyTree]) -> list[PyTree]:
-    """[lane] what arrives of the gradients that were read at the end of the round before."""
+    """Sends the gradients read at the end of the round before; returns the arrived gradients, [lane]."""
     return _send(table.gradient_permutes[body_round], send_buffer, partial(grads_scope, body_round))
 
 
 def add_grads(row: Row, arrived: Sequence[PyTree], state: State) -> State:
-    """`state` with the arrived gradients added to the sums that the table names."""
+    """Returns `state` with the arrived gradients added to the sums that the table names."""
 
     def add_layer(lane: int, gradients: PyTree, sums: PyTree, _: jax.Array) -> PyTree:
         def add_leaf(total: jax.Array, value: jax.Array) -> jax.Array:
@@ -155,7 +156,7 @@ def add_grads(row: Row, arrived: Sequence[PyTree], state: State) -> State:
 def read_grads(
     table: RoundTable, body_round: int, row: Row, send_buffer: Sequence[PyTree], state: State
 ) -> tuple[list[PyTree], State]:
-    """The buffer with the gradients that travel in the next round, and `state` for what comes after."""
+    """Returns the buffer with the gradients that travel in the next round, and the new `state`."""
     sums = state.grads["layers"]
 
     def read_layer(lane: int, like: PyTree, num_done: jax.Array) -> PyTree:
@@ -175,16 +176,16 @@ def read_grads(
 
 
 def _send(lanes: Sequence[Sequence[Pair]], payloads: Sequence[PyTree], scope: Callable[[int], str]) -> list[PyTree]:
-    """[lane] what arrives of `payloads`.
+    """Sends `payloads`; returns the arrived ones, [lane].
 
     Args:
         lanes: [lane] -> (source, target) pairs.
         payloads: [lane] arrays.
-        scope: lane -> the name under which its permute stands in the compiled program.
+        scope: lane -> the name of its permute in the compiled program.
     """
     arrived = []
     for lane, pairs in enumerate(lanes):
-        # On a GPU `p2p` is a resource of its own, so that several permutes overlap one action.
+        # On a GPU `p2p` is a separate resource, so that several permutes overlap one action.
         with jax.named_scope(scope(lane)), set_xla_metadata(_xla_gpu_collective_stream="p2p"):
             arrived.append(jax.tree.map(lambda leaf, pairs=pairs: lax.ppermute(leaf, "pipe", pairs), payloads[lane]))
     return arrived
@@ -197,14 +198,14 @@ def _store(
     target: PyTree,
     num_done: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """`target` with the first `num_wanted` of `payloads` stored, and `num_done` for what comes after.
+    """Returns `target` with the first `num_wanted` of `payloads` stored, and the new `num_done`.
 
     Args:
-        num_wanted: that this device stores in this round.
-        payloads: [lane] what has arrived.
+        num_wanted: number of payloads that this device stores in this round.
+        payloads: [lane] arrived payloads.
         store_lane: (lane, payload, target, num_done) -> target.
-        target: what is stored into.
-        num_done: accesses so far.
+        target: the storage or sums to store into.
+        num_done: number of accesses to storage so far.
     """
     for lane, payload in enumerate(payloads):
         target, num_done = sequenced(num_wanted > lane, partial(store_lane, lane, payload), target, num_done)
@@ -218,14 +219,14 @@ def _read(
     read_lane: Callable[[int, PyTree, jax.Array], PyTree],
     num_done: jax.Array,
 ) -> tuple[list[PyTree], jax.Array]:
-    """`send_buffer` with what the next round sends, and `num_done` for what comes after.
+    """Returns `send_buffer` with the payloads of the next round, and the new `num_done`.
 
     Args:
-        num_lanes: that any device reads in this body round.
-        num_wanted: that this device reads in this round.
-        send_buffer: [lane] what was read before.
-        read_lane: (lane, its buffer, num_done) -> what it reads.
-        num_done: accesses so far.
+        num_lanes: number of lanes that any device reads in this body round.
+        num_wanted: number of lanes that this device reads in this round.
+        send_buffer: [lane] payloads read before.
+        read_lane: (lane, its buffer, num_done) -> payload.
+        num_done: number of accesses to storage so far.
     """
     buffers = list(send_buffer)
     for lane in range(num_lanes):

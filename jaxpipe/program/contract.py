@@ -1,8 +1,8 @@
-"""What the program asks of a model, a schedule, a mesh and arrays, and the checks that they fit, before compilation.
+"""The contract of model, schedule, mesh and arrays with the program, and its checks before compilation.
 
 A model is an embedding, a stack of layers of one shape, and a head that ends in the loss: three pure functions, and how
-`tensor` splits their parameters. The program calls them on each device with that device's part of everything; it knows
-nothing else of the model. A stage that is no stack of layers is one layer.
+`tensor` splits their parameters. The program calls them on each device with that device's part of all arguments; it
+knows nothing else of the model. A stage that is not a stack of layers is one layer.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class StageFunctions:
         head: (shared, x, microbatch) -> float32 scalar, the *sum* of the microbatch's losses, or a pytree of such
             sums, one for each kind of loss. Runs, with its backward, inside the last stage's forward.
         specs: {"shared", "layers"}: for each parameter of one layer, and each shared one, the PartitionSpec that
-            names the dim split over `tensor`, for example P(None, "tensor"); None where none is split.
+            names the dim split over `tensor`, for example P(None, "tensor"); None if none is split.
 
-    `shared` are the parameters of embedding and head (a tied one is just used by both), `microbatch` is
-    the batch's pytree without its leading microbatch axis. What all layers read of it, such as a padding mask, is sent
-    to no stage, since every device has the batch, and backward is given it again; what a layer computes from it is
-    saved like an activation. `random` is what a training step's random numbers come from, None where nothing is random.
+    `shared` are the parameters of embedding and head (a tied one is used by both), `microbatch` is
+    the batch's pytree without its leading microbatch axis. Parts that all layers read, such as a padding mask, are sent
+    to no stage, since every device has the batch, and backward gets it again; arrays that a layer computes from it are
+    saved like activations. `random` is the source of a training step's random numbers, None if nothing is random.
 
     Over a `tensor` axis of several devices, each calls the functions together with the others, with its
     part of the split parameters, and may exchange values with them. All of them must get the same loss from
-    `head`. The gradient of a parameter that is not split is the sum of what the devices find for it.
+    `head`. The gradient of a parameter that is not split is the sum over the devices of their gradients.
     """
 
     embed: Callable[[PyTree, PyTree, Randomness | None], Any]
@@ -52,24 +52,24 @@ class StageFunctions:
 
     @classmethod
     def of(cls, model: Any) -> StageFunctions:
-        """The functions of an object that has them all as attributes, as the models of `jaxpipe.models`."""
+        """The functions of an object that has them as attributes, such as the models of `jaxpipe.models`."""
         return cls(embed=model.embed, layer=model.layer, head=model.head, specs=model.specs)
 
 
 def check_actions(schedule: Schedule) -> None:
-    """Raises CompileError where `schedule` has actions that the program does not run."""
+    """Raises CompileError if `schedule` has actions that the program does not run."""
     if schedule.num_replicas == 1 and schedule.columns.is_kind(Kind.SYNC).any():
         raise CompileError(
             explain(
                 f"schedule {schedule.name!r} of num_replicas=1 has actions of kind SYNC.",
-                rule="program-actions: SYNC is between two replicas: over `data` gradients are summed without it",
+                rule="program-actions: SYNC is between two replicas; gradients are summed over `data` without it",
                 repair="leave the SYNCs out",
             )
         )
 
 
 def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunctions) -> None:
-    """Raises CompileError unless `mesh` has our axes, as many `pipe` devices as `schedule`, and `tensor` a use."""
+    """Raises CompileError unless `mesh` has our axes and the schedule's devices, and uses its `tensor` axis."""
     if tuple(mesh.axis_names) != AXES:
         raise CompileError(
             explain(
@@ -82,7 +82,7 @@ def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunc
     if num_pipe != schedule.num_devices:
         raise CompileError(
             explain(
-                f"schedule {schedule.name!r} has num_devices={schedule.num_devices}, the mesh pipe={num_pipe}.",
+                f"schedule {schedule.name!r} has num_devices={schedule.num_devices}, the mesh has pipe={num_pipe}.",
                 rule="pipe-devices: the schedule's devices are the mesh's `pipe` axis",
                 repair=f"build the schedule with num_devices={num_pipe}, or a mesh with pipe={schedule.num_devices}",
             )
@@ -105,11 +105,11 @@ def check_inputs(
     """Raises CompileError unless staged `params` and `batch` have the shapes that the program takes.
 
     Args:
-        schedule: of the program.
-        mesh: of the program.
+        schedule: schedule of the program.
+        mesh: mesh of the program.
         staged_shape: [device, chunk, layer], the first dims of every layer parameter.
-        params: staged, or their shapes.
-        batch: or its shapes.
+        params: staged parameters, or their shapes.
+        batch: the batch, or its shapes.
     """
     if not isinstance(params, dict) or set(params) != {"shared", "layers"}:
         raise CompileError(
@@ -142,18 +142,18 @@ def check_inputs(
 
 
 def shapes_on_a_device(mesh: jax.sharding.Mesh, function: Callable, *arguments: PyTree) -> Any:
-    """Shapes that `function` returns on one device, from those of its arguments there; it may use the mesh's axes."""
+    """The shapes that `function` returns on one device, given those of its arguments; it may use the mesh's axes."""
     return jax.eval_shape(jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False), *arguments)
 
 
 def check_functions(
     functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree
 ) -> tuple[jax.ShapeDtypeStruct, PyTree]:
-    """The shapes of a message on one device and of the losses, once the functions are seen to keep the contract.
+    """Checks that the functions keep the contract; returns the shapes of a message on one device and of the losses.
 
     Args:
-        functions: of the model.
-        mesh: whose axes they may use.
+        functions: functions of the model.
+        mesh: the mesh, whose axes they may use.
         params: shapes {"shared", "layer"} on one device.
         microbatch: shapes of one microbatch on one device.
 
@@ -193,7 +193,7 @@ def check_functions(
 
 
 def scale_of_each(losses: PyTree, scale: PyTree) -> PyTree:
-    """A float32 factor for each of `losses`: `scale` has one for each, or is one for all.
+    """A float32 factor for each of `losses`: `scale` has one for each, or is one factor for all.
 
     Raises:
         CompileError: `scale` has another structure.
@@ -205,8 +205,8 @@ def scale_of_each(losses: PyTree, scale: PyTree) -> PyTree:
         raise CompileError(
             explain(
                 f"scale is {found}, and head returns {structure}.",
-                rule="loss-scale: scale is one number for all losses, or one for each that head returns",
-                repair="give a pytree of numbers like what head returns, or one number",
+                rule="loss-scale: scale is one number for all losses, or one for each loss that head returns",
+                repair="give a pytree of numbers with the structure of head's result, or one number",
             )
         )
     return jax.tree.map(lambda factor: jnp.asarray(factor, jnp.float32), scale)
@@ -217,8 +217,8 @@ def _one_array(name: str, value: Any) -> jax.ShapeDtypeStruct:
         raise CompileError(
             explain(
                 f"{name} returns {type(value).__name__}.",
-                rule="one-array: what travels from stage to stage is one array",
-                repair="return one array; put what all layers need into the batch or the shared parameters",
+                rule="one-array: the message from stage to stage is one array",
+                repair="return one array; put values that all layers need into the batch or the shared parameters",
             )
         )
     return value

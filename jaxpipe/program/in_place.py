@@ -1,13 +1,13 @@
-"""Keeps XLA from copying big buffers: run in place where a device wants it, in a fixed order, and read no earlier.
+"""Keeps XLA from copying big buffers: guarded actions in place, in a fixed order, without early reads.
 
-The pools of saved residuals and the running gradient sums are most of what a device holds, and every round touches
-them. One copy of such a buffer costs its whole size in memory and in time. XLA copies a buffer
+The pools of saved residuals and the running gradient sums take most of a device's memory, and every round touches
+them. A copy of such a buffer costs its whole size in memory and in time. XLA copies a buffer
 
 * that passes a `lax.cond` or `lax.switch` beside the branch that uses it: `cond_in_place` is a loop instead;
 * that one operation overwrites while another may still read it: `sequenced` makes the second depend on the first;
 * that a read, hoisted out of its guard, needs in an earlier state: `guarded_index` ties the read to the guard.
 
-`tests/program/test_hlo.py` counts such copies in the compiled program: there are none.
+`tests/program/test_hlo.py` counts such copies in the compiled program: there must be none.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Carry = TypeVar("Carry")
 
 
 def cond_in_place(wanted: jax.Array, action: Callable[[Carry], Carry], carry: Carry) -> Carry:
-    """Returns `action(carry)` where `wanted`, else `carry` itself, without a copy of either.
+    """Returns `action(carry)` if `wanted`, else `carry`, without a copy of either.
 
-    A loop of zero or one turns, not a conditional: XLA copies big buffers that pass a `lax.cond` or
+    It is a loop of zero or one turns, not a conditional: XLA copies big buffers that pass a `lax.cond` or
     `lax.switch` beside their branch, and updates those that pass a `while` in place.
     """
 
@@ -39,15 +39,15 @@ def cond_in_place(wanted: jax.Array, action: Callable[[Carry], Carry], carry: Ca
 def sequenced(
     wanted: jax.Array, action: Callable[[Carry, jax.Array], Carry], carry: Carry, num_done: jax.Array
 ) -> tuple[Carry, jax.Array]:
-    """Runs `action(carry, num_done)` where `wanted`, ordered against the previous and the next storage access.
+    """Runs `action(carry, num_done)` if `wanted`, ordered against the previous and the next storage access.
 
-    The order is a data dependency: every access waits for the counter of the accesses before it and hands it on.
+    The order is a data dependency: every access waits for the counter of the accesses before it and passes it on.
 
     Args:
         wanted: bool, whether this device runs the action.
         action: (carry, num_done) -> carry.
-        carry: what the action changes in place.
-        num_done: int32, how many accesses came before; never negative.
+        carry: values that the action changes in place.
+        num_done: int32, number of earlier accesses; never negative.
 
     Returns:
         The carry, and `num_done` for the next access.
@@ -56,13 +56,14 @@ def sequenced(
     def act(walk: tuple[Carry, jax.Array]) -> tuple[Carry, jax.Array]:
         return action(*walk), walk[1] + 1
 
-    # Always true, but not for the compiler: what writes into storage waits for what reads it.
+    # Always true, but the compiler cannot know: so a write into storage waits for the read before it.
     return cond_in_place(wanted & (num_done >= 0), act, (carry, num_done))
 
 
 def guarded_index(index: jax.Array, num_done: jax.Array) -> jax.Array:
     """Returns `index` with an artificial dependency, so that XLA does not hoist the read out of its guard.
 
-    `num_done` is never negative, so the smaller of it and 0 is 0 and the index stays. The compiler does not know.
+    `num_done` is never negative, so the smaller of it and 0 is 0, and the index is unchanged. The compiler cannot know
+    that.
     """
     return jnp.maximum(index, jnp.minimum(num_done, 0))

@@ -1,4 +1,4 @@
-"""How parameters are partitioned over devices, and how compute copies and gradient sums come from the parts.
+"""Partitions parameters over devices, gathers compute copies from the parts, and reduces gradients to them.
 
 A model says which dim of a parameter is split over `tensor`. Devices that compute with equal copies (of a
 layer: those along `data`; of a shared parameter: those along `data` and `pipe`) also hold one part each of
@@ -24,12 +24,12 @@ from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 
 PyTree = Any
-STACKED = ("pipe", None, None)  # of [device, chunk, layer], the first dims of a staged layer parameter
+STACKED = ("pipe", None, None)  # spec of [device, chunk, layer], the first dims of a staged layer parameter
 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of one parameter that a device holds; dims are those of one layer's, or of a shared, parameter.
+    """The part of one parameter that a device holds; dims are those of one layer's parameter, or of a shared one.
 
     Attributes:
         tensor_dim: the dim split over `tensor`, or None.
@@ -37,8 +37,8 @@ class Part:
         copy_axes: mesh axes of more than one device along which compute copies are equal.
         partial_axes: mesh axes of more than one device, besides `copy_axes`, over which gradients are summed.
         num_copies: devices along `copy_axes`.
-        compute_shape: of the compute copy.
-        stacked: whether the parameter is a layer's, with [device, chunk, layer] before these dims.
+        compute_shape: shape of the compute copy.
+        stacked: whether the parameter belongs to layers, with [device, chunk, layer] before these dims.
     """
 
     tensor_dim: int | None
@@ -51,12 +51,12 @@ class Part:
 
     @property
     def is_summed(self) -> bool:
-        """Whether several devices have terms of its gradient."""
+        """Whether several devices have terms of the parameter's gradient."""
         return bool(self.copy_axes or self.partial_axes)
 
     @property
     def master_shape(self) -> tuple[int, ...]:
-        """Shape of the part that a device holds of one layer's, or of a shared, master copy."""
+        """Shape of a device's part of a master copy, of one layer's parameter or of a shared one."""
         if self.master_dim is None:
             return self.compute_shape
         dim, size = self.master_dim, self.compute_shape[self.master_dim] // self.num_copies
@@ -79,7 +79,7 @@ class Part:
         return P(*(STACKED if self.stacked else ()), *(dim or None for dim in dims))
 
     def gather(self, held: jax.Array) -> jax.Array:
-        """The compute copy of one layer's, or of a shared, parameter, from the part that the device holds."""
+        """The compute copy of one layer's parameter, or of a shared one, gathered from the devices' parts."""
         return held if self.master_dim is None else gather_over(held, self.copy_axes, self.master_dim)
 
     def reduce(self, gradient: jax.Array, *, deterministic: bool) -> jax.Array:
@@ -94,14 +94,15 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
     """The Part of every leaf of staged `params`.
 
     Args:
-        params: {"shared", "layers"} with shapes.
+        params: staged parameters {"shared", "layers"}, or their shapes.
         specs: a PartitionSpec for every parameter, of the dims of one layer's parameter, naming `tensor` or
-            nothing; None where no parameter is split over `tensor`.
-        mesh: with axes `data`, `pipe`, `tensor`.
-        split_masters: False leaves master copies whole on every device.
+            nothing; None if no parameter is split over `tensor`.
+        mesh: the mesh, with axes `data`, `pipe`, `tensor`.
+        split_masters: whether master copies are split over devices; False keeps them whole on each.
 
     Raises:
-        CompileError: other leaves than `params` has, an axis that is not `tensor`, or a dim that does not divide.
+        CompileError: `specs` has other leaves than `params`, names another axis than `tensor`, or a dim does not
+            divide.
     """
     if specs is None:
         specs = jax.tree.map(lambda _: P(), params)
@@ -109,8 +110,8 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
         num_specs, num_params = jax.tree.structure(specs).num_leaves, jax.tree.structure(params).num_leaves
         raise CompileError(
             explain(
-                f"the functions' specs have {num_specs} leaves, params {num_params}, or other names.",
-                rule="specs: one PartitionSpec for every parameter, in a tree like theirs",
+                f"the functions' specs have {num_specs} leaves and params {num_params}, or their names differ.",
+                rule="specs: one PartitionSpec for every parameter, in a tree of the same structure",
                 repair="make both from the same model config",
             )
         )
@@ -127,7 +128,7 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
 
 
 def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bool, split_masters: bool) -> Part:
-    """The Part of one parameter; `shape` is that of one layer's, or of a shared, parameter."""
+    """The Part of one parameter; `shape` is that of one layer's parameter, or of a shared one."""
     num_tensor = mesh.shape["tensor"]
     tensor_dim = _tensor_dim(name, shape, spec, num_tensor)
     if tensor_dim is not None:
@@ -178,13 +179,13 @@ def _tensor_dim(name: str, shape: tuple[int, ...], spec: P, num_tensor: int) -> 
 
 
 def compute_copies(held: PyTree, parts: PyTree, dtype: Any, *, pairs: Sequence[tuple[int, int]] = ()) -> PyTree:
-    """The parameters that a device computes with, in `dtype`, made once a step from the parts that the devices hold.
+    """The parameters that a device computes with, in `dtype`, made once a step from the parts on all devices.
 
     Args:
         held: this device's {"shared", "layers": [chunk, layer, ...]}.
-        parts: of all parameters.
-        dtype: of the copies; None keeps the masters'.
-        pairs: (owner, other holder) along `pipe` of a device's stages, where there are two replicas: layers of the
+        parts: the Part of every parameter.
+        dtype: dtype of the copies; None keeps that of the masters.
+        pairs: (owner, other holder) along `pipe` of a device's stages, for two replicas; layers of the
             copies are then [own chunk and, after them, the partner's, layer, ...].
     """
 
@@ -202,7 +203,7 @@ def _gather_layers(layers: PyTree, parts: PyTree) -> PyTree:
     parts = jax.tree.leaves(parts)
     split = [k for k, part in enumerate(parts) if part.master_dim is not None]
     if split:
-        # Layer by layer: all layers gathered at once would come in pieces, to be put together by a copy of everything.
+        # Layer by layer: gathering all layers at once would give pieces that a copy of everything must reorder.
         rows = [leaves[k].reshape(-1, *leaves[k].shape[2:]) for k in split]
         whole = lax.map(lambda row: [parts[k].gather(leaf) for k, leaf in zip(split, row, strict=True)], rows)
         for k, leaf in zip(split, whole, strict=True):
@@ -235,14 +236,14 @@ def _gather_both(
 
 
 def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministic: bool) -> PyTree:
-    """Running sums in which the gradients of `chunk` are reduced over the devices, layer by layer, in place.
+    """Reduces the gradients of `chunk` in the running sums over the devices, layer by layer, in place.
 
-    A reduced part is smaller than the sum that it replaces: it is at the beginning of its dim, see `_reduced_parts`.
+    A reduced part is smaller than the sum that it replaces: it occupies the beginning of its dim, see `_reduced_parts`.
 
     Args:
         grads: this device's running sums, leaves [chunk, layer, ...].
-        parts: of the layers' parameters.
-        chunk: index.
+        parts: the Part of every layer parameter.
+        chunk: index of the chunk.
         deterministic: whether terms are added in mesh order.
     """
     leaves, structure = jax.tree.flatten(grads)
@@ -277,13 +278,13 @@ def _reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
 def sums_over_devices(
     loss: PyTree, grads: PyTree, parts: PyTree, *, num_owned: int, deterministic: bool
 ) -> tuple[PyTree, PyTree]:
-    """Loss and gradients of the step from what each device has summed up; no gradients where it has none.
+    """Loss and gradients of the step from each device's running sums; without gradients if there are none.
 
     Args:
         loss: this device's running sums.
         grads: this device's running sums; those of layers have been reduced chunk by chunk, see `reduce_chunk`.
-        parts: of all parameters.
-        num_owned: chunks whose gradients the device returns; of two replicas others are its partner's.
+        parts: the Part of every parameter.
+        num_owned: chunks whose gradients the device returns; with two replicas the others are its partner's.
         deterministic: whether terms are added in mesh order.
     """
     loss = jax.tree.map(lambda leaf: sum_over(leaf, ("data", "pipe"), deterministic=deterministic), loss)
@@ -303,9 +304,9 @@ def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool
     Gradients that are split over the same axes are summed together: one vector is sent for each such group.
 
     Args:
-        grads: staged and sharded as the parameters.
-        parts: of all parameters.
-        mesh: with axes `data`, `pipe`, `tensor`.
+        grads: gradients, staged and sharded as the parameters.
+        parts: the Part of every parameter.
+        mesh: the mesh, with axes `data`, `pipe`, `tensor`.
         deterministic: whether terms are added in mesh order.
 
     Returns:

@@ -1,8 +1,8 @@
 """A schedule, a mesh and a model's functions become one compiled SPMD program.
 
 The walk from a row to the permute: `check` the schedule's rules; `lower` it to a round table, integers alone;
-`step_shapes` asks the model once for all shapes; `run_rounds` traces the loop over the table's rounds, whose `Actions`
-compute and whose `channels` send; what each device has summed up is then summed over the devices.
+`step_shapes` traces the model once for all shapes; `run_rounds` traces the loop over the table's rounds, whose
+`Actions` compute and whose `channels` send; finally the devices' sums are summed over the devices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
 
 PyTree = Any
-_BATCH = P(None, "data")  # of leaves [num_microbatches, microbatch size, ...]
+_BATCH = P(None, "data")  # spec of leaves [num_microbatches, microbatch size, ...]
 
 
 class Pipeline:
@@ -39,18 +39,18 @@ class Pipeline:
     Attributes:
         loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss
             summed over all microbatches and its float32 gradients, staged and sharded as the parameters. `scale`
-            multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. Where the head returns
+            multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head returns
             several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all, and the
             gradients are those of their sum. Batch leaves are [num_microbatches, microbatch size, ...]. `key` is the
-            step's key; without one nothing is random.
+            step's key; without a key nothing is random.
         loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
             forwards, without residuals or gradients, and with nothing random.
-        run_subset: jitted (is_run, staged params, batch, scale=1.0, key=None): what `loss_and_grads` does, by the
-            same program, where `is_run` "round device" is true, and nothing in the other rounds, to measure how long
-            actions take. What it returns means nothing.
+        run_subset: jitted (is_run, staged params, batch, scale=1.0, key=None): runs `loss_and_grads`, by the
+            same program, where `is_run` "round device" is true, and no action in the other rounds, to time
+            actions. Its result has no meaning.
         table: the round table that `loss_and_grads` executes.
-        layout: of the staged parameters.
-        layers_per_stage: [stage].
+        layout: layout of the staged parameters.
+        layers_per_stage: [stage] number of layers.
         rolled: whether rounds are rolled into loops.
     """
 
@@ -71,18 +71,18 @@ class Pipeline:
         """Lowers `schedule` for `mesh`; compiles nothing yet.
 
         Args:
-            schedule: one that keeps the rules, on as many devices as the mesh's `pipe` axis has.
-            mesh: with axes `data`, `pipe`, `tensor`.
+            schedule: a schedule that keeps the rules, on as many devices as the mesh's `pipe` axis has.
+            mesh: the mesh, with axes `data`, `pipe`, `tensor`.
             functions: the model.
             num_layers: layers of the model.
-            layers_per_stage: [stage] how many each stage holds; by default as equal as possible.
-            dtype: of the compute copies of the parameters, made once a step; by default the parameters' own.
+            layers_per_stage: [stage] number of layers; by default as equal as possible.
+            dtype: dtype of the compute copies of the parameters, made once a step; by default the parameters' own.
             split_masters: whether parameters, gradients and so the optimizer's state are split over devices that
                 compute with equal copies of a parameter: those of `data`, and for shared ones also of `pipe`.
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
                 on how devices and processes are wired.
-            rolled: False unrolls the rounds, for debugging.
-            costs: what actions are expected to cost, see `jaxpipe.lowering.lower`.
+            rolled: whether rounds are rolled into loops; False is for debugging.
+            costs: expected costs of actions, see `jaxpipe.lowering.lower`.
 
         Raises:
             ScheduleError: the schedule breaks a rule.
@@ -128,7 +128,7 @@ class Pipeline:
         return self.layout.from_stages(params)
 
     def parts(self, params: PyTree) -> PyTree:
-        """How devices hold each of the staged parameters; see `jaxpipe.program.partition`."""
+        """The Part of each of the staged parameters; see `jaxpipe.program.partition`."""
         return partition(params, self.functions.specs, self.mesh, split_masters=self.split_masters)
 
     def shardings(self, params: PyTree) -> PyTree:
@@ -144,8 +144,8 @@ class Pipeline:
         """Every shape of the training step on one device: messages, losses, saved residuals and their storage.
 
         Args:
-            params: staged, or their shapes.
-            batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
+            params: staged parameters, or their shapes.
+            batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
             random: whether the step has a key.
 
         Raises:
@@ -159,7 +159,7 @@ class Pipeline:
         The root of their sum is the global norm.
 
         Returns:
-            Float32 "leaf", in the order of `jax.tree.leaves`; not finite where a gradient is not, or its square.
+            Float32 "leaf", in the order of `jax.tree.leaves`; not finite if a gradient or its square is not.
         """
         return square_sums(grads, self.parts(grads), self.mesh, deterministic=self.deterministic)
 

@@ -1,11 +1,11 @@
-"""The rounds of a step: permutes first, on what the round before produced; then the action; then what arrived.
+"""The rounds of a step: permutes first, with the outputs of the round before; then the action; then the arrivals.
 
 The action does not depend on the permutes of its round, so they run while it computes. The barrier keeps
-the compiler from finishing a permute before the action has begun, or starting it after. What the next action
-reads is chosen at the end of the round; only messages that wait longer go through the inbox. The action
+the compiler from finishing a permute before the action has begun, or starting it after. The message of the next
+action is chosen at the end of the round; only messages that wait longer go through the inbox. The action
 turns its message into its output in place, while the permutes still read the output of the round before.
 The gradients of a chunk that an action has completed are summed over devices a round later, when the action's
-message has left: else each stage of a pipeline that ends would wait for the sums of all before it.
+message has left: else, at the end of the step, each stage would wait for the sums of all before it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> 
     """The carry after all rounds of `table`; each segment of the table is one loop.
 
     Args:
-        table: of the step.
-        actions: of this device.
+        table: round table of the step.
+        actions: actions of this device.
         rows: this device's line of the table for every round, leaves [R, ...].
-        carry: before the first round.
+        carry: the carry before the first round.
     """
     first = 0  # body round of the segment
     for segment in table.segments:
@@ -53,14 +53,14 @@ def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> 
 
         carry, _ = lax.scan(body, carry, repeated)
         first += num_rounds
-    # What the last round completed no later round sums.
+    # No later round sums the gradients that the last round completed.
     if actions.has_reductions and table.completes[-1].any():
         carry = carry._replace(state=actions.reduce(carry.complete, carry.state))
     return carry
 
 
 def _round(table: RoundTable, body_round: int, actions: Actions, row: Row, carry: Carry) -> Carry:
-    # 1. Everything that the round before left to be sent starts travelling.
+    # 1. All that the round before prepared to send starts travelling.
     arrived = channels.send_messages(table, body_round, carry.out)
     landed = channels.send_pages(table, body_round, carry.send_buffer_pages)
     gradients = channels.send_grads(table, body_round, carry.send_buffer_grads)
@@ -77,7 +77,7 @@ def _round(table: RoundTable, body_round: int, actions: Actions, row: Row, carry
         (arrived, landed, gradients, state.message, state.grads)
     )
 
-    # 4. What arrived is stored, and what the next round sends is read.
+    # 4. Arrivals are stored, and the payloads of the next round are read.
     inbox = channels.store_messages(table, body_round, row, arrived, own, carry.inbox)
     message = channels.read_message(table, body_round, row, arrived, own, inbox)
     state = channels.store_pages(row, landed, state._replace(message=message, grads=grads))

@@ -1,4 +1,4 @@
-"""Every shape, dtype and number of bytes of a training step on one device, asked of the model once.
+"""Every shape, dtype and number of bytes of a training step on one device, traced from the model once.
 
 In go the round table, the mesh, the model's functions and the shapes of parameters and batch; out comes one frozen
 value, `StepShapes`, from which the program is built and in which reports look up what a device holds. Nothing is
@@ -28,18 +28,18 @@ PyTree = Any
 
 @dataclass(frozen=True, eq=False)
 class StepShapes:
-    """What one training step has on each device.
+    """The shapes of one training step on each device.
 
     Attributes:
         table: the round table that the step executes.
         masters: staged parameters, {"shared", "layers": [device, chunk, layer, ...]}, as they come in.
-        parts: how devices hold each of them.
+        parts: the Part of each parameter.
         copies: compute copies {"shared", "layer"} on one device, the latter of one layer.
         microbatch: one microbatch on one device.
-        message: what one stage sends to the next.
-        losses: what the head returns.
-        storage: of saved residuals; of forwards alone it holds nothing.
-        split: I and W of a layer's backward, where the table has any.
+        message: the array that one stage sends to the next.
+        losses: the result of the head.
+        storage: storage of saved residuals; empty for forwards alone.
+        split: I and W of a layer's backward, if the table has any.
     """
 
     table: RoundTable
@@ -68,14 +68,14 @@ def step_shapes(
     """The shapes of a step.
 
     Args:
-        table: that it executes.
-        functions: of the model.
-        mesh: with axes `data`, `pipe`, `tensor`.
-        layout: of the staged parameters.
-        params: staged, or their shapes.
-        batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
-        dtype: of the compute copies; None keeps the masters'.
-        split_masters: whether master copies are split over devices that compute with equal ones.
+        table: the table that the step executes.
+        functions: functions of the model.
+        mesh: the mesh, with axes `data`, `pipe`, `tensor`.
+        layout: layout of the staged parameters.
+        params: staged parameters, or their shapes.
+        batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
+        dtype: dtype of the compute copies; None keeps that of the masters.
+        split_masters: whether master copies are split over devices that compute with equal copies.
         random: whether the step has a key.
 
     Raises:
@@ -120,14 +120,14 @@ def residual_shapes(
     *given: PyTree,
     split_backward: bool,
 ) -> tuple[SavedResiduals, SplitBackward | None]:
-    """What one layer saves of one microbatch on one device, and its split backward if asked for.
+    """The residuals of one layer for one microbatch on one device, and the split backward if requested.
 
     Args:
-        functions: of the model.
-        mesh: whose axes they may use.
-        params: of one layer.
-        x: its input.
-        given: the microbatch and what random numbers come from.
+        functions: functions of the model.
+        mesh: the mesh, whose axes they may use.
+        params: parameters of one layer.
+        x: input of the layer.
+        given: the microbatch and the random state.
         split_backward: whether any backward is split into I and W.
     """
     split: SplitBackward | None = None
@@ -148,12 +148,13 @@ def residual_shapes(
 
 
 def held_bytes(shapes: StepShapes) -> dict[str, int]:
-    """Bytes per device by kind, all of them held while the rounds run; a layer's own temporaries come on top.
+    """Bytes per device by kind, held while the rounds run; the temporaries of a layer come on top.
 
     Returns:
-        pages: residuals, own and parked, and what I defers to W; left: what I defers, of one layer, before it is in its
-        page; transit: see `transit_bytes`; weights: compute copies of the parameters, where they are not the masters
-        themselves; gradients: float32 running sums; messages: those that wait, the one at work, the one sent and one
+        pages: residuals, own and parked, and inputs deferred to W; left: deferred inputs of one layer before they are
+            in their
+        page; transit: see `transit_bytes`; weights: compute copies of the parameters, if they are not the masters
+        themselves; gradients: float32 running sums; messages: those that wait, the current one, the one sent and one
         for each permute in flight.
     """
     table, storage, num_replicas = shapes.table, shapes.storage, shapes.table.schedule.num_replicas
@@ -179,8 +180,8 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
 def transit_bytes(shapes: StepShapes) -> int:
     """Bytes per device of pages and gradients on their way between the two devices of a pair.
 
-    What travels during an action is held twice meanwhile: the copy that is sent, and the place where it lands
-    before it goes into the pool, or is added.
+    A payload that travels during an action is held twice meanwhile: the copy that is sent, and the buffer in which it
+    lands before it goes into the pool, or is added.
     """
     table, parts = shapes.table, jax.tree.leaves(shapes.parts["layers"])
     pages = table.num_page_lanes * shapes.storage.pools[0].page_bytes

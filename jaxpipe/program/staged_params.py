@@ -1,12 +1,12 @@
-"""The two forms of parameters, canonical and staged, and the way from one to the other.
+"""The two forms of parameters, canonical and staged, and the conversion between them.
 
 Canonical parameters are {"shared": ..., "layers": [num_layers, ...]}: layers in the order of the model,
-whatever the schedule. Staged ones have layers as [device, chunk, layer of the chunk, ...], sharded over
-`pipe`. An array has as many rows on every device; the rows that a shorter stage does not use are zeros
-that nothing reads. Of two replicas only the first has staged parameters: a device owns its chunks of replica 0, and
+for any schedule. Staged ones have layers as [device, chunk, layer of the chunk, ...], sharded over
+`pipe`. Arrays have equally many rows on every device; the rows that a shorter stage does not use are zeros
+that nothing reads. With two replicas only the first has staged parameters: a device owns its chunks of replica 0, and
 its chunks of replica 1 are those that its partner owns, in the same order.
 
-`StagedLayout` says which layer stands in which row, and converts whole arrays; `Canonical` converts arrays that stay
+`StagedLayout` has the row of every layer and converts whole arrays; `Canonical` converts arrays that stay
 distributed over the devices.
 """
 
@@ -34,10 +34,10 @@ PyTree = Any
 def balanced_split(
     num_layers: int, num_stages: int, *, embedding_layers: float = 0.0, head_layers: float = 0.0
 ) -> tuple[int, ...]:
-    """Layers of each stage, so that the stage that costs most costs as little as possible.
+    """The layers of each stage, chosen so that the most expensive stage costs as little as possible.
 
     A stage costs its layers, the first also `embedding_layers`, the last also `head_layers`, and every stage
-    has a layer. The others are dealt out one by one, each to the stage that then costs least, of equals to
+    has a layer. The other layers are dealt out one by one, each to the stage that then costs least, among equals to
     the one farthest from the ends.
 
     Args:
@@ -71,11 +71,11 @@ def balanced_split(
 
 
 class StagedLayout:
-    """Which layer stands in which row of the staged parameters, for one placement and one split into stages.
+    """The row of every layer in the staged parameters, for one placement and one division into stages.
 
     Attributes:
         num_layers: layers of the model.
-        num_owned: chunks that a device owns; of two replicas it computes with its partner's as well.
+        num_owned: chunks that a device owns; with two replicas it also computes with its partner's.
         num_held: [device, chunk] layers of every chunk that a device computes with.
         first_layer: [device, chunk] index in the model of its first layer.
         canonical: [device, owned chunk, layer of the chunk] index in the model; -1 for unused rows.
@@ -83,7 +83,7 @@ class StagedLayout:
         pairs: (owner, other holder) devices of each stage; empty for a single replica.
 
     Example:
-        Three layers on two devices, of which the first holds one. The last row of device 0 is unused.
+        Three layers on two devices, the first of which holds one. The last row of device 0 is unused.
 
         >>> from jaxpipe.schedules.placement import linear
         >>> layout = StagedLayout(linear(2), (1, 2), num_layers=3)
@@ -97,7 +97,7 @@ class StagedLayout:
         """Places `layers_per_stage[s]` consecutive layers on the holders of stage s.
 
         Raises:
-            CompileError: they are not `num_layers` together, at least one on each stage.
+            CompileError: the counts do not add up to `num_layers`, or one is below 1.
         """
         if (
             len(layers_per_stage) != placement.num_stages
@@ -135,7 +135,7 @@ class StagedLayout:
                     explain(
                         f"a leaf of params['layers'] has shape {leaf.shape}.",
                         rule=f"stacked-layers: its first axis counts the layers, num_layers={self.num_layers}",
-                        repair="stack the layers' parameters, or set num_layers to what they are",
+                        repair="stack the layers' parameters, or set num_layers to their number",
                     )
                 )
             rows = jnp.take(leaf, np.maximum(self.canonical, 0), axis=0)
@@ -153,26 +153,26 @@ class StagedLayout:
         return {**params, "layers": jax.tree.map(in_order, params["layers"])}
 
 
-# The same on the devices themselves, for arrays of which no device has room for the whole
+# The same conversion on the devices, for arrays that are too large for one device
 
 _NUM_CACHED = 64  # programs: parameters and moments share theirs, in both directions
 
 
 @dataclass(frozen=True)
 class Canonical:
-    """The way between staged and canonical arrays of one layout on one mesh, without a whole array on any device.
+    """Converts between staged and canonical arrays of one layout on one mesh, without a whole array on any device.
 
     A staged layer parameter [device, chunk, layer, ...] is split over `pipe` by its devices. Its canonical form
     [num_layers, ...] is split over `pipe` along a dim of the layer instead, the first that divides: an all-to-all
-    changes one for the other, and between them every device has its slice of all layers, to be put in order.
-    A leaf no dim of which divides (a norm, a scalar) is gathered, so every device holds all its layers. Shared
-    parameters are canonical already. How `data` and `tensor` split a leaf stays.
+    converts one into the other; in between every device has its slice of all layers, which it puts in order.
+    A leaf without a dim that divides (a norm, a scalar) is gathered, so every device holds all its layers. Shared
+    parameters are canonical already. The split over `data` and `tensor` is unchanged.
 
-    Its methods take lists of arrays, which are copied at the same time: the caller says how many.
+    Its methods take lists of arrays, which are copied at the same time: the caller decides how many.
 
     Attributes:
-        layout: of the staged arrays.
-        mesh: with axes `data`, `pipe`, `tensor`.
+        layout: layout of the staged arrays.
+        mesh: the mesh, with axes `data`, `pipe`, `tensor`.
     """
 
     layout: StagedLayout
@@ -198,11 +198,11 @@ class Canonical:
         return _program(self, tuple(parts), staged=False)(list(leaves))
 
     def to_stages(self, leaves: Sequence[jax.Array], parts: Sequence[Part]) -> list[jax.Array]:
-        """New staged arrays; unused rows are zeros. The canonical ones are sharded as `sharding` says."""
+        """New staged arrays; unused rows are zeros. The canonical ones have the sharding `sharding`."""
         return _program(self, tuple(parts), staged=True)(list(leaves))
 
     def layers_in_order(self, local_leaf: jax.Array, part: Part) -> jax.Array:
-        """What this device holds of the canonical form, inside `shard_map`."""
+        """This device's part of the canonical form, inside `shard_map`."""
         split = self._split_dim(part)
         if split is None:
             rows = lax.all_gather(local_leaf, "pipe", axis=0, tiled=True)
@@ -212,7 +212,7 @@ class Canonical:
         return jnp.take(rows, self.layout.row_of_layer, axis=0)
 
     def layers_on_stages(self, local_leaf: jax.Array, part: Part) -> jax.Array:
-        """What this device holds of the staged form, inside `shard_map`."""
+        """This device's part of the staged form, inside `shard_map`."""
         split, layer = self._split_dim(part), jnp.asarray(self.layout.canonical)
         if split is None:
             layer = lax.dynamic_index_in_dim(layer, lax.axis_index("pipe"), keepdims=True)

@@ -1,13 +1,13 @@
-"""Where saved residuals lie between the actions that write and read them: pages, pools of pages, and their places.
+"""Storage of saved residuals between the actions that write and read them: pages, pools of pages, and places in them.
 
-A page is all that one layer saves of one microbatch for one span, in one row for each dtype. It is the unit of storage
-and of transfer, so it is as few arrays as can be: what moves a page moves one slice of one array. Rows are flat:
+A page holds all that one layer saves for one microbatch and span, in one row for each dtype. It is the unit of storage
+and of transfer, so it has as few arrays as possible: moving a page moves one slice of each. Rows are flat:
 between a forward and a backward that prefer different orders of dims, XLA would bring a whole array from one order
 into the other.
 
-F saves residuals for the backward. Where backwards are split, W reads some of them as well, and the values that I
-defers to it. A slot, one page a layer, lives from F to the last action that reads it. What I defers overwrites the
-residuals that only I reads, as far as it fits; the rest has pages of its own, from I to W:
+F saves residuals for the backward. If backwards are split, W also reads some of them, and the values that I
+defers to it. A slot, one page a layer, lives from F to the last action that reads it. Deferred values overwrite the
+residuals that only I reads, as far as they fit; the rest has its own pages, from I to W:
 
     page of a slot, from F    | shared with W | only for I               |
     the same page, from I     | shared with W | deferred, what fits |    |
@@ -36,7 +36,7 @@ Pools = list[list[jax.Array]]  # [pool][dtype] -> [num_pages, width]
 
 @dataclass(frozen=True)
 class SavedResiduals:
-    """What one layer saves of one microbatch, on one device.
+    """The arrays that one layer saves for one microbatch, on one device.
 
     Attributes:
         residuals: shape and dtype of each array that F saves.
@@ -62,7 +62,7 @@ class Pool:
     """The shape of a pool of pages, all of one size.
 
     Attributes:
-        num_pages: on every device.
+        num_pages: number of pages on every device.
         rows: (dtype, width): how many elements of each dtype a page has.
     """
 
@@ -87,14 +87,14 @@ class Pool:
 
 @dataclass(frozen=True)
 class PageForm:
-    """Where each array stands in a page.
+    """The place of each array in a page.
 
     Attributes:
-        arrays: shape and dtype of each.
-        preceding: the arrays that stand before them in the same page.
+        arrays: shape and dtype of each array.
+        preceding: the arrays before them in the same page.
 
     Example:
-        A float32 [2, 3] stands behind a float32 [5], so its elements are 5 to 10 of the page's float32 row.
+        A float32 [2, 3] follows a float32 [5], so its elements are 5 to 10 of the page's float32 row.
 
         >>> x, scale = jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((5,), "float32")
         >>> form = PageForm((x,), preceding=(scale,))
@@ -120,21 +120,21 @@ class PageForm:
     def write(
         self, slots: list[jax.Array], pool: Pool, page: jax.Array | int, arrays: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """The arrays `slots` of `pool` with `arrays` written into `page`, in place."""
+        """Returns `slots`, the arrays of `pool`, with `arrays` written into `page`, in place."""
         slots = list(slots)
         for (row, start), array in zip(self._places(pool), arrays, strict=True):
             slots[row] = lax.dynamic_update_slice(slots[row], array.reshape(1, -1), (page, start))
         return slots
 
     def read(self, slots: list[jax.Array], pool: Pool, page: jax.Array | int) -> list[jax.Array]:
-        """The arrays that stand in `page` of the arrays `slots` of `pool`."""
+        """Returns the arrays in `page` of `slots`, the arrays of `pool`."""
         return [
             lax.dynamic_slice(slots[row], (page, start), (1, like.size)).reshape(like.shape)
             for (row, start), like in zip(self._places(pool), self.arrays, strict=True)
         ]
 
     def _places(self, pool: Pool) -> list[tuple[int, int]]:
-        """[array] its row, and where in the row it starts."""
+        """[array] its row, and its start in that row."""
         dtypes = [dtype for dtype, _ in pool.rows]
         filled = PageForm(self.preceding).num_elements
         places = []
@@ -156,12 +156,12 @@ def pool_for(num_pages: int, *forms: PageForm) -> Pool:
 
 @dataclass(frozen=True)
 class Place:
-    """Where some of the saved arrays stand.
+    """The place of some of the saved arrays.
 
     Attributes:
-        chosen: their indices among the residuals, or among the deferred arrays.
+        chosen: indices of the arrays among the residuals, or among the deferred arrays.
         pool: index of the pool.
-        form: of their part of a page.
+        form: form of their part of a page.
     """
 
     chosen: tuple[int, ...]
@@ -171,15 +171,15 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """The pools of a step, and where in their pages everything stands.
+    """The pools of a step, and the places of all arrays in their pages.
 
     Attributes:
-        saved: what is stored.
-        pools: one of slots; and one of the deferred arrays that do not fit there, if any.
-        grids: [pool] which page of it each layer has in each round.
+        saved: the saved arrays.
+        pools: one of slots; and one for the deferred arrays that do not fit there, if any.
+        grids: [pool] the page of each layer in each round.
         pages_per_slot: layers of the longest stage.
-        shared_with_w, only_for_i: where the residuals stand.
-        deferred: where each part of the deferred arrays stands.
+        shared_with_w, only_for_i: places of the residuals.
+        deferred: places of each part of the deferred arrays.
     """
 
     saved: SavedResiduals
@@ -206,29 +206,29 @@ class Storage:
         return sum(pool.num_bytes for pool in self.pools)
 
     def write_residuals(self, pools: Pools, pages: jax.Array, residuals: Sequence[jax.Array]) -> Pools:
-        """`pools` with the residuals of one layer, which F saves.
+        """Returns `pools` with the residuals of one layer, which F saves.
 
         Args:
             pools: the arrays of all pools.
             pages: [pool] the page of the layer.
-            residuals: in the order of `saved.residuals`.
+            residuals: arrays in the order of `saved.residuals`.
         """
         return self._write(pools, pages, (self.only_for_i, self.shared_with_w), residuals)
 
     def read_residuals(self, pools: Pools, pages: jax.Array) -> list[jax.Array]:
-        """All residuals of one layer, for its B or I."""
+        """Returns all residuals of one layer, for its B or I."""
         return self._read(pools, pages, (self.only_for_i, self.shared_with_w))
 
     def write_deferred(self, pools: Pools, pages: jax.Array, deferred: Sequence[jax.Array]) -> Pools:
-        """`pools` with what I defers to its W; the residuals that only I reads are gone then."""
+        """Returns `pools` with the arrays that I defers to its W, which overwrite the residuals that only I reads."""
         return self._write(pools, pages, self.deferred, deferred)
 
     def read_deferred(self, pools: Pools, pages: jax.Array) -> list[jax.Array]:
-        """What I has deferred, for its W."""
+        """Returns the arrays that I has deferred to its W."""
         return self._read(pools, pages, self.deferred)
 
     def read_shared_with_w(self, pools: Pools, pages: jax.Array) -> list[jax.Array]:
-        """The residuals that W reads."""
+        """Returns the residuals that W reads."""
         return self._read(pools, pages, (self.shared_with_w,))
 
     def _write(self, pools: Pools, pages: jax.Array, places: Iterable[Place], arrays: Sequence[jax.Array]) -> Pools:
@@ -270,7 +270,7 @@ def _select(shapes: Shapes, chosen: Iterable[int]) -> Shapes:
 
 
 def _fitting(arrays: Shapes, room: dict[Any, int]) -> tuple[int, ...]:
-    """Indices of the arrays that together fill `room`, dtype -> elements, best."""
+    """Indices of the arrays that together fill `room` (dtype -> elements) best."""
     fitting: list[int] = []
     for dtype, free in room.items():
         same = [i for i, like in enumerate(arrays) if like.dtype == dtype]
@@ -281,13 +281,13 @@ def _fitting(arrays: Shapes, room: dict[Any, int]) -> tuple[int, ...]:
 def fullest_subset(sizes: Sequence[int], free: int) -> tuple[int, ...]:
     """Indices of the sizes whose sum comes closest to `free` without exceeding it.
 
-    The subset-sum problem, solved sum by sum: after each size, `reached` maps every sum that some of the sizes so far
-    have to one choice of them. Of more than `_MAX_SUMS` sums only the largest are followed further.
+    The subset-sum problem, solved sum by sum: after each size, `reached` maps every sum of some of the sizes so far to
+    one choice of them. Of more than `_MAX_SUMS` sums only the largest are kept.
 
     Example:
         Of 8 free elements, arrays of 5, 4 and 3 fill all: 5 + 3. The sums reached are {0}, {0, 5}, {0, 4, 5} (9 is too
-        much), {0, 3, 4, 5, 7, 8}. The largest array first, 5, and then what still fits is as good here, but not for
-        7 free elements: 4 + 3.
+        much), {0, 3, 4, 5, 7, 8}. Taking the largest array first, 5, and then any that fits is as good here, but not
+        for 7 free elements: 4 + 3.
 
         >>> fullest_subset([5, 4, 3], free=8)
         (0, 2)

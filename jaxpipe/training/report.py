@@ -17,7 +17,7 @@ from jaxpipe.schedules import Costs, Kind, peak_activations, simulate
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.speed import format_flops
 from jaxpipe.training.step import TrainState
-from jaxpipe.units import GIB, mib
+from jaxpipe.units import gib, mib
 
 
 def report(setup: Setup, state: TrainState, batch: Any) -> str:
@@ -61,7 +61,7 @@ def _format_split(shapes: StepShapes) -> list[str]:
     for_weights = num_layers * _num_bytes((*(saved.residuals[i] for i in saved.shared_with_w), *saved.deferred))
     more = ": more than whole backwards keep at all" if for_weights > until_backward else ""
     return [
-        f"halves     a slot has {_mebibytes(until_backward)} from F to I, as for a whole backward, and"
+        f"split      a slot has {_mebibytes(until_backward)} from F to I, as for a whole backward, and"
         f" {_mebibytes(for_weights)} from I to W{more}"
     ]
 
@@ -98,10 +98,10 @@ def check_memory(pipeline: Pipeline, state: TrainState, batch: Any, *, limit_byt
     needed = sum(parts.values())
     if limit_bytes is None or needed <= limit_bytes:
         return
-    picture = ", ".join(f"{kind} {num / GIB:.3g}" for kind, num in parts.items() if num)
+    picture = ", ".join(f"{kind} {gib(num, '.3g')}" for kind, num in parts.items() if num)
     raise ConfigError(
         explain(
-            f"a step needs at least {needed / GIB:.3g} GiB on each device, which has {limit_bytes / GIB:.3g} GiB",
+            f"a step needs at least {gib(needed, '.3g')} GiB on each device, which has {gib(limit_bytes, '.3g')} GiB",
             rule="memory: the train state and what the schedule stores fit the device",
             picture=f"GiB: {picture}",
             repair=(

@@ -16,8 +16,7 @@ import pytest
 from tiny_states import FORMS, MODEL, SIZES, assert_equal, like_of, make_pipeline, numbers, staged
 
 from jaxpipe.checkpoints import Checkpoints, Keep, restore_canonical, restore_params, save_canonical
-from jaxpipe.checkpoints.files import complete_steps, delete, read_about, set_aside, unfinished_path
-from jaxpipe.checkpoints.sums import SUMS, damages
+from jaxpipe.checkpoints.files import SUMS, complete_steps, damages, delete, read_about, set_aside, unfinished_path
 from jaxpipe.errors import CheckpointError, ConfigError
 from jaxpipe.models import GPTConfig, LanguageModel
 
@@ -142,7 +141,9 @@ def test_each_file_is_in_one_share(tmp_path, pipeline, states):
             path.write_bytes(before)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage", ["flipped", *(pytest.param(name, marks=pytest.mark.ci) for name in list(DAMAGES)[1:])]
+)
 @pytest.mark.parametrize("which", ["the largest file", "the sums"])
 def test_a_damaged_checkpoint_is_named_passed_over_and_set_aside(tmp_path, pipeline, states, damage, which):
     write_three(tmp_path, pipeline, states)
@@ -305,7 +306,7 @@ def test_a_full_disk(tmp_path, pipeline, states, monkeypatch):
         saved.save(10, states[0], config={})
         saved.wait()
         with monkeypatch.context() as patched:
-            patched.setattr("jaxpipe.checkpoints.sums.SUMS", "/dev/full")
+            patched.setattr("jaxpipe.checkpoints.files.SUMS", "/dev/full")
             saved.save(20, states[1], config={})
             with pytest.raises(CheckpointError, match=r"(?s)step 20.*No space left on device.*step 10"):
                 saved.save(30, states[2], config={})

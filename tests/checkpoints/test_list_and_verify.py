@@ -4,10 +4,18 @@ import re
 
 import pytest
 
-from jaxpipe.checkpoints import sums
+from jaxpipe.checkpoints import files as sums
 from jaxpipe.checkpoints.__main__ import main
-from jaxpipe.checkpoints.files import CHECKPOINTS, About, complete_steps, delete, read_about, unfinished_path
-from jaxpipe.checkpoints.sums import SUMS, write_sums
+from jaxpipe.checkpoints.files import (
+    CHECKPOINTS,
+    SUMS,
+    About,
+    complete_steps,
+    delete,
+    read_about,
+    unfinished_path,
+    write_sums,
+)
 
 CONFIG = {"checkpoint": {"keep_last": 1, "keep_every": 20, "keep_best": 1, "save_every": 10}}
 

@@ -71,7 +71,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("vanish", [delete, renamed_only])
+@pytest.mark.parametrize("vanish", [delete, pytest.param(renamed_only, marks=pytest.mark.ci)])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_state_that_vanishes_is_chosen_anew(run, pipeline, monkeypatch, moment, vanish):
     where, after = MOMENTS[moment]

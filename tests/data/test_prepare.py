@@ -16,8 +16,8 @@ from small_tokenizers import TEXT, write_bpe, write_word_pieces
 from jaxpipe.data import load_tokenizer
 from jaxpipe.data.indexed import IndexedTokens
 from jaxpipe.data.prepare import prepare
+from jaxpipe.data.prepare.preparation import sample_texts, train_vocabulary
 from jaxpipe.data.prepare.reading import find_files, read_blocks
-from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary
 from jaxpipe.errors import ConfigError, DataError
 from jaxpipe.prepare import format_prepared, main
 
@@ -154,8 +154,8 @@ def test_output_that_is_there_is_kept_unless_asked(tmp_path):
 
 
 def test_a_large_text_is_sampled_from_its_beginning_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxpipe.data.prepare.vocabulary.SAMPLE_BYTES", 2000)
-    monkeypatch.setattr("jaxpipe.data.prepare.vocabulary.STRETCH_BYTES", 100)
+    monkeypatch.setattr("jaxpipe.data.prepare.preparation.SAMPLE_BYTES", 2000)
+    monkeypatch.setattr("jaxpipe.data.prepare.preparation.STRETCH_BYTES", 100)
     from jaxpipe.data.prepare.reading import find_files
 
     lines = [json.dumps({"text": f"{line:04}"}) + "\n" for line in range(1000)]

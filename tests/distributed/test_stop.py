@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from jaxpipe.distributed.join import Store
-from jaxpipe.distributed.stop import Stop
+from jaxpipe.distributed.process_group import Stop
 
 
 @pytest.fixture

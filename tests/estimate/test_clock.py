@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from legal_devices import tiered, variants
 
-from jaxpipe.estimate.clock import Seconds, makespans
-from jaxpipe.estimate.extension import ends, few_microbatches
+from jaxpipe.estimate.clock import Seconds, ends, few_microbatches, makespans
 from jaxpipe.schedules import Costs, build, simulate
 from jaxpipe.schedules.analysis.simulate import Clock
 
@@ -91,7 +90,7 @@ def with_a_head(num_stages: int, seed: int) -> Costs:
 
 
 def tolerance(name: str, options: dict, *, is_even: bool) -> float:
-    """What `jaxpipe.estimate.extension` says of itself."""
+    """What `jaxpipe.estimate.clock` says of itself."""
     if options.get("scaling") == "early_forwarding":
         return 0.04
     if name.startswith(("zb", "v_")):

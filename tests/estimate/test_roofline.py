@@ -11,8 +11,7 @@ from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.estimate import Roofline, estimate
 from jaxpipe.estimate.matmuls import Matmul, flops, head_matmuls, layer_matmuls
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.roofline import update_bytes
-from jaxpipe.estimate.traffic import dropout_draws
+from jaxpipe.estimate.roofline import dropout_draws, update_bytes
 
 A100 = HARDWARE["a100-80g"]
 # Only what is counted takes time.

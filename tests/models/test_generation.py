@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.models import GPTConfig, LanguageModel
-from jaxpipe.models.generation import generate
+from jaxpipe.sample import generate
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 WINDOW, NUM_TOKENS, PROMPT = 6, 9, [3, 1, 4]

@@ -13,7 +13,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.estimate import Roofline, estimate, setting_of
 from jaxpipe.schedules import REGISTRY, Costs, Problem, build, find_method, peak_activations
 from jaxpipe.schedules.methods.registry import register_file
-from jaxpipe.schedules.ordering.registered import registered
+from jaxpipe.schedules.ordering.optimize import registered
 
 ROOT = Path(__file__).parents[2]
 FILE = "tests/schedules/eager_1f1b.py"

@@ -12,6 +12,7 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, peak_activations, simulate, zig_zag
+from jaxpipe.schedules.option_checks import Times
 from jaxpipe.schedules.ordering.compaction import compacted, in_order
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
 from jaxpipe.schedules.ordering.list_scheduler import list_schedule
@@ -19,7 +20,6 @@ from jaxpipe.schedules.ordering.memory_bounded import INTERVAL, merit, repeated,
 from jaxpipe.schedules.ordering.pattern import NEVER_FIRST, Pattern
 from jaxpipe.schedules.ordering.problem import StorageSizes
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.times import Times
 
 NAMES = ("zb_h1", "zb_h2", "zb_v", "v_half", "v_min")
 OTHER_TIMES = [(1.0, 1.2, 0.8), (1.0, 0.9, 1.3), (1.0, 1.5, 0.5)]  # F, I, W

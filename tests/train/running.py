@@ -30,12 +30,14 @@ SMALL = [
     "--config.pipeline.num_microbatches=3",
     "--config.model.num_layers=3",
     "--config.model.hidden=16",
+    "--config.model.hidden_dropout=0.1",
     "--config.data.files=jaxpipe/**/*.py",
     "--config.data.batch_size=12",
     "--config.data.seq_len=16",
-    "--config.train.steps=6",
-    "--config.train.eval_every=3",
+    "--config.train.steps=12",
+    "--config.train.eval_every=6",
     "--config.train.eval_batches=2",
+    "--config.checkpoint.save_every=3",
 ]
 
 

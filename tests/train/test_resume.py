@@ -8,19 +8,11 @@ import time
 
 import pytest
 from resuming import assert_same_arrays, numbers
-from running import ROOT, SMALL, environment, metrics, run, train
+from running import ROOT, SMALL, environment, in_child, metrics, run, train
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.files import complete_steps
 from jaxpipe.training.metrics import MetricsWriter
-
-LONG = ["--config.mesh.data=1", "--config.train.steps=16", "--config.train.eval_every=8"]
-SAVES = ["--config.checkpoint.save_every=4", "--config.model.hidden_dropout=0.1"]
-
-
-def assert_same(workdir, other):
-    assert numbers(workdir) == numbers(other)
-    assert_same_arrays(workdir, other, step=16)
 
 
 def stop_after(step, monkeypatch):
@@ -39,52 +31,56 @@ def stop_after(step, monkeypatch):
 def whole(tmp_path_factory):
     """A run that nothing disturbed."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
-    done = train(workdir, *LONG, *SAVES)
+    done = train(workdir)
     assert done.returncode == 0, done.stderr
     return workdir
 
 
 def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        stop_after(7, patched)
-        stopped = train(tmp_path / "run", *LONG, *SAVES)
+        stop_after(5, patched)
+        stopped = train(tmp_path / "run")
     assert stopped.returncode == 75, stopped.stderr
     assert "process 0 got SIGTERM" in stopped.stdout
     num_done = len(metrics(tmp_path / "run"))
-    assert num_done in (7, 8)  # the step in which the signal comes may be over
+    assert num_done in (5, 6)  # the step in which the signal comes may be over
     assert complete_steps(tmp_path / "run" / CHECKPOINTS)[-1] == num_done
-    done = train(tmp_path / "run", *LONG, *SAVES)
+    done = train(tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert f"resumes    from the checkpoint of step {num_done}\n" in done.stdout
-    assert_same(tmp_path / "run", whole)
+    assert numbers(tmp_path / "run") == numbers(whole)
+    assert_same_arrays(tmp_path / "run", whole, step=12)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("is_resumed_elsewhere", [False, True])
-def test_a_killed_process_loses_the_steps_after_its_checkpoint_and_no_digit(whole, tmp_path, is_resumed_elsewhere):
-    """A process of its own: SIGTERM, whose exit status asks for a requeue, or SIGKILL, which leaves half a row."""
-    workdir, number = tmp_path / "run", signal.SIGKILL if is_resumed_elsewhere else signal.SIGTERM
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_ends_early_loses_no_digit(tmp_path, number):
+    """SIGTERM has an exit status that asks for a requeue; SIGKILL may leave half a row and half a checkpoint."""
+    long = ["--config.train.steps=100", "--config.train.eval_every=50"]
+    whole, workdir = tmp_path / "whole", tmp_path / "run"
+    assert in_child("train", "--config=configs/quickstart.py", f"--workdir={whole}", *SMALL, *long).returncode == 0
     command = [sys.executable, "-m", "jaxpipe.train", "--config=configs/quickstart.py", f"--workdir={workdir}"]
-    process = subprocess.Popen([*command, *SMALL, *LONG, *SAVES], cwd=ROOT, env=environment(), stdout=subprocess.PIPE)
-    while process.poll() is None and not (workdir / CHECKPOINTS / "4").is_dir():
+    process = subprocess.Popen([*command, *SMALL, *long], cwd=ROOT, env=environment(), stdout=subprocess.PIPE)
+    while process.poll() is None and not (workdir / CHECKPOINTS / "3").is_dir():
         time.sleep(0.01)
     process.send_signal(number)
     process.communicate()
     assert process.returncode == (75 if number == signal.SIGTERM else -number)
-    done = train(workdir, *LONG, *SAVES)
+    done = in_child("train", "--config=configs/quickstart.py", f"--workdir={workdir}", *SMALL, *long)
     assert done.returncode == 0, done.stderr
     assert "resumes    from the checkpoint of step " in done.stdout
-    assert_same(workdir, whole)
+    assert numbers(workdir) == numbers(whole)
+    assert_same_arrays(workdir, whole, step=100)
 
 
 @pytest.mark.ci
 def test_another_mesh_and_schedule_resume_and_are_said(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        stop_after(6, patched)
-        train(tmp_path / "run", *LONG, *SAVES)
+        stop_after(4, patched)
+        train(tmp_path / "run")
     stopped = len(metrics(tmp_path / "run"))
     other = ["--config.mesh.pipe=1", "--config.mesh.tensor=2", "--config.pipeline.schedule=gpipe"]
-    done = train(tmp_path / "run", *LONG, *SAVES, *other)
+    done = train(tmp_path / "run", *other)
     assert done.returncode == 0, done.stderr
     assert "changed    pipeline.schedule: 1f1b -> gpipe\n" in done.stdout
     assert "changed    mesh.pipe: 2 -> 1\n" in done.stdout
@@ -95,15 +91,15 @@ def test_another_mesh_and_schedule_resume_and_are_said(whole, tmp_path, monkeypa
 
 def test_a_run_that_is_done_says_so_and_changes_nothing(whole):
     before = (whole / "metrics.jsonl").read_bytes()
-    done = train(whole, *LONG, *SAVES)
+    done = train(whole)
     assert done.returncode == 0, done.stderr
-    assert "done       all 16 steps" in done.stdout
+    assert "done       all 12 steps" in done.stdout
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
 def test_another_model_is_another_run(whole):
     before = json.loads((whole / "config.json").read_text())
-    done = train(whole, *LONG, *SAVES, "--config.model.hidden=32")
+    done = train(whole, "--config.model.hidden=32")
     assert done.returncode == 2
     assert "rule same-run" in done.stderr
     assert "model.hidden: 16 -> 32" in done.stderr
@@ -115,32 +111,31 @@ def test_damaged_checkpoints_are_passed_over_aloud_and_if_all_are_the_run_never_
     workdir = tmp_path / "run"
     subprocess.run(["cp", "-r", whole, workdir], check=True)
     steps = complete_steps(workdir / CHECKPOINTS)
-    assert steps == [8, 12, 16]  # the last three
+    assert steps == [6, 9, 12]  # the last three
     for step in steps:
         (largest,) = sorted((workdir / CHECKPOINTS / str(step)).rglob("d/*"), key=lambda file: file.stat().st_size)[-1:]
         content = bytearray(largest.read_bytes())
         content[len(content) // 2] ^= 1
         largest.write_bytes(content)
-        if step == 12:
+        if step == 9:
             shown = run("checkpoints.__main__", "verify", str(workdir))
             assert shown.returncode == 2
-            assert "8/" in shown.stderr + shown.stdout
-    done = train(workdir, *LONG, *SAVES)
+            assert "6/" in shown.stderr + shown.stdout
+    done = train(workdir)
     assert done.returncode == 2
     assert done.stderr.startswith("CheckpointError: no undamaged checkpoint")
     assert complete_steps(workdir / CHECKPOINTS) == steps
 
     content[len(content) // 2] ^= 1
-    largest.write_bytes(content)  # 16 is whole again
-    (workdir / CHECKPOINTS / "16").rename(workdir / CHECKPOINTS / "4")
-    more = [*LONG[:1], "--config.train.steps=18", *LONG[2:]]
-    done = train(workdir, *more, *SAVES)
-    assert "checkpoint of step 12 is damaged and passed over" in done.stdout
-    assert "resumes    from the checkpoint of step 4" in done.stdout
+    largest.write_bytes(content)  # 12 is whole again
+    (workdir / CHECKPOINTS / "12").rename(workdir / CHECKPOINTS / "3")
+    done = train(workdir, "--config.train.steps=15")
+    assert "checkpoint of step 9 is damaged and passed over" in done.stdout
+    assert "resumes    from the checkpoint of step 3" in done.stdout
 
 
 def test_a_dry_run_compiles_and_writes_nothing(tmp_path):
-    done = train(tmp_path / "run", *LONG, *SAVES, "--dry_run")
+    done = train(tmp_path / "run", "--dry_run")
     assert done.returncode == 0, done.stderr
     assert "compiled   in" in done.stdout
     assert "dry run    ends here" in done.stdout

@@ -139,10 +139,10 @@ def test_a_schedule_that_was_searched_for_trains_as_1f1b_does(tmp_path):
     assert ours.returncode == 0, ours.stderr
     assert re.search(r"^schedule +mine: 4 stages on 2 devices, 4 microbatches$", ours.stdout, re.M)
     assert re.search(r"^bubble +[\d.]+% predicted, I = 1.2, W = 0.8 forward$", ours.stdout, re.M)
-    assert re.search(r"^halves +a slot has [\d.]+ MiB from F to I, .* and [\d.]+ MiB from I to W", ours.stdout, re.M)
+    assert re.search(r"^split +a slot has [\d.]+ MiB from F to I, .* and [\d.]+ MiB from I to W", ours.stdout, re.M)
     theirs = train(tmp_path / "theirs", *small)
     assert theirs.returncode == 0, theirs.stderr
-    assert "halves" not in theirs.stdout
+    assert "split  " not in theirs.stdout
     assert losses(tmp_path / "ours") == pytest.approx(losses(tmp_path / "theirs"), rel=1e-5)
     kept = tmp_path / "ours" / SCHEDULE
     assert from_json(kept.read_text()).name == "mine"

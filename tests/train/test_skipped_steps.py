@@ -15,7 +15,7 @@ from jaxpipe.errors import TrainingError
 from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import build
-from jaxpipe.training.skipped import Skipped, SkippedSteps, parameter_names
+from jaxpipe.training.loop import Skipped, SkippedSteps, parameter_names
 from jaxpipe.training.step import init_state, make_train_step
 
 NUM_MICROBATCHES, MICROBATCH_SIZE, HIDDEN, NUM_LAYERS = 3, 4, 8, 4

@@ -29,9 +29,10 @@ def _pipeline(model: LanguageModel, **axes: Any) -> Pipeline:
 
 
 @cache
-def _plain() -> Pipeline:
-    """Without dropout, on a mesh where parameters are split in every way that there is."""
-    return _pipeline(LanguageModel(GPTConfig(**SIZES), TensorAxis(2)), data=2, tensor=2)
+def _plain(num_devices: int) -> Pipeline:
+    """Without dropout, on a mesh of 2 devices, or of 8, where parameters are split in every way that there is."""
+    axes = {"data": 2, "tensor": 2} if num_devices == 8 else {}
+    return _pipeline(LanguageModel(GPTConfig(**SIZES), TensorAxis(axes.get("tensor", 1))), **axes)
 
 
 @cache
@@ -84,7 +85,7 @@ def _steps(pipeline: Pipeline, num_steps: int, *, max_grad_norm: float, dropout_
 @cache
 def _plain_loss_and_gradient():
     """The mean over the valid tokens, and its gradient in canonical layer order, by plain `jax.grad`."""
-    model, batch = LanguageModel(GPTConfig(**SIZES)), jax.tree.map(np.asarray, _batch(_plain()))
+    model, batch = LanguageModel(GPTConfig(**SIZES)), jax.tree.map(np.asarray, _batch(_plain(2)))
 
     def mean(params):
         return jax.vmap(model.loss_sum, (None, 0))(params, batch).sum() / (batch["targets"] >= 0).sum()
@@ -92,13 +93,21 @@ def _plain_loss_and_gradient():
     return jax.jit(jax.value_and_grad(mean), compiler_options=QUICKLY)(_canonical())
 
 
-@pytest.mark.parametrize("share", [0.3, 3.0], ids=["larger than allowed", "smaller than allowed"])
-def test_gradients_are_clipped_as_optax_does_it(share):
+@pytest.mark.parametrize(
+    ("share", "num_devices"),
+    [
+        pytest.param(0.3, 2, id="larger than allowed"),
+        pytest.param(3.0, 2, id="smaller than allowed", marks=pytest.mark.ci),
+        pytest.param(0.3, 8, id="larger, on all axes", marks=pytest.mark.ci),
+        pytest.param(3.0, 8, id="smaller, on all axes", marks=pytest.mark.ci),
+    ],
+)
+def test_gradients_are_clipped_as_optax_does_it(share, num_devices):
     _, gradient = _plain_loss_and_gradient()
     norm = float(optax.tree.norm(gradient))
     clip = optax.clip_by_global_norm(share * norm)
     expected, _ = clip.update(gradient, clip.init(gradient))
-    ((found, metrics),) = _steps(_plain(), 1, max_grad_norm=share * norm)
+    ((found, metrics),) = _steps(_plain(num_devices), 1, max_grad_norm=share * norm)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
     assert float(optax.tree.norm(found)) == pytest.approx(min(share, 1.0) * norm, rel=1e-5)
     for leaf, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

@@ -22,7 +22,7 @@ def test_it_trains_as_1f1b_does_to_the_last_digit(tmp_path):
         assert done.returncode == 0, done.stderr
         assert f"slots      {num_slots} of" in done.stdout
         found[name] = [(row["loss"], row["grad_norm"], row.get("eval_loss")) for row in metrics(tmp_path / name)]
-    assert len(found["1f1b"]) == 6
+    assert len(found["1f1b"]) == 12
     assert found["bpipe"] == found["1f1b"]
 
 

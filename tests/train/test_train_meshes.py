@@ -43,7 +43,7 @@ def test_a_llama_learns_on_a_mesh_with_tensor(llama):
 def test_a_checkpoint_has_the_same_loss_on_another_mesh(llama):
     axes = ["--config.mesh.data=2", "--config.mesh.pipe=3", "--config.mesh.tensor=1"]
     done = run("eval", f"--workdir={llama[0]}", *axes)
-    found = re.search(r"step 6: held-out loss ([\d.]+)", done.stdout)
+    found = re.search(r"step 12: held-out loss ([\d.]+)", done.stdout)
     assert found, done.stderr
     # Printed with four digits; float32 sums in another order change the seventh.
     assert float(found[1]) == pytest.approx(metrics(llama[0])[-1]["eval_loss"], abs=1e-4)

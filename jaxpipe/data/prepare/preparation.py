@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
 from jaxpipe.data.huggingface_tokenizer import FILE
 from jaxpipe.data.indexed_format import index_path, tokens_path
 from jaxpipe.data.indexed_writer import write_indexed
-from jaxpipe.data.prepare.encoding import Tally, encode_block
-from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks
-from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary, vocab_size_of
+from jaxpipe.data.prepare.encoding import Tally, encode_block, texts_of
+from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks, read_file
 from jaxpipe.data.tokenizer import BYTE, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
 
@@ -168,3 +171,116 @@ def _no_text(files: Sequence[InputFile]) -> DataError:
             repair="name other files with --input",
         )
     )
+
+
+# The vocabulary: byte pairs, trained on a sample of the text
+
+
+BPE = "bpe:"
+CAUSAL_TOKENS = ("<|endoftext|>",)
+MASKED_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+SAMPLE_BYTES = 2**26
+STRETCH_BYTES = 2**20
+
+
+def vocab_size_of(tokenizer: str, *, is_masked: bool) -> int | None:
+    """Returns the size of the vocabulary to train if `tokenizer` is bpe:VOCAB, None if it names a tokenizer.
+
+    Raises:
+        ConfigError: VOCAB is not a number, or is too small for the bytes and the special tokens.
+    """
+    if not tokenizer.startswith(BPE):
+        return None
+    smallest = len(pre_tokenizers.ByteLevel.alphabet()) + len(_special(is_masked)) + 1
+    number = tokenizer.removeprefix(BPE)
+    if not (number.isascii() and number.isdigit() and int(number) >= smallest):
+        raise ConfigError(
+            explain(
+                f"--tokenizer={tokenizer} does not name the size of a vocabulary",
+                rule=f"vocabulary-size: {BPE}VOCAB with more tokens than the 256 bytes and the special tokens",
+                picture=f"special tokens: {', '.join(_special(is_masked))}",
+                repair=f"set --tokenizer={BPE}32000, or a size of at least {smallest}",
+            )
+        )
+    return int(number)
+
+
+def train_vocabulary(texts: Iterable[str], *, vocab_size: int, is_masked: bool) -> tokenizers.Tokenizer:
+    """Returns a byte-level BPE like that of GPT-2: it encodes every text, and decodes it to the same text.
+
+    Args:
+        texts: the sample in which pairs are counted.
+        vocab_size: number of tokens, including bytes and special tokens; fewer if the texts have no more pairs.
+        is_masked: whether it has BERT's special tokens, or GPT-2's single one.
+
+    Source: Sennrich et al. 2016 (arXiv 1508.07909); over bytes: Radford et al. 2019, section 2.2.
+
+    Example:
+        >>> library = train_vocabulary(["to be or not to be"] * 9, vocab_size=260, is_masked=False)
+        >>> library.encode("to be").tokens
+        ['to', 'Ġbe']
+    """
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(_special(is_masked)),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
+    return library
+
+
+def sample_texts(files: Sequence[InputFile], *, key: str) -> Iterator[str]:
+    """Yields all texts of `files` if these have at most `SAMPLE_BYTES`; else stretches evenly spread over them.
+
+    A compressed file is read from its beginning. The sample skips damaged lines after its first stretch:
+    the preparation of the whole text reports them.
+
+    Args:
+        files: the files, in order.
+        key: key of the text in a line's JSON object.
+
+    Raises:
+        DataError: a line of the first stretch contains no document, or a file cannot be read.
+    """
+    num_bytes = sum(file.num_bytes for file in files)
+    if num_bytes <= SAMPLE_BYTES:
+        for file in files:
+            for part in read_file(file):
+                yield from _texts(part, key)
+        return
+    num_stretches = max(1, SAMPLE_BYTES // STRETCH_BYTES)
+    for stretch in range(num_stretches):
+        for part in _stretch(files, num_bytes * stretch // num_stretches):
+            try:
+                yield from _texts(part, key)
+            except DataError:
+                if stretch == 0:
+                    raise
+
+
+def _special(is_masked: bool) -> tuple[str, ...]:
+    return MASKED_TOKENS if is_masked else CAUSAL_TOKENS
+
+
+def _texts(part: FilePart, key: str) -> Iterator[str]:
+    return (str(text.text) for text in texts_of(part, key=key, keep_bytes=False) if text.text)
+
+
+def _stretch(files: Sequence[InputFile], position: int) -> Iterator[FilePart]:
+    """Yields about `STRETCH_BYTES` from byte `position` on, counted over all files, across ends of files."""
+    starts = [0, *accumulate(file.num_bytes for file in files)]
+    index = min(bisect_right(starts, position) - 1, len(files) - 1)
+    left = STRETCH_BYTES
+    for file in files[index:]:
+        start = position - starts[index] if file is files[index] and not file.is_compressed else 0
+        for part in read_file(file, start=start):
+            cut = part.data[:left].rfind(b"\n") + 1 if len(part.data) > left else len(part.data)
+            yield FilePart(file, part.data[:cut], part.line, part.is_end, 0)
+            left -= len(part.data)
+            if left <= 0:
+                return

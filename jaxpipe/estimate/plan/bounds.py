@@ -1,6 +1,6 @@
 """Lower bounds of a setting's step time and bytes, found without lowering its schedule.
 
-The search leaves out what these bounds keep from its rows, so no step may be shorter, and none may take fewer bytes.
+The search skips settings by these bounds, so that no step may be shorter and none may take fewer bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
-from jaxpipe.estimate.extension import few_microbatches
+from jaxpipe.estimate.clock import few_microbatches
 from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.variants import takes_times
@@ -38,16 +38,16 @@ def least_of_any_s(setting: Setting, times: Times) -> float:
 def least_s(setting: Setting, times: Times, around: Around) -> float:
     """Lower bound of the step time of a setting.
 
-    A device begins with a stage that it holds, which the forwards of all stages before it come before; then it has its
-    microbatches to compute and its gradients to sum; and where every backward is whole, it ends with one, which the
-    backwards of all stages before it come after. Of two replicas, two paired devices have as much together as all
-    microbatches of one replica give them, so one of the two has half of it or more.
+    A device begins with one of its stages, after the forwards of all earlier stages; then it has its
+    microbatches to compute and its gradients to sum; and if every backward is whole, it ends with one, before the
+    backwards of all earlier stages. With two replicas, two paired devices together have the work of all
+    microbatches on one replica, so one of the two has at least half of it.
 
     Args:
-        setting: its schedule's rows are not built. Where times are options of its schedule, backwards may be split;
-            then a device may end with a W, which nothing comes after.
-        times: of its actions.
-        around: what a step does beside its actions.
+        setting: the setting; its schedule's rows are not built. If times are options of its schedule, backwards may be
+            split; then a device may end with a W, which nothing follows.
+        times: times of its actions.
+        around: times of the sums and gathers beside its actions.
 
     Returns:
         Seconds.
@@ -113,7 +113,7 @@ def pages_of_one_microbatch(setting: Setting) -> int:
 def pages_in_rows(setting: Setting) -> int:
     """The most pages that any device holds by the order of its row; with EVICT and LOAD, those of one microbatch.
 
-    Rows of fewer microbatches are read, which the estimate of the step has made already; they hold no more.
+    It reads rows of fewer microbatches, which the estimate of the step has already built; these hold no more.
     """
     name, options, pipe = setting.schedule_name, setting.options, setting.pipe
     few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]
@@ -127,5 +127,5 @@ def _pages_in_rows(name: str, options: str, pipe: int, num_microbatches: int, la
         return max(layers_per_stage)
     columns = schedule.columns
     held_layers = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.I)
-    # A device gives back all that it held, so the sums of the next one begin at 0.
+    # A device frees all that it held, so the sums of the next device begin at 0.
     return int(np.cumsum(held_layers * np.array(layers_per_stage)[columns.stage]).max(initial=0))

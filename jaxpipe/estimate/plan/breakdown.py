@@ -1,7 +1,7 @@
 """Breakdown of a step's time by cause, and the reasons that a plan gives for its best row.
 
-Each part is the difference that it makes to the step: the step is estimated again without it. The best row is compared
-with the second one, and with the baselines that one would try first.
+Each part is the difference that it makes: the step is estimated again without it. The best row is compared
+with the second one and with common baselines.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jaxpipe.estimate.plan.space import describe_schedule, describe_setting, leg
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.schedules import REGISTRY
+from jaxpipe.units import gib
 
 _FREE = Link(latency_s=0.0, bytes_per_s=math.inf)
 
@@ -26,12 +27,12 @@ class Breakdown:
     """Parts of a step's time, in seconds; they sum to the step.
 
     Attributes:
-        compute_s: of the busiest device.
-        tensor_s: collectives of `tensor`, which stand between the matmuls; with measured costs part of `compute_s`.
+        compute_s: actions of the busiest device.
+        tensor_s: collectives of `tensor`, which stand between the matmuls; part of `compute_s` with measured costs.
         bubble_s: time in which the busiest device waits for actions of others.
-        transfers_s: by how much messages, pages and exchanged gradients make the pipeline longer.
-        reduction_s: sums of gradients over devices, as far as nothing hides them, and gathers of compute copies.
-        update_s: of the optimizer.
+        transfers_s: time by which messages, pages and exchanged gradients lengthen the pipeline.
+        reduction_s: sums of gradients over devices, as far as they are not hidden, and gathers of compute copies.
+        update_s: update of the optimizer.
     """
 
     compute_s: float
@@ -48,13 +49,13 @@ class Breakdown:
 
     @property
     def largest_overhead(self) -> str:
-        """The largest part that is no computation."""
+        """The largest part that is not computation."""
         others = {part: seconds for part, seconds in vars(self).items() if part not in ("compute_s", "update_s")}
         return max(others, key=lambda part: others[part]).removesuffix("_s")
 
 
 def breakdown_of(found: Estimate, source: TimeSource) -> Breakdown:
-    """The breakdown of an estimate that was made with the times of `source`."""
+    """The breakdown of an estimate made with the times of `source`."""
     setting = found.setting
     links_free = estimate(setting, _LinksFree(source))
     all_free = estimate(setting, _without_links(source)) if isinstance(source, Roofline) else links_free
@@ -96,7 +97,6 @@ def _without_links(roofline: Roofline) -> Roofline:
 
 # ---- Reasons for the best row ----
 
-_GIB = 2**30
 _WORDS = {
     "compute_s": "computing",
     "tensor_s": "tensor collectives",
@@ -105,18 +105,18 @@ _WORDS = {
     "reduction_s": "sums over devices",
     "update_s": "update",
 }
-_MIN_DIFFERENCE_S = 5e-4  # that is printed
+_MIN_DIFFERENCE_S = 5e-4  # the smallest difference that is printed
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A schedule that one would try first, on the mesh and with the microbatches of the best row.
+    """A common schedule to compare with, on the mesh and with the microbatches of the best row.
 
     Attributes:
-        name: its schedule, options and recompute.
-        over_bytes: by how much it exceeds the GPU's memory; 0 where it fits.
+        name: schedule, options and recompute, as text.
+        over_bytes: bytes by which it exceeds the GPU's memory; 0 if it fits.
         largest: the largest kind of its bytes.
-        slower_s: by how much a step takes longer than the best row's; None where it does not fit.
+        slower_s: seconds by which its step is longer than the best row's; None if it does not fit.
     """
 
     name: str
@@ -126,9 +126,9 @@ class Baseline:
 
     @property
     def sentence(self) -> str:
-        """The comparison with the best row, for people."""
+        """The comparison with the best row as a sentence."""
         if self.slower_s is None:
-            return f"{self.name}: exceeds memory by {self.over_bytes / _GIB:.1f} GiB; largest: {self.largest}"
+            return f"{self.name}: exceeds memory by {gib(self.over_bytes, '.1f')} GiB; largest: {self.largest}"
         return f"{self.name}: {self.slower_s:.3f} s longer"
 
 

@@ -1,9 +1,9 @@
-"""Branch and bound for the fastest ways to train that fit: few are built, and no faster one is missed.
+"""Branch and bound for the fastest ways to train that fit: few schedules are built, and no faster one is missed.
 
 The times of actions bound a group of candidates from below; the placement of its schedule bounds a candidate more
-closely; its schedule gives the step itself. The item of the lowest bound is refined next. One whose step is known when
-it comes first is the next fastest, and becomes a row if it fits. So bytes, for which a schedule has to be lowered, are
-counted only for the rows and for what is faster than the last of them.
+closely; its schedule gives the step itself. The item of the lowest bound is refined next. An item whose step is known
+when it comes first is the next fastest, and becomes a row if it fits. So bytes, for which a schedule has to be lowered,
+are counted only for the rows and for faster settings that do not fit.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from jaxpipe.estimate.plan.variants import Variant, legal_placement
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, around_pipeline, estimate
 
-_STEPS = 4  # of a layer's time, to which the ends of the model are rounded where layers are spread
-_ROUNDING = 1e-9  # relative error of a bound: sums of times differ by so much
+_STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
+_ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this much
 
 
 @dataclass(frozen=True)
 class Row:
-    """A way to train that fits.
+    """A way to train that fits into memory.
 
     Attributes:
-        estimate: of its step; has the setting.
+        estimate: estimate of its step; has the setting.
         held: bytes of one device.
     """
 
@@ -64,12 +64,12 @@ class Plan:
     """The result of a search.
 
     Attributes:
-        rows: the fastest first; of a candidate the partition and order of the mesh that are fastest.
-        space: that was searched.
+        rows: the fastest first; each candidate with its fastest partition and order of the mesh.
+        space: the space that was searched.
         num_evaluated: candidates whose bytes or step were computed; the others cannot be among the rows.
         too_large: kind of bytes that is largest -> candidates that do not fit.
         not_measured: candidates that the costs do not cover.
-        nearest: of the settings that do not fit, the one of fewest bytes, as far as counted; None where all fit.
+        nearest: the setting with the fewest bytes of those that do not fit, as far as counted; None if all fit.
     """
 
     rows: tuple[Row, ...]
@@ -81,16 +81,16 @@ class Plan:
 
 
 def search(space: Space, source: TimeSource, *, top: int) -> Plan:
-    """The `top` fastest candidates of `space` that fit, or all that do where these are fewer.
+    """The `top` fastest candidates of `space` that fit, or all that fit if these are fewer.
 
     Args:
-        space: of candidates.
-        source: of times.
+        space: candidates to search.
+        source: source of times.
         top: number of rows, >= 1.
     """
     frontier, seen = _Frontier(space, source), set()
     rows: dict[int, Row] = {}  # candidate -> the fastest of its settings that fit
-    least: dict[int, tuple[Setting, Bytes]] = {}  # candidate -> of its settings that do not, what needs least
+    least: dict[int, tuple[Setting, Bytes]] = {}  # candidate -> its smallest setting that does not fit
     while len(rows) < top and (found := frontier.pop()):
         seen.add(found.candidate)
         if found.candidate in rows:
@@ -134,7 +134,7 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
 
 @dataclass(frozen=True)
 class _Group:
-    """A group of candidates, of which only the bound of all schedules is known."""
+    """A group of candidates, with the bound over all schedules."""
 
     setting: Setting
     times: Times
@@ -177,7 +177,7 @@ class _Frontier:
         heapq.heappush(self._heap, (item.least_s, next(self._numbers), item))
 
     def pop(self) -> _Found | None:
-        """The setting of the lowest bound; None where there is none."""
+        """The setting of the lowest bound; None if there is none."""
         while self._heap:
             _, _, item = heapq.heappop(self._heap)
             if isinstance(item, _Found):
@@ -199,7 +199,7 @@ def _rounded_down(seconds: float) -> float:
 
 
 def _too_many_bytes(setting: Setting, pages_of: Callable[[Setting], int]) -> Bytes | None:
-    """A lower bound of the bytes of `setting` if it does not fit; None if it does, and all have to be counted."""
+    """A lower bound of the bytes of `setting` if it does not fit; None if it may fit and must be counted."""
     least = least_bytes(setting, placement_of(setting), pages=pages_of(setting))
     return None if fits(setting, least) else least
 

@@ -1,7 +1,7 @@
 """The search space of a plan: the legal ways to train a config's model on a cluster; the illegal ones, by reason.
 
-Goes in: a config and a topology. Comes out: groups of candidates that differ in nothing but the schedule, and the
-candidates of a group. Left to others: which of them fit, and how long a step takes (`search`).
+Goes in: a config and a topology. Comes out: groups of candidates that differ only in the schedule, and the
+candidates of a group. Left to others: whether they fit, and the time of a step (`search`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Space:
     """The candidates of a plan.
 
     Attributes:
-        groups: settings of plain 1F1B, on whose schedule nothing depends.
-        num_gpus: of every mesh: all of the topology's, or the most that any legal mesh has.
+        groups: settings with plain 1F1B in place of the schedule, which nothing reads.
+        num_gpus: GPUs of every mesh: all of the topology's, or the most that any legal mesh has.
         illegal: reason -> candidates that it forbids.
     """
 
@@ -94,7 +94,7 @@ def legal_variants(group: Setting) -> tuple[Variant, ...]:
 
 
 def orders_of(setting: Setting) -> tuple[str, ...]:
-    """The orders of the mesh that place GPUs differently; of equal ones the first."""
+    """The orders of the mesh that place GPUs differently; the first of equal ones."""
     topology = setting.topology
     return _orders(setting.data, setting.pipe, setting.tensor, topology.gpus_per_node)
 
@@ -192,7 +192,7 @@ def describe_layers(layers_per_stage: Sequence[int]) -> str:
 
 
 def describe_setting(setting: Setting) -> str:
-    """Everything that a row of a plan decides, except the partition."""
+    """All choices of a plan's row, except the partition."""
     return (
         f"{describe_schedule(setting)}, data {setting.data} x pipe {setting.pipe} x tensor {setting.tensor}, "
         f"{setting.num_microbatches} microbatches of {setting.microbatch_size}, recompute {setting.model.recompute}"

@@ -13,9 +13,9 @@ from jaxpipe.schedules.methods.option import Options, written_options
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.placement import Placement
 
-ALONE = "1f1b"  # of one device all schedules are one
-MOST_DEVICES = 32  # of an order that is made for times: it is searched for, in seconds beyond
-_STEPS = 5  # of a time that an order is made for: finer ones make other orders, hardly shorter ones, and take a search
+ALONE = "1f1b"  # on one device all schedules are the same
+MOST_DEVICES = 32  # most devices for an order that depends on times: its search takes seconds beyond
+_STEPS = 5  # steps of a time given to a schedule: finer ones give other orders, hardly shorter, each by a search
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Variant:
     """A registered schedule with options.
 
     Attributes:
-        name: as in the registry.
-        options: as `pipeline.options` writes them; of times none yet.
+        name: name in the registry.
+        options: options as `pipeline.options` writes them; without times.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Variant:
 
 
 def takes_times(name: str) -> bool:
-    """Whether the order of a schedule is made for the times of F, I and W; only then are backwards split."""
+    """Whether the order of a schedule depends on the times of F, I and W; only then are backwards split."""
     return find_method(name).takes_times
 
 
 def variants() -> tuple[Variant, ...]:
-    """All that are tried on a pipeline of several devices: every method, with each set of options that it plans."""
+    """All variants for a pipeline of several devices: every method, with each set of options that it plans."""
     return tuple(
         Variant(name, _written(options, method.defaults))
         for name, method in sorted(REGISTRY.items())
@@ -63,7 +63,7 @@ def _written(options: Options, defaults: Options) -> str:
 
 @cache
 def placement_of(variant: Variant, pipe: int) -> Placement | None:
-    """The placement on `pipe` devices, whatever the microbatches; None where the schedule is not for so many."""
+    """The placement on `pipe` devices, for any microbatches; None if the schedule does not support as many devices."""
     if (pipe == 1 and variant.name != ALONE) or (pipe > MOST_DEVICES and takes_times(variant.name)):
         return None
     try:

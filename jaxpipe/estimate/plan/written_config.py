@@ -14,8 +14,7 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.plan.search import Row
-
-_GIB = 2**30
+from jaxpipe.units import gib
 
 
 def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
@@ -40,7 +39,7 @@ def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
 
 
 def check_writable(path: str, *, overwrite: bool) -> None:
-    """Raises ConfigError unless a config can be written there, before the search, which takes a while."""
+    """Raises ConfigError unless a config can be written there, called before the search, which takes a while."""
     folder = Path(path).parent
     if Path(path).suffix != ".py" or not os.access(folder, os.W_OK | os.X_OK) or Path(path).is_dir():
         raise ConfigError(
@@ -55,7 +54,7 @@ def check_writable(path: str, *, overwrite: bool) -> None:
             explain(
                 f"--write_config={path} exists already",
                 rule="plan-overwrite: a file is replaced only if --overwrite is given",
-                repair="give another path, or --overwrite too",
+                repair="give another path, or add --overwrite",
             )
         )
 
@@ -64,10 +63,10 @@ def write_config(path: str, config: ConfigDict, row: Row, *, command: str) -> No
     """Writes the config of `row`.
 
     Args:
-        path: checked by `check_writable`.
-        config: that was planned for.
-        row: of the plan.
-        command: that planned it, for the docstring.
+        path: path of the file, checked by `check_writable`.
+        config: the config that was planned for.
+        row: the row of the plan.
+        command: the command that planned it, for the docstring.
     """
     Path(path).write_text(config_text(path, config, row, command=command))
 
@@ -111,7 +110,7 @@ def _docstring(path: str, row: Row, command: str) -> list[str]:
         f" (data {setting.data} x pipe {setting.pipe} x tensor {setting.tensor})",
         f"Time:     {estimate.step_s:.3f} s a step, {estimate.samples_per_s:.2f} sequences/s, as predicted",
         f"Number:   MFU {estimate.mfu:.1%}, bubble ratio {estimate.bubble_ratio:.3f},"
-        f" {row.held.total / _GIB:.1f} of {hardware.memory_bytes / _GIB:.1f} GiB of a GPU, as predicted",
+        f" {gib(row.held.total, '.1f')} of {gib(hardware.memory_bytes, '.1f')} GiB of a GPU, as predicted",
         f"Source:   {_in_docstring(command)}",
         '"""',
     ]

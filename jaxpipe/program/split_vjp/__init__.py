@@ -1,4 +1,4 @@
-"""The backward of any layer, split into I and W: which equations W can defer, and which values it needs for them."""
+"""The backward of any layer, split into I and W: the equations that W can defer, and the values they need."""
 
 from jaxpipe.program.split_vjp.split import SplitBackward, split_vjp
 

@@ -1,10 +1,10 @@
-"""Cuts a backward in two, so that the second half is given as few bytes as possible and recomputes no product.
+"""Cuts a backward in two, so that the second half needs as few saved bytes as possible and recomputes no product.
 
-In goes a jaxpr without calls, and which of its outputs are wanted now. Out come the equations of either half, and
-the values that the first saves for the second. A product that no wanted output needs is deferred, with all that depends
-on it. What only leads to such a product stands on the side where the saved values have the fewest bytes (a minimum cut,
-as in the partitioner of PyTorch's AOTAutograd). All else is done now, so that sums over tokens (gradients of biases and
-norms) save nothing for later.
+Goes in: a jaxpr without calls, and the outputs that are wanted now. Comes out: the equations of either half, and
+the values that the first saves for the second. A product that no wanted output needs is deferred, with all equations
+that depend on it. Equations that only lead to such a product go to the side that needs the fewest saved bytes (a
+minimum cut, as in the partitioner of PyTorch's AOTAutograd). All else runs now, so that sums over tokens (gradients of
+biases and norms) save nothing for later.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 Atom = core.Var | core.Literal
 
 # Primitives that compute nothing: the second half may repeat them, so that the smaller of the two forms of a value is
-# saved. So may it repeat what makes random keys, which no page can hold.
+# saved. It may also repeat primitives that make random keys, which no page can hold.
 _FORM = {"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "reshape", "rev", "squeeze", "transpose"}
 _FORM |= {"all_gather"}
 _PRODUCTS = {"conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general"}
-_COMBINE = ("reduce", "scatter", "select_and_scatter")  # their jaxprs say how two elements become one
+_COMBINE = ("reduce", "scatter", "select_and_scatter")  # their jaxprs combine two elements into one
 _FOREIGN = {"custom_call", "ffi_call", "pallas_call", "pure_callback", "triton_kernel_call"}
 
 
@@ -35,7 +35,7 @@ class Cut:
     """A jaxpr cut in two.
 
     Attributes:
-        now, later: equations in their order; those that only change the form of a value may stand in both.
+        now, later: equations in their order; those that only change the form of a value may be in both.
         saved: values that `later` reads and `now` has: its results, or inputs of the jaxpr.
         is_early: [output] whether `now` computes it.
     """
@@ -58,10 +58,10 @@ def cut(
     """The cut of `jaxpr` whose saved values have the fewest bytes.
 
     Args:
-        jaxpr: without calls.
+        jaxpr: a jaxpr without calls.
         is_wanted: [output] whether it is computed now.
-        params: inputs that the second half has anyway, and from which it may compute whatever is no product.
-        given: other inputs that it has anyway.
+        params: inputs that the second half has anyway, and from which it may compute anything but products.
+        given: other inputs that the second half has anyway.
         deferred: inputs that the first half does not have.
         gradients: inputs whose dependents may be deferred; products that do not depend on them are recomputation of the
             forward, and run now. By default all inputs.
@@ -81,16 +81,16 @@ def cut(
         ([(2, 3), (2, 3)], True)
     """
     wanted = _needed(jaxpr.eqns, [out for out, w in zip(jaxpr.outvars, is_wanted, strict=True) if w])
-    # What must be later: products that nothing wanted needs, and all that depends on one.
+    # Deferred are products that no wanted output needs, and all equations that depend on one.
     of_gradients = _after(jaxpr.eqns, set(jaxpr.invars if gradients is None else gradients))
     is_later = _products_and_after(jaxpr.eqns, wanted | (set(range(len(jaxpr.eqns))) - of_gradients), deferred)
     after = {out for i in is_later for out in jaxpr.eqns[i].outvars} | set(deferred)
     is_early = [isinstance(out, core.Literal) or out not in after for out in jaxpr.outvars]
-    # What these read is saved, or follows from what is saved, whichever takes fewer bytes.
+    # Their inputs are saved, or computed from saved values, whichever takes fewer bytes.
     of_params = _from(jaxpr.eqns, set(params) | set(jaxpr.constvars))
     sources = _Sources(jaxpr, wanted, is_later, of_params | set(given))
     saved = sources.cheapest([v for i in sorted(is_later) for v in _vars(jaxpr.eqns[i].invars) if v not in after])
-    # From the saved values, equations are taken back to either half as its outputs need them.
+    # Each half gets the equations between the saved values and its outputs.
     known = set(saved) | set(params) | set(given) | set(jaxpr.constvars)
     outs = [out for out, early in zip(jaxpr.outvars, is_early, strict=True) if not early]
     later = _needed(jaxpr.eqns, outs, known=known)
@@ -105,7 +105,7 @@ def cut(
 
 
 def needed_inputs(jaxpr: core.Jaxpr, is_wanted: Sequence[bool]) -> list[bool]:
-    """[input] whether a wanted output depends on it."""
+    """[input] whether a wanted output depends on the input."""
     outs = [out for out, wanted in zip(jaxpr.outvars, is_wanted, strict=True) if wanted]
     equations = [jaxpr.eqns[i] for i in _needed(jaxpr.eqns, outs)]
     read = {v for equation in equations for v in _vars(equation.invars)} | set(_vars(outs))
@@ -139,7 +139,7 @@ def _after(equations: Sequence[core.JaxprEqn], values: set[core.Var]) -> set[int
 def _products_and_after(
     equations: Sequence[core.JaxprEqn], done_now: set[int], deferred: Collection[core.Var]
 ) -> set[int]:
-    """Indices of the products that are not `done_now`, and of what depends on one or on a deferred input."""
+    """Indices of the products that are not `done_now`, and of equations that depend on these or deferred inputs."""
     values, found = set(deferred), set()
     for i, equation in enumerate(equations):
         depends = not values.isdisjoint(_vars(equation.invars))
@@ -159,7 +159,7 @@ def _from(equations: Sequence[core.JaxprEqn], values: set[core.Var]) -> set[core
 
 
 def is_product(equation: core.JaxprEqn) -> bool:
-    """Whether an equation may cost much: a matrix product or convolution, a loop or branch, or code of another kind."""
+    """Whether an equation may be expensive: a matmul or convolution, a loop or branch, or foreign code."""
     name = equation.primitive.name
     if name.startswith(_COMBINE):
         return False
@@ -167,12 +167,12 @@ def is_product(equation: core.JaxprEqn) -> bool:
 
 
 class _Sources:
-    """The graph of the values that could be saved for the second half, and of what follows from them.
+    """The graph of the values that could be saved for the second half, and of the values that follow from them.
 
     A node is a value with its forms that are no smaller (a transpose, a copy in a wider dtype). An edge a -> b says
     that the second half can compute b from a, cheaply. A root is a node that it may not compute: an input, a product,
-    or what the first half computes anyway. Every path from a root to a value that the second half reads must pass a
-    saved node; the saved nodes are a minimum vertex cut, with bytes as costs.
+    or a value that the first half computes anyway. Every path from a root to a value that the second half reads must
+    pass a saved node; the saved nodes are a minimum vertex cut, with bytes as costs.
 
     Example:
         x (8 bytes) -> mask = x > 0 (2 bytes) -> select, which the second half reads. Saving the mask cuts the path for
@@ -185,7 +185,7 @@ class _Sources:
         self.cost: list[int] = []  # [node] bytes
         self.roots: list[int] = []
         self.edges: list[tuple[int, int]] = []
-        self.free = set(free)  # what the second half has anyway
+        self.free = set(free)  # values that the second half has anyway
         for v in jaxpr.invars:
             if v not in free:
                 self.roots.append(self._add(v))
@@ -214,7 +214,7 @@ class _Sources:
         return self.node[v]
 
     def cheapest(self, read: Iterable[core.Var]) -> list[core.Var]:
-        """The values from which all of `read` follow, with the fewest bytes; of equals, those nearest to `read`."""
+        """The values with the fewest bytes from which all of `read` follow; of equals, those nearest to `read`."""
         sinks = sorted({self.node[v] for v in read if v not in self.free})
         if not sinks:
             return []
@@ -231,7 +231,7 @@ class _Sources:
         edges += [(source, 2 * n, unlimited) for n in self.roots] + [(2 * n + 1, sink, unlimited) for n in sinks]
         rows, columns, values = np.array(edges, dtype=np.int32).T
         graph = coo_array((values, (rows, columns)), shape=(sink + 1, sink + 1)).tocsr()
-        # Cut are the nodes whose far side still reaches the sink through free capacity, and whose near side does not.
+        # The cut: nodes whose far side still reaches the sink through free capacity, and whose near side does not.
         residual = graph - maximum_flow(graph, source, sink).flow
         residual.eliminate_zeros()
         reaches = set(breadth_first_order(residual.T.tocsr(), sink, return_predecessors=False).tolist())
@@ -239,7 +239,7 @@ class _Sources:
 
 
 def _bytes(v: core.Var) -> int:
-    """Bytes of a value; an empty one counts as one byte, so that it is saved only where it is read."""
+    """Bytes of a value; an empty one counts as one byte, so that it is saved only if it is read."""
     return max(v.aval.size * v.aval.dtype.itemsize, 1)  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -1,6 +1,6 @@
-"""Makes a jaxpr flat, so that each equation is wanted now or not: no calls, and no scan of which only a part is wanted.
+"""Makes a jaxpr flat, so that each equation is wanted now or not: no calls, and no scan that is wanted in part.
 
-Such a scan becomes two: one that runs now, and one that runs later over what the first has saved of each turn.
+Such a scan becomes two: one that runs now, and one that runs later over the values that the first saved in each turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CALLS |= {"jit", "pjit", "remat2"}
 
 
 def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """`closed` with the equations of what it calls in the place of the calls."""
+    """Returns `closed` with all calls inlined."""
 
     def flat(jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
@@ -39,11 +39,11 @@ def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> core.ClosedJaxpr:
-    """`closed` with every scan cut in two of whose results only some lead to wanted outputs.
+    """Returns `closed` with each scan cut in two if only some of its results lead to wanted outputs.
 
     Args:
-        closed: without calls.
-        is_wanted: [output].
+        closed: a jaxpr without calls.
+        is_wanted: [output] whether the output is wanted now.
     """
     jaxpr = closed.jaxpr
     wanted = {v for v, w in zip(jaxpr.outvars, is_wanted, strict=True) if w and isinstance(v, core.Var)}
@@ -80,9 +80,9 @@ class _SplitScan:
 
     Attributes:
         equation: the scan.
-        body: what it scans, without calls and mixed scans.
-        cut: of the body.
-        reads: [input of the scan] whether what is wanted depends on it.
+        body: the scanned body, without calls and mixed scans.
+        cut: the cut of the body.
+        reads: [input of the scan] whether a wanted output depends on it.
     """
 
     equation: core.JaxprEqn
@@ -128,11 +128,11 @@ class _SplitScan:
 
 
 def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitScan:
-    """The scan of `equation` cut in two; the second is empty where nothing can be deferred."""
+    """The scan of `equation` cut in two; the second is empty if nothing can be deferred."""
     params = equation.params
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     body, is_wanted = without_calls(params["jaxpr"]), list(is_needed)
-    # What a turn reads of the carry, the turn before must compute: is_wanted grows until it is closed under that.
+    # The turn before must compute the carry that a turn reads: is_wanted grows until it is closed under that.
     while True:
         reads = needed_inputs(body.jaxpr, is_wanted)
         missing = [k for k in range(num_carry) if reads[num_consts + k] and not is_wanted[k]]
@@ -142,7 +142,7 @@ def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitSca
             is_wanted[k] = True
     body = without_mixed_scans(body, is_wanted)
     invars, deferred = body.jaxpr.invars, set()
-    # A carry that one turn computes later, the next one has later: deferred inputs grow until no carry is added.
+    # A carry deferred in one turn is deferred in the next: deferred inputs grow until no carry is added.
     while True:
         found = cut(body.jaxpr, is_wanted, given=invars[:num_consts], deferred=deferred)
         late = {invars[num_consts + k] for k in range(num_carry) if not found.is_early[k]}
@@ -152,12 +152,12 @@ def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitSca
 
 
 def evaluate(equations: Sequence[core.JaxprEqn], values: Values, wanted: Sequence[Any]) -> list[Any]:
-    """The values of `wanted` once `equations` have run.
+    """Runs `equations`; returns the values of `wanted`.
 
     Args:
-        equations: in their order.
-        values: of what they read; their results are added.
-        wanted: variables or literals.
+        equations: equations in their order.
+        values: values of the variables that they read; their results are added.
+        wanted: variables or literals to return.
     """
     for equation in equations:
         _run(values, equation)

@@ -21,16 +21,16 @@ PyTree = Any
 class SplitBackward:
     """I and W of one layer; together they do what B does, each operation once.
 
-    I computes the gradient of the input, and those of parameters that come without a product (biases, norms). It defers
-    the products for the kernels to W, with those of its results that they read: the gradients of the products' outputs.
-    W reads some residuals too, the products' inputs.
+    I computes the gradient of the input, and those of parameters that need no product (biases, norms). It defers
+    the products for the kernels to W, with the results that they read: the gradients of the products' outputs.
+    W also reads some residuals: the products' inputs.
 
     Attributes:
-        backward: what B computes, without calls: of params, residuals, dy and given, their leaves one after the other,
-            the leaves of the params' gradients and dx.
-        cut: of `backward`.
-        num_params: leaves.
-        num_residuals: arrays that F saved.
+        backward: jaxpr of B without calls: leaves of params, residuals, dy and given in sequence,
+            to the leaves of the params' gradients and dx.
+        cut: the cut of `backward`.
+        num_params: number of leaves of the params.
+        num_residuals: number of arrays that F saved.
 
     Example:
         Of `x @ kernel + bias`, I computes dx and the gradient of the bias, and defers dy; W needs dy and x, the only
@@ -72,13 +72,13 @@ class SplitBackward:
         """Computes I.
 
         Args:
-            params: of the layer.
-            residuals: all of them.
+            params: parameters of the layer.
+            residuals: all residuals of the layer.
             dy: the gradient of the layer's output.
-            given: as forward had them.
+            given: the arguments of forward besides `params` and x.
 
         Returns:
-            dx; the gradient of each leaf of `params`, None where it is W's; what W needs.
+            dx; the gradient of each leaf of `params`, None for those of W; the arrays deferred to W.
         """
         early = self.cut.is_early
         values = self._values(params, dict(zip(self._residuals, residuals, strict=True)), given)
@@ -94,13 +94,13 @@ class SplitBackward:
         """Computes W.
 
         Args:
-            params: of the layer.
-            residuals: those of the indices `self.shared_with_w`.
-            deferred: what I has returned for W.
-            given: as forward had them.
+            params: parameters of the layer.
+            residuals: the residuals with the indices `self.shared_with_w`.
+            deferred: the arrays that I has deferred.
+            given: the arguments of forward besides `params` and x.
 
         Returns:
-            The gradient of each leaf of `params`, None where it is I's.
+            The gradient of each leaf of `params`, None for those of I.
         """
         early = self.cut.is_early
         shared = [self._residuals[i] for i in self.shared_with_w]
@@ -127,15 +127,15 @@ def split_vjp(
 ) -> SplitBackward:
     """The split `vjp_backward` of `layer`, for arguments of these shapes and dtypes.
 
-    Any layer has one. What can be deferred are products: of kernels, in the layer itself, in what it calls or
-    recomputes, and in its scans; a `while` or `cond` of which dx needs anything is computed by I as a whole.
+    Any layer has one. Only products can be deferred: those of kernels, in the layer itself, in functions that it calls
+    or recomputes, and in its scans; a `while` or `cond` of which dx needs any result is computed by I as a whole.
 
     Args:
         layer: (params, x, *given) -> y.
-        params: of the layer.
-        residuals: what forward saved.
+        params: parameters of the layer.
+        residuals: arrays that forward saved.
         x_like: input and output of the layer.
-        given: the microbatch and what random numbers come from.
+        given: the microbatch and the random state.
     """
 
     def backward(params: PyTree, residuals: list[jax.Array], dy: jax.Array, given: tuple[PyTree, ...]) -> list:

@@ -29,7 +29,7 @@ def dualpipe_steps(*, depth: int, num_depths: int, num_each: int, backward_first
         depth: h, devices between the nearer end and this one.
         num_depths: H, devices from an end to the middle.
         num_each: microbatches of each direction, at least 2H.
-        backward_first: of an F and B that the published steps overlap, B runs first here, else F.
+        backward_first: whether, of an F and B that the published steps overlap, B runs first here, else F.
 
     Source: `dualpipe/dualpipe.py` of github.com/deepseek-ai/DualPipe; numbers and names of phases are as there.
     """

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jaxpipe.schedules.methods.option import Options
+from jaxpipe.schedules.option_checks import Times
 from jaxpipe.schedules.ordering.memory_bounded import memory_bounded
 from jaxpipe.schedules.placement import Placement, zig_zag
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.times import Times
 
 
 def zero_bubble(
@@ -28,7 +28,7 @@ def zero_bubble(
     """Returns a generator of F, I and W on a placement, with at most `bound` Ma on any device.
 
     Args:
-        name: of its schedules.
+        name: name of its schedules.
         placement: D -> the placement of one replica.
         bound: D -> Ma, what any device may store from the start of an F to the end of its W.
         block: D -> [step] -> slot of F and I of one microbatch; none by default.

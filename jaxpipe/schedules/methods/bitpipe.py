@@ -1,8 +1,7 @@
 """BitPipe: interleaved pipelines in a V, in opposite directions, whose bubbles fill each other."""
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules.methods._bidirectional import bidirectional_rows, round_trip
-from jaxpipe.schedules.methods._early_forwarding import early_forwarding
+from jaxpipe.schedules.methods._bidirectional import bidirectional_rows, early_forwarding, round_trip
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import Option, Options, at_least, one_of
 from jaxpipe.schedules.option_checks import check_truth

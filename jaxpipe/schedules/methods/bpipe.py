@@ -41,7 +41,7 @@ def bpipe(
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
         bound: slots that a device may hold, below `num_devices`; ceil((D+2)/2) if not given, the least.
-        unit, policy, overlapped: as `balance` takes them.
+        unit, policy, overlapped: options of `balance`.
 
     Raises:
         ScheduleError: a bound that cannot be kept.

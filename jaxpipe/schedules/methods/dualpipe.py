@@ -8,12 +8,11 @@ from dataclasses import replace
 from jaxpipe.schedules.methods._dualpipe import OWN, dualpipe_steps
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import TIMES, Option
-from jaxpipe.schedules.option_checks import check_truth
+from jaxpipe.schedules.option_checks import Times, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding, next_multiple, with_sync
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Action, Schedule
-from jaxpipe.schedules.times import Times
 
 
 def dualpipe(
@@ -49,7 +48,7 @@ def dualpipe(
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
-        backward_first: of the F and B that overlap in the published steps, B stands first.
+        backward_first: whether, of an F and B that overlap in the published steps, B runs first.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 

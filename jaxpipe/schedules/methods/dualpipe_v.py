@@ -7,12 +7,11 @@ from jaxpipe.schedules.methods._dualpipe import OWN, dualpipe_steps
 from jaxpipe.schedules.methods.dualpipe import SOURCE
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import TIMES, Option
-from jaxpipe.schedules.option_checks import check_truth
+from jaxpipe.schedules.option_checks import Times, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import zig_zag
 from jaxpipe.schedules.schedule import Action, Schedule
-from jaxpipe.schedules.times import Times
 
 
 def dualpipe_v(
@@ -47,7 +46,7 @@ def dualpipe_v(
     Args:
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
-        backward_first: of the F and B that overlap in the published steps, B stands first.
+        backward_first: whether, of an F and B that overlap in the published steps, B runs first.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 
     Source: github.com/deepseek-ai/DualPipe, `dualpipev.py`, which names "Cut-in-half" of Sea AI Lab as its origin;

@@ -30,7 +30,7 @@ class Formula:
     """A closed form of a bubble ratio, of peak activations, or of a number of messages.
 
     Attributes:
-        text: as papers print it, in D, N and the symbols of the options.
+        text: the formula as papers print it, in D, N and the symbols of the options.
         of: (D, N, options, defaults included) -> its value, or None where it says nothing. Of peak activations the
             least and the most of any device, in Ma, each None if unknown.
         where: for which D, N and options it holds, for people; empty for all.
@@ -62,9 +62,9 @@ class Method:
     Bubbles are ratios of the step at F = I = W and B = I + W, messages at no cost.
 
     Attributes:
-        name: as `build`, configs and commands take it.
+        name: name that `build`, configs and commands take.
         generator: makes the schedule; takes `num_devices`, `num_microbatches` and the options as keywords, checked.
-        summary: what it does, in one line, for tables.
+        summary: one line for tables: what the schedule does.
         paper: who published it, where.
         options: one for each further keyword of the generator, in its order.
         least_devices: fewest devices.

@@ -22,10 +22,10 @@ class Option:
     """One option of a method.
 
     Attributes:
-        name: of the generator's keyword argument.
+        name: name of the generator's keyword argument.
         check: raises ScheduleError for an illegal value; takes the method's name, the option's name and the value.
-        values: what is worth trying, in this order; none where the default is all that is.
-        planned: those of `values` that the planner tries, which builds schedules for hundreds of meshes; None for all.
+        values: the values worth trying, in this order; empty if only the default is.
+        planned: the values that the planner tries, which builds schedules for hundreds of meshes; None for all.
         for_room: (devices, room in Ma on each) -> what the search tries in place of `values`.
         others: further legal values, which tests sweep.
         note: for docs, behind name and default: the symbol that formulas use, or the other choices.

@@ -81,10 +81,10 @@ def find_method(name: str) -> Method:
     """Returns the method of a name; methods of a file are registered on the way.
 
     Args:
-        name: of `REGISTRY`, or "my_method.py", or "my_method.py:name" for one of several in a file.
+        name: a key of `REGISTRY`, or "my_method.py", or "my_method.py:name" for one of several in a file.
 
     Raises:
-        ScheduleError: there is no such name, file, or method in the file.
+        ScheduleError: the name is unknown, or the file does not exist or has no such method.
 
     Example:
         >>> find_method("1f1b").generator.__name__
@@ -108,7 +108,7 @@ def register_file(path: str) -> list[str]:
     """Registers the methods that the Python file `path` defines, once; returns their names, "path/to/file.py:method".
 
     Raises:
-        ScheduleError: there is no such file, it cannot be run, or it defines no method.
+        ScheduleError: the file does not exist, cannot be run, or defines no method.
     """
     if known := [name for name in REGISTRY if name.startswith(f"{path}:")]:
         return known
@@ -125,7 +125,7 @@ def build(name: str, *, num_devices: int, num_microbatches: int, **options: Any)
         name: a key of `REGISTRY`, or a file with a method, as `find_method` takes it.
         num_devices: devices on the `pipe` axis, >= 1.
         num_microbatches: microbatches of one step, >= 1.
-        options: what else the generator takes, for example `num_chunks`.
+        options: further keywords of the generator, for example `num_chunks`.
 
     Raises:
         ScheduleError: unknown name or option, an option outside its domain, or a number of devices that the method is

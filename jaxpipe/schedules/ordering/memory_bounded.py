@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from jaxpipe.schedules.option_checks import Times
 from jaxpipe.schedules.ordering.compaction import compacted, in_order
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
 from jaxpipe.schedules.ordering.list_scheduler import list_schedule
@@ -24,7 +25,6 @@ from jaxpipe.schedules.ordering.pattern import NEVER_FIRST, Pattern
 from jaxpipe.schedules.ordering.problem import StorageSizes
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.schedules.times import Times
 
 INTERVAL = 6  # slots from one microbatch to the next: F, I and W of two stages
 

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
+from jaxpipe.schedules.option_checks import Times
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Rows
-from jaxpipe.schedules.times import Times
 
 _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
 _Key = tuple[Kind, int, int]  # kind, stage, microbatch

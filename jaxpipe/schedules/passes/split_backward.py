@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.option_checks import Times, checked_times
 from jaxpipe.schedules.ordering.weight_filling import with_weight_gradients
 from jaxpipe.schedules.passes.balance import row_peaks
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Rows, Schedule
-from jaxpipe.schedules.times import Times, checked_times
 
 _LEAST_FITS = (1.0, 0.5, 0.0)  # fractions of a W for which a wait must have room, to try
 
