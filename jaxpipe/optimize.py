@@ -31,6 +31,7 @@ from jaxpipe.schedules.option_checks import check_even
 from jaxpipe.schedules.ordering.optimize import NUM_TRIALS, asynchronous, search
 from jaxpipe.schedules.ordering.problem import usual_placements
 from jaxpipe.schedules.placement import PLACEMENTS, placement_name
+from jaxpipe.units import gib
 
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient")
 _RATIOS = ("slot_messages", "gradient_messages")
@@ -213,7 +214,7 @@ def _bound(values: FlagValues) -> MemoryBound:
 def _problem_text(values: FlagValues, problem: Problem | Schedule) -> str:
     """Two lines: sizes and bound, and the placements to choose from."""
     in_ma = values.activation_bytes is None
-    bound = f"{values.memory_bound:g} Ma" if in_ma else f"{values.memory_bound / 2**30:.2f} GiB"
+    bound = f"{values.memory_bound:g} Ma" if in_ma else f"{gib(values.memory_bound)} GiB"
     if isinstance(problem, Schedule):
         allowed = f"{placement_name(problem.placement)}, of {problem.name}"
     elif problem.placements:

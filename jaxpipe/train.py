@@ -30,21 +30,11 @@ from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
 from jaxpipe.huggingface import copied_path, copy_source_model
 from jaxpipe.schedules import simulate
-from jaxpipe.training import run_folder
+from jaxpipe.training import resume, run_folder
 from jaxpipe.training.batches import put_batch
 from jaxpipe.training.loop import Loop
 from jaxpipe.training.profiler import Profiler, ProfileSteps, format_done, profile_steps
 from jaxpipe.training.report import check_memory, report, write_timeline
-from jaxpipe.training.resume import (
-    check_no_checkpoint_lost,
-    check_same_as_first,
-    check_same_data,
-    check_same_schedule,
-    config_changes,
-    write_fingerprint,
-    write_run_schedule,
-)
-from jaxpipe.training.run_folder import run_lock
 from jaxpipe.training.setup import Setup, first_state, optimizer_and_step, set_up
 from jaxpipe.training.step import make_eval_step, state_like
 
@@ -90,14 +80,14 @@ def train(values: FlagValues, processes: ProcessGroup, traced_steps: ProfileStep
         # ---- The folder of the run: a new one, or one to resume
         path = run_folder.check(values.workdir)
         is_resumed = processes.agree("is_resumed", str(run_folder.holds_run(path))) == str(True)
-        lock = run_lock(values.workdir, is_first=processes.is_first, broadcast=processes.agree)
+        lock = run_folder.run_lock(values.workdir, is_first=processes.is_first, broadcast=processes.agree)
         if is_resumed:
             if not values.dry_run:
                 stack.enter_context(lock)
             _check_resumable(path, config)
 
         # ---- Text, devices, model, pipeline
-        check_same_schedule(processes, build_schedule(config))
+        resume.check_same_schedule(processes, build_schedule(config))
         setup = set_up(config, num_processes=processes.count)
         config.mesh.platform = setup.devices.platform
         _check_data(path, setup, processes, is_resumed=is_resumed)
@@ -114,7 +104,7 @@ def train(values: FlagValues, processes: ProcessGroup, traced_steps: ProfileStep
         else:
             num_done, state = 0, first_state(config, setup, optimizer)
             if is_resumed:
-                check_no_checkpoint_lost(path)
+                resume.check_no_checkpoint_lost(path)
                 say("resumes    from step 0: the run has written no checkpoint yet")
         batch = put_batch(setup.pipeline, batch)
         say(report(setup, state, batch))
@@ -169,16 +159,16 @@ def _check_resumable(path: Path, config: ConfigDict) -> None:
     if config.checkpoint.init_from:
         source = run_folder.path_of(config.checkpoint.init_from)
         config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
-    for change in config_changes(path, config):
+    for change in resume.config_changes(path, config):
         say(f"changed    {change}")
 
 
 def _check_data(path: Path, setup: Setup, processes: ProcessGroup, *, is_resumed: bool) -> None:
     """Checks that all processes read the same tokens, and the same ones as a resumed run before."""
     fingerprint = setup.corpus.fingerprint
-    check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
+    resume.check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
     if is_resumed:
-        check_same_data(path, fingerprint)
+        resume.check_same_data(path, fingerprint)
 
 
 def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bool) -> None:
@@ -187,10 +177,10 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
         source = run_folder.path_of(config.checkpoint.init_from)
         copy_source_model(source, path)
         config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
-    write_run_schedule(path, setup.pipeline.schedule)
+    resume.write_run_schedule(path, setup.pipeline.schedule)
     (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.pipeline.schedule)))
     write_timeline(path, setup)
-    write_fingerprint(path, setup.corpus.fingerprint)
+    resume.write_fingerprint(path, setup.corpus.fingerprint)
     run_folder.write_config(path, config)
 
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from jaxpipe.units import GIB, MIB
+
 # An allowance for what XLA does not count: the CUDA context and its kernels (0.5 to 1 GiB), NCCL's channel buffers for
 # the communicators of three mesh axes (about 1 GiB), and fragmentation (1 GiB of 80). Not measured.
-RESERVE_BYTES = 3 * 2**30
+RESERVE_BYTES = 3 * GIB
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ HARDWARE: dict[str, Hardware] = {
             _H100,
             name="h200",
             description="NVIDIA H200",
-            memory_bytes=143_156 * 2**20,
+            memory_bytes=143_156 * MIB,
             memory_bytes_per_s=4_800_000_000_000,
         ),
     )

@@ -13,6 +13,7 @@ from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, overlapped_permutes
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
 from jaxpipe.program.shapes import transit_bytes
+from jaxpipe.units import gib
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def to_text(report: Report) -> str:
         f"{'reserve':14}{_gibibytes(report.reserve_bytes)}  CUDA context, NCCL, fragmentation",
         f"{'hardware':14}{_gibibytes(report.hardware_bytes)}  "
         + ("fits, spare" if report.fits else "does not fit, too much")
-        + f" {abs(spare_bytes) / 2**30:.2f}",
+        + f" {gib(abs(spare_bytes))}",
         "predicted    from the schedule and the model:",
         *_rows(report.prediction.parts),
         f"{'total':14}{_gibibytes(report.prediction.total_bytes)}  {ratio:.4f} x compiled",
@@ -150,4 +151,4 @@ def _rows(sizes: dict[str, int]) -> list[str]:
 
 
 def _gibibytes(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:9.3f}"
+    return gib(num_bytes, "9.3f")

@@ -20,6 +20,7 @@ import numpy as np
 from jaxpipe.drawing.palette import STORED
 from jaxpipe.drawing.pictures import INK, add_axes, add_legend, encode, new_figure
 from jaxpipe.schedules import Stored, Timeline, stored
+from jaxpipe.units import GIB, gib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +36,6 @@ _LETTER = 0.062  # width in a label beside a bar, inches
 _MARGIN = (1.0, 0.2, 0.8, 0.85)  # left, right, top, bottom, inches
 _AIR = 1.22  # height of a device / largest number of stored slots
 _INSTANT = 1e-9  # fraction of the makespan; anything shorter is rounding
-_GIB = 2.0**30
 
 
 def memory(
@@ -84,7 +84,7 @@ def memory(
     all_axes[-1].set_xlim(0, 1.05 * scale.most * widths[-1] / _BARS)
 
     title = f"Slots stored on each of {scale.num_devices} devices, {schedules[0].num_microbatches} microbatches"
-    title += f", {slot_bytes / _GIB:.3g} GiB a slot" if slot_bytes else ""
+    title += f", {gib(slot_bytes, '.3g')} GiB a slot" if slot_bytes else ""
     figure.text(left / size[0], 1 - 0.3 / size[1], title, fontsize=11, fontweight="bold")
     handles = _legend_handles(bound)
     add_legend(figure, handles, left, 0.08, num_columns=len(handles), handle_length=1.6)
@@ -126,7 +126,7 @@ class _Scale:
 
     def size(self, slots: float, form: str) -> str:
         """The size of `slots` in GiB; empty where the size of a slot is not known."""
-        return form.format(slots * self.slot_bytes / _GIB) if self.slot_bytes else ""
+        return form.format(slots * self.slot_bytes / GIB) if self.slot_bytes else ""
 
 
 def _draw_devices(axes: Axes, scale: _Scale) -> None:

@@ -32,6 +32,7 @@ from jaxpipe.schedules import (
 )
 from jaxpipe.schedules.ordering.optimize import Found
 from jaxpipe.schedules.placement import placement_name
+from jaxpipe.units import gib
 
 COST_NAMES = (
     "forward",
@@ -308,5 +309,5 @@ class SearchReport:
         }
         if self.in_bytes:
             peak = peak_memory(schedule, self.bound, costs=costs).max()
-            numbers["peak memory"] = f"{peak / 2**30:.2f} GiB"
+            numbers["peak memory"] = f"{gib(peak)} GiB"
         return numbers

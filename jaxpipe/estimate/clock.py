@@ -103,7 +103,7 @@ FEWEST_PERIODS = 3
 
 
 def ends(name: str, num_devices: int, num_microbatches: int, options: str, seconds: Seconds) -> Makespans:
-    """When the schedule of a name ends, as `named_schedule` takes it; up to five periods as `Clock` finds it."""
+    """The makespans of a named schedule; those of more than five periods are extrapolated from fewer."""
     few = few_microbatches(name, num_devices, num_microbatches, options)
     last = [makespans(clock_of(name, num_devices, num, options), seconds) for num in few]
     if len(few) == 1:

@@ -48,8 +48,8 @@ class LayerNormSizes:
         vocab_multiple: the rows of the token table are a multiple of this; those beyond the tokens have no effect.
         tie_embeddings: whether the logits use the token table in place of their own kernel.
         attention: a key of `jaxpipe.models.attention.ATTENTION`.
-        recompute: what backward recomputes instead of saving it: nothing; the attention scores and
-            probabilities; or the whole layer.
+        recompute: recomputation in backward instead of saving: of nothing; of the attention scores and
+            probabilities; or of the whole layer.
         embedding_dropout, attention_dropout, hidden_dropout: the fraction, in [0, 1), that training drops of the
             embeddings, of the attention probabilities, and of a layer's additions to the stream.
 
@@ -193,7 +193,7 @@ def check_positions(fields: Fields, seq_len: int) -> None:
             explain(
                 f"model.num_positions={num_positions} with data.seq_len={seq_len}",
                 rule="positions: every token of a sequence has a row in the table of positions",
-                picture=f"tokens {num_positions} .. {seq_len - 1} have no row",
+                picture=f"tokens {num_positions} .. {seq_len - 1} have none",
                 repair=f"set model.num_positions='auto', which is {seq_len}, or data.seq_len={num_positions}",
             )
         )

@@ -117,7 +117,7 @@ class LanguageModel:
         Args:
             layer: the parameters of one layer.
             x: the stream before it.
-            microbatch: its "padding_mask" "batch seq", if it has one, is 0 for padding, which no token sees, else 1.
+            microbatch: the batch's arrays; "padding_mask" "batch seq", if any, is 0 for padding, which no token sees.
             random: None means no dropout.
         """
 

@@ -17,7 +17,7 @@ from jaxpipe.schedules import Costs, Kind, peak_activations, simulate
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.speed import format_flops
 from jaxpipe.training.step import TrainState
-from jaxpipe.units import GIB, mib
+from jaxpipe.units import gib, mib
 
 
 def report(setup: Setup, state: TrainState, batch: Any) -> str:
@@ -98,10 +98,10 @@ def check_memory(pipeline: Pipeline, state: TrainState, batch: Any, *, limit_byt
     needed = sum(parts.values())
     if limit_bytes is None or needed <= limit_bytes:
         return
-    picture = ", ".join(f"{kind} {num / GIB:.3g}" for kind, num in parts.items() if num)
+    picture = ", ".join(f"{kind} {gib(num, '.3g')}" for kind, num in parts.items() if num)
     raise ConfigError(
         explain(
-            f"a step needs at least {needed / GIB:.3g} GiB on each device, which has {limit_bytes / GIB:.3g} GiB",
+            f"a step needs at least {gib(needed, '.3g')} GiB on each device, which has {gib(limit_bytes, '.3g')} GiB",
             rule="memory: the train state and what the schedule stores fit the device",
             picture=f"GiB: {picture}",
             repair=(

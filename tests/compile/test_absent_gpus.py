@@ -57,7 +57,9 @@ def report(case):
 LONG = ("llama, two nodes, uneven stages", "data parallel, dropout, another GPU")
 
 
-@pytest.fixture(params=[pytest.param(case, marks=pytest.mark.slow if case in LONG else []) for case in CASES])
+@pytest.fixture(
+    params=[pytest.param(case, marks=pytest.mark.slow if case in LONG else pytest.mark.ci) for case in CASES]
+)
 def numbers(request):
     return report(request.param)
 
@@ -78,7 +80,12 @@ def test_the_whole_state_is_updated_in_place(numbers):
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow if case in LONG else []) for case in CASES if "pipe" not in case]
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if case in LONG else pytest.mark.ci)
+        for case in CASES
+        if "pipe" not in case
+    ],
 )
 def test_every_message_is_behind_an_action(case):
     numbers = report(case)
@@ -86,18 +93,21 @@ def test_every_message_is_behind_an_action(case):
     assert numbers["evict_load_permutes"] == numbers["exchange_permutes"] == 0
 
 
+@pytest.mark.ci
 def test_every_page_travels_behind_an_action():
     numbers = report("gpt, bpipe")
     assert numbers["overlapped_evict_load_permutes"] == numbers["evict_load_permutes"] > 0
     assert numbers["permutes"] > numbers["evict_load_permutes"]
 
 
+@pytest.mark.ci
 def test_gradients_of_two_replicas_travel_behind_actions():
     numbers = report("gpt, bitpipe")
     assert numbers["overlapped_exchange_permutes"] == numbers["exchange_permutes"] > 0
     assert numbers["permutes"] > numbers["exchange_permutes"]
 
 
+@pytest.mark.ci
 def test_two_replicas_have_one_state_and_twice_the_weights():
     """Wu et al., BitPipe, Table 2: D Ma of activations as 1F1B, which are twice as many slots of half the layers."""
     bitpipe, plain = report("gpt, bitpipe"), report("gpt")
@@ -112,6 +122,7 @@ def test_two_replicas_have_one_state_and_twice_the_weights():
     assert bitpipe["predicted"]["gradients"] == 4 * (2 * layers + ends)
 
 
+@pytest.mark.ci
 def test_bpipe_holds_half_a_slot_more_than_its_bound():
     """Kim et al., ICML 2023: ceil((D + 2) / 2) of 1F1B's D slots; what travels is held twice, half a slot at most."""
     bpipe, plain = report("gpt, bpipe"), report("gpt")
@@ -121,6 +132,7 @@ def test_bpipe_holds_half_a_slot_more_than_its_bound():
     assert bpipe["total_bytes"] <= plain["total_bytes"] - (8 - 5 - 0.5) * plain["slot_bytes"]
 
 
+@pytest.mark.ci
 def test_state_is_three_float32_copies_of_the_parameters():
     """AdamW's two moments beside the parameters; of a stage of eight layers, and an eighth of the embedding's."""
     hidden, vocab_size, seq_len = 2048, 32768, 1024
@@ -129,6 +141,7 @@ def test_state_is_three_float32_copies_of_the_parameters():
     assert report("gpt")["alias_bytes"] == pytest.approx(3 * 4 * (8 * layer + ends / 8), rel=1e-6)
 
 
+@pytest.mark.ci
 def test_slots_and_pages_are_1f1bs():
     numbers = report("gpt")
     assert numbers["num_slots"] == 8
@@ -136,6 +149,7 @@ def test_slots_and_pages_are_1f1bs():
     assert numbers["transit_bytes"] == 0
 
 
+@pytest.mark.ci
 def test_fields_are_those_that_the_readme_promises():
     numbers = report("gpt")
     kinds = ("argument", "temp", "output", "alias", "total", "reserve", "hardware", "slot", "transit", "predicted")
@@ -148,6 +162,7 @@ def test_fields_are_those_that_the_readme_promises():
     assert type(numbers["compile_s"]) is float
 
 
+@pytest.mark.ci
 def test_text_says_the_same_in_gibibytes():
     small = ("--config=configs/quickstart.py", "--config.model.num_layers=1", "--config.mesh.pipe=1")
     result = run(*small, "--topology=h200:1x1")

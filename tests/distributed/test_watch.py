@@ -66,7 +66,10 @@ class Loops:
             process.wait()
 
 
-@pytest.mark.parametrize(("name", "victim"), [("SIGKILL", 0), ("SIGSTOP", 2), slow("SIGKILL", 2), slow("SIGSTOP", 0)])
+@pytest.mark.parametrize(
+    ("name", "victim"),
+    [("SIGKILL", 0), pytest.param("SIGSTOP", 2, marks=pytest.mark.ci), slow("SIGKILL", 2), slow("SIGSTOP", 0)],
+)
 def test_a_process_that_is_gone_ends_all_others_within_the_bound_with_its_name(tmp_path, victim, name):
     with Loops(tmp_path) as loops:
         loops.wait_until_all_run()
@@ -78,7 +81,7 @@ def test_a_process_that_is_gone_ends_all_others_within_the_bound_with_its_name(t
             assert f"pid {loops.processes[victim].pid}; its last: step" in loops.text(index)
 
 
-@pytest.mark.parametrize("victim", [2, slow(0)])
+@pytest.mark.parametrize("victim", [pytest.param(2, marks=pytest.mark.ci), slow(0)])
 def test_a_process_that_is_stuck_is_named(tmp_path, victim):
     with Loops(tmp_path, "sleep", str(victim)) as loops:
         loops.wait_until_all_run()
@@ -87,7 +90,7 @@ def test_a_process_that_is_stuck_is_named(tmp_path, victim):
             assert f"LostProcess: process {victim} of {COUNT} is lost: it" in loops.text(index)
 
 
-@pytest.mark.parametrize("victim", [2, slow(0)])
+@pytest.mark.parametrize("victim", [pytest.param(2, marks=pytest.mark.ci), slow(0)])
 def test_an_error_in_one_process_ends_all_at_once_and_is_told_by_each(tmp_path, victim):
     with Loops(tmp_path, "raise", str(victim)) as loops:
         loops.wait_until_all_run()

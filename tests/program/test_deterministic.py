@@ -56,7 +56,7 @@ def test_permuted_devices_give_the_same_digits():
     jax.tree.map(np.testing.assert_array_equal, other_trees, trees)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_order_of_adding_changes_only_the_last_digits():
     """Bounds: an order of adding a few terms changes a sum by some eps = 6e-8 of its terms."""
     metrics, (params, moments), _ = train("in order")
@@ -85,7 +85,7 @@ def test_deterministic_programs_leave_no_sum_over_devices_to_xla():
     assert float_sums(train("in order")[2]) == []
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_other_programs_do():
     assert len(float_sums(train("in order", deterministic=False)[2])) > 10
 

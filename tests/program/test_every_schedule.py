@@ -48,11 +48,9 @@ def has_whole_backwards(name: str, options: Mapping[str, Any], num_devices: int)
 FEW = tiers(
     [Case("mlp", "dualpipe", {}, 4, 8, data=2)],
     ci=[
-        Case("gpt", "interleaved_1f1b", {"group_size": 5}, 4, 7, data=2, tied=False),
         Case("mlp", "interleaved_1f1b", {"extra_warm_up": True}, 4, 7, data=2),
-        Case("bert", "v_half", {}, 2, 5, tied=False),
+        Case("mlp", "v_half", {}, 2, 5),
         Case("mlp", "bitpipe", {"num_chunks": 3, "v_shape": False, "scaling": "figure"}, 4, 11, data=2),
-        Case("mlp", "bitpipe", {"scaling": "early_forwarding", "eager_sync": False}, 6, 24),
         Case("mlp", "breadth_first", {"num_chunks": 3}, 3, 5, data=2),
         Case("mlp", "chimera", {"forward_doubling": True}, 6, 12),
         Case("mlp", "gems", {}, 4, 3, data=2),
@@ -68,6 +66,9 @@ FEW = tiers(
         Case("mlp", "1f1b", {}, 4, 8, split=True, balanced=True),
     ],
     slow=[
+        Case("gpt", "interleaved_1f1b", {"group_size": 5}, 4, 7, data=2, tied=False),
+        Case("bert", "v_half", {}, 2, 5, tied=False),
+        Case("mlp", "bitpipe", {"scaling": "early_forwarding", "eager_sync": False}, 6, 24),
         Case("gpt", "bitpipe", {}, 4, 8, data=2),
         Case("gpt", "bitpipe", {"scaling": "early_forwarding"}, 4, 9, tied=False),
         Case("bert", "bpipe", {}, 4, 6, tied=False),

@@ -146,8 +146,9 @@ def num_instructions_of(schedule: Schedule, *, layers_of_stage: int) -> int:
 
 SCALED = tiers(
     [],
-    ci=[("1f1b", {}), ("bitpipe", {})],
+    ci=[("1f1b", {})],
     slow=[
+        ("bitpipe", {}),
         ("bpipe", {}),
         ("bitpipe", {"scaling": "early_forwarding"}),
         ("breadth_first", {}),

@@ -143,7 +143,7 @@ PROGRAMS = {
     "deferred apart": (make_mlp_that_recomputes, tiny_mlp.loss_and_grads),
 }
 QUICK = ["pages"]
-MORE = ["two replicas", "LLaMA over data and tensor", "odd order", "I and W, and pages", "deferred apart"]
+MORE = ["two replicas", "LLaMA over data and tensor", "I and W, and pages", "deferred apart"]
 
 
 @pytest.mark.parametrize("what", tiers(QUICK, ci=MORE, slow=[what for what in PROGRAMS if what not in (*QUICK, *MORE)]))

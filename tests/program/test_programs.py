@@ -42,16 +42,16 @@ MORE = [
     Spec("1f1b", 4, 6, 4),
     Spec("1f1b", 8, 16, 16, family="llama"),
     Spec("1f1b", 2, 8, 7, family="bert", tensor=2),
-    Spec("gpipe", 4, 6, 4),
     Spec("bpipe", 4, 9, 4),
     Spec("bpipe", 4, 9, 28, tensor=2),  # seven pages a microbatch: two lanes
-    Spec("bpipe", 8, 17, 24, family="llama"),
-    Spec("bitpipe", 8, 16, 32),
     Spec("bitpipe", 4, 8, 16, EARLY_FORWARDING, family="llama", data=2),
     Spec("interleaved_1f1b", 4, 8, 16, tensor=2),
     Spec("zb_h1", 4, 6, 4),
 ]
 ALL = [
+    Spec("gpipe", 4, 6, 4),
+    Spec("bpipe", 8, 17, 24, family="llama"),
+    Spec("bitpipe", 8, 16, 32),
     Spec("1f1b", 4, 6, 7),
     Spec("1f1b", 2, 4, 2),
     Spec("1f1b", 8, 16, 8),

@@ -11,7 +11,7 @@ from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.lowering.inbox import OWN
 from jaxpipe.schedules import Placement, Schedule, build, check, from_csv, parse_action, read_csv
 
-QUICK, MORE = ["V leaves"], ["odd order", "two chunks", "leaves twice", "crosswise"]
+QUICK, MORE = ["V leaves"], ["odd order", "leaves twice", "crosswise"]
 SENDS_PAGES = ["some leave", "leaves twice", "crosswise", "away for a moment", "chunks leave", "V leaves"]
 
 

@@ -20,13 +20,13 @@ from jaxpipe.drawing.html.panels import Panel
 from jaxpipe.drawing.palette import HUES, NAMES, STORED, styles
 from jaxpipe.schedules import Kind
 from jaxpipe.schedules.analysis.bubbles import ROUNDING, Bubbles, bubbles
+from jaxpipe.units import GIB
 
 _SCRIPTS = ("data", "view", "tracks", "paint", "memory", "detail", "overlay", "panel", "controls", "main")
 _IDLE = {"warm_up": "waits for its first action", "internal": "waits in between", "cool_down": "is done"}
 # The colours differ from the memory chart's: here memory stands below actions, and forwards have that colour.
 _STORED_FILLS = {"own": "#66758c"}
 _LABELLED = 0.03  # fraction of the longest makespan from which a part of a bar is wide enough for its number
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ def _panel_values(panel: Panel, entry: Entry, index: int) -> dict[str, object]:
         "makespan": timeline.makespan,
         "bubbleRatio": timeline.bubble_ratio,
         "bound": None if entry.bound is None else entry.bound / num_chunks,
-        "gibPerMa": None if entry.slot_bytes is None else entry.slot_bytes * num_chunks / _GIB,
+        "gibPerMa": None if entry.slot_bytes is None else entry.slot_bytes * num_chunks / GIB,
     }
 
 

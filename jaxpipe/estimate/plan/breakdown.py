@@ -17,6 +17,7 @@ from jaxpipe.estimate.plan.space import describe_schedule, describe_setting, leg
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.schedules import REGISTRY
+from jaxpipe.units import gib
 
 _FREE = Link(latency_s=0.0, bytes_per_s=math.inf)
 
@@ -96,7 +97,6 @@ def _without_links(roofline: Roofline) -> Roofline:
 
 # ---- Reasons for the best row ----
 
-_GIB = 2**30
 _WORDS = {
     "compute_s": "computing",
     "tensor_s": "tensor collectives",
@@ -128,7 +128,7 @@ class Baseline:
     def sentence(self) -> str:
         """The comparison with the best row as a sentence."""
         if self.slower_s is None:
-            return f"{self.name}: exceeds memory by {self.over_bytes / _GIB:.1f} GiB; largest: {self.largest}"
+            return f"{self.name}: exceeds memory by {gib(self.over_bytes, '.1f')} GiB; largest: {self.largest}"
         return f"{self.name}: {self.slower_s:.3f} s longer"
 
 

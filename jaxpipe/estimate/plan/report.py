@@ -10,8 +10,8 @@ from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.plan.breakdown import Baseline, Breakdown, best_against_second
 from jaxpipe.estimate.plan.search import Plan, Row, largest_kind
 from jaxpipe.estimate.plan.space import describe_layers, describe_schedule, describe_setting
+from jaxpipe.units import GIB, gib
 
-_GIB = 2**30
 _HEADINGS = (
     "",
     "schedule",
@@ -117,11 +117,11 @@ def _cells(rank: int, row: Row, parts: Breakdown) -> tuple[str, ...]:
 
 def _kinds(held: Bytes) -> str:
     kinds = sorted(vars(held).items(), key=lambda kind: -kind[1])
-    return ", ".join(f"{name} {_gib(size)}" for name, size in kinds if size >= _GIB // 20)
+    return ", ".join(f"{name} {_gib(size)}" for name, size in kinds if size >= GIB // 20)
 
 
 def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.1f}"
+    return gib(num_bytes, ".1f")
 
 
 # ---- JSON ----

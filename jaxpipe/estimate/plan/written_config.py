@@ -14,8 +14,7 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.plan.search import Row
-
-_GIB = 2**30
+from jaxpipe.units import gib
 
 
 def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
@@ -111,7 +110,7 @@ def _docstring(path: str, row: Row, command: str) -> list[str]:
         f" (data {setting.data} x pipe {setting.pipe} x tensor {setting.tensor})",
         f"Time:     {estimate.step_s:.3f} s a step, {estimate.samples_per_s:.2f} sequences/s, as predicted",
         f"Number:   MFU {estimate.mfu:.1%}, bubble ratio {estimate.bubble_ratio:.3f},"
-        f" {row.held.total / _GIB:.1f} of {hardware.memory_bytes / _GIB:.1f} GiB of a GPU, as predicted",
+        f" {gib(row.held.total, '.1f')} of {gib(hardware.memory_bytes, '.1f')} GiB of a GPU, as predicted",
         f"Source:   {_in_docstring(command)}",
         '"""',
     ]
