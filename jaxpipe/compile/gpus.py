@@ -60,7 +60,7 @@ def check_plugin() -> None:
     if missing:
         raise ConfigError(
             explain(
-                f"missing for compiling for absent GPUs: {', '.join(missing)}",
+                f"no {' and no '.join(missing)} to compile for absent GPUs",
                 rule="compile-plugin: compiling for absent GPUs needs the CUDA plugin of JAX and ptxas",
                 repair="run pip install -e '.[gpu-aot]'",
             )

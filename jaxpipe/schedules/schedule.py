@@ -5,8 +5,6 @@ stage 2 for microbatch 0; an action of another replica than 0 ends in `@replica`
 microbatch, has no microbatch number.
 """
 
-from __future__ import annotations
-
 import enum
 import itertools
 import re
@@ -98,6 +96,25 @@ Rows = tuple[tuple[Action, ...], ...]  # [device][position] -> Action
 
 
 @dataclass(frozen=True)
+class Columns:
+    """The A actions of a schedule as integer arrays, device by device in row order."""
+
+    kind: "np.ndarray"  # [A] Kind
+    stage: "np.ndarray"  # [A]
+    microbatch: "np.ndarray"  # [A]
+    replica: "np.ndarray"  # [A]
+    device: "np.ndarray"  # [A] the device whose row has the action
+    position: "np.ndarray"  # [A] index in that row
+    first: "np.ndarray"  # [D + 1] index of each device's first action; the last entry is A
+
+    def is_kind(self, *kinds: Kind) -> "np.ndarray":
+        """Whether each action is of one of `kinds`, [A]."""
+        import numpy as np
+
+        return np.isin(self.kind, kinds)
+
+
+@dataclass(frozen=True)
 class Schedule:
     """Rows of actions on a placement.
 
@@ -165,22 +182,3 @@ class Schedule:
             position=np.arange(num_actions) - first[device],
             first=first,
         )
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The A actions of a schedule as integer arrays, device by device in row order."""
-
-    kind: np.ndarray  # [A] Kind
-    stage: np.ndarray  # [A]
-    microbatch: np.ndarray  # [A]
-    replica: np.ndarray  # [A]
-    device: np.ndarray  # [A] the device whose row has the action
-    position: np.ndarray  # [A] index in that row
-    first: np.ndarray  # [D + 1] index of each device's first action; the last entry is A
-
-    def is_kind(self, *kinds: Kind) -> np.ndarray:
-        """Whether each action is of one of `kinds`, [A]."""
-        import numpy as np
-
-        return np.isin(self.kind, kinds)

@@ -22,7 +22,7 @@ def test_a_vocabulary_holds_all_bytes_and_what_a_masked_model_needs_besides(fami
     check_vocabulary(config_of(family=family, vocab_size=needed))
     with pytest.raises(ConfigError, match="rule vocabulary") as error:
         check_vocabulary(config_of(family=family, vocab_size=needed - 1))
-    for word in [f"vocab_size={needed - 1} ", f"a {family}: tokens 0 .. {needed - 1}", f"vocab_size={needed}"]:
+    for word in [f"vocab_size={needed - 1} ", f"{family}: tokens 0 .. {needed - 1}", f"vocab_size={needed}"]:
         assert word in str(error.value)
 
 
