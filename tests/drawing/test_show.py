@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from showing import refused, shown
 
 from jaxpipe.drawing.summary import sent_slots
 from jaxpipe.lowering import lower
@@ -17,20 +18,6 @@ from jaxpipe.show import main
 SMALL = ["1f1b", "--num_devices=4", "--num_microbatches=6"]
 CHIMERA = ["chimera", "--num_devices=4", "--num_microbatches=4"]
 BPIPE = ["bpipe", "--num_devices=8", "--num_microbatches=32"]
-
-
-def shown(capsys, *arguments: str) -> str:
-    assert main(arguments) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys, *arguments: str) -> str:
-    assert main(arguments) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    for part in ("Error: ", "\n  rule ", "\n  repair: "):
-        assert part in output.err
-    return output.err
 
 
 def test_json_content(capsys):

@@ -3,24 +3,9 @@
 import json
 
 import pytest
-
-from jaxpipe.show import main
+from showing import refused, shown
 
 SIXTEEN = ["1f1b", "--num_devices=16", "--num_microbatches=32", "--placement", "--topology=a100-80g:2x8"]
-
-
-def shown(capsys, *arguments: str) -> str:
-    assert main(arguments) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys, *arguments: str) -> str:
-    assert main(arguments) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    for part in ("Error: ", "\n  rule ", "\n  repair: "):
-        assert part in output.err
-    return output.err
 
 
 def test_the_published_case(capsys):
