@@ -18,6 +18,8 @@ XLA_FLAGS = (
 os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *XLA_FLAGS)).strip()  # the last one wins
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+# LLVM takes half the time without its expensive passes. The optimized HLO is the same; numbers are, to rounding.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
 
@@ -30,16 +32,6 @@ def pytest_configure(config):
 
     for path in config.getoption("--method"):
         register_file(path)
-
-
-@pytest.fixture(scope="module")
-def compiled_quickly():
-    """LLVM takes half the time without its expensive passes; what is computed stays the same to rounding."""
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.hookimpl(trylast=True)

@@ -20,7 +20,6 @@ from jaxpipe.checkpoints.files import SUMS, complete_steps, damages, delete, rea
 from jaxpipe.errors import CheckpointError, ConfigError
 from jaxpipe.models import GPTConfig, LanguageModel
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,7 +29,7 @@ def pipeline():
 
 
 @pytest.fixture(scope="module")
-def states(pipeline, compiled_quickly):
+def states(pipeline):
     return [staged(numbers(seed), pipeline, count=seed) for seed in range(3)]
 
 

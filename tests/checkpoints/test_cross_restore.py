@@ -10,7 +10,6 @@ from jaxpipe.checkpoints.arrays import read_array, shapes
 from jaxpipe.checkpoints.state import StateForm
 from jaxpipe.program.staged_params import Canonical
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 STEP = 7
 
 

@@ -10,7 +10,6 @@ from jaxpipe.checkpoints.checks import check_parts, writers
 from jaxpipe.checkpoints.files import complete_steps
 from jaxpipe.errors import CheckpointError
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def test_one_process_writes_all():

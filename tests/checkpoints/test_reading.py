@@ -14,7 +14,6 @@ from jaxpipe.checkpoints.__main__ import main
 from jaxpipe.checkpoints.files import CHECKPOINTS, complete_steps, delete, set_aside
 from jaxpipe.errors import CheckpointError, ConfigError
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 KERNEL = "layers.attention.query_key_value.kernel"
 
 
@@ -24,7 +23,7 @@ def pipeline():
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory, pipeline, compiled_quickly):
+def written(tmp_path_factory, pipeline):
     """Of steps 1 and 2."""
     folder = tmp_path_factory.mktemp("written") / CHECKPOINTS
     with Checkpoints(folder, pipeline=pipeline, keep=Keep()) as saved:

@@ -13,7 +13,6 @@ from tiny_states import FORMS, assert_equal, like_of, make_pipeline, numbers, st
 from jaxpipe.checkpoints import Checkpoints, Keep
 from jaxpipe.checkpoints.arrays import read_array
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 ROOT = Path(__file__).parents[2]
 
 

@@ -25,7 +25,6 @@ def delete_and_read(folder: Path, like: Arrays) -> Arrays:
 def main(folder: Path, process: int, coordinator: str) -> None:
     """Restores what one process wrote, saves twice, damages the newer and restores the older."""
     jax.config.update("jax_num_cpu_devices", 4)
-    jax.config.update("jax_disable_most_optimizations", True)
     jax.distributed.initialize(coordinator, 2, process)
     said: list[str] = []
 

@@ -47,7 +47,7 @@ def trained(original):
             *(f"--workdir={folder / 'run'}", *MESH, *BATCH, *STEPS),
         ],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

@@ -30,7 +30,6 @@ FORMS = [("none", "xla"), ("attention", "xla"), ("full", "xla"), ("none", "chunk
 
 def bench(*arguments, **fields):
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # LLVM's, for speed: bytes are those of XLA's program
     chosen = [f"--config.{field}={value}" for field, value in (SMALL | fields).items()]
     command = [
         sys.executable,
@@ -147,7 +146,7 @@ def test_a_slot_is_no_larger_than_the_literature_says(family, recompute, attenti
 
 
 @pytest.fixture(scope="module")
-def dropping_problem(compiled_quickly):
+def dropping_problem():
     config = tiny_config("gpt", tensor=2, embedding_dropout=0.2, attention_dropout=0.2, hidden_dropout=0.2)
     config.train.seed = 7
     return make_step_pair(config, tuple(jax.devices()[:8]))

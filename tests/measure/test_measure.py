@@ -32,15 +32,6 @@ def small_config(**fields):
     return config
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_at_once():
-    """Without LLVM's optimizations, which are for speed."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.fixture(scope="module")
 def stages():
     return make_stages(small_config(), jax.devices()[:1], microbatch_size=2, num_layers=2)
@@ -123,7 +114,6 @@ def test_one_process_measures(tensor):
 
 def run_command(*arguments, folder):
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # LLVM's: what is timed does not matter here
     fields = {"model.hidden": 32, "model.num_heads": 2, "mesh.pipe": 2, "data.seq_len": 16}
     chosen = [f"--config.{field}={value}" for field, value in fields.items()]
     program = [sys.executable, "-m", "jaxpipe.measure"]

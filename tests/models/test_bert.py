@@ -13,7 +13,6 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import BertConfig, LanguageModel
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 @pytest.mark.parametrize("sentence_order", [True, False])

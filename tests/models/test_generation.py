@@ -8,7 +8,6 @@ import pytest
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.sample import generate
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 WINDOW, NUM_TOKENS, PROMPT = 6, 9, [3, 1, 4]
 MODEL = LanguageModel(GPTConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=11, num_positions=WINDOW))
 

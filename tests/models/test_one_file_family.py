@@ -66,7 +66,6 @@ def microbatches(config):
 
 
 @pytest.mark.ci
-@pytest.mark.usefixtures("compiled_quickly")
 def test_it_trains_and_is_sampled_by_the_commands(config_file, tmp_path, capsys):
     workdir = f"--workdir={tmp_path / 'run'}"
     assert train.main([config_file, workdir, "--config.model.expansion=2"]) == 0
@@ -79,7 +78,6 @@ def test_it_trains_and_is_sampled_by_the_commands(config_file, tmp_path, capsys)
 
 
 @pytest.mark.ci
-@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize(("schedule", "tensor"), [("1f1b", 1), ("zb_h1", 2)])
 def test_gradients_through_the_pipeline_are_those_of_plain_grad(schedule, tensor):
     config = small_config(pipeline__schedule=schedule, mesh__tensor=tensor)
@@ -149,7 +147,6 @@ def test_a_step_is_estimated_and_planned(config_file, capsys):
 
 
 @pytest.mark.ci
-@pytest.mark.usefixtures("compiled_quickly")
 def test_a_step_compiles_on_cpus():
     step = compile_step(small_config(), jax.devices()[:2])
     found = memory(setting_of(small_config(), TOPOLOGY))

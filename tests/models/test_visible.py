@@ -11,7 +11,6 @@ from small_models import in_tiers
 from jaxpipe.models.attention import Visible, chunked, xla
 from jaxpipe.models.attention_chunked import blocks
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 FORMS = pytest.mark.parametrize("form", [xla, chunked])
 VISIBLE = {

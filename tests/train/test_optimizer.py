@@ -32,7 +32,6 @@ def test_learning_rate_needs_no_warm_up(config):
     assert float(learning_rate(config)(0)) == pytest.approx(1.0)
 
 
-@pytest.mark.usefixtures("compiled_quickly")
 def test_only_kernels_decay(config):
     model = LanguageModel(
         GPTConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=16, num_positions=4, tie_embeddings=False)
