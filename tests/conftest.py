@@ -1,10 +1,12 @@
 """Eight virtual CPU devices for the whole suite, set before anything starts a JAX backend.
 
-Nothing here imports JAX by itself, so that tests of the pure parts run without it. No
-compilation cache: a test that compiles shall compile.
+Nothing here imports JAX by itself, so that tests of the pure parts run without it. Compiled programs are kept beside
+what pytest keeps, for tests and their processes that compile the same; `pytest --cache-clear` forgets them.
 """
 
+import gc
 import os
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +22,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 # LLVM takes half the time without its expensive passes. The optimized HLO is the same; numbers are, to rounding.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "d" / "programs")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 
 def pytest_addoption(parser):
@@ -32,6 +35,10 @@ def pytest_configure(config):
 
     for path in config.getoption("--method"):
         register_file(path)
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what is imported stays: no collection looks at it again
 
 
 @pytest.hookimpl(trylast=True)

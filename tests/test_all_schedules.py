@@ -39,6 +39,7 @@ def test_what_stands_in_the_page_is_what_the_command_gives(run, size):
     assert put_between(given, page) == page
 
 
+@pytest.mark.ci
 def test_compiled_bytes_in_the_page_are_those_accounted_for(run, tables, size):
     (row,) = (row for row in tables.ROWS if row.label == "zb_h1")
     of_halves = sys.modules["compiled"].page_bytes(row, jax.devices()[: run.NUM_DEVICES])

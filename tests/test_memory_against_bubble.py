@@ -31,6 +31,7 @@ def test_what_stands_in_the_page_is_what_the_command_gives(run):
     assert put_between(run.document(), page) == page
 
 
+@pytest.mark.ci
 def test_the_picture_is_of_these_figures(run):
     assert content_of(run.PICTURE) == sys.modules["picture"].content(run.panels())
 
@@ -59,7 +60,7 @@ def test_cells_by_hand(run):
     assert dict(zip(run.HEADS, of(run, "zb_v").cells, strict=True))["messages"].startswith("128 / ")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_rounds_cost_no_time(run):
     assert max(run.measured(row, costs).slowdown for row in run.ROWS for costs in run.COSTS) <= 1.001
     # Searched for the asynchronous clock: what the best found loses on the other is measured, and little.

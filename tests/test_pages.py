@@ -58,6 +58,7 @@ def test_flags_are_off_unless_asked_for():
         parser.parse_args(["--qui"])
 
 
+@pytest.mark.ci
 def test_a_script_finds_what_pages_share(tmp_path):
     """Started from anywhere, without PYTHONPATH."""
     script = EXPERIMENTS / "020_reevaluation" / "run.py"

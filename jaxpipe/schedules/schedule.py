@@ -109,9 +109,10 @@ class Columns:
 
     def is_kind(self, *kinds: Kind) -> "np.ndarray":
         """Whether each action is of one of `kinds`, [A]."""
-        import numpy as np
-
-        return np.isin(self.kind, kinds)
+        found = self.kind == kinds[0]
+        for kind in kinds[1:]:
+            found |= self.kind == kind
+        return found
 
 
 @dataclass(frozen=True)
@@ -152,12 +153,12 @@ class Schedule:
         """The fraction of a microbatch's pages of `stage` that EVICT and LOAD move."""
         return self.parked[stage] if self.parked else Fraction(1)
 
-    @property
+    @cached_property
     def has_transfers(self) -> bool:
         """Whether activations move between paired devices: EVICT and LOAD."""
         return bool(self.columns.is_kind(*TRANSFER_KINDS).any())
 
-    @property
+    @cached_property
     def has_split_backward(self) -> bool:
         """Whether any backward is in two parts, I and W."""
         return bool(self.columns.is_kind(Kind.W).any())

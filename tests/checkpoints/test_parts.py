@@ -11,7 +11,6 @@ from jaxpipe.checkpoints.files import complete_steps
 from jaxpipe.errors import CheckpointError
 
 
-
 def test_one_process_writes_all():
     assert writers({"jax": jax.numpy.zeros(3)}) == writers({"numpy": np.zeros(3)}) == {0}
 

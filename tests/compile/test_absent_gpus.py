@@ -54,7 +54,7 @@ def report(case):
     return compiled(*CASES[case])
 
 
-LONG = ("llama, two nodes, uneven stages", "data parallel, dropout, another GPU")
+LONG = ("llama, two nodes, uneven stages", "data parallel, dropout, another GPU", "gpt, bitpipe")
 
 
 @pytest.fixture(
@@ -100,14 +100,14 @@ def test_every_page_travels_behind_an_action():
     assert numbers["permutes"] > numbers["evict_load_permutes"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_gradients_of_two_replicas_travel_behind_actions():
     numbers = report("gpt, bitpipe")
     assert numbers["overlapped_exchange_permutes"] == numbers["exchange_permutes"] > 0
     assert numbers["permutes"] > numbers["exchange_permutes"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_two_replicas_have_one_state_and_twice_the_weights():
     """Wu et al., BitPipe, Table 2: D Ma of activations as 1F1B, which are twice as many slots of half the layers."""
     bitpipe, plain = report("gpt, bitpipe"), report("gpt")

@@ -33,6 +33,7 @@ def write(prefix, tokens):
         writer.add(tokens)
 
 
+@pytest.mark.ci
 def test_standard_library_is_real_text_and_the_same_each_time():
     sizes = {**SIZES, "heldout_fraction": 0.05, "batch_size": 32, "seq_len": 128}
     first, again = load_corpus("auto", **sizes), load_corpus("auto", **sizes)

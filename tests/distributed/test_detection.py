@@ -56,7 +56,7 @@ def without_cluster():
     }
 
 
-@pytest.mark.parametrize("cluster", [slurm, open_mpi, both])
+@pytest.mark.parametrize("cluster", [*(pytest.param(each, marks=pytest.mark.ci) for each in (slurm, open_mpi)), both])
 def test_two_processes_join_without_any_flag(cluster, without_cluster):
     with socket.socket() as free:
         free.bind(("localhost", 0))

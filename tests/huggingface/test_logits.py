@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from their_models import MODELS, family_of, load, logits_of, microbatch, read_model, their_logits
 
-
 # float32 rounds to 6e-8; logits of a few units, through sums of some hundred terms, to a few 1e-6.
 TOLERANCE = 1e-4
 

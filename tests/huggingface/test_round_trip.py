@@ -26,7 +26,6 @@ from jaxpipe.huggingface import copy_source_model, writing
 from jaxpipe.models import LanguageModel
 from jaxpipe.training.run_folder import read_config, write_config
 
-
 ONE_OF_A_FAMILY = ["gpt2", "qwen2", "bert"]
 COMPANIONS = {
     "tokenizer.json": '{"model": {"type": "BPE"}}',

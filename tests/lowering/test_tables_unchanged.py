@@ -20,8 +20,7 @@ from jaxpipe.schedules.methods.option import parse_options
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tables.json"
 DIGESTS = json.loads(GOLDEN.read_text())
-FEW_DEVICES = (2, 3, 4)
-MANY_DEVICES = (8,)
+NUMS_DEVICES = (2, 3, 4, 8)
 ALL_PLACEMENTS = PLACEMENTS | TWO_WAYS
 
 
@@ -82,17 +81,10 @@ def digest_of_random(placement: str) -> str:
     return whole.hexdigest()[:16]
 
 
+@pytest.mark.parametrize("num_devices", [pytest.param(d, marks=[] if d == 4 else pytest.mark.ci) for d in NUMS_DEVICES])
 @pytest.mark.parametrize("method", DIGESTS["methods"])
-def test_tables_of_few_devices(method):
-    expected = DIGESTS["methods"][method]
-    assert {d: digest_of_method(method, d) for d in FEW_DEVICES} == {d: expected[str(d)] for d in FEW_DEVICES}
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("method", DIGESTS["methods"])
-def test_tables_of_many_devices(method):
-    expected = DIGESTS["methods"][method]
-    assert {d: digest_of_method(method, d) for d in MANY_DEVICES} == {d: expected[str(d)] for d in MANY_DEVICES}
+def test_tables_of_methods(method, num_devices):
+    assert digest_of_method(method, num_devices) == DIGESTS["methods"][method][str(num_devices)]
 
 
 @pytest.mark.parametrize("placement", ALL_PLACEMENTS)
@@ -101,6 +93,6 @@ def test_tables_of_random_schedules(placement):
 
 
 if __name__ == "__main__":
-    methods = {m: {d: digest_of_method(m, d) for d in (*FEW_DEVICES, *MANY_DEVICES)} for m in DIGESTS["methods"]}
+    methods = {m: {d: digest_of_method(m, d) for d in NUMS_DEVICES} for m in DIGESTS["methods"]}
     random = {placement: digest_of_random(placement) for placement in ALL_PLACEMENTS}
     GOLDEN.write_text(json.dumps({"methods": methods, "random": random}, indent=1) + "\n")

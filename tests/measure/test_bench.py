@@ -129,7 +129,7 @@ def test_bytes_of_a_llama_layer_are_counted_one_by_one():
         assert found == s * b * numbers_of_a_token * itemsize // tensor
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.ci)])
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize(("recompute", "attention"), FORMS)
 @pytest.mark.parametrize("family", ["gpt", "llama"])

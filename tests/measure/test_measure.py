@@ -42,6 +42,7 @@ def test_the_stages_keep_the_rules(by_halves):
     check_rules(three_stages(NUM_MICROBATCHES, by_halves=by_halves))
 
 
+@pytest.mark.ci
 def test_all_actions_are_loss_and_grads_and_none_is_nothing(stages):
     run, arguments = stages.compile_some(stages.whole), (stages.params, stages.batch)
     scale = 1.0 / (NUM_MICROBATCHES * 2 * 16)  # of every token

@@ -14,7 +14,6 @@ from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import BertConfig, LanguageModel
 
 
-
 @pytest.mark.parametrize("sentence_order", [True, False])
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_parameters_of_the_ends_are_those_of_the_textbook(tie_embeddings, sentence_order):

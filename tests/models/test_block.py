@@ -27,7 +27,6 @@ from jaxpipe.models.choices import gelu_tanh
 from jaxpipe.models.linear import LayerNorm, RMSNorm
 from jaxpipe.models.llama import swiglu
 
-
 PADDING_MASK = masked_tokens()["padding_mask"]
 LAYERS = {
     "gpt": textbook.gpt_layer,

@@ -32,7 +32,6 @@ from jaxpipe.models import LanguageModel
 from jaxpipe.models.dropout import Site, keep_mask
 from jaxpipe.models.rotary import RotaryScaling
 
-
 FAMILIES = pytest.mark.parametrize("family", CONFIGS)
 MICROBATCH, FIRST_SEQUENCE = 2, 5
 

@@ -34,7 +34,6 @@ from small_models import (
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import LanguageModel
 
-
 PIECES = P(None, "tensor")  # of the stream "batch seq hidden"
 CASES = {
     "gpt": ("gpt", {"tie_embeddings": False}, TensorAxis(2)),

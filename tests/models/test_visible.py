@@ -11,7 +11,6 @@ from small_models import in_tiers
 from jaxpipe.models.attention import Visible, chunked, xla
 from jaxpipe.models.attention_chunked import blocks
 
-
 FORMS = pytest.mark.parametrize("form", [xla, chunked])
 VISIBLE = {
     "all": lambda seq: Visible(causal=False),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from tiny_models import QUICKLY, config_of, pipeline_of, random_batch, random_params
+from tiny_models import config_of, pipeline_of, random_batch, random_params
 from tiny_training import mean_loss_and_grads
 
 from jaxpipe.models import LanguageModel
@@ -92,7 +92,7 @@ def traced(spec: Spec) -> tuple[Pipeline, tuple[Any, Any, Any], Any]:
 def program(spec: Spec) -> Program:
     """The compiled program of `spec`."""
     pipeline, (params, batch, scale), lowered = traced(spec)
-    step = lowered.compile(compiler_options=QUICKLY)
+    step = lowered.compile()
     return Program(pipeline, params, batch, scale, pipeline.shapes(params, batch, random=False), step)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tiny_mlp
 from sixteen_devices import run_on_sixteen_devices
-from tiny_models import config_of, pipeline_of, random_batch, random_params, run_quickly
+from tiny_models import config_of, pipeline_of, random_batch, random_params
 
 from jaxpipe.program import Pipeline
 from jaxpipe.schedules import Schedule, build
@@ -108,7 +108,7 @@ def run(case: Case, schedule: Schedule) -> tuple[Pipeline, Any]:
     params = jax.jit(pipeline.to_stages)(random_params(config))
     batch = random_batch(case.num_microbatches, seed=0)
     key = jax.random.key(KEY_SEED) if case.dropout else None
-    loss, grads = run_quickly(pipeline.loss_and_grads, params, batch, 1.0, key)
+    loss, grads = pipeline.loss_and_grads(params, batch, 1.0, key)
     return pipeline, (loss, jax.jit(pipeline.from_stages)(grads))
 
 
@@ -151,7 +151,7 @@ def test_the_loss_alone_is_that_of_1f1b_and_moves_nothing():
         pipeline = tiny_mlp.make_pipeline(build(name, num_devices=4, num_microbatches=9), num_layers=8)
         assert not pipeline.forward_table.num_page_lanes
         params = jax.jit(pipeline.to_stages)(tiny_mlp.make_params(8))
-        losses[name] = float(run_quickly(pipeline.loss, params, tiny_mlp.make_batch(9)))
+        losses[name] = float(pipeline.loss(params, tiny_mlp.make_batch(9)))
     assert losses["bpipe"] == losses["1f1b"]
 
 

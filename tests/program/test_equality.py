@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from sixteen_devices import run_on_sixteen_devices
 from tiers import tiers
-from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors, run_quickly
+from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors
 from tiny_training import Training, batches, family_of, mean_loss_and_grads, train_on_one_device, train_pipelined
 
 from jaxpipe.schedules import build
@@ -181,7 +181,7 @@ def test_the_loss_alone_is_that_of_one_device_and_drops_nothing(family):
     pipeline = pipeline_of(build("1f1b", num_devices=2, num_microbatches=3), config, data=2, tensor=2)
     wanted, _ = mean_loss_and_grads(config, params, batch)
     staged = jax.jit(pipeline.to_stages)(params)
-    found = run_quickly(pipeline.loss, staged, batch, 1 / (batch["targets"] >= 0).sum())
+    found = pipeline.loss(staged, batch, 1 / (batch["targets"] >= 0).sum())
     assert float(found) == pytest.approx(wanted, rel=LARGEST_ERROR)
 
 
@@ -209,7 +209,7 @@ def test_the_bounds_would_show_a_gradient_that_is_not_summed_over_tensor(monkeyp
     config, batch = config_of("gpt", num_layers=2), random_batch(1, seed=0)
     pipeline = pipeline_of(build("1f1b", num_devices=1, num_microbatches=1), config, tensor=2)
     params = jax.jit(pipeline.to_stages)(random_params(config))
-    _, grads = run_quickly(pipeline.loss_and_grads, params, batch, 1 / (batch["targets"] >= 0).sum())
+    _, grads = pipeline.loss_and_grads(params, batch, 1 / (batch["targets"] >= 0).sum())
     _, wanted = mean_loss_and_grads(config, random_params(config), batch)
     errors = relative_errors(pipeline.from_stages(grads), wanted)
     # A device has all of the gradient of what is split over tensor, and half the sequence's of what is not.

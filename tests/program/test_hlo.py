@@ -14,7 +14,7 @@ import pytest
 import tiny_mlp
 from jax import lax
 from tiers import tiers
-from tiny_models import QUICKLY, pipeline_of
+from tiny_models import pipeline_of
 
 from jaxpipe.compile.hlo import computations, num_instructions, whole_writes
 from jaxpipe.measure.memory import gradient_shapes, pool_shapes
@@ -40,7 +40,7 @@ def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, da
     if family == "bert":
         batch |= dict.fromkeys(("token_types", "padding_mask", "predicted"), tokens)
         batch["sentence_order"] = jax.ShapeDtypeStruct(leading, jnp.int32)
-    compiled: Any = pipeline.loss_and_grads.lower(params, batch, 1.0).compile(compiler_options=QUICKLY)
+    compiled: Any = pipeline.loss_and_grads.lower(params, batch, 1.0).compile()
     return pipeline, params, pipeline.shapes(params, batch).storage, compiled.as_text()
 
 
@@ -67,7 +67,7 @@ def test_nor_where_slots_have_room_for_all_that_waits():
     params, batch = jax.eval_shape(lambda: pipeline.to_stages(tiny_mlp.make_params(7))), tiny_mlp.make_batch(6)
     storage = pipeline.shapes(params, batch).storage
     assert len(storage.pools) == 1
-    compiled: Any = pipeline.loss_and_grads.lower(params, batch).compile(compiler_options=QUICKLY)
+    compiled: Any = pipeline.loss_and_grads.lower(params, batch).compile()
     shapes = pool_shapes(storage) | gradient_shapes(pipeline, params)
     assert all(shape in compiled.as_text() for shape in shapes)
     assert whole_writes(compiled.as_text(), shapes) == []
@@ -140,7 +140,7 @@ def num_instructions_of(schedule: Schedule, *, layers_of_stage: int) -> int:
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=num_layers)
     params = jax.eval_shape(lambda: pipeline.to_stages(tiny_mlp.make_params(num_layers)))
     lowered = pipeline.loss_and_grads.lower(params, tiny_mlp.make_batch(num_microbatches))
-    compiled: Any = lowered.compile(compiler_options=QUICKLY)
+    compiled: Any = lowered.compile()
     return num_instructions(compiled.as_text())
 
 

@@ -12,7 +12,7 @@ import pytest
 import tiny_gpt
 import tiny_mlp
 from tiers import tiers
-from tiny_models import QUICKLY, config_of, pipeline_of, random_batch
+from tiny_models import config_of, pipeline_of, random_batch
 
 from jaxpipe.compile.hlo import num_instructions
 from jaxpipe.mesh import make_mesh
@@ -45,7 +45,7 @@ def test_the_train_step_aliases_all_of_the_state_which_two_replicas_have_once():
     assert bytes_per_device(state) == state_bytes
     batch = jax.device_put(random_batch(3, seed=0), pipeline.batch_sharding)
     step = make_train_step(LanguageModel(config), pipeline, optimizer, optax.constant_schedule(1e-3), max_grad_norm=1.0)
-    compiled: Any = step.lower(state, batch).compile(compiler_options=QUICKLY)
+    compiled: Any = step.lower(state, batch).compile()
     # All leaves of the state come back, every one in the buffer that it came in; only tokens and targets come besides.
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == state_bytes
@@ -77,7 +77,7 @@ def compile_for(pipeline: Pipeline, make_params, shape: tuple[int, ...]) -> tupl
     )
     tokens = jax.ShapeDtypeStruct(shape, np.int32, sharding=pipeline.batch_sharding)
     batch = {"tokens": tokens, "targets": tokens}
-    return pipeline.loss_and_grads.lower(params, batch).compile(compiler_options=QUICKLY), params, batch
+    return pipeline.loss_and_grads.lower(params, batch).compile(), params, batch
 
 
 def bytes_sized_by_n(name: str, num_microbatches: int) -> int:
@@ -126,7 +126,7 @@ def test_an_unrolled_program_grows():
         pipeline = tiny_mlp.make_pipeline(schedule, num_layers=2, rolled=False)
         params = pipeline.to_stages(tiny_mlp.make_params(2))
         lowered = pipeline.loss_and_grads.lower(params, tiny_mlp.make_batch(num_microbatches))
-        compiled: Any = lowered.compile(compiler_options=QUICKLY)
+        compiled: Any = lowered.compile()
         nums.append(num_instructions(compiled.as_text()))
     assert nums[1] > 1.3 * nums[0]
 

@@ -13,7 +13,7 @@ import tiny_gpt
 import tiny_mlp
 from csv_schedules import CSV
 from tiers import tiers
-from tiny_models import config_of, pipeline_of, random_batch, random_params, run_quickly
+from tiny_models import config_of, pipeline_of, random_batch, random_params
 
 from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import make_mesh
@@ -36,7 +36,7 @@ def make_llama() -> Pipeline:
 
 def loss_and_grads_of_llama(pipeline: Pipeline):
     params = jax.jit(pipeline.to_stages)(random_params(LLAMA))
-    return run_quickly(pipeline.loss_and_grads, params, random_batch(5, seed=0))
+    return pipeline.loss_and_grads(params, random_batch(5, seed=0))
 
 
 def make_mlp_that_sends_pages(unit: str = "page") -> Pipeline:

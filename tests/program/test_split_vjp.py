@@ -10,7 +10,6 @@ from jaxprs import num_products, num_runs
 from layers_to_split import LAYERS, X, normal
 from split_functions import ONCE, SplitFunctions, split_functions
 from tiers import tiers
-from tiny_models import QUICKLY
 
 from jaxpipe.program.vjp import vjp_forward
 
@@ -51,14 +50,14 @@ def test_the_gradients_are_those_of_the_whole_backward(name):
     (params, x, dy, given), parts = arguments_of(name), split_of(name)
     function = LAYERS[name].function
 
-    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    @functools.partial(jax.jit)
     def plain(params, x, dy):
         _, vjp = jax.vjp(lambda params, x: function(params, x, given), params, x)
         return vjp_forward(function, params, x, given)[1], vjp(dy)
 
     kept, expected = plain(params, x, dy)
-    whole = jax.jit(parts.whole, compiler_options=QUICKLY)(params, kept, dy, given)
-    found = jax.jit(parts.both, compiler_options=QUICKLY)(params, kept, dy, given)
+    whole = jax.jit(parts.whole)(params, kept, dy, given)
+    found = jax.jit(parts.both)(params, kept, dy, given)
     # Of a loop that is two, XLA orders the terms of a product in another way.
     if "loop" not in name:
         jax.tree.map(np.testing.assert_array_equal, found, whole)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxprs import num_products, num_runs
 from split_functions import ONCE, SplitFunctions, split_functions
 from tiers import tiers
-from tiny_models import MICROBATCH_SIZE, QUICKLY, SEQ_LEN, config_of, random_batch, random_params
+from tiny_models import MICROBATCH_SIZE, SEQ_LEN, config_of, random_batch, random_params
 
 from jaxpipe.mesh import Randomness, TensorAxis, make_mesh
 from jaxpipe.models import LanguageModel
@@ -136,9 +136,9 @@ def test_gradients_of_kernels_alone_are_deferred(case):
 @compiled_models
 def test_gradients_are_those_of_the_whole_backward(case):
     layer, _, parts = layer_and_split(case)
-    kept = jax.jit(layer.kept, compiler_options=QUICKLY)(layer.params, layer.x)
+    kept = jax.jit(layer.kept)(layer.params, layer.x)
     arguments = layer.params, kept, layer.dy, *layer.given
-    whole, both = (jax.jit(f, compiler_options=QUICKLY)(*arguments) for f in (parts.whole, parts.both))
+    whole, both = (jax.jit(f)(*arguments) for f in (parts.whole, parts.both))
     jax.tree.map(np.testing.assert_array_equal, both, whole)
 
 
@@ -159,7 +159,7 @@ def test_over_tensor_they_are_so_and_keep_no_more_than_their_part(case):
         function = layer.on_devices(functools.partial(gradients, is_split=is_split), out_specs)
         arguments = layer.params, layer.x, layer.dy
         runs.append(num_runs(function, *arguments))
-        found.append(jax.jit(function, compiler_options=QUICKLY)(*arguments))
+        found.append(jax.jit(function)(*arguments))
     jax.tree.map(np.testing.assert_array_equal, *found)
     assert sum(like.size for like in of_weights) <= num_numbers(case[0], num_devices=2)
     is_split, whole = runs

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import QUICKLY, pipeline_of, random_params, relative_errors, run_quickly
+from tiny_models import pipeline_of, random_params, relative_errors
 
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline
@@ -73,7 +73,7 @@ def loss_and_grads(pipeline: Pipeline, *, tie_embeddings: bool = True):
     batch = make_batch(pipeline.schedule.num_microbatches)
     params = make_params(pipeline.layout.num_layers, tie_embeddings=tie_embeddings)
     staged = jax.jit(pipeline.to_stages)(params)
-    loss, grads = run_quickly(pipeline.loss_and_grads, staged, batch, 1 / num_valid(batch))
+    loss, grads = pipeline.loss_and_grads(staged, batch, 1 / num_valid(batch))
     return float(loss), jax.jit(pipeline.from_stages)(grads)
 
 
@@ -90,7 +90,7 @@ def expected_loss_and_grads(num_layers: int, num_microbatches: int, *, tie_embed
 
 @functools.cache
 def _value_and_grad(tie_embeddings: bool):
-    return jax.jit(jax.value_and_grad(make_model(tie_embeddings).loss_sum), compiler_options=QUICKLY)
+    return jax.jit(jax.value_and_grad(make_model(tie_embeddings).loss_sum))
 
 
 @functools.cache

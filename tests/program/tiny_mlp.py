@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tiny_models import run_quickly
 
 from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline, StageFunctions
@@ -60,7 +59,7 @@ def make_pipeline(schedule: Schedule, *, num_layers: int, data: int = 1, **optio
 def loss_and_grads(pipeline: Pipeline):
     """The pipeline's loss and its gradients in canonical layer order."""
     params = jax.jit(pipeline.to_stages)(make_params(pipeline.layout.num_layers))
-    loss, grads = run_quickly(pipeline.loss_and_grads, params, make_batch(pipeline.schedule.num_microbatches))
+    loss, grads = pipeline.loss_and_grads(params, make_batch(pipeline.schedule.num_microbatches))
     return loss, jax.jit(pipeline.from_stages)(grads)
 
 
@@ -74,7 +73,7 @@ def expected_loss_and_grads(num_layers: int, num_microbatches: int):
         return head(params["shared"], x, batch)
 
     arguments = make_params(num_layers), make_batch(num_microbatches)
-    return run_quickly(jax.jit(jax.value_and_grad(loss)), *arguments)
+    return jax.jit(jax.value_and_grad(loss))(*arguments)
 
 
 def assert_equivalent(pipeline: Pipeline) -> None:

@@ -12,8 +12,6 @@ from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Schedule
 
 MICROBATCH_SIZE, SEQ_LEN, VOCAB_SIZE = 2, 8, 32
-# What LLVM does costs time and changes nothing that is tested: XLA's program is the same text at any level.
-QUICKLY: Any = {"xla_backend_optimization_level": 0}
 _SIZES = {"hidden": 16, "num_heads": 4}
 _NUM_WORDS_OF_BERT, _MOST_PREDICTED = 27, 3  # its vocabulary has rows of no word
 
@@ -39,11 +37,6 @@ def config_of(family: str, *, num_layers: int, dropout: float = 0.0, **choices: 
         hidden_dropout=dropout / 3,
         **choices,
     )
-
-
-def run_quickly(function: Any, *arguments: Any) -> Any:
-    """What the jitted `function` returns."""
-    return function.lower(*arguments).compile(compiler_options=QUICKLY)(*arguments)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tiny_models import QUICKLY, ModelConfig, random_batch, random_params
+from tiny_models import ModelConfig, random_batch, random_params
 
 from jaxpipe.mesh import Randomness
 from jaxpipe.models import BertConfig, LanguageModel
@@ -46,7 +46,7 @@ def start_training(pipeline: Pipeline, config: ModelConfig) -> tuple[TrainState,
         dropout_seed=DROPOUT_SEED if config.anatomy.has_dropout else None,
     )
     batch = batches_on_mesh(pipeline, family_of(config))[0]
-    return state, train_step.lower(state, batch).compile(compiler_options=QUICKLY)
+    return state, train_step.lower(state, batch).compile()
 
 
 def family_of(config: ModelConfig) -> str:
@@ -125,4 +125,4 @@ def _value_and_grad(config: ModelConfig) -> Any:
         sums = LanguageModel(config).loss_sum(params, microbatch, random, m)
         return sum(jax.tree.leaves(jax.tree.map(jnp.multiply, scale, sums)))
 
-    return jax.jit(jax.value_and_grad(loss), compiler_options=QUICKLY)
+    return jax.jit(jax.value_and_grad(loss))

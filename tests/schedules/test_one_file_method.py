@@ -11,6 +11,7 @@ from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import base_config, check
 from jaxpipe.errors import ScheduleError
 from jaxpipe.estimate import Roofline, estimate, setting_of
+from jaxpipe.estimate.plan.space import legal_variants
 from jaxpipe.schedules import REGISTRY, Costs, Problem, build, find_method, peak_activations
 from jaxpipe.schedules.methods.registry import register_file
 from jaxpipe.schedules.ordering.optimize import registered
@@ -59,11 +60,18 @@ def test_show(capsys):
 
 
 def test_plan_tries_it_and_writes_a_config_that_runs_it(capsys, tmp_path):
-    arguments = ["--config=configs/gpt3_125m.py", "--topology=a100-80g:1x4", f"--method={FILE}", "--top=100000"]
+    arguments = ["--config=configs/gpt3_125m.py", "--topology=a100-80g:1x2", f"--method={FILE}", "--top=100000"]
     arguments += ["--config.data.batch_size=8", "--config.model.num_layers=4"]
     assert plan.main(arguments) == 0
     printed = capsys.readouterr().out
     assert all(f"{NAME} num_ahead={ahead}" in printed for ahead in (2, 3))
+
+
+def test_it_is_planned_after_a_plan_without_it():
+    group = setting_of(config(), TOPOLOGY)
+    before = legal_variants(group)
+    register_file(FILE)
+    assert {variant.name for variant in set(legal_variants(group)) - set(before)} == {NAME}
 
 
 def test_optimize_starts_from_it(capsys):

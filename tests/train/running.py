@@ -12,17 +12,14 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 from jaxpipe.distributed import log
 
 ROOT = Path(__file__).parents[2]
-CACHE = tempfile.TemporaryDirectory()  # of the programs of these runs: those of equal runs are compiled once
 SMALL = [
     "--config.mesh.platform=cpu",
     "--config.mesh.pipe=2",
@@ -95,15 +92,10 @@ def _settings(*, is_optimized: bool):
         "jax_default_device",
         "jax_disable_most_optimizations",
         "jax_platforms",
-        "jax_compilation_cache_dir",
-        "jax_persistent_cache_min_compile_time_secs",
     )
     options = {name: jax.config.values[name] for name in names}
     verbosity = logging.getLogger("absl").level
     jax.config.update("jax_disable_most_optimizations", not is_optimized)
-    jax.config.update("jax_compilation_cache_dir", CACHE.name)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    compilation_cache.reset_cache()  # or it stays as it was found at the first compilation
     try:
         yield
     finally:
@@ -112,7 +104,6 @@ def _settings(*, is_optimized: bool):
         warnings.showwarning = show
         for name, value in options.items():
             jax.config.update(name, value)
-        compilation_cache.reset_cache()
         logging.getLogger("absl").setLevel(verbosity)
         log._print[0] = print
         log._early.clear()

@@ -99,6 +99,7 @@ def test_a_config_file_has_the_fields_of_its_family(command, tmp_path, code, wor
     assert_error(command(f"--config={file}"), *words)
 
 
+@pytest.mark.ci
 def test_torch_is_not_imported_before_a_run_writes():
     program = "import sys, jaxpipe.train\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -19,7 +19,6 @@ from jaxpipe.training.loop import Skipped, SkippedSteps, parameter_names
 from jaxpipe.training.step import init_state, make_train_step
 
 NUM_MICROBATCHES, MICROBATCH_SIZE, HIDDEN, NUM_LAYERS = 3, 4, 8, 4
-QUICKLY: Any = {"xla_backend_optimization_level": 0}  # LLVM's part of the compile time; XLA's program is the same
 
 
 def learning_rate(count):
@@ -79,7 +78,7 @@ def bad_batch():
 @cache
 def compiled():
     step = make_train_step(MODEL, pipeline(), OPTIMIZER, learning_rate, max_grad_norm=1.0)
-    return step.lower(state_of(make_params()), on_mesh(batch(0))).compile(compiler_options=QUICKLY)
+    return step.lower(state_of(make_params()), on_mesh(batch(0))).compile()
 
 
 def on_mesh(batch):
@@ -242,8 +241,7 @@ def test_skipping_takes_no_memory():
 
     step = make_train_step(big, pipeline(), OPTIMIZER, learning_rate, max_grad_norm=1.0)
     analyses: Any = [
-        each.lower(state, like).compile(compiler_options=QUICKLY).memory_analysis()
-        for each in (step, jax.jit(plain, donate_argnums=0))
+        each.lower(state, like).compile().memory_analysis() for each in (step, jax.jit(plain, donate_argnums=0))
     ]
     found, expected = analyses
     assert found.alias_size_in_bytes == expected.alias_size_in_bytes + 3 * 4  # the counters

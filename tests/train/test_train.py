@@ -125,6 +125,7 @@ def test_a_process_of_its_own_ends_with_the_status_of_its_command(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.ci
 def test_steps_that_are_not_finite_are_skipped_said_and_end_the_run(tmp_path):
     workdir = tmp_path / "run"
     bad = ["--config.optimizer.learning_rate=1e37", "--config.checkpoint.save_every=1"]

@@ -90,19 +90,16 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
 
 def legal_variants(group: Setting) -> tuple[Variant, ...]:
     """The schedules that the pipelines of `group` can run, with options."""
-    return _legal_variants(group.pipe, group.model.num_layers)
+    placements = {variant: placement_of(variant, group.pipe) for variant in variants()}
+    return tuple(
+        variant for variant, found in placements.items() if found and found.num_stages <= group.model.num_layers
+    )
 
 
 def orders_of(setting: Setting) -> tuple[str, ...]:
     """The orders of the mesh that place GPUs differently; the first of equal ones."""
     topology = setting.topology
     return _orders(setting.data, setting.pipe, setting.tensor, topology.gpus_per_node)
-
-
-@cache
-def _legal_variants(pipe: int, num_layers: int) -> tuple[Variant, ...]:
-    placements = {variant: placement_of(variant, pipe) for variant in variants()}
-    return tuple(variant for variant, found in placements.items() if found and found.num_stages <= num_layers)
 
 
 @cache

@@ -8,12 +8,14 @@ out: rows of F and B. The generators say which passes a chain has, and why.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxpipe.schedules.ordering.whole_backwards import (
+    JobOrder,
     Preference,
     best_job_order,
     job_order,
@@ -143,17 +145,23 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
         unit = bidirectional_rows(placement, round_trip(num_chunks), num_units=1)
         return drop_padding(unit, num_microbatches=num_microbatches)
     machine_of, num_jobs = machines_of(placement), num_jobs_of(placement, num_microbatches)
-    least_idle = 3 * (num_devices - 2) // 2
     searched = min(num_jobs, _SEARCHED_UNITS * num_devices // 2)
-    preferences = _preferences(num_devices, num_chunks)
-    order = best_job_order(machine_of, searched, preferences, least_idle=least_idle)
+    order = _best_order(machine_of, searched, num_chunks)
     if order and searched < num_jobs:
         order = job_order(machine_of, num_jobs, order.preference, most_idle=order.idle)
-        order = order or best_job_order(machine_of, num_jobs, preferences, least_idle=least_idle)
+        order = order or _best_order(machine_of, num_jobs, num_chunks)
     # A cap on the first D/2 operations stops nothing: where the earliest job that has not ended has such an operation
     # before it, no later job has started, so that nothing is held.
     assert order
     return rows_of_jobs(order.rows, placement, num_microbatches=num_microbatches)
+
+
+@lru_cache(maxsize=64)  # the same for any larger number of microbatches
+def _best_order(machine_of: tuple[int, ...], num_jobs: int, num_chunks: int) -> JobOrder | None:
+    """The best order of so many jobs, of all preferences."""
+    num_devices = len(machine_of) // num_chunks
+    preferences = _preferences(num_devices, num_chunks)
+    return best_job_order(machine_of, num_jobs, preferences, least_idle=3 * (num_devices - 2) // 2)
 
 
 def _preferences(num_devices: int, num_chunks: int) -> list[Preference]:
