@@ -10,7 +10,6 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 AS_A_USER = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
-    "JAX_ENABLE_COMPILATION_CACHE": "0",
     "XLA_FLAGS": "",
     "JAX_PLATFORMS": "cpu",
 }

@@ -101,6 +101,7 @@ def test_an_error_in_one_process_ends_all_at_once_and_is_told_by_each(tmp_path, 
             assert f"process {victim} of {COUNT} is lost: it ended: " in loops.text(index)
 
 
+@pytest.mark.ci
 def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
     with Loops(tmp_path) as loops:
         loops.wait_until_all_run()

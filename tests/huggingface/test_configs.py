@@ -106,6 +106,7 @@ def test_rotary_positions_of_transformers_4_and_5_are_the_same(old, new):
     assert read("LlamaForCausalLM", **old) != read("LlamaForCausalLM", rope_theta=51.0)
 
 
+@pytest.mark.ci
 def test_what_a_config_leaves_out_is_as_in_transformers(transformers):
     """Their default, not ours: every class's own config, given nothing, agrees with an empty config.json."""
     of_config = {"GPT2LMHeadModel": "GPT2Config", "MegatronBertForPreTraining": "MegatronBertConfig"}

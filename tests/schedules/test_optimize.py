@@ -134,6 +134,7 @@ def test_one_microbatch_at_a_time_always_fits(placement, weight_gradient):
     assert replayed_peak(found, 1.0, weight_gradient) <= least + 1e-9
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("costs", [UNIT, UNEVEN], ids=["equal", "uneven"])
 @pytest.mark.parametrize("limit", [2, 4])
 def test_never_longer_than_registered(limit, costs):

@@ -125,6 +125,7 @@ def test_caps_hold_whatever_actions_take(name):
         assert not schedule.columns.is_kind(Kind.B).any()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("times", OTHER_TIMES)
 @pytest.mark.parametrize("name", NAMES)
 def test_measured_times_make_no_step_longer(name, times):

@@ -225,6 +225,7 @@ def test_a_loss_alone_that_is_not_finite_has_no_parameter():
     assert said == Skipped(text, are_params_bad=False)
 
 
+@pytest.mark.ci
 def test_skipping_takes_no_memory():
     """A choice between new and old numbers would hold parameters or moments twice."""
     hidden = 128

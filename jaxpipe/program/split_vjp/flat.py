@@ -93,7 +93,7 @@ class _SplitScan:
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         """The results of the scan, by two scans."""
         jaxpr, params = self.body.jaxpr, self.equation.params
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        num_consts, num_carry = _num_consts_and_carry(params)
         invars, outvars, early = jaxpr.invars, jaxpr.outvars, self.cut.is_early
         consts = dict(zip([*jaxpr.constvars, *invars[:num_consts]], [*self.body.consts, *arguments], strict=False))
         carry_in, xs_in = invars[num_consts : num_consts + num_carry], invars[num_consts + num_carry :]
@@ -130,7 +130,7 @@ class _SplitScan:
 def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitScan:
     """The scan of `equation` cut in two; the second is empty if nothing can be deferred."""
     params = equation.params
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = _num_consts_and_carry(params)
     body, is_wanted = without_calls(params["jaxpr"]), list(is_needed)
     # The turn before must compute the carry that a turn reads: is_wanted grows until it is closed under that.
     while True:
@@ -149,6 +149,14 @@ def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitSca
         if late <= deferred:
             return _SplitScan(equation, body, found, reads)
         deferred |= late
+
+
+def _num_consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
+    """How many inputs of a scan are constants, and how many its carry; jax 0.12 writes them as a tree of inputs."""
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
 
 
 def evaluate(equations: Sequence[core.JaxprEqn], values: Values, wanted: Sequence[Any]) -> list[Any]:
