@@ -8,24 +8,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-AS_A_USER = {
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
-    "XLA_FLAGS": "",
-    "JAX_PLATFORMS": "cpu",
-}
+AS_A_USER = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "jaxpipe.compile", *arguments],
         cwd=ROOT,
-        env={
-            **os.environ,
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
-            "XLA_FLAGS": "",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(ROOT),
-        },
+        env={**os.environ, **AS_A_USER},
         capture_output=True,
         text=True,
         check=False,

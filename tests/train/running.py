@@ -27,6 +27,7 @@ SMALL = [
     "--config.pipeline.num_microbatches=3",
     "--config.model.num_layers=3",
     "--config.model.hidden=16",
+    "--config.model.hidden_dropout=0.1",
     "--config.data.files=jaxpipe/**/*.py",
     "--config.data.batch_size=12",
     "--config.data.seq_len=16",
@@ -39,8 +40,8 @@ SMALL = [
 
 def environment(*, is_optimized: bool = False) -> dict[str, str]:
     """Of a command in a process of its own; `is_optimized` compiles as a user's run does, which takes longer."""
-    is_quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": str(not is_optimized)}
-    return {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **is_quick}
+    optimization = {"JAX_DISABLE_MOST_OPTIMIZATIONS": str(not is_optimized)}
+    return {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **optimization}
 
 
 def in_child(module: str, *arguments: str, is_optimized: bool = False) -> subprocess.CompletedProcess:

@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from running import losses, metrics, run, train
+from running import SMALL, losses, metrics, run, train
 
 LLAMA = """
 from jaxpipe.config import base_config
@@ -26,7 +26,9 @@ def llama(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     (folder / "llama.py").write_text(LLAMA)
     axes = ["--config.mesh.data=1", "--config.mesh.pipe=2", "--config.mesh.tensor=2"]
-    return folder / "run", train(folder / "run", *axes, config=folder / "llama.py")
+    small = [each for each in SMALL if "dropout" not in each]  # a LLaMA has none
+    files = [f"--config={folder}/llama.py", f"--workdir={folder}/run"]
+    return folder / "run", run("train", *files, *small, *axes)
 
 
 @pytest.mark.ci
