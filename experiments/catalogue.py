@@ -42,7 +42,6 @@ CATALOGUE = {
     "001": Experiment(measured=("compile_s",), compiled=("instructions", "temp_bytes")),
     "002": Experiment(needs="gpu-aot"),
     "003": Experiment(needs="gpu-aot"),
-    "004": Experiment(needs="gpu", measured=("jaxpipe ms, MFU", "PyTorch ms, MFU", "MFU / MFU")),
     "005": Experiment(needs="gpu-aot", compiled=("compiled", "predicted / compiled")),
     "006": Experiment(needs="gpu-aot", compiled=("total GiB", "fewer slots than 1F1B"), writes=True),
     "008": Experiment(writes=True),
@@ -66,6 +65,14 @@ CATALOGUE = {
     "021": Experiment(writes=True),
     "022": Experiment(
         measured=("build s", "simulate s", "lower s", "compile s", "command s", "estimate s"), writes=True
+    ),
+    "024": Experiment(
+        needs="gpu-aot",
+        compiled=(
+            *("all kernels, ms", "all / products", "old: all / products", "bytes an element beside"),
+            *("temporaries, GiB", "old: temporaries, GiB"),
+        ),
+        writes=True,
     ),
 }
 

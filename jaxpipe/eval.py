@@ -16,7 +16,7 @@ from absl.flags import FlagValues
 from ml_collections import config_flags
 
 from jaxpipe.checkpoints import restore_params
-from jaxpipe.config import base_config, build_schedule, check
+from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_process_flags, run, value_of
 from jaxpipe.distributed.log import say
 from jaxpipe.distributed.process_group import ProcessGroup
@@ -50,8 +50,8 @@ def execute(values: FlagValues) -> None:
     with ProcessGroup(
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
-        check_same_schedule(processes, build_schedule(config))
         setup = set_up(config, num_processes=processes.count)
+        check_same_schedule(processes, setup.pipeline.schedule, config.pipeline.costs)
         step, params = restore_params(
             run_folder.path_of(values.workdir), model=setup.model, pipeline=setup.pipeline, say=say
         )

@@ -5,10 +5,12 @@
     python -m jaxpipe.show NAME ... --html=FILE [--compare=OTHER ...]
     python -m jaxpipe.show NAME ... --placement --topology=a100-80g:2x8
     python -m jaxpipe.show --csv=FILE|--json=FILE ...
+    python -m jaxpipe.show --config=FILE [--config.FIELD=VALUE ...] [--topology=a100-80g:1x8] ...
     python -m jaxpipe.show --list [--method=my_method.py]
 
 Numbers are on both clocks: the asynchronous one (`simulate`) and that of the compiled program (`spmd`, replayed from
-the round table that the program executes). No JAX here.
+the round table that the program executes). --config shows the schedule that `train` and `compile` would run, at the
+times that they expect: those of --topology, or by recomputation. JAX is imported for --config alone.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
@@ -44,7 +47,19 @@ _HTML = (".html", ".htm")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return run(_show, define_flags=_define_flags, usage=__doc__, arguments=arguments, positional=["name"])
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not any(argument.startswith("--config") for argument in given):
+        return run(_show, define_flags=_define_flags, usage=__doc__, arguments=given, positional=["name"])
+    from jaxpipe.config.command_line import define_config_file
+    from jaxpipe.config.command_line import run as run_with_config
+
+    def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
+        _define_flags(values)
+        del values.config
+        define_config_file(values, arguments)
+
+    required = {"config": "configs/quickstart.py"}
+    return run_with_config(_show, define_flags=define_flags, usage=__doc__, arguments=given, required=required)
 
 
 # Flags
@@ -56,6 +71,7 @@ def _define_flags(values: FlagValues) -> None:
     text("name", None, f"The schedule, one of {names}, or a method's .py file; --name= may be left out.", values)
     flags.DEFINE_multi_string("method", [], METHOD_FILE_HELP, values)
     flags.DEFINE_bool("list", False, "Show the table of methods: options, bubbles and peaks of each.", values)
+    text("config", None, "In place of NAME: a config, with its own schedule, sizes and times.", values)
     text("csv", None, "In place of NAME: a file of a schedule in PyTorch's compute-only CSV format.", values)
     text("json", None, "The same in JSON, as jaxpipe.optimize writes it; has room for two replicas.", values)
     _define_integer(values, "num_devices", "Devices on the pipe axis.")
@@ -68,7 +84,7 @@ def _define_flags(values: FlagValues) -> None:
     size_help = "With --html, --format=memory: bytes of the residuals of one microbatch and stage."
     define_number(values, "slot_bytes", None, size_help, what="size", is_positive=True)
     flags.DEFINE_bool("placement", False, "Show which GPU of --topology holds which stage instead.", values)
-    text("topology", None, "With --placement: hardware, nodes and GPUs of a node, as a100-80g:2x8.", values)
+    text("topology", None, "With --placement, --config: hardware, nodes, GPUs of a node, as a100-80g:2x8.", values)
     _define_integer(values, "tensor", "With --placement: GPUs that share each layer, default 1.", least=1)
     _define_integer(values, "data", "With --placement: copies of the pipeline, default 1.", least=1)
     flags.DEFINE_enum("format", "text", list(_FORMATS), "What is shown.", values)
@@ -97,6 +113,9 @@ def _check_flags(values: FlagValues) -> None:
     if values.list:
         others = (name for name in values if name not in ("list", "method", "output"))
         check_unused(values, others, "--list shows all methods")
+    elif values.config:
+        others = ("name", "csv", "json", *_SOURCE[1:], *_TIMES, "layers_per_stage", "tensor", "data", "placement")
+        check_unused(values, others, "--config gives the schedule and its times")
     elif values.csv or values.json:
         source = "csv" if values.csv else "json"
         others = [*_SOURCE, *({"json"} if values.csv else ())]
@@ -123,7 +142,7 @@ def _check_flags(values: FlagValues) -> None:
             raise missing("topology", "a100-80g:2x8")
         if values.format not in ("text", "json"):
             check_unused(values, ("format",), "--placement is shown as text or json")
-    else:
+    elif not values.config:
         check_unused(values, ("topology", "tensor", "data"), "it needs --placement")
     if values.format == "memory":
         _check_ending("output", values.output, tuple(f".{form}" for form in FORMS))
@@ -160,17 +179,38 @@ def _show(values: FlagValues) -> None:
     if values.list:
         write_output(method_list(REGISTRY.values()), values.output)
         return
-    schedule = _schedule(values)
+    if values.config:
+        schedule, costs, values.layers_per_stage, decided = _of_config(values)
+    else:
+        schedule, costs, decided = _schedule(values), _costs(values), ""
     if values.placement:
         mesh = {"data": values.data or 1, "tensor": values.tensor or 1}
         picture = show_placement(schedule, values.topology, **mesh, as_json=values.format == "json")
         write_output(picture, values.output)
         return
-    costs = _costs(values)
     if values.html:
         write_output(_html(schedule, costs, values), values.html)
         return
-    write_output(_FORMATS[values.format](schedule, costs, values), values.output)
+    shown = _FORMATS[values.format](schedule, costs, values)
+    if decided and values.format == "text":
+        shown = f"{decided}\n{shown}"
+    write_output(shown, values.output)
+
+
+def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
+    """A config's schedule, the costs that it is made for, layers of its largest stage, and a line on the costs."""
+    from jaxpipe.cluster.topology import parse_topology
+    from jaxpipe.config import build_schedule, check, expected_costs, layers_per_stage
+    from jaxpipe.estimate import decide_costs
+
+    config = values.config
+    check(config, name="--config")
+    decided = decide_costs(config, parse_topology(values.topology) if values.topology else None)
+    config.pipeline.costs = decided.costs
+    schedule, layers = build_schedule(config), layers_per_stage(config)
+    ratios = {name: getattr(Costs(), name) * max(layers) for name in _RATIOS}
+    costs = replace(expected_costs(config).of_layers(layers), **ratios)
+    return schedule, costs, max(layers), f"costs     {decided.costs}: {decided.source}"
 
 
 def _schedule(values: FlagValues) -> Schedule:

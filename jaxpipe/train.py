@@ -23,7 +23,7 @@ from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
-from jaxpipe.config import build_schedule, check
+from jaxpipe.config import check
 from jaxpipe.config.command_line import define_config_file, define_process_flags, run
 from jaxpipe.distributed.log import log_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
@@ -87,8 +87,8 @@ def train(values: FlagValues, processes: ProcessGroup, traced_steps: ProfileStep
             _check_resumable(path, config)
 
         # ---- Text, devices, model, pipeline
-        resume.check_same_schedule(processes, build_schedule(config))
         setup = set_up(config, num_processes=processes.count)
+        resume.check_same_schedule(processes, setup.pipeline.schedule, config.pipeline.costs)
         config.mesh.platform = setup.devices.platform
         _check_data(path, setup, processes, is_resumed=is_resumed)
         optimizer, train_step = optimizer_and_step(config, setup.model, setup.pipeline)
@@ -159,6 +159,7 @@ def _check_resumable(path: Path, config: ConfigDict) -> None:
     if config.checkpoint.init_from:
         source = run_folder.path_of(config.checkpoint.init_from)
         config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
+    resume.keep_costs(path, config)
     for change in resume.config_changes(path, config):
         say(f"changed    {change}")
 

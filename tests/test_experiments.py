@@ -64,35 +64,6 @@ def test_bitpipes_ablation_has_the_published_order():
     assert run.samples_per_s(8, 32, run.costs(8))["BitPipe"] == pytest.approx(39.17, rel=1e-3)
 
 
-@pytest.fixture
-def block():
-    pytest.importorskip("torch", reason="experiment 004 compares with PyTorch")
-    return experiment("004_block_on_a_gpu")
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("name", ["gpt3_13b", "llama3_8b"])
-def test_our_block_and_pytorchs_have_the_same_outputs_and_gradients(block, name):
-    assert block.difference(block.small_case(name, "cpu")) < 1e-4
-
-
-@pytest.mark.ci
-def test_a_block_with_other_rotary_frequencies_is_seen_to_differ(block, monkeypatch):
-    plain = block.frequencies
-    monkeypatch.setattr(block, "frequencies", lambda *arguments: [1.01 * f for f in plain(*arguments)])
-    with pytest.raises(ValueError, match="differ by"):
-        block.compare("llama3_8b", block.small_case("llama3_8b", "cpu"))
-
-
-def test_flops_of_a_block_are_those_of_the_literature(block):
-    """Narayanan et al., SC 2021, section 5.1: 24 B s h^2 + 4 B s^2 h forward, and twice that backward."""
-    s, h = 2048, 5120
-    assert block.block_flops(block.full_case("gpt3_13b", "gpu")) == 3 * 4 * (24 * s * h**2 + 4 * s**2 * h)
-    s, h, width, key_and_value = 8192, 4096, 14336, 2 * 8 * 128
-    kernels = h * (2 * h + key_and_value + 3 * width)
-    assert block.block_flops(block.full_case("llama3_8b", "gpu")) == 3 * (2 * s * kernels + 4 * s**2 * h)
-
-
 def test_every_case_of_the_loader_is_read(tmp_path):
     text = experiment("009_loader").table(tmp_path, num_tokens=300_000, measured_s=0.0, trained=1.0)
     _, _, *rows = text.splitlines()

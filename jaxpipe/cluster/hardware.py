@@ -2,12 +2,19 @@
 
 Every number is for a single GPU. Peaks are NVIDIA's; what a program reaches of them is estimated elsewhere.
 
-Sources: memory, its bandwidth and the fields of the targets are from XLA's own targets (openxla/xla,
-xla/backends/gpu/target_config/specs/: a100_sxm_80, h100_sxm, h200), which XLA took from the driver. The one
-exception is the H200's memory, nominally 141 GiB there: the driver reports 143,156 MiB, as PyTorch prints it.
-Peaks, without sparsity, and NVLink are from NVIDIA's data sheets; NVLink's total counts both directions, so half of
-it stands here. Networks are those of DGX A100 and DGX H100: one adapter a GPU, 200 and 400 Gb/s. The A800 is an A100
-with 400 instead of 600 GB/s of NVLink.
+Sources, where nothing is said beside a number:
+
+* Memory, its bandwidth and the fields of the targets are from XLA's own targets (openxla/xla,
+  xla/backends/gpu/target_config/specs/: a100_sxm_80, h100_sxm, h200, b200, gb200, v100), which XLA took from the
+  driver. The one exception is the H200's memory, nominally 141 GiB there: the driver reports 143,156 MiB, as PyTorch
+  prints it.
+* Peaks, without sparsity, and NVLink are from NVIDIA's data sheets; NVLink's total counts both directions, so half of
+  it stands here. PCIe takes its place where there is none.
+* Networks have one adapter a GPU: 200 Gb/s as in DGX A100, 400 Gb/s as in DGX H100, DGX B200 and GB200 NVL72. The
+  V100's is that of DGX-1, four of 100 Gb/s for eight GPUs. Those of L40S and RTX 4090 are assumed: 100 Gb/s a GPU.
+* A800, H800: an A100 and an H100 with 400 instead of 600 and 900 GB/s of NVLink.
+
+A node is what NVLink connects: eight GPUs mostly, and the 72 of a whole rack of GB200.
 """
 
 from __future__ import annotations
@@ -30,16 +37,18 @@ class Hardware:
         description: the driver's name.
         memory_bytes: all memory, including what driver and libraries take.
         memory_bytes_per_s: bandwidth of reads and writes together.
-        bf16_flops_per_s: peak of dense matmuls in bfloat16.
-        tf32_flops_per_s: peak of dense matmuls in float32, rounded to TF32 as XLA does by default.
-        nvlink_bytes_per_s: bandwidth to other GPUs of the node, one way.
+        bf16_flops_per_s: peak of dense matmuls in bfloat16; 0 if the GPU has no bfloat16.
+        tf32_flops_per_s: peak of dense matmuls in float32, rounded to TF32 as XLA does by default; if the GPU has no
+            TF32, not rounded and without tensor cores.
+        nvlink_bytes_per_s: bandwidth to other GPUs of the node, one way; without NVLink that of PCIe.
         network_bytes_per_s: bandwidth to other nodes, one way.
         compute_capability: major and minor number.
         num_cores: number of streaming multiprocessors.
         fpus_per_core: number of float32 units of a multiprocessor.
-        shared_memory_per_core_bytes: shared memory of a multiprocessor; a block gets 1 KiB less.
+        shared_memory_per_core_bytes: shared memory of a multiprocessor; a block gets 1 KiB less from capability 8.0 on.
         l2_cache_bytes: L2 cache, shared by all multiprocessors.
         clock_rate_ghz: highest clock rate.
+        threads_per_core: most threads of a multiprocessor.
     """
 
     name: str
@@ -56,6 +65,7 @@ class Hardware:
     shared_memory_per_core_bytes: int
     l2_cache_bytes: int
     clock_rate_ghz: float
+    threads_per_core: int = 2048
 
 
 _A100 = Hardware(
@@ -90,6 +100,58 @@ _H100 = Hardware(
     l2_cache_bytes=52_428_800,
     clock_rate_ghz=1.98,
 )
+_B200 = Hardware(
+    name="b200",
+    description="NVIDIA B200",
+    memory_bytes=191_514_411_008,
+    memory_bytes_per_s=7_672_320_000_000,
+    bf16_flops_per_s=2250e12,
+    tf32_flops_per_s=1125e12,
+    nvlink_bytes_per_s=900e9,
+    network_bytes_per_s=50e9,
+    compute_capability=(10, 0),
+    num_cores=148,
+    fpus_per_core=128,
+    shared_memory_per_core_bytes=233_472,
+    l2_cache_bytes=132_644_864,
+    clock_rate_ghz=1.965,
+)
+# Memory, clocks and caches of both Ada GPUs are those that CUDA's deviceQuery prints (README of the crate
+# cuda-device-query; of an RTX 4090 with a driver of CUDA 13); shared memory and threads are from CUDA's table of
+# compute capabilities.
+_L40S = Hardware(
+    name="l40s",
+    description="NVIDIA L40S",
+    memory_bytes=47_576_711_168,
+    memory_bytes_per_s=864_096_000_000,
+    bf16_flops_per_s=362.05e12,
+    tf32_flops_per_s=183e12,
+    nvlink_bytes_per_s=32e9,  # PCIe 4.0 x16
+    network_bytes_per_s=12.5e9,
+    compute_capability=(8, 9),
+    num_cores=142,
+    fpus_per_core=128,
+    shared_memory_per_core_bytes=102_400,
+    l2_cache_bytes=100_663_296,
+    clock_rate_ghz=2.52,
+    threads_per_core=1536,
+)
+_V100 = Hardware(
+    name="v100",
+    description="Tesla V100-SXM2-16GB",
+    memory_bytes=16_935_682_048,
+    memory_bytes_per_s=898_048_000_000,
+    bf16_flops_per_s=0.0,
+    tf32_flops_per_s=15.7e12,
+    nvlink_bytes_per_s=150e9,
+    network_bytes_per_s=6.25e9,
+    compute_capability=(7, 0),
+    num_cores=80,
+    fpus_per_core=64,
+    shared_memory_per_core_bytes=98_304,
+    l2_cache_bytes=6_291_456,
+    clock_rate_ghz=1.53,
+)
 
 HARDWARE: dict[str, Hardware] = {
     hardware.name: hardware
@@ -104,15 +166,65 @@ HARDWARE: dict[str, Hardware] = {
             memory_bytes=143_156 * MIB,
             memory_bytes_per_s=4_800_000_000_000,
         ),
+        replace(_H100, name="h800", description="NVIDIA H800", nvlink_bytes_per_s=200e9),
+        # Multiprocessors and memory as PyTorch prints them. NVIDIA has published no data sheet: peaks, bandwidths and
+        # L2 cache are as resellers and the press print NVIDIA's; the clock rate is assumed to be the H100's.
+        replace(
+            _H100,
+            name="h20",
+            description="NVIDIA H20",
+            memory_bytes=97_285 * MIB,
+            memory_bytes_per_s=4_000_000_000_000,
+            bf16_flops_per_s=148e12,
+            tf32_flops_per_s=74e12,
+            num_cores=78,
+            l2_cache_bytes=60 * MIB,
+        ),
+        _B200,
+        replace(
+            _B200,
+            name="gb200",
+            description="NVIDIA GB200",
+            memory_bytes=197_897_748_480,
+            memory_bytes_per_s=7_928_064_000_000,
+            bf16_flops_per_s=2500e12,
+            tf32_flops_per_s=1250e12,
+            num_cores=152,
+            l2_cache_bytes=135_528_448,
+            clock_rate_ghz=2.062,
+        ),
+        _L40S,
+        # Peaks, which sum in float32, are from NVIDIA's Ada GPU architecture white paper.
+        replace(
+            _L40S,
+            name="rtx4090",
+            description="NVIDIA GeForce RTX 4090",
+            memory_bytes=25_250_627_584,
+            memory_bytes_per_s=1_008_096_000_000,
+            bf16_flops_per_s=165.2e12,
+            tf32_flops_per_s=82.6e12,
+            num_cores=128,
+            l2_cache_bytes=75_497_472,
+        ),
+        _V100,
     )
 }
 
-# Driver names of GPUs with another one's peak: by its data sheet, all forms of the A100 have the same.
-_OTHER_FORMS = dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), _A100)
+# Driver names of GPUs with another one's peak: by its data sheet, all forms of the A100 have the same, and so have the
+# V100s on SXM2.
+_OTHER_FORMS: dict[str, Hardware] = {
+    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), _A100),
+    "Tesla V100-SXM2-32GB": _V100,
+}
+
+
+def known_hardware(description: str) -> Hardware | None:
+    """The kind of GPU that a driver calls `description`, as JAX's `device_kind`; None if it is not known, as a CPU."""
+    return next((each for each in HARDWARE.values() if each.description == description), None)
 
 
 def peak_flops_per_s(description: str, *, dtype: str) -> float | None:
-    """The peak of dense matmuls on one GPU; None if it is not known, as on a CPU.
+    """The peak of dense matmuls on one GPU; None if it is not known, as on a CPU, or if the GPU lacks the dtype.
 
     Args:
         description: the driver's name, which is JAX's `device_kind`.
@@ -122,24 +234,24 @@ def peak_flops_per_s(description: str, *, dtype: str) -> float | None:
         >>> peak_flops_per_s("NVIDIA H200", dtype="bfloat16") / 1e12
         989.5
     """
-    hardware = {each.description: each for each in HARDWARE.values()} | _OTHER_FORMS
-    found = hardware.get(description)
+    found = known_hardware(description) or _OTHER_FORMS.get(description)
     if found is None:
         return None
-    return {"bfloat16": found.bf16_flops_per_s, "float32": found.tf32_flops_per_s}.get(dtype)
+    return {"bfloat16": found.bf16_flops_per_s, "float32": found.tf32_flops_per_s}.get(dtype) or None
 
 
 def target_config(hardware: Hardware) -> str:
     """A text proto `GpuTargetConfigProto`, from which XLA compiles for `hardware` without a GPU.
 
-    Hopper has the accelerated features (9.0a), as its driver reports.
+    Hopper and Blackwell have the accelerated features (9.0a, 10.0a), as in XLA's own targets.
 
     Example:
         >>> "core_count: 132" in target_config(HARDWARE["h200"])
         True
     """
     major, minor = hardware.compute_capability
-    features = " feature_extension: ACCELERATED_FEATURES" if major == 9 else ""
+    features = " feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
+    of_block = hardware.shared_memory_per_core_bytes - (1024 if major >= 8 else 0)
     return f"""
 gpu_device_info {{
   cuda_compute_capability {{ major: {major} minor: {minor}{features} }}
@@ -147,8 +259,8 @@ gpu_device_info {{
   threads_per_warp: 32
   shared_memory_per_block: 49152
   shared_memory_per_core: {hardware.shared_memory_per_core_bytes}
-  shared_memory_per_block_optin: {hardware.shared_memory_per_core_bytes - 1024}
-  threads_per_core_limit: 2048
+  shared_memory_per_block_optin: {of_block}
+  threads_per_core_limit: {hardware.threads_per_core}
   core_count: {hardware.num_cores}
   fpus_per_core: {hardware.fpus_per_core}
   registers_per_core_limit: 65536

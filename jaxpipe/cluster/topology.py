@@ -17,7 +17,7 @@ class Topology:
     Attributes:
         hardware: the kind of all GPUs.
         num_nodes: nodes, connected by a network.
-        gpus_per_node: GPUs of each node, connected by NVLink.
+        gpus_per_node: GPUs of each node, connected by NVLink, or PCIe where there is none; a GB200 NVL72 is one node.
     """
 
     hardware: Hardware
@@ -50,6 +50,24 @@ class Topology:
                 )
             )
 
+    def check_computes(self, dtype: str) -> None:
+        """Raises ConfigError if the GPUs have no units for matmuls in `dtype`.
+
+        Args:
+            dtype: "float32" or "bfloat16".
+        """
+        if dtype == "bfloat16" and not self.hardware.bf16_flops_per_s:
+            major, minor = self.hardware.compute_capability
+            other = f"{next(iter(HARDWARE))}:{self.num_nodes}x{self.gpus_per_node}"
+            raise ConfigError(
+                explain(
+                    f"model.dtype={dtype!r} on topology={self}: {self.hardware.description} has no bfloat16",
+                    rule="topology-dtype: the GPUs multiply in the dtype of compute and messages",
+                    picture=f"compute capability {major}.{minor}; bfloat16 begins with 8.0",
+                    repair=f"set model.dtype='float32', or use another GPU, as topology={other}",
+                )
+            )
+
 
 def parse_topology(written: str) -> Topology:
     """The topology that `written` names as HARDWARE:NODESxGPUS.
@@ -64,9 +82,10 @@ def parse_topology(written: str) -> Topology:
     """
     name, _, shape = written.partition(":")
     if name not in HARDWARE:
+        longer = [each for each in HARDWARE if each.startswith(name)]
         raise ConfigError(
             explain(
-                f"topology={written!r}: hardware {name!r} is not known.{closest(name, list(HARDWARE))}",
+                f"topology={written!r}: hardware {name!r} is not known.{closest(name, longer or list(HARDWARE))}",
                 rule=f"topology-hardware: one of {', '.join(HARDWARE)}",
                 repair=f"write for example {next(iter(HARDWARE))}:4x8",
             )

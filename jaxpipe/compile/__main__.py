@@ -62,6 +62,7 @@ def execute(values: FlagValues) -> None:
         f" microbatches of {config.data.batch_size // num_microbatches} sequences\n"
         f"devices      {topology}: {len(devices)} x {devices[0].device_kind}, none of them needed; jax"
         f" {jax.__version__}\n"
+        f"costs        {step.costs.costs}: {step.costs.source}\n"
         f"{to_text(found)}"
     )
 

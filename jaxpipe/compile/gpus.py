@@ -44,6 +44,9 @@ def absent_gpus(topology: Topology, *, deterministic: bool = False) -> tuple[Any
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 COMPILERS = ("nvidia.cu13", "nvidia.cuda_nvcc")  # folders of the wheels with ptxas
 CUDA = "/usr/local/cuda"  # another place where XLA looks
+# The oldest GPUs for which CUDA 13, of the extra gpu-aot, compiles; for a V100 XLA says that its ptxas is too old.
+# Source: NVIDIA, CUDA Toolkit 13.0 Release Notes, which drop Maxwell, Pascal and Volta.
+OLDEST_CAPABILITY = (7, 5)
 
 
 # ---- Checks ----
@@ -74,6 +77,16 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
         config: the checked config.
         topology: the topology of the absent GPUs.
     """
+    hardware = topology.hardware
+    if hardware.compute_capability < OLDEST_CAPABILITY:
+        raise ConfigError(
+            explain(
+                f"topology={topology}: XLA cannot compile for {hardware.description}",
+                rule="compile-hardware: the compiler of the extra gpu-aot, of CUDA 13, knows the compute capability",
+                picture="{}.{} < {}.{}".format(*hardware.compute_capability, *OLDEST_CAPABILITY),
+                repair="give --topology with another GPU; python -m jaxpipe.plan needs no compiler",
+            )
+        )
     mesh = config.mesh
     num_needed = mesh.data * mesh.pipe * mesh.tensor
     if num_needed != topology.num_gpus:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.mesh import Randomness
 from jaxpipe.program import Pipeline
-from jaxpipe.program.actions import add
+from jaxpipe.program.ends import embed_backward, head_backward
 from jaxpipe.program.shapes import bytes_per_device, held_bytes
 from jaxpipe.program.split_vjp import split_vjp
 from jaxpipe.program.vjp import vjp_backward, vjp_forward
@@ -117,13 +117,11 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         return _added(sums, jax.tree.leaves(d_layer), i), dx
 
     def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: PyTree) -> Any:
-        loss, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
-        d_shared, dy = vjp(scale)
-        return add(sums, d_shared), dy, loss
+        loss, dy, sums = head_backward(functions, shared, y, microbatch, scale, sums)
+        return sums, dy, loss
 
-    def embed_backward(sums: PyTree, shared: PyTree, microbatch: PyTree, random: Randomness | None, dx: Any) -> Any:
-        _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
-        return add(sums, vjp(dx)[0])
+    def embedding(sums: PyTree, shared: PyTree, microbatch: PyTree, random: Randomness | None, dx: Any) -> Any:
+        return embed_backward(functions, shared, microbatch, random, dx, sums)
 
     def layer_input_gradient(sums: PyTree, layers: PyTree, pages: PyTree, dy: Any, i: jax.Array, *given: PyTree) -> Any:
         params, residuals = _at(layers, i), _at(pages, i)
@@ -150,7 +148,7 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         "layer_forward": _temp_bytes(pipeline, layer_forward, None, layers, x, index, microbatch, random),
         "layer_backward": _temp_bytes(pipeline, layer_backward, layers, layers, pages, x, index, microbatch, random),
         "head": _temp_bytes(pipeline, head, shared, shared, x, microbatch, scale),
-        "embed_backward": _temp_bytes(pipeline, embed_backward, shared, shared, microbatch, random, x),
+        "embed_backward": _temp_bytes(pipeline, embedding, shared, shared, microbatch, random, x),
     }
 
 

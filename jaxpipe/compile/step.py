@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from jaxpipe.estimate.costs import Decided, decide_costs
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import example_batch
-from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step
+from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step, topology_of
 from jaxpipe.training.step import TrainState, state_like
 
 
@@ -27,6 +29,7 @@ class CompiledStep:
         has_dropout: whether the step uses dropout.
         compiled: JAX's compiled step (state, batch) -> (state, metrics).
         compile_s: seconds for tracing, lowering and compiling.
+        costs: expected costs for which its schedule was made.
     """
 
     pipeline: Pipeline
@@ -35,6 +38,7 @@ class CompiledStep:
     has_dropout: bool
     compiled: Any
     compile_s: float
+    costs: Decided
 
 
 def compile_step(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None = None) -> CompiledStep:
@@ -48,13 +52,16 @@ def compile_step(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: i
     Raises:
         ConfigError: `model.attention` cannot be compiled for these devices, or `mesh.order` is not possible on them.
     """
+    costs = decide_costs(config, topology_of(devices, gpus_per_node=gpus_per_node))
+    config = copy.deepcopy(config)
+    config.pipeline.costs = costs.costs
     model, pipeline = build_pipeline(config, devices, gpus_per_node=gpus_per_node)
     optimizer, step = optimizer_and_step(config, model, pipeline)
     state, batch = state_like(model, pipeline, optimizer), _batch_like(config, pipeline)
     start = time.perf_counter()
     compiled = step.lower(state, batch).compile()
     has_dropout = dropout_seed(config, model) is not None
-    return CompiledStep(pipeline, state, batch, has_dropout, compiled, time.perf_counter() - start)
+    return CompiledStep(pipeline, state, batch, has_dropout, compiled, time.perf_counter() - start, costs)
 
 
 def _batch_like(config: ConfigDict, pipeline: Pipeline) -> dict[str, jax.ShapeDtypeStruct]:

@@ -46,8 +46,9 @@ def base_config(family: str = "gpt") -> ConfigDict:
     # .json, as jaxpipe.optimize writes it.
     config.pipeline.schedule = "1f1b"
     config.pipeline.options = ""  # of the schedule, as "num_chunks=3,eager_sync=false" of bitpipe
-    # Expected times of a stage's actions, for rounds and predictions: "input_gradient=1.2,weight_gradient=0.8", forward
-    # and backward likewise; only ratios matter. "auto": by model.recompute, except for times in options.
+    # Expected times of a stage's actions, for orders, rounds and predictions: "input_gradient=1.2,weight_gradient=0.8",
+    # forward and backward likewise, only ratios matter; or a file of jaxpipe.measure. "auto": those of a known GPU,
+    # else by model.recompute, except for times in options.
     config.pipeline.costs = "auto"
     config.pipeline.num_microbatches = 16  # of one step; times mesh.data divides data.batch_size
     config.pipeline.layers_per_stage = "auto"  # one count a stage, as "4,4,3,5"; "auto": as balanced as possible

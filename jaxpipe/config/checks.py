@@ -21,7 +21,7 @@ from jaxpipe.config.model import (
     check_words_and_numbers,
     model_config,
 )
-from jaxpipe.config.pipeline import build_schedule, check_costs, check_schedule_name, layers_per_stage
+from jaxpipe.config.pipeline import check_costs, check_schedule_name, layers_per_stage, outline
 from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
 
 DTYPES = ("float32", "bfloat16")
@@ -143,7 +143,7 @@ def _check_range(path: str, value: float) -> None:
 
 
 def _schedule(config: ConfigDict) -> Checks:
-    yield lambda: build_schedule(config)
+    yield lambda: outline(config)
 
 
 def _relations(config: ConfigDict) -> Checks:

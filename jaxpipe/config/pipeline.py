@@ -15,7 +15,7 @@ from jaxpipe.program import balanced_split
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, read_schedule
 from jaxpipe.schedules.files import ENDINGS, is_file_name
-from jaxpipe.schedules.methods.option import parse_options
+from jaxpipe.schedules.methods.option import TIMES, parse_options
 from jaxpipe.schedules.methods.registry import find_method
 
 
@@ -35,9 +35,24 @@ def build_schedule(config: ConfigDict) -> Schedule:
                 repair="set pipeline.options='', or pipeline.schedule to a registered schedule",
             )
         )
-    schedule = named_schedule(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, pipeline.options)
+    options = options_with_times(pipeline.schedule, pipeline.options, pipeline.costs)
+    schedule = named_schedule(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, options)
     _check_sizes(config, schedule)
     return schedule
+
+
+def outline(config: ConfigDict) -> Schedule:
+    """A schedule with the placement, and transfers if any, of `build_schedule`, without a search for its order.
+
+    A method whose order is made for times has no transfers, and few microbatches show the rest.
+
+    Raises:
+        ConfigError, ScheduleError: as `build_schedule`.
+    """
+    pipeline = config.pipeline
+    if is_file_name(pipeline.schedule) or not find_method(pipeline.schedule).takes_times:
+        return build_schedule(config)
+    return named_schedule(pipeline.schedule, config.mesh.pipe, 1, pipeline.options)
 
 
 def named_schedule(name: str, num_devices: int, num_microbatches: int, options: str) -> Schedule:
@@ -145,7 +160,7 @@ def layers_per_stage(config: ConfigDict) -> tuple[int, ...]:
 
 
 def _check_enough_layers(config: ConfigDict) -> None:
-    num_stages, num_chunks = _num_stages(config), build_schedule(config).placement.num_chunks
+    num_stages, num_chunks = _num_stages(config), outline(config).placement.num_chunks
     if num_stages > config.model.num_layers:
         fewer = f"mesh.pipe={max(1, config.model.num_layers // num_chunks)} or less, or "
         if is_file_name(config.pipeline.schedule):  # its devices and stages are fixed
@@ -206,16 +221,57 @@ def _explicit(config: ConfigDict) -> tuple[int, ...]:
 
 
 def _num_stages(config: ConfigDict) -> int:
-    return build_schedule(config).num_stages
+    return outline(config).num_stages
 
 
-# ---- Expected costs of the actions of a stage, used to lay out rounds and to make predictions
+# ---- Expected costs of the actions of a stage: orders are made, rounds are laid out and predictions are made for them
 
 # In forwards: each matmul of forward has two in backward; recomputing a layer adds one, recomputing attention little.
 BACKWARD_COSTS = {"none": 2.0, "attention": 2.0, "full": 3.0}
 WEIGHT_GRADIENT_COST = 1.0  # in forwards; the rest of a backward, recomputation included, belongs to I
 
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient")
+STEPS_PER_FORWARD = 5  # orders are made for times in fifths of a forward: finer ones are hardly ever shorter
+
+
+def is_costs_file(written: str) -> bool:
+    """Whether `pipeline.costs` is the name of a file of measured times."""
+    return written.endswith(".json")
+
+
+def are_decided(written: str) -> bool:
+    """Whether `pipeline.costs` has times, not "auto" or a file from which `jaxpipe.estimate` takes them."""
+    return written != AUTO and not is_costs_file(written)
+
+
+def options_with_times(name: str, options: str, costs: str) -> str:
+    """`options` of a schedule, and the times of I and W in `costs` if its order is made for times.
+
+    Args:
+        name: name of the schedule, or a path.
+        options: text of `pipeline.options`; times in it have priority.
+        costs: text of `pipeline.costs`; "auto" and a file say nothing.
+
+    Example:
+        >>> options_with_times("zb_h1", "", "forward=18.5,input_gradient=18.1,weight_gradient=9.3")
+        'input_gradient=1.0,weight_gradient=0.6'
+        >>> options_with_times("1f1b", "", "backward=1.8")
+        ''
+    """
+    if not are_decided(costs) or is_file_name(name) or not find_method(name).is_made_for_times:
+        return options
+    times, forward = _times_in(costs), _times_in(costs).get("forward", 1.0)
+    if _times_in(options).keys() & {option.name for option in TIMES}:
+        return options
+    ratios = {key: in_steps(times[key] / forward) for key in ("input_gradient", "weight_gradient") if key in times}
+    if all(ratio == 1.0 for ratio in ratios.values()):
+        return options  # the default
+    return ",".join(filter(None, (options, *(f"{key}={ratio}" for key, ratio in ratios.items()))))
+
+
+def in_steps(ratio: float) -> float:
+    """`ratio` in fifths, at least one."""
+    return max(1, round(STEPS_PER_FORWARD * ratio)) / STEPS_PER_FORWARD
 
 
 def expected_costs(config: ConfigDict) -> Costs:
@@ -223,31 +279,58 @@ def expected_costs(config: ConfigDict) -> Costs:
 
     Args:
         config: the checked config. `pipeline.costs` has times, or "auto": times by `model.recompute`, replaced by those
-            that `pipeline.options` gives to a generator.
+            that `pipeline.options` gives to a generator. `jaxpipe.estimate.decide_costs` puts the times of a known GPU
+            or of a file in their place.
     """
     pipeline = config.pipeline
-    written = pipeline.options if pipeline.costs == AUTO else pipeline.costs
-    return costs_with(BACKWARD_COSTS[config.model.recompute], written)
+    return costs_by(config.model.recompute, times_written(pipeline.options, pipeline.costs))
 
 
-def costs_with(backward: float, written: str) -> Costs:
-    """The costs of a stage whose backward takes `backward` forwards, with the times in `written` replaced.
+def times_written(options: str, costs: str) -> str:
+    """The text that has the times: `costs`, or `options` where costs are not decided."""
+    return costs if are_decided(costs) else options
+
+
+def costs_by(recompute: str, written: str) -> Costs:
+    """The costs of a stage, in forwards, from how it recomputes, with the times in `written` replaced.
 
     Args:
-        backward: cost of a backward, in forwards, from `BACKWARD_COSTS`.
+        recompute: value of `model.recompute`.
         written: text of `pipeline.costs` or `pipeline.options`; options that are not times are ignored.
     """
+    backward = BACKWARD_COSTS[recompute]
     costs = Costs(
         backward=backward, input_gradient=backward - WEIGHT_GRADIENT_COST, weight_gradient=WEIGHT_GRADIENT_COST
     )
-    times = {name: value for name, value in options_of(written).items() if name in _TIMES}
-    return replace(costs, **times)  # pyright: ignore[reportArgumentType]  # `check_costs`, the generators check these
+    return replace(costs, **_times_in(written))
+
+
+def written_costs(costs: Costs) -> str:
+    """Text of `pipeline.costs`: backward, I and W in fifths of a forward; costs are one number for each kind."""
+    backwards = {name: getattr(costs, name) / costs.forward for name in _TIMES[1:]}  # pyright: ignore
+    return ",".join(f"{name}={in_steps(ratio)}" for name, ratio in backwards.items())
+
+
+def _times_in(written: str) -> dict[str, float]:
+    """Times in a text of options; `check_costs` and the generators check them."""
+    return {name: value for name, value in options_of(written).items() if name in _TIMES}  # pyright: ignore
 
 
 def check_costs(config: ConfigDict) -> None:
-    """Raises ConfigError unless `pipeline.costs` is "auto" or a list of times."""
+    """Raises ConfigError unless `pipeline.costs` is "auto", a file that exists, or a list of times."""
     written = config.pipeline.costs
     if written == AUTO:
+        return
+    if is_costs_file(written):
+        if not Path(written).is_file():
+            raise ConfigError(
+                explain(
+                    f"pipeline.costs={written!r} is not a file",
+                    rule="expected-costs: a name that ends in .json is a file that jaxpipe.measure has written",
+                    picture=f"looked from {Path.cwd()}",
+                    repair=f"give the path of a file, or set pipeline.costs={AUTO!r}",
+                )
+            )
         return
     try:
         times = parse_options(written.split(","))
@@ -259,8 +342,8 @@ def check_costs(config: ConfigDict) -> None:
             explain(
                 f"pipeline.costs={written!r} is not a list of times",
                 rule=(
-                    f"expected-costs: {AUTO!r}, or key=value separated by commas; keys are "
-                    f"{', '.join(_TIMES)}, values are finite numbers above 0"
+                    f"expected-costs: {AUTO!r}, a .json file of measured times, or key=value separated by commas; "
+                    f"keys are {', '.join(_TIMES)}, values are finite numbers above 0"
                 ),
                 picture=f"wrong: {', '.join(wrong)}",
                 repair=f"set pipeline.costs={AUTO!r}, or for example input_gradient=1.2,weight_gradient=0.8",

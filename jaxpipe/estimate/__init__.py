@@ -1,8 +1,9 @@
 """Predicted time and bytes of a training step: numbers only; no device is needed and nothing is compiled."""
 
+from jaxpipe.estimate.costs import decide_costs, setting_of
 from jaxpipe.estimate.memory import Bytes, fits, memory
 from jaxpipe.estimate.roofline import Roofline
-from jaxpipe.estimate.setting import Setting, setting_of
+from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.estimate.times import Link, Times, TimeSource
 
@@ -14,6 +15,7 @@ __all__ = [
     "Setting",
     "TimeSource",
     "Times",
+    "decide_costs",
     "estimate",
     "fits",
     "memory",

@@ -99,7 +99,7 @@ def _over_links(setting: Setting, kind: str, num_bytes: np.ndarray) -> list[Sent
 
 def _pages(setting: Setting) -> np.ndarray:
     """Bytes of EVICT and LOAD, [source device, target device]."""
-    slots = moved_slots(setting.schedule_name, setting.pipe, setting.num_microbatches, setting.options)
+    slots = moved_slots(setting.schedule_name, setting.pipe, setting.num_microbatches, setting.built_options)
     return slots * layer_residuals(setting).page_bytes * max(setting.layers_per_stage)
 
 

@@ -6,14 +6,14 @@ attention skips do not. Model FLOPs, for MFU, are in `jaxpipe.models.anatomy`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
-from jaxpipe.estimate.residuals import layer_sizes
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, layer_sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
-from jaxpipe.models.cross_entropy import num_chunks_of
+from jaxpipe.models.cross_entropy import chunks_of
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Matmul:
         rows, columns, depth: sizes of one matmul.
         num: number of matmuls.
         fused: whether it is part of a kernel that keeps its results on the chip, as in cuDNN's attention.
+        summed: whether it adds its result to a float32 array, as that of the head's kernel.
     """
 
     rows: int
@@ -31,17 +32,17 @@ class Matmul:
     depth: int
     num: int = 1
     fused: bool = False
+    summed: bool = False
 
     @property
     def flops(self) -> int:
         """FLOPs, a multiplication and an addition counted as two."""
         return 2 * self.num * self.rows * self.columns * self.depth
 
-    @property
-    def elements(self) -> int:
-        """Elements read and written, each once."""
-        each = self.rows * self.depth + self.depth * self.columns + self.rows * self.columns
-        return self.num * each
+    def num_bytes(self, itemsize: int) -> int:
+        """Bytes read and written, each factor and the result once, in a dtype of `itemsize` bytes."""
+        result = 2 * FLOAT32_BYTES if self.summed else itemsize
+        return self.num * (itemsize * self.depth * (self.rows + self.columns) + result * self.rows * self.columns)
 
     @property
     def of_inputs(self) -> Matmul:
@@ -94,22 +95,20 @@ def layer_matmuls(setting: Setting) -> LayerMatmuls:
 
 def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     """Matmuls of head and loss, forward and backward, for one microbatch."""
-    anatomy, (num_tokens, num_chunks) = setting.anatomy, head_chunks(setting)
-    forward = (
-        Matmul(num_tokens // num_chunks, local_rows(setting), anatomy.hidden, num_chunks),
+    anatomy, num_tokens = setting.anatomy, predicted_tokens(setting)
+    num_chunks, size = chunks_of(num_tokens, local_rows(setting))
+    logits = Matmul(size, local_rows(setting), anatomy.hidden, num_chunks)
+    before = (
         *(Matmul(num_tokens, outputs, inputs) for inputs, outputs in anatomy.head_matmuls),
         *(Matmul(setting.microbatch_size, outputs, inputs) for inputs, outputs in anatomy.sequence_matmuls),
     )
-    return tuple(each for matmul in forward for each in (matmul, matmul.of_inputs, matmul.of_weights))
+    of_words = (logits, logits.of_inputs, replace(logits.of_weights, summed=True))
+    return (*of_words, *(each for matmul in before for each in (matmul, matmul.of_inputs, matmul.of_weights)))
 
 
-def head_chunks(setting: Setting) -> tuple[int, int]:
-    """The number of tokens that a microbatch predicts, and the number of chunks for their logits."""
-    num_tokens = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
-    return num_tokens, _num_chunks(num_tokens, local_rows(setting))
-
-
-_num_chunks = cache(num_chunks_of)
+def predicted_tokens(setting: Setting) -> int:
+    """The number of tokens that a microbatch predicts, on one copy of the pipeline."""
+    return setting.microbatch_size * (setting.num_predicted or setting.seq_len)
 
 
 def local_rows(setting: Setting) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.config.pipeline import BACKWARD_COSTS, costs_with, named_schedule
+from jaxpipe.config.pipeline import costs_by, named_schedule, times_written
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
@@ -20,6 +20,7 @@ from jaxpipe.lowering import lower
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.schedule import Kind
 
+Expected = tuple[str, str]  # how a layer recomputes; the text that has times
 FEW = 3  # least number of microbatches per device for which a table is representative
 
 
@@ -62,8 +63,8 @@ def counts(setting: Setting) -> Counts:
     """
     name, num_microbatches = setting.schedule_name, setting.num_microbatches
     few = num_microbatches if is_file_name(name) else table_microbatches(setting.pipe, num_microbatches)
-    backward = BACKWARD_COSTS[setting.model.recompute]
-    found = _of_equal_stages(name, setting.options, setting.pipe, setting.layers_per_stage, backward, few)
+    expected = setting.model.recompute, times_written(setting.options, setting.costs)
+    found = _of_equal_stages(name, setting.built_options, setting.pipe, setting.layers_per_stage, expected, few)
     if not found.holds_all:
         return found
     pages, inbox = (number * num_microbatches // few for number in (found.pages, found.inbox))
@@ -82,7 +83,7 @@ def table_microbatches(pipe: int, num_microbatches: int) -> int:
 
 
 def _of_equal_stages(
-    name: str, options: str, pipe: int, layers_per_stage: tuple[int, ...], backward: float, num_microbatches: int
+    name: str, options: str, pipe: int, layers_per_stage: tuple[int, ...], expected: Expected, num_microbatches: int
 ) -> Counts:
     """The result of `counted`; for stages of equally many layers, from the table of stages with one layer.
 
@@ -91,8 +92,8 @@ def _of_equal_stages(
     num_layers = layers_per_stage[0]
     schedule = named_schedule(name, pipe, num_microbatches, options)
     if len(set(layers_per_stage)) > 1 or schedule.has_transfers or schedule.placement.num_replicas > 1:
-        return counted(name, options, pipe, layers_per_stage, backward, num_microbatches)
-    found = counted(name, options, pipe, (1,) * len(layers_per_stage), backward, num_microbatches)
+        return counted(name, options, pipe, layers_per_stage, expected, num_microbatches)
+    found = counted(name, options, pipe, (1,) * len(layers_per_stage), expected, num_microbatches)
     return replace(
         found,
         pages=found.pages * num_layers,
@@ -102,7 +103,7 @@ def _of_equal_stages(
 
 @cache
 def counted(
-    name: str, options: str, pipe: int, layers_per_stage: tuple[int, ...], backward: float, num_microbatches: int
+    name: str, options: str, pipe: int, layers_per_stage: tuple[int, ...], expected: Expected, num_microbatches: int
 ) -> Counts:
     """Counts the buffers in the table of `num_microbatches`.
 
@@ -110,14 +111,14 @@ def counted(
         name, options: name and options of the schedule, as in a setting.
         pipe: number of devices.
         layers_per_stage: [stage] number of layers.
-        backward: expected time of a backward, in forwards, unless `options` have it.
+        expected: what decides the expected times of actions, as `costs_by` takes it.
         num_microbatches: microbatches of the table.
 
     Raises:
         ScheduleError: the schedule cannot be built.
     """
     schedule = named_schedule(name, pipe, num_microbatches, options)
-    costs = costs_with(backward, options).of_layers(layers_per_stage)
+    costs = costs_by(*expected).of_layers(layers_per_stage)
     table = lower(schedule, layers_per_stage=layers_per_stage, costs=costs)
     placement = schedule.placement
     most_layers = max(

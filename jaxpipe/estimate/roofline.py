@@ -8,10 +8,11 @@ and guards take between kernels, for which there is no source.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from jaxpipe.cluster.hardware import Hardware
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.communication import (
     AGAIN_COLLECTIVES,
     FORWARD_COLLECTIVES,
@@ -19,7 +20,14 @@ from jaxpipe.estimate.communication import (
     WEIGHT_GRADIENT_COLLECTIVES,
     message_bytes,
 )
-from jaxpipe.estimate.matmuls import Matmul, head_chunks, head_matmuls, layer_matmuls, local_rows, seen_scores
+from jaxpipe.estimate.matmuls import (
+    Matmul,
+    head_matmuls,
+    layer_matmuls,
+    local_rows,
+    predicted_tokens,
+    seen_scores,
+)
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
@@ -30,10 +38,32 @@ from jaxpipe.estimate.times import Link, Times, ring_s
 # Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), section 2.3.
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
 
-# Fraction of the peak that the best of many bfloat16 matmuls reach: 267.9 of 312 TFLOP/s on an A100 SXM, 794.5 of 989
-# on an H100 or H200 SXM.
-# Source: Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS comparison table.
-MATMUL_FRACTION = {8: 0.859, 9: 0.803}  # major compute capability
+# Fraction of the peak that the best of many large matmuls reach, of a GPU by its name, else by its compute capability.
+# Sources: (a) Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS comparison table; (b) measurements
+# that users sent to github.com/zzc0721/torch-performance-test-data, issues 43, 77, 78 and 140, one of each GPU.
+MATMUL_FRACTION: dict[str | tuple[int, int], float] = {
+    (7, 0): 0.924,  # (b) 14.51 of 15.7 TFLOP/s in float32, V100 SXM2
+    (8, 0): 0.859,  # (a) 267.9 of 312, A100 SXM
+    (8, 9): 0.743,  # (b) 269.15 of 362.05, L40S
+    "rtx4090": 0.998,  # (b) 164.81 of 165.2: its clock goes beyond the one of the peak
+    (9, 0): 0.803,  # (a) 794.5 of 989, H100 or H200 SXM
+    "h20": 0.961,  # (b) 142.25 of 148
+    (10, 0): 0.776,  # (a) 1745 of 2250, B200
+    "gb200": 0.729,  # (a) 1822 of 2500
+}
+
+# Fraction of the peak that cuDNN's attention reaches, forward and backward together: bfloat16, causal, head size 128,
+# the mean of 2048 and 4096 tokens; FLOPs of what a causal mask hides do not count.
+# Source: NVIDIA/cudnn-frontend, benchmark/attention_training/results/llama3.1/, the files of 28 September 2026, cuDNN
+# 9.27. To compare: on an A100 SXM FlashAttention-2 reaches 155 and 173 of 312 TFLOP/s (Dao, FlashAttention-2, 2023,
+# figure 4), 0.53; on an H100 SXM cuDNN reaches 484 and 518 of 989 in forward, and 465 and 499 in backward without the
+# mask (Shah et al., FlashAttention-3, 2024, figures 5 and 6), 0.49.
+FUSED_FRACTION: dict[str | tuple[int, int], float] = {
+    (8, 0): 0.41,  # 118.7 and 138.2 of 312 TFLOP/s, A100 PCIe
+    (8, 9): 0.41,  # assumed to be as on 8.0
+    (9, 0): 0.48,  # 432.2 and 524.0 of 989.5, H200
+    (10, 0): 0.41,  # 889.2 and 1155.6 of 2500, GB200
+}
 
 
 @dataclass(frozen=True)
@@ -43,11 +73,10 @@ class Roofline:
     Attributes:
         hardware: the kind of GPU.
         matmul_fraction: fraction of the peak reached by matmuls whose tiles fill all cores; None: `MATMUL_FRACTION`.
-        fused_fraction: fraction of the peak reached by attention in one kernel: FlashAttention-2 reaches 0.50 to 0.73
-            in forward and up to 0.63 in backward on an A100. Source: Dao, FlashAttention-2, 2023, section 4.1.
+        fused_fraction: fraction of the peak reached by attention in one kernel; None: `FUSED_FRACTION`.
         memory_fraction: fraction of the memory's bandwidth. Assumed.
         nvlink_fraction: fraction of NVLink's bandwidth: collectives reach 200 to 208 of 300 GB/s on A100s. Source:
-            nccl-tests, issues 149 and 178.
+            nccl-tests, issues 149 and 178. Assumed of other GPUs, and of PCIe.
         network_fraction: fraction of the network's bandwidth: collectives reach 85 of 100 GB/s a node. Source:
             nccl-tests, issue 119.
         kernel_s: seconds from a kernel's end to the start of the next. Assumed.
@@ -57,7 +86,7 @@ class Roofline:
 
     hardware: Hardware
     matmul_fraction: float | None = None
-    fused_fraction: float = 0.6
+    fused_fraction: float | None = None
     memory_fraction: float = 0.85
     nvlink_fraction: float = 0.68
     network_fraction: float = 0.85
@@ -68,7 +97,11 @@ class Roofline:
     network_latency_s: float = 15e-6
 
     def times(self, setting: Setting) -> Times:
-        """Times of the actions of `setting`."""
+        """Times of the actions of `setting`.
+
+        Raises:
+            ConfigError: the GPU reaches a fraction of its peak that is not known.
+        """
         matmuls, moved, drawn, dtype = layer_matmuls(setting), traffic(setting), dropout_draws(setting), setting.dtype
         collective_s = ring_s(places_of(setting).tensor, message_bytes(setting) * setting.tensor, self)
 
@@ -117,15 +150,18 @@ class Roofline:
         return Link(self.network_latency_s, self.network_fraction * self.hardware.network_bytes_per_s)
 
     def matmul_s(self, matmul: Matmul, dtype: str) -> float:
-        """Seconds of matmuls: their waves of tiles at the reached fraction of the peak, or their bytes if longer."""
+        """Seconds of matmuls: their waves of tiles at the reached fraction of the peak, or their bytes if longer.
+
+        Raises:
+            ConfigError: the fraction is not known for this GPU.
+        """
         peak = {"bfloat16": self.hardware.bf16_flops_per_s, "float32": self.hardware.tf32_flops_per_s}[dtype]
         if matmul.fused:
-            return matmul.flops / (peak * self.fused_fraction)
-        fraction = self.matmul_fraction
-        if fraction is None:
-            fraction = MATMUL_FRACTION[self.hardware.compute_capability[0]]
+            fraction = fused_fraction_of(self.hardware) if self.fused_fraction is None else self.fused_fraction
+            return matmul.flops / (peak * fraction)
+        fraction = matmul_fraction_of(self.hardware) if self.matmul_fraction is None else self.matmul_fraction
         computed_s = padded_flops(matmul, self.hardware.num_cores) / (peak * fraction)
-        return max(computed_s, self.memory_s(matmul.elements * ITEMSIZE[dtype]))
+        return max(computed_s, self.memory_s(matmul.num_bytes(ITEMSIZE[dtype])))
 
     def memory_s(self, num_bytes: float) -> float:
         """Seconds of kernels that read and write `num_bytes` in all."""
@@ -135,6 +171,43 @@ class Roofline:
         """Seconds to draw `num_drawn` random numbers."""
         hardware = self.hardware
         return num_drawn * OPERATIONS / (OPERATIONS_PER_CLOCK * hardware.num_cores * hardware.clock_rate_ghz * 1e9)
+
+
+def matmul_fraction_of(hardware: Hardware) -> float:
+    """The fraction of the peak that large matmuls reach on `hardware`.
+
+    Raises:
+        ConfigError: it is not known.
+    """
+    repair = "give Roofline(hardware, matmul_fraction=...) a measured one"
+    return _known(MATMUL_FRACTION, hardware, "matmul_fraction", repair=repair)
+
+
+def fused_fraction_of(hardware: Hardware) -> float:
+    """The fraction of the peak that attention in one kernel reaches on `hardware`.
+
+    Raises:
+        ConfigError: it is not known, as where cuDNN has no such kernel.
+    """
+    repair = "set model.attention='chunked', or give Roofline(hardware, fused_fraction=...) a measured one"
+    return _known(FUSED_FRACTION, hardware, "fused_fraction", repair=repair)
+
+
+def _known(fractions: Mapping[str | tuple[int, int], float], hardware: Hardware, field: str, *, repair: str) -> float:
+    """The fraction of a GPU by its name, else by its compute capability."""
+    for key in (hardware.name, hardware.compute_capability):
+        if key in fractions:
+            return fractions[key]
+    capabilities = [hardware.compute_capability, *(key for key in fractions if not isinstance(key, str))]
+    unknown, *known = (f"{major}.{minor}" for major, minor in capabilities)
+    raise ConfigError(
+        explain(
+            f"{field} of {hardware.description}: what it reaches of its peak is not known",
+            rule="roofline-fraction: a time needs the fraction of the peak that programs reach on that GPU",
+            picture=f"compute capability {unknown}; known are {', '.join(known)}",
+            repair=repair,
+        )
+    )
 
 
 def padded_flops(matmul: Matmul, num_cores: int) -> int:
@@ -179,8 +252,8 @@ def update_bytes(setting: Setting) -> float:
 # Operations for one random number: 20 rounds of an addition, a rotation and an exclusive or; 6 times a key is added to
 # both words. Source: `jaxpipe.models.dropout.threefry`.
 OPERATIONS = 20 * 3 + 6 * 2
-# 32-bit integer additions, shifts or logical operations of a core in a clock, of capability 8.0 and 9.0.
-# Source: NVIDIA, CUDA C++ Programming Guide, throughput of native arithmetic instructions.
+# 32-bit integer additions, shifts or logical operations of a core in a clock, of capability 7.0 to 10.0.
+# Sources: NVIDIA, CUDA C++ Programming Guide, throughput of native arithmetic instructions; of 10.0 also XLA's target.
 OPERATIONS_PER_CLOCK = 64
 
 
@@ -235,7 +308,7 @@ def traffic(setting: Setting) -> Traffic:
     """Bytes that the actions of `setting` read and write: norms, sums and activations read and write their arrays.
 
     A layer's backward reads and writes twice as much for each: the saved array and its gradient. It recomputes norms
-    and activations from saved arrays, or the whole layer.
+    and activations from saved arrays, or the whole layer. The embedding's adds the gathered gradient to rows of a sum.
     """
     of, item = layer_sizes(setting), ITEMSIZE[setting.dtype]
     softmax = _softmax_bytes(setting)
@@ -243,25 +316,16 @@ def traffic(setting: Setting) -> Traffic:
     moved = item * 2 * (2 * of.queries + 2 * of.keys)  # split into heads, and merged
     forward = again + moved + softmax + item * 2 * 3 * of.stream  # two sums of two streams
     recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
-    added = layer_parameters(setting.model).of_device(setting.tensor)
+    # A layer's gradient is the output of a kernel of its own; another one adds it: reads it, reads and writes its sum.
+    added = layer_parameters(setting.model).of_device(setting.tensor) * (item + 2 * FLOAT32_BYTES)
     return Traffic(
         forward=forward + 2 * layer_residuals(setting).page_bytes,
         input_gradient=2 * forward + recomputed,
-        weight_gradient=added * _adding(item),
+        weight_gradient=added,
         embed_forward=item * 3 * of.stream,
-        embed_backward=item * 3 * of.stream + _table_elements(setting) * (2 * FLOAT32_BYTES + _adding(item)),
+        embed_backward=item * 3 * of.stream + (item + 2 * FLOAT32_BYTES) * of.stream * setting.tensor,
         head=_head_bytes(setting),
     )
-
-
-def _adding(item: int) -> int:
-    """Bytes to add one gradient: the output of a matmul or another kernel is read, its sum read and written."""
-    return item + 2 * FLOAT32_BYTES
-
-
-def _table_elements(setting: Setting) -> int:
-    """Elements in a device's part of the token table."""
-    return local_rows(setting) * setting.anatomy.hidden
 
 
 def _softmax_bytes(setting: Setting) -> int:
@@ -272,12 +336,10 @@ def _softmax_bytes(setting: Setting) -> int:
 
 
 def _head_bytes(setting: Setting) -> int:
-    """Bytes of head and loss: float32 logits written and read twice, gradients written, and the kernel's gradient.
+    """Bytes of head and loss besides its matmuls, one of which adds to the sum of the kernel's gradient.
 
-    The kernel's gradient is summed in float32 over the chunks of tokens, then scaled and added to its running sum.
+    Float32 logits are read three times, for the largest, the sum and the gradients, which are written.
     """
-    item, elements = ITEMSIZE[setting.dtype], _table_elements(setting)
-    num_tokens, num_chunks = head_chunks(setting)
-    logits = num_tokens * local_rows(setting)
-    gradient = num_chunks * elements * 3 * FLOAT32_BYTES + elements * (FLOAT32_BYTES + 3 * item + _adding(item))
-    return item * 6 * layer_sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item) + gradient
+    item = ITEMSIZE[setting.dtype]
+    logits = predicted_tokens(setting) * local_rows(setting)
+    return item * 6 * layer_sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item)

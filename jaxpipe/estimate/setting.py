@@ -15,10 +15,10 @@ from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import Assignment, assign
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.config import build_schedule, layers_per_stage, model_config
+from jaxpipe.config import layers_per_stage, model_config
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.model import family_of
-from jaxpipe.config.pipeline import named_schedule, orders_to_try
+from jaxpipe.config.pipeline import named_schedule, options_with_times, orders_to_try, outline
 from jaxpipe.data.masked import num_predicted
 from jaxpipe.data.segments import NUM_SPECIAL
 from jaxpipe.errors import ConfigError
@@ -38,12 +38,16 @@ class Setting:
         batch_size: sequences of a step.
         num_predicted: tokens of a sequence that a masked model predicts; None for a causal model.
         schedule_name, options: name and options of the schedule, as in a config's `pipeline`.
+        costs: times that a stage's actions are expected to take, as in a config's `pipeline`; "auto": not yet decided.
         num_microbatches: microbatches of one step, on each copy of the pipeline.
         layers_per_stage: [stage] number of layers.
         data, pipe, tensor: copies of the pipeline; devices of one; devices that share a layer.
         order: order of the mesh, one of `jaxpipe.cluster.assignment.ORDERS`.
         zero1: whether masters and optimizer state are split over `data`.
         topology: nodes and GPUs; the mesh may be smaller.
+
+    Raises:
+        ConfigError: the GPUs have no bfloat16, and `dtype` is that.
     """
 
     model: ModelConfig
@@ -61,11 +65,20 @@ class Setting:
     order: str
     zero1: bool
     topology: Topology
+    costs: str = AUTO
+
+    def __post_init__(self) -> None:
+        self.topology.check_computes(self.dtype)
 
     @cached_property
     def anatomy(self) -> Anatomy:
         """The anatomy of the model: sizes and parts."""
         return self.model.anatomy
+
+    @cached_property
+    def built_options(self) -> str:
+        """Options that the schedule is built with: with the times of `costs` if its order is made for times."""
+        return options_with_times(self.schedule_name, self.options, self.costs)
 
     @property
     def schedule(self) -> Schedule:
@@ -74,7 +87,7 @@ class Setting:
 
     def schedule_of(self, num_microbatches: int) -> Schedule:
         """Schedule for another number of microbatches; a schedule in a file has only its own number."""
-        return named_schedule(self.schedule_name, self.pipe, num_microbatches, self.options)
+        return named_schedule(self.schedule_name, self.pipe, num_microbatches, self.built_options)
 
     @property
     def num_gpus(self) -> int:
@@ -98,14 +111,14 @@ class Setting:
         )
 
 
-def setting_of(config: ConfigDict, topology: Topology) -> Setting:
-    """The setting of a checked config on `topology`.
+def undecided(config: ConfigDict, topology: Topology) -> Setting:
+    """The setting of a checked config on `topology`, with `pipeline.costs` as it is.
 
     Raises:
-        ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`.
+        ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the GPUs lack `model.dtype`.
         ScheduleError: the schedule cannot be built.
     """
-    mesh, schedule = config.mesh, build_schedule(config)
+    mesh, schedule = config.mesh, outline(config)
     axes = {"data": mesh.data, "pipe": mesh.pipe, "tensor": mesh.tensor}
     topology.check_holds(**axes)
     return Setting(
@@ -122,6 +135,7 @@ def setting_of(config: ConfigDict, topology: Topology) -> Setting:
         order=first_order(schedule, axes, topology) if mesh.order == AUTO else mesh.order,
         zero1=config.optimizer.zero1,
         topology=topology,
+        costs=config.pipeline.costs,
     )
 
 

@@ -123,7 +123,7 @@ def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = 
         setting.schedule_name,
         setting.pipe,
         setting.num_microbatches,
-        setting.options,
+        setting.built_options,
         _seconds(setting, times, source, closing=collectives.closing),
     )
     at_once_s = max(sum(collectives.closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxpipe.estimate.matmuls import local_rows, predicted_tokens
 from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
-from jaxpipe.models.cross_entropy import num_chunks_of
+from jaxpipe.models.cross_entropy import chunks_of
 
 
 @dataclass(frozen=True)
@@ -64,28 +65,22 @@ def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backwar
 def head_bytes(setting: Setting) -> int:
     """Bytes of head and loss, forward and backward.
 
-    The kernel's gradient is a float32 sum over chunks of tokens; a chunk has float32 logits and their gradient. If
-    all are one chunk nothing is summed, and the logits are freed before the kernel's gradient exists.
+    A chunk of tokens has float32 logits and their gradient. If all are one chunk, the logits are freed as their
+    gradient is made.
     """
     of, itemsize = _buffers(setting), ITEMSIZE[setting.dtype]
-    num_rows = setting.anatomy.num_rows // setting.tensor
-    num_targets = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
-    num_chunks = num_chunks_of(num_targets, num_rows)
-    logits = num_targets // num_chunks * num_rows
-    kernel_gradient = FLOAT32_BYTES * num_rows * setting.anatomy.hidden
-    if num_chunks == 1 and setting.tensor == 1:
-        return kernel_gradient + itemsize * logits + of.stream
+    num_rows = local_rows(setting)
+    logits = chunks_of(predicted_tokens(setting), num_rows)[1] * num_rows
     streams = 2 if setting.tensor > 1 else 3 if setting.anatomy.centered_norms else 1
-    return kernel_gradient + (FLOAT32_BYTES + itemsize) * logits + streams * of.stream
+    return (FLOAT32_BYTES + itemsize) * logits + streams * of.stream
 
 
 def _embed_backward(setting: Setting) -> int:
-    """Bytes of the token table's float32 gradient; over `tensor` also the gathered stream; and dropout's draws."""
+    """Bytes of the stream's gradient, over `tensor` the gathered one; and dropout's draws."""
     of, has_dropout = _buffers(setting), setting.anatomy.has_dropout
-    table = FLOAT32_BYTES * setting.anatomy.num_rows // setting.tensor * setting.anatomy.hidden
     if setting.tensor > 1:
-        return table + of.stream + has_dropout * of.local
-    return table + has_dropout * of.local // ITEMSIZE[setting.dtype]
+        return of.stream + has_dropout * of.local
+    return has_dropout * of.local // ITEMSIZE[setting.dtype]
 
 
 def _buffers(setting: Setting) -> Buffers:

@@ -2,7 +2,16 @@
 
 from jaxpipe.mesh.collectives import TensorAxis
 from jaxpipe.mesh.devices import Devices, choose_devices
-from jaxpipe.mesh.mesh import AXES, make_mesh, order_devices
+from jaxpipe.mesh.mesh import AXES, make_mesh, node_by_node, order_devices
 from jaxpipe.mesh.randomness import Randomness
 
-__all__ = ["AXES", "Devices", "Randomness", "TensorAxis", "choose_devices", "make_mesh", "order_devices"]
+__all__ = [
+    "AXES",
+    "Devices",
+    "Randomness",
+    "TensorAxis",
+    "choose_devices",
+    "make_mesh",
+    "node_by_node",
+    "order_devices",
+]

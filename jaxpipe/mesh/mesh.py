@@ -72,13 +72,17 @@ def order_devices(
     if order == "contiguous":
         gpus_per_node = len(devices)
     elif gpus_per_node is None:
-        devices, gpus_per_node = _node_by_node(devices)
+        devices, gpus_per_node = node_by_node(devices)
     gpus = assign(order, data=data, pipe=pipe, tensor=tensor, gpus_per_node=gpus_per_node).gpus
     return tuple(devices[gpu] for gpu in gpus.ravel())
 
 
-def _node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
-    """`devices` sorted by node, a smaller node last, and the number of GPUs per node."""
+def node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
+    """`devices` sorted by node, a smaller node last, and the number of GPUs per node.
+
+    Raises:
+        ConfigError: nodes differ in size.
+    """
     nodes: dict[int, list[Any]] = {}
     for device in devices:
         nodes.setdefault(getattr(device, "slice_index", device.process_index), []).append(device)

@@ -22,7 +22,7 @@ from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.choices import ACTIVATIONS, CHOICES, DROPOUTS, num_valid
-from jaxpipe.models.cross_entropy import cross_entropy_sum, logits
+from jaxpipe.models.cross_entropy import logits
 from jaxpipe.models.embedding_and_head import Microbatch, new_token_table, take_positions
 from jaxpipe.models.family import Family
 from jaxpipe.models.gpt import (
@@ -71,28 +71,24 @@ class BertHead(nnx.Module):
             self.pooler, self.sentence_order = linear(hidden), linear(2)
         self.vocab_size, self.activation, self.tensor = vocab_size, activation, tensor
 
-    def __call__(self, x: jax.Array, microbatch: Microbatch, token_table: jax.Array | None) -> dict[str, jax.Array]:
-        """Sums of the losses of the valid targets, float32: {"masked_lm"} and, with `sentence_order`, "sentence_order".
+    def features(self, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The transformed stream "batch predicted hidden" that the kernel multiplies, and the loss of the order if any.
 
         Args:
             x: "batch local_seq hidden".
-            microbatch: "predicted", positions, and "targets", each int32 "batch predicted"; "sentence_order" int32
-                "batch"; a target or order below 0 is not valid and counts nothing.
-            token_table: "local_vocab hidden" where embeddings are tied.
+            microbatch: "predicted", positions, int32 "batch predicted"; "sentence_order" int32 "batch"; an order below
+                0 is not valid and counts nothing.
         """
         whole = self.tensor.gather(self._normed(x), 1)
-        words = cross_entropy_sum(
-            self._transformed(take_positions(whole, microbatch["predicted"])),
-            self.kernel[...] if token_table is None else token_table,
-            microbatch["targets"],
-            self.tensor,
-            bias=self.bias[...],
-            vocab_size=self.vocab_size,
-        )
+        features = self._transformed(take_positions(whole, microbatch["predicted"]))
         if not hasattr(self, "pooler"):
-            return {"masked_lm": words}
+            return features, {}
         order = _cross_entropy_sum(self._order_logits(whole), microbatch["sentence_order"])
-        return {"masked_lm": words, "sentence_order": self.tensor.once(order)}
+        return features, {"sentence_order": self.tensor.once(order)}
+
+    def losses(self, words: jax.Array, others: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """Sums of the losses, float32: {"masked_lm"} and, with `sentence_order`, "sentence_order"."""
+        return {"masked_lm": words, **others}
 
     def logits(self, x: jax.Array, token_table: jax.Array | None) -> dict[str, jax.Array]:
         """Logits of `x` "batch seq hidden": {"masked_lm": "batch seq vocab"} and "sentence_order": "batch 2"."""

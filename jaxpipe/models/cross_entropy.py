@@ -1,28 +1,35 @@
-"""Cross entropy over a vocabulary, without storing the logits of all tokens.
+"""Cross entropy over a vocabulary, without storing the logits of all tokens or the kernel's gradient.
 
-Loss and gradients are computed together, for a few tokens at a time: logits, their softmax, the matmul back.
-Over a `tensor` axis each device holds the logits of its own rows; of each token only the largest logit,
-the sum of exponentials and the target's logit are exchanged.
+Loss and gradients are computed together, for a chunk of tokens at a time: logits, their softmax, the matmuls back. The
+kernel's gradient is added straight to a running float32 sum: XLA makes the addition a part of the matmul. Over a
+`tensor` axis each device holds the logits of its own rows; of each token only the largest logit, the sum of
+exponentials and the target's logit are exchanged.
 Source: Shoeybi et al., Megatron-LM, 2019, section 3 (parallel cross entropy).
 """
 
 from __future__ import annotations
 
-import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxpipe.mesh import TensorAxis
 
-MOST_LOGITS = 2**24  # float32 logits held at once on a device: 64 MiB
+# Tokens of a chunk. Each chunk reads the kernel twice and adds to its sum, 8 bytes an element, while it does 6 FLOPs an
+# element and token: with fewer than 1,200 tokens (H100; 600: A100) the last of the three matmuls waits for memory. The
+# logits of a chunk take 4 bytes in float32, and their gradients as many as `x` has.
+MOST_TOKENS, FEWER_TOKENS = 2048, 1024  # fewer if the logits would be more than MOST_LOGITS
+MOST_LOGITS = 2**28  # 1 GiB in float32
 
-# For x, kernel and bias.
-Gradients = tuple[jax.Array, jax.Array, jax.Array | None]
+
+class KernelSums(NamedTuple):
+    """Running float32 sums of gradients: of the kernel "local_vocab hidden" and of the bias "local_vocab", or None."""
+
+    kernel: jax.Array
+    bias: jax.Array | None
 
 
 def cross_entropy_sum(
@@ -47,41 +54,73 @@ def cross_entropy_sum(
         vocab_size: tokens of the vocabulary: rows of all kernels from it on are no tokens and are left out of the
             softmax; None: all rows are tokens.
     """
-    num_rows = kernel.shape[0] * tensor.size
-    return _sum(x, kernel, bias, targets, tensor, num_rows if vocab_size is None else vocab_size)
+    return _sum(x, kernel, bias, targets, tensor, vocab_size)
+
+
+def cross_entropy_backward(
+    x: jax.Array,
+    kernel: jax.Array,
+    targets: jax.Array,
+    tensor: TensorAxis,
+    *,
+    scale: jax.Array | float,
+    sums: KernelSums,
+    bias: jax.Array | None = None,
+    vocab_size: int | None = None,
+) -> tuple[jax.Array, jax.Array, KernelSums]:
+    """The result of `cross_entropy_sum`, and its gradients times `scale`: that for `x`, and `sums` with the others.
+
+    Args:
+        x, kernel, targets, tensor, bias, vocab_size: as in `cross_entropy_sum`.
+        scale: float32, a factor of the gradients.
+        sums: running sums to which the gradients of `kernel` and `bias` are added.
+
+    Returns:
+        The loss, not scaled; "batch seq hidden" in the dtype of `x`; the sums.
+    """
+
+    def chunk(carry: tuple[jax.Array, KernelSums], tokens: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+        (loss, sums), (x, targets) = carry, tokens
+        of_chunk, d_logits = _of_chunk(x, targets, kernel, bias, tensor, vocab_size, scale)
+        d_kernel = jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
+        d_bias = None if sums.bias is None else sums.bias + d_logits.astype(jnp.float32).sum(axis=0)
+        return (loss + of_chunk, KernelSums(sums.kernel + d_kernel, d_bias)), d_logits @ kernel
+
+    (loss, sums), dx = lax.scan(chunk, (jnp.zeros((), jnp.float32), sums), _chunks(x, targets, kernel))
+    return loss, dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _sum(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, targets: jax.Array, tensor: TensorAxis, vocab_size: int
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    targets: jax.Array,
+    tensor: TensorAxis,
+    vocab_size: int | None,
 ) -> jax.Array:
-    chunks = _chunks(x, kernel, targets)
-    return lax.map(lambda chunk: _of_chunk(chunk[0], chunk[1], kernel, bias, tensor, vocab_size)[0], chunks).sum()
+    def loss(tokens: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return _of_chunk(tokens[0], tokens[1], kernel, bias, tensor, vocab_size, 1.0)[0]
+
+    return lax.map(loss, _chunks(x, targets, kernel)).sum()
 
 
 def _forward(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, targets: jax.Array, tensor: TensorAxis, vocab_size: int
-) -> tuple[jax.Array, Gradients]:
-    def chunk(sums: tuple[Any, ...], tokens: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, ...], jax.Array]:
-        loss, d_logits = _of_chunk(*tokens, kernel, bias, tensor, vocab_size)
-        d_kernel = jnp.einsum("tv,th->vh", d_logits, tokens[0], preferred_element_type=jnp.float32)
-        d_bias = None if bias is None else sums[2] + d_logits.astype(jnp.float32).sum(axis=0)
-        return (sums[0] + loss, sums[1] + d_kernel, d_bias), d_logits @ kernel
-
-    zeros = (
-        jnp.zeros((), jnp.float32),
-        jnp.zeros(kernel.shape, jnp.float32),
-        None if bias is None else jnp.zeros(bias.shape, jnp.float32),
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    targets: jax.Array,
+    tensor: TensorAxis,
+    vocab_size: int | None,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array | None]]:
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), KernelSums(kernel, bias))
+    loss, dx, sums = cross_entropy_backward(
+        x, kernel, targets, tensor, scale=1.0, sums=zeros, bias=bias, vocab_size=vocab_size
     )
-    (loss, d_kernel, d_bias), dx = lax.scan(chunk, zeros, _chunks(x, kernel, targets))
-    return loss, (
-        dx.reshape(x.shape),
-        d_kernel.astype(kernel.dtype),
-        None if bias is None else d_bias.astype(bias.dtype),
-    )
+    return loss, jax.tree.map(lambda d, like: d.astype(like.dtype), (dx, sums.kernel, sums.bias), (x, kernel, bias))
 
 
-def _backward(tensor: TensorAxis, vocab_size: int, gradients: Gradients, d_loss: jax.Array) -> tuple[Any, ...]:
+def _backward(tensor: TensorAxis, vocab_size: int | None, gradients: Any, d_loss: jax.Array) -> tuple[Any, ...]:
     return *jax.tree.map(lambda gradient: (d_loss * gradient).astype(gradient.dtype), gradients), None
 
 
@@ -100,35 +139,43 @@ def _of_chunk(
     kernel: jax.Array,
     bias: jax.Array | None,
     tensor: TensorAxis,
-    vocab_size: int,
+    vocab_size: int | None,
+    scale: jax.Array | float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Loss of some tokens "tokens hidden", and its gradient for their logits "tokens local_vocab"."""
+    """Loss of some tokens "tokens hidden", and its gradient times `scale` for their logits "tokens local_vocab"."""
     of_rows = logits(x, kernel, bias)
     rows = jnp.arange(kernel.shape[0]) + tensor.index() * kernel.shape[0]
-    if vocab_size < kernel.shape[0] * tensor.size:
+    if vocab_size is not None and vocab_size < kernel.shape[0] * tensor.size:
         of_rows = jnp.where(rows < vocab_size, of_rows, -jnp.inf)
     is_target = targets[:, None] == rows  # nowhere for a target below 0
     largest = tensor.max(of_rows.max(axis=-1))
     exponentials = jnp.exp(of_rows - largest[:, None])
     total, chosen = tensor.sum(jnp.stack([exponentials.sum(-1), jnp.where(is_target, of_rows, 0.0).sum(-1)]))
     loss = jnp.where(targets >= 0, jnp.log(total) + largest - chosen, 0.0).sum()
-    d_logits = jnp.where(targets[:, None] >= 0, exponentials / total[:, None] - is_target, 0.0)
+    d_logits = jnp.where(targets[:, None] >= 0, scale * (exponentials / total[:, None] - is_target), 0.0)
     return loss, d_logits.astype(x.dtype)
 
 
-def _chunks(x: jax.Array, kernel: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns `x` and `targets` as "chunk tokens hidden" and "chunk tokens", in as few chunks as MOST_LOGITS allows."""
-    num_tokens = math.prod(targets.shape)
-    num_chunks = num_chunks_of(num_tokens, kernel.shape[0])
-    return x.reshape(num_chunks, -1, x.shape[-1]), targets.reshape(num_chunks, -1)
+def _chunks(x: jax.Array, targets: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns `x` and `targets` as "chunk tokens hidden" and "chunk tokens", padded with targets that are not valid."""
+    num_chunks, size = chunks_of(targets.size, kernel.shape[0])
+    padding = num_chunks * size - targets.size
+    x = jnp.pad(x.reshape(targets.size, -1), ((0, padding), (0, 0)))
+    targets = jnp.pad(targets.reshape(-1), (0, padding), constant_values=-1)
+    return x.reshape(num_chunks, size, -1), targets.reshape(num_chunks, size)
 
 
-def num_chunks_of(num_tokens: int, vocab_size: int) -> int:
-    """Number of chunks: the least divisor of `num_tokens` with at most MOST_LOGITS logits a chunk, or a token a chunk.
+def chunks_of(num_tokens: int, num_rows: int) -> tuple[int, int]:
+    """The number of chunks, as few as are allowed, and the tokens of each; the last one may be padded.
+
+    Args:
+        num_tokens: tokens of a microbatch.
+        num_rows: rows of the kernel on this device.
 
     Example:
-        >>> num_chunks_of(2048, 51200), num_chunks_of(1024, 256)
-        (8, 1)
+        >>> chunks_of(8192, 128256), chunks_of(8192, 256000), chunks_of(80, 30522), chunks_of(4099, 32000)
+        ((4, 2048), (8, 1024), (1, 80), (3, 1367))
     """
-    divisors = np.flatnonzero(num_tokens % np.arange(1, num_tokens + 1) == 0) + 1
-    return int(next((n for n in divisors if num_tokens // n * vocab_size <= MOST_LOGITS), num_tokens))
+    most = min(MOST_TOKENS, max(FEWER_TOKENS, MOST_LOGITS // num_rows))
+    num_chunks = max(1, -(-num_tokens // most))
+    return num_chunks, -(-num_tokens // num_chunks)

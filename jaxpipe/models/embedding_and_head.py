@@ -1,10 +1,14 @@
-"""Embedding and head of a language model: tokens to residual stream, residual stream to the sum of the losses.
+"""Embedding and head of a language model: tokens to residual stream, residual stream to what the logits are made of.
 
 Over a `tensor` axis each device holds some rows of the token table and of the head's kernel: some tokens of the
-vocabulary. Left to others: the loss of the logits (`cross_entropy`), BERT's head (`bert`).
+vocabulary. Both cut off their large table, so that its gradient can be added straight to its running sum: the
+embedding has the lookup apart from the rest, the head ends before the logits. Left to others: logits and loss
+(`cross_entropy`), BERT's head (`bert`), and how the pieces make a model (`language_model`).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +16,7 @@ from flax import nnx
 from jax import lax
 
 from jaxpipe.mesh import Randomness, TensorAxis
-from jaxpipe.models.cross_entropy import cross_entropy_sum, logits
+from jaxpipe.models.cross_entropy import logits
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import LayerNorm, RMSNorm, initial_deviation
 
@@ -57,7 +61,17 @@ class Embedding(nnx.Module):
             microbatch: "tokens" and, if there are token types, "token_types", each int32 "batch seq".
             random: None means no dropout.
         """
-        x = self.tensor.scatter_sum(_rows(self.token[...], microbatch["tokens"], self.tensor), 1)
+        return self.with_rows(self.rows(microbatch), microbatch, random)
+
+    def rows(self, microbatch: Microbatch) -> jax.Array:
+        """Rows of the tokens in this device's part of the table, zeros for others' tokens: "batch seq hidden"."""
+        row, is_own = self._own(microbatch["tokens"])
+        rows = take(self.token[...], row)
+        return rows if is_own is None else jnp.where(is_own[..., None], rows, 0)
+
+    def with_rows(self, rows: jax.Array, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
+        """The residual stream "batch local_seq hidden" from `rows`: all but the lookup of tokens."""
+        x = self.tensor.scatter_sum(rows, 1)
         first_position = self.tensor.index() * x.shape[1]
         if hasattr(self, "position"):
             x = x + lax.dynamic_slice_in_dim(self.position[...], first_position, x.shape[1])
@@ -66,9 +80,23 @@ class Embedding(nnx.Module):
             x = x + take(self.token_type[...], token_types)
         return drop(x, random, rate=self.dropout_rate, site=Site.EMBEDDING, first_position=first_position)
 
+    def add_at_rows(self, total: jax.Array, microbatch: Microbatch, gradient: jax.Array) -> jax.Array:
+        """The running sum `total` of the table's gradient, with the gradient of `rows` added in place."""
+        row, is_own = self._own(microbatch["tokens"])
+        return _add_at(total, row, gradient if is_own is None else jnp.where(is_own[..., None], gradient, 0))
+
+    def _own(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Each token's row in this device's part of the table, 0 for others' tokens; and which tokens are its own."""
+        if self.tensor.size == 1:
+            return tokens, None
+        num_rows = self.token.shape[0]
+        row = tokens - self.tensor.index() * num_rows
+        is_own = (row >= 0) & (row < num_rows)
+        return jnp.where(is_own, row, 0), is_own
+
 
 class Head(nnx.Module):
-    """Final norm and loss; with tied embeddings it has no kernel and uses the token table."""
+    """Final norm, and the logits' kernel; with tied embeddings it has none, and logits use the token table."""
 
     def __init__(
         self,
@@ -85,17 +113,20 @@ class Head(nnx.Module):
         if not tie_embeddings:
             self.kernel = new_token_table(vocab_size, num_rows, hidden, rngs)
 
-    def __call__(self, x: jax.Array, microbatch: Microbatch, token_table: jax.Array | None) -> jax.Array:
-        """The sum of the losses of the valid targets, float32.
+    def features(self, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, dict[str, Any]]:
+        """The gathered stream "batch seq hidden" that the kernel multiplies, and no further losses.
 
         Args:
             x: "batch local_seq hidden".
-            microbatch: "targets" int32 "batch seq"; a target below 0 is not valid and counts nothing.
-            token_table: "local_vocab hidden" if embeddings are tied.
+            microbatch: not read.
         """
-        kernel = self.kernel[...] if token_table is None else token_table
-        whole = self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1)
-        return cross_entropy_sum(whole, kernel, microbatch["targets"], self.tensor, vocab_size=self.vocab_size)
+        del microbatch
+        return self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1), {}
+
+    def losses(self, words: jax.Array, others: dict[str, Any]) -> jax.Array:
+        """The result of the model's head from the sum of the words' losses, which is all."""
+        del others
+        return words
 
     def logits(self, x: jax.Array, token_table: jax.Array | None) -> jax.Array:
         """The logits "batch seq vocab" of `x` "batch seq hidden", float32, on one device."""
@@ -109,15 +140,6 @@ def new_token_table(vocab_size: int, num_rows: int, hidden: int, rngs: nnx.Rngs)
     return nnx.Param(jnp.pad(rows, ((0, num_rows - vocab_size), (0, 0))), split=0)
 
 
-def _rows(table: jax.Array, tokens: jax.Array, tensor: TensorAxis) -> jax.Array:
-    """Rows of `tokens` in this device's part of the table, zeros for tokens of other devices: "batch seq hidden"."""
-    if tensor.size == 1:
-        return take(table, tokens)
-    own = tokens - tensor.index() * table.shape[0]
-    is_own = (own >= 0) & (own < table.shape[0])
-    return jnp.where(is_own[..., None], take(table, jnp.where(is_own, own, 0)), 0)
-
-
 @jax.custom_vjp
 def take(table: jax.Array, rows: jax.Array) -> jax.Array:
     """Rows "... column" of `table` "row column" with the indices `rows`.
@@ -129,7 +151,12 @@ def take(table: jax.Array, rows: jax.Array) -> jax.Array:
 
 def _add_at_rows(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None]:
     table, rows = kept
-    return jnp.zeros(table.shape, jnp.float32).at[rows].add(gradient.astype(jnp.float32)).astype(table.dtype), None
+    return _add_at(jnp.zeros(table.shape, jnp.float32), rows, gradient).astype(table.dtype), None
+
+
+def _add_at(total: jax.Array, rows: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Returns `total` "row column", float32, with the terms `gradient` "... column" added at the indices `rows`."""
+    return total.at[rows].add(gradient.astype(total.dtype))
 
 
 take.defvjp(lambda table, rows: (table[rows], (table, rows)), _add_at_rows)

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.mesh import Randomness, TensorAxis
 from jaxpipe.models.anatomy import Anatomy, ParameterShape
+from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
 
 Params = dict[str, Any]
 Microbatch = dict[str, jax.Array]
@@ -59,7 +60,7 @@ class ModelConfig(Protocol):
         ...
 
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """Embedding: a module from (microbatch, random) to the stream."""
+        """Embedding: a module from (microbatch, random) to the stream, an `Embedding` or one with the same methods."""
         ...
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
@@ -67,7 +68,12 @@ class ModelConfig(Protocol):
         ...
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """Head: from (stream, microbatch, token table or None) to the sums of the losses, with a method `logits`."""
+        """Head: a module that ends before the logits' matmul, as `jaxpipe.models.embedding_and_head.Head`.
+
+        `features(stream, microbatch)` returns what is multiplied with the parameter `kernel`, or with the token table
+        if embeddings are tied, and a dict of further losses; a parameter `bias`, if any, is added to the products.
+        `losses(words, others)`, linear, is the head's result, `logits(stream, token table or None)` that of one device.
+        """
         ...
 
 
@@ -131,7 +137,62 @@ class LanguageModel:
 
     def head(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Any:
         """Sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""
-        return self._module("head", shared["head"])(x, microbatch, self._token_table(shared))
+        head = self._module("head", shared["head"])
+        features, others = head.features(x, microbatch)
+        words = cross_entropy_sum(features, targets=microbatch["targets"], tensor=self.tensor, **self._words(shared))
+        return head.losses(words, others)
+
+    def embed_backward(
+        self, shared: Params, microbatch: Microbatch, random: Randomness | None, dx: jax.Array, sums: Params
+    ) -> Params:
+        """Running sums of the shared parameters' gradients, with those of `embed` added; the token table's in place.
+
+        Args:
+            shared, microbatch, random: arguments of `embed`.
+            dx: the gradient of its result.
+            sums: float32, like `shared`.
+        """
+
+        def with_rows(params: Params, rows: jax.Array) -> jax.Array:
+            return self._module("embedding", params).with_rows(rows, microbatch, random)
+
+        embedding = self._module("embedding", shared["embedding"])
+        _, vjp = jax.vjp(with_rows, shared["embedding"], embedding.rows(microbatch))
+        d_params, d_rows = vjp(dx)
+        token = embedding.add_at_rows(sums["embedding"]["token"], microbatch, d_rows)
+        return {**sums, "embedding": {**_added(sums["embedding"], d_params), "token": token}}
+
+    def head_backward(
+        self, shared: Params, x: jax.Array, microbatch: Microbatch, scale: Any, sums: Params
+    ) -> tuple[Any, jax.Array, Params]:
+        """Result of `head`, and gradients of its losses times `scale`: that of `x`, and `sums` with the others added.
+
+        Args:
+            shared, x, microbatch: arguments of `head`.
+            scale: float32, a factor for each loss.
+            sums: float32 running sums, like `shared`; that of the logits' kernel is changed in place.
+        """
+
+        def features_of(params: Params, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+            return self._module("head", params).features(x, microbatch)
+
+        head, owner, kernel = self._module("head", shared["head"]), *self._kernel_path
+        (features, others), vjp = jax.vjp(features_of, shared["head"], x)
+        _, vjp_of_losses = jax.vjp(head.losses, jnp.zeros((), jnp.float32), others)
+        words_scale, others_scale = vjp_of_losses(scale)
+        words, d_features, of_words = cross_entropy_backward(
+            features,
+            targets=microbatch["targets"],
+            tensor=self.tensor,
+            scale=words_scale,
+            sums=KernelSums(sums[owner][kernel], sums["head"].get("bias")),
+            **self._words(shared),
+        )
+        d_params, dx = vjp((d_features, others_scale))
+        sums = {**sums, "head": _added(sums["head"], d_params)}
+        if of_words.bias is not None:
+            sums["head"] = {**sums["head"], "bias": of_words.bias}
+        return head.losses(words, others), dx, {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of terms in each sum of `head` over a batch of any number of dims: its structure, int32."""
@@ -177,6 +238,20 @@ class LanguageModel:
 
     def _token_table(self, shared: Params) -> jax.Array | None:
         return shared["embedding"]["token"] if self.config.tie_embeddings else None
+
+    @property
+    def _kernel_path(self) -> tuple[str, str]:
+        """Where the logits' kernel is among the shared parameters."""
+        return ("embedding", "token") if self.config.tie_embeddings else ("head", "kernel")
+
+    def _words(self, shared: Params) -> dict[str, Any]:
+        """The arguments of the words' loss besides features and targets."""
+        owner, kernel = self._kernel_path
+        return {
+            "kernel": shared[owner][kernel],
+            "bias": shared["head"].get("bias"),
+            "vocab_size": self.config.anatomy.vocab_size,
+        }
 
     def _new(self, name: str, rngs: nnx.Rngs) -> nnx.Module:
         return getattr(self.config, f"new_{name}")(self.tensor, rngs)
@@ -228,6 +303,11 @@ def parameter_shapes(config: ModelConfig) -> ParameterShapes:
         layer=of_module(config.new_block),
         shared=(*of_module(config.new_embedding), *of_module(config.new_head)),
     )
+
+
+def _added(totals: Params, gradients: Params) -> Params:
+    """Running sums with gradients added."""
+    return jax.tree.map(lambda total, gradient: total + gradient.astype(total.dtype), totals, gradients)
 
 
 def _params(module: nnx.Module) -> Params:

@@ -21,6 +21,7 @@ from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import StageFunctions
+from jaxpipe.program.ends import embed_backward, head_backward
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.program.partition import reduce_chunk
 from jaxpipe.program.shapes import StepShapes
@@ -144,9 +145,8 @@ class Actions:
             y, loss, sums = walk
             if not self.shapes.table.has_backward:
                 return y, self._add_loss(loss, functions.head(shared, y, microbatch)), sums
-            value, vjp = jax.vjp(lambda shared, y: functions.head(shared, y, microbatch), shared, y)
-            d_shared, dy = vjp(self.scale)
-            return dy, self._add_loss(loss, value), add(sums, d_shared)
+            value, dy, sums = head_backward(functions, shared, y, microbatch, self.scale, sums)
+            return dy, self._add_loss(loss, value), sums
 
         is_last = row.stage == self.shapes.table.schedule.num_stages - 1
         message, loss, sums = cond_in_place(is_last, turn_around, (y, state.loss, state.grads["shared"]))
@@ -213,9 +213,7 @@ class Actions:
         shared, microbatch = self.params["shared"], self._microbatch(row)
 
         def embed(sums: PyTree) -> PyTree:
-            random = self._random(row, EMBEDDING)
-            _, vjp = jax.vjp(lambda shared: self.functions.embed(shared, microbatch, random), shared)
-            return add(sums, vjp(dx)[0])
+            return embed_backward(self.functions, shared, microbatch, self._random(row, EMBEDDING), dx, sums)
 
         sums = cond_in_place(row.stage == 0, embed, state.grads["shared"])
         return state._replace(message=dx, grads={"shared": sums, "layers": layers})
@@ -252,8 +250,3 @@ def _add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequen
 def _slice(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:
     """`leaf[chunk, layer]` with its first two axes kept, of size one."""
     return lax.dynamic_slice(leaf, (chunk, layer) + (0,) * (leaf.ndim - 2), (1, 1, *leaf.shape[2:]))
-
-
-def add(totals: PyTree, values: PyTree) -> PyTree:
-    """Returns running sums with `values` added."""
-    return jax.tree.map(lambda total, value: total + value.astype(total.dtype), totals, values)

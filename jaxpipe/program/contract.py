@@ -25,13 +25,18 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class StageFunctions:
-    """The three functions of a model; `x` is one array, of the same shape and dtype after every layer.
+    """The functions of a model, of which it needs three; `x` is one array, of one shape and dtype after every layer.
 
     Attributes:
         embed: (shared, microbatch, random) -> x. Runs inside the first stage's forward.
         layer: (layer_params, x, microbatch, random) -> x.
         head: (shared, x, microbatch) -> float32 scalar, the *sum* of the microbatch's losses, or a pytree of such
             sums, one for each kind of loss. Runs, with its backward, inside the last stage's forward.
+        embed_backward: (shared, microbatch, random, dx, sums) -> sums: adds the gradients of `embed`, whose result has
+            the gradient `dx`, to the float32 running sums of the shared parameters. None: `jax.vjp` of `embed`, added
+            afterwards, which for a large table takes a second one of float32.
+        head_backward: (shared, x, microbatch, scale, sums) -> (result of `head`, gradient of `x`, sums): the gradients
+            of the losses times `scale`, one float32 factor for each loss. None: `jax.vjp` of `head`.
         specs: {"shared", "layers"}: for each parameter of one layer, and each shared one, the PartitionSpec that
             names the dim split over `tensor`, for example P(None, "tensor"); None if none is split.
 
@@ -48,12 +53,21 @@ class StageFunctions:
     embed: Callable[[PyTree, PyTree, Randomness | None], Any]
     layer: Callable[[PyTree, Any, PyTree, Randomness | None], Any]
     head: Callable[[PyTree, Any, PyTree], PyTree]
+    embed_backward: Callable[[PyTree, PyTree, Randomness | None, Any, PyTree], PyTree] | None = None
+    head_backward: Callable[[PyTree, Any, PyTree, PyTree, PyTree], tuple[PyTree, Any, PyTree]] | None = None
     specs: PyTree | None = None
 
     @classmethod
     def of(cls, model: Any) -> StageFunctions:
         """The functions of an object that has them as attributes, such as the models of `jaxpipe.models`."""
-        return cls(embed=model.embed, layer=model.layer, head=model.head, specs=model.specs)
+        return cls(
+            embed=model.embed,
+            layer=model.layer,
+            head=model.head,
+            embed_backward=getattr(model, "embed_backward", None),
+            head_backward=getattr(model, "head_backward", None),
+            specs=model.specs,
+        )
 
 
 def check_actions(schedule: Schedule) -> None:
@@ -189,7 +203,28 @@ def check_functions(
                 repair="sum, do not average, and cast to float32",
             )
         )
+    sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params["shared"])
+    if embed_backward := functions.embed_backward:
+        found = shapes(lambda p, m, dx, s: embed_backward(p, m, None, dx, s), params["shared"], microbatch, x, sums)
+        _check_backward("embed_backward", found, sums, "the sums")
+    if head_backward := functions.head_backward:
+        found = shapes(head_backward, params["shared"], y, microbatch, loss, sums)
+        _check_backward("head_backward", found, (loss, y, sums), "(losses, gradient of x, sums)")
     return x, loss
+
+
+def _check_backward(name: str, found: PyTree, expected: PyTree, what: str) -> None:
+    """Raises CompileError unless `found` has the structure, shapes and dtypes of `expected`."""
+    described = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree) for tree in (found, expected)]
+    if described[0] != described[1]:
+        raise CompileError(
+            explain(
+                f"{name} returns {described[0]}.",
+                rule=f"backward-sums: {name} returns {what}, each with the shapes and dtypes of its argument",
+                picture=f"expected {described[1]}",
+                repair=f"add gradients to the float32 sums, or leave {name} out: jax.vjp then takes its place",
+            )
+        )
 
 
 def scale_of_each(losses: PyTree, scale: PyTree) -> PyTree:

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
+from jaxpipe.program.in_place import cond_in_place
 
 PyTree = Any
 STACKED = ("pipe", None, None)  # spec of [device, chunk, layer], the first dims of a staged layer parameter
@@ -276,23 +277,35 @@ def _reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
 
 
 def sums_over_devices(
-    loss: PyTree, grads: PyTree, parts: PyTree, *, num_owned: int, deterministic: bool
+    loss: PyTree, grads: PyTree, parts: PyTree, *, num_done: jax.Array, num_owned: int, deterministic: bool
 ) -> tuple[PyTree, PyTree]:
     """Loss and gradients of the step from each device's running sums; without gradients if there are none.
+
+    The sums over devices wait for the last loop of rounds, as `in_place.sequenced` does: XLA sees that no round of that
+    loop changes them, and on CPUs a device that began with them would wait for one that is still sending its messages.
 
     Args:
         loss: this device's running sums.
         grads: this device's running sums; those of layers have been reduced chunk by chunk, see `reduce_chunk`.
         parts: the Part of every parameter.
+        num_done: accesses to storage so far, which the last loop counts on.
         num_owned: chunks whose gradients the device returns; with two replicas the others are its partner's.
         deterministic: whether terms are added in mesh order.
     """
-    loss = jax.tree.map(lambda leaf: sum_over(leaf, ("data", "pipe"), deterministic=deterministic), loss)
-    if not jax.tree.leaves(grads):
+
+    def sums(terms: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        loss, shared = terms
+        return (
+            jax.tree.map(lambda leaf: sum_over(leaf, ("data", "pipe"), deterministic=deterministic), loss),
+            jax.tree.map(lambda leaf, part: part.reduce(leaf, deterministic=deterministic), shared, of_shared),
+        )
+
+    has_grads = bool(jax.tree.leaves(grads))
+    terms, of_shared = (loss, grads["shared"]), parts["shared"] if has_grads else ()
+    empty = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), jax.eval_shape(sums, terms))
+    _, (loss, shared) = cond_in_place(num_done >= 0, lambda walk: (walk[0], sums(walk[0])), (terms, empty))
+    if not has_grads:
         return loss, grads
-    shared = jax.tree.map(
-        lambda leaf, part: part.reduce(leaf, deterministic=deterministic), grads["shared"], parts["shared"]
-    )
     owned = jax.tree.map(lambda leaf: leaf[:num_owned], grads["layers"])
     layers = jax.tree.map(lambda leaf: leaf[None], _reduced_parts(owned, parts["layers"]))
     return loss, {"shared": shared, "layers": layers}

@@ -210,6 +210,7 @@ class Pipeline:
                 state.loss,
                 state.grads,
                 shapes.parts,
+                num_done=state.num_done,
                 num_owned=self.layout.num_owned,
                 deterministic=self.deterministic,
             )

@@ -49,7 +49,8 @@ def _format_costs(setup: Setup) -> str:
     columns, times = setup.pipeline.schedule.columns, setup.costs.of_kind(1)[:, 0]
     names = {Kind.B: "backward", Kind.I: "I", Kind.W: "W"}
     there = [kind for kind in names if columns.is_kind(kind).any()]
-    return ", ".join(f"{names[kind]} = {times[kind] / times[Kind.F]:g}" for kind in there) + " forward"
+    ratios = ", ".join(f"{names[kind]} = {times[kind] / times[Kind.F]:g}" for kind in there)
+    return f"{ratios} forward ({setup.costs_source})"
 
 
 def _format_split(shapes: StepShapes) -> list[str]:

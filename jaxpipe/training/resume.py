@@ -8,12 +8,13 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS
-from jaxpipe.config import build_schedule
+from jaxpipe.config import build_schedule, expected_costs
+from jaxpipe.config.pipeline import are_decided, written_costs
 from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import differences
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import CheckpointError, ConfigError, explain
-from jaxpipe.schedules import Schedule, to_json
+from jaxpipe.schedules import Costs, Schedule, to_json
 from jaxpipe.training.run_folder import METRICS, read_config
 from jaxpipe.whole_file import write_whole
 
@@ -28,6 +29,26 @@ _MOST_SHOWN = 5
 
 
 # ---- The config
+
+
+def keep_costs(path: Path, config: ConfigDict) -> None:
+    """Sets `pipeline.costs` to those of the run in `path`: it keeps its schedule, whatever GPU or file it finds.
+
+    Not if `config` has times of its own, or other fields that decide the schedule. A run from before costs were decided
+    had orders for I and W as long as F.
+    """
+    before = read_config(str(path))
+    if are_decided(config.pipeline.costs) or any(_of(before, name) != _of(config, name) for name in DECIDES_SCHEDULE):
+        return
+    costs = before.pipeline.costs
+    config.pipeline.costs = (
+        costs if are_decided(costs) else written_costs(Costs(backward=expected_costs(before).backward))
+    )
+
+
+def _of(config: ConfigDict, name: str) -> object:
+    section, field = name.split(".")
+    return config[section][field]
 
 
 def config_changes(path: Path, config: ConfigDict) -> list[str]:
@@ -188,9 +209,9 @@ def has_other_schedule(path: Path, schedule: Schedule) -> bool:
     return saved.is_file() and saved.read_text(encoding="utf-8") != to_json(schedule)
 
 
-def check_same_schedule(processes: ProcessGroup, schedule: Schedule) -> None:
-    """Raises ConfigError unless process 0 has the same schedule; different programs would deadlock."""
-    digest = hashlib.sha256(to_json(schedule).encode()).hexdigest()
+def check_same_schedule(processes: ProcessGroup, schedule: Schedule, costs: str) -> None:
+    """Raises ConfigError unless process 0 has the same schedule and `pipeline.costs`; other programs would deadlock."""
+    digest = hashlib.sha256(f"{costs}\n{to_json(schedule)}".encode()).hexdigest()
     if digest != processes.agree("schedule", digest):
         raise ConfigError(
             explain(
@@ -198,11 +219,11 @@ def check_same_schedule(processes: ProcessGroup, schedule: Schedule) -> None:
                 rule="same-schedule: all processes of a run execute one schedule",
                 picture=(
                     f"here: {schedule.name}, num_devices={schedule.num_devices},"
-                    f" num_microbatches={schedule.num_microbatches}"
+                    f" num_microbatches={schedule.num_microbatches}, made for costs {costs!r}"
                 ),
                 repair=(
-                    "start every process with the same command and, where pipeline.schedule is a"
-                    " file, with the same file"
+                    "start every process with the same command on the same kind of GPU and, where pipeline.schedule"
+                    " or pipeline.costs is a file, with the same file"
                 ),
             )
         )

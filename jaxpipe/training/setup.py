@@ -12,6 +12,8 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import restore_params
+from jaxpipe.cluster.hardware import known_hardware
+from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import build_schedule, expected_costs, layers_per_stage, model_config
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.model import check_attention_kernel
@@ -19,7 +21,8 @@ from jaxpipe.config.pipeline import orders_to_try
 from jaxpipe.data import Batches, Corpus
 from jaxpipe.distributed.log import say
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, order_devices
+from jaxpipe.estimate import decide_costs
+from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, node_by_node, order_devices
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Costs
@@ -40,6 +43,7 @@ class Setup:
         model: the model's functions, for the mesh's `tensor` axis.
         pipeline: compiles the program of a step.
         costs: expected times of a stage's actions.
+        costs_source: where these are from.
     """
 
     corpus: Corpus
@@ -49,13 +53,14 @@ class Setup:
     model: LanguageModel
     pipeline: Pipeline
     costs: Costs
+    costs_source: str
 
 
 def set_up(config: ConfigDict, *, num_processes: int = 1) -> Setup:
     """Builds all parts that a checked config describes; reads the text first, which is quick and may fail.
 
     Args:
-        config: the checked config.
+        config: the checked config; its `pipeline.costs` are decided here, for the devices found.
         num_processes: processes that have joined the run.
 
     Raises:
@@ -63,6 +68,8 @@ def set_up(config: ConfigDict, *, num_processes: int = 1) -> Setup:
     """
     corpus = read_corpus(config)
     devices = devices_of(config, num_processes=num_processes)
+    decided = decide_costs(config, topology_of(devices.devices))
+    config.pipeline.costs = decided.costs
     model, pipeline = build_pipeline(config, devices.devices)
     return Setup(
         corpus,
@@ -72,6 +79,7 @@ def set_up(config: ConfigDict, *, num_processes: int = 1) -> Setup:
         model=model,
         pipeline=pipeline,
         costs=expected_costs(config),
+        costs_source=decided.source,
     )
 
 
@@ -86,6 +94,22 @@ def devices_of(config: ConfigDict, *, num_processes: int = 1) -> Devices:
     return choose_devices(
         num_devices, platform=mesh.platform, deterministic=mesh.deterministic, num_processes=num_processes
     )
+
+
+def topology_of(devices: Sequence[Any], *, gpus_per_node: int | None = None) -> Topology | None:
+    """The nodes and GPUs of `devices`; None if they are no GPUs of a known kind, or stand in nodes of several sizes.
+
+    Args:
+        devices: devices of a mesh.
+        gpus_per_node: None asks the devices.
+    """
+    hardware = known_hardware(devices[0].device_kind)
+    if hardware is None:
+        return None
+    with suppress(ConfigError):
+        gpus_per_node = gpus_per_node or node_by_node(devices)[1]
+        return Topology(hardware, -(-len(devices) // gpus_per_node), gpus_per_node)
+    return None
 
 
 def dropout_seed(config: ConfigDict, model: LanguageModel) -> int | None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile import gpus as checks
 from jaxpipe.compile.gpus import check_compilable, check_plugin
@@ -36,6 +37,20 @@ def test_a_mesh_of_another_size_is_refused_with_what_would_fit(topology, repair)
     assert "rule compile-devices" in message
     assert "1 x 4 x 2 = 8" in message
     assert repair in message
+
+
+def test_a_gpu_that_the_compiler_does_not_know_is_refused():
+    message = refused("v100:1x8", pipe=8)
+    assert "Tesla V100-SXM2-16GB" in message
+    assert "rule compile-hardware" in message
+    assert "7.0 < 7.5" in message
+
+
+@pytest.mark.parametrize("name", sorted(HARDWARE.keys() - {"v100"}))
+def test_all_other_gpus_are_compiled_for(name):
+    config = base_config()
+    config.mesh.update(pipe=8)
+    check_compilable(config, parse_topology(f"{name}:1x8"))
 
 
 def test_a_config_for_cpus_is_refused():

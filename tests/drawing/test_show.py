@@ -12,7 +12,7 @@ from showing import refused, shown
 
 from jaxpipe.drawing.summary import sent_slots
 from jaxpipe.lowering import lower
-from jaxpipe.schedules import REGISTRY, build, from_csv, to_json
+from jaxpipe.schedules import REGISTRY, build, from_csv, to_csv, to_json
 from jaxpipe.show import main
 
 SMALL = ["1f1b", "--num_devices=4", "--num_microbatches=6"]
@@ -293,3 +293,24 @@ def test_pictures_of_two_replicas_are_drawn(capsys, tmp_path, form):
     # BitPipe, Table 2: (D + 2) / 2 Ma on the outer devices, D Ma on the middle ones.
     for words in ("SYNC, replica 1",) if form == "svg" else ("3 chimera", "4 chimera"):
         assert f"{words}</text>" in path.read_text()
+
+
+# ---- --config
+
+LLAMA = ["--config=configs/llama3_8b.py", "--config.pipeline.schedule=zb_h1", "--config.pipeline.num_microbatches=8"]
+
+
+def test_a_config_is_shown_as_it_would_run(capsys):
+    text = shown(capsys, *LLAMA, "--topology=h100-80g:1x8")
+    costs = re.match(r"costs     backward=([\d.]+),input_gradient=([\d.]+),weight_gradient=([\d.]+): estimated", text)
+    assert costs
+    times = {"input_gradient": float(costs[2]), "weight_gradient": float(costs[3])}
+    assert times["input_gradient"] > 1 > times["weight_gradient"]
+    csv = shown(capsys, *LLAMA, "--topology=h100-80g:1x8", "--format=csv")
+    assert csv == to_csv(build("zb_h1", num_devices=4, num_microbatches=8, **times))
+    assert "costs     backward=2.0,input_gradient=1.0,weight_gradient=1.0: model.recompute" in shown(capsys, *LLAMA)
+
+
+@pytest.mark.parametrize("extra", ["--num_devices=4", "--backward=3", "--placement"])
+def test_a_config_gives_all_that_is_shown(capsys, extra):
+    assert "--config gives the schedule and its times" in refused(capsys, *LLAMA, extra)

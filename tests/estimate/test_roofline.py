@@ -8,10 +8,12 @@ import pytest
 from settings_of_gpts import gpt_setting
 
 from jaxpipe.cluster.hardware import HARDWARE
+from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate
 from jaxpipe.estimate.matmuls import Matmul, flops, head_matmuls, layer_matmuls
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.roofline import dropout_draws, update_bytes
+from jaxpipe.estimate.roofline import dropout_draws, fused_fraction_of, matmul_fraction_of, update_bytes
 
 A100 = HARDWARE["a100-80g"]
 # Only what is counted takes time.
@@ -122,6 +124,85 @@ def test_better_hardware_is_faster(better):
     setting = gpt_setting(pipe=8, data=2, tensor=4, attention_dropout=0.1)
     slower, faster = (estimate(setting, Roofline(each)).step_s for each in (A100, replace(A100, **better)))
     assert faster < slower
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [
+        (name, attention)
+        for name in HARDWARE
+        for attention in ("xla", "chunked", "cudnn")
+        if (name, attention) != ("v100", "cudnn")
+    ],
+)
+def test_every_gpu_gives_a_finite_step(name, attention):
+    """A GPT of 0.3 billion parameters on one node; a V100 computes in float32, for which cuDNN has no attention."""
+    dtype = "float32" if name == "v100" else "bfloat16"
+    setting = replace(gpt_setting(tensor=2, attention=attention), dtype=dtype, topology=parse_topology(f"{name}:1x8"))
+    found = estimate(setting, Roofline(HARDWARE[name]))
+    assert 0 < found.step_s < inf
+    assert 0 < found.mfu < 1
+
+
+def test_a_v100_refuses_bfloat16_by_name():
+    with pytest.raises(ConfigError, match=r"rule topology-dtype(?s:.*)repair: set model.dtype='float32'"):
+        gpt_setting(topology="v100:1x8")
+
+
+def test_what_a_gpu_reaches():
+    """TFLOP/s by the sources of the tables, typed in again: matmuls, of the peak."""
+    reached = {
+        "a100-80g": 267.9 / 312,
+        "a800-80g": 267.9 / 312,
+        "h100-80g": 794.5 / 989,
+        "h200": 794.5 / 989,
+        "h800": 794.5 / 989,
+        "h20": 142.25 / 148,
+        "b200": 1745 / 2250,
+        "gb200": 1822 / 2500,
+        "l40s": 269.15 / 362.05,
+        "rtx4090": 164.81 / 165.2,
+        "v100": 14.51 / 15.7,
+    }
+    assert {name: matmul_fraction_of(hardware) for name, hardware in HARDWARE.items()} == pytest.approx(
+        reached, abs=1e-3
+    )
+
+
+# Milliseconds of cuDNN's attention, forward and backward, with 2048 and 4096 tokens; TFLOP/s of the peak. There are two
+# sequences, 64 heads of 128, and a mask that hides half; backward has five products, forward two.
+@pytest.mark.parametrize(
+    ("name", "milliseconds", "peak"),
+    [
+        ("a100-80g", ((0.884, 3.168), (3.155, 10.772)), 312),
+        ("h200", ((0.257, 0.856), (0.893, 2.779)), 989.5),
+        ("gb200", ((0.131, 0.410), (0.417, 1.248)), 2500),
+    ],
+)
+def test_what_fused_attention_reaches(name, milliseconds, peak):
+    fractions = []
+    for seq_len, both in zip((2048, 4096), milliseconds, strict=True):
+        num_flops = (2 + 5) * 2 * 2 * 64 * 128 * seq_len**2 / 2
+        fractions.append(num_flops / (sum(both) * 1e-3) / (peak * 1e12))
+    assert fused_fraction_of(HARDWARE[name]) == pytest.approx(sum(fractions) / 2, abs=0.005)
+
+
+def test_fractions_can_be_given():
+    fused = Matmul(1024, 1024, 128, fused=True)
+    known, given = Roofline(A100), Roofline(A100, fused_fraction=0.82)
+    assert known.matmul_s(fused, "bfloat16") == pytest.approx(2 * given.matmul_s(fused, "bfloat16"))
+
+
+def test_a_capability_that_nobody_entered_is_refused_by_name():
+    newer = replace(A100, name="newer", description="NVIDIA Newer", compute_capability=(12, 3))
+    plain, fused = Matmul(1024, 1024, 128), Matmul(1024, 1024, 128, fused=True)
+    with pytest.raises(ConfigError, match=r"^matmul_fraction of NVIDIA Newer(?s:.*)rule roofline-fraction(?s:.*)12\.3"):
+        Roofline(newer).matmul_s(plain, "bfloat16")
+    with pytest.raises(ConfigError, match=r"^fused_fraction of NVIDIA Newer(?s:.*)model.attention='chunked'"):
+        Roofline(newer).matmul_s(fused, "bfloat16")
+    given = Roofline(newer, matmul_fraction=0.8, fused_fraction=0.4)
+    assert given.matmul_s(plain, "bfloat16") > 0
+    assert given.matmul_s(fused, "bfloat16") > 0
 
 
 # Korthikanti et al., MLSys 2023, tables 3 and 5, as in tests/models/test_flops.py; attention is computed again, eight

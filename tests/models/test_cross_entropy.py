@@ -15,7 +15,7 @@ from small_models import BATCH, HIDDEN, SEQ, VOCAB_SIZE, assert_near, in_tiers, 
 
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import cross_entropy
-from jaxpipe.models.cross_entropy import cross_entropy_sum, num_chunks_of
+from jaxpipe.models.cross_entropy import KernelSums, chunks_of, cross_entropy_backward, cross_entropy_sum
 
 NUM_TOKENS = BATCH * SEQ
 WEIGHT = 0.3  # of the loss, in what is differentiated
@@ -51,8 +51,8 @@ def _split(function, num_devices: int, x, kernel, targets):
 
 @pytest.mark.parametrize("num_chunks", in_tiers([1, 6, NUM_TOKENS], default=[6]))
 def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, num_chunks):
-    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", NUM_TOKENS // num_chunks * VOCAB_SIZE)
-    assert num_chunks_of(NUM_TOKENS, VOCAB_SIZE) == num_chunks
+    monkeypatch.setattr(cross_entropy, "MOST_TOKENS", -(-NUM_TOKENS // num_chunks))
+    assert chunks_of(NUM_TOKENS, VOCAB_SIZE)[0] == num_chunks
     x, kernel, targets = stream(), _kernel(), tokens_and_targets()["targets"]
     assert 0 < (targets < 0).sum() < targets.size
     ours = partial(cross_entropy_sum, tensor=ONE_DEVICE)
@@ -64,7 +64,7 @@ def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, num_chunks):
 
 @pytest.mark.parametrize(("num_devices", "num_chunks"), in_tiers([(2, 1), (4, 5)], default=[(4, 5)]))
 def test_a_split_vocabulary_changes_nothing(monkeypatch, num_devices, num_chunks):
-    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", NUM_TOKENS // num_chunks * VOCAB_SIZE // num_devices)
+    monkeypatch.setattr(cross_entropy, "MOST_TOKENS", -(-NUM_TOKENS // num_chunks))
     x, kernel, targets = stream(), _kernel(), tokens_and_targets()["targets"]
     ours = partial(cross_entropy_sum, tensor=TensorAxis(num_devices))
     losses, gradients = _split(ours, num_devices, x, kernel, targets)
@@ -75,8 +75,8 @@ def test_a_split_vocabulary_changes_nothing(monkeypatch, num_devices, num_chunks
 @pytest.mark.parametrize(("num_devices", "num_chunks"), in_tiers([(1, 1), (1, 6), (4, 2)], default=[(4, 2)]))
 def test_a_bias_and_rows_that_are_no_words(monkeypatch, num_devices, num_chunks):
     """Of 19 words in 32 rows the devices hold 8, 8, 3 and none."""
-    vocab_size, num_rows = 19, VOCAB_SIZE // num_devices
-    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", NUM_TOKENS // num_chunks * num_rows)
+    vocab_size = 19
+    monkeypatch.setattr(cross_entropy, "MOST_TOKENS", -(-NUM_TOKENS // num_chunks))
     x, kernel, bias = stream(), _kernel(), normal(VOCAB_SIZE, seed=6)
     targets = np.minimum(tokens_and_targets()["targets"], vocab_size - 1)
 
@@ -130,10 +130,10 @@ def test_low_precision_is_near_and_gradients_keep_their_dtypes():
     assert_near(gradients, exact[1], tolerance=2**-7)  # bfloat16 has 8 bits
 
 
-def test_never_more_logits_at_once_than_allowed(monkeypatch):
+def test_logits_are_those_of_one_chunk(monkeypatch):
     largest = {}
     for num_chunks in (1, 6):
-        monkeypatch.setattr(cross_entropy, "MOST_LOGITS", NUM_TOKENS // num_chunks * VOCAB_SIZE)
+        monkeypatch.setattr(cross_entropy, "MOST_TOKENS", -(-NUM_TOKENS // num_chunks))
         ours = jax.jit(jax.value_and_grad(lambda x, k, t: cross_entropy_sum(x, k, t, ONE_DEVICE), (0, 1)))
         text = ours.lower(stream(), _kernel(), tokens_and_targets()["targets"]).compile().as_text() or ""
         shapes = [tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)]
@@ -144,18 +144,35 @@ def test_never_more_logits_at_once_than_allowed(monkeypatch):
     assert largest == {1: NUM_TOKENS, 6: NUM_TOKENS // 6}
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "vocab_size", "most", "expected"),
-    [
-        (12, 10, 120, 1),
-        (12, 10, 119, 2),
-        (12, 10, 50, 3),
-        (12, 10, 49, 3),
-        (12, 10, 39, 4),
-        (12, 10, 5, 12),
-        (7, 10, 69, 7),
-    ],
-)
-def test_chunks_are_as_few_as_allowed_and_of_one_size(monkeypatch, num_tokens, vocab_size, most, expected):
-    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", most)
-    assert num_chunks_of(num_tokens, vocab_size) == expected
+@pytest.mark.parametrize(("num_tokens", "most", "expected"), [(12, 12, (1, 12)), (12, 5, (3, 4)), (7, 3, (3, 3))])
+def test_chunks_are_as_few_as_allowed_and_of_one_size(monkeypatch, num_tokens, most, expected):
+    monkeypatch.setattr(cross_entropy, "MOST_TOKENS", most)
+    assert chunks_of(num_tokens, 10) == expected
+
+
+@pytest.mark.parametrize(("num_rows", "tokens"), [(100, 8), (101, 7), (150, 5), (1000, 4)])
+def test_a_large_vocabulary_has_smaller_chunks(monkeypatch, num_rows, tokens):
+    for name, value in {"MOST_TOKENS": 8, "FEWER_TOKENS": 4, "MOST_LOGITS": 800}.items():
+        monkeypatch.setattr(cross_entropy, name, value)
+    assert chunks_of(840, num_rows) == (840 // tokens, tokens)
+
+
+@pytest.mark.parametrize("num_chunks", in_tiers([1, 4], default=[4]))
+def test_gradients_are_scaled_and_added_to_running_sums(monkeypatch, num_chunks):
+    monkeypatch.setattr(cross_entropy, "MOST_TOKENS", -(-NUM_TOKENS // num_chunks))
+    assert num_chunks == 1 or chunks_of(NUM_TOKENS, VOCAB_SIZE) == (
+        num_chunks,
+        NUM_TOKENS // num_chunks + 1,
+    )  # the last is padded
+    x, kernel, bias, targets = stream(), _kernel(), normal(VOCAB_SIZE, seed=6), tokens_and_targets()["targets"]
+    before = KernelSums(normal(*kernel.shape, seed=7), normal(VOCAB_SIZE, seed=8))
+    found = jax.jit(partial(cross_entropy_backward, tensor=ONE_DEVICE))(
+        x, kernel, targets, scale=WEIGHT, sums=before, bias=bias
+    )
+
+    def plain(x, kernel, bias):
+        return textbook.loss_of_logits(x @ kernel.T + bias, targets)
+
+    loss, gradients = jax.jit(jax.value_and_grad(plain, (0, 1, 2)))(x, kernel, bias)
+    dx, d_kernel, d_bias = (WEIGHT * gradient for gradient in gradients)
+    assert_near(found, (loss, dx, KernelSums(before.kernel + d_kernel, before.bias + d_bias)))

@@ -107,8 +107,13 @@ def test_layers_of_another_number_are_not_staged():
         ("loss-sum", {"head": lambda shared, x, microbatch: x}),
         ("loss-sum", {"head": lambda shared, x, microbatch: x.sum().astype(jnp.bfloat16)}),
         ("loss-sum", {"head": lambda shared, x, microbatch: (x.sum(), x)}),
+        ("backward-sums", {"embed_backward": lambda shared, microbatch, random, dx, sums: None}),
+        ("backward-sums", {"head_backward": lambda shared, x, microbatch, scale, sums: (scale, sums, x)}),
     ],
-    ids=["longer", "another dtype", "a pair", "embeds a pair", "no scalar", "bfloat16", "a pair of losses"],
+    ids=[
+        *("longer", "another dtype", "a pair", "embeds a pair", "no scalar", "bfloat16", "a pair of losses"),
+        *("no sums", "another order"),
+    ],
 )
 def test_functions_that_break_the_contract_are_refused(rule, changed, function):
     functions = dataclasses.replace(FUNCTIONS, **changed)

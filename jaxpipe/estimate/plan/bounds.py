@@ -115,7 +115,7 @@ def pages_in_rows(setting: Setting) -> int:
 
     It reads rows of fewer microbatches, which the estimate of the step has already built; these hold no more.
     """
-    name, options, pipe = setting.schedule_name, setting.options, setting.pipe
+    name, options, pipe = setting.schedule_name, setting.built_options, setting.pipe
     few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]
     return _pages_in_rows(name, options, pipe, few, setting.layers_per_stage)
 

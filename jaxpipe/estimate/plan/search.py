@@ -17,6 +17,7 @@ from itertools import count
 
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
+from jaxpipe.estimate.costs import costs_of
 from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import (
@@ -125,7 +126,7 @@ def largest_kind(held: Bytes) -> str:
 
 def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Setting]:
     """The settings of a candidate: one for each partition and order of the mesh."""
-    scheduled = replace(group, schedule_name=variant.name, options=variant.options_for(times))
+    scheduled = replace(group, schedule_name=variant.name, options=variant.options, costs=costs_of(times))
     even = even_split(group.model.num_layers, legal_placement(variant, group.pipe).num_stages)
     for layers_per_stage in dict.fromkeys((even, _balanced_by_time(group, variant, times))):
         for order in orders_of(group):

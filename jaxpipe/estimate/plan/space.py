@@ -169,13 +169,10 @@ def _divisors(number: int) -> list[int]:
 
 # ---- Descriptions ----
 
-_TIMES = ("forward=", "input_gradient=", "weight_gradient=")
-
 
 def describe_schedule(setting: Setting) -> str:
-    """The schedule and its options, without the times that its order is made for."""
-    options = [option for option in setting.options.split(",") if option and not option.startswith(_TIMES)]
-    return " ".join([setting.schedule_name, *options])
+    """The schedule and its options."""
+    return " ".join([setting.schedule_name, *filter(None, setting.options.split(","))])
 
 
 def describe_layers(layers_per_stage: Sequence[int]) -> str:

@@ -7,7 +7,6 @@ from functools import cache
 
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.errors import ScheduleError
-from jaxpipe.estimate import Times
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.schedules.methods.option import Options, written_options
 from jaxpipe.schedules.methods.registry import find_method
@@ -15,7 +14,6 @@ from jaxpipe.schedules.placement import Placement
 
 ALONE = "1f1b"  # on one device all schedules are the same
 MOST_DEVICES = 32  # most devices for an order that depends on times: its search takes seconds beyond
-_STEPS = 5  # steps of a time given to a schedule: finer ones give other orders, hardly shorter, each by a search
 
 
 @dataclass(frozen=True)
@@ -29,16 +27,6 @@ class Variant:
 
     name: str
     options: str
-
-    def options_for(self, times: Times) -> str:
-        """The options with times of I and W, in forwards rounded to a fifth, if the schedule takes times."""
-        if not takes_times(self.name):
-            return self.options
-        ratios = {
-            "input_gradient": _ratio(times.layer_input_gradient_s, times),
-            "weight_gradient": _ratio(times.layer_weight_gradient_s, times),
-        }
-        return ",".join(filter(None, (self.options, *(f"{name}={ratio}" for name, ratio in ratios.items()))))
 
 
 def takes_times(name: str) -> bool:
@@ -77,7 +65,3 @@ def legal_placement(variant: Variant, pipe: int) -> Placement:
     placement = placement_of(variant, pipe)
     assert placement
     return placement
-
-
-def _ratio(seconds: float, times: Times) -> float:
-    return max(1, round(_STEPS * seconds / times.layer_forward_s)) / _STEPS

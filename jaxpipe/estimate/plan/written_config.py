@@ -24,7 +24,7 @@ def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
     planned.pipeline.update(
         schedule=setting.schedule_name,
         options=setting.options,
-        costs=AUTO,
+        costs=setting.costs,
         num_microbatches=setting.num_microbatches,
         layers_per_stage=",".join(map(str, setting.layers_per_stage)),
         embedding_layers=0.0,

@@ -75,6 +75,8 @@ class Method:
             steps are extrapolated from shorter ones. None if unknown: the estimator then builds every schedule whole.
         num_replicas: full copies of the model's stages.
         has_split_backward: whether backwards are in two parts, I and W.
+        has_own_order: whether the paper gives the order, so that times change it only as options: in its gaps W take
+            more memory than they save time.
         has_transfers: whether activations move between paired devices, by EVICT and LOAD.
         is_baseline: whether the planner says how far its best plan is ahead of this one.
         bubble: closed forms of the bubble ratio.
@@ -93,6 +95,7 @@ class Method:
     period: Callable[[int, Options], int] | None = None
     num_replicas: int = 1
     has_split_backward: bool = False
+    has_own_order: bool = False
     has_transfers: bool = False
     is_baseline: bool = False
     bubble: tuple[Formula, ...] = ()
@@ -122,6 +125,11 @@ class Method:
     def takes_times(self) -> bool:
         """Whether the order is made for the times of F, I and W."""
         return {option.name for option in TIMES} <= {option.name for option in self.options}
+
+    @property
+    def is_made_for_times(self) -> bool:
+        """Whether a config's schedule is made for the times that its run is expected to take, by default."""
+        return self.takes_times and not self.has_own_order
 
     def build(self, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
         """Returns the schedule of these sizes and options; checks them first.

@@ -139,8 +139,8 @@ def memory_bounded(
 ) -> Schedule:
     """Returns the best schedule found whose devices store at most `bound` stages' activations.
 
-    If the times are not equal, the best order for equal times is among the candidates, so that given times make no step
-    longer.
+    If the times are not equal, the best orders for equal times and for I as long as F are among the candidates, so that
+    given times make no step longer.
 
     Args:
         name: name of the schedule.
@@ -161,10 +161,12 @@ def memory_bounded(
     shop = shop_at(Times(), TICKS_PER_FORWARD)
     found = [repeated(block, shop)] if block else []
     found = [start for start in found if merit(start, shop).most_stored <= bound]
-    start = _best(shop, found, staggered=staggered)
-    if not times.are_equal:
-        shop = shop_at(times, TICKS_PER_FORWARD / times.forward)
-        start = _best(shop, [start, *found], staggered=staggered)
+    # Orders for I as long as F are more regular, and often shorter at the given times than what is found for these.
+    nearer = () if times.are_equal else dict.fromkeys((times._replace(input_gradient=times.forward), times))
+    for each in (Times(), *nearer):
+        shop = shop_at(each, TICKS_PER_FORWARD / each.forward)
+        found.insert(0, _best(shop, found, staggered=staggered))
+    start = found[0]
     return Schedule(name, placement, num_microbatches, shop.rows_of(shop.order_of(start)))
 
 

@@ -1,26 +1,15 @@
-"""Times one transformer block, forward and backward, in jaxpipe and in plain PyTorch, by turns in one process.
+"""A transformer block as one writes it in PyTorch, with our block's weights, and how far the two are apart.
 
-python experiments/004_block_on_a_gpu/run.py    # with a GPU; without one a small block, to see that it runs
-
-Needs torch (2.13.0 was tried). Both sides have the same weights, and what they compute is compared before
-anything is timed.
+On a GPU it is compiled, and its attention takes the flash kernels. Needs torch (2.11 and 2.13.0 were tried).
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import runpy
-import statistics
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # torch needs memory too
 
 import jax
 import jax.numpy as jnp
@@ -30,18 +19,11 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from jaxpipe.config import model_config
-from jaxpipe.errors import ConfigError
-from jaxpipe.mesh import choose_devices
+from experiments.gpu.cells import Size
 from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.models.rotary import frequencies
 from jaxpipe.program.vjp import vjp_backward, vjp_forward
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-SEQUENCES = {"gpt3_13b": 4, "llama3_8b": 1}  # of a microbatch: 8192 tokens each
-NUM_WARM_UPS, NUM_REPEATS, NUM_CALLS = 3, 20, 5
-# Dense bfloat16, FLOP/s. Source: NVIDIA's data sheets of the SXM modules.
-PEAK_FLOPS_PER_S = {"A100": 312e12, "H100": 989e12, "H200": 989e12}
 MOST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
@@ -241,96 +223,48 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-def block_flops(case: Case) -> int:
-    """FLOPs of one forward and backward: matrix products, attention as if it were not causal, nothing twice.
+def call_of(model: Any, batch: int, seq_len: int, size: Size) -> Callable[[], Any] | None:
+    """A call that runs PyTorch's block forward and backward in bfloat16; None if PyTorch lacks the device.
 
-    Source: Narayanan et al., SC 2021, section 5.1, without recomputation: forward 2 a product's number and
-    4 seq hidden a token for attention; backward twice that.
+    Args:
+        model: a GPTConfig without dropout, or a LlamaConfig.
+        batch: sequences.
+        seq_len: tokens of each.
+        size: says on which device.
+
+    Raises:
+        ValueError: the two blocks' results differ.
     """
-    leaves = jax.tree.leaves(shapes_of(case.model))
-    kernels = sum(leaf.size for leaf in leaves if len(leaf.shape) == 2)
-    return 3 * case.batch * case.seq_len * (2 * kernels + 4 * case.seq_len * case.model.hidden)
+    if size.is_gpu and not torch.cuda.is_available():
+        return None
+    case = Case(model, batch, seq_len, "bfloat16", size.device.platform)
+    compare(model.__class__.__name__, case)
+    step = torch_step(case, *inputs_of(case))
 
-
-def step_seconds(case: Case) -> tuple[float, float]:
-    """Seconds of a step of ours and of theirs: medians, the sides by turns, each of some calls in a row."""
-    inputs = inputs_of(case)
-    sides = (jax_step(case, *inputs), torch_step(case, *inputs))
-
-    def seconds(step: Step) -> float:
-        start, result = time.perf_counter(), None
-        for _ in range(NUM_CALLS):
-            result = step()
-        jax.block_until_ready([leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)])
-        if case.platform == "gpu":
+    def call() -> None:
+        step()
+        if size.is_gpu:
             torch.cuda.synchronize()
-        return (time.perf_counter() - start) / NUM_CALLS
 
-    for _ in range(NUM_WARM_UPS):
-        for step in sides:
-            seconds(step)
-    ours, theirs = zip(*([seconds(step) for step in sides] for _ in range(NUM_REPEATS)), strict=True)
-    return statistics.median(ours), statistics.median(theirs)
-
-
-def full_case(name: str, platform: str) -> Case:
-    """The block of a preset, in bfloat16 with cuDNN's attention, without dropout."""
-    config = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
-    config.model.attention = "cudnn"
-    if config.model.family == "gpt":
-        config.model.embedding_dropout = config.model.attention_dropout = config.model.hidden_dropout = 0.0
-    return Case(model_config(config), SEQUENCES[name], config.data.seq_len, "bfloat16", platform)
-
-
-def small_case(name: str, platform: str) -> Case:
-    """The same kind of block, small, in float32, without cuDNN."""
-    model = full_case(name, platform).model
-    if isinstance(model, GPTConfig):
-        model = replace(model, hidden=128, num_heads=4, attention="chunked")
-    else:
-        model = replace(model, hidden=128, num_heads=4, num_kv_heads=2, feed_forward=448, attention="chunked")
-    return Case(model, batch=2, seq_len=192, dtype="float32", platform=platform)
+    return call
 
 
 def compare(name: str, case: Case) -> None:
-    """Prints how far the two sides are apart.
+    """Compares the two sides.
 
     Raises:
         ValueError: too far.
     """
     apart = difference(case)
-    print(f"{name}, {case.dtype}: the two sides differ by {apart:.1e}")
     if apart > MOST_DIFFERENCE[case.dtype]:
         raise ValueError(f"{name}: the two blocks differ by {apart:.1e}, more than {MOST_DIFFERENCE[case.dtype]:.0e}")
 
 
-def main() -> None:
-    """Compares, then prints times and the part of the peak that model FLOPs make up."""
-    parser = argparse.ArgumentParser(description="One block beside PyTorch's.")
-    parser.add_argument("--quick", action="store_true", help="the same: without a GPU it is small, with one it is fast")
-    parser.parse_args()
-    devices = choose_devices(1)
-    platform, kind = devices.platform, devices.devices[0].device_kind
-    if platform == "gpu" and not torch.cuda.is_available():
-        raise ConfigError(
-            "jax finds a GPU and torch does not\n"
-            "  rule same-device: both sides run on the same GPU\n"
-            "  repair: install torch with CUDA, or set JAX_PLATFORMS=cpu"
-        )
-    print(f"{kind}, jax {jax.__version__}, torch {torch.__version__}")
-    peak = next((flops for name, flops in PEAK_FLOPS_PER_S.items() if name in kind), None)
-    for name in SEQUENCES:
-        compare(name, small_case(name, platform))
-        case = small_case(name, platform) if platform == "cpu" else full_case(name, platform)
-        if platform == "gpu":
-            compare(name, case)
-        ours, theirs = step_seconds(case)
-        flops = block_flops(case)
-        print(f"{name}: {case.batch} x {case.seq_len} tokens, {flops / 1e12:.3f} TFLOP, MFU / MFU {theirs / ours:.3f}")
-        for side, seconds in (("jaxpipe", ours), ("torch", theirs)):
-            part = "unknown peak" if peak is None else f"MFU {flops / seconds / peak:.3f}"
-            print(f"  {side:8} {seconds * 1e3:8.2f} ms  {flops / seconds / 1e12:7.1f} TFLOP/s  {part}")
-
-
-if __name__ == "__main__":
-    main()
+def small_case(family: str, platform: str) -> Case:
+    """A small block of a family, "gpt" or "llama", in float32."""
+    sizes: dict[str, Any] = {"num_layers": 1, "hidden": 128, "num_heads": 4, "vocab_size": 256, "attention": "chunked"}
+    models = {
+        "gpt": lambda: GPTConfig(**sizes, num_positions=192),
+        "llama": lambda: LlamaConfig(**sizes, num_kv_heads=2, feed_forward=448, rope_theta=500000.0),
+    }
+    return Case(models[family](), batch=2, seq_len=192, dtype="float32", platform=platform)

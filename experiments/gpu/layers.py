@@ -1,0 +1,221 @@
+"""A layer's F, B, I and W in bfloat16, with and without recomputation, beside the roofline and beside PyTorch.
+
+F and B are two programs with residuals in between, as the pipeline runs them; I and W are the halves that split
+backwards run. PyTorch's layer is compiled, with its fused attention, and takes turns with ours.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments.gpu.cells import Cell, Part, Record, Size
+from experiments.gpu.share import Share
+from jaxpipe.cluster.topology import Topology
+from jaxpipe.config import check, model_config
+from jaxpipe.estimate import Roofline, setting_of
+from jaxpipe.mesh import TensorAxis
+from jaxpipe.models import LanguageModel
+from jaxpipe.program.split_vjp import split_vjp
+from jaxpipe.program.vjp import vjp_backward, vjp_forward
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A layer to measure.
+
+    Attributes:
+        name: as the page shows it.
+        preset: config in `configs/`.
+        batch: sequences of a microbatch.
+        tensor: devices that share the layer; one device's share is measured.
+    """
+
+    name: str
+    preset: str
+    batch: int
+    tensor: int = 1
+
+
+SHAPES = (
+    Shape("LLaMA-3 8B", "llama3_8b", 1),
+    Shape("GPT-3 6.7B", "gpt3_6b7", 4),
+    Shape("GPT-3 13B", "gpt3_13b", 4),
+    Shape("GPT-3 96B, a quarter", "gpt3_96b", 1, tensor=4),
+)
+RECOMPUTE = ("none", "full")
+
+
+def config_of(shape: Shape, size: Size, *, recompute: str = "none", num_layers: int = 1) -> ConfigDict:
+    """The shape's config for one device, or for those that share a layer, without dropout; small if `size` is quick."""
+    config = runpy.run_path(str(CONFIGS / f"{shape.preset}.py"))["get_config"]()
+    config.model.num_layers, config.model.recompute = num_layers, recompute
+    config.model.attention = "cudnn" if size.is_gpu else "chunked"
+    if config.model.family == "gpt":
+        config.model.update(embedding_dropout=0.0, attention_dropout=0.0, hidden_dropout=0.0)
+    if size.quick:
+        config.model.update(hidden=256, num_heads=4, vocab_size=512)  # heads of 64 for cuDNN, which four devices share
+        if config.model.family == "llama":
+            config.model.update(num_kv_heads=2, feed_forward=512)
+        config.data.seq_len = 64
+    config.data.batch_size = shape.batch
+    config.pipeline.update(schedule="1f1b", options="", num_microbatches=1, layers_per_stage="auto", head_layers=0.0)
+    config.mesh.update(data=1, pipe=1, tensor=shape.tensor, platform="auto", order="auto")
+    check(config)
+    return config
+
+
+def cells(size: Size) -> Iterator[Cell]:
+    """A cell for the largest rate of a matmul, then one for each shape and way to recompute."""
+    yield Cell("matmul", partial(_matmul, size))
+    for shape in SHAPES:
+        for recompute in RECOMPUTE:
+            yield Cell(f"{shape.name}, recompute {recompute}", partial(_layer, size, shape, recompute))
+
+
+PART = Part("layers", "A layer", cells)
+
+
+def _matmul(size: Size) -> Record:
+    """TFLOP/s of one large bfloat16 product."""
+    side = 512 if size.quick else 8192
+    x = jax.device_put(np.random.default_rng(0).standard_normal((side, side), np.float32), size.device)
+    x = x.astype(jnp.bfloat16)
+    (seconds,) = size.seconds(partial(jax.jit(lambda x: x @ x).lower(x).compile(), x))
+    return {"side": side, "tflop_per_s": 2 * side**3 / seconds / 1e12}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of one device with arguments for its functions.
+
+    Attributes:
+        function: (params, x, microbatch, random) -> x.
+        params, x, dy: arrays in the compute dtype; x and dy "batch local_seq hidden".
+    """
+
+    function: Callable[..., jax.Array]
+    params: Any
+    x: jax.Array
+    dy: jax.Array
+
+    def calls(self, *, split: bool) -> dict[str, Callable[[], Any]]:
+        """Compiled calls: {"F", "B"} and, if `split`, {"I", "W"}."""
+        like = jax.ShapeDtypeStruct(self.x.shape, self.x.dtype)
+        forward = _compiled(partial(vjp_forward, self.function), self.params, self.x, {}, None)
+        _, kept = forward()
+        backward = _compiled(
+            lambda params, kept, dy: vjp_backward(self.function, params, kept, like, dy, {}, None),
+            self.params,
+            kept,
+            self.dy,
+        )
+        calls = {"F": forward, "B": backward}
+        if split:
+            halves = split_vjp(self.function, self.params, kept, like, {}, None)
+            first = _compiled(
+                lambda params, kept, dy: halves.input_gradient(params, kept, dy, {}, None), self.params, kept, self.dy
+            )
+            _, _, deferred = first()
+            shared = [kept[index] for index in halves.shared_with_w]
+            calls["I"] = first
+            calls["W"] = _compiled(
+                lambda params, shared, deferred: halves.weight_gradient(params, shared, deferred, {}, None),
+                self.params,
+                shared,
+                deferred,
+            )
+        return calls
+
+
+def layer_of(size: Size, shape: Shape, recompute: str) -> Layer:
+    """The layer of `shape` on the device, with random weights; of a shared layer one device's share."""
+    config = config_of(shape, size, recompute=recompute)
+    tensor = Share(shape.tensor) if shape.tensor > 1 else TensorAxis()
+    model = LanguageModel(model_config(config), tensor)
+    rng = np.random.default_rng(0)
+
+    def put(shape: tuple[int, ...], deviation: float) -> jax.Array:
+        array = deviation * rng.standard_normal(shape, np.float32)
+        return jax.device_put(array, size.device).astype(jnp.bfloat16)
+
+    def param(leaf: Any, spec: Any) -> jax.Array:
+        parts = [shape.tensor if axis == "tensor" else 1 for axis in (*spec, *[None] * leaf.ndim)][: leaf.ndim - 1]
+        return put(tuple(dim // part for dim, part in zip(leaf.shape[1:], parts, strict=True)), 0.02)
+
+    shapes = jax.eval_shape(model.init, jax.random.key(0))["layers"]
+    params = jax.tree.map(param, shapes, model.specs["layers"])
+    stream = (shape.batch, config.data.seq_len // shape.tensor, config.model.hidden)
+    return Layer(model.layer, params, put(stream, 1.0), put(stream, 1.0))
+
+
+def _layer(size: Size, shape: Shape, recompute: str) -> Record:
+    calls = layer_of(size, shape, recompute).calls(split=True)
+    config = config_of(shape, size, recompute=recompute)
+    record: Record = {"tokens": shape.batch * config.data.seq_len}
+    torch_call = _torch_call(size, shape) if recompute == "none" and shape.tensor == 1 else None
+    timed = [*calls.values(), *([torch_call] if torch_call else [])]
+    seconds = dict(zip([*calls, "torch"], size.seconds(*timed), strict=False))
+    record["ms"] = {name: 1e3 * each for name, each in seconds.items()}
+    record["estimated_ms"] = _estimated(config, size)
+    flops = layer_flops(model_config(config), shape, config.data.seq_len)
+    record["tflop"] = flops / 1e12
+    if size.hardware:
+        peak = size.hardware.bf16_flops_per_s
+        record["mfu"] = flops / (seconds["F"] + seconds["B"]) / peak
+        if torch_call:
+            record["torch_mfu"] = flops / seconds["torch"] / peak
+    return record
+
+
+def _estimated(config: ConfigDict, size: Size) -> Record:
+    """The roofline's milliseconds of the layer; none on a device that it does not know."""
+    if size.hardware is None:
+        return {}
+    # Collectives of a share take no time here: a node of one GPU has links of no use.
+    topology = Topology(replace(size.hardware, nvlink_bytes_per_s=float("inf")), 1, config.mesh.tensor)
+    times = Roofline(topology.hardware, nvlink_latency_s=0.0).times(setting_of(config, topology))
+    return {
+        "F": 1e3 * times.layer_forward_s,
+        "B": 1e3 * times.layer_backward_s,
+        "I": 1e3 * times.layer_input_gradient_s,
+        "W": 1e3 * times.layer_weight_gradient_s,
+    }
+
+
+def layer_flops(model: Any, shape: Shape, seq_len: int) -> float:
+    """Model FLOPs of F and B of one device's share: matmuls, attention as if it were not causal, nothing twice.
+
+    Source: Narayanan et al., SC 2021, section 5.1: 24 B s h^2 + 4 B s^2 h forward for GPT, and twice that backward.
+    """
+    leaves = jax.tree.leaves(
+        jax.eval_shape(LanguageModel(replace(model, num_layers=1)).init, jax.random.key(0))["layers"]
+    )
+    kernels = sum(leaf.size for leaf in leaves if leaf.ndim == 3)
+    return 3 * shape.batch * seq_len * (2 * kernels + 4 * seq_len * model.hidden) / shape.tensor
+
+
+def _torch_call(size: Size, shape: Shape) -> Callable[[], Any] | None:
+    """PyTorch's layer on the same device, forward and backward; None where PyTorch has no such device."""
+    try:
+        from experiments.gpu import torch_block
+    except ImportError:
+        return None
+    return torch_block.call_of(
+        model_config(config_of(shape, size)), shape.batch, config_of(shape, size).data.seq_len, size
+    )
+
+
+def _compiled(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    return partial(jax.jit(function).lower(*arguments).compile(), *arguments)

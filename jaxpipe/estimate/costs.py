@@ -1,0 +1,98 @@
+"""The one place that decides how long the actions of a run are expected to take, before its schedule is built.
+
+Goes in: a config with `pipeline.costs`, and the GPUs if they are known. Comes out: times in fifths of a forward, as
+text, which takes the place of "auto" or a file's name in the config or setting: orders are made, rounds are laid out
+and predictions are made for it. In this order: the config's own times; a file of `jaxpipe.measure`; the roofline of a
+known GPU; how much a layer recomputes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ml_collections import ConfigDict
+
+from jaxpipe.cluster.hardware import HARDWARE
+from jaxpipe.cluster.topology import Topology
+from jaxpipe.config.base import AUTO
+from jaxpipe.config.pipeline import (
+    are_decided,
+    costs_by,
+    is_costs_file,
+    options_of,
+    written_costs,
+)
+from jaxpipe.estimate.measured import read_costs
+from jaxpipe.estimate.roofline import Roofline
+from jaxpipe.estimate.setting import Setting, undecided
+from jaxpipe.estimate.times import Times
+from jaxpipe.schedules import Costs
+from jaxpipe.schedules.methods.option import TIMES
+
+NO_GPU = "no known GPU"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Expected costs of a run.
+
+    Attributes:
+        costs: text of `pipeline.costs`.
+        source: where they are from, for people.
+    """
+
+    costs: str
+    source: str
+
+
+def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
+    """The costs of a checked config.
+
+    Args:
+        config: the checked config.
+        topology: the GPUs of the run; None if they are not known, as CPUs.
+
+    Raises:
+        ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
+    """
+    pipeline, costs = config.pipeline, config.pipeline.costs
+    if are_decided(costs):
+        return Decided(costs, "pipeline.costs")
+    if is_costs_file(costs):
+        times = read_costs(costs).times(undecided(config, topology or _one_node(config)))
+        return Decided(costs_of(times), f"measured, {costs}")
+    if options_of(pipeline.options).keys() & {option.name for option in TIMES}:
+        return Decided(AUTO, "pipeline.options")
+    if topology is not None:
+        times = Roofline(topology.hardware).times(undecided(config, topology))
+        return Decided(costs_of(times), f"estimated for {topology.hardware.name}")
+    recompute = config.model.recompute
+    return Decided(written_costs(costs_by(recompute, "")), f"model.recompute={recompute!r}, {NO_GPU}")
+
+
+def setting_of(config: ConfigDict, topology: Topology) -> Setting:
+    """The setting of a checked config on `topology`, with decided costs.
+
+    Raises:
+        ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the costs cannot be decided.
+        ScheduleError: the schedule cannot be built.
+    """
+    return replace(undecided(config, topology), costs=decide_costs(config, topology).costs)
+
+
+def costs_of(times: Times) -> str:
+    """Text of `pipeline.costs` for stages of layers that take `times`."""
+    return written_costs(
+        Costs(
+            times.layer_forward_s,
+            times.layer_backward_s,
+            times.layer_input_gradient_s,
+            times.layer_weight_gradient_s,
+        )
+    )
+
+
+def _one_node(config: ConfigDict) -> Topology:
+    """A node that holds the mesh, for measured times of actions, which do not depend on the kind of GPU."""
+    mesh = config.mesh
+    return Topology(next(iter(HARDWARE.values())), 1, mesh.data * mesh.pipe * mesh.tensor)

@@ -1,0 +1,49 @@
+"""XLA's compiler takes the target of every GPU but those that the checks refuse."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from compiling import AS_A_USER, ROOT
+
+pytest.importorskip("jax_plugins.xla_cuda13", reason="the extra gpu-aot compiles for GPUs that are not there")
+
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.compile.gpus import absent_gpus
+
+mesh = Mesh(np.array(absent_gpus(parse_topology(sys.argv[1] + ":1x1"))), ("all",))
+array = jax.ShapeDtypeStruct((256, 256), jnp.dtype(sys.argv[2]), sharding=NamedSharding(mesh, PartitionSpec()))
+compiled = jax.jit(lambda left, right: jnp.tanh(left @ right)).lower(array, array).compile()
+print(compiled.memory_analysis().argument_size_in_bytes)
+"""
+
+
+def compile_a_matmul(name: str, dtype: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, name, dtype],
+        cwd=ROOT,
+        env={**os.environ, **AS_A_USER},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["h800", "h20", "b200", "gb200", "l40s", "rtx4090"])
+def test_a_matmul_is_compiled(name):
+    result = compile_a_matmul(name, "bfloat16")
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) == 2 * 2 * 256 * 256
+
+
+@pytest.mark.slow
+def test_the_gpu_that_is_refused_cannot_be_compiled_for():
+    result = compile_a_matmul("v100", "float32")
+    assert result.returncode != 0
+    assert "ptxas too old" in result.stderr
