@@ -260,13 +260,19 @@ def options_with_times(name: str, options: str, costs: str) -> str:
     """
     if not are_decided(costs) or is_file_name(name) or not find_method(name).is_made_for_times:
         return options
-    times, forward = _times_in(costs), _times_in(costs).get("forward", 1.0)
-    if _times_in(options).keys() & {option.name for option in TIMES}:
+    if has_times(options):
         return options
-    ratios = {key: in_steps(times[key] / forward) for key in ("input_gradient", "weight_gradient") if key in times}
+    times = {"forward": 1.0, **_times_in(costs)}
+    gradients = ("input_gradient", "weight_gradient")
+    ratios = {key: in_steps(times[key] / times["forward"]) for key in gradients if key in times}
     if all(ratio == 1.0 for ratio in ratios.values()):
         return options  # the default
     return ",".join(filter(None, (options, *(f"{key}={ratio}" for key, ratio in ratios.items()))))
+
+
+def has_times(options: str) -> bool:
+    """Whether `pipeline.options` has times for which the order is made."""
+    return bool(options_of(options).keys() & {option.name for option in TIMES})
 
 
 def in_steps(ratio: float) -> float:

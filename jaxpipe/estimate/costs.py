@@ -15,21 +15,12 @@ from ml_collections import ConfigDict
 from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.pipeline import (
-    are_decided,
-    costs_by,
-    is_costs_file,
-    options_of,
-    written_costs,
-)
+from jaxpipe.config.pipeline import are_decided, costs_by, has_times, is_costs_file, written_costs
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
 from jaxpipe.estimate.times import Times
 from jaxpipe.schedules import Costs
-from jaxpipe.schedules.methods.option import TIMES
-
-NO_GPU = "no known GPU"
 
 
 @dataclass(frozen=True)
@@ -61,13 +52,13 @@ def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
     if is_costs_file(costs):
         times = read_costs(costs).times(undecided(config, topology or _one_node(config)))
         return Decided(costs_of(times), f"measured, {costs}")
-    if options_of(pipeline.options).keys() & {option.name for option in TIMES}:
+    if has_times(pipeline.options):
         return Decided(AUTO, "pipeline.options")
     if topology is not None:
         times = Roofline(topology.hardware).times(undecided(config, topology))
         return Decided(costs_of(times), f"estimated for {topology.hardware.name}")
     recompute = config.model.recompute
-    return Decided(written_costs(costs_by(recompute, "")), f"model.recompute={recompute!r}, {NO_GPU}")
+    return Decided(written_costs(costs_by(recompute, "")), f"model.recompute={recompute!r}, no known GPU")
 
 
 def setting_of(config: ConfigDict, topology: Topology) -> Setting:

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import build_schedule, expected_costs
-from jaxpipe.config.pipeline import are_decided, written_costs
+from jaxpipe.config.pipeline import are_decided, has_times, written_costs
 from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import differences
 from jaxpipe.distributed.process_group import ProcessGroup
@@ -37,8 +37,10 @@ def keep_costs(path: Path, config: ConfigDict) -> None:
     Not if `config` has times of its own, or other fields that decide the schedule. A run from before costs were decided
     had orders for I and W as long as F.
     """
+    if are_decided(config.pipeline.costs) or has_times(config.pipeline.options):
+        return
     before = read_config(str(path))
-    if are_decided(config.pipeline.costs) or any(_of(before, name) != _of(config, name) for name in DECIDES_SCHEDULE):
+    if any(_of(before, name) != _of(config, name) for name in DECIDES_SCHEDULE):
         return
     costs = before.pipeline.costs
     config.pipeline.costs = (
