@@ -81,22 +81,22 @@ def test_gradients_of_layers_are_reduced_in_the_loop_where_a_chunk_completes(fam
     table, parts = pipeline.table, pipeline.parts(params)
     num_positions = len(np.unique(table.body_round[table.completes.any(axis=1)]))
     assert 1 < num_positions < table.num_body_rounds
-    found, entry = computations(text)
+    found, _ = computations(text)
+    (at_the_end,) = (name for name, each in found.items() if "f32[]" in reduced(each, "all-reduce"))  # with the loss
     # Once for each of these positions; activations, which `tensor` sums, have other shapes.
     of_layers = Counter(reduced_shape(part, 2) for part in jax.tree.leaves(parts["layers"]))
-    in_loops = Counter(
-        instruction.shape
-        for name, computation in found.items()
-        for instruction in computation.instructions
-        if name != entry and instruction.opcode == "reduce-scatter" and instruction.shape in of_layers
-    )
+    in_loops = sum((reduced(each, "reduce-scatter") for name, each in found.items() if name != at_the_end), Counter())
+    in_loops = Counter({shape: count for shape, count in in_loops.items() if shape in of_layers})
     assert in_loops == {shape: num_positions * count for shape, count in of_layers.items()}
     # What is left for the end: shared parameters, over `data` and `pipe`, and the loss.
-    at_the_end = Counter(i.shape for i in found[entry].instructions if i.opcode == "reduce-scatter")
-    assert at_the_end == Counter(reduced_shape(part, 4) for part in jax.tree.leaves(parts["shared"]))
-    sums = [shape for i in found[entry].instructions if i.opcode == "all-reduce" for shape in SHAPE.findall(i.shape)]
-    partial = [part for part in jax.tree.leaves(parts["shared"]) if part.partial_axes]
-    assert Counter(sums) == Counter(["f32[]", *(hlo_shape(part.compute_shape) for part in partial)])
+    shared = jax.tree.leaves(parts["shared"])
+    assert reduced(found[at_the_end], "reduce-scatter") == Counter(reduced_shape(part, 4) for part in shared)
+    sums = ["f32[]", *(hlo_shape(part.compute_shape) for part in shared if part.partial_axes)]
+    assert reduced(found[at_the_end], "all-reduce") == Counter(sums)
+
+
+def reduced(computation, opcode: str) -> Counter[str]:
+    return Counter(shape for i in computation.instructions if i.opcode == opcode for shape in SHAPE.findall(i.shape))
 
 
 def reduced_shape(part: Part, num_copies: int) -> str:
