@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jaxpipe.estimate import Link, Roofline, Setting, Times
+from jaxpipe.estimate.setting import Group
 from jaxpipe.models import ModelConfig
 
 # Of one score, read and written. The chain: to float32 (2, 4), scaled (4, 4), masked in place (4, 1 of the mask, 4),
@@ -57,6 +58,10 @@ class MegatronKernels:
     def link(self, *, in_node: bool) -> Link:
         """The roofline's."""
         return self.roofline.link(in_node=in_node)
+
+    def gather_s(self, group: Group, num_bytes: float) -> float:
+        """The roofline's."""
+        return self.roofline.gather_s(group, num_bytes)
 
     def _seconds(self, setting: Setting, bytes_per_score: int) -> float:
         num_scores = setting.microbatch_size * heads_per_gpu(setting) * setting.seq_len**2

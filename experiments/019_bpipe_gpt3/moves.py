@@ -15,6 +15,7 @@ from jaxpipe.cluster.assignment import Assignment, assign
 from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.residuals import layer_residuals
+from jaxpipe.estimate.setting import Group
 from jaxpipe.lowering import lower, replay
 from jaxpipe.schedules import Costs, Schedule, simulate
 
@@ -57,6 +58,10 @@ class Slow:
         """That of `source`, slower between nodes."""
         found = self.source.link(in_node=in_node)
         return found if in_node else replace(found, bytes_per_s=self.network_ratio * found.bytes_per_s)
+
+    def gather_s(self, group: Group, num_bytes: float) -> float:
+        """That of `source`: moves alone are looked at."""
+        return self.source.gather_s(group, num_bytes)
 
 
 def costs(of: Setting, source: TimeSource, order: str) -> Costs:

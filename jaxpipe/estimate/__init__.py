@@ -4,13 +4,14 @@ from jaxpipe.estimate.costs import decide_costs, setting_of
 from jaxpipe.estimate.memory import Bytes, fits, memory
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting
-from jaxpipe.estimate.step import Estimate, estimate
+from jaxpipe.estimate.step import Estimate, Program, estimate
 from jaxpipe.estimate.times import Link, Times, TimeSource
 
 __all__ = [
     "Bytes",
     "Estimate",
     "Link",
+    "Program",
     "Roofline",
     "Setting",
     "TimeSource",

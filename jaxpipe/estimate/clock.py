@@ -58,12 +58,14 @@ class Makespans:
         exchanged_s: end of the last SYNC, if that is later; else equal to `computed_s`.
         closed_s: equal to `exchanged_s`, but with `Seconds.closing`.
         work_s: the work of the busiest device, without `Seconds.closing`.
+        span_s: the longest time from a device's first computation to its last, without `Seconds.closing`.
     """
 
     computed_s: float
     exchanged_s: float
     closed_s: float
     work_s: float
+    span_s: float
 
 
 def makespans(clock: Clock, seconds: Seconds) -> Makespans:
@@ -77,20 +79,20 @@ def makespans(clock: Clock, seconds: Seconds) -> Makespans:
     is_compute, is_sync = columns.is_kind(*COMPUTE_KINDS), columns.kind == Kind.SYNC
     travel = clock.travel_times(seconds.message)
 
-    def ends(closing: np.ndarray | None) -> tuple[float, float]:
-        """Ends of the last computation, `closing` included, and of the last of all computations and SYNCs."""
-        _, end = clock.run(duration, travel, closing)
-        computed = end[is_compute] if closing is None else (end + closing)[is_compute]
-        computed_s = float(computed.max(initial=0.0))
-        return computed_s, max(computed_s, float(end[is_sync].max(initial=0.0)))
-
-    computed_s, exchanged_s = ends(None)
+    start, end = clock.run(duration, travel)
+    computed_s = float(end[is_compute].max(initial=0.0))
+    exchanged_s = max(computed_s, float(end[is_sync].max(initial=0.0)))
+    first, last = np.full(num_devices, np.inf), np.zeros(num_devices)
+    np.minimum.at(first, columns.device[is_compute], start[is_compute])
+    np.maximum.at(last, columns.device[is_compute], end[is_compute])
     closed_s = exchanged_s
     if seconds.closing.any():
         closing = np.zeros(len(duration))
         closing[clock.closers] = seconds.closing[columns.stage[clock.closers]]
-        _, closed_s = ends(closing)
-    return Makespans(computed_s, exchanged_s, closed_s, work_s)
+        _, end = clock.run(duration, travel, closing)
+        closed_s = max(float((end + closing)[is_compute].max(initial=0.0)), float(end[is_sync].max(initial=0.0)))
+    span_s = float((last - first).max(initial=0.0))
+    return Makespans(computed_s, exchanged_s, closed_s, work_s, span_s)
 
 
 # Long schedules. Once a pipeline is full, each further period of microbatches takes the same time, so the makespan

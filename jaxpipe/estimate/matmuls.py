@@ -85,7 +85,7 @@ def layer_matmuls(setting: Setting) -> LayerMatmuls:
     into, out_of = _attention_kernels(setting)
     up, down = _feed_forward_kernels(setting)
     kernels = (into, out_of, *up, down)
-    scores, attended = _attention(setting)
+    scores, attended = attention_matmuls(setting)
     return LayerMatmuls(
         forward=(into, *scores, *attended, out_of, *up, down),
         input_gradient=(*_again(setting), *(_backward_of_attention(setting)), *(p.of_inputs for p in kernels)),
@@ -132,8 +132,8 @@ def _feed_forward_kernels(setting: Setting) -> tuple[list[Matmul], Matmul]:
     return [Matmul(tokens, width, hidden)] * setting.anatomy.num_up, Matmul(tokens, hidden, width)
 
 
-def _attention(setting: Setting) -> tuple[list[Matmul], list[Matmul]]:
-    """Matmuls of queries and keys, and of probabilities and values."""
+def attention_matmuls(setting: Setting) -> tuple[list[Matmul], list[Matmul]]:
+    """Matmuls in forward of queries and keys, and of probabilities and values."""
     of, head_size = layer_sizes(setting), setting.anatomy.head_size
     group_size, num_groups = of.queries // of.keys, of.keys // (setting.seq_len * head_size)
     is_fused = setting.model.attention == "cudnn"
@@ -146,7 +146,7 @@ def _attention(setting: Setting) -> tuple[list[Matmul], list[Matmul]]:
 
 def _backward_of_attention(setting: Setting) -> list[Matmul]:
     """Matmuls of attention's backward; all kernels but "xla" recompute the scores, which they have not saved."""
-    scores, attended = _attention(setting)
+    scores, attended = attention_matmuls(setting)
     found_again = [] if setting.model.attention == "xla" else scores
     gradients = [each for p in (*scores, *attended) for each in (p.of_inputs, p.of_weights)]
     return [*found_again, *gradients]
@@ -154,7 +154,7 @@ def _backward_of_attention(setting: Setting) -> list[Matmul]:
 
 def _again(setting: Setting) -> list[Matmul]:
     """Matmuls that backward recomputes; for a whole layer all but the last, whose result nothing needs."""
-    scores, attended = _attention(setting)
+    scores, attended = attention_matmuls(setting)
     if setting.model.recompute == "attention":
         return scores
     if setting.model.recompute == "none":

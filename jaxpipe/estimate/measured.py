@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.estimate.setting import Setting
-from jaxpipe.estimate.times import Link, Times, TimeSource
+from jaxpipe.estimate.setting import Group, Setting
+from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
 from jaxpipe.models import ModelConfig
 
 FORMAT = 1
@@ -124,6 +124,10 @@ class Measured:
                 )
             )
         return self.otherwise.link(in_node=in_node)
+
+    def gather_s(self, group: Group, num_bytes: float) -> float:
+        """Seconds of a ring over the links that messages take."""
+        return ring_s(group, num_bytes, lambda in_node: self.link(in_node=in_node))
 
     def _measurement(self, setting: Setting) -> Measurement:
         wanted = subject_of(setting)

@@ -30,7 +30,7 @@ from jaxpipe.estimate.matmuls import (
 )
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
-from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
+from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import Link, Times, ring_s
 
 # Rows and columns of a matmul's result that one core computes at once: the choices of cuBLAS except the smallest, to
@@ -67,6 +67,30 @@ FUSED_FRACTION: dict[str | tuple[int, int], float] = {
 
 
 @dataclass(frozen=True)
+class Protocol:
+    """A way in which NCCL moves bytes around a ring; of several it takes the fastest for the size at hand.
+
+    Attributes:
+        start_s: seconds of a collective besides its steps.
+        nvlink_step_s, network_step_s: seconds of a step without bytes, within a node and between two.
+        fraction: fraction of the reached bandwidth, the rest of which are flags.
+    """
+
+    start_s: float
+    nvlink_step_s: float
+    network_step_s: float
+    fraction: float
+
+
+# Low latency (LL), LL128 and simple. Source: NCCL, src/graph/tuning.cc, commit 01afd20: baseLat and hwLat of rings.
+PROTOCOLS = (
+    Protocol(3.6e-6, 0.47e-6, 2.7e-6, 1 / 3),
+    Protocol(10.0e-6, 1.9e-6, 4.0e-6, 0.92),
+    Protocol(8.4e-6, 3.4e-6, 9.6e-6, 1.0),
+)
+
+
+@dataclass(frozen=True)
 class Roofline:
     """A source of times: the peaks of `hardware`, and the fractions of them that are reached.
 
@@ -79,9 +103,15 @@ class Roofline:
             nccl-tests, issues 149 and 178. Assumed of other GPUs, and of PCIe.
         network_fraction: fraction of the network's bandwidth: collectives reach 85 of 100 GB/s a node. Source:
             nccl-tests, issue 119.
+        message_bytes_per_s: bandwidth of a message between two GPUs of a node, for which NCCL uses fewer channels than
+            for a collective: the slope of a line through the transfers of 10 to 28 MB in Qi et al., Zero Bubble
+            Pipeline Parallelism, 2024, table 6, A100s. Assumed of other GPUs, but where `nvlink_fraction` is less.
         kernel_s: seconds from a kernel's end to the start of the next. Assumed.
         forward_kernels, backward_kernels: kernels of one layer. Assumed.
-        nvlink_latency_s, network_latency_s: latency of a message, or of one step of a collective. Assumed.
+        nvlink_latency_s, network_latency_s: latency of a message: a simple step of `PROTOCOLS` with its start.
+        protocols: of collectives.
+        exposed_fraction: fraction of a collective's time that computing does not hide: 1 as in our program; other
+            programs hide part of it.
     """
 
     hardware: Hardware
@@ -90,11 +120,14 @@ class Roofline:
     memory_fraction: float = 0.85
     nvlink_fraction: float = 0.68
     network_fraction: float = 0.85
+    message_bytes_per_s: float = 73e9
     kernel_s: float = 2e-6
     forward_kernels: int = 20
     backward_kernels: int = 40
-    nvlink_latency_s: float = 5e-6
-    network_latency_s: float = 15e-6
+    nvlink_latency_s: float = 12e-6
+    network_latency_s: float = 18e-6
+    protocols: tuple[Protocol, ...] = PROTOCOLS
+    exposed_fraction: float = 1.0
 
     def times(self, setting: Setting) -> Times:
         """Times of the actions of `setting`.
@@ -103,7 +136,7 @@ class Roofline:
             ConfigError: the GPU reaches a fraction of its peak that is not known.
         """
         matmuls, moved, drawn, dtype = layer_matmuls(setting), traffic(setting), dropout_draws(setting), setting.dtype
-        collective_s = ring_s(places_of(setting).tensor, message_bytes(setting) * setting.tensor, self)
+        collective_s = self.gather_s(places_of(setting).tensor, message_bytes(setting) * setting.tensor)
 
         def part_s(
             of: Iterable[Matmul], num_bytes: float, num_drawn: int, *, collectives: int, kernels: float
@@ -144,10 +177,29 @@ class Roofline:
         )
 
     def link(self, *, in_node: bool) -> Link:
-        """Link between two devices of a node, or of two nodes."""
+        """Link that messages take between two devices of a node, or of two nodes."""
+        latency_s = self.nvlink_latency_s if in_node else self.network_latency_s
+        return Link(latency_s, min(self.message_bytes_per_s, self._bytes_per_s(in_node=in_node)))
+
+    def gather_s(self, group: Group, num_bytes: float) -> float:
+        """Seconds of a gather or a scattered sum that computing does not hide, by the fastest of `protocols`."""
+        if group.size == 1:
+            return 0.0
+
+        def seconds(protocol: Protocol) -> float:
+            def step(in_node: bool) -> Link:
+                latency_s = protocol.nvlink_step_s if in_node else protocol.network_step_s
+                return Link(latency_s, protocol.fraction * self._bytes_per_s(in_node=in_node))
+
+            return protocol.start_s + ring_s(group, num_bytes, step)
+
+        return self.exposed_fraction * min(map(seconds, self.protocols))
+
+    def _bytes_per_s(self, *, in_node: bool) -> float:
+        """Bandwidth that collectives reach between two devices, one way."""
         if in_node:
-            return Link(self.nvlink_latency_s, self.nvlink_fraction * self.hardware.nvlink_bytes_per_s)
-        return Link(self.network_latency_s, self.network_fraction * self.hardware.network_bytes_per_s)
+            return self.nvlink_fraction * self.hardware.nvlink_bytes_per_s
+        return self.network_fraction * self.hardware.network_bytes_per_s
 
     def matmul_s(self, matmul: Matmul, dtype: str) -> float:
         """Seconds of matmuls: their waves of tiles at the reached fraction of the peak, or their bytes if longer.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,11 +19,11 @@ from jaxpipe.estimate.communication import Sent, communication, message_bytes
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
-from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
+from jaxpipe.estimate.times import Link, Times, TimeSource
 from jaxpipe.models.anatomy import model_flops
 from jaxpipe.schedules.schedule import Kind
 
-NO_LINK = Link(latency_s=0.0, bytes_per_s=math.inf)
+_NO_LINK = Link(latency_s=0.0, bytes_per_s=math.inf)
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,25 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Program:
+    """How a program runs its schedule; the defaults are jaxpipe's.
+
+    Attributes:
+        reduces_in_rounds: whether a device sums the gradients of a stage over `data` in the round after the last action
+            that adds to them, while its message travels; False: all devices sum theirs at once after the last action,
+            as most other systems do.
+        messages_block: whether a device computes nothing while its message travels, as in Megatron-LM's 1F1B without
+            overlap; of schedules without transfers alone.
+        waits_between_steps: whether all devices wait for each other after a step; False: each begins the next as soon
+            as it has done its own, as with the optimizer of Zero Bubble, which validates later (section 4 there).
+    """
+
+    reduces_in_rounds: bool = True
+    messages_block: bool = False
+    waits_between_steps: bool = True
+
+
+@dataclass(frozen=True)
 class StepCollectives:
     """Seconds of a step's sums and gathers over devices, which do not depend on the schedule's rows.
 
@@ -105,15 +125,13 @@ def step_collectives(setting: Setting, source: TimeSource) -> StepCollectives:
     return StepCollectives(_copies_s(setting, source), _closing_s(setting, source), _shared_s(setting, source))
 
 
-def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = True) -> Estimate:
+def estimate(setting: Setting, source: TimeSource, program: Program = Program()) -> Estimate:
     """Predicted step of `setting`, with times from `source`.
 
     Args:
         setting: the setting to estimate.
         source: source of times of actions and links.
-        reduces_in_rounds: whether a device sums the gradients of a stage over `data` in the round after the last action
-            that adds to them, while its message travels, as our program does; False: all devices sum theirs at once
-            after the last action, as most other systems do.
+        program: how the schedule is run.
 
     Raises:
         ScheduleError: the schedule cannot be built.
@@ -124,15 +142,15 @@ def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = 
         setting.pipe,
         setting.num_microbatches,
         setting.built_options,
-        _seconds(setting, times, source, closing=collectives.closing),
+        _seconds(setting, times, source, closing=collectives.closing, messages_block=program.messages_block),
     )
     at_once_s = max(sum(collectives.closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)
-    reduced_s = found.closed_s - found.exchanged_s if reduces_in_rounds else float(at_once_s)
+    reduced_s = found.closed_s - found.exchanged_s if program.reduces_in_rounds else float(at_once_s)
     return Estimate(
         setting=setting,
         times=times,
         copies_s=collectives.copies_s,
-        pipeline_s=found.exchanged_s,
+        pipeline_s=found.exchanged_s if program.waits_between_steps else found.span_s,
         reduce_s=reduced_s + collectives.shared_s,
         update_s=times.update_s,
         bubble_ratio=1.0 - found.work_s / found.computed_s,
@@ -140,7 +158,9 @@ def estimate(setting: Setting, source: TimeSource, *, reduces_in_rounds: bool = 
     )
 
 
-def _seconds(setting: Setting, times: Times, source: TimeSource, *, closing: np.ndarray) -> Seconds:
+def _seconds(
+    setting: Setting, times: Times, source: TimeSource, *, closing: np.ndarray, messages_block: bool = False
+) -> Seconds:
     """Seconds of the schedule's actions, messages and exchanges."""
     layers, places = np.array(setting.layers_per_stage), places_of(setting)
     of_kind = np.zeros((len(Kind), len(layers)))
@@ -153,12 +173,18 @@ def _seconds(setting: Setting, times: Times, source: TimeSource, *, closing: np.
     of_kind[Kind.F, -1] += times.head_s  # in which the program computes the loss and its gradient
     near, far = _links(places.apart, source)
     gradients = FLOAT32_BYTES * layer_parameters(setting.model).of_device(setting.tensor)
+    latency = np.where(places.apart, far.latency_s, near.latency_s)
+    per_byte = np.where(places.apart, 1 / far.bytes_per_s, 1 / near.bytes_per_s)
+    num_bytes = message_bytes(setting)
+    if messages_block:  # the sender is busy, and the message is there at once
+        of_kind += _sending_s(setting, latency + per_byte * num_bytes)
+        latency, num_bytes = np.zeros_like(latency), 0.0
     return Seconds(
         of_kind=of_kind,
         closing=closing,
-        latency=np.where(places.apart, far.latency_s, near.latency_s),
-        per_byte=np.where(places.apart, 1 / far.bytes_per_s, 1 / near.bytes_per_s),
-        message_bytes=message_bytes(setting),
+        latency=latency,
+        per_byte=per_byte,
+        message_bytes=num_bytes,
         slot_bytes=layers * layer_residuals(setting).page_bytes,
         # The program sends a stage's gradients one way and those of another stage the other way at the same time, which
         # takes as long as half of each there and back.
@@ -166,11 +192,23 @@ def _seconds(setting: Setting, times: Times, source: TimeSource, *, closing: np.
     )
 
 
+def _sending_s(setting: Setting, message_s: np.ndarray) -> np.ndarray:
+    """[kinds, stages] seconds of the message that follows an action, given those [source device, target device]."""
+    found = np.zeros((len(Kind), len(setting.layers_per_stage)))
+    for devices in placement_of(setting).devices:
+        for stage, (here, there) in enumerate(pairwise(devices)):
+            if here != there:
+                found[Kind.F, stage] = max(found[Kind.F, stage], message_s[here, there])
+                for kind in (Kind.B, Kind.I):
+                    found[kind, stage + 1] = max(found[kind, stage + 1], message_s[there, here])
+    return found
+
+
 def _links(apart: np.ndarray, source: TimeSource) -> tuple[Link, Link]:
     """Links within a node and between two; a source is not asked for a link that joins no devices of a pipeline."""
     pairs = ~np.eye(len(apart), dtype=bool)
-    near = source.link(in_node=True) if (pairs & ~apart).any() else NO_LINK
-    far = source.link(in_node=False) if apart.any() else NO_LINK
+    near = source.link(in_node=True) if (pairs & ~apart).any() else _NO_LINK
+    far = source.link(in_node=False) if apart.any() else _NO_LINK
     return near, far
 
 
@@ -178,7 +216,7 @@ def _closing_s(setting: Setting, source: TimeSource) -> np.ndarray:
     """Seconds to sum a stage's gradients over `data`, [stage]: scattered with ZeRO-1, else gathered again."""
     gradients = FLOAT32_BYTES * layer_parameters(setting.model).of_device(setting.tensor)
     passes = 1 if setting.zero1 else 2
-    return np.array(setting.layers_per_stage) * passes * ring_s(places_of(setting).data, gradients, source)
+    return np.array(setting.layers_per_stage) * passes * source.gather_s(places_of(setting).data, gradients)
 
 
 def _copies_s(setting: Setting, source: TimeSource) -> float:
@@ -188,7 +226,7 @@ def _copies_s(setting: Setting, source: TimeSource) -> float:
     shared = item * shared_parameters(setting.model).of_device(setting.tensor)
     seconds = 0.0
     if setting.zero1:
-        seconds += ring_s(places.data, held, source) + ring_s(places.shared, shared, source)
+        seconds += source.gather_s(places.data, held) + source.gather_s(places.shared, shared)
     if placement.num_replicas == 2:
         is_apart = bool(places.apart[range(setting.pipe), range(setting.pipe)[::-1]].any())
         own = held / 2 / (setting.data if setting.zero1 else 1)
@@ -199,4 +237,4 @@ def _copies_s(setting: Setting, source: TimeSource) -> float:
 def _shared_s(setting: Setting, source: TimeSource) -> float:
     """Seconds to sum the gradients of embedding and head over `data` and `pipe`, after all actions."""
     num_bytes = FLOAT32_BYTES * shared_parameters(setting.model).of_device(setting.tensor)
-    return ring_s(places_of(setting).shared, num_bytes, source) * (1 if setting.zero1 else 2)
+    return source.gather_s(places_of(setting).shared, num_bytes) * (1 if setting.zero1 else 2)

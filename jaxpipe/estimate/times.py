@@ -5,6 +5,7 @@ A source is a roofline (`roofline`) or a measurement (`measured`). Left to other
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,20 +60,15 @@ class TimeSource(Protocol):
         ...
 
     def link(self, *, in_node: bool) -> Link:
-        """Link between two devices of a node, or of two nodes."""
+        """Link that messages take between two devices of a node, or of two nodes."""
+        ...
+
+    def gather_s(self, group: Group, num_bytes: float) -> float:
+        """Seconds of a gather that leaves `num_bytes` on every device of `group`, or of a scattered sum of as many."""
         ...
 
 
-# ---- Collectives go around in a ring and take as long as its slowest link
-
-
-def link_of(group: Group, source: TimeSource) -> Link:
-    """Link of a ring over `group`: its devices in one node use as many network adapters together."""
-    in_node = source.link(in_node=True)
-    if group.in_node:
-        return in_node
-    network = source.link(in_node=False)
-    return Link(network.latency_s, min(in_node.bytes_per_s, group.per_node * network.bytes_per_s))
+# ---- Collectives go around in a ring
 
 
 def sent_bytes(group: Group, num_bytes: float) -> float:
@@ -80,13 +76,25 @@ def sent_bytes(group: Group, num_bytes: float) -> float:
     return num_bytes * (group.size - 1) / group.size
 
 
-def ring_s(group: Group, num_bytes: float, source: TimeSource) -> float:
+def ring_s(group: Group, num_bytes: float, link: Callable[[bool], Link]) -> float:
     """Seconds of a gather that leaves `num_bytes` on every device, or of a scattered sum of as many.
 
-    A ring of n devices has n - 1 steps, each with 1 / n of the bytes. Source: Thakur et al., Optimization of
-    Collective Communication Operations in MPICH, 2005, sections 4.1 and 4.3.
+    A ring of n devices has n - 1 steps, each with 1 / n of the bytes; of a ring over m nodes, m - 1 steps cross nodes.
+    The slowest link decides how fast bytes move; the devices of a node use as many network adapters together. Sources:
+    Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005, sections 4.1 and 4.3; NCCL,
+    src/graph/tuning.cc.
+
+    Args:
+        group: the devices.
+        num_bytes: bytes on every device, in the end or at the beginning.
+        link: of a step, given whether it stays in a node; not asked for one that the ring does not have.
     """
     if group.size == 1:
         return 0.0
-    link = link_of(group, source)
-    return (group.size - 1) * link.latency_s + sent_bytes(group, num_bytes) / link.bytes_per_s
+    near, far_steps = link(True), 0
+    latency_s, bytes_per_s = near.latency_s, near.bytes_per_s
+    if not group.in_node:
+        far, far_steps = link(False), -(-group.size // group.per_node) - 1
+        latency_s, bytes_per_s = far.latency_s, min(bytes_per_s, group.per_node * far.bytes_per_s)
+    steps_s = far_steps * latency_s + (group.size - 1 - far_steps) * near.latency_s
+    return steps_s + sent_bytes(group, num_bytes) / bytes_per_s

@@ -13,7 +13,8 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate
 from jaxpipe.estimate.matmuls import Matmul, flops, head_matmuls, layer_matmuls
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.roofline import dropout_draws, fused_fraction_of, matmul_fraction_of, update_bytes
+from jaxpipe.estimate.roofline import Protocol, dropout_draws, fused_fraction_of, matmul_fraction_of, update_bytes
+from jaxpipe.estimate.setting import Group
 
 A100 = HARDWARE["a100-80g"]
 # Only what is counted takes time.
@@ -81,13 +82,29 @@ def test_without_bounds_a_layer_takes_as_long_as_its_flops():
 def test_collectives_of_tensor_by_hand():
     """Forward gathers and scatters four times: each of 8 GPUs sends 7 of 8 parts of 2 s b h bytes over NVLink."""
     machine = replace(A100, bf16_flops_per_s=inf, memory_bytes_per_s=inf)  # pyright: ignore[reportArgumentType]
-    roofline = Roofline(machine, nvlink_fraction=1.0, kernel_s=0.0, nvlink_latency_s=1e-6, network_latency_s=0.0)
-    each_s = 7 * 1e-6 + 2 * 1024 * 1024 * 7 / 8 / 300e9
+    simple = Protocol(start_s=3e-6, nvlink_step_s=1e-6, network_step_s=0.0, fraction=1.0)
+    slow = Protocol(start_s=0.0, nvlink_step_s=0.0, network_step_s=0.0, fraction=0.1)
+    roofline = Roofline(machine, nvlink_fraction=1.0, kernel_s=0.0, protocols=(slow, simple))
+    each_s = 3e-6 + 7 * 1e-6 + 2 * 1024 * 1024 * 7 / 8 / 300e9
     times = roofline.times(gpt_setting(tensor=8))
     assert times.layer_forward_s == pytest.approx(4 * each_s, rel=1e-12)
     assert times.layer_backward_s == pytest.approx(6 * each_s, rel=1e-12)
     again = roofline.times(gpt_setting(tensor=8, recompute="full"))
     assert again.layer_backward_s == pytest.approx(9 * each_s, rel=1e-12)
+    half = replace(roofline, exposed_fraction=0.5).times(gpt_setting(tensor=8))
+    assert half.layer_forward_s == pytest.approx(2 * each_s, rel=1e-12)
+
+
+def test_a_small_all_reduce_takes_as_long_as_published():
+    """256 KiB on eight H100 take 20 us (nccl-tests); a sum is scattered, then gathered."""
+    roofline = Roofline(HARDWARE["h100-80g"])
+    assert 2 * roofline.gather_s(Group(8, 8), 2**18) == pytest.approx(20e-6, rel=0.15)
+
+
+def test_messages_between_two_gpus_take_as_long_as_published():
+    """Qi et al., Zero Bubble Pipeline Parallelism, 2024, table 6: 28.3 MB in 0.60 ms; the host's part is not ours."""
+    link = Roofline(A100).link(in_node=True)
+    assert 0.6 * 0.601e-3 < link.seconds(6 * 1024 * 2304 * 2) < 0.601e-3
 
 
 def test_dropout_draws_a_number_for_each_probability_and_for_what_is_added():

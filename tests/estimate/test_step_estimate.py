@@ -7,13 +7,14 @@ import pytest
 from settings_of_gpts import gpt_setting
 
 from jaxpipe.cluster.hardware import HARDWARE
-from jaxpipe.estimate import Link, Roofline, Setting, Times, estimate
+from jaxpipe.estimate import Link, Program, Roofline, Setting, Times, estimate
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.setting import places_of
+from jaxpipe.estimate.setting import Group, places_of
 from jaxpipe.estimate.step import _seconds
 from jaxpipe.estimate.times import ring_s
 from jaxpipe.models.anatomy import model_flops
+from jaxpipe.schedules import Costs, simulate
 from jaxpipe.schedules.schedule import Kind
 
 LAYER = Times(
@@ -44,6 +45,10 @@ class Given:
     def link(self, *, in_node: bool) -> Link:
         """As given."""
         return self.near if in_node else self.far
+
+    def gather_s(self, group: Group, num_bytes: float) -> float:
+        """Of a ring over these links."""
+        return ring_s(group, num_bytes, lambda in_node: self.link(in_node=in_node))
 
 
 # Six layers a stage of 1F1B, and as many a device of the others: (N + D - 1) (F + B) and BitPipe's table 2 for N = D:
@@ -118,16 +123,37 @@ def test_messages_of_one_microbatch_travel_there_and_back():
     assert found.pipeline_s == pytest.approx(24 * 3.0 + 2 * (2 * 0.5 + 2.0), rel=1e-12)
 
 
+def test_messages_that_block_keep_their_sender_busy():
+    """Each F and B of 1F1B but the ends' is followed by a message: as if the stages were longer by it."""
+    setting = gpt_setting(pipe=4, num_microbatches=10)
+    near = Link(0.1, message_bytes(setting) / 0.4)
+    found = estimate(setting, Given(near=near), Program(messages_block=True))
+    longer = Costs(forward=(6.5, 6.5, 6.5, 6.0), backward=(12.0, 12.5, 12.5, 12.5))
+    assert found.pipeline_s == pytest.approx(simulate(setting.schedule, longer).makespan, rel=1e-12)
+
+
+def test_steps_that_do_not_wait_take_as_long_as_the_busiest_device():
+    """ZB-H2 ends each device a forward after the one before it; 1F1B's first device begins first and ends last."""
+    waits, does_not = Program(), Program(waits_between_steps=False)
+    zb_h2 = gpt_setting(schedule="zb_h2", pipe=4, num_microbatches=12)
+    timeline = simulate(zb_h2.schedule, Costs(6.0, 12.0, 6.0, 6.0))
+    span = 12 * 18 / (1 - timeline.bubble_ratio_per_device_span)
+    assert estimate(zb_h2, Given(), does_not).pipeline_s == pytest.approx(span, rel=1e-12)
+    assert estimate(zb_h2, Given(), does_not).pipeline_s < estimate(zb_h2, Given(), waits).pipeline_s
+    plain = gpt_setting(pipe=4, num_microbatches=12)
+    assert estimate(plain, Given(), does_not).pipeline_s == estimate(plain, Given(), waits).pipeline_s
+
+
 def test_sums_of_gradients_in_rounds_hide_behind_the_actions_of_others():
     """N = 1: a stage's sum stands beside the next one's backward, so only that of the first stage is left over."""
     setting = gpt_setting(pipe=4, num_microbatches=1, data=2, topology="a100-80g:1x8", zero1=False)
     near = Link(0.0, 1e9)
     gradients = 4 * layer_parameters(setting.model).of_device(1)
-    shared_s = 2 * ring_s(
-        places_of(setting).shared, 4 * shared_parameters(setting.model).of_device(1), Given(near=near)
+    shared_s = 2 * Given(near=near).gather_s(
+        places_of(setting).shared, 4 * shared_parameters(setting.model).of_device(1)
     )
     in_rounds = estimate(setting, Given(near=near))
-    at_once = estimate(setting, Given(near=near), reduces_in_rounds=False)
+    at_once = estimate(setting, Given(near=near), Program(reduces_in_rounds=False))
     stage_s = 6 * 2 * gradients / 2 / 1e9
     assert in_rounds.reduce_s - shared_s == pytest.approx(stage_s, rel=1e-9)
     assert at_once.reduce_s - shared_s == pytest.approx(stage_s, rel=1e-9)

@@ -15,6 +15,7 @@ from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.plan.search import Row, largest_kind, settings_of
 from jaxpipe.estimate.plan.space import describe_schedule, describe_setting, legal_variants
 from jaxpipe.estimate.roofline import Roofline
+from jaxpipe.estimate.setting import Group
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.units import gib
@@ -83,6 +84,10 @@ class _LinksFree:
         del in_node
         return _FREE
 
+    def gather_s(self, group: Group, num_bytes: float) -> float:
+        del group, num_bytes
+        return 0.0
+
 
 def _without_links(roofline: Roofline) -> Roofline:
     """A roofline whose collectives of `tensor` take no time either."""
@@ -90,8 +95,10 @@ def _without_links(roofline: Roofline) -> Roofline:
         roofline,
         nvlink_fraction=math.inf,
         network_fraction=math.inf,
+        message_bytes_per_s=math.inf,
         nvlink_latency_s=0.0,
         network_latency_s=0.0,
+        exposed_fraction=0.0,
     )
 
 

@@ -125,6 +125,9 @@ def test_what_is_not_measured_is_left_out():
         def link(self, *, in_node):
             return SOURCE.link(in_node=in_node)
 
+        def gather_s(self, group, num_bytes):
+            return SOURCE.gather_s(group, num_bytes)
+
     plan = search(space_of(small_config(), TOPOLOGY), OneTensor(), top=3)
     assert plan.not_measured > 0
     assert {row.setting.tensor for row in plan.rows} == {1}

@@ -1,0 +1,214 @@
+"""The published cells as settings: two tables of step times on A100s, and what is predicted for each.
+
+Goes in: published.json. Comes out: cells with published and predicted numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from their_step import A100, TheirStep
+
+from jaxpipe.cluster.assignment import ORDERS
+from jaxpipe.cluster.topology import Topology
+from jaxpipe.estimate import Estimate, Setting, Times, estimate
+from jaxpipe.estimate.costs import costs_of
+from jaxpipe.models import GPTConfig
+
+PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "published.json").read_text())
+SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2")  # named ZB-1p and ZB-2p there
+GPUS_PER_NODE = 8
+NUM_MICROBATCHES = 128  # of the second table
+WORDS = 32_000  # of the first table: not published; with tied tables it gives all four names
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One published number.
+
+    Attributes:
+        name: what was run.
+        schedule: with which schedule.
+        published, predicted: samples a GPU and second, or MFU in %.
+    """
+
+    name: str
+    schedule: str
+    published: float
+    predicted: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted / published."""
+        return self.predicted / self.published
+
+
+def zero_bubble(step: TheirStep) -> list[list[Cell]]:
+    """Samples a GPU and second, a row for each model and number of microbatches."""
+    rows = []
+    for model, num_microbatches, *published in PUBLISHED["zero_bubble"]["rows"]:
+        rows.append(
+            [
+                Cell(
+                    f"{model}, N={num_microbatches}",
+                    schedule,
+                    number,
+                    _run(_of_zero_bubble(model, num_microbatches, schedule), step).samples_per_s / _pipe(model),
+                )
+                for schedule, number in zip(SCHEDULES, published, strict=False)
+            ]
+        )
+    return rows
+
+
+def stage_times(step: TheirStep) -> Iterator[tuple[str, list[float], list[float]]]:
+    """For each row of the first table: its name, published milliseconds of F, I, W, and predicted ones.
+
+    Means over the stages, of which the last has the head and first and last have a layer less.
+    """
+    for model, num_microbatches, *published in PUBLISHED["zero_bubble"]["rows"]:
+        setting = _of_zero_bubble(model, num_microbatches, "1f1b")
+        times = step.times(setting)
+        parts = (times.layer_forward_s, times.layer_input_gradient_s, times.layer_weight_gradient_s)
+        means = [1e3 * (setting.model.num_layers * part + times.head_s / 3) / setting.pipe for part in parts]
+        yield f"{model}, N={num_microbatches}", published[4:7], means
+
+
+def vocabulary(step: TheirStep) -> list[tuple[list[Cell], list[Cell]]]:
+    """MFU, base and with layers moved away from the head, a row for each model with a cell for each vocabulary."""
+    rows = []
+    for schedule, *sizes, base, moved in PUBLISHED["vocabulary"]["rows"]:
+        pipe, seq_len, num_layers, _, hidden = sizes
+        name = f"{pipe} GPUs, {num_layers} x {hidden}, {seq_len} tokens"
+        found: list[list[Cell]] = []
+        for published, is_moved in ((base, False), (moved, True)):
+            found.append([])
+            for words, number in zip(PUBLISHED["vocabulary"]["vocab_sizes"], published, strict=False):
+                setting = _of_vocabulary(schedule, *sizes, words, is_moved=is_moved)
+                found[-1].append(Cell(f"{name}, {words} words", schedule, number, _mfu(_run(setting, step))))
+        rows.append((found[0], found[1]))
+    return rows
+
+
+def _run(setting: Setting, step: TheirStep) -> Estimate:
+    decided = replace(setting, costs=costs_of(_times(setting, step)))
+    return estimate(decided, step, step.program(setting.schedule_name))
+
+
+@cache
+def _times(setting: Setting, step: TheirStep) -> Times:
+    return step.times(setting)
+
+
+def _pipe(model: str) -> int:
+    return PUBLISHED["zero_bubble"]["models"][model]["pipe"]
+
+
+def _of_zero_bubble(model: str, num_microbatches: int, schedule: str) -> Setting:
+    """Attention keeps its scores, dropout 0.1: Megatron-LM's defaults, which the authors' script leaves as they are."""
+    sizes = PUBLISHED["zero_bubble"]["models"][model]
+    pipe, of_device = sizes["pipe"], (sizes["num_layers"] + 2) // sizes["pipe"]
+    num_chunks = of_device if schedule == "interleaved_1f1b" else 1  # one layer a chunk
+    layers = [of_device // num_chunks] * pipe * num_chunks
+    layers[0] -= 1
+    layers[-1] -= 1
+    return _setting(
+        GPTConfig(
+            num_layers=sizes["num_layers"],
+            hidden=sizes["hidden"],
+            num_heads=sizes["num_heads"],
+            vocab_size=WORDS,
+            num_positions=sizes["seq_len"],
+            attention="xla",
+            recompute="none",
+            embedding_dropout=0.1,
+            attention_dropout=0.1,
+            hidden_dropout=0.1,
+        ),
+        schedule,
+        f"num_chunks={num_chunks}" if num_chunks > 1 else "",
+        layers,
+        pipe=pipe,
+        microbatch_size=sizes["microbatch_size"],
+        num_microbatches=num_microbatches,
+    )
+
+
+def _of_vocabulary(
+    schedule: str, pipe: int, seq_len: int, num_layers: int, num_heads: int, hidden: int, words: int, *, is_moved: bool
+) -> Setting:
+    num_stages = 2 * pipe if schedule == "v_half" else pipe
+    layers = [num_layers // num_stages] * num_stages
+    model = GPTConfig(
+        num_layers=num_layers,
+        hidden=hidden,
+        num_heads=num_heads,
+        vocab_size=words,
+        num_positions=seq_len,
+        attention="cudnn",
+        recompute="none",
+        tie_embeddings=False,
+        embedding_dropout=0.0,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+    )
+    layers = moved_from_head(num_layers, pipe, hidden, seq_len, words) if is_moved else layers
+    return _setting(model, schedule, "", layers, pipe=pipe, microbatch_size=1, num_microbatches=NUM_MICROBATCHES)
+
+
+def moved_from_head(num_layers: int, pipe: int, hidden: int, seq_len: int, words: int) -> list[int]:
+    """Layers of the stages whose largest has the fewest FLOPs, as few of them moved from the last stage as that takes.
+
+    Example:
+        >>> moved_from_head(32, 8, hidden=3072, seq_len=2048, words=131072)
+        [5, 5, 5, 4, 4, 4, 4, 1]
+    """
+    layer, head = 24 * hidden**2 + 4 * seq_len * hidden, 2 * hidden * words
+    found: list[tuple[int, list[int]]] = []
+    for last in range(num_layers // pipe, -1, -1):
+        each, more = divmod(num_layers - last, pipe - 1)
+        layers = [each + (stage < more) for stage in range(pipe - 1)]
+        found.append((max(layers[0] * layer, last * layer + head), [*layers, last]))
+    return min(found, key=lambda one: one[0])[1]
+
+
+def _setting(
+    model: GPTConfig,
+    schedule: str,
+    options: str,
+    layers: list[int],
+    *,
+    pipe: int,
+    microbatch_size: int,
+    num_microbatches: int,
+) -> Setting:
+    return Setting(
+        model=model,
+        dtype="bfloat16",
+        seq_len=model.num_positions,
+        batch_size=microbatch_size * num_microbatches,
+        num_predicted=None,
+        schedule_name=schedule,
+        options=options,
+        num_microbatches=num_microbatches,
+        layers_per_stage=tuple(layers),
+        data=1,
+        pipe=pipe,
+        tensor=1,
+        order=next(iter(ORDERS)),
+        zero1=False,
+        topology=Topology(A100, -(-pipe // GPUS_PER_NODE), GPUS_PER_NODE),
+    )
+
+
+def _mfu(found: Estimate) -> float:
+    """In %, by the count of FLOPs that the paper uses: Narayanan et al., SC 2021, equation 3, without recomputation."""
+    of, hidden = found.setting, found.setting.anatomy.hidden
+    layers = 72 * of.model.num_layers * hidden**2 * (1 + of.seq_len / (6 * hidden))
+    per_token = layers + 6 * hidden * of.anatomy.vocab_size
+    return 100 * per_token * of.batch_size * of.seq_len / (found.step_s * found.peak_flops_per_s)

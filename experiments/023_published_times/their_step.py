@@ -1,0 +1,133 @@
+"""How the published systems run a step: Megatron-LM's kernels and messages, and Zero Bubble's steps that do not wait.
+
+Goes in: a roofline. Comes out: a source of times, and how a schedule is run. Each mechanism is a field, so that the
+page can leave it out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from experiments.megatron_kernels import MegatronKernels
+from jaxpipe.cluster.hardware import HARDWARE
+from jaxpipe.estimate import Link, Program, Roofline, Setting, Times
+from jaxpipe.estimate.matmuls import (
+    Matmul,
+    attention_matmuls,
+    layer_matmuls,
+    local_rows,
+    predicted_tokens,
+    seen_scores,
+)
+from jaxpipe.estimate.setting import Group
+
+A100 = HARDWARE["a100-80g"]
+ITEM = 2  # bytes of a number in 16 bits
+
+# Fraction of the peak that products reach within a step, from the published times of W of the four models (T_W): these
+# are products alone. In isolation the best of many reach 0.859 (`jaxpipe.estimate.roofline`).
+PRODUCT_FRACTION = 0.77
+# Seconds of a message besides its bytes: the intercept of a line through the published T_comm, 10 to 28 MB.
+MESSAGE_S = 0.23e-3
+# A mask of dropout: a byte for each score, and the scores read and written once more, forward and backward.
+DROPOUT_BYTES = 2 + 2 + 1
+# A logit in Megatron-LM's cross entropy, whose steps are kernels of their own: made 32-bit (2 + 4), largest (4), its
+# difference (4 + 4), exponential (4 + 4), sum (4), softmax (4 + 4), gradient (4 + 4), made 16-bit (4 + 2).
+# Source: Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py.
+LOGIT_BYTES = 52
+OUR_LOGIT_BYTES = 14
+
+
+@dataclass(frozen=True)
+class TheirStep:
+    """A source of times, and the mechanisms in which their step differs from ours.
+
+    Attributes:
+        product_fraction: of the peak, that products reach; None: that of the estimator.
+        fused_sums: whether W adds to 32-bit sums within its products (Apex), instead of in kernels of its own.
+        keeps_masks: whether dropout keeps its masks.
+        short_products_wait: whether attention's products write their results only when they have computed: of 64 to
+            128 numbers in depth, they are over before the first write could hide.
+        chain_of_loss: whether the cross entropy is a chain of kernels.
+        message_s: seconds of a message besides its bytes.
+        messages_block: whether 1F1B and interleaved 1F1B compute nothing while a message travels.
+        steps_wait: whether all devices wait for each other after a step of Zero Bubble's schedules.
+    """
+
+    product_fraction: float | None = PRODUCT_FRACTION
+    fused_sums: bool = True
+    keeps_masks: bool = True
+    short_products_wait: bool = True
+    chain_of_loss: bool = True
+    message_s: float = MESSAGE_S
+    messages_block: bool = True
+    steps_wait: bool = False
+    kernels: MegatronKernels = field(init=False)
+
+    def __post_init__(self) -> None:
+        kernels = MegatronKernels(Roofline(A100, matmul_fraction=self.product_fraction))
+        object.__setattr__(self, "kernels", kernels)
+
+    @property
+    def roofline(self) -> Roofline:
+        """Times of kernels."""
+        return self.kernels.roofline
+
+    def program(self, schedule: str) -> Program:
+        """How `schedule` is run."""
+        if schedule in ("1f1b", "interleaved_1f1b"):
+            return Program(reduces_in_rounds=False, messages_block=self.messages_block)
+        return Program(reduces_in_rounds=False, waits_between_steps=self.steps_wait)
+
+    def times(self, setting: Setting) -> Times:
+        """The times of `setting`'s actions."""
+        found, memory_s = self.kernels.times(setting), self.roofline.memory_s
+        forward_s, gradient_s, weight_s = (
+            found.layer_forward_s,
+            found.layer_input_gradient_s,
+            found.layer_weight_gradient_s,
+        )
+        if self.fused_sums:
+            matmuls = [replace(each, summed=True) for each in layer_matmuls(setting).weight_gradient]
+            weight_s = sum(self.roofline.matmul_s(each, setting.dtype) for each in matmuls)
+        if self.keeps_masks and setting.anatomy.attention_dropout:
+            forward_s += memory_s(DROPOUT_BYTES * seen_scores(setting))
+            gradient_s += memory_s(DROPOUT_BYTES * seen_scores(setting))
+        if self.short_products_wait and setting.model.attention == "xla":
+            scores, attended = attention_matmuls(setting)
+            products = (*scores, *attended)
+            forward_s += self._hidden_s(products, setting.dtype)
+            gradients = [gradient for each in products for gradient in (each.of_inputs, each.of_weights)]
+            gradient_s += self._hidden_s(gradients, setting.dtype)
+        head_s = found.head_s
+        if self.chain_of_loss:
+            head_s += memory_s((LOGIT_BYTES - OUR_LOGIT_BYTES) * predicted_tokens(setting) * local_rows(setting))
+        return replace(
+            found,
+            layer_forward_s=forward_s,
+            layer_backward_s=gradient_s + weight_s,
+            layer_input_gradient_s=gradient_s,
+            layer_weight_gradient_s=weight_s,
+            head_s=head_s,
+        )
+
+    def link(self, *, in_node: bool) -> Link:
+        """The roofline's, with what a message takes besides."""
+        found = self.roofline.link(in_node=in_node)
+        return replace(found, latency_s=max(found.latency_s, self.message_s))
+
+    def gather_s(self, group: Group, num_bytes: float) -> float:
+        """The roofline's."""
+        return self.roofline.gather_s(group, num_bytes)
+
+    def _hidden_s(self, matmuls: Iterable[Matmul], dtype: str) -> float:
+        """Seconds that reading and writing, or computing, takes behind the other of the two."""
+        computing = replace(self.roofline, memory_fraction=math.inf)
+        return sum(
+            computing.matmul_s(each, dtype)
+            + self.roofline.memory_s(each.num_bytes(ITEM))
+            - self.roofline.matmul_s(each, dtype)
+            for each in matmuls
+        )
