@@ -66,6 +66,7 @@ CATALOGUE = {
     "022": Experiment(
         measured=("build s", "simulate s", "lower s", "compile s", "command s", "estimate s"), writes=True
     ),
+    "023": Experiment(writes=True),
     "024": Experiment(
         needs="gpu-aot",
         compiled=(

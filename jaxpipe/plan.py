@@ -64,7 +64,7 @@ def execute(values: FlagValues) -> None:
         register_file(path)
     if values.write_config:
         check_writable(values.write_config, overwrite=values.overwrite)
-    source = read_costs(values.costs) if values.costs else Roofline(topology.hardware)
+    source = read_costs(values.costs) if values.costs else Roofline.of(topology.hardware)
     plan = search(space_of(config, topology), source, top=values.top)
     parts = [breakdown_of(row.estimate, source) for row in plan.rows]
     compared = baselines(plan.rows[0], source) if plan.rows else []

@@ -58,7 +58,7 @@ def zero_bubble(step: TheirStep) -> list[list[Cell]]:
                     f"{model}, N={num_microbatches}",
                     schedule,
                     number,
-                    _run(_of_zero_bubble(model, num_microbatches, schedule), step).samples_per_s / _pipe(model),
+                    _run(of_zero_bubble(model, num_microbatches, schedule), step).samples_per_s / _pipe(model),
                 )
                 for schedule, number in zip(SCHEDULES, published, strict=False)
             ]
@@ -72,7 +72,7 @@ def stage_times(step: TheirStep) -> Iterator[tuple[str, list[float], list[float]
     Means over the stages, of which the last has the head and first and last have a layer less.
     """
     for model, num_microbatches, *published in PUBLISHED["zero_bubble"]["rows"]:
-        setting = _of_zero_bubble(model, num_microbatches, "1f1b")
+        setting = of_zero_bubble(model, num_microbatches, "1f1b")
         times = step.times(setting)
         parts = (times.layer_forward_s, times.layer_input_gradient_s, times.layer_weight_gradient_s)
         means = [1e3 * (setting.model.num_layers * part + times.head_s / 3) / setting.pipe for part in parts]
@@ -109,7 +109,7 @@ def _pipe(model: str) -> int:
     return PUBLISHED["zero_bubble"]["models"][model]["pipe"]
 
 
-def _of_zero_bubble(model: str, num_microbatches: int, schedule: str) -> Setting:
+def of_zero_bubble(model: str, num_microbatches: int, schedule: str) -> Setting:
     """Attention keeps its scores, dropout 0.1: Megatron-LM's defaults, which the authors' script leaves as they are."""
     sizes = PUBLISHED["zero_bubble"]["models"][model]
     pipe, of_device = sizes["pipe"], (sizes["num_layers"] + 2) // sizes["pipe"]

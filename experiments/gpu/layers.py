@@ -183,9 +183,9 @@ def _estimated(config: ConfigDict, size: Size) -> Record:
     """The roofline's milliseconds of the layer; none on a device that it does not know."""
     if size.hardware is None:
         return {}
-    # Collectives of a share take no time here: a node of one GPU has links of no use.
-    topology = Topology(replace(size.hardware, nvlink_bytes_per_s=float("inf")), 1, config.mesh.tensor)
-    times = Roofline(topology.hardware, nvlink_latency_s=0.0).times(setting_of(config, topology))
+    # A share is measured on one GPU, where no collective takes time.
+    topology = Topology(size.hardware, 1, config.mesh.tensor)
+    times = Roofline(size.hardware, exposed_fraction=0.0).times(setting_of(config, topology))
     return {
         "F": 1e3 * times.layer_forward_s,
         "B": 1e3 * times.layer_backward_s,

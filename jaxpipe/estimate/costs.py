@@ -55,7 +55,7 @@ def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
     if has_times(pipeline.options):
         return Decided(AUTO, "pipeline.options")
     if topology is not None:
-        times = Roofline(topology.hardware).times(undecided(config, topology))
+        times = Roofline.of(topology.hardware).times(undecided(config, topology))
         return Decided(costs_of(times), f"estimated for {topology.hardware.name}")
     recompute = config.model.recompute
     return Decided(written_costs(costs_by(recompute, "")), f"model.recompute={recompute!r}, no known GPU")

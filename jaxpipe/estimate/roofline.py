@@ -8,8 +8,10 @@ and guards take between kernels, for which there is no source.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 from jaxpipe.cluster.hardware import Hardware
 from jaxpipe.errors import ConfigError, explain
@@ -32,6 +34,8 @@ from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import Link, Times, ring_s
+
+CONSTANTS = Path(__file__).parent / "gpus"  # constants measured on GPUs, a file for each kind; none so far
 
 # Rows and columns of a matmul's result that one core computes at once: the choices of cuBLAS except the smallest, to
 # which the second level cache cannot bring numbers as fast as they are multiplied.
@@ -128,6 +132,20 @@ class Roofline:
     network_latency_s: float = 18e-6
     protocols: tuple[Protocol, ...] = PROTOCOLS
     exposed_fraction: float = 1.0
+
+    @classmethod
+    def of(cls, hardware: Hardware, folder: Path = CONSTANTS) -> Roofline:
+        """The roofline of `hardware` with the constants measured on such a GPU, if there are any.
+
+        Args:
+            hardware: the kind of GPU.
+            folder: where the file NAME.json of a GPU is: `constants.json` as `python -m experiments.gpu` writes it.
+                Its entries that are fields here take their place.
+        """
+        path = folder / f"{hardware.name}.json"
+        measured = json.loads(path.read_text()) if path.is_file() else {}
+        own = {each.name for each in fields(cls)} - {"hardware"}
+        return cls(hardware, **{name: value for name, value in measured.items() if name in own})
 
     def times(self, setting: Setting) -> Times:
         """Times of the actions of `setting`.

@@ -1,5 +1,6 @@
 """The roofline: a layer by hand, machines without a bound, and published step times that no constant is fitted to."""
 
+import json
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -99,6 +100,13 @@ def test_a_small_all_reduce_takes_as_long_as_published():
     """256 KiB on eight H100 take 20 us (nccl-tests); a sum is scattered, then gathered."""
     roofline = Roofline(HARDWARE["h100-80g"])
     assert 2 * roofline.gather_s(Group(8, 8), 2**18) == pytest.approx(20e-6, rel=0.15)
+
+
+def test_constants_measured_on_a_gpu_take_the_place_of_the_tables(tmp_path):
+    measured = {"hardware": "a100-80g", "source": "x", "matmul_fraction": 0.7, "memory_fraction": 0.9, "guard_s": 1e-6}
+    (tmp_path / "a100-80g.json").write_text(json.dumps(measured))
+    assert Roofline.of(A100, tmp_path) == Roofline(A100, matmul_fraction=0.7, memory_fraction=0.9)
+    assert Roofline.of(HARDWARE["h200"], tmp_path) == Roofline(HARDWARE["h200"])
 
 
 def test_messages_between_two_gpus_take_as_long_as_published():
