@@ -82,6 +82,18 @@ def check_actions(schedule: Schedule) -> None:
         )
 
 
+def check_numbers() -> None:
+    """Raises CompileError if JAX makes 64-bit numbers by default: the program counts rounds and slots in int32."""
+    if jax.config.jax_enable_x64:
+        raise CompileError(
+            explain(
+                "jax_enable_x64 is set.",
+                rule="numbers-32: the program counts in int32 and computes in float32 or bfloat16",
+                repair="unset JAX_ENABLE_X64, or call jax.config.update('jax_enable_x64', False) before",
+            )
+        )
+
+
 def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunctions) -> None:
     """Raises CompileError unless `mesh` has our axes and the schedule's devices, and uses its `tensor` axis."""
     if tuple(mesh.axis_names) != AXES:

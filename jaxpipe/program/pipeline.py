@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Row, initial_carry, table_operands
-from jaxpipe.program.contract import StageFunctions, check_actions, check_mesh, scale_of_each
+from jaxpipe.program.contract import StageFunctions, check_actions, check_mesh, check_numbers, scale_of_each
 from jaxpipe.program.partition import compute_copies, partition, square_sums, sums_over_devices
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
@@ -86,8 +86,10 @@ class Pipeline:
 
         Raises:
             ScheduleError: the schedule breaks a rule.
-            CompileError: schedule, mesh and layers do not fit together, or the program cannot run the schedule yet.
+            CompileError: schedule, mesh and layers do not fit together, the program cannot run the schedule yet, or JAX
+                makes 64-bit numbers by default.
         """
+        check_numbers()
         check(schedule)
         check_actions(schedule)
         check_mesh(schedule, mesh, functions)

@@ -52,6 +52,15 @@ def test_schedule_mesh_and_layers_that_do_not_fit_are_refused(rule, arguments):
         make(**arguments())
 
 
+def test_64_bit_numbers_are_refused():
+    jax.config.update("jax_enable_x64", True)
+    try:
+        with refuses("numbers-32"):
+            make()
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
 def test_a_legal_schedule_that_the_program_cannot_run_is_refused():
     placement = Placement(1, ((0,),))
     with refuses("program-actions"):
