@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxpipe.cluster.hardware import Hardware, known_hardware
 from jaxpipe.measure.timing import median, time_by_turns
@@ -56,6 +58,10 @@ class Size:
     def seconds(self, *calls: Callable[[], Any]) -> list[float]:
         """Median seconds of each call, until its result is ready; the calls take turns after one to warm up."""
         return [median(found).wall_s for found in time_by_turns(calls, num_repeats=self.num_repeats)]
+
+    def normal(self, rng: np.random.Generator, shape: tuple[int, ...], *, deviation: float = 1.0) -> jax.Array:
+        """A bfloat16 array of random numbers on the device."""
+        return jax.device_put(deviation * rng.standard_normal(shape, np.float32), self.device).astype(jnp.bfloat16)
 
 
 @dataclass(frozen=True)

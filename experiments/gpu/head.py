@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.gpu.cells import Cell, Part, Record, Size
@@ -37,10 +36,7 @@ def _head(size: Size, words: int, chunk: int) -> Record:
     num_tokens, hidden = (256, 128) if size.quick else (8192, 4096)
     rng = np.random.default_rng(0)
 
-    def put(shape: tuple[int, ...]) -> jax.Array:
-        return jax.device_put(rng.standard_normal(shape, np.float32), size.device).astype(jnp.bfloat16)
-
-    x, kernel = put((num_tokens, hidden)), put((words, hidden))
+    x, kernel = size.normal(rng, (num_tokens, hidden)), size.normal(rng, (words, hidden))
     targets = jax.device_put(rng.integers(words, size=num_tokens, dtype=np.int32), size.device)
     sums = jax.device_put(np.zeros((words, hidden), np.float32), size.device)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -90,8 +89,7 @@ PART = Part("layers", "A layer", cells)
 def _matmul(size: Size) -> Record:
     """TFLOP/s of one large bfloat16 product."""
     side = 512 if size.quick else 8192
-    x = jax.device_put(np.random.default_rng(0).standard_normal((side, side), np.float32), size.device)
-    x = x.astype(jnp.bfloat16)
+    x = size.normal(np.random.default_rng(0), (side, side))
     (seconds,) = size.seconds(partial(jax.jit(lambda x: x @ x).lower(x).compile(), x))
     return {"side": side, "tflop_per_s": 2 * side**3 / seconds / 1e12}
 
@@ -110,8 +108,8 @@ class Layer:
     x: jax.Array
     dy: jax.Array
 
-    def calls(self, *, split: bool) -> dict[str, Callable[[], Any]]:
-        """Compiled calls: {"F", "B"} and, if `split`, {"I", "W"}."""
+    def calls(self) -> dict[str, Callable[[], Any]]:
+        """Compiled calls of F, B, I and W."""
         like = jax.ShapeDtypeStruct(self.x.shape, self.x.dtype)
         forward = _compiled(partial(vjp_forward, self.function), self.params, self.x, {}, None)
         _, kept = forward()
@@ -121,22 +119,18 @@ class Layer:
             kept,
             self.dy,
         )
-        calls = {"F": forward, "B": backward}
-        if split:
-            halves = split_vjp(self.function, self.params, kept, like, {}, None)
-            first = _compiled(
-                lambda params, kept, dy: halves.input_gradient(params, kept, dy, {}, None), self.params, kept, self.dy
-            )
-            _, _, deferred = first()
-            shared = [kept[index] for index in halves.shared_with_w]
-            calls["I"] = first
-            calls["W"] = _compiled(
-                lambda params, shared, deferred: halves.weight_gradient(params, shared, deferred, {}, None),
-                self.params,
-                shared,
-                deferred,
-            )
-        return calls
+        halves = split_vjp(self.function, self.params, kept, like, {}, None)
+        first = _compiled(
+            lambda params, kept, dy: halves.input_gradient(params, kept, dy, {}, None), self.params, kept, self.dy
+        )
+        _, _, deferred = first()
+        second = _compiled(
+            lambda params, shared, deferred: halves.weight_gradient(params, shared, deferred, {}, None),
+            self.params,
+            [kept[index] for index in halves.shared_with_w],
+            deferred,
+        )
+        return {"F": forward, "B": backward, "I": first, "W": second}
 
 
 def layer_of(size: Size, shape: Shape, recompute: str) -> Layer:
@@ -146,22 +140,19 @@ def layer_of(size: Size, shape: Shape, recompute: str) -> Layer:
     model = LanguageModel(model_config(config), tensor)
     rng = np.random.default_rng(0)
 
-    def put(shape: tuple[int, ...], deviation: float) -> jax.Array:
-        array = deviation * rng.standard_normal(shape, np.float32)
-        return jax.device_put(array, size.device).astype(jnp.bfloat16)
-
     def param(leaf: Any, spec: Any) -> jax.Array:
         parts = [shape.tensor if axis == "tensor" else 1 for axis in (*spec, *[None] * leaf.ndim)][: leaf.ndim - 1]
-        return put(tuple(dim // part for dim, part in zip(leaf.shape[1:], parts, strict=True)), 0.02)
+        own = tuple(dim // part for dim, part in zip(leaf.shape[1:], parts, strict=True))
+        return size.normal(rng, own, deviation=0.02)
 
     shapes = jax.eval_shape(model.init, jax.random.key(0))["layers"]
     params = jax.tree.map(param, shapes, model.specs["layers"])
     stream = (shape.batch, config.data.seq_len // shape.tensor, config.model.hidden)
-    return Layer(model.layer, params, put(stream, 1.0), put(stream, 1.0))
+    return Layer(model.layer, params, size.normal(rng, stream), size.normal(rng, stream))
 
 
 def _layer(size: Size, shape: Shape, recompute: str) -> Record:
-    calls = layer_of(size, shape, recompute).calls(split=True)
+    calls = layer_of(size, shape, recompute).calls()
     config = config_of(shape, size, recompute=recompute)
     record: Record = {"tokens": shape.batch * config.data.seq_len}
     torch_call = _torch_call(size, shape) if recompute == "none" and shape.tensor == 1 else None

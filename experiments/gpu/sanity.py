@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.layers import SHAPES, config_of
+from experiments.gpu.runs import ROOT, metrics_of_run
 from jaxpipe.compile import predict
 from jaxpipe.models.attention import ATTENTION, Visible
 from jaxpipe.training.batches import example_batch, put_batch
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import init_state
-
-ROOT = Path(__file__).parents[2]
 
 
 def cells(size: Size) -> Iterator[Cell]:
@@ -50,16 +42,9 @@ def _quickstart(size: Size) -> Record:
 
 def _losses(platform: str, num_steps: int) -> list[float]:
     """The losses of the steps, with products in float32 proper: the first GPUs' default is TF32."""
-    with tempfile.TemporaryDirectory() as folder:
-        fields = {"mesh.pipe": 1, "mesh.platform": platform, "train.steps": num_steps, "checkpoint.save_every": 0}
-        command = [sys.executable, "-m", "jaxpipe.train", "--config=configs/quickstart.py", f"--workdir={folder}/run"]
-        command += [f"--config.{name}={value}" for name, value in fields.items()]
-        precision = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | precision, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(" ".join(done.stderr.strip().splitlines()[-3:]))
-        rows = map(json.loads, (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines())
-        return [row["loss"] for row in rows]
+    fields = {"mesh.pipe": 1, "mesh.platform": platform, "train.steps": num_steps, "checkpoint.save_every": 0}
+    config = ROOT / "configs" / "quickstart.py"
+    return [row["loss"] for row in metrics_of_run(config, fields, JAX_DEFAULT_MATMUL_PRECISION="highest")]
 
 
 def _attention(size: Size, name: str) -> Record:
@@ -68,8 +53,7 @@ def _attention(size: Size, name: str) -> Record:
     rng = np.random.default_rng(0)
 
     def put(num_heads: int) -> jax.Array:
-        shape = (batch, seq_len, num_heads, head_size)
-        return jax.device_put(rng.standard_normal(shape, np.float32), size.device).astype(jnp.bfloat16)
+        return size.normal(rng, (batch, seq_len, num_heads, head_size))
 
     arguments, dy = (put(heads), put(heads // 4), put(heads // 4)), put(heads)
     visible = Visible(causal=True, window=None)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
+import runpy
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
 from experiments.gpu.cells import Cell, Part, Record, Size
+from experiments.gpu.runs import metrics_of_run
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
 
-ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("llama_1b.py")
 WARM_UP = 5  # steps that are not counted
 
@@ -46,27 +44,23 @@ def _fields(size: Size) -> dict[str, object]:
     return fields
 
 
-def _ours(size: Size) -> Record:
-    import runpy
+def _config(size: Size) -> ConfigDict:
+    config = runpy.run_path(str(CONFIG))["get_config"]()
+    config.update_from_flattened_dict(_fields(size))
+    check(config)
+    return config
 
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "jaxpipe.train", f"--config={CONFIG}", f"--workdir={folder}/run"]
-        command += [f"--config.{name}={value}" for name, value in _fields(size).items()]
-        done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(" ".join(done.stderr.strip().splitlines()[-3:]))
-        rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+
+def _ours(size: Size) -> Record:
+    rows = metrics_of_run(CONFIG, _fields(size))
     record: Record = {"steps": len(rows), "first_loss": rows[0]["loss"], "last_loss": rows[-1]["loss"]}
     for name in ("tokens_per_s", "mfu"):
         if name in rows[-1]:
             record[name] = statistics.median(row[name] for row in rows[WARM_UP:])
     if "peak_bytes_in_use" in rows[-1]:
         record["peak_gib"] = rows[-1]["peak_bytes_in_use"] / 2**30
-    config = runpy.run_path(str(CONFIG))["get_config"]()
-    config.update_from_flattened_dict(_fields(size))
-    check(config)
     if size.hardware:
-        setting = setting_of(config, Topology(size.hardware, 1, 1))
+        setting = setting_of(_config(size), Topology(size.hardware, 1, 1))
         found = estimate(setting, Roofline(size.hardware))
         record |= {"estimated_tokens_per_s": found.tokens_per_s, "estimated_mfu": found.mfu}
         record["estimated_gib"] = memory(setting).total / 2**30
@@ -78,9 +72,4 @@ def _theirs(size: Size) -> Record:
         from experiments.gpu import torch_training
     except ImportError:
         return {"left_out": "there is no PyTorch"}
-    import runpy
-
-    config = runpy.run_path(str(CONFIG))["get_config"]()
-    config.update_from_flattened_dict(_fields(size))
-    check(config)
-    return torch_training.train(config, size, warm_up=WARM_UP)
+    return torch_training.train(_config(size), size, warm_up=WARM_UP)

@@ -84,7 +84,7 @@ def check_actions(schedule: Schedule) -> None:
 
 def check_numbers() -> None:
     """Raises CompileError if JAX makes 64-bit numbers by default: the program counts rounds and slots in int32."""
-    if jax.config.jax_enable_x64:
+    if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise CompileError(
             explain(
                 "jax_enable_x64 is set.",
