@@ -87,7 +87,7 @@ def ring_s(group: Group, num_bytes: float, link: Callable[[bool], Link]) -> floa
     Args:
         group: the devices.
         num_bytes: bytes on every device, in the end or at the beginning.
-        link: of a step, given whether it stays in a node; not asked for one that the ring does not have.
+        link: of a step, given whether it stays in a node; asked for one between nodes only if the ring crosses nodes.
     """
     if group.size == 1:
         return 0.0
