@@ -40,6 +40,13 @@ def test_a_notebook_defines_nothing_reusable(name):
             assert length < 12, lines[start]
 
 
+def test_what_a_cell_prints_in_pieces_is_kept_as_one():
+    pieces = [nbformat.v4.new_output("stream", name=name, text=f"{n}\n") for n, name in enumerate(["stdout"] * 2)]
+    pieces.insert(1, nbformat.v4.new_output("stream", name="stderr", text="a warning\n"))
+    cell = nbformat.v4.new_code_cell("", outputs=[*pieces, nbformat.v4.new_output("display_data", {"text/plain": "x"})])
+    assert texts(cleaned(nbformat.v4.new_notebook(cells=[cell]))) == ["0\n1\n", "x"]
+
+
 @pytest.mark.ci
 def test_a_failing_cell_is_an_error(tmp_path, monkeypatch):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("assert 7 / 103 == 0")])

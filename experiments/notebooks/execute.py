@@ -11,7 +11,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -57,11 +57,22 @@ def cleaned(notebook: NotebookNode) -> NotebookNode:
         cell.id, cell.metadata = f"cell-{number}", NotebookNode()
         if cell.cell_type == "code":
             cell.execution_count = None
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = _joined(output for output in cell.outputs if output.get("name") != "stderr")
             for output in cell.outputs:
                 if "execution_count" in output:
                     output.execution_count = None
     return notebook
+
+
+def _joined(outputs: Iterable[NotebookNode]) -> list[NotebookNode]:
+    """Neighbours that are printed as one: a busy kernel sends what a cell prints in several pieces."""
+    found: list[NotebookNode] = []
+    for output in outputs:
+        if found and output.output_type == found[-1].output_type == "stream":
+            found[-1].text += output.text
+        else:
+            found.append(output)
+    return found
 
 
 def texts(notebook: NotebookNode) -> list[str]:
