@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from their_step import A100, TheirStep
 
 from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.estimate import Estimate, Setting, Times, estimate
+from jaxpipe.estimate import Estimate, Setting, estimate
 from jaxpipe.estimate.costs import costs_of
 from jaxpipe.models import GPTConfig
 
@@ -96,13 +95,8 @@ def vocabulary(step: TheirStep) -> list[tuple[list[Cell], list[Cell]]]:
 
 
 def _run(setting: Setting, step: TheirStep) -> Estimate:
-    decided = replace(setting, costs=costs_of(_times(setting, step)))
+    decided = replace(setting, costs=costs_of(step.times(setting)))
     return estimate(decided, step, step.program(setting.schedule_name))
-
-
-@cache
-def _times(setting: Setting, step: TheirStep) -> Times:
-    return step.times(setting)
 
 
 def _pipe(model: str) -> int:

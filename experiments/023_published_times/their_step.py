@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from experiments.megatron_kernels import MegatronKernels
 from jaxpipe.cluster.hardware import HARDWARE
@@ -64,11 +65,11 @@ class TheirStep:
     message_s: float = MESSAGE_S
     messages_block: bool = True
     steps_wait: bool = False
-    kernels: MegatronKernels = field(init=False)
 
-    def __post_init__(self) -> None:
-        kernels = MegatronKernels(Roofline(A100, matmul_fraction=self.product_fraction))
-        object.__setattr__(self, "kernels", kernels)
+    @cached_property
+    def kernels(self) -> MegatronKernels:
+        """Times with the kernels of attention that Megatron-LM takes."""
+        return MegatronKernels(Roofline(A100, matmul_fraction=self.product_fraction))
 
     @property
     def roofline(self) -> Roofline:

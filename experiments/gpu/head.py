@@ -35,7 +35,6 @@ PART = Part("head", "The head", cells)
 def _head(size: Size, words: int, chunk: int) -> Record:
     num_tokens, hidden = (256, 128) if size.quick else (8192, 4096)
     rng = np.random.default_rng(0)
-
     x, kernel = size.normal(rng, (num_tokens, hidden)), size.normal(rng, (words, hidden))
     targets = jax.device_put(rng.integers(words, size=num_tokens, dtype=np.int32), size.device)
     sums = jax.device_put(np.zeros((words, hidden), np.float32), size.device)

@@ -203,9 +203,8 @@ def _torch_call(size: Size, shape: Shape) -> Callable[[], Any] | None:
         from experiments.gpu import torch_block
     except ImportError:
         return None
-    return torch_block.call_of(
-        model_config(config_of(shape, size)), shape.batch, config_of(shape, size).data.seq_len, size
-    )
+    config = config_of(shape, size)
+    return torch_block.call_of(model_config(config), shape.batch, config.data.seq_len, size)
 
 
 def _compiled(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:

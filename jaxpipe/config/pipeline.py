@@ -258,9 +258,8 @@ def options_with_times(name: str, options: str, costs: str) -> str:
         >>> options_with_times("1f1b", "", "backward=1.8")
         ''
     """
-    if not are_decided(costs) or is_file_name(name) or not find_method(name).is_made_for_times:
-        return options
-    if has_times(options):
+    is_made_for_times = not is_file_name(name) and find_method(name).is_made_for_times
+    if not (are_decided(costs) and is_made_for_times) or has_times(options):
         return options
     times = {"forward": 1.0, **_times_in(costs)}
     gradients = ("input_gradient", "weight_gradient")

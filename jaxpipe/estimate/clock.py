@@ -12,7 +12,7 @@ from functools import cache, cached_property
 import numpy as np
 
 from jaxpipe.config.pipeline import named_schedule, options_of
-from jaxpipe.schedules.analysis.simulate import Clock
+from jaxpipe.schedules.analysis.simulate import Clock, longest_span
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind
@@ -82,16 +82,13 @@ def makespans(clock: Clock, seconds: Seconds) -> Makespans:
     start, end = clock.run(duration, travel)
     computed_s = float(end[is_compute].max(initial=0.0))
     exchanged_s = max(computed_s, float(end[is_sync].max(initial=0.0)))
-    first, last = np.full(num_devices, np.inf), np.zeros(num_devices)
-    np.minimum.at(first, columns.device[is_compute], start[is_compute])
-    np.maximum.at(last, columns.device[is_compute], end[is_compute])
+    span_s = longest_span(clock.schedule, start, end)
     closed_s = exchanged_s
     if seconds.closing.any():
         closing = np.zeros(len(duration))
         closing[clock.closers] = seconds.closing[columns.stage[clock.closers]]
         _, end = clock.run(duration, travel, closing)
         closed_s = max(float((end + closing)[is_compute].max(initial=0.0)), float(end[is_sync].max(initial=0.0)))
-    span_s = float((last - first).max(initial=0.0))
     return Makespans(computed_s, exchanged_s, closed_s, work_s, span_s)
 
 

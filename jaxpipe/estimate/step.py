@@ -8,7 +8,6 @@ parameters that it does not split.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,11 +18,9 @@ from jaxpipe.estimate.communication import Sent, communication, message_bytes
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
-from jaxpipe.estimate.times import Link, Times, TimeSource
+from jaxpipe.estimate.times import FREE, Link, Times, TimeSource
 from jaxpipe.models.anatomy import model_flops
 from jaxpipe.schedules.schedule import Kind
-
-_NO_LINK = Link(latency_s=0.0, bytes_per_s=math.inf)
 
 
 @dataclass(frozen=True)
@@ -207,8 +204,8 @@ def _sending_s(setting: Setting, message_s: np.ndarray) -> np.ndarray:
 def _links(apart: np.ndarray, source: TimeSource) -> tuple[Link, Link]:
     """Links within a node and between two; a source is not asked for a link that joins no devices of a pipeline."""
     pairs = ~np.eye(len(apart), dtype=bool)
-    near = source.link(in_node=True) if (pairs & ~apart).any() else _NO_LINK
-    far = source.link(in_node=False) if apart.any() else _NO_LINK
+    near = source.link(in_node=True) if (pairs & ~apart).any() else FREE
+    far = source.link(in_node=False) if apart.any() else FREE
     return near, far
 
 

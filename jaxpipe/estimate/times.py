@@ -5,6 +5,7 @@ A source is a roofline (`roofline`) or a measurement (`measured`). Left to other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -50,6 +51,9 @@ class Link:
     def seconds(self, num_bytes: float) -> float:
         """Seconds of one message."""
         return self.latency_s + num_bytes / self.bytes_per_s
+
+
+FREE = Link(latency_s=0.0, bytes_per_s=math.inf)  # on which messages take no time
 
 
 class TimeSource(Protocol):

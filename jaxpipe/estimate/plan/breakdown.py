@@ -17,10 +17,9 @@ from jaxpipe.estimate.plan.space import describe_schedule, describe_setting, leg
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Group
 from jaxpipe.estimate.step import Estimate, estimate
+from jaxpipe.estimate.times import FREE
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.units import gib
-
-_FREE = Link(latency_s=0.0, bytes_per_s=math.inf)
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class _LinksFree:
 
     def link(self, *, in_node: bool) -> Link:
         del in_node
-        return _FREE
+        return FREE
 
     def gather_s(self, group: Group, num_bytes: float) -> float:
         del group, num_bytes

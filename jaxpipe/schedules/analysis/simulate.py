@@ -45,13 +45,7 @@ class Timeline:
 
         Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 5: cost is the longest such span.
         """
-        columns = self.schedule.columns
-        is_work = columns.is_kind(*COMPUTE_KINDS)
-        first = np.full(self.schedule.num_devices, np.inf)
-        last = np.zeros(self.schedule.num_devices)
-        np.minimum.at(first, columns.device[is_work], self.start[is_work])
-        np.maximum.at(last, columns.device[is_work], self.end[is_work])
-        longest = float((last - first).max(initial=0.0))
+        longest = longest_span(self.schedule, self.start, self.end)
         return 1.0 - self._most_work / longest if longest else 0.0
 
     @cached_property
@@ -61,6 +55,16 @@ class Timeline:
         is_work = columns.is_kind(*COMPUTE_KINDS)
         work = np.bincount(columns.device, (self.end - self.start) * is_work, minlength=self.schedule.num_devices)
         return float(work.max(initial=0.0))
+
+
+def longest_span(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> float:
+    """The longest time from a device's first start of a computation to its last end, given those of actions, [A]."""
+    columns = schedule.columns
+    is_work = columns.is_kind(*COMPUTE_KINDS)
+    first, last = np.full(schedule.num_devices, np.inf), np.zeros(schedule.num_devices)
+    np.minimum.at(first, columns.device[is_work], start[is_work])
+    np.maximum.at(last, columns.device[is_work], end[is_work])
+    return float((last - first).max(initial=0.0))
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
