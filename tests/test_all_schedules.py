@@ -105,7 +105,7 @@ def test_messages_and_bytes_of_a_device_by_hand(tables, size):
     """In the middle of a pipeline a device sends each microbatch on, there and back; pairs also give gradients."""
     found = {row.label: tables.figures(row, 8) for row in tables.ROWS}
     for label, num_messages in (("1f1b", 2 * 8), ("chimera", 2 * 8), ("bitpipe", 4 * 8)):
-        assert tables.asked_messages(found[label].table).max() == num_messages
+        assert found[label].table.asked_messages.max() == num_messages
     assert tables.asked_bytes(found["1f1b"], size).max() == 16 * size.message
     # Of 32 layers on 8 devices, four of replica 1 are on each, which gives their gradients away.
     assert tables.asked_bytes(found["chimera"], size).max() == 16 * size.message + 4 * size.layer
@@ -115,19 +115,19 @@ def test_messages_and_bytes_of_a_device_by_hand(tables, size):
 def test_a_program_sends_what_is_asked_for_and_only_a_rolled_one_more(tables, size):
     for row in tables.ROWS:
         found = tables.figures(row, 8)
-        asked = tables.asked_messages(found.table)
-        assert (tables.sent_messages(found.table) >= asked).all()
+        asked = found.table.asked_messages
+        assert (found.table.sent_messages >= asked).all()
         assert (tables.sent_bytes(found, size) >= tables.asked_bytes(found, size)).all()
         if row.name != "bpipe":  # whose rounds meet, rolled or not
             unrolled = lower(found.schedule, rolled=False)
-            np.testing.assert_array_equal(tables.sent_messages(unrolled), tables.asked_messages(unrolled))
+            np.testing.assert_array_equal(unrolled.sent_messages, unrolled.asked_messages)
 
 
 def test_a_page_that_is_loaded_is_sent_by_the_paired_device(tables, size):
     """BPipe on 8 devices, facts of the schedule: devices 0, 1, 2 evict to 7, 6, 5, which send it back."""
     row = next(row for row in tables.ROWS if row.name == "bpipe")
     found = tables.figures(row, 8)
-    pages = tables.asked_bytes(found, size) - tables.asked_messages(found.table) * size.message
+    pages = tables.asked_bytes(found, size) - found.table.asked_messages * size.message
     assert (pages[:3] > 0).all()
     assert not pages[3:5].any()
     np.testing.assert_array_equal(pages, pages[::-1])

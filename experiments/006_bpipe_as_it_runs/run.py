@@ -56,7 +56,7 @@ def in_four(schedule: Schedule) -> RoundTable:
     steps = compute_schedule(schedule)
     rounds = periodic_rounds(steps, 4)
     assert rounds is not None
-    return Folding(schedule, (LAYERS_PER_STAGE,) * steps.num_stages).fold(rounds, num_body_rounds=4)
+    return Folding(schedule, (LAYERS_PER_STAGE,) * steps.num_stages).fold(rounds, num_positions=4)
 
 
 def ratio(table: RoundTable, costs: Costs) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from formulas import ROWS, Row, written
 
 from experiments.pages import markdown
-from jaxpipe.drawing.summary import Summary, asked_messages, sent_messages
+from jaxpipe.drawing.summary import Summary
 from jaxpipe.schedules import Costs, Formula, build, peak_activations
 
 NUM_DEVICES, NUMS_MICROBATCHES = 8, (8, 32)
@@ -105,7 +105,7 @@ def traffic_table(size: UnitBytes) -> str:
         cells = [row.label, _texts(row.messages)]
         for num_microbatches in NUMS_MICROBATCHES:
             found = figures(row, num_microbatches)
-            asked, sent = asked_messages(found.table).max(), sent_messages(found.table).max()
+            asked, sent = found.table.asked_messages.max(), found.table.sent_messages.max()
             asked_mb, sent_mb = (each(found, size).max() / 1e6 for each in (asked_bytes, sent_bytes))
             cells += [
                 _values(row, row.messages, num_microbatches, "g"),
@@ -121,14 +121,14 @@ def traffic_table(size: UnitBytes) -> str:
 def asked_bytes(found: Summary, size: UnitBytes) -> np.ndarray:
     """[device] bytes that the schedule has it send: messages, pages, and gradients of replica 1's stages."""
     gradients = np.array(found.gradients["asked"]) / 2  # of two holders, one sends
-    return _bytes(found, size, asked_messages(found.table), "asked", gradients)
+    return _bytes(found, size, found.table.asked_messages, "asked", gradients)
 
 
 def sent_bytes(found: Summary, size: UnitBytes) -> np.ndarray:
     """[device] bytes that the program has it send: those of its permutes, and weights for the partner's replica 1."""
     placement = found.schedule.placement
     returned = placement.num_chunks * (placement.num_replicas - 1)  # stages whose compute weights go to the partner
-    return _bytes(found, size, sent_messages(found.table), "sent", np.array(found.gradients["sent"]) + returned)
+    return _bytes(found, size, found.table.sent_messages, "sent", np.array(found.gradients["sent"]) + returned)
 
 
 def _bytes(found: Summary, size: UnitBytes, messages: np.ndarray, which: str, stages: np.ndarray) -> np.ndarray:

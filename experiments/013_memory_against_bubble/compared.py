@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxpipe.drawing.summary import Summary, asked_messages, sent_messages
+from jaxpipe.drawing.summary import Summary
 from jaxpipe.schedules import (
     REGISTRY,
     Costs,
@@ -135,7 +135,7 @@ class Measured:
     def cells(self) -> list[str]:
         """As `HEADS` names them."""
         table, placement, evicted = self.figures.table, self.schedule.placement, self.figures.transfers["evicted"]
-        asked, sent = asked_messages(table).max(), sent_messages(table).max()
+        asked, sent = table.asked_messages.max(), table.sent_messages.max()
         return [
             f"{self.bubble_ratio:.4f}",
             f"{self.figures.timeline.bubble_ratio_per_device_span:.4f}",
@@ -145,7 +145,7 @@ class Measured:
             f"{placement.num_replicas * placement.num_chunks}",
             f"{asked} / {sent}",
             f"{sum(evicted['asked']):g} / {sum(evicted['sent']):g}" if self.schedule.has_transfers else "-",
-            f"{self.figures.spmd['body_rounds']}",
+            f"{self.figures.spmd['round_types']}",
         ]
 
 
@@ -158,5 +158,5 @@ HEADS = (
     "stages of a device",
     "messages",
     "slots evicted",
-    "body rounds",
+    "types of rounds",
 )

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from blocking_rounds import makespan_s
 from step_cells import MICROBATCH_SIZE, Cell, config_of
 
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import build_schedule, expected_costs, layers_per_stage
 from jaxpipe.estimate import Link, Setting, Times, estimate, setting_of
 from jaxpipe.estimate.measured import Measured, Measurement
-from jaxpipe.lowering import lower
+from jaxpipe.lowering import lower, replay
 from jaxpipe.measure.actions import times_of
 from jaxpipe.measure.timing import Timing, median, spread_ratio
+from jaxpipe.schedules import Costs
 from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 TOPOLOGY = parse_topology("h200:1x2")  # two devices of a node; nothing that is asked for here depends on their kind
@@ -74,8 +74,9 @@ def _rounds_s(cell: Cell, times: Times) -> float:
     """Of the rounds and the update."""
     config = config_of(cell)
     layers = layers_per_stage(config)
-    table = lower(build_schedule(config), layers_per_stage=layers, costs=expected_costs(config))
-    return makespan_s(table, stage_seconds(times, layers)) + times.update_s
+    table = lower(build_schedule(config), layers_per_stage=layers, costs=expected_costs(config), blocking=True)
+    seconds = Costs(*map(tuple, stage_seconds(times, layers).tolist()))
+    return replay(table, seconds, blocking=True).makespan + times.update_s
 
 
 def measured(group: dict[str, Any], clock: Clock) -> Measured:

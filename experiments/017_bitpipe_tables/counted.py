@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from published import ROWS
 
-from jaxpipe.drawing.summary import asked_messages, sent_gradients, sent_messages
+from jaxpipe.drawing.summary import sent_gradients
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.schedules import Costs, Schedule, build, costs_of_stages, peak_activations, simulate
 
@@ -52,12 +52,12 @@ def not_hidden(schedule: Schedule) -> float:
 
 def most_asked(table: RoundTable) -> int:
     """Messages that the schedule has the busiest device send."""
-    return int(asked_messages(table).max())
+    return int(table.asked_messages.max())
 
 
 def most_sent(table: RoundTable) -> int:
     """Messages that the permutes of the program carry away from the busiest device."""
-    return int(sent_messages(table).max())
+    return int(table.sent_messages.max())
 
 
 def gradients_sent(table: RoundTable) -> float:

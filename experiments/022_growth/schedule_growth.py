@@ -39,7 +39,7 @@ def measure(name: str, num_devices: int, num_microbatches: int) -> dict[str, Any
         "D": num_devices,
         "N": num_microbatches,
         "actions": len(schedule.columns.kind),
-        "body rounds": table.num_body_rounds,
+        "types of rounds": table.num_types,
         "slots": table.num_slots,
         "rounds": table.num_rounds,
         "build_s": built_s - begun_s,

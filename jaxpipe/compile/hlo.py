@@ -13,9 +13,9 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+?) ([a-z][\w\-]*)\((.*)$")
 _CALLED = re.compile(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-MESSAGE = re.compile(r"(position\d+_permute\d+)")  # scopes that `jaxpipe.program.rounds` gives to its permutes
-PAGE_TRANSFER = re.compile(r"(position\d+_transfer\d*)")
-EXCHANGE = re.compile(r"(position\d+_exchange\d+)")
+MESSAGE = re.compile(r"(type\d+_permute\d+)")  # scopes that `jaxpipe.program.rounds` gives to its permutes
+PAGE_TRANSFER = re.compile(r"(type\d+_transfer\d*)")
+EXCHANGE = re.compile(r"(type\d+_exchange\d+)")
 _MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")
 
 # These name a buffer or pass it on; what a while or a call writes is counted inside it.

@@ -1,7 +1,7 @@
 """A schedule in numbers, on both clocks: as text below its grid, and as JSON.
 
 The schedule's transfers and those of the compiled program stand side by side. The program sends more: the pairs of
-a permute are those of all repetitions of its body round, so that some carry nothing that is needed.
+a permute are those of all rounds of a type, so that some carry nothing that is needed.
 """
 
 from __future__ import annotations
@@ -76,9 +76,12 @@ class Summary:
         return {
             "makespan": float(replay(self.table, self.costs).makespan),
             "num_rounds": int(self.table.num_rounds),
-            "body_rounds": int(self.table.num_body_rounds),
+            "round_types": int(self.table.num_types),
+            "traced_actions": int(self.table.num_traced_actions),
             "num_slots": self.table.num_slots,
             "permutes_per_step": int(self.table.permutes_per_step),
+            "messages_asked": int(self.table.asked_messages.max()),
+            "messages_sent": int(self.table.sent_messages.max()),
         }
 
     @cached_property
@@ -112,13 +115,13 @@ def sent_slots(table: RoundTable) -> Transfers:
     """
     assert len(set(table.layers_per_stage)) == 1
     lanes_out, lanes_back = np.split(table.parked.sends.lane, 2)
-    num_repetitions = np.bincount(table.body_round, minlength=table.num_body_rounds)
+    num_rounds = np.bincount(table.round_type, minlength=table.num_types)
 
     def slots(rounds: np.ndarray, lane: np.ndarray) -> np.ndarray:
-        # A permute of the body, counted once for each device that evicts by it, runs in all repetitions.
-        position, _, home = np.unique(np.stack([table.body_round[rounds], lane, table.parked.home]), axis=1)
+        # A permute, counted once for each device that evicts by it, runs in all rounds of its type.
+        round_type, _, home = np.unique(np.stack([table.round_type[rounds], lane, table.parked.home]), axis=1)
         sent = np.zeros(table.schedule.num_devices)
-        np.add.at(sent, home, num_repetitions[position] / table.layers_per_stage[0])
+        np.add.at(sent, home, num_rounds[round_type] / table.layers_per_stage[0])
         return sent
 
     return Transfers(
@@ -136,27 +139,12 @@ def sent_gradients(table: RoundTable) -> np.ndarray:
         table: a table whose stages all have the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
-    num_repetitions = np.bincount(table.body_round, minlength=table.num_body_rounds).tolist()
+    num_rounds = np.bincount(table.round_type, minlength=table.num_types).tolist()
     layers = np.zeros(table.schedule.num_devices)
-    for repetitions, lanes in zip(num_repetitions, table.gradient_permutes, strict=True):
+    for rounds, lanes in zip(num_rounds, table.gradient_permutes, strict=True):
         for source, _ in itertools.chain.from_iterable(lanes):
-            layers[source] += repetitions
+            layers[source] += rounds
     return layers / table.layers_per_stage[0]
-
-
-def asked_messages(table: RoundTable) -> np.ndarray:
-    """Messages that the schedule has each device send to other devices in one step."""
-    senders, _ = table.messages
-    return np.bincount(table.schedule.columns.device[senders], minlength=table.schedule.num_devices)
-
-
-def sent_messages(table: RoundTable) -> np.ndarray:
-    """Messages that one step's permutes carry away from each device, those without content included."""
-    sent = np.zeros(table.schedule.num_devices, dtype=int)
-    for position in table.body_round.tolist():
-        for source, _ in itertools.chain.from_iterable(table.permutes[position]):
-            sent[source] += 1
-    return sent
 
 
 # The numbers as text and as JSON
@@ -177,8 +165,9 @@ def summary_text(summary: Summary) -> str:
         f"{_replica_lines(summary)}"
         f"{_transfer_lines(summary)}"
         f"spmd              makespan {spmd['makespan']:g}, {spmd['num_rounds']} rounds "
-        f"by a body of {spmd['body_rounds']}, {spmd['num_slots']:g} slots, "
+        f"of {spmd['round_types']} types, {spmd['num_slots']:g} slots, "
         f"{spmd['permutes_per_step']} permutes a step\n"
+        f"messages          {spmd['messages_asked']} asked for, {spmd['messages_sent']} sent, of the busiest device\n"
     )
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.lowering.body import Pair, permutes_of
+from jaxpipe.lowering.permutes import Pair, permutes_of
 from jaxpipe.lowering.rounds import LOCAL_ROUNDS
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.schedule import Schedule
@@ -102,14 +102,19 @@ def _waits_for(pairs: Iterable[Pair], num_devices: int) -> np.ndarray:
 def coupled_bodies(compute: Schedule) -> Iterator[Couplings]:
     """Loop bodies that carry the messages of `compute`, a schedule of compute actions alone, the smallest first.
 
-    Either every device meets all neighbours in one round, or it meets them one by one, with a round without permutes
-    after each, as in a line of devices over the links (0, 1), (2, 3), ..., then over (1, 2), (3, 4), ...
+    Either every device sends to all neighbours in one round; or to those of higher number in one round and to those of
+    lower number in the next; or it meets them one by one, with a round without permutes after each, as in a line of
+    devices over the links (0, 1), (2, 3), ..., then over (1, 2), (3, 4), ...
     """
     columns, message = compute.columns, dependencies(compute).message
     reader = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
     links = np.stack([columns.device[message[reader]], columns.device[reader]], axis=1)
     pairs = frozenset((source, target) for source, target in np.unique(links, axis=0).tolist())
     yield Couplings(compute.num_devices, (pairs,))
+    half = compute.num_devices / 2  # in a ring, the last device sends up to the first
+    up = frozenset((source, target) for source, target in pairs if (target - source) % compute.num_devices <= half)
+    if up and up != pairs:
+        yield Couplings(compute.num_devices, (up, pairs - up))
     turns = _turns(pairs)
     if 0 < len(turns) <= MAX_TURNS:
         yield Couplings(compute.num_devices, tuple(each for turn in turns for each in (turn, frozenset[Pair]())))

@@ -2,20 +2,18 @@
 
 In a schedule of two replicas every stage is on a device d and on its partner D-1-d. The holder of replica 0 owns the
 stage: that part of the train state is there. The other one sends its gradients to it, layer by layer, once both are
-complete, as SYNC actions say; gradients read at the end of a round travel behind the action of the next one. Permutes
-belong to body rounds, so the rounds in which gradients may travel are a segment of their own, the tail, after the last
-forward: earlier repetitions do not pay for them.
+complete, as SYNC actions say; gradients read at the end of a round travel behind the action of the next one. They
+travel in the tail of the step, after the last forward, so that no round with forwards is traced with them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 
 import numpy as np
 
-from jaxpipe.lowering.body import Segment, Sends, in_lanes
-from jaxpipe.schedules.passes.rows import next_multiple
+from jaxpipe.lowering.permutes import Sends, in_lanes
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
 
 
@@ -62,71 +60,40 @@ def exchange_grids(exchange: GradientExchange, *, num_rounds: int, num_devices: 
 
 
 def plan_exchange(
-    schedule: Schedule,
-    compute: Schedule,
-    layers_per_stage: tuple[int, ...],
-    rounds: np.ndarray,
-    final: Segment,
-) -> tuple[Segment, GradientExchange]:
-    """Plans the gradient exchange of `schedule`: the tail segment, and the rounds of the transfers in it.
+    schedule: Schedule, compute: Schedule, layers_per_stage: tuple[int, ...], rounds: np.ndarray
+) -> GradientExchange:
+    """Plans the gradient exchange of `schedule`: the rounds in which each layer travels.
 
-    The number of lanes is the least that hides as much as possible on the device with the least time.
-    The tail begins as late as it can while hiding as much on every device, since its permutes run in every repetition,
-    needed or not.
+    The number of lanes is the least that hides as much as possible on the device with the least time. Gradients travel
+    as late as they can while hiding as much on every device: the two holders of a stage wait for each other.
 
     Args:
         schedule: a schedule with SYNC actions; a stage without them is summed at the end of the step.
         compute: the same schedule without them.
         layers_per_stage: [stage] number of layers.
         rounds: [A] rounds of the actions of `compute`.
-        final: the last segment, from which the tail is cut off.
     """
     complete = _complete_rounds(schedule, compute, rounds)
     queues, last = _send_queues(compute, layers_per_stage, complete), int(rounds.max())
+    # The first round of the tail may read gradients, the second one sends them; behind an action while there are any.
+    last_forward = int(rounds[compute.columns.is_kind(Kind.F)].max())
+    with_actions = [r for r in np.unique(rounds).tolist() if r > last_forward + 1]
 
-    def send_rounds(tail: _Tail, num_lanes: int) -> list[list[int]]:
-        return [_send_rounds(queue, num_lanes, tail) for queue in queues]
+    def send_rounds(num_lanes: int, hidden: list[int]) -> list[list[int]]:
+        return [_send_rounds(queue, num_lanes, hidden, last) for queue in queues]
 
-    def exposed(tail: _Tail, num_lanes: int) -> list[int]:
+    def exposed(num_lanes: int, hidden: list[int]) -> list[int]:
         """[device] layers that travel after the last action."""
-        return [sum(r > last for r in of_device) for of_device in send_rounds(tail, num_lanes)]
+        return [sum(r > last for r in of_device) for of_device in send_rounds(num_lanes, hidden)]
 
-    tails = _tails(compute, rounds, final, first=int(min(complete)) + 1)
-    # The earliest tail with all lanes hides most; choose the fewest lanes and the latest tail that hide as much.
+    # All lanes hide most; choose the fewest lanes, and then the latest rounds, that hide as much.
     most = max(map(len, queues))
-    least = max(exposed(tails[0], most))
-    num_lanes = next(lanes for lanes in range(1, most + 1) if max(exposed(tails[0], lanes)) == least)
-    least = sum(exposed(tails[0], num_lanes))
-    tail = next(tail for tail in reversed(tails) if sum(exposed(tail, num_lanes)) == least)
-    sent = send_rounds(tail, num_lanes)
-
-    stop = max(max(map(max, sent)), last) + 1
-    stop = tail.start + next_multiple(stop - tail.start, tail.num_body_rounds)
-    return Segment(tail.start, stop, tail.num_body_rounds), _gradient_exchange(compute, queues, sent)
-
-
-@dataclass(frozen=True, eq=False)
-class _Tail:
-    """A segment in which gradients may travel."""
-
-    start: int
-    is_used: np.ndarray  # [body round] whether gradients travel there: behind an action, if there is any
-
-    @property
-    def num_body_rounds(self) -> int:
-        return len(self.is_used)
-
-
-def _tails(compute: Schedule, rounds: np.ndarray, final: Segment, *, first: int) -> list[_Tail]:
-    """Tails that begin in round `first` or later, after the last forward; else one after all actions."""
-    last, last_forward = int(rounds.max()), int(rounds[compute.columns.is_kind(Kind.F)].max())
-    num_body_rounds = final.num_body_rounds
-    earliest = final.start + next_multiple(max(first, last_forward + 1) - final.start, num_body_rounds)
-    tails = [
-        _Tail(start, np.isin(np.arange(num_body_rounds), (rounds[rounds >= start] - start) % num_body_rounds))
-        for start in range(earliest, last + 1, num_body_rounds)
-    ]
-    return tails or [_Tail(earliest, np.array([True]))]
+    least = max(exposed(most, with_actions))
+    num_lanes = next(lanes for lanes in range(1, most + 1) if max(exposed(lanes, with_actions)) == least)
+    least = sum(exposed(num_lanes, with_actions))
+    latest = (with_actions[first:] for first in range(len(with_actions), -1, -1))
+    hidden = next(hidden for hidden in latest if sum(exposed(num_lanes, hidden)) == least)
+    return _gradient_exchange(compute, queues, send_rounds(num_lanes, hidden))
 
 
 def _complete_rounds(schedule: Schedule, compute: Schedule, rounds: np.ndarray) -> np.ndarray:
@@ -160,25 +127,30 @@ def _send_queues(compute: Schedule, layers_per_stage: tuple[int, ...], complete:
     ]
 
 
-def _send_rounds(queue: _Queue, num_lanes: int, tail: _Tail) -> list[int]:
-    """The rounds in which the gradients of `queue` travel, `num_lanes` at a time; each is read earlier in the tail.
+def _send_rounds(queue: _Queue, num_lanes: int, hidden: list[int], last: int) -> list[int]:
+    """The rounds in which the gradients of `queue` travel, `num_lanes` at a time.
 
     A chunk is complete at the end of a round, summed over the copies of the pipeline in the next one, and then read.
 
-    Example:
-        Three layers, complete in rounds 5, 5 and 6, two lanes, and a tail from round 6 of which every other round has
-        an action. In round 7 no action hides them; the first two travel in 8, the third in 10.
+    Args:
+        queue: layers in the order in which they are complete.
+        num_lanes: layers that travel at once.
+        hidden: rounds with actions in which gradients may travel.
+        last: the last round with an action.
 
-        >>> _send_rounds([(5, 0, 0), (5, 0, 1), (6, 1, 0)], 2, _Tail(6, np.array([True, False])))
+    Example:
+        Three layers, complete in rounds 5, 5 and 6, two lanes, and actions in rounds 8 and 10: the first two travel in
+        8, the third in 10.
+
+        >>> _send_rounds([(5, 0, 0), (5, 0, 1), (6, 1, 0)], 2, [8, 10], 10)
         [8, 8, 10]
     """
     rounds: list[int] = []
-    for r in count(tail.start + 1):
+    for r in chain(hidden, count(last + 1)):
         if len(rounds) == len(queue):
             return rounds
-        if tail.is_used[(r - tail.start) % tail.num_body_rounds]:
-            waiting = queue[len(rounds) : len(rounds) + num_lanes]
-            rounds += [r for complete, _, _ in waiting if complete + 1 < r]
+        waiting = queue[len(rounds) : len(rounds) + num_lanes]
+        rounds += [r for complete, _, _ in waiting if complete + 1 < r]
     raise AssertionError
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.lowering.body import Permutes
 from jaxpipe.lowering.lifetimes import allocate_per_device
+from jaxpipe.lowering.permutes import Permutes
 from jaxpipe.schedules.schedule import Schedule
 
 # The source of the message of a device's next action, if not an inbox entry (>= 0).
@@ -41,7 +41,7 @@ def allocate_inbox(
     message: np.ndarray,
     rounds: np.ndarray,
     send_round: np.ndarray,
-    body_round: np.ndarray,
+    round_type: np.ndarray,
     permutes: Permutes,
 ) -> Inbox:
     """Allocates an entry for every message that waits.
@@ -51,8 +51,8 @@ def allocate_inbox(
         message: [A] the action whose message each action reads; -1 for none.
         rounds: [A] round of each action.
         send_round: [A] round in which the message of each action travels.
-        body_round: [R] body round of each round.
-        permutes: [body round][permute] -> pairs that carry messages.
+        round_type: [R] type of each round.
+        permutes: [type][permute] -> pairs that carry messages.
 
     Example:
         Two devices, two microbatches, all forwards first. On device 1 the output of each F, a gradient, is read by a
@@ -73,7 +73,7 @@ def allocate_inbox(
     reader = np.flatnonzero(message >= 0)
     sender, owner = message[reader], device[reader]
     links = device[sender], owner
-    permute = _carrying_permute(*links, body_round[send_round[sender]], permutes, schedule.num_devices)
+    permute = _carrying_permute(*links, round_type[send_round[sender]], permutes, schedule.num_devices)
     is_own = permute < 0
 
     # A message is available at the end of one round and handed over at the end of the same or a later one, when the
@@ -88,7 +88,7 @@ def allocate_inbox(
     source = np.where(is_own, OWN, FIRST_PERMUTE - permute)
     source[waits] = entry[waits]
 
-    shape = (len(body_round), schedule.num_devices)
+    shape = (len(round_type), schedule.num_devices)
     next_source = np.full(shape, NOTHING, np.int32)
     # After the handover the device idles and keeps the message until the round before its reader's.
     num_idle = rounds[reader] - 1 - handed_over
@@ -113,11 +113,11 @@ def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 
 def _carrying_permute(
-    source: np.ndarray, target: np.ndarray, body_round: np.ndarray, permutes: Permutes, num_devices: int
+    source: np.ndarray, target: np.ndarray, round_type: np.ndarray, permutes: Permutes, num_devices: int
 ) -> np.ndarray:
-    """[M] the permute of its body round that carries each message; -1 if source and target are the same device."""
+    """[M] the permute of its round that carries each message; -1 if source and target are the same device."""
     index = np.full((len(permutes), num_devices, num_devices), -1)
     for i, of_round in enumerate(permutes):
         for k, pairs in enumerate(of_round):
             index[i, *np.array(pairs).T] = k
-    return np.where(source == target, -1, index[body_round, source, target])
+    return np.where(source == target, -1, index[round_type, source, target])

@@ -1,7 +1,7 @@
 """Lowers a schedule to the round table that the SPMD program executes.
 
-Among the ways to fold a schedule's rounds into one loop body, the first that is as fast as the asynchronous clock
-at all costs tried is taken, else the best at the expected costs.
+Among the ways to give actions rounds, the first is taken that is as fast as the asynchronous clock at all costs tried
+and sends few messages in vain; else, of those that are fast at the expected costs, the one that sends least.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
-from jaxpipe.lowering.body import Segment
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.exchange import NO_EXCHANGE, plan_exchange
 from jaxpipe.lowering.fitted import fitted_rounds
 from jaxpipe.lowering.parking import NO_PARKED_PAGES, open_rounds, park_pages
 from jaxpipe.lowering.replay import replay, replay_makespans
+from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, refine
 from jaxpipe.lowering.rounds import (
     ALTERNATING_ROUNDS,
     CHECKERBOARD_ROUNDS,
@@ -32,11 +31,11 @@ from jaxpipe.lowering.rounds import (
 )
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.passes.rows import next_multiple
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule
 
-MAX_BODY_ROUNDS = 8
+MAX_PERIOD = 8  # rounds
 # A fold is evaluated at several costs, since the program is compiled before they are known: I and W of equal length,
 # and either of them longer; the last costs have a transfer of a tenth of a forward.
 EVALUATION_COSTS = (
@@ -48,8 +47,11 @@ EVALUATION_COSTS = (
 )
 # Limits of the SPMD makespan over the asynchronous one.
 GOOD_ENOUGH_RATIOS = np.array([1.001, 1.001, 1.001, 1.001, 1.02])
-LIKELY_TRANSFER = 0.02  # time of a message, in forwards
-GOOD_ENOUGH_IF_LIKELY = 1.01  # with likely transfers, for rounds fitted to the expected costs
+TRANSFERS = (0.0, 0.02, 0.1)  # time of a message, in forwards: none, a likely one, one over a slow link
+# Limits of the same ratio at the expected costs, for each of these; and where permutes block, without transfers.
+FAST = np.array([1.001, 1.01, 1.03])
+FAST_IF_BLOCKING = 1.001
+FEW_SENT = 1.35  # messages sent over messages asked for, of the busiest device
 SLACK_FRACTIONS = (0.0, 0.5, 1.0)  # fractions of their slack for which actions wait, to find rounds that fit
 
 
@@ -59,33 +61,34 @@ def lower(
     layers_per_stage: tuple[int, ...] | None = None,
     rolled: bool = True,
     costs: Costs | None = None,
+    blocking: bool = False,
 ) -> RoundTable:
     """Lowers a schedule to its round table.
 
     Args:
         schedule: a schedule that keeps the rules, or one of forwards alone.
         layers_per_stage: [stage] layers, each with its own residual pages; by default one per stage.
-        rolled: whether rounds are rolled into loops; False, for debugging, makes a program that grows with N.
+        rolled: whether rounds share loop bodies; False, for debugging, makes a program that grows with N.
         costs: expected costs of actions. They matter for schedules with EVICT and LOAD, whose paired
             devices meet in rounds and do not wait for each other only if rounds follow time; and for
             schedules without a fold that is fast at all costs, such as most with split backwards. By default a
             backward takes two forwards, an I and a W one each.
+        blocking: whether a permute holds up both of its devices, as gloo's does in a process of one thread. On a GPU it
+            travels while they compute.
 
     Example:
-        1F1B on four devices, sixteen microbatches: a body of four rounds, repeated.
+        1F1B on four devices, sixteen microbatches: 74 rounds of six types, which trace F and B twice each.
 
         >>> from jaxpipe.schedules import build
         >>> table = lower(build("1f1b", num_devices=4, num_microbatches=16))
-        >>> table.segments
-        (Segment(start=0, stop=76, num_body_rounds=4),)
+        >>> table.num_rounds, table.num_types, table.num_traced_actions
+        (74, 6, 4)
     """
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages)
     if rolled:
-        table = folding.best_table(costs or Costs())
-    else:
-        rounds = earliest_rounds(folding.compute)
-        table = folding.fold(rounds, num_body_rounds=int(rounds.max()) + 1)
-    return with_exchange(table, schedule)
+        return refine(with_exchange(folding.best_table(costs or Costs(), blocking=blocking), schedule))
+    rounds = earliest_rounds(folding.compute)
+    return with_exchange(folding.fold(rounds, num_positions=int(rounds.max()) + 1), schedule)
 
 
 def spmd_makespan(schedule: Schedule, costs: Costs) -> float:
@@ -102,7 +105,7 @@ def compute_schedule(schedule: Schedule) -> Schedule:
 
 
 def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
-    """Adds the gradient exchange of `schedule` to `table`, in its own segment.
+    """Adds the gradient exchange of `schedule` to `table`; its rounds have types of their own.
 
     Args:
         table: the table of the compute actions of `schedule`, without exchange.
@@ -110,10 +113,12 @@ def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
     """
     if schedule.num_replicas == 1 or not table.has_backward:
         return table
-    *before, final = table.segments
-    tail, exchange = plan_exchange(schedule, table.schedule, table.layers_per_stage, table.rounds, final)
-    segments = (*before, Segment(final.start, tail.start, final.num_body_rounds), tail)
-    return replace(table, segments=tuple(segment for segment in segments if segment.num_repetitions), exchange=exchange)
+    exchange = plan_exchange(schedule, table.schedule, table.layers_per_stage, table.rounds)
+    first, stop = int(exchange.sends.round.min()), int(exchange.sends.round.max()) + 1
+    round_type = np.append(table.round_type, np.full(max(stop - table.num_rounds, 0), table.num_types))
+    round_type[first:] += table.num_types
+    _, round_type = np.unique(round_type, return_inverse=True)
+    return replace(table, round_type=round_type, exchange=exchange)
 
 
 @dataclass(frozen=True)
@@ -128,71 +133,74 @@ class Folding:
         """The compute actions of the schedule alone."""
         return compute_schedule(self.schedule)
 
-    def best_table(self, costs: Costs) -> RoundTable:
-        """The first candidate that is good at all costs tried, or else the best at `costs`.
+    @cached_property
+    def _is_sent(self) -> np.ndarray:
+        """[A] whether another device reads the action's message."""
+        columns, message = self.compute.columns, dependencies(self.compute).message
+        is_sent = np.zeros(len(message), dtype=bool)
+        is_sent[message[(message >= 0) & (columns.device[message] != columns.device)]] = True
+        return is_sent
 
-        The best is one that is as fast as the asynchronous clock if transfers take no time, if any is; among these, or
-        else among all, the fastest with likely transfers. Rounds fitted to `costs` are tried for split backwards, and
-        if no other fold is as fast.
+    def best_table(self, costs: Costs, *, blocking: bool) -> RoundTable:
+        """The first candidate that is fast at all costs tried and sends little in vain, or else the best at `costs`.
+
+        The best is one that is fast at `costs` without transfers, if any is; among these one that is fast with them.
+        Of fast ones it is one that is good at all costs, if any is, and then the one that sends least; of slow ones,
+        the fastest. Its types of rounds are not yet refined.
         """
-        # Costs of evaluation first, then the expected costs, without transfers and with likely ones.
+        # Costs of evaluation first, then the expected costs with each of the transfers.
         evaluated, limits = EVALUATION_COSTS, GOOD_ENOUGH_RATIOS
         if self.schedule.has_transfers:
             evaluated, limits = (costs,), GOOD_ENOUGH_RATIOS[:1]
-        without_exchange = replace(costs, gradient_messages=0.0)
-        transfer = LIKELY_TRANSFER * float(np.mean(costs.forward))
-        expected = [without_exchange, replace(without_exchange, transfer=transfer)]
-        all_costs = [*evaluated, *expected]
+        forward = float(np.mean(costs.forward))
+        all_costs = [
+            *evaluated,
+            *(replace(costs, gradient_messages=0.0, transfer=transfer * forward) for transfer in TRANSFERS),
+        ]
         asynchronous = np.array([simulate(self.compute, each).makespan for each in all_costs])
 
-        best, least = None, (True, float("inf"))  # the least (is slow without transfers, slowdown with likely ones)
+        best, least = None, None
         for table in self.candidates(costs):
-            slowdown = replay_makespans(self._as_evaluated(table), all_costs) / asynchronous
-            without, likely = slowdown[len(evaluated) :]
-            if (slowdown[: len(evaluated)] <= limits).all() and without <= limits[0]:
+            timed = refine(with_exchange(table, self.schedule) if self.schedule.has_split_backward else table)
+            slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
+            at_any, expected = np.split(slowdown, [len(evaluated)])
+            is_good_anywhere = bool((at_any <= limits).all())
+            if blocking:
+                slowest = float(expected[0])
+                is_slow = (slowest > FAST_IF_BLOCKING,)
+            else:
+                slowest = float(expected[1])
+                is_slow = (bool(expected[0] > FAST[0]), bool((expected > FAST).any()))
+            is_small, sent = timed.num_traced_actions <= MAX_TRACED_ACTIONS, timed.sent_over_asked
+            if not any(is_slow) and (is_good_anywhere or blocking) and is_small and sent <= FEW_SENT:
                 return table
-            if (key := (without > limits[0], likely)) < least:
+            speed = round(slowest, 2) if any(is_slow) else not is_good_anywhere
+            key = (*is_slow, speed, not is_small, max(sent, FEW_SENT), timed.inbox.num_inbox)
+            if least is None or key < least:
                 best, least = table, key
-        for table in self.fitted_candidates(costs) if self.schedule.has_split_backward or least[0] else ():
-            slowdown = replay_makespans(self._as_evaluated(table), expected) / asynchronous[len(evaluated) :]
-            without, likely = slowdown
-            if (key := (without > limits[0], likely)) < least:
-                best, least = table, key
-            if key <= (False, GOOD_ENOUGH_IF_LIKELY):
-                break
         assert best is not None
         return best
 
-    def _as_evaluated(self, table: RoundTable) -> RoundTable:
-        """The table to time: `table`, with the exchange if backwards are split, since devices may wait for it."""
-        return with_exchange(table, self.schedule) if self.schedule.has_split_backward else table
-
     def candidates(self, costs: Costs) -> Iterator[RoundTable]:
-        """Tables to choose from, the smallest programs first.
+        """Tables to choose from, the smallest programs first; those fitted to `costs` last.
 
-        Rounds that follow time come first if paired devices meet. Periodic rounds come before others,
-        since their body rounds have the fewest pairs. If forwards and backwards are separate (GPipe), a segment
-        for each avoids the permutes of the other.
+        Rounds that follow time come first if paired devices meet. Periodic rounds come before others, since they need
+        the fewest pairs.
         """
-        is_forward = self.compute.columns.is_kind(Kind.F)
         for lengths in [in_forwards(costs), None] if self.schedule.has_transfers else [None]:
-            for period in range(1, MAX_BODY_ROUNDS + 1):
+            for period in range(1, MAX_PERIOD + 1):
                 rounds = periodic_rounds(self.compute, period, lengths=lengths)
                 if rounds is None:
                     continue
-                cut = int(rounds[is_forward].max()) + 1
-                if (rounds[~is_forward] >= cut).all() and not is_forward.all():
-                    yield self.fold(rounds, num_body_rounds=period, cut=cut, lengths=lengths)
-                else:
-                    yield self.fold(rounds, num_body_rounds=period, lengths=lengths)
+                yield self.fold(rounds, num_positions=period, lengths=lengths)
         if self.schedule.num_replicas > 1:
-            yield self.fold(checkerboard_rounds(self.compute), num_body_rounds=CHECKERBOARD_ROUNDS)
-        yield self.fold(alternating_rounds(self.compute), num_body_rounds=ALTERNATING_ROUNDS)
-        rounds = earliest_rounds(self.compute)
-        for num_body_rounds in (1, 2, 4, 8):
-            yield self.fold(rounds, num_body_rounds=num_body_rounds)
+            yield self.fold(checkerboard_rounds(self.compute), num_positions=CHECKERBOARD_ROUNDS)
+        yield self.fold(alternating_rounds(self.compute), num_positions=ALTERNATING_ROUNDS)
+        yield self.fold(earliest_rounds(self.compute), num_positions=1)
         rounds, send_round = lockstep_rounds(self.compute, in_forwards(costs))
-        yield self.fold(rounds, num_body_rounds=LOCKSTEP_ROUNDS, send_round=send_round)
+        yield self.fold(rounds, num_positions=LOCKSTEP_ROUNDS, send_round=send_round)
+        if not self.schedule.has_transfers:
+            yield from self.fitted_candidates(costs)
 
     def fitted_candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables whose rounds are fitted to `costs`, the smallest programs first."""
@@ -202,37 +210,31 @@ class Folding:
                 fitted = fitted_rounds(self.compute, costs, body, slack_fraction=fraction, may_wait=body is largest)
                 if fitted is not None:
                     rounds, send_round = fitted
-                    yield self.fold(rounds, num_body_rounds=body.num_body_rounds, send_round=send_round)
+                    yield self.fold(rounds, num_positions=body.num_body_rounds, send_round=send_round)
 
     def fold(
         self,
         rounds: np.ndarray,
         *,
-        num_body_rounds: int,
-        cut: int = 0,
+        num_positions: int,
         lengths: np.ndarray | None = None,
         send_round: np.ndarray | None = None,
     ) -> RoundTable:
-        """Rolls rounds into a body of `num_body_rounds`, or into one body before and one after round `cut`.
+        """The table in which rounds of the same position, the remainder by `num_positions`, have one type.
 
         Args:
             rounds: [A] rounds of the compute actions.
-            num_body_rounds: body rounds of one repetition.
-            cut: the round at which the second segment begins; 0 for one segment.
+            num_positions: rounds after which types repeat.
             lengths: [kinds] lengths of actions, if `rounds` follow time.
-            send_round: [A] rounds of the messages, only with one segment; by default those after `rounds`.
+            send_round: [A] rounds of the messages; by default those after `rounds`.
         """
-        # Rounds after the cut move to the end of a repetition of the first body.
-        start = next_multiple(cut, num_body_rounds)
-        rounds = np.where(rounds >= cut, rounds + start - cut, rounds)
         send_round = rounds + 1 if send_round is None else send_round
-        stop = start + next_multiple(int(rounds.max()) + 1 - start, num_body_rounds)
-        bounds = [0, start, stop] if cut else [0, stop]
-        segments = tuple(Segment(first, end, num_body_rounds) for first, end in pairwise(bounds))
+        num_rounds = int(max(rounds.max(), send_round[self._is_sent].max(initial=0))) + 1
+        round_type = np.arange(num_rounds) % num_positions
         table = RoundTable(
-            self.compute, self.layers_per_stage, rounds, send_round, segments, NO_PARKED_PAGES, NO_EXCHANGE
+            self.compute, self.layers_per_stage, rounds, send_round, round_type, NO_PARKED_PAGES, NO_EXCHANGE
         )
         if not self.schedule.has_transfers:
             return table
-        is_open = open_rounds(self.compute, rounds, table.body_round, lengths)
+        is_open = open_rounds(self.compute, rounds, table.round_type, lengths)
         return replace(table, parked=park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open))

@@ -17,7 +17,7 @@ from math import floor
 
 import numpy as np
 
-from jaxpipe.lowering.body import Sends, in_lanes
+from jaxpipe.lowering.permutes import Sends, in_lanes
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.schedule import Action, Columns, Kind, Schedule
@@ -54,22 +54,22 @@ NO_PARKED_PAGES = ParkedPages(*np.zeros((6, 0), dtype=int))
 
 
 def open_rounds(
-    compute: Schedule, rounds: np.ndarray, body_round: np.ndarray, lengths: np.ndarray | None
+    compute: Schedule, rounds: np.ndarray, round_type: np.ndarray, lengths: np.ndarray | None
 ) -> np.ndarray:
     """Whether a device and its partner may exchange pages in a round, [R, D].
 
-    They may if any device computes in that body round: a transfer hides behind an action. And, if rounds follow
+    They may if any device computes in a round of that type: a transfer hides behind an action. And, if rounds follow
     time, only if neither waits for the other: at the end of a round a device must not find that its partner reaches
     the beginning of that round only after the device's own next action should have begun.
 
     Args:
         compute: a schedule of compute actions alone.
         rounds: [A] rounds of its actions.
-        body_round: [R] body round of each round.
+        round_type: [R] type of each round.
         lengths: [kinds] lengths of actions, as in `periodic_rounds`; None if rounds do not follow time.
     """
-    num_rounds, num_devices, columns = len(body_round), compute.num_devices, compute.columns
-    is_busy = np.isin(body_round, body_round[rounds])[:, None]
+    num_rounds, num_devices, columns = len(round_type), compute.num_devices, compute.columns
+    is_busy = np.isin(round_type, round_type[rounds])[:, None]
     if lengths is None:
         return np.repeat(is_busy, num_devices, axis=1)
     # With rounds as units of time, an action ends two rounds after its own.
@@ -81,8 +81,8 @@ def open_rounds(
     partner = [compute.placement.partner_of(device) for device in range(num_devices)]
     is_open = leaves >= reached[:, partner]
     is_open &= is_open[:, partner]
-    for index in np.unique(body_round):  # a permute has the same pairs in every repetition of the body
-        is_open[body_round == index] = is_open[body_round == index].all(axis=0)
+    for index in np.unique(round_type):  # a permute has the same pairs in every round of a type
+        is_open[round_type == index] = is_open[round_type == index].all(axis=0)
     is_open &= is_busy
     return np.where(is_open.any(axis=0), is_open, is_busy)
 

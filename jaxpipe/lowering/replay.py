@@ -2,8 +2,9 @@
 
 Every device runs the rounds in order. The permutes of a round start with it and end before the next; a
 permute couples exactly its pairs; each device of a pair waits for the other to start the round
-(rendezvous); the permutes of a device run one after the other. Pairs couple in every repetition of their
-body round, whether a message travels or not, just as in the program.
+(rendezvous); the permutes of a device run one after the other. Pairs couple in every round of their type,
+whether a message travels or not, just as in the program. Where permutes block, the action begins only when those of its
+round are done.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.lowering.body import Pair
+from jaxpipe.lowering.permutes import Pair
 from jaxpipe.lowering.table import IDLE, RoundTable
 from jaxpipe.schedules.analysis.costs import Costs
 
@@ -31,12 +32,13 @@ class Replay:
         return float(self.end[-1].max())
 
 
-def replay(table: RoundTable, costs: Costs | None = None) -> Replay:
+def replay(table: RoundTable, costs: Costs | None = None, *, blocking: bool = False) -> Replay:
     """The times of every round of `table` on every device.
 
     Args:
         table: a lowered schedule.
         costs: costs of actions and transfers; by default a backward takes two forwards, and transfers take no time.
+        blocking: whether a permute holds up both of its devices, as gloo's does in a process of one thread.
 
     Example:
         One microbatch on two devices: F 1, B 2, a message 0.25. F, message, F, B, message, B.
@@ -47,40 +49,39 @@ def replay(table: RoundTable, costs: Costs | None = None) -> Replay:
         >>> replay(table, Costs(transfer=0.25)).makespan
         6.5
     """
-    starts, ends = _replay(table, [costs or Costs()])
+    starts, ends = _replay(table, [costs or Costs()], blocking=blocking)
     return Replay(starts[:, 0], ends[:, 0])
 
 
-def replay_makespans(table: RoundTable, costs: Sequence[Costs]) -> np.ndarray:
+def replay_makespans(table: RoundTable, costs: Sequence[Costs], *, blocking: bool = False) -> np.ndarray:
     """The makespan of `table` under each of `costs`, computed in one pass, [costs]."""
-    return _replay(table, costs)[1][-1].max(axis=-1)
+    return _replay(table, costs, blocking=blocking)[1][-1].max(axis=-1)
 
 
-def _replay(table: RoundTable, costs: Sequence[Costs]) -> tuple[np.ndarray, np.ndarray]:
+def _replay(table: RoundTable, costs: Sequence[Costs], *, blocking: bool) -> tuple[np.ndarray, np.ndarray]:
     """[R, costs, D] start and end of every round."""
     schedule = table.schedule
     durations = np.stack([c.of_kind(schedule.num_stages)[table.kind, table.stage] for c in costs], axis=1)
     durations *= (table.kind != IDLE)[:, None, :]
     links = np.stack([c.of_link(schedule.num_devices) for c in costs])
-    # [body round] every permute of the round: those of messages, then those of pages and gradients, one layer each.
-    body = [[_rendezvous(pairs, links) for pairs in permutes] for permutes in table.permutes]
+    # [type] every permute of its rounds: those of messages, then those of pages and gradients, one layer each.
+    of_type = [[_rendezvous(pairs, links) for pairs in permutes] for permutes in table.permutes]
     for permutes, messages in (
         (table.page_permutes, [c.slot_messages for c in costs]),
         # 32-bit gradients, whole and one way: twice what each device sends in a SYNC on the asynchronous clock.
         (table.gradient_permutes, [2 * c.gradient_messages for c in costs]),
     ):
         one_layer = links * np.array(messages)[:, None, None] / min(table.layers_per_stage)
-        for of_round, lanes in zip(body, permutes, strict=True):
+        for of_round, lanes in zip(of_type, permutes, strict=True):
             of_round += [_rendezvous(pairs, one_layer) for pairs in lanes]
 
     starts, ends = np.empty_like(durations), np.empty_like(durations)
     now = np.zeros(durations.shape[1:])
-    for r, body_round in enumerate(table.body_round.tolist()):
+    for r, round_type in enumerate(table.round_type.tolist()):
         starts[r] = transferred = now
-        now = now + durations[r]
-        for partner, transfer in body[body_round]:
+        for partner, transfer in of_type[round_type]:
             transferred = (transferred[:, partner] + transfer).max(axis=1)
-            now = np.maximum(now, transferred)
+        now = transferred + durations[r] if blocking else np.maximum(now + durations[r], transferred)
         ends[r] = now
     return starts, ends
 

@@ -1,22 +1,23 @@
 """The round table: everything that the SPMD program executes, as integers known before tracing.
 
-R rounds, D devices. Rounds are rolled into segments, each a number of repetitions of one loop body. Permutes belong to
-body rounds; the grids hold each device's part in each round. Both ends of a message read the same table, so no tags
-travel. Grids and storage follow from the fields and are made when first used.
+R rounds, D devices. Every round has a type, and the program one loop body for each type: its permutes, and the kinds of
+action that any device does in it. The grids hold each device's part in each round. Both ends of a message read the same
+table, so no tags travel. Grids and storage follow from the fields and are made when first used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
-from jaxpipe.lowering.body import Permutes, Segment, permutes_of
 from jaxpipe.lowering.exchange import ExchangeGrids, GradientExchange, exchange_grids
 from jaxpipe.lowering.inbox import Inbox, allocate_inbox
 from jaxpipe.lowering.pages import Pages, Span, allocate_pages
 from jaxpipe.lowering.parking import ParkedPages
+from jaxpipe.lowering.permutes import Permutes, permutes_of
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -25,13 +26,13 @@ IDLE = -1
 
 @dataclass(frozen=True, eq=False)
 class RoundTable:
-    """A schedule with a round for every action, rolled into segments."""
+    """A schedule with a round for every action, and a type for every round."""
 
     schedule: Schedule  # compute actions alone
     layers_per_stage: tuple[int, ...]  # [S] residual pages of one microbatch
     rounds: np.ndarray  # [A] the round of each action, in the order of schedule.columns
     send_round: np.ndarray  # [A] the later round in which its message travels; until then its device idles
-    segments: tuple[Segment, ...]  # one after the other, from round 0 to round R
+    round_type: np.ndarray  # [R] the type of each round, 0 to num_types - 1
     parked: ParkedPages  # pages that travel to the paired device and back
     exchange: GradientExchange  # gradients that travel to the other holder of their stage
 
@@ -40,21 +41,17 @@ class RoundTable:
     @property
     def num_rounds(self) -> int:
         """Rounds of a step, R."""
-        return self.segments[-1].stop
+        return len(self.round_type)
 
     @cached_property
-    def num_body_rounds(self) -> int:
-        """Rounds in the bodies of all segments together; program size and compile time grow with it."""
-        return sum(segment.num_body_rounds for segment in self.segments)
+    def num_types(self) -> int:
+        """Types of rounds."""
+        return int(self.round_type.max()) + 1
 
     @cached_property
-    def body_round(self) -> np.ndarray:
-        """[R] the body round of each round, counted through all segments."""
-        found, first = [], 0
-        for segment in self.segments:
-            found.append(first + np.arange(segment.stop - segment.start) % segment.num_body_rounds)
-            first += segment.num_body_rounds
-        return np.concatenate(found)
+    def num_traced_actions(self) -> int:
+        """Kinds of action in all types together; program size and compile time grow with it."""
+        return sum(map(len, self.kinds))
 
     # ---- Actions ----
 
@@ -111,10 +108,10 @@ class RoundTable:
 
     @cached_property
     def kinds(self) -> tuple[frozenset[Kind], ...]:
-        """[body round] the kinds of action that any device does in any repetition."""
+        """[type] the kinds of action that any device does in any round of the type."""
         return tuple(
-            frozenset(Kind(kind) for kind in np.unique(self.kind[self.body_round == index]).tolist() if kind != IDLE)
-            for index in range(self.num_body_rounds)
+            frozenset(Kind(kind) for kind in np.unique(self.kind[self.round_type == index]).tolist() if kind != IDLE)
+            for index in range(self.num_types)
         )
 
     @cached_property
@@ -133,29 +130,49 @@ class RoundTable:
 
     @cached_property
     def permutes(self) -> Permutes:
-        """[body round][permute] -> (source, target) pairs of messages.
+        """[type][permute] -> (source, target) pairs of messages.
 
-        The permutes of a body round carry the latest outputs of devices; their pairs are the union over all repetitions
-        of the body.
+        They carry the latest outputs of devices; their pairs are the union over all rounds of the type.
         """
         device = self.schedule.columns.device
         sender, reader = self.messages
-        body_round = self.body_round[self.send_round[sender]]
-        pairs = np.unique(np.stack([body_round, device[sender], device[reader]], axis=1), axis=0).tolist()
+        round_type = self.round_type[self.send_round[sender]]
+        pairs = np.unique(np.stack([round_type, device[sender], device[reader]], axis=1), axis=0).tolist()
         return tuple(
             permutes_of({(source, target) for i, source, target in pairs if i == index})
-            for index in range(self.num_body_rounds)
+            for index in range(self.num_types)
         )
 
     @cached_property
+    def asked_messages(self) -> np.ndarray:
+        """[device] messages that the schedule has the device send to others in one step."""
+        sender, _ = self.messages
+        return np.bincount(self.schedule.columns.device[sender], minlength=self.schedule.num_devices)
+
+    @cached_property
+    def sent_messages(self) -> np.ndarray:
+        """[device] messages that one step's permutes carry away from the device, those without content included."""
+        sent = np.zeros(self.schedule.num_devices, dtype=int)
+        num_rounds = np.bincount(self.round_type, minlength=self.num_types).tolist()
+        for rounds, permutes in zip(num_rounds, self.permutes, strict=True):
+            for source, _ in chain.from_iterable(permutes):
+                sent[source] += rounds
+        return sent
+
+    @property
+    def sent_over_asked(self) -> float:
+        """Messages sent over messages asked for, of the device that sends most; 1 if there are none."""
+        return float(self.sent_messages.max() / max(self.asked_messages.max(), 1)) or 1.0
+
+    @cached_property
     def page_permutes(self) -> Permutes:
-        """[body round][lane] -> (source, target) pairs of the permute that carries a parked page of each source."""
-        return self.parked.sends.permutes(self.body_round, self.num_body_rounds)
+        """[type][lane] -> (source, target) pairs of the permute that carries a parked page of each source."""
+        return self.parked.sends.permutes(self.round_type, self.num_types)
 
     @cached_property
     def gradient_permutes(self) -> Permutes:
-        """[body round][lane] -> (source, target) pairs of the permute that carries a layer's gradients."""
-        return self.exchange.sends.permutes(self.body_round, self.num_body_rounds)
+        """[type][lane] -> (source, target) pairs of the permute that carries a layer's gradients."""
+        return self.exchange.sends.permutes(self.round_type, self.num_types)
 
     @property
     def num_page_lanes(self) -> int:
@@ -176,8 +193,8 @@ class RoundTable:
     def permutes_per_step(self) -> int:
         """Permutes that the program executes in one step."""
         everything = zip(self.permutes, self.page_permutes, self.gradient_permutes, strict=True)
-        in_body = [sum(map(len, of_round)) for of_round in everything]
-        return sum(in_body[index] for index in self.body_round.tolist())
+        of_type = [sum(map(len, of_round)) for of_round in everything]
+        return sum(of_type[index] for index in self.round_type.tolist())
 
     # ---- Storage ----
 
@@ -189,7 +206,7 @@ class RoundTable:
             message=self.dependencies.message,
             rounds=self.rounds,
             send_round=self.send_round,
-            body_round=self.body_round,
+            round_type=self.round_type,
             permutes=self.permutes,
         )
 

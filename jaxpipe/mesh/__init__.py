@@ -2,7 +2,7 @@
 
 from jaxpipe.mesh.collectives import TensorAxis
 from jaxpipe.mesh.devices import Devices, choose_devices
-from jaxpipe.mesh.mesh import AXES, make_mesh, node_by_node, order_devices
+from jaxpipe.mesh.mesh import AXES, make_mesh, node_by_node, order_devices, permutes_block
 from jaxpipe.mesh.randomness import Randomness
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "make_mesh",
     "node_by_node",
     "order_devices",
+    "permutes_block",
 ]

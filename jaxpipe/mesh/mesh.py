@@ -77,6 +77,15 @@ def order_devices(
     return tuple(devices[gpu] for gpu in gpus.ravel())
 
 
+def permutes_block(mesh: Mesh) -> bool:
+    """Whether a permute holds up both of its devices: on CPUs of several processes, where gloo has one thread for all.
+
+    On GPUs, and between the devices of one process, it travels while they compute.
+    """
+    devices = mesh.devices.ravel().tolist()
+    return devices[0].platform == "cpu" and len({device.process_index for device in devices}) > 1
+
+
 def node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
     """`devices` sorted by node, a smaller node last, and the number of GPUs per node.
 

@@ -6,11 +6,11 @@
 | pages | saved residuals that are parked on the paired device | `Carry.send_buffer_pages` | the pool of slots |
 | grads | gradients of one layer, from a stage's other holder to its owner | `Carry.send_buffer_grads` | running sums |
 
-A channel has lanes. A lane is one permute of a body round: a list of (source, target) devices, of which each source
-sends one payload. Both ends read in the same table what a lane carries, so no tags travel. For example, in a body round
-with two lanes of pages,
+A channel has lanes. A lane is one permute of a type of rounds: a list of (source, target) devices, of which each source
+sends one payload. Both ends read in the same table what a lane carries, so no tags travel. For example, in a round with
+two lanes of pages,
 
-    table.page_permutes[body_round] == (((0, 3), (1, 2)), ((0, 3),))
+    table.page_permutes[round_type] == (((0, 3), (1, 2)), ((0, 3),))
 
 device 0 may send two pages to device 3, and device 1 one to device 2. In a round in which `row.num_page_sends` is 1 on
 device 0, its second lane carries what was in the buffer before; `row.num_page_recvs` is then 1 on device 3, which
@@ -35,8 +35,8 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.lowering.body import Pair
 from jaxpipe.lowering.inbox import FIRST_PERMUTE, OWN
+from jaxpipe.lowering.permutes import Pair
 from jaxpipe.program.carry import Page, Row, State
 from jaxpipe.program.in_place import guarded_index, sequenced
 
@@ -46,26 +46,26 @@ PyTree = Any
 # Messages
 
 
-def send_messages(table: RoundTable, body_round: int, out: jax.Array) -> list[jax.Array]:
+def send_messages(table: RoundTable, round_type: int, out: jax.Array) -> list[jax.Array]:
     """Sends the outputs of the round before; returns the arrived messages, [permute]."""
-    permutes = table.permutes[body_round]
-    return _send(permutes, [out] * len(permutes), partial(message_scope, body_round))
+    permutes = table.permutes[round_type]
+    return _send(permutes, [out] * len(permutes), partial(message_scope, round_type))
 
 
 def store_messages(
-    table: RoundTable, body_round: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
+    table: RoundTable, round_type: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
 ) -> jax.Array:
-    """Returns `inbox` with the waiting messages of this round, if any device has one in this body round.
+    """Returns `inbox` with the waiting messages of this round, if any device has one in a round of this type.
 
     Args:
         table: round table of the step.
-        body_round: index in the loop bodies.
+        round_type: type of the round.
         row: row of this device in this round.
         arrived: [permute] arrived messages.
         own: output of this device's action.
         inbox: [num_inbox + 1, *x.shape]; messages that no later action reads go into the last entry.
     """
-    grids, here = table.inbox, table.body_round == body_round
+    grids, here = table.inbox, table.round_type == round_type
     for k, message in enumerate(arrived):
         if (grids.store_arrival[here, :, k] != grids.num_inbox).any():
             inbox = lax.dynamic_update_index_in_dim(inbox, message, row.store_arrival[k], 0)
@@ -75,19 +75,19 @@ def store_messages(
 
 
 def read_message(
-    table: RoundTable, body_round: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
+    table: RoundTable, round_type: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
 ) -> jax.Array:
-    """The message of the next action, chosen among the sources that any device has in this body round.
+    """The message of the next action, chosen among the sources that any device has in a round of this type.
 
     Args:
         table: round table of the step.
-        body_round: index in the loop bodies.
+        round_type: type of the round.
         row: row of this device in this round.
         arrived: [permute] arrived messages.
         own: output of this device's action.
         inbox: the inbox, with the messages of this round.
     """
-    sources = np.unique(table.inbox.next_source[table.body_round == body_round])
+    sources = np.unique(table.inbox.next_source[table.round_type == round_type])
     message = None
     if sources[-1] >= 0:
         message = lax.dynamic_index_in_dim(inbox, jnp.maximum(row.next_source, 0), 0, False)
@@ -100,9 +100,9 @@ def read_message(
 # Pages of parked residuals
 
 
-def send_pages(table: RoundTable, body_round: int, send_buffer: Sequence[Page]) -> list[Page]:
+def send_pages(table: RoundTable, round_type: int, send_buffer: Sequence[Page]) -> list[Page]:
     """Sends the pages read at the end of the round before; returns the arrived pages, [lane]."""
-    return _send(table.page_permutes[body_round], send_buffer, partial(page_scope, body_round))
+    return _send(table.page_permutes[round_type], send_buffer, partial(page_scope, round_type))
 
 
 def store_pages(row: Row, arrived: Sequence[Page], state: State) -> State:
@@ -117,7 +117,7 @@ def store_pages(row: Row, arrived: Sequence[Page], state: State) -> State:
 
 
 def read_pages(
-    table: RoundTable, body_round: int, row: Row, send_buffer: Sequence[Page], state: State
+    table: RoundTable, round_type: int, row: Row, send_buffer: Sequence[Page], state: State
 ) -> tuple[list[Page], State]:
     """Returns the buffer with the pages that travel in the next round, and the new `state`."""
     pools = state.pools
@@ -126,7 +126,7 @@ def read_pages(
         place = (guarded_index(row.send_page[lane], num_done), 0)
         return [lax.dynamic_slice(leaf, place, (1, leaf.shape[1])) for leaf in pools[0]]
 
-    num_lanes = table.pages.num_sends[table.body_round == body_round].max()
+    num_lanes = table.pages.num_sends[table.round_type == round_type].max()
     pages, num_done = _read(num_lanes, row.num_page_sends, send_buffer, read_page, state.num_done)
     return pages, state._replace(num_done=num_done)
 
@@ -134,9 +134,9 @@ def read_pages(
 # Gradients of layers that two devices hold
 
 
-def send_grads(table: RoundTable, body_round: int, send_buffer: Sequence[PyTree]) -> list[PyTree]:
+def send_grads(table: RoundTable, round_type: int, send_buffer: Sequence[PyTree]) -> list[PyTree]:
     """Sends the gradients read at the end of the round before; returns the arrived gradients, [lane]."""
-    return _send(table.gradient_permutes[body_round], send_buffer, partial(grads_scope, body_round))
+    return _send(table.gradient_permutes[round_type], send_buffer, partial(grads_scope, round_type))
 
 
 def add_grads(row: Row, arrived: Sequence[PyTree], state: State) -> State:
@@ -154,7 +154,7 @@ def add_grads(row: Row, arrived: Sequence[PyTree], state: State) -> State:
 
 
 def read_grads(
-    table: RoundTable, body_round: int, row: Row, send_buffer: Sequence[PyTree], state: State
+    table: RoundTable, round_type: int, row: Row, send_buffer: Sequence[PyTree], state: State
 ) -> tuple[list[PyTree], State]:
     """Returns the buffer with the gradients that travel in the next round, and the new `state`."""
     sums = state.grads["layers"]
@@ -167,7 +167,7 @@ def read_grads(
 
         return jax.tree.map(read_leaf, sums, like)
 
-    num_lanes = table.exchange_grids.num_sends[table.body_round == body_round].max()
+    num_lanes = table.exchange_grids.num_sends[table.round_type == round_type].max()
     grads, num_done = _read(num_lanes, row.num_layer_sends, send_buffer, read_layer, state.num_done)
     return grads, state._replace(num_done=num_done)
 
@@ -222,7 +222,7 @@ def _read(
     """Returns `send_buffer` with the payloads of the next round, and the new `num_done`.
 
     Args:
-        num_lanes: number of lanes that any device reads in this body round.
+        num_lanes: number of lanes that any device reads in a round of this type.
         num_wanted: number of lanes that this device reads in this round.
         send_buffer: [lane] payloads read before.
         read_lane: (lane, its buffer, num_done) -> payload.
@@ -237,16 +237,16 @@ def _read(
 # Names of the permutes in the compiled program, where tests compare their pairs with the table's
 
 
-def message_scope(body_round: int, permute: int) -> str:
+def message_scope(round_type: int, permute: int) -> str:
     """The name of a message's permute."""
-    return f"position{body_round}_permute{permute}"
+    return f"type{round_type}_permute{permute}"
 
 
-def page_scope(body_round: int, lane: int) -> str:
+def page_scope(round_type: int, lane: int) -> str:
     """The name of the permute of a lane of pages."""
-    return f"position{body_round}_transfer{lane}"
+    return f"type{round_type}_transfer{lane}"
 
 
-def grads_scope(body_round: int, lane: int) -> str:
+def grads_scope(round_type: int, lane: int) -> str:
     """The name of the permute of a lane of gradients."""
-    return f"position{body_round}_exchange{lane}"
+    return f"type{round_type}_exchange{lane}"

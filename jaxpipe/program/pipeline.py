@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
+from jaxpipe.mesh import permutes_block
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Row, initial_carry, table_operands
 from jaxpipe.program.contract import StageFunctions, check_actions, check_mesh, check_numbers, scale_of_each
@@ -67,6 +68,7 @@ class Pipeline:
         deterministic: bool = False,
         rolled: bool = True,
         costs: Costs | None = None,
+        blocking: bool | None = None,
     ):
         """Lowers `schedule` for `mesh`; compiles nothing yet.
 
@@ -81,8 +83,10 @@ class Pipeline:
                 compute with equal copies of a parameter: those of `data`, and for shared ones also of `pipe`.
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
                 on how devices and processes are wired.
-            rolled: whether rounds are rolled into loops; False is for debugging.
+            rolled: whether rounds share loop bodies; False is for debugging.
             costs: expected costs of actions, see `jaxpipe.lowering.lower`.
+            blocking: whether rounds are laid out for permutes that hold up both of their devices; by default if those
+                of `mesh` do.
 
         Raises:
             ScheduleError: the schedule breaks a rule.
@@ -99,7 +103,8 @@ class Pipeline:
         self.layers_per_stage = tuple(layers_per_stage)
         self.layout = StagedLayout(schedule.placement, self.layers_per_stage, num_layers=num_layers)
         self.dtype, self.split_masters, self.deterministic, self.rolled = dtype, split_masters, deterministic, rolled
-        self.table = lower(schedule, layers_per_stage=self.layers_per_stage, rolled=rolled, costs=costs)
+        self.blocking = permutes_block(mesh) if blocking is None else blocking
+        self.table = self._lowered(schedule, costs)
 
         def loss_and_grads(
             params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: jax.Array | None = None
@@ -119,7 +124,12 @@ class Pipeline:
     @cached_property
     def forward_table(self) -> RoundTable:
         """The round table of the forwards alone, with the same placement and microbatches: what `loss` executes."""
-        return lower(forwards_only(self.schedule), layers_per_stage=self.layers_per_stage, rolled=self.rolled)
+        return self._lowered(forwards_only(self.schedule))
+
+    def _lowered(self, schedule: Schedule, costs: Costs | None = None) -> RoundTable:
+        return lower(
+            schedule, layers_per_stage=self.layers_per_stage, rolled=self.rolled, costs=costs, blocking=self.blocking
+        )
 
     def to_stages(self, params: PyTree) -> PyTree:
         """Staged parameters, layers [device, chunk, layer, ...], from canonical ones; traceable."""

@@ -10,10 +10,13 @@ message has left: else, at the end of the step, each stage would wait for the su
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxpipe.lowering import IDLE, RoundTable
@@ -23,10 +26,15 @@ from jaxpipe.program.carry import Carry, Row
 from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
+END = -1  # stands behind the loop of the last round
 
 
 def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> Carry:
-    """The carry after all rounds of `table`; each segment of the table is one loop.
+    """The carry after all rounds of `table`.
+
+    Each type of rounds with work is a loop over consecutive rounds of that type; one more is over rounds in which
+    messages travel and nothing else, and chooses among their permutes. A loop around these takes them in turn until no
+    round is left.
 
     Args:
         table: round table of the step.
@@ -34,42 +42,71 @@ def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> 
         rows: this device's line of the table for every round, leaves [R, ...].
         carry: the carry before the first round.
     """
-    first = 0  # body round of the segment
-    for segment in table.segments:
-        num_rounds, repetitions = segment.num_body_rounds, segment.num_repetitions
-        repeated = jax.tree.map(
-            lambda leaf, s=segment, n=repetitions: leaf[s.start : s.stop].reshape(
-                n, s.num_body_rounds, *leaf.shape[1:]
-            ),
-            rows,
-        )
-        body_rounds = range(first, first + num_rounds)
+    types = range(table.num_types)
+    light = [each for each in types if has_messages_alone(table, each, has_reductions=actions.has_reductions)]
+    loops = [[each] for each in types if each not in light] + [light] * bool(light)
+    place = {each: (loop, branch) for loop, members in enumerate(loops) for branch, each in enumerate(members)}
+    loop_of, branch_of = np.array([*(place[each] for each in table.round_type.tolist()), (END, 0)], np.int32).T
+    loop_of, branch_of = jnp.asarray(loop_of), jnp.asarray(branch_of)
 
-        def body(carry: Carry, rows: Row, body_rounds: range = body_rounds) -> tuple[Carry, None]:
-            for i, body_round in enumerate(body_rounds):
-                row = jax.tree.map(lambda leaf, i=i: leaf[i], rows)
-                carry = _round(table, body_round, actions, row, carry)
-            return carry, None
+    def run_loop(walk: tuple[jax.Array, Carry], loop: int) -> tuple[jax.Array, Carry]:
+        def body(walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+            r, carry = walk
+            row = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, r, 0, False), rows)
+            if loops[loop] is light:
+                return r + 1, _round_of_messages(table, light, branch_of[r], row, carry)
+            return r + 1, _round(table, loops[loop][0], actions, row, carry)
 
-        carry, _ = lax.scan(body, carry, repeated)
-        first += num_rounds
+        return lax.while_loop(lambda walk: loop_of[walk[0]] == loop, body, walk)
+
+    def run_loops(walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+        return reduce(run_loop, range(len(loops)), walk)
+
+    _, carry = lax.while_loop(lambda walk: loop_of[walk[0]] != END, run_loops, (jnp.int32(0), carry))
     # No later round sums the gradients that the last round completed.
     if actions.has_reductions and table.completes[-1].any():
         carry = carry._replace(state=actions.reduce(carry.complete, carry.state))
     return carry
 
 
-def _round(table: RoundTable, body_round: int, actions: Actions, row: Row, carry: Carry) -> Carry:
-    # 1. All that the round before prepared to send starts travelling.
-    arrived = channels.send_messages(table, body_round, carry.out)
-    landed = channels.send_pages(table, body_round, carry.send_buffer_pages)
-    gradients = channels.send_grads(table, body_round, carry.send_buffer_grads)
+def has_messages_alone(table: RoundTable, round_type: int, *, has_reductions: bool) -> bool:
+    """Whether no device does anything in rounds of this type but send and receive messages."""
+    here = table.round_type == round_type
+    return not (
+        table.kinds[round_type]
+        or table.page_permutes[round_type]
+        or table.gradient_permutes[round_type]
+        or table.pages.num_sends[here].any()
+        or table.exchange_grids.num_sends[here].any()
+        or (has_reductions and table.completes[:-1][here[1:]].any())
+    )
 
-    # 2. The action of this device, if any; every device traces all kinds that any device has in this body round.
+
+def _round_of_messages(table: RoundTable, types: Sequence[int], index: jax.Array, row: Row, carry: Carry) -> Carry:
+    """A round of `types[index]`, in which messages travel and nothing else."""
+
+    def exchange(round_type: int, own: jax.Array, out: jax.Array, inbox: jax.Array) -> tuple[jax.Array, jax.Array]:
+        arrived = channels.send_messages(table, round_type, out)
+        inbox = channels.store_messages(table, round_type, row, arrived, own, inbox)
+        return channels.read_message(table, round_type, row, arrived, own, inbox), inbox
+
+    own = carry.state.message
+    message, inbox = lax.switch(index, [partial(exchange, each) for each in types], own, carry.out, carry.inbox)
+    out = carry.out if table.has_delays else own
+    return carry._replace(state=carry.state._replace(message=message), out=out, inbox=inbox, complete=jnp.int32(IDLE))
+
+
+def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry: Carry) -> Carry:
+    # 1. All that the round before prepared to send starts travelling.
+    arrived = channels.send_messages(table, round_type, carry.out)
+    landed = channels.send_pages(table, round_type, carry.send_buffer_pages)
+    gradients = channels.send_grads(table, round_type, carry.send_buffer_grads)
+
+    # 2. The action of this device, if any; every device traces all kinds that any device has in rounds of this type.
     state = carry.state
-    for kind in sorted(table.kinds[body_round], reverse=True):
+    for kind in sorted(table.kinds[round_type], reverse=True):
         state = actions.run(Kind(kind), row, state)
-    if actions.has_reductions and table.completes[:-1][table.body_round[1:] == body_round].any():
+    if actions.has_reductions and table.completes[:-1][table.round_type[1:] == round_type].any():
         state = actions.reduce(carry.complete, state)
 
     # 3. Nothing below this barrier moves above it, and the permutes do not move below the action.
@@ -78,12 +115,12 @@ def _round(table: RoundTable, body_round: int, actions: Actions, row: Row, carry
     )
 
     # 4. Arrivals are stored, and the payloads of the next round are read.
-    inbox = channels.store_messages(table, body_round, row, arrived, own, carry.inbox)
-    message = channels.read_message(table, body_round, row, arrived, own, inbox)
+    inbox = channels.store_messages(table, round_type, row, arrived, own, carry.inbox)
+    message = channels.read_message(table, round_type, row, arrived, own, inbox)
     state = channels.store_pages(row, landed, state._replace(message=message, grads=grads))
-    pages, state = channels.read_pages(table, body_round, row, carry.send_buffer_pages, state)
+    pages, state = channels.read_pages(table, round_type, row, carry.send_buffer_pages, state)
     state = channels.add_grads(row, gradients, state)
-    leaving, state = channels.read_grads(table, body_round, row, carry.send_buffer_grads, state)
+    leaving, state = channels.read_grads(table, round_type, row, carry.send_buffer_grads, state)
     produces_none = (row.kind == IDLE) | (row.kind == Kind.W)
     out = jnp.where(produces_none, carry.out, own) if table.has_delays else own
     return Carry(state, out, inbox, pages, leaving, jnp.where(row.completes == 1, row.chunk, IDLE))

@@ -56,7 +56,7 @@ def test_a_permute_that_was_never_made_asynchronous_is_not_hidden():
 
 @pytest.mark.parametrize(
     ("scope", "kind"),
-    [("position12_permute1", MESSAGE), ("position3_transfer", PAGE_TRANSFER), ("position6_exchange0", EXCHANGE)],
+    [("type12_permute1", MESSAGE), ("type3_transfer", PAGE_TRANSFER), ("type6_exchange0", EXCHANGE)],
 )
 def test_messages_pages_and_gradients_are_told_apart_by_their_scopes(scope, kind):
     text = program(scope=scope)

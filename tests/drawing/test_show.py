@@ -44,7 +44,16 @@ def test_json_content(capsys):
         {"kind": "B", "replica": 0, "stage": 3, "microbatch": 0, "start": 4, "end": 7},
     ]
     spmd = values["spmd"]
-    assert set(spmd) == {"makespan", "num_rounds", "body_rounds", "num_slots", "permutes_per_step"}
+    assert set(spmd) == {
+        "makespan",
+        "num_rounds",
+        "round_types",
+        "traced_actions",
+        "num_slots",
+        "permutes_per_step",
+        "messages_asked",
+        "messages_sent",
+    }
     assert spmd["makespan"] == pytest.approx(values["makespan"])
     assert spmd["num_slots"] == 4  # the peak, min(D, N)
     nothing = {"asked": [0] * 4, "sent": [0] * 4}
@@ -73,8 +82,8 @@ def test_sent_is_what_the_permutes_of_each_round_carry(num_layers):
     schedule = build("bpipe", num_devices=8, num_microbatches=20)
     table = lower(schedule, layers_per_stage=(num_layers,) * 8)
     away, back = np.zeros(8), np.zeros(8)  # [device] pages
-    for position in table.body_round:
-        for source, target in itertools.chain(*table.page_permutes[position]):
+    for round_type in table.round_type:
+        for source, target in itertools.chain(*table.page_permutes[round_type]):
             if source < target:  # early devices evict
                 away[source] += 1
             else:

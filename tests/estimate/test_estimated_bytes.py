@@ -18,7 +18,6 @@ from jaxpipe.estimate import Bytes, fits, memory, setting_of
 from jaxpipe.estimate.memory import counted, counts, table_microbatches
 from jaxpipe.program.shapes import bytes_per_device, held_bytes
 from jaxpipe.schedules import REGISTRY
-from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.training.batches import example_batch
 from jaxpipe.training.setup import build_pipeline, make_optimizer
 from jaxpipe.training.step import state_like
@@ -130,12 +129,13 @@ def test_few_microbatches_say_all(name, pipe, num_microbatches):
     expected = setting.model.recompute, setting.costs
     everything = counted(name, setting.built_options, pipe, setting.layers_per_stage, expected, num_microbatches)
     assert replace(found, in_flight=0, inbox=0) == replace(everything, in_flight=0, inbox=0)
-    assert abs(found.in_flight - everything.in_flight) <= 1  # by the body that the fold has chosen: one message
-    assert abs(found.inbox - everything.inbox) <= find_method(name).takes_times  # orders for times repeat only nearly
+    # Which rounds are best may depend on N: one message more in flight, and one that waits.
+    assert abs(found.in_flight - everything.in_flight) <= 1
+    assert abs(found.inbox - everything.inbox) <= 1
 
 
 def test_a_schedule_of_a_file_is_counted_whole(tmp_path):
-    setting = of_schedule("1f1b", pipe=4, num_microbatches=40)
+    setting = of_schedule("1f1b", pipe=8, num_microbatches=40)
     path = tmp_path / "mine.csv"
     path.write_text("\n".join(",".join(map(str, row)) for row in setting.schedule.rows) + "\n")
     assert memory(replace(setting, schedule_name=str(path))) == memory(setting)

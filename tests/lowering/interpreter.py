@@ -57,18 +57,18 @@ def interpret(table: RoundTable) -> None:
         for _ in range(schedule.num_devices)
     ]
     for round_ in range(table.num_rounds):
-        body_round = table.body_round[round_]
-        arrived = [_permute(pairs, [device.out for device in devices]) for pairs in table.permutes[body_round]]
+        round_type = table.round_type[round_]
+        arrived = [_permute(pairs, [device.out for device in devices]) for pairs in table.permutes[round_type]]
         received = {
             name: [
                 _permute(pairs, [device.send_buffer_pages[name][lane] for device in devices])
-                for lane, pairs in enumerate(table.page_permutes[body_round])
+                for lane, pairs in enumerate(table.page_permutes[round_type])
             ]
             for name in pools
         }
         gradients = [
             _permute(pairs, [device.send_buffer_grads[lane] for device in devices])
-            for lane, pairs in enumerate(table.gradient_permutes[body_round])
+            for lane, pairs in enumerate(table.gradient_permutes[round_type])
         ]
         for d, device in enumerate(devices):
             where = f"round {round_}, device {d}"
@@ -119,7 +119,7 @@ def _act(table, round_, d, device, where):
     replica, held = schedule.placement.stages_of[d][table.chunk[round_, d]]
     action = Action(kind, stage, microbatch, replica)
     where = f"{where}: {action}"
-    assert kind in table.kinds[table.body_round[round_]], f"{where} is not in the body"
+    assert kind in table.kinds[table.round_type[round_]], f"{where} is not of its round's type"
     assert held == stage, f"{where} runs another chunk"
     reads = ("x", stage - 1, microbatch) if kind is Kind.F else ("dx", stage, microbatch)
     if reads[1] >= 0 and kind is not Kind.W:

@@ -25,7 +25,7 @@ SPLIT_COSTS = [
 def table_of(schedule: Schedule, body: Couplings, fitted: tuple[np.ndarray, np.ndarray]) -> RoundTable:
     rounds, send_round = fitted
     problem = Folding(schedule, (1,) * schedule.num_stages)
-    return with_exchange(problem.fold(rounds, num_body_rounds=body.num_body_rounds, send_round=send_round), schedule)
+    return with_exchange(problem.fold(rounds, num_positions=body.num_body_rounds, send_round=send_round), schedule)
 
 
 @pytest.mark.parametrize("placement", ALL_PLACEMENTS.values(), ids=ALL_PLACEMENTS)
@@ -53,7 +53,7 @@ def test_what_fits_without_waiting_is_as_fast_as_the_asynchronous_clock(placemen
 @pytest.mark.parametrize("name", ["zb_h1", "zb_v", "dualpipe_v"])
 def test_weight_gradients_stand_where_devices_meet(name):
     schedule = build(name, num_devices=4, num_microbatches=8)
-    _, body = coupled_bodies(schedule)
+    *_, body = coupled_bodies(schedule)
     fitted = fitted_rounds(schedule, SPLIT_COSTS[2], body)
     assert fitted is not None
     assert (fitted[0][schedule.columns.is_kind(Kind.W)] % 2 == 0).all()
@@ -78,7 +78,7 @@ def test_where_nothing_fits_there_is_nothing_without_waiting():
     # With W longer than I, devices that all meet in every round get ahead of each other in ZB-H1.
     schedule = build("zb_h1", num_devices=8, num_microbatches=32)
     costs = Costs(input_gradient=0.9, weight_gradient=1.3)
-    together, turns = coupled_bodies(schedule)
+    together, _, turns = coupled_bodies(schedule)
     assert fitted_rounds(schedule, costs, together, may_wait=False) is None
     assert fitted_rounds(schedule, costs, turns, may_wait=False) is not None
 

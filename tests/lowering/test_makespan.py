@@ -51,7 +51,7 @@ def test_rounds_cost_no_time_anywhere(name):
 def test_a_bad_fold_costs_time():
     """With one body round every permute couples all neighbours in every round: the check above can fail."""
     schedule = build("1f1b", num_devices=8, num_microbatches=32)
-    bad = Folding(schedule, (1,) * 8).fold(earliest_rounds(schedule), num_body_rounds=1)
+    bad = Folding(schedule, (1,) * 8).fold(earliest_rounds(schedule), num_positions=1)
     assert replay(bad).makespan / simulate(schedule).makespan > 1.05
 
 

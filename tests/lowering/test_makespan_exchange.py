@@ -32,7 +32,7 @@ def table_of(schedule: Schedule, num_layers: int) -> RoundTable:
         ("bitpipe", 0.02, 1, 1.06, 1.03),
         ("chimera", 0.02, 1, 1.10, 1.05),
         # 0.375 forwards, several layers a stage
-        ("bitpipe", 0.1, 8, 1.12, 1.07),
+        ("bitpipe", 0.1, 8, 1.19, 1.07),
         ("chimera", 0.1, 8, 1.18, 1.10),
     ],
 )
@@ -49,7 +49,7 @@ def test_what_the_exchange_adds_to_the_asynchronous_clock(name, transfer, num_la
 def test_a_layer_too_long_to_hide_is_seen():
     """One layer a stage over a slow link: three forwards for what has an action or two to hide behind."""
     schedule, costs = built("bitpipe", 4, 4), Costs(transfer=0.1, backward=1.0)
-    assert replay(table_of(schedule, 1), costs).makespan / simulate(schedule, costs).makespan > 1.5
+    assert replay(table_of(schedule, 1), costs).makespan / simulate(schedule, costs).makespan > 1.2
 
 
 @pytest.mark.parametrize("eager_sync", [True, False])
@@ -88,6 +88,5 @@ def test_the_clock_of_one_exchange_by_hand():
     """Two devices, one microbatch each way, a layer a stage; F 1, B 2, a message 0.25, a layer's gradients 1."""
     table = lower(build("chimera", num_devices=2, num_microbatches=2))
     costs = Costs(transfer=0.25, gradient_messages=2.0)
-    # Both devices: F, message, F, B, message, B, then the exchange, both ways at once. Its permute runs once before,
-    # in the round that reads what travels in the next.
-    assert replay(table, costs).makespan == pytest.approx(1 + 0.25 + 1 + 2 + 0.25 + 2 + 2 * 1)
+    # Both devices: F, message, F, B, message, B, then the exchange, both ways at once.
+    assert replay(table, costs).makespan == pytest.approx(1 + 0.25 + 1 + 2 + 0.25 + 2 + 1)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.ci  # the tables themselves are held by test_tables_unc
 NAMES = [name for name, method in REGISTRY.items() if method.has_split_backward]
 TO_SPLIT = [name for name, method in REGISTRY.items() if not (method.has_split_backward or method.has_transfers)]
 TIMES = [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (1.0, 0.9, 1.3)]  # of F, I, W
-MOST_ROUNDS = 8
+MOST_TRACED = 16  # where devices meet one by one, four rounds of four kinds of action
 MOST = {0.02: 1.02, 0.1: 1.07}  # at a transfer in forwards, from 2D microbatches on
 TWO_REPLICAS = ("bitpipe", "chimera", "mixpipe")
 
@@ -55,7 +55,7 @@ def assert_fast(schedule: Schedule, times: tuple[float, float, float]) -> None:
     table = lower(schedule, costs=costs[0])
     without, *exposed = replay_makespans(table, costs) / [simulate(schedule, each).makespan for each in costs]
     assert without <= most_at_once(schedule)
-    assert max(segment.num_body_rounds for segment in table.segments) <= MOST_ROUNDS
+    assert table.num_traced_actions <= MOST_TRACED
     if schedule.num_microbatches >= 2 * schedule.num_devices:
         assert (exposed <= np.array(most_exposed(schedule))).all()
 
@@ -104,14 +104,14 @@ def test_rounds_of_whole_forwards_do_cost_time():
     """Where rounds know no other times, the checks above can fail."""
     schedule, costs = new("v_min", 8, 32, TIMES[2]), Costs(**options(TIMES[2]))
     rounds, send_round = lockstep_rounds(schedule, in_forwards(costs))
-    table = Folding(schedule, (1,) * 16).fold(rounds, num_body_rounds=LOCKSTEP_ROUNDS, send_round=send_round)
+    table = Folding(schedule, (1,) * 16).fold(rounds, num_positions=LOCKSTEP_ROUNDS, send_round=send_round)
     assert replay_makespans(table, [costs])[0] > 1.05 * simulate(schedule, costs).makespan
 
 
 def test_other_costs_than_expected_take_time():
     """Where W takes eight times as long as I, what is fast at all that is judged by default is not fast enough."""
     times = (1.0, 0.3, 2.5)
-    schedule, costs = new("zb_h1", 8, 3, times), Costs(**options(times))
+    schedule, costs = new("zb_h1", 8, 16, times), Costs(**options(times))
     least = simulate(schedule, costs).makespan
-    assert replay_makespans(lower(schedule), [costs])[0] > 1.5 * least
-    assert replay_makespans(lower(schedule, costs=costs), [costs])[0] <= 1.001 * least
+    assert replay_makespans(lower(schedule), [costs])[0] > 1.3 * least
+    assert replay_makespans(lower(schedule, costs=costs), [costs])[0] <= 1.04 * least

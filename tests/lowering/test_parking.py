@@ -9,6 +9,7 @@ from interpreter import interpret
 
 from jaxpipe.lowering import RoundTable, lower, replay
 from jaxpipe.lowering.lower import Folding, compute_schedule
+from jaxpipe.lowering.round_types import MAX_TYPES
 from jaxpipe.lowering.rounds import periodic_rounds
 from jaxpipe.schedules import Costs, build, simulate
 
@@ -78,16 +79,14 @@ def test_pages_are_where_they_are_looked_for(num_devices, num_microbatches, roll
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("backward", "body_rounds"), [(1.0, 4), (2.0, 6), (3.0, 8)])
+@pytest.mark.parametrize("backward", [1.0, 2.0, 3.0])
 @pytest.mark.parametrize("num_devices", [4, 5, 8, 16, 32])
-def test_it_takes_no_more_time_than_1f1b(num_devices, backward, body_rounds):
+def test_it_takes_no_more_time_than_1f1b(num_devices, backward):
     costs = Costs(backward=backward)
     for num_microbatches in (num_devices - 1, 2 * num_devices, 4 * num_devices + 1):
         table = lower(bpipe(num_devices, num_microbatches), layers_per_stage=(8,) * num_devices, costs=costs)
         plain = build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches)
         assert replay(table, costs).makespan <= 1.001 * simulate(plain, costs).makespan
-        if num_microbatches >= 2 * num_devices:
-            assert table.num_body_rounds == body_rounds
 
 
 @pytest.mark.ci
@@ -106,7 +105,7 @@ def test_rounds_that_keep_no_step_with_time_cost_a_lot():
     steps = compute_schedule(schedule)
     rounds = periodic_rounds(steps, 4)
     assert rounds is not None
-    table = Folding(schedule, (8,) * 8).fold(rounds, num_body_rounds=4)
+    table = Folding(schedule, (8,) * 8).fold(rounds, num_positions=4)
     assert replay(table).makespan / simulate(steps).makespan > 1.2
 
 
@@ -125,8 +124,10 @@ def test_traffic():
 def test_transfers_hide_behind_actions_and_are_few(num_devices, num_layers):
     table = lower(bpipe(num_devices, 4 * num_devices), layers_per_stage=(num_layers,) * num_devices)
     assert any(table.page_permutes)
-    for kinds, permutes, lanes in zip(table.kinds, table.permutes, table.page_permutes, strict=True):
-        assert kinds or not lanes
+    # At the end of the step a page may travel in a round in which no device computes any more.
+    exposed = ~np.isin(table.parked.sends.round, table.rounds)
+    assert exposed.sum() <= 0.02 * len(exposed) + 2
+    for permutes, lanes in zip(table.permutes, table.page_permutes, strict=True):
         assert len(permutes) + len(lanes) <= 4
         assert all(source + target == num_devices - 1 for pairs in lanes for source, target in pairs)
     # A microbatch parks at most half its pages, in three rounds of its period.
@@ -135,9 +136,6 @@ def test_transfers_hide_behind_actions_and_are_few(num_devices, num_layers):
 
 def test_the_body_does_not_grow_with_microbatches():
     few, many = (lower(bpipe(8, n), layers_per_stage=(8,) * 8) for n in (16, 256))
-    assert (few.num_body_rounds, few.permutes, few.page_permutes) == (
-        many.num_body_rounds,
-        many.permutes,
-        many.page_permutes,
-    )
+    assert max(few.num_types, many.num_types) <= MAX_TYPES
+    assert many.num_traced_actions <= few.num_traced_actions
     assert few.pages.num_pages == many.pages.num_pages

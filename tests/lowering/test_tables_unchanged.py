@@ -26,9 +26,8 @@ ALL_PLACEMENTS = PLACEMENTS | TWO_WAYS
 
 def columns(table: RoundTable):
     """Everything that the program reads; the names do not matter, the order does."""
-    yield from (table.rounds, table.send_round, table.body_round)
+    yield from (table.rounds, table.send_round, table.round_type)
     yield from (table.kind, table.stage, table.microbatch, table.chunk, table.completes)
-    yield [(segment.start, segment.stop, segment.num_body_rounds) for segment in table.segments]
     for body in (table.permutes, table.page_permutes, table.gradient_permutes):
         yield json.dumps([[[[int(s), int(t)] for s, t in pairs] for pairs in permutes] for permutes in body])
     inbox = table.inbox

@@ -32,7 +32,7 @@ def test_rounds_for_equal_stages_are_slower():
     layers = three_then_two(schedule.num_stages)
     costs = Costs(backward=2.0).of_layers(layers)
     equal = lower(schedule, layers_per_stage=layers, costs=Costs(backward=2.0))
-    assert replay(equal, costs).makespan > 1.1 * simulate(schedule, costs).makespan
+    assert replay(equal, costs).makespan > 1.04 * simulate(schedule, costs).makespan
 
 
 def test_a_config_is_laid_out_for_its_stages():

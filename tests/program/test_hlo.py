@@ -79,15 +79,16 @@ def test_gradients_of_layers_are_reduced_in_the_loop_where_a_chunk_completes(fam
     schedule = build("1f1b", num_devices=2, num_microbatches=5)
     pipeline, params, _, text = compile_step(schedule, num_layers=4, family=family, data=2, tensor=2)
     table, parts = pipeline.table, pipeline.parts(params)
-    num_positions = len(np.unique(table.body_round[table.completes.any(axis=1)]))
-    assert 1 < num_positions < table.num_body_rounds
+    followed = np.flatnonzero(table.completes.any(axis=1)) + 1
+    num_types = len(np.unique(table.round_type[followed[followed < table.num_rounds]]))
+    assert 1 < num_types < table.num_types
     found, _ = computations(text)
     (at_the_end,) = (name for name, each in found.items() if "f32[]" in reduced(each, "all-reduce"))  # with the loss
-    # Once for each of these positions; activations, which `tensor` sums, have other shapes.
+    # Once for each of these types; activations, which `tensor` sums, have other shapes.
     of_layers = Counter(reduced_shape(part, 2) for part in jax.tree.leaves(parts["layers"]))
     in_loops = sum((reduced(each, "reduce-scatter") for name, each in found.items() if name != at_the_end), Counter())
     in_loops = Counter({shape: count for shape, count in in_loops.items() if shape in of_layers})
-    assert in_loops == {shape: num_positions * count for shape, count in of_layers.items()}
+    assert in_loops == {shape: num_types * count for shape, count in of_layers.items()}
     # What is left for the end: shared parameters, over `data` and `pipe`, and the loss.
     shared = jax.tree.leaves(parts["shared"])
     assert reduced(found[at_the_end], "reduce-scatter") == Counter(reduced_shape(part, 4) for part in shared)

@@ -93,8 +93,8 @@ def poison(monkeypatch):
     def store_from_poisoned_arrivals(row, landed, state):
         return store(row, poisoned_from(landed, row.num_page_recvs), state)
 
-    def read_into_poisoned_lanes(table, position, row, departing, state):
-        departing, state = read(table, position, row, poisoned_from(departing, 0), state)
+    def read_into_poisoned_lanes(table, round_type, row, departing, state):
+        departing, state = read(table, round_type, row, poisoned_from(departing, 0), state)
         pages = jnp.where(jnp.arange(table.num_page_lanes) < row.num_page_sends, row.send_page, table.pages.num_pages)
         slots = [[leaf.at[pages].set(jnp.nan, mode="drop") for leaf in pool] for pool in state.pools[:1]]
         return departing, state._replace(pools=[*slots, *state.pools[1:]])
@@ -102,8 +102,8 @@ def poison(monkeypatch):
     def add_from_poisoned_arrivals(row, arrived, state):
         return add(row, poisoned_from(arrived, row.num_layer_recvs), state)
 
-    def read_gradients_into_poisoned_lanes(table, position, row, leaving, state):
-        return read_gradients(table, position, row, poisoned_from(leaving, 0), state)
+    def read_gradients_into_poisoned_lanes(table, round_type, row, leaving, state):
+        return read_gradients(table, round_type, row, poisoned_from(leaving, 0), state)
 
     def fill():
         monkeypatch.setattr("jaxpipe.program.carry.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
@@ -189,8 +189,8 @@ def compute_in_a_bubble(pipeline: Pipeline) -> None:
     """A device that should idle in round 0 runs a B, on a message and residuals that are not there."""
     table = pipeline.table
     idle = next(device for device in range(4) if table.kind[0, device] == IDLE)
-    position_with_backward = next(p for p, kinds in enumerate(table.kinds) if Kind.B in kinds)
-    round_ = next(r for r in range(table.num_rounds) if table.body_round[r] == position_with_backward)
+    with_backward = next(t for t, kinds in enumerate(table.kinds) if Kind.B in kinds)
+    round_ = next(r for r in range(table.num_rounds) if table.round_type[r] == with_backward)
     assert table.kind[round_, idle] == IDLE
     kind = table.kind.copy()
     kind[round_, idle] = Kind.B
@@ -312,7 +312,7 @@ def store_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     table, pages = pipeline.table, pipeline.table.pages
     landing, num_landings = pages.recv_page.copy(), pages.num_recvs.copy()
     device = table.parked.home[0]
-    one_of_two = num_landings[:, device] < [len(table.page_permutes[position]) for position in table.body_round]
+    one_of_two = num_landings[:, device] < [len(table.page_permutes[round_type]) for round_type in table.round_type]
     round_ = int(np.flatnonzero(one_of_two & (num_landings[:, device] == 1))[0])
     backward = next(r for r in range(round_ + 1, table.num_rounds) if table.kind[r, device] == Kind.B)
     landing[round_, device, 1] = pages.of_layer[backward, device, -1]
@@ -353,9 +353,9 @@ def add_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     num_received = grids.num_recvs.copy()
     round_, device = next(
         (round_, target)
-        for round_, position in enumerate(table.body_round)
+        for round_, round_type in enumerate(table.round_type)
         if num_received[round_].any()
-        for _, target in table.gradient_permutes[position][0]
+        for _, target in table.gradient_permutes[round_type][0]
         if not num_received[round_, target]
     )
     num_received[round_, device] = 1

@@ -86,15 +86,15 @@ def test_loss_and_every_gradient_are_those_of_plain_grad(spec):
 
 
 def pairs_by_scope(pipeline, permutes, scope) -> dict[str, set[tuple[int, int]]]:
-    """Of [body round][permute] -> pairs of `pipe` devices, by scope the pairs of ids on a data x pipe x tensor mesh."""
+    """Of [type][permute] -> pairs of `pipe` devices, by scope the pairs of ids on a data x pipe x tensor mesh."""
     ids = np.vectorize(lambda device: device.id)(pipeline.mesh.devices)
     return {
-        scope(body_round, k): {
+        scope(round_type, k): {
             (source, target)
             for a, b in pairs
             for source, target in zip(ids[:, a].ravel().tolist(), ids[:, b].ravel().tolist(), strict=True)
         }
-        for body_round, of_round in enumerate(permutes)
+        for round_type, of_round in enumerate(permutes)
         for k, pairs in enumerate(of_round)
     }
 
@@ -132,15 +132,15 @@ def test_at_most_four_permutes_are_in_a_round_of_bpipe(spec):
     found = program(spec)
     table, num_rows = found.pipeline.table, len(found.shapes.storage.pools[0].rows)
     in_round = Counter(
-        re.findall(r"position\d+_", instruction.rest)[-1]
+        re.findall(r"type\d+_", instruction.rest)[-1]
         for computation in computations(found.text)[0].values()
         for instruction in computation.instructions
         if instruction.opcode in ("collective-permute", "collective-permute-start")
     )
     assert in_round == Counter(
         {
-            f"position{body_round}_": len(permutes) + num_rows * len(lanes)
-            for body_round, (permutes, lanes) in enumerate(zip(table.permutes, table.page_permutes, strict=True))
+            f"type{round_type}_": len(permutes) + num_rows * len(lanes)
+            for round_type, (permutes, lanes) in enumerate(zip(table.permutes, table.page_permutes, strict=True))
         }
     )
     assert max(in_round.values()) <= 4

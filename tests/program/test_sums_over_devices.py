@@ -4,6 +4,8 @@ In the round of that action itself, the sum would hold the message up, and with 
 the end of 1F1B the sums of all stages would stand one after the other.
 """
 
+from itertools import takewhile
+
 import jax
 import jax.extend.core as core
 import jax.numpy as jnp
@@ -13,33 +15,29 @@ from tiers import tiers
 from tiny_models import config_of, pipeline_of
 
 from jaxpipe.models import LanguageModel
+from jaxpipe.program.rounds import has_messages_alone
 from jaxpipe.schedules import build
 
 SUMS = {"psum", "psum_scatter", "reduce_scatter", "psum_invariant"}
 
 
 def rounds_of(pipeline, params, batch) -> list[list[core.JaxprEqn]]:
-    """[body round] what it does, up to the barrier that its message leaves behind; what comes after, at the next."""
+    """[type of round with work] what it does, up to the barrier that its message leaves behind."""
     jaxpr = jax.make_jaxpr(pipeline.loss_and_grads)(params, batch, 1.0).jaxpr
-    bodies = [body for body in bodies_of(jaxpr) if "ppermute" in names(body)]
-    rounds: list[list[core.JaxprEqn]] = []
-    for body in bodies:
-        rounds.append([])
-        for equation in body.eqns:
-            rounds[-1].append(equation)
-            if equation.primitive.name == "optimization_barrier":
-                rounds.append([])
-        rounds.pop()  # what is stored at the end
-    return rounds
+    return [list(takewhile(lambda each: not is_barrier(each), body.eqns)) for body in bodies_of(jaxpr)]
 
 
 def bodies_of(jaxpr) -> list:
-    """Bodies of the scans in `jaxpr`, in order, none of those within them."""
-    found = []
-    for equation in jaxpr.eqns:
-        inner = list(core.jaxprs_in_params(equation.params))
-        found += inner if equation.primitive.name == "scan" else [body for each in inner for body in bodies_of(each)]
-    return found
+    """The loop bodies of the types of rounds, in order: those with a barrier."""
+    if any(map(is_barrier, jaxpr.eqns)):
+        return [jaxpr]
+    return [
+        body for equation in jaxpr.eqns for inner in core.jaxprs_in_params(equation.params) for body in bodies_of(inner)
+    ]
+
+
+def is_barrier(equation: core.JaxprEqn) -> bool:
+    return equation.primitive.name == "optimization_barrier"
 
 
 def names(jaxpr) -> set[str]:
@@ -63,15 +61,16 @@ def test_sums_stand_in_the_round_after_behind_its_permutes(case):
     tokens = jax.ShapeDtypeStruct((num_microbatches, 2, 8), jnp.int32)
     rounds = rounds_of(pipeline, params, {"tokens": tokens, "targets": tokens})
     table = pipeline.table
-    assert len(rounds) == table.num_body_rounds
+    with_work = [each for each in range(table.num_types) if not has_messages_alone(table, each, has_reductions=True)]
+    found = dict(zip(with_work, rounds, strict=True))
     completed = table.completes.any(axis=1)
     assert completed.any()
-    found = {position for position, equations in enumerate(rounds) if any(map(sums, equations))}
-    assert found == set(np.unique(table.body_round[1:][completed[:-1]]).tolist())
-    for position in found:
+    with_sums = {round_type for round_type, equations in found.items() if any(map(sums, equations))}
+    assert with_sums == set(np.unique(table.round_type[1:][completed[:-1]]).tolist())
+    for round_type in with_sums:
         kinds = [
             "permute" if each.primitive.name == "ppermute" else "sum"
-            for each in rounds[position]
+            for each in found[round_type]
             if each.primitive.name == "ppermute" or sums(each)
         ]
         assert kinds == sorted(kinds)

@@ -92,6 +92,15 @@ def test_unrolled_rounds_give_the_same():
     assert_equivalent(make_pipeline(schedule, num_layers=4, rolled=False))
 
 
+@pytest.mark.parametrize(
+    "name", tiers(["zb_v"], ci=["1f1b", "bitpipe", "hanayo"], slow=["bpipe", "gems", "dualpipe", "v_min"])
+)
+def test_rounds_laid_out_for_blocking_permutes_give_the_same(name):
+    schedule = build(name, num_devices=4, num_microbatches=9)
+    pipeline = make_pipeline(schedule, num_layers=schedule.num_stages + 1, blocking=True)
+    assert_equivalent(pipeline)
+
+
 @pytest.mark.ci
 def test_gradients_of_bfloat16_add_up_in_float32():
     """All microbatches are the same one: the sum is a multiple of its gradient, exact in float32 only."""

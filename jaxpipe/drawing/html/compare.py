@@ -149,7 +149,8 @@ def _summary(summary: Summary, shortest: Summary) -> dict[str, str]:
         "peak activations, Ma": " to ".join(f"{size:.4g}" for size in np.unique(sizes)),
         "weights, M_theta": str(summary.schedule.num_replicas),
         "program: makespan": f"{spmd['makespan']:g}",
-        "program: rounds": f"{spmd['num_rounds']} by {spmd['body_rounds']}",
+        "program: rounds": f"{spmd['num_rounds']} of {spmd['round_types']} types",
         "program: slots": f"{spmd['num_slots']:g}",
         "program: permutes": str(spmd["permutes_per_step"]),
+        "messages asked / sent": f"{spmd['messages_asked']} / {spmd['messages_sent']}",
     }

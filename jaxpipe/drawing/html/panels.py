@@ -150,25 +150,25 @@ def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Cos
     rounding = ROUNDING * times.makespan
     waited = times.end > times.start + duration + rounding
     index = table.grid(np.arange(len(table.rounds)), otherwise=NOTHING)
-    coupled = [_coupled(table, position) for position in range(table.num_body_rounds)]
+    coupled = [_coupled(table, round_type) for round_type in range(table.num_types)]
     devices = np.arange(schedule.num_devices)
     since = np.full(schedule.num_devices, NOTHING)  # [device] the action whose end began its current round
     found = np.full(len(table.rounds), NOTHING)
-    for round_, position in enumerate(table.body_round.tolist()):
+    for round_, round_type in enumerate(table.round_type.tolist()):
         here = index[round_]
         found[here[here >= 0]] = since[here >= 0]
-        latest = np.where(coupled[position], times.start[round_], -np.inf).argmax(axis=1)
+        latest = np.where(coupled[round_type], times.start[round_], -np.inf).argmax(axis=1)
         by_itself = np.where((here >= 0) & (duration[round_] > rounding), here, since)
         since = np.where(waited[round_] & (latest != devices), since[latest], by_itself)
     return found
 
 
-def _coupled(table: RoundTable, position: int) -> np.ndarray:
-    """Whether the permutes of a body round make one device wait for another, [device, device]; true for itself."""
+def _coupled(table: RoundTable, round_type: int) -> np.ndarray:
+    """Whether the permutes of a type of rounds make one device wait for another, [device, device]; true for itself."""
     # Permutes run one after the other: a device waits for its partner, which has waited for its own partners before.
     coupled = np.eye(table.schedule.num_devices, dtype=bool)
     for permutes in (table.permutes, table.page_permutes, table.gradient_permutes):
-        for pairs in permutes[position]:
+        for pairs in permutes[round_type]:
             partners = np.eye(table.schedule.num_devices, dtype=bool)
             for source, target in pairs:
                 partners[source, target] = partners[target, source] = True

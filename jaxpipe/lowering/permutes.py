@@ -1,8 +1,8 @@
-"""The loop body of the program: its repetitions, and the permutes of its rounds.
+"""The permutes of a round, and the transfers that they carry.
 
-Rounds are rolled into segments, each a number of repetitions of one loop body. A permute (`lax.ppermute`, HLO
-`collective-permute`) takes (source, target) pairs, in which every device is source at most once and target at most
-once. Permutes belong to body rounds: a permute runs in every repetition with the pairs that any repetition needs.
+A permute (`lax.ppermute`, HLO `collective-permute`) takes (source, target) pairs, in which every device is source at
+most once and target at most once. Permutes belong to types of rounds: every round of a type runs the same permutes,
+with the pairs that any of them needs.
 """
 
 from __future__ import annotations
@@ -13,21 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Pair = tuple[int, int]  # (source, target) devices
-Permutes = tuple[tuple[tuple[Pair, ...], ...], ...]  # [body round][permute] -> pairs
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Rounds `start` to `stop`, executed as repetitions of a body of `num_body_rounds`."""
-
-    start: int
-    stop: int
-    num_body_rounds: int
-
-    @property
-    def num_repetitions(self) -> int:
-        """Number of times that the body runs."""
-        return (self.stop - self.start) // self.num_body_rounds
+Permutes = tuple[tuple[tuple[Pair, ...], ...], ...]  # [type of round][permute] -> pairs
 
 
 def permutes_of(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
@@ -66,15 +52,15 @@ class Sends:
     target: np.ndarray
     lane: np.ndarray
 
-    def permutes(self, body_round: np.ndarray, num_body_rounds: int) -> Permutes:
-        """The permutes that carry these transfers, [body round][lane] -> pairs: the union over all repetitions.
+    def permutes(self, round_type: np.ndarray, num_types: int) -> Permutes:
+        """The permutes that carry these transfers, [type][lane] -> pairs: the union over all rounds of the type.
 
         Args:
-            body_round: [R] the body round of each round.
-            num_body_rounds: body rounds of all segments.
+            round_type: [R] the type of each round.
+            num_types: number of types.
         """
-        keys = np.stack([body_round[self.round], self.lane, self.source, self.target], axis=1)
-        permutes: list[list[list[Pair]]] = [[] for _ in range(num_body_rounds)]
+        keys = np.stack([round_type[self.round], self.lane, self.source, self.target], axis=1)
+        permutes: list[list[list[Pair]]] = [[] for _ in range(num_types)]
         for index, lane, source, target in np.unique(keys, axis=0).tolist():
             if lane == len(permutes[index]):  # keys are sorted, and the lanes of a source have no gaps
                 permutes[index].append([])

@@ -1,0 +1,177 @@
+"""Types of rounds: which rounds share a loop body of the program, and with it permutes and traced actions.
+
+The fewer types, the smaller the program; the more, the fewer permutes carry nothing. A fold gives every round a
+position in a repeated body, whose permutes are the union over all repetitions. `refine` splits the rounds of a position
+by the pairs that they really need, as far as the size of the program allows. A type has a subset of the pairs of its
+position, so no device waits longer than before, and fill, steady state and drain need no bodies of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
+from heapq import heappop, heappush
+from itertools import combinations
+from operator import or_
+
+import numpy as np
+
+from jaxpipe.lowering.table import RoundTable
+
+MAX_TYPES = 24  # each is a loop of the program, or a branch of one
+MAX_TRACED_ACTIONS = 8  # kinds of action in all types together; program size and compile time grow with it
+SMALL_WASTE = 0.15  # transfers without content, as a fraction of those with content, that a smaller program is worth
+MAX_COMPARED = 160  # types of a position that are compared with each other; the rarest others become one
+
+
+@dataclass(frozen=True)
+class RoundType:
+    """Rounds that may share a loop body."""
+
+    pairs: int  # bit mask of the transfers that any round needs
+    kinds: int  # bit mask of the kinds of action that any device does
+    num_rounds: int
+    members: tuple[tuple[int, int], ...]  # (position, pairs) of its rounds
+
+    def waste(self, other: RoundType) -> int:
+        """Transfers without content that a step makes more if both are one type.
+
+        Example:
+            Three rounds that use one link and two that use two: one type sends in vain in the three.
+
+            >>> RoundType(0b01, 0, 3, ()).waste(RoundType(0b11, 0, 2, ()))
+            3
+        """
+        either = self.pairs | other.pairs
+        return (either ^ self.pairs).bit_count() * self.num_rounds + (
+            either ^ other.pairs
+        ).bit_count() * other.num_rounds
+
+    def __or__(self, other: RoundType) -> RoundType:
+        return RoundType(
+            self.pairs | other.pairs,
+            self.kinds | other.kinds,
+            self.num_rounds + other.num_rounds,
+            self.members + other.members,
+        )
+
+
+def refine(
+    table: RoundTable, *, max_types: int = MAX_TYPES, max_traced_actions: int = MAX_TRACED_ACTIONS
+) -> RoundTable:
+    """The table with rounds of one type divided by the transfers that they need.
+
+    Args:
+        table: a table with few types of rounds.
+        max_types: most types of the result, unless `table` has more.
+        max_traced_actions: most traced actions of the result, unless `table` has more.
+
+    Example:
+        GPipe in rounds of one type sends both ways in each of them. Refined, forwards and backwards are apart, and so
+        are rounds in which some devices have nothing to send.
+
+        >>> from jaxpipe.lowering.lower import Folding
+        >>> from jaxpipe.lowering.rounds import earliest_rounds
+        >>> from jaxpipe.schedules import build
+        >>> schedule = build("gpipe", num_devices=3, num_microbatches=4)
+        >>> table = Folding(schedule, (1, 1, 1)).fold(earliest_rounds(schedule), num_positions=1)
+        >>> table.sent_messages.tolist(), refine(table).sent_messages.tolist()
+        ([16, 32, 16], [4, 10, 4])
+    """
+    pairs = _needed_pairs(table)
+    kinds = np.zeros(table.num_rounds, dtype=int)
+    np.bitwise_or.at(kinds, table.rounds, 1 << table.schedule.columns.kind)
+    cells = list(zip(table.round_type.tolist(), pairs, strict=True))
+    kinds_of: dict[tuple[int, int], int] = {}
+    for cell, own in zip(cells, kinds.tolist(), strict=True):
+        kinds_of[cell] = kinds_of.get(cell, 0) | own
+    positions: list[list[RoundType]] = [[] for _ in range(table.num_types)]
+    for cell, num_rounds in Counter(cells).most_common():
+        positions[cell[0]].append(RoundType(cell[1], kinds_of[cell], num_rounds, (cell,)))
+    types = _merged(
+        [_few(found) for found in positions],
+        max_types=max(max_types, table.num_types),
+        max_traced_actions=max(max_traced_actions, table.num_traced_actions),
+    )
+    type_of = {cell: index for index, found in enumerate(types) for cell in found.members}
+    return replace(table, round_type=_in_turn(np.array([type_of[cell] for cell in cells])))
+
+
+def _needed_pairs(table: RoundTable) -> list[int]:
+    """[R] bit mask of the transfers of each round, in all channels."""
+    device, (sender, reader) = table.schedule.columns.device, table.messages
+    needed = [(0 * sender, table.send_round[sender], device[sender], device[reader])]
+    for channel, sends in ((1, table.parked.sends), (2, table.exchange.sends)):
+        needed.append((3 * sends.lane + channel, sends.round, sends.source, sends.target))
+    lane, rounds, source, target = (np.concatenate(parts) for parts in zip(*needed, strict=True))
+    _, bit = np.unique(np.stack([lane, source, target]), axis=1, return_inverse=True)
+    masks = [0] * table.num_rounds
+    for round_, index in zip(rounds.tolist(), bit.ravel().tolist(), strict=True):
+        masks[round_] |= 1 << index
+    return masks
+
+
+def _few(types: list[RoundType]) -> list[RoundType]:
+    """At most `MAX_COMPARED` of `types`, which are sorted by their number of rounds: the last ones become one."""
+    few, rest = types[: MAX_COMPARED - 1], types[MAX_COMPARED - 1 :]
+    return [*few, reduce(or_, rest)] if rest else few
+
+
+def _merged(positions: list[list[RoundType]], *, max_types: int, max_traced_actions: int) -> list[RoundType]:
+    """Types of the same position merged, those with the least waste first, until the program is small enough."""
+    types = dict(enumerate(each for found in positions for each in found))
+    position_of = [position for position, found in enumerate(positions) for _ in found]
+    allowed = SMALL_WASTE * sum(each.pairs.bit_count() * each.num_rounds for each in types.values())
+    waste = 0
+
+    def merge(saves: Callable[[RoundType, RoundType], int], is_small: Callable[[], bool]) -> None:
+        """Merges two types again and again, those with the least waste for what it saves."""
+        nonlocal waste
+        heap: list[tuple[float, int, int]] = []
+
+        def offer(a: int, b: int) -> None:
+            if position_of[a] == position_of[b] and (saved := saves(types[a], types[b])):
+                heappush(heap, (types[a].waste(types[b]) / saved, a, b))
+
+        for a, b in combinations(types, 2):
+            offer(a, b)
+        while heap:
+            _, a, b = heappop(heap)
+            if a not in types or b not in types:
+                continue
+            added = types[a].waste(types[b])
+            if is_small() and waste + added > allowed:
+                return
+            waste += added
+            merged, new = types.pop(a) | types.pop(b), len(position_of)
+            position_of.append(position_of[a])
+            types[new] = merged
+            for other in list(types)[:-1]:
+                offer(other, new)
+
+    def num_traced() -> int:
+        return sum(each.kinds.bit_count() for each in types.values())
+
+    merge(lambda a, b: (a.kinds & b.kinds).bit_count(), lambda: num_traced() <= max_traced_actions)
+    merge(lambda a, b: 1, lambda: len(types) <= max_types)
+    return list(types.values())
+
+
+def _in_turn(types: np.ndarray) -> np.ndarray:
+    """[R] `types` numbered in the order in which they usually follow each other, since the program takes them in turn.
+
+    Example:
+        >>> _in_turn(np.array([2, 0, 1, 2, 0, 1])).tolist()
+        [0, 1, 2, 0, 1, 2]
+    """
+    follows = Counter(zip(types[:-1].tolist(), types[1:].tolist(), strict=True))
+    left, order = set(types.tolist()), [int(types[0])]
+    left.remove(order[0])
+    while left:
+        order.append(max(left, key=lambda each: (follows[order[-1], each], -each)))
+        left.remove(order[-1])
+    number = np.empty(len(order), dtype=int)
+    number[order] = np.arange(len(order))
+    return number[types]

@@ -1,0 +1,83 @@
+"""Types of rounds: fewer permutes carry nothing, no device waits longer, and the program stays small."""
+
+import numpy as np
+import pytest
+from interpreter import interpret
+from legal_devices import tiered
+from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
+
+from jaxpipe.lowering import RoundTable, lower
+from jaxpipe.lowering.lower import Folding, with_exchange
+from jaxpipe.lowering.replay import replay_makespans
+from jaxpipe.lowering.round_types import MAX_TYPES, refine
+from jaxpipe.lowering.rounds import earliest_rounds
+from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, simulate
+
+ALL_PLACEMENTS = PLACEMENTS | TWO_WAYS
+COSTS = [Costs(transfer=transfer, gradient_messages=0.0) for transfer in (0.0, 0.02, 0.1)]
+# Messages sent over messages asked for, of the busiest device, N = 4 D, as measured; 1.35 but for these.
+# Where devices do different kinds of action at a time, exact pairs would have the program trace each kind once more for
+# every type.
+MOST_SENT = {"mixpipe": 1.7, "hanayo": 1.8, "zb_h1": 2.65, "zb_h2": 2.0, "zb_v": 1.85, "v_half": 2.5, "v_min": 2.9}
+MOST_SENT |= {"dualpipe": 2.9, "dualpipe_v": 1.9}
+
+
+def folded(schedule: Schedule, num_positions: int) -> RoundTable:
+    problem = Folding(schedule, (1,) * schedule.num_stages)
+    rounds = earliest_rounds(problem.compute)
+    return with_exchange(problem.fold(rounds, num_positions=num_positions), schedule)
+
+
+@pytest.mark.parametrize("num_positions", [1, 4])
+@pytest.mark.parametrize("placement", ALL_PLACEMENTS.values(), ids=ALL_PLACEMENTS)
+def test_types_send_less_and_keep_no_device_waiting_longer(placement, num_positions):
+    for seed in range(3):
+        schedule = random_schedule(placement, num_microbatches=6, seed=seed, split_fraction=seed / 2)
+        table = folded(schedule, num_positions)
+        refined = refine(table)
+        interpret(refined)
+        assert (refined.sent_messages <= table.sent_messages).all()
+        assert (refined.sent_messages >= refined.asked_messages).all()
+        for blocking in (False, True):
+            before, after = (replay_makespans(each, COSTS, blocking=blocking) for each in (table, refined))
+            assert (after <= before * (1 + 1e-12)).all()
+
+
+def test_some_programs_send_exactly_what_is_asked_for():
+    table = refine(folded(build("1f1b", num_devices=4, num_microbatches=8), 1), max_types=100, max_traced_actions=100)
+    assert table.sent_messages.sum() > table.asked_messages.sum()  # a smaller program is worth a few
+    unrolled = lower(build("1f1b", num_devices=4, num_microbatches=8), rolled=False)
+    np.testing.assert_array_equal(unrolled.sent_messages, unrolled.asked_messages)
+
+
+@pytest.mark.parametrize(("max_types", "max_traced_actions"), [(1, 1), (4, 4), (24, 10)])
+def test_limits_hold(max_types, max_traced_actions):
+    for name in ("1f1b", "gems", "zb_v", "mixpipe"):
+        table = folded(build(name, num_devices=8, num_microbatches=16), 1)
+        refined = refine(table, max_types=max_types, max_traced_actions=max_traced_actions)
+        assert refined.num_types <= max(max_types, table.num_types)
+        assert refined.num_traced_actions <= max(max_traced_actions, table.num_traced_actions)
+
+
+@pytest.mark.parametrize(("name", "options", "num_devices"), tiered(4, 8))
+def test_a_step_sends_little_more_than_asked_for(name, options, num_devices):
+    table = lower(build(name, num_devices=num_devices, num_microbatches=4 * num_devices, **options))
+    assert table.num_types <= MAX_TYPES
+    if not options:
+        assert table.sent_over_asked <= MOST_SENT.get(name, 1.35)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_rounds_laid_out_for_blocking_permutes_cost_little(name, num_devices):
+    # As measured, but 1.05: paired devices exchange pages; forwards begin in the middle of another device's backward.
+    most = {"bpipe": 1.3, "mixpipe": 1.36, "hanayo": 1.18, "dualpipe": 1.07, "dualpipe_v": 1.11}.get(name, 1.06)
+    if not REGISTRY[name].takes(num_devices):
+        pytest.skip("no schedule of so many devices")
+    for num_microbatches in (num_devices, 2 * num_devices + 1, 4 * num_devices):
+        schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
+        costs = Costs(gradient_messages=0.0)
+        table = lower(schedule, costs=costs, blocking=True)
+        least = simulate(table.schedule, costs).makespan
+        assert replay_makespans(table, [costs], blocking=True)[0] <= most * least
