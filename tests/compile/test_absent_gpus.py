@@ -5,6 +5,9 @@ import functools
 import pytest
 from compiling import compiled, run
 
+from jaxpipe.lowering import lower
+from jaxpipe.schedules import build
+
 pytest.importorskip("jax_plugins.xla_cuda13", reason="the extra gpu-aot compiles for GPUs that are not there")
 
 # Sizes at which buffers of a few KB do not matter; nothing of them is made. In each of the three another part of an
@@ -89,14 +92,24 @@ def test_the_whole_state_is_updated_in_place(numbers):
 )
 def test_every_message_is_behind_an_action(case):
     numbers = report(case)
-    assert numbers["overlapped_permutes"] == numbers["permutes"] > 0
+    # But those of rounds in which no device computes, as at the end of the step.
+    assert 4 <= numbers["overlapped_permutes"] <= numbers["permutes"]
     assert numbers["evict_load_permutes"] == numbers["exchange_permutes"] == 0
+
+
+@pytest.mark.ci
+def test_every_message_of_a_round_with_actions_is_behind_one():
+    table, numbers = lower(build("1f1b", num_devices=8, num_microbatches=16), layers_per_stage=(8,) * 8), report("gpt")
+    with_actions = sum(len(permutes) for permutes, kinds in zip(table.permutes, table.kinds, strict=True) if kinds)
+    assert numbers["overlapped_permutes"] == with_actions
+    assert numbers["permutes"] == sum(map(len, table.permutes))
 
 
 @pytest.mark.ci
 def test_every_page_travels_behind_an_action():
     numbers = report("gpt, bpipe")
-    assert numbers["overlapped_evict_load_permutes"] == numbers["evict_load_permutes"] > 0
+    # But one, of a round at the end of the step in which no device computes.
+    assert numbers["overlapped_evict_load_permutes"] >= numbers["evict_load_permutes"] - 1 > 0
     assert numbers["permutes"] > numbers["evict_load_permutes"]
 
 
