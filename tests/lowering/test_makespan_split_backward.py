@@ -76,7 +76,7 @@ def test_rounds_of_split_schedules_cost_no_time(name, times):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", TIMES, ids=str)
-@pytest.mark.parametrize(("name", "make"), [*product(NAMES, [new]), *product(TO_SPLIT, [split])], ids=str)
+@pytest.mark.parametrize(("name", "make"), [*product(NAMES, [new]), *product(TO_SPLIT, [split])])
 def test_rounds_cost_no_time_anywhere(name, make, times):
     for num_devices in (2, 4, 8, 16):
         for num_microbatches in (1, num_devices - 1, num_devices, 2 * num_devices, 4 * num_devices):
