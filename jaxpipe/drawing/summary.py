@@ -6,7 +6,6 @@ a permute are those of all rounds of a type, so that some carry nothing that is 
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,13 +114,12 @@ def sent_slots(table: RoundTable) -> Transfers:
     """
     assert len(set(table.layers_per_stage)) == 1
     lanes_out, lanes_back = np.split(table.parked.sends.lane, 2)
-    num_rounds = np.bincount(table.round_type, minlength=table.num_types)
 
     def slots(rounds: np.ndarray, lane: np.ndarray) -> np.ndarray:
         # A permute, counted once for each device that evicts by it, runs in all rounds of its type.
         round_type, _, home = np.unique(np.stack([table.round_type[rounds], lane, table.parked.home]), axis=1)
         sent = np.zeros(table.schedule.num_devices)
-        np.add.at(sent, home, num_rounds[round_type] / table.layers_per_stage[0])
+        np.add.at(sent, home, table.rounds_of_type[round_type] / table.layers_per_stage[0])
         return sent
 
     return Transfers(
@@ -139,12 +137,7 @@ def sent_gradients(table: RoundTable) -> np.ndarray:
         table: a table whose stages all have the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
-    num_rounds = np.bincount(table.round_type, minlength=table.num_types).tolist()
-    layers = np.zeros(table.schedule.num_devices)
-    for rounds, lanes in zip(num_rounds, table.gradient_permutes, strict=True):
-        for source, _ in itertools.chain.from_iterable(lanes):
-            layers[source] += rounds
-    return layers / table.layers_per_stage[0]
+    return table.sent(table.gradient_permutes) / table.layers_per_stage[0]
 
 
 # The numbers as text and as JSON

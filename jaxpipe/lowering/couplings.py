@@ -106,9 +106,8 @@ def coupled_bodies(compute: Schedule) -> Iterator[Couplings]:
     lower number in the next; or it meets them one by one, with a round without permutes after each, as in a line of
     devices over the links (0, 1), (2, 3), ..., then over (1, 2), (3, 4), ...
     """
-    columns, message = compute.columns, dependencies(compute).message
-    reader = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
-    links = np.stack([columns.device[message[reader]], columns.device[reader]], axis=1)
+    device = compute.columns.device
+    links = np.stack([device[ends] for ends in dependencies(compute).messages_between(device)], axis=1)
     pairs = frozenset((source, target) for source, target in np.unique(links, axis=0).tolist())
     yield Couplings(compute.num_devices, (pairs,))
     half = compute.num_devices / 2  # in a ring, the last device sends up to the first

@@ -56,16 +56,15 @@ def fitted_rounds(
         >>> rounds.tolist()
         [0, 1, 5, 6, 7, 8, 2, 3, 4, 5, 6, 7]
     """
-    columns, message = compute.columns, dependencies(compute).message
+    columns, needs = compute.columns, dependencies(compute)
     timeline = simulate(compute, costs)
     earliest = (1.0 - slack_fraction) * timeline.start + slack_fraction * latest_starts(timeline)
-    assignment = _Assignment(compute, body, message, earliest, timeline.end - timeline.start)
+    assignment = _Assignment(compute, body, needs.message, earliest, timeline.end - timeline.start)
     if not assignment.run(may_wait=may_wait):
         return None
     rounds = np.array(assignment.constraints.rounds)
     send_round = rounds + 1
-    reader = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
-    sender = message[reader]
+    sender, reader = needs.messages_between(columns.device)
     link = columns.device[sender], columns.device[reader]
     send_round[sender] = rounds[sender] + body.rounds_to_send[rounds[sender] % body.num_body_rounds, *link]
     return rounds, send_round

@@ -86,7 +86,7 @@ def lower(
     """
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages)
     if rolled:
-        return refine(with_exchange(folding.best_table(costs or Costs(), blocking=blocking), schedule))
+        return folding.best_table(costs or Costs(), blocking=blocking)
     rounds = earliest_rounds(folding.compute)
     return with_exchange(folding.fold(rounds, num_positions=int(rounds.max()) + 1), schedule)
 
@@ -134,19 +134,16 @@ class Folding:
         return compute_schedule(self.schedule)
 
     @cached_property
-    def _is_sent(self) -> np.ndarray:
-        """[A] whether another device reads the action's message."""
-        columns, message = self.compute.columns, dependencies(self.compute).message
-        is_sent = np.zeros(len(message), dtype=bool)
-        is_sent[message[(message >= 0) & (columns.device[message] != columns.device)]] = True
-        return is_sent
+    def _senders(self) -> np.ndarray:
+        """[M] the actions whose message another device reads."""
+        return dependencies(self.compute).messages_between(self.compute.columns.device)[0]
 
     def best_table(self, costs: Costs, *, blocking: bool) -> RoundTable:
         """The first candidate that is fast at all costs tried and sends little in vain, or else the best at `costs`.
 
         The best is one that is fast at `costs` without transfers, if any is; among these one that is fast with them.
         Of fast ones it is one that is good at all costs, if any is, and then the one that sends least; of slow ones,
-        the fastest. Its types of rounds are not yet refined.
+        the fastest. Where backwards are split, candidates are timed with the exchange, since devices may wait for it.
         """
         # Costs of evaluation first, then the expected costs with each of the transfers.
         evaluated, limits = EVALUATION_COSTS, GOOD_ENOUGH_RATIOS
@@ -159,9 +156,10 @@ class Folding:
         ]
         asynchronous = np.array([simulate(self.compute, each).makespan for each in all_costs])
 
-        best, least = None, None
+        is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
+        best, least = None, None  # the best candidate, and as timed
         for table in self.candidates(costs):
-            timed = refine(with_exchange(table, self.schedule) if self.schedule.has_split_backward else table)
+            timed = refine(with_exchange(table, self.schedule) if is_timed_whole else table)
             slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
             at_any, expected = np.split(slowdown, [len(evaluated)])
             is_good_anywhere = bool((at_any <= limits).all())
@@ -173,13 +171,15 @@ class Folding:
                 is_slow = (bool(expected[0] > FAST[0]), bool((expected > FAST).any()))
             is_small, sent = timed.num_traced_actions <= MAX_TRACED_ACTIONS, timed.sent_over_asked
             if not any(is_slow) and (is_good_anywhere or blocking) and is_small and sent <= FEW_SENT:
-                return table
+                best = table, timed
+                break
             speed = round(slowest, 2) if any(is_slow) else not is_good_anywhere
             key = (*is_slow, speed, not is_small, max(sent, FEW_SENT), timed.inbox.num_inbox)
             if least is None or key < least:
-                best, least = table, key
+                best, least = (table, timed), key
         assert best is not None
-        return best
+        table, timed = best
+        return timed if is_timed_whole else refine(with_exchange(table, self.schedule))
 
     def candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first; those fitted to `costs` last.
@@ -229,7 +229,7 @@ class Folding:
             send_round: [A] rounds of the messages; by default those after `rounds`.
         """
         send_round = rounds + 1 if send_round is None else send_round
-        num_rounds = int(max(rounds.max(), send_round[self._is_sent].max(initial=0))) + 1
+        num_rounds = int(max(rounds.max(), send_round[self._senders].max(initial=0))) + 1
         round_type = np.arange(num_rounds) % num_positions
         table = RoundTable(
             self.compute, self.layers_per_stage, rounds, send_round, round_type, NO_PARKED_PAGES, NO_EXCHANGE

@@ -126,10 +126,9 @@ def periodic_rounds(compute: Schedule, period: int, *, lengths: np.ndarray | Non
         [0, 4, 5, 9, 2, 3, 6, 7]
     """
     columns = compute.columns
-    message = dependencies(compute).message
-    remote = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
+    sender, remote = dependencies(compute).messages_between(columns.device)
     following = np.flatnonzero(columns.position > 0)
-    before = np.concatenate([following - 1, message[remote]])
+    before = np.concatenate([following - 1, sender])
     after = np.concatenate([following, remote])
     if lengths is None:
         rounds = np.concatenate([np.full(len(following), LOCAL_ROUNDS), np.full(len(remote), REMOTE_ROUNDS)])

@@ -49,6 +49,11 @@ class RoundTable:
         return int(self.round_type.max()) + 1
 
     @cached_property
+    def rounds_of_type(self) -> np.ndarray:
+        """[type] number of rounds."""
+        return np.bincount(self.round_type)
+
+    @cached_property
     def num_traced_actions(self) -> int:
         """Kinds of action in all types together; program size and compile time grow with it."""
         return sum(map(len, self.kinds))
@@ -107,6 +112,13 @@ class RoundTable:
         return self.grid(last, otherwise=0)
 
     @cached_property
+    def follows_completion(self) -> np.ndarray:
+        """[type] whether an action that completes a chunk's gradients may be in the round before."""
+        follows = np.zeros(self.num_types, dtype=bool)
+        follows[self.round_type[1:][self.completes[:-1].any(axis=1)]] = True
+        return follows
+
+    @cached_property
     def kinds(self) -> tuple[frozenset[Kind], ...]:
         """[type] the kinds of action that any device does in any round of the type."""
         return tuple(
@@ -124,9 +136,7 @@ class RoundTable:
     @cached_property
     def messages(self) -> tuple[np.ndarray, np.ndarray]:
         """The sender and the reader of each of the M messages between two devices, [M] and [M]."""
-        columns, message = self.schedule.columns, self.dependencies.message
-        reader = np.flatnonzero((message >= 0) & (columns.device[message] != columns.device))
-        return message[reader], reader
+        return self.dependencies.messages_between(self.schedule.columns.device)
 
     @cached_property
     def permutes(self) -> Permutes:
@@ -152,11 +162,14 @@ class RoundTable:
     @cached_property
     def sent_messages(self) -> np.ndarray:
         """[device] messages that one step's permutes carry away from the device, those without content included."""
+        return self.sent(self.permutes)
+
+    def sent(self, permutes: Permutes) -> np.ndarray:
+        """[device] payloads that one step's `permutes`, [type][permute] -> pairs, carry away from the device."""
         sent = np.zeros(self.schedule.num_devices, dtype=int)
-        num_rounds = np.bincount(self.round_type, minlength=self.num_types).tolist()
-        for rounds, permutes in zip(num_rounds, self.permutes, strict=True):
-            for source, _ in chain.from_iterable(permutes):
-                sent[source] += rounds
+        for num_rounds, of_type in zip(self.rounds_of_type.tolist(), permutes, strict=True):
+            for source, _ in chain.from_iterable(of_type):
+                sent[source] += num_rounds
         return sent
 
     @property
@@ -194,7 +207,7 @@ class RoundTable:
         """Permutes that the program executes in one step."""
         everything = zip(self.permutes, self.page_permutes, self.gradient_permutes, strict=True)
         of_type = [sum(map(len, of_round)) for of_round in everything]
-        return sum(of_type[index] for index in self.round_type.tolist())
+        return int(self.rounds_of_type @ of_type)
 
     # ---- Storage ----
 

@@ -78,7 +78,7 @@ def has_messages_alone(table: RoundTable, round_type: int, *, has_reductions: bo
         or table.gradient_permutes[round_type]
         or table.pages.num_sends[here].any()
         or table.exchange_grids.num_sends[here].any()
-        or (has_reductions and table.completes[:-1][here[1:]].any())
+        or (has_reductions and table.follows_completion[round_type])
     )
 
 
@@ -106,7 +106,7 @@ def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry
     state = carry.state
     for kind in sorted(table.kinds[round_type], reverse=True):
         state = actions.run(Kind(kind), row, state)
-    if actions.has_reductions and table.completes[:-1][table.round_type[1:] == round_type].any():
+    if actions.has_reductions and table.follows_completion[round_type]:
         state = actions.reduce(carry.complete, state)
 
     # 3. Nothing below this barrier moves above it, and the permutes do not move below the action.

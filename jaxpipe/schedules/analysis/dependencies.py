@@ -30,6 +30,22 @@ class Dependencies:
     load: np.ndarray
     met: np.ndarray
 
+    def messages_between(self, device: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The sender and the reader of each of the M messages between two devices, [M] and [M].
+
+        Args:
+            device: [A] the device of each action.
+
+        Example:
+            >>> from jaxpipe.schedules import build
+            >>> schedule = build("gpipe", num_devices=2, num_microbatches=1)  # 0F0 0B0, 1F0 1B0
+            >>> sender, reader = dependencies(schedule).messages_between(schedule.columns.device)
+            >>> sender.tolist(), reader.tolist()
+            ([3, 0], [1, 2])
+        """
+        reader = np.flatnonzero((self.message >= 0) & (device[self.message] != device))
+        return self.message[reader], reader
+
 
 def dependencies(schedule: Schedule) -> Dependencies:
     """The dependencies of every compute action and SYNC of `schedule`."""
