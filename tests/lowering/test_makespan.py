@@ -73,6 +73,16 @@ def test_the_clock_of_one_microbatch_by_hand():
     assert times.makespan == pytest.approx(1 + 0.25 + 1 + 2 + 0.25 + 2)
 
 
+def test_permutes_that_block_by_hand():
+    """F 1, B 2, transfer 0.25, two microbatches: each message is there before its round's actions begin."""
+    table = lower(build("gpipe", num_devices=2, num_microbatches=2))
+    costs = Costs(forward=1.0, backward=2.0, transfer=0.25)
+    # Device 0: F, message, F, message; device 1: two F, B, message, B, message; device 0: two B.
+    assert replay(table, costs, blocking=True).makespan == pytest.approx(2 * 1.25 + 2 * 1 + 2 * 2.25 + 2 * 2)
+    # Beside actions the second message each way is hidden; device 0 does its first B while device 1 does its second.
+    assert replay(table, costs).makespan == pytest.approx(1.25 + 2 * 1 + 2 + 0.25 + 2 * 2)
+
+
 def test_a_transfer_hides_behind_the_action_of_its_round():
     """Device 1 computes the F of microbatch 0 while that of microbatch 1 arrives."""
     table = lower(build("gpipe", num_devices=2, num_microbatches=8))
