@@ -20,6 +20,10 @@ COSTS = [Costs(transfer=transfer, gradient_messages=0.0) for transfer in (0.0, 0
 # every type.
 MOST_SENT = {"mixpipe": 1.7, "hanayo": 1.8, "zb_h1": 2.65, "zb_h2": 2.0, "zb_v": 1.85, "v_half": 2.5, "v_min": 2.9}
 MOST_SENT |= {"dualpipe": 2.9, "dualpipe_v": 1.9}
+# The clock on which permutes block over the asynchronous one, as measured; none but for these: paired devices exchange
+# pages, or forwards begin in the middle of another device's backward.
+MOST_IF_BLOCKING = {"bpipe": 1.3, "mixpipe": 1.36, "hanayo": 1.18, "dualpipe": 1.07, "dualpipe_v": 1.11}
+MOST_IF_BLOCKING |= {"interleaved_1f1b": 1.06}
 
 
 def folded(schedule: Schedule, num_positions: int) -> RoundTable:
@@ -71,8 +75,6 @@ def test_a_step_sends_little_more_than_asked_for(name, options, num_devices):
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_rounds_laid_out_for_blocking_permutes_cost_little(name, num_devices):
-    # As measured, but 1.05: paired devices exchange pages; forwards begin in the middle of another device's backward.
-    most = {"bpipe": 1.3, "mixpipe": 1.36, "hanayo": 1.18, "dualpipe": 1.07, "dualpipe_v": 1.11}.get(name, 1.06)
     if not REGISTRY[name].takes(num_devices):
         pytest.skip("no schedule of so many devices")
     for num_microbatches in (num_devices, 2 * num_devices + 1, 4 * num_devices):
@@ -80,4 +82,4 @@ def test_rounds_laid_out_for_blocking_permutes_cost_little(name, num_devices):
         costs = Costs(gradient_messages=0.0)
         table = lower(schedule, costs=costs, blocking=True)
         least = simulate(table.schedule, costs).makespan
-        assert replay_makespans(table, [costs], blocking=True)[0] <= most * least
+        assert replay_makespans(table, [costs], blocking=True)[0] <= MOST_IF_BLOCKING.get(name, 1.001) * least
