@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 
+from jaxpipe.errors import CompileError, explain
 
-class Randomness(NamedTuple):
-    """The random state that a model's function draws from; each draw folds in its own site and global index."""
 
-    key: jax.Array  # uint32[2]: threefry key of a step; folded with microbatch and layer when a layer gets it
-    first_sequence: jax.Array  # int32: the index in the microbatch of this device's first sequence
+@partial(jax.tree_util.register_dataclass, data_fields=["words", "first_sequence"], meta_fields=[])
+@dataclass(frozen=True)
+class Randomness:
+    """The random state that a model's function draws from; each draw folds in its own site and global index.
+
+    All devices that compute a layer for parts of one microbatch have the same words: a draw from them alone would be
+    the same for every part. So draw with `keys`, which are of global sequences, or with
+    `jaxpipe.models.dropout.dropout`.
+
+    Attributes:
+        words: uint32[2]: threefry key of a step; folded with microbatch and layer when a layer gets it.
+        first_sequence: int32: the index in the microbatch of this device's first sequence.
+    """
+
+    words: jax.Array
+    first_sequence: jax.Array
 
     @classmethod
     def like(cls) -> Randomness:
@@ -21,7 +36,50 @@ class Randomness(NamedTuple):
 
     def at(self, microbatch: jax.Array | int, layer: jax.Array | int) -> Randomness:
         """The random state of one layer for one microbatch; the embedding counts as layer -1."""
-        key = jax.random.wrap_key_data(self.key, impl="threefry2x32")
+        key = jax.random.wrap_key_data(self.words, impl="threefry2x32")
         for number in (microbatch, jnp.asarray(layer, jnp.int32) + 1):
             key = jax.random.fold_in(key, number)
-        return self._replace(key=jax.random.key_data(key))
+        return replace(self, words=jax.random.key_data(key))
+
+    def keys(self, num_sequences: int, *, site: int = 0) -> jax.Array:
+        """A key for each of this device's sequences, "sequence", for `jax.random` under `jax.vmap`.
+
+        A sequence has the same key on every mesh.
+
+        Args:
+            num_sequences: sequences of the microbatch on this device: the first dim of the layer's input.
+            site: number of this draw; two draws of one layer have two sites.
+
+        Example:
+            >>> random = Randomness(jnp.array([3, 7], jnp.uint32), jnp.int32(4))
+            >>> masks = jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (8,)))(random.keys(2))
+            >>> masks.shape, bool((masks[0] == masks[1]).all())
+            ((2, 8), False)
+        """
+        key = jax.random.fold_in(jax.random.wrap_key_data(self.words, impl="threefry2x32"), site)
+        return jax.vmap(partial(jax.random.fold_in, key))(self.first_sequence + jnp.arange(num_sequences))
+
+    # What `jax.random` and the hand reach for first would draw the same numbers for every part of a microbatch.
+
+    @property
+    def key(self) -> NoReturn:
+        """Raises CompileError: one key for a microbatch is a mistake."""
+        raise _no_single_key("random.key")
+
+    @property
+    def __jax_array__(self) -> NoReturn:
+        """Raises CompileError: `jax.random` looks for it when it is given a `Randomness` as a key."""
+        raise _no_single_key("random")
+
+
+def _no_single_key(what: str) -> CompileError:
+    return CompileError(
+        explain(
+            f"{what} is used as a key",
+            rule="key-of-a-sequence: a microbatch is split over devices, which all have the same `random`; one key for"
+            " all would draw the same numbers for every part of it",
+            picture="x = jaxpipe.models.dropout.dropout(x, random, rate=0.1)\n"
+            "masks = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, shape))(random.keys(len(x)))",
+            repair="draw as in one of these lines",
+        )
+    )

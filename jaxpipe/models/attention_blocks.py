@@ -169,7 +169,7 @@ def drop(x: jax.Array, dropout: AttentionDropout | None, *, block: QueryBlock, s
     position = block.first_query + jnp.arange(block.num_queries)
     rows = (sequence[:, None, None] * dropout.num_heads + head[:, None]) * seq + position
     mask = keep_mask(
-        dropout.random.key,
+        dropout.random.words,
         site=Site.ATTENTION_PROBABILITIES,
         rows=rows.reshape(batch, num_kv_heads, num_rows),
         num_columns=num_keys,

@@ -6,6 +6,7 @@ saved for backward: the mask is drawn again. Left to others: the key of a layer 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
@@ -40,7 +41,7 @@ def value_of(offset: Offset) -> int | jax.Array:
 
 
 def keep_mask(
-    key: jax.Array, *, site: int, rows: jax.Array, num_columns: int, rate: float, first_column: int = 0
+    key: jax.Array, *, site: int, rows: jax.Array, num_columns: int, rate: float, first_column: int | jax.Array = 0
 ) -> jax.Array:
     """Mask of the elements that are kept: bits that depend only on key, site, row and column.
 
@@ -56,7 +57,7 @@ def keep_mask(
         Boolean "... column", with the dims of `rows` first.
     """
     site_key = threefry(key, jnp.uint32(site), jnp.uint32(0))
-    columns = jnp.arange(first_column, first_column + num_columns, dtype=jnp.uint32)
+    columns = jnp.uint32(first_column) + jnp.arange(num_columns, dtype=jnp.uint32)
     bits, _ = threefry(site_key, rows[..., None].astype(jnp.uint32), columns)
     return bits >= jnp.uint32(int(rate * 2**32))
 
@@ -94,6 +95,34 @@ def keep(x: jax.Array, mask: jax.Array, rate: float) -> jax.Array:
     return jnp.where(mask, x.astype(jnp.float32) * (1 / (1 - rate)), 0).astype(x.dtype)
 
 
+def dropout(
+    x: jax.Array, random: Randomness | None, *, rate: float, site: int = 0, first_column: Offset = 0
+) -> jax.Array:
+    """Dropout in a layer of one's own: some elements 0, the others divided by 1 - `rate`; `x` itself without `random`.
+
+    The masks of a sequence are the same on every mesh, and other ones in every sequence, microbatch, layer and step.
+
+    Args:
+        x: "sequence ... column", this device's part.
+        random: as the layer gets it; None means no dropout.
+        rate: the probability to drop, 0 <= rate < 1.
+        site: number of this draw; two draws of one layer have two sites.
+        first_column: global index of `x[..., 0]`, where `tensor` splits the last dim.
+
+    Example:
+        >>> random = Randomness(jnp.array([3, 7], jnp.uint32), jnp.int32(0))
+        >>> dropout(jnp.ones((2, 4)), random, rate=0.5).tolist()
+        [[0.0, 2.0, 0.0, 0.0], [2.0, 0.0, 0.0, 0.0]]
+    """
+    num_rows = math.prod(x.shape[1:-1])
+
+    def rows(random: Randomness) -> jax.Array:
+        sequence = random.first_sequence + jnp.arange(x.shape[0])
+        return (sequence[:, None] * num_rows + jnp.arange(num_rows)).reshape(x.shape[:-1])
+
+    return _drop(x, random, rows, rate=rate, site=site, first_column=first_column)
+
+
 def drop(x: jax.Array, random: Randomness | None, *, rate: float, site: int, first_position: Offset) -> jax.Array:
     """Returns `x` with elements dropped at random and the others divided by 1 - `rate`; `x` itself without `random`.
 
@@ -104,15 +133,38 @@ def drop(x: jax.Array, random: Randomness | None, *, rate: float, site: int, fir
         site: the site of this draw.
         first_position: the global position of `x[:, 0]`; positions are less than 2**20.
     """
+
+    def rows(random: Randomness) -> jax.Array:
+        sequence = random.first_sequence + jnp.arange(x.shape[0])
+        position = value_of(first_position) + jnp.arange(x.shape[1])
+        return sequence[:, None] * _MAX_POSITIONS + position
+
+    return _drop(x, random, rows, rate=rate, site=site)
+
+
+def _drop(
+    x: jax.Array,
+    random: Randomness | None,
+    rows: Callable[[Randomness], jax.Array],
+    *,
+    rate: float,
+    site: int,
+    first_column: Offset = 0,
+) -> jax.Array:
+    """Returns `x` with dropout of elements, whose bits are of the `rows` "..." and of the last dim."""
     if random is None or rate == 0:
         return x
 
     @partial(jax.checkpoint, prevent_cse=False)
     def apply(x: jax.Array, random: Randomness) -> jax.Array:
-        batch, seq, hidden = x.shape
-        sequence = random.first_sequence + jnp.arange(batch)
-        position = value_of(first_position) + jnp.arange(seq)
-        rows = sequence[:, None] * _MAX_POSITIONS + position
-        return keep(x, keep_mask(random.key, site=site, rows=rows, num_columns=hidden, rate=rate), rate)
+        mask = keep_mask(
+            random.words,
+            site=site,
+            rows=rows(random),
+            num_columns=x.shape[-1],
+            rate=rate,
+            first_column=value_of(first_column),
+        )
+        return keep(x, mask, rate)
 
     return apply(x, random)

@@ -1,5 +1,7 @@
 """Every layer of every microbatch has a key of its own, whatever the index's type, and the mesh changes none."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,25 +12,25 @@ STEP = Randomness(jax.random.key_data(jax.random.key(3)), jnp.int32(5))
 
 
 def test_keys_differ_by_microbatch_and_layer():
-    keys = {tuple(STEP.at(m, layer).key.tolist()) for m in range(8) for layer in range(-1, 8)}
+    keys = {tuple(STEP.at(m, layer).words.tolist()) for m in range(8) for layer in range(-1, 8)}
     assert len(keys) == 8 * 9
-    assert tuple(STEP.key.tolist()) not in keys
+    assert tuple(STEP.words.tolist()) not in keys
 
 
 def test_keys_differ_by_step():
     steps = [jax.random.fold_in(jax.random.key(3), step) for step in range(8)]
-    keys = {tuple(STEP._replace(key=jax.random.key_data(key)).at(0, 0).key.tolist()) for key in steps}
+    keys = {tuple(replace(STEP, words=jax.random.key_data(key)).at(0, 0).words.tolist()) for key in steps}
     assert len(keys) == 8
 
 
 def test_a_traced_index_is_the_same_as_a_number():
-    traced = jax.jit(lambda m, layer: STEP.at(m, layer).key)
+    traced = jax.jit(lambda m, layer: STEP.at(m, layer).words)
     for layer in (-1, 0, 3):
-        np.testing.assert_array_equal(traced(2, layer), STEP.at(2, layer).key)
-        np.testing.assert_array_equal(traced(np.int32(2), np.int32(layer)), STEP.at(2, layer).key)
+        np.testing.assert_array_equal(traced(2, layer), STEP.at(2, layer).words)
+        np.testing.assert_array_equal(traced(np.int32(2), np.int32(layer)), STEP.at(2, layer).words)
 
 
 def test_the_first_sequence_is_kept_and_changes_no_key():
-    other = STEP._replace(first_sequence=jnp.int32(7)).at(1, 2)
+    other = replace(STEP, first_sequence=jnp.int32(7)).at(1, 2)
     assert int(other.first_sequence) == 7
-    np.testing.assert_array_equal(other.key, STEP.at(1, 2).key)
+    np.testing.assert_array_equal(other.words, STEP.at(1, 2).words)

@@ -186,19 +186,19 @@ def dropped(params, x, random):
 
 
 def dropped_by_jax(params, x, random):
-    kept = jax.random.bernoulli(jax.random.wrap_key_data(random.key), 0.5, WIDE)
+    kept = jax.random.bernoulli(jax.random.wrap_key_data(random.words), 0.5, WIDE)
     return x + jnp.where(kept, jnp.tanh(x @ params["up"]), 0.0) @ params["down"]
 
 
 def dropped_on_both_ways(params, x, random):
     """Two masks from two keys, of which the second's numbers go into a product that the input does not go through."""
-    first, second = jax.random.split(jax.random.wrap_key_data(random.key))
+    first, second = jax.random.split(jax.random.wrap_key_data(random.words))
     y = jnp.where(jax.random.bernoulli(first, 0.5, X), jnp.tanh(x @ params["kernel"]), 0.0)
     return x + y + jnp.where(jax.random.bernoulli(second, 0.5, X), params["bias"], 0.0) @ params["kernel"]
 
 
 def dropped_by_a_key_of_the_input(params, x, random):
-    key = jax.random.wrap_key_data(random.key)
+    key = jax.random.wrap_key_data(random.words)
     for token in x[:2]:
         key = jax.random.fold_in(key, jnp.argmax(token))
     return x + jnp.where(jax.random.bernoulli(key, 0.5, X), params["bias"], 0.0) @ params["kernel"]

@@ -19,7 +19,7 @@ def random_of(seed: int) -> Randomness:
 
 
 def uniform(random: Randomness) -> jax.Array:
-    return jax.random.uniform(jax.random.wrap_key_data(random.key), X.shape)
+    return jax.random.uniform(jax.random.wrap_key_data(random.words), X.shape)
 
 
 def dropped(y: jax.Array, random: Randomness) -> jax.Array:
