@@ -25,6 +25,7 @@ from jaxpipe.training.loop import heldout_losses
 from jaxpipe.training.resume import check_same_schedule
 from jaxpipe.training.setup import set_up
 from jaxpipe.training.step import format_losses, make_eval_step
+from jaxpipe.training.task import task_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,10 +51,10 @@ def execute(values: FlagValues) -> None:
     with ProcessGroup(
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
-        setup = set_up(config, num_processes=processes.count)
+        setup = set_up(config, task_of(config), num_processes=processes.count)
         check_same_schedule(processes, setup.pipeline.schedule, config.pipeline.costs)
         step, params = restore_params(
-            run_folder.path_of(values.workdir), model=setup.model, pipeline=setup.pipeline, say=say
+            run_folder.path_of(values.workdir), model=setup.task.model, pipeline=setup.pipeline, say=say
         )
         eval_step = make_eval_step(setup.pipeline)
         heldout = heldout_losses(eval_step, setup, params, num_batches=config.train.eval_batches)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -22,8 +22,15 @@ from jaxpipe.checkpoints.checks import check_same
 from jaxpipe.checkpoints.files import CHECKPOINTS, About, write_sums
 from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
-from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
+
+
+class HasInit(Protocol):
+    """A model that makes its own initial parameters, from whose shapes a checkpoint of it is known."""
+
+    def init(self, key: jax.Array, /) -> Any:
+        """Canonical parameters."""
+        ...
 
 
 def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
@@ -48,7 +55,7 @@ def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
 
 
 def restore_params(
-    workdir: Path, *, model: LanguageModel, pipeline: Pipeline, say: Callable[[str], None] = print
+    workdir: Path, *, model: HasInit, pipeline: Pipeline, say: Callable[[str], None] = print
 ) -> tuple[int, Any]:
     """Returns the step and the staged parameters of the newest undamaged checkpoint in `workdir`.
 
@@ -96,7 +103,7 @@ class SavedParams:
 
 @contextmanager
 def open_canonical(
-    workdir: Path, *, model: LanguageModel, step: int | None = None, say: Callable[[str], None] = print
+    workdir: Path, *, model: HasInit, step: int | None = None, say: Callable[[str], None] = print
 ) -> Iterator[SavedParams]:
     """The parameters of one checkpoint in `workdir`, read one by one when they are needed.
 
@@ -114,7 +121,7 @@ def open_canonical(
 
 
 def restore_canonical(
-    workdir: Path, *, model: LanguageModel, step: int | None = None, say: Callable[[str], None] = print
+    workdir: Path, *, model: HasInit, step: int | None = None, say: Callable[[str], None] = print
 ) -> tuple[int, Any]:
     """Returns the step and the canonical parameters, NumPy arrays of this host, of a checkpoint in `workdir`.
 
@@ -136,14 +143,14 @@ def restore_canonical(
     return read_newest(workdir / CHECKPOINTS, read, step=step, say=say)
 
 
-def _checked(chosen: Choice, model: LanguageModel) -> SavedParams:
+def _checked(chosen: Choice, model: HasInit) -> SavedParams:
     """The parameters of the chosen checkpoint; raises ConfigError if it is of another model."""
     wanted = {name: tuple(leaf.shape) for name, leaf in _named(_shapes_of(model))}
     check_same(read_whole(chosen.folder, lambda: shapes(chosen.folder)), wanted, folder=chosen.folder)
     return SavedParams(chosen.step, chosen.folder)
 
 
-def _shapes_of(model: LanguageModel) -> Any:
+def _shapes_of(model: HasInit) -> Any:
     return jax.eval_shape(model.init, jax.random.key(0))
 
 

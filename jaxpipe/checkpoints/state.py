@@ -1,7 +1,8 @@
 """A train state as the named canonical arrays of a checkpoint, and back, on any mesh and schedule.
 
 Wherever the state contains the tree of the parameters, as parameters or as a moment of the optimizer, its leaves
-are staged; all other leaves are numbers that every device holds.
+are staged; all other leaves are numbers that every device holds. Where the optimizer treats groups of parameters
+differently, the moments of a group lack those of the others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import optax
 
 from jaxpipe.checkpoints.arrays import Arrays
 from jaxpipe.program import Pipeline
@@ -19,6 +21,11 @@ from jaxpipe.program.partition import Part
 from jaxpipe.program.staged_params import Canonical
 
 GROUP_BYTES = 2**28  # of leaves copied at the same time, on a device; a larger leaf is copied alone
+
+
+def is_masked(node: Any) -> bool:
+    """Whether optax has left a parameter out here, because it belongs to another group."""
+    return isinstance(node, optax.MaskedNode)
 
 
 @dataclass(frozen=True)
@@ -65,13 +72,14 @@ class StateForm:
         parts, of_params = jax.tree.leaves(pipeline.parts(params)), jax.tree.structure(params)
 
         def is_staged(node: Any) -> bool:
-            return jax.tree.structure(node) == of_params
+            return jax.tree.structure(node, is_leaf=is_masked) == of_params
 
         self.groups: list[list[Leaf]] = []
         for path, subtree in jax.tree_util.tree_leaves_with_path(like, is_leaf=is_staged):
-            leaves = jax.tree_util.tree_leaves_with_path(subtree)
+            leaves = jax.tree_util.tree_leaves_with_path(subtree, is_leaf=is_masked)
             held = parts if is_staged(subtree) else [_of_number(leaf) for _, leaf in leaves]
-            self._add([self._leaf((*path, *rest), leaf, part) for (rest, leaf), part in zip(leaves, held, strict=True)])
+            there = [(*pair, part) for pair, part in zip(leaves, held, strict=True) if not is_masked(pair[1])]
+            self._add([self._leaf((*path, *rest), leaf, part) for rest, leaf, part in there])
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

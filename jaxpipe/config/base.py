@@ -19,7 +19,7 @@ def base_config(family: str = "gpt") -> ConfigDict:
 
     Args:
         family: name of the model family, as for `jaxpipe.models.family_named`; decides the fields of `model` and
-            `data`.
+            `data`. "given": model and batches are given to `jaxpipe.training.fit`.
 
     Raises:
         ConfigError: there is no such family.
@@ -28,18 +28,7 @@ def base_config(family: str = "gpt") -> ConfigDict:
 
     config.model = _section(model_section(family))
 
-    config.data = _section()
-    # A glob of text files, ** descends; "auto": Python's standard library; "indexed:PREFIX": what jaxpipe.prepare
-    # wrote, or Megatron-LM, as PREFIX.bin and PREFIX.idx; "indexed:0.7 PREFIX 0.3 PREFIX": a blend, by weight.
-    config.data.files = "auto"
-    config.data.tokenizer = "byte"  # a token is a byte; or the path of a tokenizer.json, or of a folder that has one
-    config.data.batch_size = 32  # sequences of one step, over all devices
-    config.data.seq_len = 128  # tokens of one sequence
-    config.data.heldout_fraction = 0.05  # fraction of the text that is held out, about; in (0, 0.5]
-    config.data.seed = 0  # of the order of the sequences, and of masks
-    if family_named(family).masked:
-        config.data.mask_fraction = 0.15  # fraction of the tokens of a sequence to predict; in (0, 1]
-        config.data.short_fraction = 0.1  # fraction of sequences shorter than seq_len, about
+    config.data = _data_section(family)
 
     config.pipeline = _section()
     # A key of jaxpipe.schedules.REGISTRY; a .py file with a method of your own; or the path of a schedule's .csv or
@@ -97,6 +86,26 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.checkpoint.keep_every = 0  # steps between checkpoints that are kept forever; 0: none
     config.checkpoint.keep_best = 0  # number of checkpoints with the least held-out loss that are kept
     return config.lock()
+
+
+def _data_section(family: str) -> ConfigDict:
+    """The section `data`, which depends on what the family reads."""
+    data = _section()
+    if family_named(family).is_given:
+        data.batch_size = 0  # sequences of one step, over all devices; 0: as many as the batches have
+        return data
+    # A glob of text files, ** descends; "auto": Python's standard library; "indexed:PREFIX": what jaxpipe.prepare
+    # wrote, or Megatron-LM, as PREFIX.bin and PREFIX.idx; "indexed:0.7 PREFIX 0.3 PREFIX": a blend, by weight.
+    data.files = "auto"
+    data.tokenizer = "byte"  # a token is a byte; or the path of a tokenizer.json, or of a folder that has one
+    data.batch_size = 32  # sequences of one step, over all devices
+    data.seq_len = 128  # tokens of one sequence
+    data.heldout_fraction = 0.05  # fraction of the text that is held out, about; in (0, 0.5]
+    data.seed = 0  # of the order of the sequences, and of masks
+    if family_named(family).masked:
+        data.mask_fraction = 0.15  # fraction of the tokens of a sequence to predict; in (0, 1]
+        data.short_fraction = 0.1  # fraction of sequences shorter than seq_len, about
+    return data
 
 
 def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigError:

@@ -7,7 +7,7 @@ ranges, schedule, relations), each of which relies on the earlier ones, and repo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ml_collections import ConfigDict
 
@@ -74,7 +74,16 @@ def check(config: ConfigDict, *, name: str = "the config") -> None:
         config: a config with the fields of `base_config`.
         name: source of the config, for the message.
     """
-    for checks in (_family, _types, _ranges, _schedule, _relations):
+    _check(config, (_family, _types, _ranges, _schedule, _relations), name=name)
+
+
+def check_given(config: ConfigDict) -> None:
+    """Raises ConfigError with every rule that `config` breaks whose model and batches are given in Python."""
+    _check(config, (_types, _ranges, _schedule, _given_relations), name="the config")
+
+
+def _check(config: ConfigDict, rounds: Sequence[Callable[[ConfigDict], Checks]], *, name: str) -> None:
+    for checks in rounds:
         found = []
         for one in checks(config):
             try:
@@ -154,6 +163,11 @@ def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_fields(config)
     yield lambda: check_attention_kernel(config)
     yield lambda: check_tensor(config)
+    yield from _given_relations(config)
+
+
+def _given_relations(config: ConfigDict) -> Checks:
+    """Those that do not depend on what a model is made of."""
     yield lambda: layers_per_stage(config)
     yield lambda: check_batch(config)
     yield lambda: check_kept_steps(config)

@@ -36,7 +36,7 @@ def model_config(config: ConfigDict) -> ModelConfig:
     Raises:
         ConfigError: the sizes and choices do not fit together.
     """
-    return family_of(config).build(_numbers(config), config.data.seq_len)
+    return family_of(config).build(_numbers(config), config.data.get("seq_len", 0))
 
 
 def number_of(config: ConfigDict, field: str) -> int | None:
@@ -62,6 +62,8 @@ def number_of(config: ConfigDict, field: str) -> int | None:
 def check_family(config: ConfigDict) -> None:
     """Raises ConfigError unless `model` has the fields of its family, not those of another."""
     name, family = config.model.family, family_of(config)
+    if family.is_given:
+        model_config(config)
     different = set(config.model) ^ set(model_section(name))
     if different:
         raise ConfigError(
@@ -95,7 +97,7 @@ def check_fields(config: ConfigDict) -> None:
 
 def check_attention_kernel(config: ConfigDict) -> None:
     """Raises ConfigError for a model that the kernels of cuDNN do not cover; "auto" may find a GPU."""
-    if config.model.attention != "cudnn":
+    if config.model.get("attention") != "cudnn":
         return
     try:
         anatomy = model_config(config).anatomy

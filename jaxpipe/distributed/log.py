@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = "logs"
@@ -20,8 +21,9 @@ def file_of(path: Path, process: int) -> Path:
     return path / FOLDER / f"process_{process:04}.log"
 
 
-def log_to(path: Path, *, process: int) -> None:
-    """Writes all that this process says, logs or warns of, also so far, into its file in the run's folder."""
+@contextmanager
+def logging_to(path: Path, *, process: int) -> Iterator[None]:
+    """A context in which all that this process says, logs or warns of, also so far, goes into its file of the run."""
     file = file_of(path, process)
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
@@ -38,12 +40,24 @@ def log_to(path: Path, *, process: int) -> None:
         show(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show_and_log
+    try:
+        yield
+    finally:
+        warnings.showwarning, LOGGER.propagate = show, True
+        LOGGER.removeHandler(handler)
+        handler.close()
 
 
-def print_with(write: Callable[[str], None]) -> None:
-    """Makes `say` print with `write` from now on, for example that of a progress bar."""
-    if _print[0] is not _nothing:
+@contextmanager
+def printing_with(write: Callable[[str], None]) -> Iterator[None]:
+    """A context in which `say` prints with `write`, for example that of a progress bar."""
+    before = _print[0]
+    if before is not _nothing:
         _print[0] = write
+    try:
+        yield
+    finally:
+        _print[0] = before
 
 
 def only_log() -> None:

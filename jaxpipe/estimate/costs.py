@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import AUTO
+from jaxpipe.config.model import family_of
 from jaxpipe.config.pipeline import are_decided, costs_by, has_times, is_costs_file, written_costs
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.roofline import Roofline
@@ -54,7 +55,7 @@ def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
         return Decided(costs_of(times), f"measured, {costs}")
     if has_times(pipeline.options):
         return Decided(AUTO, "pipeline.options")
-    if topology is not None:
+    if topology is not None and not family_of(config).is_given:
         times = Roofline.of(topology.hardware).times(undecided(config, topology))
         return Decided(costs_of(times), f"estimated for {topology.hardware.name}")
     recompute = config.model.recompute

@@ -90,7 +90,12 @@ def choose_devices(
         _check_all_used(len(gpus), num_devices, num_processes)
         return Devices("gpu", tuple(gpus[:num_devices]), f"{num_devices} of {len(gpus)} GPUs, {gpus[0].device_kind}")
     cpus = _devices("cpu")
-    _check_count(cpus, num_devices, "CPU devices", repair=f"take {_COUNT_FLAG} out of XLA_FLAGS")
+    more = (
+        f"take {_COUNT_FLAG} out of XLA_FLAGS"
+        if _COUNT_FLAG in given_flags()
+        else f"call jaxpipe.mesh.choose_devices({num_devices}) in a new process before any other use of JAX"
+    )
+    _check_count(cpus, num_devices, "CPU devices", repair=more)
     jax.config.update("jax_default_device", jax.local_devices(backend="cpu")[0])
     why = "as mesh.platform says" if platform == "cpu" else f"because there are {len(gpus)} GPUs"
     why = why if num_processes == 1 else f"{num_devices // num_processes} in each of {num_processes} processes, {why}"

@@ -6,7 +6,7 @@ those that share the layer, and how embedding and head do. A family of models is
 
 from jaxpipe.models.anatomy import Anatomy, ParameterShape
 from jaxpipe.models.bert import BERT, BertConfig
-from jaxpipe.models.family import FAMILIES, Family, family_named, register_family
+from jaxpipe.models.family import FAMILIES, GIVEN, Family, family_named, register_family
 from jaxpipe.models.gpt import GPT, GPTConfig
 from jaxpipe.models.language_model import LanguageModel, ModelConfig, parameter_shapes
 from jaxpipe.models.llama import LLAMA, LlamaConfig
@@ -16,6 +16,7 @@ for _family in (GPT, BERT, LLAMA):
 
 __all__ = [
     "FAMILIES",
+    "GIVEN",
     "Anatomy",
     "BertConfig",
     "Family",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.models.language_model import ModelConfig
@@ -31,6 +31,7 @@ class Family:
         choices: the legal words of fields that `build` does not check, by field.
         check: (fields, data.seq_len) -> raises ConfigError for fields that `build` accepts but that must be a mistake.
         masked: whether a model predicts masked tokens; False: each next token.
+        is_given: whether a run's model is given in Python, and its batches too: nothing else knows them.
         example: path of a config of the family, which errors name.
 
     Example:
@@ -45,10 +46,36 @@ class Family:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     check: Callable[[Fields, int], None] = lambda fields, seq_len: None
     masked: bool = False
+    is_given: bool = False
     example: str = ""
 
 
 FAMILIES: dict[str, Family] = {}
+
+
+def _is_given(fields: Fields, seq_len: int) -> NoReturn:
+    raise ConfigError(
+        explain(
+            f"model.family={GIVEN!r}: the model was given in Python",
+            rule="given-model: only jaxpipe.training.fit, with model=..., knows such a model and its batches",
+            repair="call fit from Python; for a command take a config of another family",
+        )
+    )
+
+
+# Not among FAMILIES, which a command's config can name.
+GIVEN = "given"
+_GIVEN = Family(
+    name=GIVEN,
+    fields={
+        "num_layers": 0,  # 0: as many as the parameters have
+        "dtype": "float32",  # in which layers compute; parameters and optimizer are float32
+        "recompute": "none",  # "full": a layer is computed again in backward
+    },
+    build=_is_given,
+    choices={"recompute": ("none", "full")},
+    is_given=True,
+)
 
 
 def register_family(family: Family) -> Family:
@@ -81,6 +108,8 @@ def family_named(name: str) -> Family:
         >>> family_named("bert").masked
         True
     """
+    if name == GIVEN:
+        return _GIVEN
     if name in FAMILIES:
         return FAMILIES[name]
     if is_python_file(name):

@@ -7,6 +7,7 @@ compute in the dtype of the given parameters; cast the parameters to choose it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -18,7 +19,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.mesh import Randomness, TensorAxis
-from jaxpipe.models.anatomy import Anatomy, ParameterShape
+from jaxpipe.models.anatomy import Anatomy, ParameterShape, model_flops
 from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
 
 Params = dict[str, Any]
@@ -106,6 +107,17 @@ class LanguageModel:
                 jax.random.split(layers_key, self.config.num_layers)
             ),
         }
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether anything is dropped in training."""
+        return self.config.anatomy.has_dropout
+
+    def flops(self, batch: dict[str, Any]) -> int:
+        """FLOPs of forward and backward of a batch with leaves [num_microbatches, microbatch size, ...]."""
+        *num_sequences, seq_len = batch["tokens"].shape
+        num_predicted = batch["predicted"].shape[-1] if "predicted" in batch else None
+        return math.prod(num_sequences) * model_flops(self.config, seq_len=seq_len, num_predicted=num_predicted)
 
     @cached_property
     def specs(self) -> Params:

@@ -1,1 +1,6 @@
-"""Training: setup from a config, the train step, the loop over steps, metrics, resuming."""
+"""Training: `fit` runs what a config describes, or a model of one's own, with metrics, checkpoints and resuming."""
+
+from jaxpipe.training.given import Model
+from jaxpipe.training.trainer import Run, fit
+
+__all__ = ["Model", "Run", "fit"]

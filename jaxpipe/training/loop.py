@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints
-from jaxpipe.distributed.log import print_with, say
+from jaxpipe.distributed.log import printing_with, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import TrainingError, explain
 from jaxpipe.program import Pipeline
@@ -24,6 +24,9 @@ from jaxpipe.training.profiler import Profiler
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.speed import Speed
 from jaxpipe.training.step import TrainState, format_losses, name_losses
+
+OnStep = Callable[[int, dict[str, float], TrainState], object]
+_NUMBER = jax.tree.structure(0)
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Loop:
         profiler: traces the steps of --profile_steps.
         train_step: compiled, (state, batch) -> (state, metrics).
         eval_step: compiled, (params, batch) -> sum of losses.
+        on_step: called after each step; see `jaxpipe.training.fit`.
     """
 
     config: ConfigDict
@@ -49,31 +53,32 @@ class Loop:
     profiler: Profiler
     train_step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
     eval_step: Callable[[Any, Any], Any]
+    on_step: OnStep | None = None
 
-    def run(self, state: TrainState, *, num_done: int) -> int:
-        """Runs the steps after `num_done` to the last, or until a signal stops the run after a step.
+    def run(self, state: TrainState, *, num_done: int) -> tuple[TrainState, int]:
+        """Runs the steps after `num_done` to the last, or until a signal or `on_step` stops the run after a step.
 
         Args:
             state: the train state after `num_done` steps; donated.
             num_done: number of steps done before.
 
         Returns:
-            Number of steps done now.
+            The state now, and the number of steps done.
 
         Raises:
             TrainingError: too many steps in a row are not finite, or the metrics cannot be written.
             CheckpointError: a checkpoint cannot be written.
             DataError: a file holds tokens outside the model's vocabulary.
         """
-        config, pipeline, num_steps = self.config, self.setup.pipeline, self.config.train.steps
-        speed = Speed(self.setup.model, pipeline, self.setup.train_batches.at(0))
+        config, pipeline, num_steps, task = self.config, self.setup.pipeline, self.config.train.steps, self.setup.task
+        speed = Speed(task.model, pipeline, task.train_batches.at(0))
         skipped_steps = SkippedSteps(pipeline, max_in_row=config.train.max_skipped_in_row)
         rows = local_rows(pipeline, config.data.batch_size // config.pipeline.num_microbatches)
         with (
-            closing(self.setup.train_batches.following(num_done, rows)) as batches,
+            closing(task.train_batches.following(num_done, rows)) as batches,
             open_metrics(self.path, num_steps=num_steps, first_step=num_done) as metrics,
+            printing_with(metrics.say),
         ):
-            print_with(metrics.say)
             for step in range(num_done + 1, num_steps + 1):
                 # ---- One step
                 self.processes.begin(f"step {step}", is_step=True)
@@ -95,14 +100,16 @@ class Loop:
                 metrics.write(step, numbers)
                 if skipped := skipped_steps.check(step, numbers, state.params):
                     say(skipped.text)
+                if self.on_step is not None and self.on_step(step, numbers, state):
+                    stops = True
 
                 # ---- Checkpoint, written in the background
                 are_params_good = not (skipped and skipped.are_params_bad)
                 if (stops or self._saves_after(step)) and are_params_good:
                     self._save(step, state, heldout_loss=numbers.get("eval_loss"))
                 if stops:
-                    return step
-        return num_steps
+                    return state, step
+        return state, num_steps
 
     def _heldout(self, step: int, state: TrainState) -> dict[str, float]:
         self.processes.begin(f"the evaluation after step {step}")
@@ -125,12 +132,15 @@ def heldout_losses(
     """The held-out loss of staged `params` in nats: the mean over all terms of the first `num_batches` batches.
 
     Returns:
-        "eval_loss" and, if there are several kinds of loss, the mean of each.
+        "eval_loss" and, if there are several kinds of loss, the mean of each; empty if there are no batches.
     """
     sums, nums = [], []
-    for batch in setup.heldout_batches.first(num_batches):
-        sums.append(eval_step(params, put_batch(setup.pipeline, batch)))
-        nums.append(setup.model.num_losses(batch))
+    for batch in setup.task.heldout_batches.first(num_batches):
+        losses, num = eval_step(params, put_batch(setup.pipeline, batch)), setup.task.model.num_losses(batch)
+        sums.append(losses)
+        nums.append(jax.tree.map(lambda _, num=num: num, losses) if jax.tree.structure(num) == _NUMBER else num)
+    if not sums:
+        return {}
     means = jax.tree.map(lambda total, num: float(total / max(num, 1)), _total(sums), _total(nums))
     return name_losses(means, prefix="eval_")
 

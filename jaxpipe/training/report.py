@@ -27,10 +27,9 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
     shapes, num_slots = pipeline.shapes(state.params, batch), pipeline.table.num_slots
     lines = [
         f"devices    {setup.devices.reason}",
-        f"data       {setup.corpus.num_files} files, {len(setup.corpus.train):,} training tokens,"
-        f" {len(setup.corpus.heldout):,} held out",
+        f"data       {setup.task.data}",
         f"model      {num_params:,} parameters, layers per stage {', '.join(map(str, pipeline.layers_per_stage))}",
-        f"flops      {format_flops(setup.model, pipeline, batch)}",
+        f"flops      {format_flops(setup.task.model, pipeline, batch)}",
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
         f" {schedule.num_microbatches} microbatches",
         f"bubble     {simulate(schedule, setup.costs).bubble_ratio:.1%} predicted, {_format_costs(setup)}",

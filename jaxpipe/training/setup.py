@@ -1,4 +1,4 @@
-"""Builds what a checked config describes: text, devices, model, pipeline, optimizer and first state."""
+"""Builds what a checked config describes around a task: devices, pipeline, optimizer and first state."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import restore_params
 from jaxpipe.cluster.hardware import known_hardware
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.config import build_schedule, expected_costs, layers_per_stage, model_config
+from jaxpipe.config import build_schedule, expected_costs, layers_per_stage
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.model import check_attention_kernel
 from jaxpipe.config.pipeline import orders_to_try
-from jaxpipe.data import Batches, Corpus
 from jaxpipe.distributed.log import say
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import decide_costs
-from jaxpipe.mesh import Devices, TensorAxis, choose_devices, make_mesh, node_by_node, order_devices
+from jaxpipe.mesh import Devices, choose_devices, make_mesh, node_by_node, order_devices
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Costs
-from jaxpipe.training.batches import batches_of, read_corpus
 from jaxpipe.training.run_folder import path_of
 from jaxpipe.training.step import TrainState, init_state, make_train_step, state_of
+from jaxpipe.training.task import Task, Trained, language_model
 
 
 @dataclass(frozen=True)
@@ -36,48 +36,38 @@ class Setup:
     """The parts that `train` and `eval` build from a config.
 
     Attributes:
-        corpus: training and held-out tokens.
-        train_batches: batches of the training tokens.
-        heldout_batches: batches of the held-out tokens.
+        task: model and batches.
         devices: devices of the mesh, and the reason for this choice.
-        model: the model's functions, for the mesh's `tensor` axis.
         pipeline: compiles the program of a step.
         costs: expected times of a stage's actions.
         costs_source: where these are from.
     """
 
-    corpus: Corpus
-    train_batches: Batches
-    heldout_batches: Batches
+    task: Task
     devices: Devices
-    model: LanguageModel
     pipeline: Pipeline
     costs: Costs
     costs_source: str
 
 
-def set_up(config: ConfigDict, *, num_processes: int = 1) -> Setup:
-    """Builds all parts that a checked config describes; reads the text first, which is quick and may fail.
+def set_up(config: ConfigDict, task: Task, *, num_processes: int = 1) -> Setup:
+    """Finds the devices of a checked config and builds the pipeline of its task on them.
 
     Args:
         config: the checked config; its `pipeline.costs` are decided here, for the devices found.
+        task: model and batches of the run.
         num_processes: processes that have joined the run.
 
     Raises:
-        ConfigError: files or devices are missing.
+        ConfigError: devices are missing.
     """
-    corpus = read_corpus(config)
     devices = devices_of(config, num_processes=num_processes)
     decided = decide_costs(config, topology_of(devices.devices))
     config.pipeline.costs = decided.costs
-    model, pipeline = build_pipeline(config, devices.devices)
     return Setup(
-        corpus,
-        train_batches=batches_of(config, corpus.train),
-        heldout_batches=batches_of(config, corpus.heldout),
+        task,
         devices=devices,
-        model=model,
-        pipeline=pipeline,
+        pipeline=pipeline_of(config, task.model, devices.devices),
         costs=expected_costs(config),
         costs_source=decided.source,
     )
@@ -112,18 +102,27 @@ def topology_of(devices: Sequence[Any], *, gpus_per_node: int | None = None) -> 
     return None
 
 
-def dropout_seed(config: ConfigDict, model: LanguageModel) -> int | None:
+def dropout_seed(config: ConfigDict, model: Trained) -> int | None:
     """The seed of dropout, folded with the step; None if the model has no dropout."""
-    return config.train.seed if model.config.anatomy.has_dropout else None
+    return config.train.seed if model.has_dropout else None
 
 
 def build_pipeline(
     config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None = None
 ) -> tuple[LanguageModel, Pipeline]:
-    """The model of a checked config and its pipeline on `devices`.
+    """The model of a checked config and its pipeline on `devices`; arguments and errors are those of `pipeline_of`."""
+    model = language_model(config)
+    return model, pipeline_of(config, model, devices, gpus_per_node=gpus_per_node)
+
+
+def pipeline_of(
+    config: ConfigDict, model: Trained, devices: Sequence[Any], *, gpus_per_node: int | None = None
+) -> Pipeline:
+    """The pipeline of a checked config and its `model` on `devices`.
 
     Args:
         config: the checked config.
+        model: the functions of the model, for the mesh's `tensor` axis.
         devices: mesh.data x mesh.pipe x mesh.tensor devices in any order; `mesh.order` assigns the stages.
         gpus_per_node: None asks the devices.
 
@@ -135,9 +134,8 @@ def build_pipeline(
     axes = {"data": mesh.data, "pipe": mesh.pipe, "tensor": mesh.tensor}
     orders = orders_to_try(schedule) if mesh.order == AUTO else (mesh.order,)
     devices = _in_first_order(devices, axes, orders, gpus_per_node)
-    model = LanguageModel(model_config(config), TensorAxis(mesh.tensor, mesh.deterministic))
     layers = layers_per_stage(config)
-    pipeline = Pipeline(
+    return Pipeline(
         schedule,
         make_mesh(**axes, devices=devices),
         StageFunctions.of(model),
@@ -148,19 +146,19 @@ def build_pipeline(
         deterministic=mesh.deterministic,
         costs=expected_costs(config).of_layers(layers),
     )
-    return model, pipeline
 
 
 def optimizer_and_step(
-    config: ConfigDict, model: LanguageModel, pipeline: Pipeline
+    config: ConfigDict, model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation | None = None
 ) -> tuple[optax.GradientTransformation, Any]:
-    """The optimizer of a config, and the jitted train step that applies it."""
-    optimizer = make_optimizer(config)
+    """The optimizer, that of the config if none is given, and the jitted train step that applies it."""
+    rate = learning_rate(config) if optimizer is None else None
+    optimizer = optimizer or make_optimizer(config)
     step = make_train_step(
         model,
         pipeline,
         optimizer,
-        learning_rate(config),
+        rate,
         max_grad_norm=config.optimizer.max_grad_norm,
         dropout_seed=dropout_seed(config, model),
     )
@@ -168,15 +166,18 @@ def optimizer_and_step(
 
 
 def first_state(config: ConfigDict, setup: Setup, optimizer: optax.GradientTransformation) -> TrainState:
-    """The train state before the first step: initial parameters, or those of `checkpoint.init_from`.
+    """The train state before the first step: of `checkpoint.init_from`, of the task's parameters, or of initial ones.
 
     Raises:
         ConfigError: `checkpoint.init_from` has no checkpoint, or one of another model.
     """
-    model, pipeline = setup.model, setup.pipeline
-    if not config.checkpoint.init_from:
+    model, pipeline = setup.task.model, setup.pipeline
+    if config.checkpoint.init_from:
+        _, params = restore_params(path_of(config.checkpoint.init_from), model=model, pipeline=pipeline, say=say)
+    elif setup.task.params is not None:
+        params = pipeline.to_stages(jax.tree.map(jnp.float32, setup.task.params))
+    else:
         return init_state(model, pipeline, optimizer, seed=config.train.seed)
-    _, params = restore_params(path_of(config.checkpoint.init_from), model=model, pipeline=pipeline, say=say)
     return state_of(model, pipeline, optimizer, params)
 
 

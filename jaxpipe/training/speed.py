@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.cluster.hardware import peak_flops_per_s
-from jaxpipe.models import LanguageModel
-from jaxpipe.models.anatomy import model_flops
 from jaxpipe.program import Pipeline
+from jaxpipe.training.task import Trained
 
 MOST_STEPS = 100  # steps over which the spread of step times is taken
 
@@ -22,12 +22,13 @@ class Speed:
     """Turns the time of each step into metrics, and the times of the last steps into their spread.
 
     MFU, model FLOPs utilization, is the model's FLOPs per second (`jaxpipe.models.anatomy`) divided by the peak of all
-    devices. "mfu" is left out if a device's peak is unknown; "bytes_in_use" and "peak_bytes_in_use", the largest
-    of this process's devices, are left out if the devices do not count their memory, as on CPUs.
+    devices. "mfu" is left out if the model's FLOPs or a device's peak are unknown, "tokens_per_s" for a batch without
+    "tokens"; "bytes_in_use" and "peak_bytes_in_use", the largest of this process's devices, are left out if the devices
+    do not count their memory, as on CPUs.
     Source: Chowdhery et al., PaLM, 2022, section 4.1 and appendix B.
     """
 
-    def __init__(self, model: LanguageModel, pipeline: Pipeline, batch: Mapping[str, Any]):
+    def __init__(self, model: Trained, pipeline: Pipeline, batch: Mapping[str, Any]):
         """Counts the tokens and FLOPs of a step.
 
         Args:
@@ -35,20 +36,19 @@ class Speed:
             pipeline: the model's pipeline, whose devices and dtype give the peak of MFU.
             batch: batch of one step, leaves [num_microbatches, microbatch size, ...] of all devices, or their shapes.
         """
-        self._num_tokens, self._num_samples = math.prod(batch["tokens"].shape), math.prod(batch["tokens"].shape[:2])
-        self._step_flops, self._peak_flops_per_s = step_flops(model, batch), peak_of(pipeline)
+        self._nums = {"samples": math.prod(jax.tree.leaves(batch)[0].shape[:2])}
+        if "tokens" in batch:
+            self._nums = {"tokens": math.prod(batch["tokens"].shape), **self._nums}
+        self._step_flops, self._peak_flops_per_s = model.flops(batch), peak_of(pipeline)
         self._devices = list(pipeline.mesh.local_devices)
         self._times_s: deque[float] = deque(maxlen=MOST_STEPS)
 
     def numbers(self, step_time_s: float) -> dict[str, float]:
         """The metrics of a step that took `step_time_s`."""
         self._times_s.append(step_time_s)
-        numbers = {
-            "tokens_per_s": self._num_tokens / step_time_s,
-            "samples_per_s": self._num_samples / step_time_s,
-            "step_time_s": step_time_s,
-        }
-        if self._peak_flops_per_s is not None:
+        numbers = {f"{name}_per_s": num / step_time_s for name, num in self._nums.items()}
+        numbers["step_time_s"] = step_time_s
+        if self._peak_flops_per_s is not None and self._step_flops is not None:
             numbers["mfu"] = self._step_flops / (step_time_s * self._peak_flops_per_s)
         return numbers | bytes_in_use(self._devices)
 
@@ -70,13 +70,6 @@ class Speed:
         )
 
 
-def step_flops(model: LanguageModel, batch: Mapping[str, Any]) -> int:
-    """The model's FLOPs, forward and backward, for a batch with leaves [num_microbatches, microbatch size, ...]."""
-    *num_sequences, seq_len = batch["tokens"].shape
-    num_predicted = batch["predicted"].shape[-1] if "predicted" in batch else None
-    return math.prod(num_sequences) * model_flops(model.config, seq_len=seq_len, num_predicted=num_predicted)
-
-
 def peak_of(pipeline: Pipeline) -> float | None:
     """The peak FLOP/s of all devices of `pipeline` together; None if a device's peak is unknown."""
     dtype = jnp.dtype(pipeline.dtype or "float32").name
@@ -95,9 +88,12 @@ def bytes_in_use(devices: Sequence[Any]) -> dict[str, float]:
     }
 
 
-def format_flops(model: LanguageModel, pipeline: Pipeline, batch: Mapping[str, Any]) -> str:
+def format_flops(model: Trained, pipeline: Pipeline, batch: Mapping[str, Any]) -> str:
     """The model's FLOPs per token and the peak of MFU as text."""
-    per_token = step_flops(model, batch) / math.prod(batch["tokens"].shape)
+    step_flops = model.flops(batch)
+    if step_flops is None:
+        return "not known of a model given in Python, so there is no MFU"
+    per_token = step_flops / math.prod(batch["tokens"].shape)
     num_devices, kind, peak = pipeline.mesh.size, pipeline.mesh.devices.flat[0].device_kind, peak_of(pipeline)
     counted = (
         f"no MFU, since the peak of {kind!r} is not known"

@@ -13,8 +13,9 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.models import LanguageModel
+from jaxpipe.checkpoints.state import is_masked
 from jaxpipe.program import Pipeline
+from jaxpipe.training.task import Trained
 
 NUM_COUNTERS = 3  # the last fields of a TrainState
 
@@ -43,9 +44,7 @@ class TrainState:
     num_skipped_in_row: Any
 
 
-def init_state(
-    model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int
-) -> TrainState:
+def init_state(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int) -> TrainState:
     """The state before the first step, created sharded; equal for every mesh and schedule."""
     make = jax.jit(
         partial(_init, model, pipeline, optimizer), out_shardings=_shardings(state_like(model, pipeline, optimizer))
@@ -53,15 +52,13 @@ def init_state(
     return make(jax.random.key(seed))
 
 
-def state_of(
-    model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any
-) -> TrainState:
+def state_of(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
     """The state before the first step of a run that starts from the staged `params`, which are donated."""
     shardings = _shardings(state_like(model, pipeline, optimizer))
     return jax.jit(partial(_before_first_step, optimizer), out_shardings=shardings, donate_argnums=0)(params)
 
 
-def state_like(model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation) -> TrainState:
+def state_like(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation) -> TrainState:
     """The train state as ShapeDtypeStructs with shardings; allocates nothing."""
     shapes = jax.eval_shape(partial(_init, model, pipeline, optimizer), jax.random.key(0))
     return jax.tree.map(
@@ -76,17 +73,16 @@ def _shardings_of(state: TrainState, pipeline: Pipeline, optimizer: optax.Gradie
     params, replicated = pipeline.shardings(state.params), NamedSharding(pipeline.mesh, P())
     moments = optax.tree.map_params(
         optimizer,
-        lambda _, sharding: sharding,
+        lambda leaf, sharding: leaf if is_masked(leaf) else sharding,
         state.optimizer,
         params,
         transform_non_params=lambda _: replicated,
+        is_leaf=is_masked,
     )
     return TrainState(params, moments, *[replicated] * NUM_COUNTERS)
 
 
-def _init(
-    model: LanguageModel, pipeline: Pipeline, optimizer: optax.GradientTransformation, key: jax.Array
-) -> TrainState:
+def _init(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
     return _before_first_step(optimizer, pipeline.to_stages(model.init(key)))
 
 
@@ -99,10 +95,10 @@ def _shardings(tree: Any) -> Any:
 
 
 def make_train_step(
-    model: LanguageModel,
+    model: Trained,
     pipeline: Pipeline,
     optimizer: optax.GradientTransformation,
-    learning_rate: optax.Schedule,
+    learning_rate: optax.Schedule | None,
     *,
     max_grad_norm: float,
     dropout_seed: int | None = None,
@@ -117,6 +113,7 @@ def make_train_step(
         pipeline: computes loss and gradients.
         optimizer: elementwise, so that each device updates its own shard.
         learning_rate: for the metrics; a function of the steps that were not skipped, as the optimizer counts them.
+            None: it is left out.
         max_grad_norm: gradients with a larger global norm are scaled down to it.
         dropout_seed: seed of dropout, folded with the step; None for models without dropout.
 
@@ -147,7 +144,7 @@ def make_train_step(
         metrics = {
             **losses,
             "grad_norm": norm,
-            "learning_rate": learning_rate(state.step - state.num_skipped),
+            **({} if learning_rate is None else {"learning_rate": learning_rate(state.step - state.num_skipped)}),
             "skipped": skipped,
             "num_skipped_in_row": num_skipped_in_row,
             "bad_parameter": _first(~jnp.isfinite(square_sums)),
@@ -182,7 +179,7 @@ def mean_factors(num_losses: Any) -> Any:
     """Factors that turn each sum of losses into a mean, 1 where there are no terms; traceable.
 
     Args:
-        num_losses: tree with the number of terms of each sum, from `LanguageModel.num_losses`.
+        num_losses: tree with the number of terms of each sum, from `Trained.num_losses`.
     """
     return jax.tree.map(lambda num: 1.0 / jnp.maximum(num, 1), num_losses)
 

@@ -12,7 +12,6 @@ import logging
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import jax
@@ -88,7 +87,7 @@ def losses(workdir: Path) -> list[float]:
 @contextlib.contextmanager
 def _settings(*, is_optimized: bool):
     """Puts back what a command sets for its process: environment, JAX's options, logs, warnings."""
-    before, show = dict(os.environ), warnings.showwarning
+    before = dict(os.environ)
     names = (
         "jax_default_device",
         "jax_disable_most_optimizations",
@@ -102,13 +101,8 @@ def _settings(*, is_optimized: bool):
     finally:
         os.environ.clear()
         os.environ.update(before)
-        warnings.showwarning = show
         for name, value in options.items():
             jax.config.update(name, value)
         logging.getLogger("absl").setLevel(verbosity)
         log._print[0] = print
         log._early.clear()
-        for handler in list(log.LOGGER.handlers):
-            log.LOGGER.removeHandler(handler)
-            handler.close()
-        log.LOGGER.propagate = True

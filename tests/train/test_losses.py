@@ -22,8 +22,10 @@ def test_held_out_means_weigh_every_term_alike(monkeypatch):
     monkeypatch.setattr(loop, "put_batch", lambda _, batch: batch)
     setup: Any = SimpleNamespace(
         pipeline=None,
-        model=SimpleNamespace(num_losses=nums.__getitem__),
-        heldout_batches=SimpleNamespace(first=lambda num_batches: range(num_batches)),
+        task=SimpleNamespace(
+            model=SimpleNamespace(num_losses=nums.__getitem__),
+            heldout_batches=SimpleNamespace(first=lambda num_batches: range(num_batches)),
+        ),
     )
     found = loop.heldout_losses(lambda _, batch: sums[batch], setup, None, num_batches=2)
     assert found == pytest.approx({"eval_loss": 2.5 + 1.5, "eval_words_loss": 2.5, "eval_order_loss": 1.5})

@@ -9,7 +9,7 @@ import pytest
 
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel
 from jaxpipe.models.anatomy import model_flops
-from jaxpipe.training.speed import Speed, bytes_in_use, format_flops, step_flops
+from jaxpipe.training.speed import Speed, bytes_in_use, format_flops
 
 GPT = GPTConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=32, num_positions=8)
 BERT = BertConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=32, num_positions=8)
@@ -56,7 +56,7 @@ def test_devices_that_do_not_count_their_memory_have_no_bytes():
 def test_a_bert_is_counted_with_the_words_that_it_predicts():
     batch = {**BATCH, "predicted": jax.ShapeDtypeStruct((3, 4, 2), np.int32)}
     few, many = (12 * model_flops(BERT, seq_len=8, num_predicted=num) for num in (2, 8))
-    assert step_flops(LanguageModel(BERT), batch) == few
+    assert LanguageModel(BERT).flops(batch) == few
     assert few < many
 
 

@@ -1,0 +1,241 @@
+"""A model and batches given in Python become the task of a run, with the same trainer as a config's.
+
+Goes in: functions, initial parameters and batches. Comes out: a `Task`; the config gets their sizes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax import dtypes
+from ml_collections import ConfigDict
+
+from jaxpipe.config.checks import check_given
+from jaxpipe.data import Batch, Fingerprint
+from jaxpipe.data.fingerprint import SourceFingerprint
+from jaxpipe.errors import ConfigError, DataError, explain
+from jaxpipe.models import GIVEN
+from jaxpipe.training.task import Task
+
+GivenBatch = Mapping[str, Any]  # arrays [batch size, ...]
+BatchSource = Callable[[int], GivenBatch] | Iterable[GivenBatch]
+
+
+def num_sequences(batch: Any) -> int:
+    """Number of sequences of a batch with leaves [num_microbatches, microbatch size, ...]."""
+    num_microbatches, microbatch_size, *_ = jax.tree.leaves(batch)[0].shape
+    return num_microbatches * microbatch_size
+
+
+def no_init(key: jax.Array) -> NoReturn:
+    """The `init` of a model whose parameters are given: raises ConfigError."""
+    raise _missing("init of the model, or params,")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of one's own for `jaxpipe.training.fit`.
+
+    Attributes:
+        embed, layer, head, embed_backward, head_backward, specs: as in `jaxpipe.program.StageFunctions`. `random` is
+            None in evaluation.
+        init: (key) -> parameters {"shared": ..., "layers": ...}, float32, every leaf of "layers" with a leading dim of
+            the number of layers; traceable. By default `fit` is given the parameters.
+        num_losses: (batch) -> the number of terms in the head's sum, or one number for each of its sums; the run's loss
+            is the sum over it. A batch has leaves [num_microbatches, microbatch size, ...]. By default its sequences.
+    """
+
+    embed: Callable[[Any, Any, Any], Any]
+    layer: Callable[[Any, Any, Any, Any], Any]
+    head: Callable[[Any, Any, Any], Any]
+    init: Callable[[jax.Array], Any] = no_init
+    num_losses: Callable[[Any], Any] = num_sequences
+    embed_backward: Callable[..., Any] | None = None
+    head_backward: Callable[..., Any] | None = None
+    specs: Any = None
+
+    has_dropout = True  # a step without a draw needs no key, but has no harm from one
+
+    def flops(self, batch: Any) -> None:
+        """Not known: None."""
+
+
+def given_task(
+    config: ConfigDict, *, model: Model, params: Any, train_batches: BatchSource | None, heldout_batches: BatchSource
+) -> Task:
+    """The task of a model and batches given in Python; writes their sizes into `config`, and checks it.
+
+    Args:
+        config: a config of `base_config("given")`.
+        model: the model.
+        params: canonical parameters to start from; None: those of `model.init`.
+        train_batches: batches of the training data: a function of the step, 0 or more, or an iterable whose first
+            batch is that of step 0. Dicts of arrays [batch size, ...], the same ones in every process and run.
+        heldout_batches: batches of the held-out data, likewise; none: nothing is evaluated.
+
+    Raises:
+        ConfigError: a part is missing, or the config contradicts the sizes.
+        DataError: a batch is no dict of arrays with one leading dim.
+    """
+    if train_batches is None:
+        raise _missing("train_batches")
+    if params is not None:
+        model = replace(model, init=lambda key: params)
+    if config.model.recompute == "full":
+        model = replace(model, layer=jax.checkpoint(model.layer, prevent_cse=False))
+    train, heldout = _batches(train_batches, "train_batches"), _batches(heldout_batches, "heldout_batches")
+    example = train.at(0)
+    _set(config, "model", "num_layers", _num_layers(model))
+    _set(config, "data", "batch_size", num_sequences(example))
+    check_given(config)
+    num_microbatches = config.pipeline.num_microbatches
+    return Task(
+        model,
+        train_batches=replace(train, num_microbatches=num_microbatches),
+        heldout_batches=replace(heldout, num_microbatches=num_microbatches),
+        data=f"given in Python; a batch has {_described(example)}",
+        fingerprint=_fingerprint(example),
+        params=params,
+    )
+
+
+@dataclass(frozen=True)
+class GivenBatches:
+    """Batches that a user gives, cut into microbatches; a `TaskBatches`.
+
+    Attributes:
+        source: a function of the step, or an iterable that begins anew each time.
+        num_microbatches: microbatches of a step.
+        name: what errors call it.
+    """
+
+    source: BatchSource
+    num_microbatches: int
+    name: str
+
+    def at(self, step: int) -> Batch:
+        """The whole batch of `step`."""
+        return next(self.following(step))
+
+    def following(self, step: int, rows: np.ndarray | None = None) -> Generator[Batch, None, None]:
+        """Yields the batches of `step`, `step` + 1, ...; only the given rows of each microbatch.
+
+        Raises:
+            DataError: the batches end, or one is no dict of arrays with one leading dim.
+        """
+        for batch in self._from(step):
+            yield batch if rows is None else {name: leaf[:, rows] for name, leaf in batch.items()}
+            step += 1
+        raise DataError(
+            explain(
+                f"{self.name} has no batch for step {step + 1}",
+                rule="given-batches: there is a batch for every step of the run",
+                repair="give a function of the step, or an iterable without end, or set train.steps to fewer",
+            )
+        )
+
+    def first(self, num_batches: int) -> Iterator[Batch]:
+        """Yields at most the first `num_batches` batches."""
+        yield from islice(self._from(0), num_batches)
+
+    def _from(self, step: int) -> Iterator[Batch]:
+        if callable(self.source):
+            batches: Iterator[GivenBatch] = map(self.source, count(step))
+        else:
+            batches = islice(self.source, step, None)
+        for number, batch in enumerate(batches, start=step):
+            arrays = self._arrays(batch, f"{self.name}, step {number + 1}")
+            yield {name: leaf.reshape(self.num_microbatches, -1, *leaf.shape[1:]) for name, leaf in arrays.items()}
+
+    def _arrays(self, batch: GivenBatch, where: str) -> Batch:
+        """The arrays of a batch in the dtypes that JAX computes with."""
+        arrays = {name: np.asarray(leaf) for name, leaf in batch.items()} if isinstance(batch, Mapping) else {}
+        sizes = {leaf.shape[:1] for leaf in arrays.values()}
+        if len(sizes) != 1 or sizes == {()} or any(leaf.dtype == object for leaf in arrays.values()):
+            shapes = ", ".join(f"{name}: {leaf.dtype}{list(leaf.shape)}" for name, leaf in arrays.items())
+            raise DataError(
+                explain(
+                    f"{where}: this is no batch",
+                    rule="given-batch: a dict of arrays [batch size, ...], all of one batch size",
+                    picture=shapes or f"found {type(batch).__name__}",
+                    repair="return such a dict",
+                )
+            )
+        return {name: leaf.astype(dtypes.canonicalize_dtype(leaf.dtype), copy=False) for name, leaf in arrays.items()}
+
+
+def _batches(source: BatchSource, name: str) -> GivenBatches:
+    """Batches in one microbatch.
+
+    Raises:
+        ConfigError: the source can be read only once.
+    """
+    if not callable(source) and (not isinstance(source, Iterable) or isinstance(source, Iterator)):
+        raise ConfigError(
+            explain(
+                f"{name} is a {type(source).__name__}, which cannot be read from its beginning again",
+                rule="given-batches: batches are a function of the step or an iterable that begins anew each time, so"
+                " that a run can go on after any step",
+                repair="give for example lambda step: ..., a list, or a data loader",
+            )
+        )
+    return GivenBatches(source, num_microbatches=1, name=name)
+
+
+def _num_layers(model: Model) -> int:
+    """The leading dim of all leaves of "layers"."""
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    layers = jax.tree.leaves(params.get("layers")) if isinstance(params, Mapping) else []
+    sizes = {leaf.shape[:1] for leaf in layers}
+    if len(sizes) != 1 or sizes == {()}:
+        raise ConfigError(
+            explain(
+                f"the parameters have no one number of layers: {sorted(sizes)}",
+                rule="given-params: a dict with 'shared' and 'layers', every leaf of 'layers' [number of layers, ...]",
+                repair="stack the parameters of all layers, for example jax.vmap(init_layer)(keys)",
+            )
+        )
+    return sizes.pop()[0]
+
+
+def _set(config: ConfigDict, section: str, field: str, value: int) -> None:
+    """Writes a size into the config, where its default 0 stands."""
+    if config[section][field] not in (0, value):
+        raise ConfigError(
+            explain(
+                f"{section}.{field}={config[section][field]}, and what is given in Python has {value}",
+                rule="given-sizes: the model and the batches decide their sizes",
+                repair=f"leave {section}.{field} out",
+            )
+        )
+    config[section][field] = value
+
+
+def _fingerprint(batch: Batch) -> Fingerprint:
+    """The fingerprint of the batch of step 1."""
+    arrays = sorted(batch.items())
+    crc32 = 0
+    for name, leaf in arrays:
+        crc32 = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), zlib.crc32(name.encode(), crc32))
+    num_numbers = sum(leaf.size for _, leaf in arrays)
+    return Fingerprint(0, GIVEN, (SourceFingerprint("the batch of step 1", "all", num_numbers, f"{crc32:08x}"),))
+
+
+def _described(batch: Batch) -> str:
+    return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape[1:])}" for name, leaf in batch.items())
+
+
+def _missing(what: str) -> ConfigError:
+    return ConfigError(
+        explain(
+            f"{what} is missing",
+            rule="given-task: a model given in Python comes with initial parameters and with batches",
+            repair="call fit(config, workdir, model=Model(embed, layer, head, init=init), train_batches=batches)",
+        )
+    )

@@ -1,0 +1,101 @@
+"""What a run trains: a model and its batches, as a config describes them or as they are given in Python.
+
+Goes in: a checked config. Comes out: a `Task`, before any device is asked for. Left to others: devices, pipeline and
+optimizer (`setup`), and models and batches of one's own (`given`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxpipe.config import model_config
+from jaxpipe.data import Batch, Fingerprint
+from jaxpipe.mesh import TensorAxis
+from jaxpipe.models import LanguageModel
+from jaxpipe.training.batches import batches_of, read_corpus
+
+
+class Trained(Protocol):
+    """A model as the trainer knows it: a `LanguageModel`, or a `given.Model`. `StageFunctions.of` takes the rest."""
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a training step needs a key."""
+        ...
+
+    def init(self, key: jax.Array, /) -> Any:
+        """Initial canonical parameters, `{"shared": ..., "layers": ...}`, float32."""
+        ...
+
+    def num_losses(self, batch: Any, /) -> Any:
+        """Number of terms in each sum of the head over a batch, one number for all or one for each; traceable."""
+        ...
+
+    def flops(self, batch: Any, /) -> int | None:
+        """FLOPs of forward and backward of a batch, leaves [num_microbatches, microbatch size, ...]; None: unknown."""
+        ...
+
+
+class TaskBatches(Protocol):
+    """Batches by step: leaves [num_microbatches, microbatch size, ...], the same ones in every process and run."""
+
+    def at(self, step: int, /) -> Batch:
+        """The whole batch of `step`, 0 or more."""
+        ...
+
+    def following(self, step: int, rows: np.ndarray | None = None, /) -> Generator[Batch, None, None]:
+        """Yields the batches of `step`, `step` + 1, ...; only the given rows of each microbatch."""
+        ...
+
+    def first(self, num_batches: int, /) -> Iterator[Batch]:
+        """Yields at most the first `num_batches` batches, for evaluation."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a run trains.
+
+    Attributes:
+        model: the model's functions.
+        train_batches: batches of the training data.
+        heldout_batches: batches of the held-out data.
+        data: one line about the data, for people.
+        fingerprint: identifies the data: a run that goes on must have the same.
+        params: canonical parameters from which the run starts; None: those of `model.init`.
+    """
+
+    model: Trained
+    train_batches: TaskBatches
+    heldout_batches: TaskBatches
+    data: str
+    fingerprint: Fingerprint
+    params: Any = None
+
+
+def language_model(config: ConfigDict) -> LanguageModel:
+    """The model of a checked config, for its `mesh.tensor`."""
+    return LanguageModel(model_config(config), TensorAxis(config.mesh.tensor, config.mesh.deterministic))
+
+
+def task_of(config: ConfigDict) -> Task:
+    """The task of a checked config; reads the text, which is quick and may fail.
+
+    Raises:
+        ConfigError: files or the tokenizer are missing, or there is too little text.
+        DataError: a prepared file is damaged.
+    """
+    corpus = read_corpus(config)
+    return Task(
+        language_model(config),
+        train_batches=batches_of(config, corpus.train),
+        heldout_batches=batches_of(config, corpus.heldout),
+        data=f"{corpus.num_files} files, {len(corpus.train):,} training tokens, {len(corpus.heldout):,} held out",
+        fingerprint=corpus.fingerprint,
+    )

@@ -1,0 +1,294 @@
+"""`fit` trains from Python, as `python -m jaxpipe.train` does: the command is a shell around it.
+
+Goes in: a config and a folder; for a model of one's own also the model and its batches. Comes out: the state, the
+parameters and the metrics. The same call in the same folder resumes a run that has ended early.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+from ml_collections import ConfigDict
+
+from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
+from jaxpipe.config import base_config, check
+from jaxpipe.distributed.log import logging_to, say
+from jaxpipe.distributed.process_group import ProcessGroup
+from jaxpipe.drawing import svg
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.huggingface import copied_path, copy_source_model
+from jaxpipe.program import Pipeline
+from jaxpipe.schedules import simulate
+from jaxpipe.training import profiler, resume, run_folder
+from jaxpipe.training.batches import put_batch
+from jaxpipe.training.given import BatchSource, Model, given_task
+from jaxpipe.training.loop import Loop, OnStep
+from jaxpipe.training.report import check_memory, report, write_timeline
+from jaxpipe.training.setup import Setup, devices_of, first_state, optimizer_and_step, set_up
+from jaxpipe.training.step import TrainState, make_eval_step, state_like
+from jaxpipe.training.task import Task, task_of
+
+_OPTIMIZER_FIELDS = ("max_grad_norm", "zero1")  # those that an optimizer given in Python leaves in force
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as `fit` leaves it.
+
+    Attributes:
+        path: folder of the run.
+        num_done: number of steps done.
+        is_stopped: whether a signal or `on_step` stopped the run before its last step.
+        state: train state after these steps, staged and sharded; None after a dry run.
+        pipeline: pipeline of the run.
+    """
+
+    path: Path
+    num_done: int
+    is_stopped: bool
+    state: TrainState | None
+    pipeline: Pipeline
+
+    @cached_property
+    def params(self) -> Any:
+        """The canonical parameters, {"shared": ..., "layers": ...}, layers with a leading dim of their number."""
+        assert self.state is not None
+        return jax.jit(self.pipeline.from_stages)(self.state.params)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows of all steps of the run, those of earlier calls included: {"step": 1, "loss": ...}, ..."""
+        rows = self.path / run_folder.METRICS
+        return [json.loads(line) for line in rows.read_text().splitlines()] if rows.is_file() else []
+
+
+def fit(
+    config: ConfigDict,
+    workdir: str | Path,
+    *,
+    model: Model | None = None,
+    params: Any = None,
+    train_batches: BatchSource | None = None,
+    heldout_batches: BatchSource = (),
+    optimizer: optax.GradientTransformation | None = None,
+    on_step: OnStep | None = None,
+    profile_steps: str = "",
+    dry_run: bool = False,
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    name: str = "the config",
+) -> Run:
+    """Trains what `config` describes, or a model given here, and returns the run; resumes a run that `workdir` holds.
+
+    On CPUs call it, or `jaxpipe.mesh.choose_devices`, before any other use of JAX: the process then has devices enough.
+
+    Args:
+        config: a config of `base_config`; of `base_config("given")` with `model`.
+        workdir: folder for the files of the run, as of the command.
+        model: a model of one's own. It comes with batches and, in itself or as `params`, with initial parameters.
+        params: canonical parameters to start from; None: initial ones, or those of `checkpoint.init_from`.
+        train_batches: for `model`: a function of the step, 0 or more, or an iterable that begins anew each time. A
+            batch is a dict of arrays [batch size, ...]; every process and every call must give the same ones.
+        heldout_batches: for `model`: held-out batches, likewise; without any, nothing is evaluated.
+        optimizer: an elementwise optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` and
+            `zero1` stay in force. Its labels and masks see the parameters as {"shared": ..., "layers": ...}.
+        on_step: (step, metrics, state), called after each step in every process; a true result, equal in all
+            processes, stops the run, as a signal does. `state` is valid until the call returns.
+        profile_steps: "FIRST:LAST", both included: a profiler trace of these steps.
+        dry_run: whether to check and compile everything, and to train and write nothing.
+        coordinator_address, num_processes, process_id: of several processes, as the flags of the command.
+        name: source of the config, for errors.
+
+    Raises:
+        JaxpipeError: config, schedule, data, checkpoints or other processes; what the command prints.
+    """
+    if model is None:
+        _check_nothing_given(params=params, train_batches=train_batches, heldout_batches=heldout_batches)
+        check(config, name=name)
+    if optimizer is not None:
+        _check_optimizer_fields(config)
+    traced_steps = profiler.profile_steps(profile_steps, num_steps=config.train.steps)
+    with ProcessGroup(
+        coordinator_address, num_processes, process_id, lost_after_s=config.train.lost_after_s
+    ) as processes:
+        path, task = run_folder.check(str(workdir)), None
+        if model is not None:
+            if min(config.mesh.data, config.mesh.pipe, config.mesh.tensor) > 0:
+                devices_of(config, num_processes=processes.count)  # before the batches use JAX
+            task = given_task(
+                config, model=model, params=params, train_batches=train_batches, heldout_batches=heldout_batches
+            )
+        return _run(
+            config,
+            path,
+            processes,
+            task,
+            optimizer=optimizer,
+            on_step=on_step,
+            traced_steps=traced_steps,
+            dry_run=dry_run,
+        )
+
+
+def _run(
+    config: ConfigDict,
+    path: Path,
+    processes: ProcessGroup,
+    task: Task | None,
+    *,
+    optimizer: optax.GradientTransformation | None,
+    on_step: OnStep | None,
+    traced_steps: profiler.ProfileSteps | None,
+    dry_run: bool,
+) -> Run:
+    """Trains in one of the processes of a run, from top to bottom."""
+    with ExitStack() as stack:
+        # ---- The folder of the run: a new one, or one to resume
+        is_resumed = processes.agree("is_resumed", str(run_folder.holds_run(path))) == str(True)
+        lock = run_folder.run_lock(str(path), is_first=processes.is_first, broadcast=processes.agree)
+        if is_resumed and not dry_run:
+            stack.enter_context(lock)
+
+        # ---- Model, data, devices, pipeline
+        if is_resumed:
+            _check_resumable(path, config)
+        setup = set_up(config, task or task_of(config), num_processes=processes.count)
+        task, pipeline = setup.task, setup.pipeline
+        resume.check_same_schedule(processes, pipeline.schedule, config.pipeline.costs)
+        config.mesh.platform = setup.devices.platform
+        _check_data(path, task, processes, is_resumed=is_resumed)
+        optimizer, train_step = optimizer_and_step(config, task.model, pipeline, optimizer)
+        like = state_like(task.model, pipeline, optimizer)
+        batch = task.train_batches.at(0)
+        check_memory(pipeline, like, batch)
+
+        # ---- State: the initial one, or that of the newest checkpoint
+        checkpoints = stack.enter_context(_checkpoints(path, config, pipeline, read_only=dry_run))
+        if is_resumed and processes.agree("has_checkpoint", str(bool(checkpoints.steps()))) == str(True):
+            num_done, state = checkpoints.restore(like)
+            say(f"resumes    from the checkpoint of step {num_done}")
+        else:
+            num_done, state = 0, first_state(config, setup, optimizer)
+            if is_resumed:
+                resume.check_no_checkpoint_lost(path)
+                say("resumes    from step 0: the run has written no checkpoint yet")
+        batch = put_batch(pipeline, batch)
+        say(report(setup, state, batch))
+        if done := profiler.format_done(traced_steps, num_done):
+            say(f"profile    {done}")
+        if num_done >= config.train.steps:
+            say(f"done       all {config.train.steps} steps were done before")
+            return Run(path, num_done, is_stopped=False, state=state, pipeline=pipeline)
+
+        # ---- Files of the run, written once all checks have passed
+        start = time.perf_counter()
+        train_step = train_step.lower(state, batch)
+        eval_step = make_eval_step(pipeline).lower(state.params, batch)
+        if not dry_run:
+            if not is_resumed:
+                stack.enter_context(lock)
+            with run_folder.writing(str(path)):
+                stack.enter_context(logging_to(path, process=processes.index))
+                if processes.is_first:
+                    _write_files(path, config, setup, is_resumed=is_resumed)
+
+        # ---- Compiled steps
+        train_step, eval_step = train_step.compile(), eval_step.compile()
+        del batch
+        say(f"compiled   in {time.perf_counter() - start:.1f} s")
+        if dry_run:
+            say("dry run    ends here: nothing is trained or written")
+            return Run(path, num_done, is_stopped=False, state=None, pipeline=pipeline)
+
+        # ---- Training
+        traces = stack.enter_context(profiler.Profiler(path, traced_steps))
+        loop = Loop(config, path, processes, setup, checkpoints, traces, train_step, eval_step, on_step)
+        state, num_done = loop.run(state, num_done=num_done)
+
+        # ---- The end: the last checkpoint is complete before the run says so
+        processes.begin("the last checkpoint")
+        checkpoints.wait()
+        if checkpoints.steps():
+            say(f"checkpoint {path / CHECKPOINTS / str(checkpoints.steps()[-1])}")
+        is_stopped = num_done < config.train.steps
+        if is_stopped:
+            reason = processes.stop.reason or "on_step asked for it"
+            say(f"stopped    because {reason}; the same command resumes from the newest checkpoint")
+        return Run(path, num_done, is_stopped=is_stopped, state=state, pipeline=pipeline)
+
+
+def _checkpoints(path: Path, config: ConfigDict, pipeline: Pipeline, *, read_only: bool) -> Checkpoints:
+    keep = Keep(config.checkpoint.keep_last, config.checkpoint.keep_every, config.checkpoint.keep_best)
+    return Checkpoints(path / CHECKPOINTS, pipeline=pipeline, keep=keep, read_only=read_only, say=say)
+
+
+def _check_resumable(path: Path, config: ConfigDict) -> None:
+    """Checks that the run in `path` can be resumed with `config`, and reports what changes."""
+    _take_source_tokenizer(path, config)
+    resume.keep_costs(path, config)
+    for change in resume.config_changes(path, config):
+        say(f"changed    {change}")
+
+
+def _check_data(path: Path, task: Task, processes: ProcessGroup, *, is_resumed: bool) -> None:
+    """Checks that all processes read the same data, and the same ones as a resumed run before."""
+    fingerprint = task.fingerprint
+    resume.check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
+    if is_resumed:
+        resume.check_same_data(path, fingerprint)
+
+
+def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bool) -> None:
+    """Writes the files of a run other than its metrics; the config last, which marks that the run has begun."""
+    if config.checkpoint.init_from and not is_resumed:
+        copy_source_model(run_folder.path_of(config.checkpoint.init_from), path)
+        _take_source_tokenizer(path, config)
+    resume.write_run_schedule(path, setup.pipeline.schedule)
+    (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.pipeline.schedule)))
+    write_timeline(path, setup)
+    resume.write_fingerprint(path, setup.task.fingerprint)
+    run_folder.write_config(path, config)
+
+
+def _take_source_tokenizer(path: Path, config: ConfigDict) -> None:
+    """Names the run's own copy of the tokenizer of the model that it started from, if it has one."""
+    if config.checkpoint.init_from and "tokenizer" in config.data:
+        source = run_folder.path_of(config.checkpoint.init_from)
+        config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
+
+
+def _check_nothing_given(**given: Any) -> None:
+    """Raises ConfigError for batches or parameters without a model."""
+    for argument, value in given.items():
+        if value is not None and value != ():
+            raise ConfigError(
+                explain(
+                    f"{argument} is given without a model",
+                    rule="given-task: a config of a family has its model and its data",
+                    repair=f"leave {argument} out, or give model=Model(...) and a config of base_config('given')",
+                )
+            )
+
+
+def _check_optimizer_fields(config: ConfigDict) -> None:
+    """Raises ConfigError for fields of the config's own optimizer that are set where another one is given."""
+    defaults = base_config(config.model.family).optimizer
+    for field, default in defaults.items():
+        if field not in _OPTIMIZER_FIELDS and config.optimizer[field] != default:
+            raise ConfigError(
+                explain(
+                    f"optimizer.{field}={config.optimizer[field]} has no effect beside optimizer=...",
+                    rule="field-used: a field that has no effect is an error",
+                    picture=f"in force: {', '.join(f'optimizer.{name}' for name in _OPTIMIZER_FIELDS)}",
+                    repair=f"leave optimizer.{field} out, and give it to the optimizer in Python",
+                )
+            )
