@@ -59,7 +59,7 @@ def execute(values: FlagValues) -> None:
         eval_step = make_eval_step(setup.pipeline)
         heldout = heldout_losses(eval_step, setup, params, num_batches=config.train.eval_batches)
         say(f"devices    {setup.devices.reason}")
-        say(f"step {step}: held-out {format_losses(heldout)}")
+        say(f"step {step}: held-out {format_losses(heldout, unit=setup.task.loss_unit)}")
 
 
 if __name__ == "__main__":

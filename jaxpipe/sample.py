@@ -70,8 +70,7 @@ def execute(values: FlagValues) -> None:
                 repair=f"name the folder of a run of {causal}",
             )
         )
-    tokenizer = tokenizer_of(config)
-    model = LanguageModel(model_config(config))
+    model, tokenizer = LanguageModel(model_config(config)), tokenizer_of(config)
     step, params = restore_canonical(run_folder.path_of(values.workdir), model=model)
     params = jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params)
 

@@ -28,6 +28,12 @@ def is_masked(node: Any) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 
+def has_tree_of(params: Any) -> Callable[[Any], bool]:
+    """Whether a node of a train state is a tree like `params`, of which parameters of other groups may be left out."""
+    of_params = jax.tree.structure(params)
+    return lambda node: jax.tree.structure(node, is_leaf=is_masked) == of_params
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One leaf of the state.
@@ -69,11 +75,7 @@ class StateForm:
         self._structure = jax.tree.structure(like)
         # To save GPU memory, the copies of a group move to the host before the next group is copied.
         self._host = "pinned_host" if pipeline.mesh.devices.flat[0].platform == "gpu" else None
-        parts, of_params = jax.tree.leaves(pipeline.parts(params)), jax.tree.structure(params)
-
-        def is_staged(node: Any) -> bool:
-            return jax.tree.structure(node, is_leaf=is_masked) == of_params
-
+        parts, is_staged = jax.tree.leaves(pipeline.parts(params)), has_tree_of(params)
         self.groups: list[list[Leaf]] = []
         for path, subtree in jax.tree_util.tree_leaves_with_path(like, is_leaf=is_staged):
             leaves = jax.tree_util.tree_leaves_with_path(subtree, is_leaf=is_masked)

@@ -1,7 +1,7 @@
 """Flax modules as they are become a model that a pipeline runs, and get their trained parameters back.
 
-Goes in: an embedding, the blocks and a head, each an `nnx.Module`, and how they are called. Comes out: a `Model` and its
-parameters, for `jaxpipe.training.fit` or `jaxpipe.program.Pipeline`.
+Goes in: an embedding, the blocks and a head, each an `nnx.Module`, and how they are called. Comes out: a `Model` and
+its parameters, for `jaxpipe.training.fit` or `jaxpipe.program.Pipeline`.
 """
 
 from __future__ import annotations

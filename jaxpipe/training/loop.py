@@ -95,7 +95,9 @@ class Loop:
                 # ---- Held-out loss, every train.eval_every steps and at the end
                 if step == num_steps or step % config.train.eval_every == 0:
                     heldout = self._heldout(step, state)
-                    say(f"step {step}: held-out {format_losses(heldout)}; {speed.format_spread()}")
+                    if heldout:
+                        losses = format_losses(heldout, unit=task.loss_unit)
+                        say(f"step {step}: held-out {losses}; {speed.format_spread()}")
                     numbers |= heldout | speed.spread()
                 metrics.write(step, numbers)
                 if skipped := skipped_steps.check(step, numbers, state.params):

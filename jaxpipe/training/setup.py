@@ -175,10 +175,20 @@ def first_state(config: ConfigDict, setup: Setup, optimizer: optax.GradientTrans
     if config.checkpoint.init_from:
         _, params = restore_params(path_of(config.checkpoint.init_from), model=model, pipeline=pipeline, say=say)
     elif setup.task.params is not None:
-        params = pipeline.to_stages(jax.tree.map(jnp.float32, setup.task.params))
+        params = _staged(pipeline, setup.task.params)
     else:
         return init_state(model, pipeline, optimizer, seed=config.train.seed)
     return state_of(model, pipeline, optimizer, params)
+
+
+def _staged(pipeline: Pipeline, params: Any) -> Any:
+    """Canonical `params` as float32 on the devices of `pipeline`."""
+
+    def stage(params: Any) -> Any:
+        return pipeline.to_stages(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
+
+    params = jax.tree.map(jnp.asarray, params)
+    return jax.jit(stage, out_shardings=pipeline.shardings(jax.eval_shape(stage, params)))(params)
 
 
 def _in_first_order(

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.checkpoints.state import is_masked
+from jaxpipe.checkpoints.state import has_tree_of, is_masked
 from jaxpipe.program import Pipeline
 from jaxpipe.training.task import Trained
 
@@ -64,21 +64,21 @@ def state_like(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTran
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
-        _shardings_of(shapes, pipeline, optimizer),
+        _shardings_of(shapes, pipeline),
     )
 
 
-def _shardings_of(state: TrainState, pipeline: Pipeline, optimizer: optax.GradientTransformation) -> TrainState:
+def _shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
     """The shardings of a state or of its shapes; traceable."""
     params, replicated = pipeline.shardings(state.params), NamedSharding(pipeline.mesh, P())
-    moments = optax.tree.map_params(
-        optimizer,
-        lambda leaf, sharding: leaf if is_masked(leaf) else sharding,
-        state.optimizer,
-        params,
-        transform_non_params=lambda _: replicated,
-        is_leaf=is_masked,
-    )
+    is_staged = has_tree_of(state.params)
+
+    def shardings(node: Any) -> Any:
+        if not is_staged(node):
+            return replicated
+        return jax.tree.map(lambda leaf, own: leaf if is_masked(leaf) else own, node, params, is_leaf=is_masked)
+
+    moments = jax.tree.map(shardings, state.optimizer, is_leaf=is_staged)
     return TrainState(params, moments, *[replicated] * NUM_COUNTERS)
 
 
@@ -150,7 +150,7 @@ def make_train_step(
             "bad_parameter": _first(~jnp.isfinite(square_sums)),
         }
         state = TrainState(params, moments, state.step + 1, state.num_skipped + skipped, num_skipped_in_row)
-        return lax.with_sharding_constraint(state, _shardings_of(state, pipeline, optimizer)), metrics
+        return lax.with_sharding_constraint(state, _shardings_of(state, pipeline)), metrics
 
     return jax.jit(train_step, donate_argnums=0)
 
@@ -201,13 +201,16 @@ def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
     return {f"{prefix}loss": sum(jax.tree.leaves(means)), **kinds}
 
 
-def format_losses(losses: dict[str, float]) -> str:
+def format_losses(losses: dict[str, float], *, unit: str) -> str:
     """The result of `name_losses` as text.
 
     Example:
-        >>> format_losses({"eval_loss": 3.0, "eval_masked_lm_loss": 2.5, "eval_sentence_order_loss": 0.5})
+        >>> format_losses({"eval_loss": 3.0}, unit=" nats per token")
+        'loss 3.0000 nats per token'
+        >>> losses = {"eval_loss": 3.0, "eval_masked_lm_loss": 2.5, "eval_sentence_order_loss": 0.5}
+        >>> format_losses(losses, unit=" nats")
         'loss 3.0000 nats (masked_lm 2.5000, sentence_order 0.5000)'
     """
     (_, loss), *kinds = losses.items()
     named_kinds = (f"{name.removeprefix('eval_').removesuffix('_loss')} {mean:.4f}" for name, mean in kinds)
-    return f"loss {loss:.4f} nats" + (f" ({', '.join(named_kinds)})" if kinds else " per token")
+    return f"loss {loss:.4f}{unit}" + (f" ({', '.join(named_kinds)})" if kinds else "")

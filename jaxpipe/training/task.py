@@ -15,6 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.config import model_config
+from jaxpipe.config.model import family_of
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import LanguageModel
@@ -68,6 +69,7 @@ class Task:
         heldout_batches: batches of the held-out data.
         data: one line about the data, for people.
         fingerprint: identifies the data: a run that goes on must have the same.
+        loss_unit: what follows a loss in messages, as " nats".
         params: canonical parameters from which the run starts; None: those of `model.init`.
     """
 
@@ -76,6 +78,7 @@ class Task:
     heldout_batches: TaskBatches
     data: str
     fingerprint: Fingerprint
+    loss_unit: str = ""
     params: Any = None
 
 
@@ -98,4 +101,5 @@ def task_of(config: ConfigDict) -> Task:
         heldout_batches=batches_of(config, corpus.heldout),
         data=f"{corpus.num_files} files, {len(corpus.train):,} training tokens, {len(corpus.heldout):,} held out",
         fingerprint=corpus.fingerprint,
+        loss_unit=" nats" if family_of(config).masked else " nats per token",
     )

@@ -62,7 +62,7 @@ def run(module: str, *arguments: str, is_optimized: bool = False) -> subprocess.
         stack.enter_context(contextlib.chdir(ROOT))
         stack.enter_context(contextlib.redirect_stdout(output))
         stack.enter_context(contextlib.redirect_stderr(errors))
-        stack.enter_context(_settings(is_optimized=is_optimized))
+        stack.enter_context(settings(is_optimized=is_optimized))
         try:
             status = importlib.import_module(f"jaxpipe.{module}").main(list(arguments))
         except SystemExit as ended:
@@ -85,8 +85,8 @@ def losses(workdir: Path) -> list[float]:
 
 
 @contextlib.contextmanager
-def _settings(*, is_optimized: bool):
-    """Puts back what a command sets for its process: environment, JAX's options, logs, warnings."""
+def settings(*, is_optimized: bool = False):
+    """Puts back what a run sets for its process: environment, JAX's options, what prints."""
     before = dict(os.environ)
     names = (
         "jax_default_device",
