@@ -61,6 +61,7 @@ def test_an_own_model_that_is_killed_goes_on_with_the_same_digits(schedule, tmp_
     assert {"eval_loss", "tokens_per_s", "grad_norm"} <= resumed.metrics[-1].keys()
 
 
+@pytest.mark.ci
 def test_an_own_model_learns_the_same_under_every_schedule_and_mesh(tmp_path):
     """Losses of float32 whose sums have other orders; dropout included."""
     found = [
@@ -70,6 +71,7 @@ def test_an_own_model_learns_the_same_under_every_schedule_and_mesh(tmp_path):
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
+@pytest.mark.ci
 def test_fit_is_what_the_command_does(tmp_path):
     small = base_config()
     for argument in SMALL:
@@ -93,6 +95,7 @@ def test_on_step_stops_a_run_which_then_goes_on(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, done.params)
 
 
+@pytest.mark.ci
 def test_given_parameters_are_where_a_run_starts(tmp_path):
     params = jax.tree.map(lambda leaf: 2 * leaf, MODEL.init(jax.random.key(7)))
     bare = Model(MODEL.embed, MODEL.layer, MODEL.head)
@@ -101,6 +104,7 @@ def test_given_parameters_are_where_a_run_starts(tmp_path):
     assert "eval_loss" not in done.metrics[-1]
 
 
+@pytest.mark.ci
 def test_recomputed_layers_give_the_same_losses(tmp_path):
     plain, recomputed = config(), config()
     recomputed.model.recompute = "full"
@@ -147,6 +151,7 @@ def test_what_does_not_fit_is_refused(changed, given, error, message, tmp_path):
         fit_gru(with_sizes(**changed), tmp_path / "run", **given)
 
 
+@pytest.mark.ci
 def test_other_batches_are_refused_when_a_run_goes_on(tmp_path):
     fit_gru(config(), tmp_path, on_step=lambda step, metrics, state: True)
     with pytest.raises(ConfigError, match="other tokens than those with which the run"):
