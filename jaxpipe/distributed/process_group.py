@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import traceback
 from types import FrameType, TracebackType
 
@@ -50,9 +51,10 @@ class Stop:
         return bool(due)
 
     def __enter__(self) -> Stop:
-        """Takes over the signals."""
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._listen)
+        """Takes over the signals; in the main thread alone, as Python asks."""
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._listen)
         return self
 
     def __exit__(

@@ -111,6 +111,7 @@ def fit(
     Raises:
         JaxpipeError: config, schedule, data, checkpoints or other processes; what the command prints.
     """
+    config = config.copy_and_resolve_references()  # what is decided on the way goes into the run's config alone
     if model is None:
         _check_nothing_given(params=params, train_batches=train_batches, heldout_batches=heldout_batches)
         check(config, name=name)

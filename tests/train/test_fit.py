@@ -1,6 +1,7 @@
 """Training from Python: what the command does, a model and batches of one's own, and what is refused."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -87,8 +88,12 @@ def test_fit_is_what_the_command_does(tmp_path):
 
 
 def test_on_step_stops_a_run_which_then_goes_on(tmp_path):
-    stopped = fit_gru(config(), tmp_path, on_step=lambda step, metrics, state: step == 2)
+    """Also in a thread of its own, where Python lets nobody listen to signals. The config is left as it was."""
+    given = config()
+    with ThreadPoolExecutor() as threads:
+        stopped = threads.submit(fit_gru, given, tmp_path, on_step=lambda step, metrics, state: step == 2).result()
     assert (stopped.num_done, stopped.is_stopped) == (2, True)
+    assert given.to_dict() == config().to_dict()
     done = fit_gru(config(), tmp_path)
     assert (done.num_done, done.is_stopped, len(done.metrics)) == (8, False, 8)
     again = fit_gru(config(), tmp_path)  # nothing is left to do: the state is read
