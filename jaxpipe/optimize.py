@@ -5,8 +5,8 @@
         [--method=my_method.py ...] [--output=FILE.json]
     python -m jaxpipe.optimize --schedule=NAME_OR_FILE --memory_bound=5 ...
 
-Prints what the search has found beside the best registered schedule that fits; the clock of the compiled program decides
-which is shorter. Times are of a device's share of the model, whatever the placement: each of v stages on a device takes
+Prints what the search has found beside the best registered schedule that fits; the compiled program's clock says which
+is shorter. Times are of a device's share of the model, whatever the placement: each of v stages on a device takes
 1/v of them. FILE is a schedule for `pipeline.schedule` of a config and for `jaxpipe.show`. No JAX here.
 """
 
