@@ -1,6 +1,7 @@
 """Trains a language model on text through one compiled pipeline.
 
     python -m jaxpipe.train --config=configs/quickstart.py --workdir=DIR [--config.FIELD=VALUE ...]
+        [--method=my_method.py]
 
 The same command resumes a run that has ended early, from its newest checkpoint. On several machines every process runs
 it: see `jaxpipe.launch` and configs/launch/. Writes to DIR: config.json, schedule.json, schedule.svg, timeline.json,
@@ -24,7 +25,8 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import check
-from jaxpipe.config.command_line import define_config_file, define_process_flags, run
+from jaxpipe.config.command_line import config_of, define_config_file, define_method, define_process_flags, run
+from jaxpipe.config.pipeline import is_known
 from jaxpipe.distributed.log import log_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
@@ -55,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --config, --workdir and the flags of a run."""
     define_config_file(values, arguments)
+    define_method(values)
     flags.DEFINE_string("workdir", None, "Folder for the files of this run.", values)
     flags.DEFINE_bool("dry_run", False, "Check and compile everything, train and write nothing.", values)
     flags.DEFINE_string("profile_steps", "", "FIRST:LAST, both included: a profiler trace of these steps.", values)
@@ -64,7 +67,9 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 def execute(values: FlagValues) -> None:
     """Runs one training, from top to bottom."""
     # ---- Config: all errors are found before anything is compiled
-    config = values.config
+    config = config_of(values)
+    if not is_known(config.pipeline.schedule):
+        resume.keep_schedule(run_folder.path_of(values.workdir), config)
     check(config, name=config_flags.get_config_filename(values["config"]))
     traced_steps = profile_steps(values.profile_steps, num_steps=config.train.steps)
     with ProcessGroup(
@@ -182,7 +187,7 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
     (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.pipeline.schedule)))
     write_timeline(path, setup)
     resume.write_fingerprint(path, setup.corpus.fingerprint)
-    run_folder.write_config(path, config)
+    run_folder.write_config(path, resume.named_as_before(path, config))
 
 
 if __name__ == "__main__":
