@@ -60,7 +60,8 @@ def test_an_own_method_from_its_picture_to_a_run_that_outlives_it(tmp_path, forg
     file.unlink()
     forget()
     evaluated = ran("eval", f"--workdir={folder}")
-    assert re.search(r"step 2: held-out loss .*", before)[0] in evaluated
+    assert re.findall(r"step 2: held-out loss .*", before) == re.findall(r"step 2: held-out loss .*", evaluated)
+    assert "step 2: held-out loss" in evaluated
     assert "parameters of step 2" in ran("sample", f"--workdir={folder}", "--prompt=def ", "--num_tokens=3")
     for steps in (4, 6):  # more than once: the run does not forget what it was told
         forget()
