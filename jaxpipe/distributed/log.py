@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 FOLDER = "logs"
+TERMINAL = (
+    "JAXPIPE_TERMINAL"  # set by a launcher whose standard error is a terminal, while its processes write to pipes
+)
 LOGGER = logging.getLogger("jaxpipe")
 
 _print: list[Callable[[str], None]] = [print]
@@ -18,6 +22,11 @@ _early: list[str] = []  # texts that were logged before the file existed
 def file_of(path: Path, process: int) -> Path:
     """The log of `process` in a run's folder."""
     return path / FOLDER / f"process_{process:04}.log"
+
+
+def has_terminal() -> bool:
+    """Whether somebody watches the standard error, so that a progress bar may overwrite itself."""
+    return sys.stderr.isatty() or TERMINAL in os.environ
 
 
 def log_to(path: Path, *, process: int) -> None:
