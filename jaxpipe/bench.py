@@ -22,7 +22,7 @@ from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.config import check
-from jaxpipe.config.command_line import define_config_file, run
+from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
 from jaxpipe.measure import pinned
 from jaxpipe.measure.memory import measure_memory
 from jaxpipe.measure.step_pair import make_step_pair
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines the flags of the benchmark."""
     define_config_file(values, arguments)
+    define_method(values)
     flags.DEFINE_enum("format", "text", ["text", "json"], "How the numbers are printed.", values)
     flags.DEFINE_integer("num_repeats", 3, "Repeats of each measurement.", lower_bound=1, flag_values=values)
     pinned.define_flags(values)
@@ -52,7 +53,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 def execute(values: FlagValues) -> None:
     """Runs one benchmark and prints its result."""
     keep_freed_memory()
-    config = values.config
+    config = config_of(values)
     if values.num_processes > 1:
         config.mesh.data, config.mesh.pipe, config.mesh.tensor = 1, values.num_processes, 1
     check(config, name=config_flags.get_config_filename(values["config"]))

@@ -3,7 +3,7 @@
     python -m jaxpipe.eval --workdir=DIR [--config.FIELD=VALUE ...]
 
 A checkpoint is independent of the mesh: `--config.mesh.pipe=2`, another schedule or other processes evaluate the same
-parameters.
+parameters. Without such changes it takes the run's own schedule.json, whose file or method may be gone.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ml_collections import config_flags
 
 from jaxpipe.checkpoints import restore_params
 from jaxpipe.config import base_config, check
-from jaxpipe.config.command_line import define_process_flags, run, value_of
+from jaxpipe.config.command_line import config_of, define_method, define_process_flags, run, value_of
 from jaxpipe.distributed.log import say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.training import run_folder
 from jaxpipe.training.loop import heldout_losses
-from jaxpipe.training.resume import check_same_schedule
+from jaxpipe.training.resume import check_same_schedule, keep_schedule
 from jaxpipe.training.setup import set_up
 from jaxpipe.training.step import format_losses, make_eval_step
 from jaxpipe.training.task import task_of
@@ -41,12 +41,14 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     flags.DEFINE_string("workdir", None, "Folder of a run.", values)
     config = run_folder.read_config(directory) if directory else base_config()
     config_flags.DEFINE_config_dict("config", config, "The run's config.", values, sys_argv=["command", *arguments])
+    define_method(values)
     define_process_flags(values)
 
 
 def execute(values: FlagValues) -> None:
     """Runs one evaluation."""
-    config = values.config
+    config = config_of(values)
+    keep_schedule(run_folder.path_of(values.workdir), config)
     check(config, name=f"{values.workdir}/{run_folder.CONFIG}")
     with ProcessGroup(
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s

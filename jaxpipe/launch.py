@@ -21,6 +21,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.command_line import exit_status, parse
+from jaxpipe.distributed.log import TERMINAL
 from jaxpipe.distributed.supervisor import JOIN_FLAGS, Group, commands_of
 from jaxpipe.errors import ConfigError, explain
 
@@ -59,7 +60,7 @@ def launch(values: FlagValues, arguments: Sequence[str]) -> int:
     commands = commands_of(("-m", values.module), arguments, count)
     # With address, count, number and devices all given, jax looks for no cluster, not even in a SLURM job.
     own = [{"PYTHONUNBUFFERED": "1", "JAX_LOCAL_DEVICE_IDS": str(process)} for process in range(count)]
-    environments = [os.environ | _terminal_size() | each for each in own]
+    environments = [os.environ | _terminal() | each for each in own]
     with Group(commands, environments, grace_s=values.grace_s) as group:
         return group.wait()
 
@@ -117,13 +118,13 @@ def _parse(values: FlagValues, arguments: Sequence[str]) -> None:
         ) from None
 
 
-def _terminal_size() -> dict[str, str]:
-    """The size of the terminal as environment variables, since a progress bar cannot ask a pipe for it."""
+def _terminal() -> dict[str, str]:
+    """That there is a terminal, and its size, as environment variables: a progress bar cannot ask a pipe for them."""
     try:
         size = os.get_terminal_size(sys.stderr.fileno())
     except OSError:
         return {}
-    return {"COLUMNS": str(size.columns - len("[00] ")), "LINES": str(size.lines)}
+    return {TERMINAL: "1", "COLUMNS": str(size.columns - len("[00] ")), "LINES": str(size.lines)}
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Searches for a short pipeline schedule that keeps a bound on what each device stores.
 
     python -m jaxpipe.optimize --num_devices=8 --num_microbatches=32 --memory_bound=5 [--placement=v ...]
-        [--forward=1 --backward=2 --input_gradient=1.2 --weight_gradient=0.8 ...] [--output=FILE.json]
+        [--num_layers=24] [--forward=1 --backward=2 --input_gradient=1.2 --weight_gradient=0.8 ...]
+        [--method=my_method.py ...] [--output=FILE.json]
     python -m jaxpipe.optimize --schedule=NAME_OR_FILE --memory_bound=5 ...
 
-Prints what the search has found beside the best registered schedule that fits. Times are of a device's share of the
-model, whatever the placement: each of v stages on a device takes 1/v of them. FILE is a schedule for
-`pipeline.schedule` of a config and for `jaxpipe.show`. No JAX here.
+Prints what the search has found beside the best registered schedule that fits; the compiled program's clock says which
+is shorter. Times are of a device's share of the model, whatever the placement: each of v stages on a device takes
+1/v of them. FILE is a schedule for `pipeline.schedule` of a config and for `jaxpipe.show`. No JAX here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
@@ -29,7 +31,7 @@ from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file
 from jaxpipe.schedules.option_checks import check_even
 from jaxpipe.schedules.ordering.optimize import NUM_TRIALS, asynchronous, search
-from jaxpipe.schedules.ordering.problem import usual_placements
+from jaxpipe.schedules.ordering.problem import problem_of, usual_placements
 from jaxpipe.schedules.placement import PLACEMENTS, placement_name
 from jaxpipe.units import gib
 
@@ -57,9 +59,12 @@ def _define_flags(values: FlagValues) -> None:
     flags.DEFINE_string("schedule", None, help_text, values)
     flags.DEFINE_multi_string("option", [], "With --schedule=NAME: an option of it, KEY=VALUE.", values)
     flags.DEFINE_multi_string("method", [], METHOD_FILE_HELP, values)
+    help_text = "Layers of the model: no schedule has more stages."
+    flags.DEFINE_integer("num_layers", None, help_text, lower_bound=1, flag_values=values)
     _define_costs(values)
     _define_bound(values)
-    flags.DEFINE_enum("clock", "asynchronous", list(_CLOCKS), "The clock on which the makespan counts.", values)
+    help_text = "The clock that judges: spmd, of the compiled program; asynchronous, without its rounds, is faster."
+    flags.DEFINE_enum("clock", "spmd", list(_CLOCKS), help_text, values)
     flags.DEFINE_integer("num_trials", NUM_TRIALS, "Orders that are tried.", lower_bound=1, flag_values=values)
     flags.DEFINE_string("output", None, f"A file for the schedule, which ends in {' or '.join(ENDINGS)}.", values)
 
@@ -147,8 +152,8 @@ def _problem(values: FlagValues) -> Problem | Schedule:
     """The problem, or the schedule to start from; the output's format can hold either."""
     output = values.output or ""
     if values.schedule is None:
-        placements = placements_of(values.placement, values.num_devices, output=output)
-        return Problem(values.num_devices, values.num_microbatches, placements)
+        placements = placements_of(values.placement, values.num_devices, output=output, num_layers=values.num_layers)
+        return problem_of(Problem(values.num_devices, values.num_microbatches, placements, values.num_layers))
     if is_file_name(values.schedule):
         schedule = read_schedule(values.schedule)
     else:
@@ -158,16 +163,20 @@ def _problem(values: FlagValues) -> Problem | Schedule:
         )
     if Path(output).suffix == ".csv":
         to_csv(schedule)  # raises if a CSV cannot hold it
+    problem_of(replace(problem_of(schedule), num_layers=values.num_layers))  # raises if it has more stages
     return schedule
 
 
-def placements_of(names: Iterable[str], num_devices: int, *, output: str = "") -> tuple[Placement, ...]:
+def placements_of(
+    names: Iterable[str], num_devices: int, *, output: str = "", num_layers: int | None = None
+) -> tuple[Placement, ...]:
     """The placements with these names; without names, the usual placements that `output` can hold.
 
     Args:
         names: keys of PLACEMENTS.
         num_devices: devices on the `pipe` axis.
         output: a file's name; a CSV has no place for a second replica.
+        num_layers: layers of the model; usual placements of more stages are left out.
 
     Returns:
         The placements; empty if every placement is allowed.
@@ -191,7 +200,8 @@ def placements_of(names: Iterable[str], num_devices: int, *, output: str = "") -
             )
         )
     if is_csv and not placements:
-        return tuple(placement for placement in usual_placements(num_devices) if placement.num_replicas == 1)
+        usual = filter(Problem(num_devices, 1, num_layers=num_layers).allows, usual_placements(num_devices))
+        return tuple(placement for placement in usual if placement.num_replicas == 1)
     return placements
 
 

@@ -4,7 +4,8 @@
         [--method=my_method.py ...] [--format=json] [--write_config=FILE] [--config.X=Y ...]
 
 The search covers schedule, chunks, pipe x tensor x data, microbatch size, recompute and mesh order. What does not
-fit a GPU is dropped. Model, sequence length and batch size are the config's; its own pipeline and mesh are not read.
+fit a GPU is dropped. Model, sequence length and batch size are the config's. Its own pipeline and mesh are not read,
+except a method's .py file in pipeline.schedule, which is tried as well.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.estimate.plan.written_config import check_writable, write_config
 from jaxpipe.estimate.roofline import Roofline
+from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file
 
 
@@ -60,7 +62,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 def execute(values: FlagValues) -> None:
     """Searches, prints the plan, and writes the config of its best row if that is asked for."""
     config, topology = values.config, parse_topology(values.topology)
-    for path in values.method:
+    for path in (*values.method, *filter(is_python_file, [config.pipeline.schedule])):
         register_file(path)
     if values.write_config:
         check_writable(values.write_config, overwrite=values.overwrite)

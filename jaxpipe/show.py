@@ -6,7 +6,8 @@
     python -m jaxpipe.show NAME ... --placement --topology=a100-80g:2x8
     python -m jaxpipe.show --csv=FILE|--json=FILE ...
     python -m jaxpipe.show --config=FILE [--config.FIELD=VALUE ...] [--topology=a100-80g:1x8] ...
-    python -m jaxpipe.show --list [--method=my_method.py]
+    python -m jaxpipe.show --method=my_method.py --num_devices=D ...
+    python -m jaxpipe.show --list [--method=my_method.py ...]
 
 Numbers are on both clocks: the asynchronous one (`simulate`) and that of the compiled program (`spmd`, replayed from
 the round table that the program executes). --config shows the schedule that `train` and `compile` would run, at the
@@ -33,7 +34,7 @@ from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_t
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, build, check, read_csv, read_json, simulate, to_csv
 from jaxpipe.schedules.methods.option import parse_options
-from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file
+from jaxpipe.schedules.methods.registry import register_file
 from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 
 __all__ = ["Page", "main", "to_html"]
@@ -69,7 +70,10 @@ def _define_flags(values: FlagValues) -> None:
     text = flags.DEFINE_string
     names = ", ".join(sorted(REGISTRY))
     text("name", None, f"The schedule, one of {names}, or a method's .py file; --name= may be left out.", values)
-    flags.DEFINE_multi_string("method", [], METHOD_FILE_HELP, values)
+    method_help = (
+        "In place of NAME, or with --config: FILE.py with a method of your own. With --list: several, to list too."
+    )
+    flags.DEFINE_multi_string("method", [], method_help, values)
     flags.DEFINE_bool("list", False, "Show the table of methods: options, bubbles and peaks of each.", values)
     text("config", None, "In place of NAME: a config, with its own schedule, sizes and times.", values)
     text("csv", None, "In place of NAME: a file of a schedule in PyTorch's compute-only CSV format.", values)
@@ -110,6 +114,8 @@ def _define_costs(values: FlagValues) -> None:
 
 def _check_flags(values: FlagValues) -> None:
     """Raises ConfigError for flags that do not fit together; none is silently without effect."""
+    if values.name or values.csv or values.json or len(values.method) > 1:
+        check_unused(values, () if values.list else ("method",), "one schedule is shown")
     if values.list:
         others = (name for name in values if name not in ("list", "method", "output"))
         check_unused(values, others, "--list shows all methods")
@@ -120,11 +126,12 @@ def _check_flags(values: FlagValues) -> None:
         source = "csv" if values.csv else "json"
         others = [*_SOURCE, *({"json"} if values.csv else ())]
         check_unused(values, others, f"--{source} gives the whole schedule")
-    elif not values.name:
+    elif not values.name and not values.method:
         raise ConfigError(
             explain(
                 "no schedule is given",
-                rule=f"schedule-source: NAME, one of {', '.join(sorted(REGISTRY))}; or --csv=FILE; or --json=FILE",
+                rule=f"schedule-source: NAME, one of {', '.join(sorted(REGISTRY))};"
+                " or a FILE by --method, --csv or --json",
                 repair="give the NAME of a schedule, as in `python -m jaxpipe.show 1f1b ...`",
             )
         )
@@ -174,9 +181,9 @@ def _check_ending(flag: str, path: str | None, endings: tuple[str, ...]) -> None
 
 def _show(values: FlagValues) -> None:
     _check_flags(values)
-    for path in values.method:
-        register_file(path)
     if values.list:
+        for path in values.method:
+            register_file(path)
         write_output(method_list(REGISTRY.values()), values.output)
         return
     if values.config:
@@ -204,6 +211,8 @@ def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
     from jaxpipe.estimate import decide_costs
 
     config = values.config
+    if values.method:
+        config.pipeline.schedule = values.method[0]
     check(config, name="--config")
     decided = decide_costs(config, parse_topology(values.topology) if values.topology else None)
     config.pipeline.costs = decided.costs
@@ -218,7 +227,8 @@ def _schedule(values: FlagValues) -> Schedule:
     if values.csv or values.json:
         return check(read_csv(values.csv) if values.csv else read_json(values.json))
     options = _options(values)
-    return build(values.name, num_devices=values.num_devices, num_microbatches=values.num_microbatches, **options)
+    name = values.method[0] if values.method else values.name
+    return build(name, num_devices=values.num_devices, num_microbatches=values.num_microbatches, **options)
 
 
 def _options(values: FlagValues) -> dict[str, object]:

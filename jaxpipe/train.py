@@ -1,6 +1,7 @@
 """Trains a language model on text through one compiled pipeline.
 
     python -m jaxpipe.train --config=configs/quickstart.py --workdir=DIR [--config.FIELD=VALUE ...]
+        [--method=my_method.py]
 
 The same command resumes a run that has ended early, from its newest checkpoint. On several machines every process runs
 it: see `jaxpipe.launch` and configs/launch/. Writes to DIR: config.json, schedule.json, schedule.svg, timeline.json,
@@ -19,7 +20,7 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import config_flags
 
-from jaxpipe.config.command_line import define_config_file, define_process_flags
+from jaxpipe.config.command_line import config_of, define_config_file, define_method, define_process_flags
 from jaxpipe.config.command_line import run as run_command
 from jaxpipe.training import fit
 
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --config, --workdir and the flags of a run."""
     define_config_file(values, arguments)
+    define_method(values)
     flags.DEFINE_string("workdir", None, "Folder for the files of this run.", values)
     flags.DEFINE_bool("dry_run", False, "Check and compile everything, train and write nothing.", values)
     flags.DEFINE_string("profile_steps", "", "FIRST:LAST, both included: a profiler trace of these steps.", values)
@@ -49,7 +51,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 def execute(values: FlagValues) -> int:
     """Runs one training; returns the exit status."""
     run = fit(
-        values.config,
+        config_of(values),
         values.workdir,
         profile_steps=values.profile_steps,
         dry_run=values.dry_run,

@@ -22,7 +22,7 @@ from jaxpipe.compile.gpus import absent_gpus, check_compilable, check_plugin
 from jaxpipe.compile.report import report, to_text
 from jaxpipe.compile.step import compile_step
 from jaxpipe.config import check
-from jaxpipe.config.command_line import define_config_file, run
+from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,13 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --config, --topology and --format."""
     define_config_file(values, arguments)
+    define_method(values)
     flags.DEFINE_string("topology", None, "Hardware, nodes and GPUs of a node, as a100-80g:4x8.", values)
     flags.DEFINE_enum("format", "text", ["text", "json"], "How the numbers are printed; json has bytes.", values)
 
 
 def execute(values: FlagValues) -> None:
     """Compiles the step and prints its report."""
-    config, topology = values.config, parse_topology(values.topology)
+    config, topology = config_of(values), parse_topology(values.topology)
     check(config, name=config_flags.get_config_filename(values["config"]))
     check_compilable(config, topology)
     check_plugin()

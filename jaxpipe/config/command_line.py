@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from absl import flags, logging
 from absl.flags import FlagValues
-from ml_collections import config_dict, config_flags
+from ml_collections import ConfigDict, config_dict, config_flags
 
 from jaxpipe.command_line import exit_status, parse
 from jaxpipe.config.base import base_config, unknown_field
@@ -62,6 +62,32 @@ def define_config_file(values: FlagValues, arguments: Sequence[str]) -> None:
     sys.modules.pop("config_config", None)  # the file of an earlier call, into which ml_collections would load this one
     help_text = "Python file with get_config(); see jaxpipe.config.base."
     config_flags.DEFINE_config_file("config", None, help_text, values, sys_argv=["command", *arguments])
+
+
+def define_method(values: FlagValues) -> None:
+    """Defines --method=FILE.py, for `config_of`."""
+    help_text = "FILE.py with a method of your own, in place of pipeline.schedule; of several, FILE.py:NAME says which."
+    flags.DEFINE_string("method", None, help_text, values)
+
+
+def config_of(values: FlagValues) -> ConfigDict:
+    """The config of --config, with the schedule of --method if that is given.
+
+    Raises:
+        ConfigError: --config.pipeline.schedule names another schedule.
+    """
+    config = values.config
+    if values.method:
+        if "config.pipeline.schedule" in values:
+            raise ConfigError(
+                explain(
+                    f"--method={values.method} with --config.pipeline.schedule={config.pipeline.schedule}",
+                    rule="one-schedule: --method stands in place of pipeline.schedule",
+                    repair="leave one of them out",
+                )
+            )
+        config.pipeline.schedule = values.method
+    return config
 
 
 def define_process_flags(values: FlagValues) -> None:

@@ -70,6 +70,12 @@ def named_schedule(name: str, num_devices: int, num_microbatches: int, options: 
     return _read(name) if is_file_name(name) else _build(name, num_devices, num_microbatches, options)
 
 
+def is_known(name: str) -> bool:
+    """Whether there is a schedule of this name: a registered method, or a file."""
+    is_file = is_file_name(name) or is_python_file(name)
+    return Path(name.partition(":")[0] if is_python_file(name) else name).is_file() if is_file else name in REGISTRY
+
+
 def check_schedule_name(config: ConfigDict) -> None:
     """Raises an error unless `pipeline.schedule` is a registered name, a file with a method, or a schedule file."""
     name = config.pipeline.schedule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = "logs"
+TERMINAL = "JAXPIPE_TERMINAL"  # set by a launcher whose standard error is a terminal; its processes write to pipes
 LOGGER = logging.getLogger("jaxpipe")
 
 _print: list[Callable[[str], None]] = [print]
@@ -19,6 +21,11 @@ _early: list[str] = []  # texts that were logged before the file existed
 def file_of(path: Path, process: int) -> Path:
     """The log of `process` in a run's folder."""
     return path / FOLDER / f"process_{process:04}.log"
+
+
+def has_terminal() -> bool:
+    """Whether somebody watches the standard error, so that a progress bar may overwrite itself."""
+    return sys.stderr.isatty() or TERMINAL in os.environ
 
 
 @contextmanager

@@ -283,6 +283,7 @@ class SearchReport:
             "schedule": schedule.name,
             "placement": placement_name(schedule.placement),
             "stages": str(schedule.num_stages),
+            "weights": ("once", "twice")[schedule.num_replicas - 1],
             "makespan": f"{timeline.makespan:g}",
             "  SPMD clock": f"{spmd_makespan(schedule, costs):g}",
             "bubble ratio": f"{timeline.bubble_ratio:.4f}",

@@ -23,7 +23,7 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
-from jaxpipe.config import check
+from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Link, Times
@@ -62,6 +62,7 @@ def execute(values: FlagValues) -> None:
     """Runs one measurement and writes its result."""
     keep_freed_memory()
     config = values.config
+    _leave_pipeline_out(config)
     check(config, name=config_flags.get_config_filename(values["config"]))
     sizes = sizes_of(values.microbatch_sizes, config)
     if pinned.is_launched(values):
@@ -81,6 +82,13 @@ def execute(values: FlagValues) -> None:
     if values.output is not None:
         write(measurement, values.output)
         print(f"wrote {values.output}", file=sys.stderr)
+
+
+def _leave_pipeline_out(config: ConfigDict) -> None:
+    """Sets pipeline and `mesh.pipe` to what fits every model: all but the microbatches has no effect here."""
+    num_microbatches = config.pipeline.num_microbatches
+    config.pipeline.update({**base_config().pipeline, "num_microbatches": num_microbatches})
+    config.mesh.pipe = 1
 
 
 def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:

@@ -265,7 +265,7 @@ def _one_array(name: str, value: Any) -> jax.ShapeDtypeStruct:
             explain(
                 f"{name} returns {type(value).__name__}.",
                 rule="one-array: the message from stage to stage is one array",
-                repair="return one array; put values that all layers need into the batch or the shared parameters",
+                repair="return one array; put what all layers read into the batch, which every layer gets",
             )
         )
     return value

@@ -1,4 +1,4 @@
-"""The metrics of a run: a JSON line for each step, TensorBoard, and the progress bar.
+"""The metrics of a run: a JSON line for each step, TensorBoard, and the progress bar; without a terminal, some lines.
 
 Process 0 writes them; the other processes use a stand-in that writes nothing.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,11 +16,13 @@ from types import TracebackType
 import jax
 from tqdm import tqdm
 
+from jaxpipe.distributed.log import has_terminal
 from jaxpipe.errors import TrainingError, explain
 from jaxpipe.training.run_folder import METRICS, TENSORBOARD
 from jaxpipe.whole_file import whole_files
 
 Number = float | None
+_SAY_EVERY_S = 30.0  # where there is no terminal for a bar
 
 
 class MetricsWriter:
@@ -41,7 +44,15 @@ class MetricsWriter:
             num_damaged = keep_rows(path / METRICS, last_step=first_step)
             self._lines = (path / METRICS).open("a", buffering=1)
             self._tensorboard = TensorBoard(path / TENSORBOARD, first_step=first_step)
-        self._bar = tqdm(total=num_steps, initial=first_step, unit="step", dynamic_ncols=True, mininterval=0.5)
+        self._bar = tqdm(
+            total=num_steps,
+            initial=first_step,
+            unit="step",
+            dynamic_ncols=True,
+            mininterval=0.5,
+            disable=not has_terminal(),
+        )
+        self._num_steps, self._say_at = num_steps, time.monotonic() + _SAY_EVERY_S
         if num_damaged:
             self.say(f"{METRICS}: {num_damaged} incomplete lines are dropped")
 
@@ -56,10 +67,13 @@ class MetricsWriter:
         with self._writing():
             self._lines.write(json.dumps(row, allow_nan=False) + "\n")
             self._tensorboard.write(step, finite)
-        self._bar.set_postfix(
-            loss=f"{finite.get('loss', math.nan):.3f}", tokens_per_s=f"{numbers['tokens_per_s']:.0f}", refresh=False
-        )
+        loss, unit = f"{finite.get('loss', math.nan):.3f}", "tokens" if "tokens_per_s" in numbers else "samples"
+        speed = f"{numbers[f'{unit}_per_s']:.0f} {unit}/s"
+        self._bar.set_postfix_str(f"loss {loss}, {speed}", refresh=False)
         self._bar.update(1)
+        if self._bar.disable and time.monotonic() >= self._say_at:
+            self.say(f"step {step} of {self._num_steps}: loss {loss}, {speed}")
+            self._say_at = time.monotonic() + _SAY_EVERY_S
 
     def say(self, text: str) -> None:
         """Prints `text` above the progress bar."""

@@ -15,7 +15,7 @@ from jaxpipe.data.fingerprint import differences
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import CheckpointError, ConfigError, explain
 from jaxpipe.schedules import Costs, Schedule, to_json
-from jaxpipe.training.run_folder import METRICS, read_config
+from jaxpipe.training.run_folder import CONFIG, METRICS, read_config
 from jaxpipe.whole_file import write_whole
 
 DATA, SCHEDULE = "data.json", "schedule.json"  # in the run's folder
@@ -48,6 +48,29 @@ def keep_costs(path: Path, config: ConfigDict) -> None:
     )
 
 
+def keep_schedule(path: Path, config: ConfigDict) -> None:
+    """Sets `pipeline.schedule` to the schedule.json of the run in `path`: its file or method may be changed, or gone.
+
+    Not if another field that decides the schedule differs from the run's.
+    """
+    if not (path / SCHEDULE).is_file():
+        return
+    before = read_config(str(path))
+    if all(_of(before, name) == _of(config, name) for name in DECIDES_SCHEDULE):
+        config.pipeline.update(schedule=str(path / SCHEDULE), options="")
+        if not are_decided(config.pipeline.costs):
+            config.pipeline.costs = before.pipeline.costs
+
+
+def named_as_before(path: Path, config: ConfigDict) -> ConfigDict:
+    """`config`, or a copy with the schedule that the run in `path` was told, if `keep_schedule` has replaced it."""
+    if config.pipeline.schedule != str(path / SCHEDULE) or not (path / CONFIG).is_file():
+        return config
+    before, config = read_config(str(path)).pipeline, config.copy_and_resolve_references()
+    config.pipeline.update(schedule=before.schedule, options=before.options)
+    return config
+
+
 def _of(config: ConfigDict, name: str) -> object:
     section, field = name.split(".")
     return config[section][field]
@@ -61,7 +84,8 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
     Raises:
         ConfigError: a changed field decides the model or the order of the data.
     """
-    before = read_config(str(path))
+    before, kept = read_config(str(path)), config.pipeline.schedule == str(path / SCHEDULE)
+    config = named_as_before(path, config)
     if before.model.family != config.model.family:
         raise _refused(path, [_change("model.family", before.model.family, config.model.family)])
     fields = [(section, field) for section in before for field in before[section]]
@@ -74,6 +98,8 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
     if refused:
         raise _refused(path, refused)
     found = [words for name, words in differ.items() if name not in DECIDED]
+    if kept:
+        return [*found, f"pipeline.schedule: {before.pipeline.schedule} is not there, {path / SCHEDULE} is"]
     if not differ.keys() & DECIDES_SCHEDULE and has_other_schedule(path, build_schedule(config)):
         found.append(f"pipeline.schedule: {config.pipeline.schedule} has other actions than before")
     return found

@@ -21,7 +21,8 @@ from jaxpipe.errors import ConfigError, explain
 from jaxpipe.whole_file import write_whole
 
 CONFIG, METRICS, TENSORBOARD, SCHEDULE_PICTURE = "config.json", "metrics.jsonl", "tensorboard", "schedule.svg"
-LOCK = "lock"
+LOCK = "lock"  # the first file of a run
+_MOST_SHOWN = 5
 
 
 def path_of(workdir: str) -> Path:
@@ -33,7 +34,8 @@ def check(workdir: str) -> Path:
     """Returns the path of a run's folder if it can hold this run; creates nothing.
 
     Raises:
-        ConfigError: a file has this name, the folder has files of a run without its config, or is not writable.
+        ConfigError: a file has this name, the folder has files of a run without its config or of no run, or is not
+            writable.
     """
     path = path_of(workdir)
     there = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -47,14 +49,27 @@ def check(workdir: str) -> Path:
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise _not_writable(workdir, f"{there}: no permission to write")
-    found = [name for name in (METRICS, TENSORBOARD, CHECKPOINTS) if (path / name).exists()]
-    if found and not holds_run(path):
+    found = sorted(file.name for file in path.glob("[!.]*"))
+    if not found or holds_run(path):
+        return path
+    of_run = [name for name in (METRICS, TENSORBOARD, CHECKPOINTS) if name in found]
+    if of_run:
         raise ConfigError(
             explain(
                 f"--workdir={workdir} holds an incomplete run",
                 rule=f"workdir-run: a run is resumed from a folder with its {CONFIG}, and never overwrites another run",
-                picture=f"there: {', '.join(found)}; not there: {CONFIG}",
+                picture=f"there: {', '.join(of_run)}; not there: {CONFIG}",
                 repair="name another --workdir, or move these away",
+            )
+        )
+    if LOCK not in found:
+        more = f" and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+        raise ConfigError(
+            explain(
+                f"--workdir={workdir} has files, and holds no run",
+                rule=f"workdir-new: a new run begins in a folder without files; it resumes in one with its {CONFIG}",
+                picture=f"there: {', '.join(found[:_MOST_SHOWN])}{more}",
+                repair=f"name another --workdir, as {path / 'run'}",
             )
         )
     return path

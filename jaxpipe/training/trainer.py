@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import base_config, check
+from jaxpipe.config.pipeline import is_known
 from jaxpipe.distributed.log import logging_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
@@ -112,6 +113,8 @@ def fit(
         JaxpipeError: config, schedule, data, checkpoints or other processes; what the command prints.
     """
     config = config.copy_and_resolve_references()  # what is decided on the way goes into the run's config alone
+    if not is_known(config.pipeline.schedule):
+        resume.keep_schedule(run_folder.path_of(str(workdir)), config)
     if model is None:
         _check_nothing_given(params=params, train_batches=train_batches, heldout_batches=heldout_batches)
         check(config, name=name)
@@ -257,7 +260,7 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
     (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.pipeline.schedule)))
     write_timeline(path, setup)
     resume.write_fingerprint(path, setup.task.fingerprint)
-    run_folder.write_config(path, config)
+    run_folder.write_config(path, resume.named_as_before(path, config))
 
 
 def _take_source_tokenizer(path: Path, config: ConfigDict) -> None:

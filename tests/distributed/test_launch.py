@@ -309,7 +309,8 @@ def test_the_run_goes_on_where_nobody_reads(start, tmp_path):
 
 def test_in_a_terminal_a_line_erases_the_bar_of_another_process(launch):
     master, terminal = os.openpty()
-    program = "sys.stderr.write(chr(13) + ' 50%'); sys.stderr.flush(); print(os.environ['COLUMNS'])"
+    program = "sys.stderr.write(chr(13) + ' 50%'); sys.stderr.flush()"
+    program += "; print(os.environ['COLUMNS'], os.environ['JAXPIPE_TERMINAL'])"
     code, _, _ = launch(program, "--num_processes=1", stderr=terminal)
     os.close(terminal)
     assert code == 0

@@ -1,6 +1,7 @@
 """`python -m jaxpipe.optimize`: what it prints and writes, and its errors; the search has tests of its own."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,16 +16,17 @@ from jaxpipe.schedules import (
     build,
     costs_of_stages,
     linear,
+    looped,
     peak_activations,
     read_schedule,
     simulate,
     to_csv,
     zig_zag,
 )
-from jaxpipe.schedules.ordering.optimize import asynchronous
 from jaxpipe.schedules.ordering.problem import usual_placements
 from jaxpipe.schedules.placement import PLACEMENTS, placement_name
 
+ROOT = Path(__file__).parents[2]
 SMALL = ["--num_devices=2", "--num_microbatches=4", "--memory_bound=2", "--num_trials=20"]
 WHOLE = ["--input_gradient=3", "--weight_gradient=3"]  # so that halves are of no use
 
@@ -139,7 +141,49 @@ def test_what_is_left_out_has_its_default(capsys, asked):
     main(SMALL[:3])
     ((problem, question),) = asked
     assert problem == Problem(2, 4)
-    assert question == {"costs": Costs(), "memory_bound": MemoryBound(2), "clock": asynchronous, "num_trials": 1200}
+    assert question == {"costs": Costs(), "memory_bound": MemoryBound(2), "clock": spmd_makespan, "num_trials": 1200}
+
+
+# On the asynchronous clock the search wins here, on the program's v_half does.
+SLOWER_IN_ROUNDS = ["--num_devices=4", "--num_microbatches=12", "--memory_bound=3.5"]
+SLOWER_IN_ROUNDS += ["--input_gradient=1.3", "--weight_gradient=0.9", "--transfer=0.1"]
+
+
+@pytest.mark.ci
+def test_nothing_is_recommended_that_is_slower_in_the_program(capsys):
+    judged = figures(printed(capsys, *SLOWER_IN_ROUNDS))
+    assert judged["schedule"] == ["v_half"]
+    lines = figures(printed(capsys, *SLOWER_IN_ROUNDS, "--clock=asynchronous"))
+    assert lines["schedule"] == ["optimized", "v_half"]
+    assert lines["weights"] == ["twice", "once"]
+    found, registered = map(float, lines["SPMD clock"])
+    assert found > registered == float(judged["SPMD clock"][0])
+
+
+@pytest.mark.ci
+def test_the_page_says_what_its_command_prints(capsys):
+    page = " ".join((ROOT / "docs/schedules.md").read_text().split())
+    said = re.search(r"finds a step of (\S+) forwards where V-Min, .*?, takes (\S+)\.", page)
+    arguments = ["--num_devices=4", "--num_microbatches=16", "--memory_bound=2.5", "--placement=v"]
+    lines = figures(printed(capsys, *arguments, "--input_gradient=1.2", "--weight_gradient=0.8"))
+    assert said
+    assert lines["SPMD clock"] == list(said.groups())
+    assert lines["schedule"] == ["optimized", "v_min"]
+
+
+# Every stage holds at least one layer.
+def test_no_more_stages_than_layers(capsys):
+    arguments = ["--num_devices=2", "--num_microbatches=4", "--memory_bound=3", "--num_trials=8"]
+    assert int(figures(printed(capsys, *arguments, "--placement=w"))["stages"][0]) == 8
+    text = printed(capsys, *arguments, "--num_layers=4")
+    assert "searched: linear, v, looped, bidirectional, bidirectional_v\n" in text
+    assert all(int(stages) <= 4 for stages in figures(text)["stages"])
+
+
+def test_a_csv_is_offered_no_more_stages_than_layers(asked, tmp_path):
+    main([*SMALL, "--num_layers=4", f"--output={tmp_path}/mine.csv"])
+    ((problem, _),) = asked
+    assert problem.placements == (linear(2), zig_zag(2, 2), looped(2, 2))
 
 
 def test_a_bound_in_bytes_is_one_in_ma_times_their_size(capsys):
@@ -221,6 +265,9 @@ def test_mistakes_are_told_in_plain_text(capsys, asked, arguments, message):
         (["--output=mine.csv", "--placement=v", "--placement=bidirectional_v"], ["rule output-form", "mine.json"]),
         (["--output=mine.csv", "--schedule=chimera"], ["'chimera' has num_replicas=2", "write it as JSON"]),
         (["--num_devices=3", "--placement=bidirectional"], ["rule even-devices", "num_devices=2 or 4"]),
+        (["--num_layers=1"], ["num_layers=1 for 2 stages", "set num_layers=2 or more"]),
+        (["--num_layers=3", "--placement=v"], ["num_layers=3 for 4 stages", "rule layer-per-stage"]),
+        (["--num_layers=3", "--schedule=v_half"], ["num_layers=3 for 4 stages", "rule layer-per-stage"]),
     ],
 )
 def test_what_cannot_be_is_an_error_in_five_parts_before_the_search(capsys, asked, arguments, words):
@@ -234,4 +281,5 @@ def test_what_cannot_be_is_an_error_in_five_parts_before_the_search(capsys, aske
 def test_too_little_memory_is_an_error_in_five_parts(capsys):
     message = refused(capsys, *SMALL, "--memory_bound=0.5")
     assert "rule memory-bound" in message
-    assert "repair: set limit=1 or more" in message
+    assert message.startswith("ScheduleError: memory_bound=0.5 for num_devices=2, ")
+    assert "repair: set memory_bound=1 or more" in message

@@ -14,6 +14,7 @@ from jaxpipe.config import base_config, check
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Times
 from jaxpipe.estimate.measured import Measurement
+from jaxpipe.measure import __main__ as command
 from jaxpipe.measure.__main__ import check_output, sizes_of
 from jaxpipe.measure.actions import solve, times_of
 from jaxpipe.measure.measurement import measure, num_parameters
@@ -141,6 +142,17 @@ def test_two_processes_measure_at_once_and_write(tmp_path):
     assert found.identity["num_processes"] == 2
     assert found.link is not None
     assert all(field.removesuffix("_s").replace("_", " ") in ran.stdout for field in asdict(found.times[2]))
+
+
+def test_the_pipeline_of_a_config_does_not_count(monkeypatch):
+    asked = []
+    monkeypatch.setattr(command, "_measure", lambda values, sizes: asked.append((values.config, sizes)) or sys.exit(3))
+    fields = ("mesh.pipe=8", "model.num_layers=2", "pipeline.costs=not_yet.json", "pipeline.schedule=none.csv")
+    with pytest.raises(SystemExit, match="3"):
+        command.main(["--config=configs/bench_cpu.py", *(f"--config.{field}" for field in fields)])
+    ((config, sizes),) = asked
+    assert (config.mesh.pipe, config.model.num_layers, config.pipeline.schedule) == (1, 2, "1f1b")
+    assert sizes == [config.data.batch_size // config.pipeline.num_microbatches]
 
 
 def test_a_file_is_not_overwritten_unasked(tmp_path):

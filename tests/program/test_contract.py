@@ -131,6 +131,13 @@ def test_functions_that_break_the_contract_are_refused(rule, changed, function):
         getattr(pipeline, function)(pipeline.to_stages(make_params(4)), make_batch(3))
 
 
+def test_the_repair_of_a_pair_is_what_layers_get():
+    functions = dataclasses.replace(FUNCTIONS, layer=lambda params, x, microbatch, random: (x, x))
+    pipeline = Pipeline(SCHEDULE, make_mesh(pipe=2), functions, num_layers=4)
+    with pytest.raises(CompileError, match="repair: return one array; put what all layers read into the batch, which"):
+        pipeline.loss(pipeline.to_stages(make_params(4)), make_batch(3))
+
+
 def two_losses(shared, x, microbatch):
     return {"square": (x * x).sum(), "first": x[:, 0].sum()}
 

@@ -55,6 +55,11 @@ def config(num_microbatches: int = 8, **pipeline):
 def test_show(capsys):
     assert show.main([FILE, "--num_devices=2", "--num_microbatches=3"]) == 0
     assert "0  0F0 0F1 0F2 ... 0B0 0B0 ... 0B1 0B1 ... 0B2 0B2" in capsys.readouterr().out
+    assert show.main([f"--method={FILE}", "--num_devices=2", "--num_microbatches=3"]) == 0
+    assert "0  0F0 0F1 0F2 ... 0B0 0B0 ... 0B1 0B1 ... 0B2 0B2" in capsys.readouterr().out
+    arguments = ["--config.mesh.pipe=2", "--config.pipeline.num_microbatches=3", "--config.data.batch_size=3"]
+    assert show.main(["--config=configs/quickstart.py", f"--method={FILE}", *arguments]) == 0
+    assert "0  0F0 0F1 0F2 ... 0B0" in capsys.readouterr().out
     assert show.main(["--list", f"--method={FILE}"]) == 0
     assert "eager_1f1b\n    1F1B with more forwards ahead" in capsys.readouterr().out
 
@@ -66,6 +71,31 @@ def test_plan_tries_it_and_writes_a_config_that_runs_it(capsys, tmp_path):
     assert plan.main(arguments) == 0
     printed = capsys.readouterr().out
     assert all(f"{NAME} num_ahead={ahead}" in printed for ahead in (2, 3))
+
+
+def test_one_schedule_is_shown(capsys):
+    sizes = ["--num_devices=2", "--num_microbatches=3", f"--method={FILE}"]
+    for more in (["1f1b"], [f"--method={FILE}"]):
+        assert show.main([*sizes, *more]) == 2
+        assert f"--method={FILE} has no effect: one schedule is shown" in capsys.readouterr().err
+
+
+def test_one_method_of_a_file_is_registered(tmp_path):
+    more = "from dataclasses import replace\nMORE = replace(METHOD, name='b')\n"
+    (tmp_path / "two.py").write_text((ROOT / FILE).read_text() + more)
+    assert register_file(f"{tmp_path}/two.py:b") == [f"{tmp_path}/two.py:b"]
+    assert f"{tmp_path}/two.py:eager_1f1b" not in REGISTRY
+    assert register_file(f"{tmp_path}/two.py") == [f"{tmp_path}/two.py:eager_1f1b", f"{tmp_path}/two.py:b"]
+
+
+@pytest.mark.parametrize("file", [True, False])
+def test_a_plan_tries_the_method_of_its_config(monkeypatch, file):
+    asked = []
+    monkeypatch.setattr(plan, "search", lambda *_, **__: asked.append(NAME in REGISTRY) or exit(0))
+    arguments = ["--config=configs/gpt3_125m.py", "--topology=a100-80g:1x2"]
+    with pytest.raises(SystemExit):
+        plan.main([*arguments, *([f"--config.pipeline.schedule={FILE}"] if file else [])])
+    assert asked == [file]
 
 
 def test_it_is_planned_after_a_plan_without_it():
@@ -118,19 +148,6 @@ def test_files_that_say_no_method(tmp_path, monkeypatch, text, name, message):
         (tmp_path / name.partition(":")[0]).write_text(f"{own}\nfrom dataclasses import replace\n{text}\n")
     with pytest.raises(ScheduleError, match=f"(?s){message}.*repair: "):
         find_method(f"{tmp_path}/{name}")
-
-
-@pytest.mark.ci
-def test_train(tmp_path):
-    arguments = [f"--config.pipeline.schedule={FILE}", "--config.pipeline.options=num_ahead=3"]
-    small = ["--config.mesh.platform=cpu", "--config.mesh.pipe=2", "--config.pipeline.num_microbatches=3"]
-    small += ["--config.model.num_layers=2", "--config.model.hidden=16", "--config.data.batch_size=3"]
-    small += ["--config.data.seq_len=16", "--config.train.steps=2", "--config.train.eval_every=2"]
-    small += ["--config.train.eval_batches=1", "--config.data.files=jaxpipe/**/*.py"]
-    command = [sys.executable, "-m", "jaxpipe.train", "--config=configs/quickstart.py", f"--workdir={tmp_path}/run"]
-    done = subprocess.run([*command, *small, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert '"eager_1f1b"' in (tmp_path / "run" / "schedule.json").read_text()
 
 
 @pytest.mark.ci

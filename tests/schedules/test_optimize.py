@@ -220,7 +220,7 @@ def test_peak_memory_in_ma_is_peak_activations():
 
 def test_a_bound_that_nothing_keeps_names_the_least_that_something_keeps():
     sizes = {"activations": 3.0, "replica": 5.0}
-    with pytest.raises(ScheduleError, match=r"limit=7\.9 of memory[\s\S]*rule memory-bound[\s\S]*set limit=8 or more"):
+    with pytest.raises(ScheduleError, match=r"memory_bound=7\.9 for[\s\S]*rule memory-bound[\s\S]*set memory_bound=8"):
         optimize(Problem(4, 4), memory_bound=MemoryBound(7.9, **sizes))
     found = optimize(Problem(4, 4), memory_bound=MemoryBound(8.0, **sizes), num_trials=20)
     assert replayed_peak(found, 3.0, 3.0, 5.0) == 8.0

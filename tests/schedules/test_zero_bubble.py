@@ -5,6 +5,8 @@ worked out beside them. Where nothing else is said F, I and W take one unit.
 """
 
 import random
+import sys
+from collections.abc import Callable
 from itertools import pairwise, product
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, peak_activations, simulate, zig_zag
 from jaxpipe.schedules.option_checks import Times
+from jaxpipe.schedules.ordering import compaction
 from jaxpipe.schedules.ordering.compaction import compacted, in_order
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
 from jaxpipe.schedules.ordering.list_scheduler import list_schedule
@@ -298,3 +301,28 @@ def test_tails_let_first_devices_end_first():
         device = shop.device_of[0][index % shop.num_operations]
         last[device] = max(last[device], at + 1)
     assert last == [24, 25, 26, 27]
+
+
+def lines_run(call: Callable[[], object]) -> int:
+    """Lines of the module `compaction` that `call` runs."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        if frame.f_code.co_filename != compaction.__file__:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_the_work_of_compaction_grows_as_the_microbatches():
+    few, many = (lines_run(lambda n=n: built("zb_h1", 6, n)) for n in (24, 96))
+    assert many < 5 * few  # as their square: 16; each action moves by little, however long the row

@@ -52,6 +52,19 @@ def test_a_loss_that_is_not_finite_does_not_stop_the_bar(tmp_path):
     assert rows(tmp_path)[0]["loss"] is None
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_bar_is_for_a_terminal_and_lines_are_for_a_log(tmp_path, capsys, monkeypatch, is_terminal):
+    monkeypatch.setattr(of_metrics, "_SAY_EVERY_S", 0.0)
+    if is_terminal:
+        monkeypatch.setenv("JAXPIPE_TERMINAL", "1")
+    write_steps(tmp_path, range(1, 3))
+    said = capsys.readouterr()
+    assert said.out == (
+        "" if is_terminal else "step 1 of 9: loss 1.000, 3 tokens/s\nstep 2 of 9: loss 2.000, 3 tokens/s\n"
+    )
+    assert ("\r" in said.err) == is_terminal
+
+
 def test_a_run_that_goes_on_has_every_row_once(tmp_path):
     write_steps(tmp_path, range(1, 7))
     first = (tmp_path / "metrics.jsonl").read_text().splitlines()[:4]

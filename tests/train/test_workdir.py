@@ -104,14 +104,25 @@ def test_all_processes_see_the_folder_of_the_first(tmp_path):
             pass
 
 
-def test_a_picture_alone_is_no_run(tmp_path):
-    (tmp_path / run_folder.SCHEDULE_PICTURE).write_text(
-        "<svg"
-    )  # from a process that was killed before it wrote the config
+def test_a_lock_and_a_picture_are_no_run(tmp_path):
+    for name in (LOCK, run_folder.SCHEDULE_PICTURE):  # of a process that was killed before it wrote the config
+        (tmp_path / name).write_text("")
     assert run_folder.check(str(tmp_path)) == tmp_path
     (tmp_path / run_folder.METRICS).write_text("")
     with pytest.raises(ConfigError, match=r"holds an incomplete run\n *rule workdir-run"):
         run_folder.check(str(tmp_path))
+
+
+def test_a_folder_of_other_files_is_refused(tmp_path):
+    (tmp_path / ".gitignore").write_text("")
+    assert run_folder.check(str(tmp_path)) == tmp_path
+    for number in range(7):
+        (tmp_path / f"page_{number}.md").write_text("")
+    with pytest.raises(ConfigError, match=r"has files, and holds no run\n *rule workdir-new") as error:
+        run_folder.check(str(tmp_path))
+    assert "there: page_0.md, page_1.md, page_2.md, page_3.md, page_4.md and 2 more\n" in str(error.value)
+    run_folder.write_config(tmp_path, base_config())
+    assert run_folder.check(str(tmp_path)) == tmp_path
 
 
 def test_a_run_that_has_lost_its_checkpoints_never_starts_anew(tmp_path):

@@ -56,7 +56,9 @@ _MODULES = (
 REGISTRY: dict[str, Method] = {module.METHOD.name: module.METHOD for module in _MODULES}
 """Name -> method, in the order of tables."""
 
-METHOD_FILE_HELP = "A Python file with a method of your own, to be tried as well; may be given several times."
+METHOD_FILE_HELP = (
+    "FILE.py with a method of your own, to be tried as well; as often as needed. FILE.py:NAME is one of it."
+)
 
 
 def register(method: Method, *, name: str | None = None) -> Method:
@@ -104,15 +106,21 @@ def find_method(name: str) -> Method:
     )
 
 
-def register_file(path: str) -> list[str]:
-    """Registers the methods that the Python file `path` defines, once; returns their names, "path/to/file.py:method".
+def register_file(name: str) -> list[str]:
+    """Registers the methods that a Python file defines; returns their names, "path/to/file.py:method".
+
+    Args:
+        name: "path/to/file.py", or "path/to/file.py:method" for this one alone.
 
     Raises:
-        ScheduleError: the file does not exist, cannot be run, or defines no method.
+        ScheduleError: the file does not exist, cannot be run, or defines no such method.
     """
-    if known := [name for name in REGISTRY if name.startswith(f"{path}:")]:
-        return known
-    methods = values_in_file(path, Method, built_in=REGISTRY.values(), error=ScheduleError)
+    path, _, wanted = name.partition(":")
+    built_in = REGISTRY.values()
+    if wanted:
+        methods = [value_in_file(name, Method, built_in=built_in, error=ScheduleError)]
+    else:
+        methods = values_in_file(path, Method, built_in=built_in, error=ScheduleError)
     for method in methods:
         register(method, name=f"{path}:{method.name}")
     return [f"{path}:{method.name}" for method in methods]

@@ -141,60 +141,85 @@ def _mirrored(start: Sequence[int], actions: _Actions) -> list[int]:
 
 
 def _as_early_as_possible(start: Sequence[int], actions: _Actions, bound: int) -> list[int]:
-    """[action] start after each action, in the order of `start`, has moved to the earliest gap of its device.
-
-    Each device's row is four lists by position: start and end, and the activations stored during and after the action.
-    An F that moves ahead of other actions is stored during all of them; activations freed by a W that moves ahead are
-    not.
-    """
+    """[action] start after each action, in the order of `start`, has moved to the earliest gap of its device."""
+    device_of, duration, takes = actions.device, actions.duration, actions.takes
     moved = list(start)
-    order = sorted(range(len(moved)), key=moved.__getitem__)
-    num_devices = max(actions.device) + 1
-    starts: list[list[int]] = [[] for _ in range(num_devices)]  # [device][position]; the same for the lists below
-    ends: list[list[int]] = [[] for _ in range(num_devices)]
-    most: list[list[int]] = [[] for _ in range(num_devices)]  # stored while the action runs
-    after: list[list[int]] = [[] for _ in range(num_devices)]  # stored when it has ended
-    for index in order:
-        device, takes = actions.device[index], actions.takes[index]
-        before = after[device][-1] if after[device] else 0
-        starts[device].append(moved[index])
-        ends[device].append(moved[index] + actions.duration[index])
-        most[device].append(before + max(takes, 0))
-        after[device].append(before + takes)
-    for index in order:
-        device, duration, takes = actions.device[index], actions.duration[index], actions.takes[index]
-        start_of, end_of, most_in, stored = starts[device], ends[device], most[device], after[device]
+    rows = [_Row(bound) for _ in range(max(device_of) + 1)]
+    for index in sorted(range(len(moved)), key=moved.__getitem__):
         # It may start when the actions that it waits for have ended.
         ready = actions.not_before[index]
         for other in actions.waits_for[index]:
-            ready = max(ready, moved[other] + actions.duration[other])
-        if ready == moved[index]:
-            continue
-        # The first position with room: an F may not pass an action during which its device is full already.
-        position = bisect_left(start_of, moved[index])
-        first = min(bisect_right(end_of, ready), position)  # earlier gaps end too early
-        if takes > 0:
-            full = next((passed for passed in range(position - 1, first - 1, -1) if most_in[passed] >= bound), None)
-            first = first if full is None else full + 1
-        # The first gap from there on that is long enough; the action's own place counts as one.
-        target, at = first, max(end_of[first - 1], ready) if first else ready
-        while target < position and at + duration > start_of[target]:
-            at = end_of[target]
-            target += 1
-        # The action moves; the actions that it passes now store its activations, or no longer do.
-        if target < position:
-            for values in (start_of, end_of, most_in, stored):
-                del values[position]
-            before = stored[target - 1] if target else 0
-            start_of.insert(target, at)
-            end_of.insert(target, at + duration)
-            most_in.insert(target, before + max(takes, 0))
-            stored.insert(target, before + takes)
-            if takes:
-                passed = slice(target + 1, position + 1)
-                most_in[passed] = [number + takes for number in most_in[passed]]
-                stored[passed] = [number + takes for number in stored[passed]]
-        else:
-            start_of[position], end_of[position] = at, at + duration
-        moved[index] = at
+            ready = max(ready, moved[other] + duration[other])
+        moved[index] = rows[device_of[index]].add(ready, duration[index], takes[index])
     return moved
+
+
+class _Row:
+    """The actions of a device that have moved, in four lists by position, and the gaps between them.
+
+    An F that moves ahead of other actions is stored during all of them; activations freed by a W that moves ahead are
+    not. Most rows have few gaps, and an action may pass thousands of others.
+    """
+
+    def __init__(self, bound: int):
+        """Makes an empty row of a device that stores at most `bound` activations."""
+        self._bound = bound
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._most: list[int] = []  # stored while the action runs
+        self._after: list[int] = []  # stored when it has ended
+        self._gap_starts: list[int] = []
+        self._gap_ends: list[int] = []
+
+    def add(self, ready: int, duration: int, takes: int) -> int:
+        """Puts an action into the first gap that is long enough, or at the end; returns its start.
+
+        Args:
+            ready: the earliest start.
+            duration: ticks of the action.
+            takes: as in `_Actions`.
+        """
+        at = self._first_gap(ready, duration)
+        position = bisect_left(self._starts, at)
+        # An F may not pass an action during which its device is full already.
+        passed = self._most[position:] if takes > 0 else []
+        if self._bound in passed:
+            last_full = len(self._ends) - 1 - passed[::-1].index(self._bound)
+            at = self._first_gap(max(ready, self._ends[last_full]), duration)
+            position = bisect_left(self._starts, at)
+        self._fill(position, at, at + duration)
+        before = self._after[position - 1] if position else 0
+        self._starts.insert(position, at)
+        self._ends.insert(position, at + duration)
+        self._most.insert(position, before + max(takes, 0))
+        self._after.insert(position, before + takes)
+        if takes:  # the actions that it passes now store its activations, or no longer do
+            self._most[position + 1 :] = [stored + takes for stored in self._most[position + 1 :]]
+            self._after[position + 1 :] = [stored + takes for stored in self._after[position + 1 :]]
+        return at
+
+    def _first_gap(self, ready: int, duration: int) -> int:
+        """The first tick from `ready` on from which the device is free for `duration`."""
+        for number in range(bisect_right(self._gap_ends, ready), len(self._gap_ends)):
+            at = max(self._gap_starts[number], ready)
+            if at + duration <= self._gap_ends[number]:
+                return at
+        return max(self._ends[-1], ready) if self._ends else ready
+
+    def _fill(self, position: int, start: int, end: int) -> None:
+        """Takes the ticks from `start` to `end` out of the gap before `position`, or puts one before `start`."""
+        first, last = self._gap_starts, self._gap_ends
+        if position == len(self._ends):
+            free_at = self._ends[-1] if self._ends else 0
+            if free_at < start:
+                first.append(free_at)
+                last.append(start)
+            return
+        number = bisect_right(first, start) - 1
+        if last[number] > end:
+            first.insert(number + 1, end)
+            last.insert(number, start)
+        else:
+            last[number] = start
+        if first[number] == start:
+            del first[number], last[number]

@@ -185,7 +185,11 @@ def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -
             if found := list_schedule(shop, pattern.guide(shop), limit):
                 yield found.start
 
+    tried: list[list[int]] = []  # patterns often lead to one order
     for start in starts():
+        if start in tried:
+            continue
+        tried.append(start)
         for tail in rounds:
             if tail is not None:
                 start = compacted(start, shop, tail)

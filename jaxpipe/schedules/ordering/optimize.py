@@ -122,11 +122,12 @@ def search(
     registered = [each for each in question.registered() if question.fits(each)]
     fitting = [*filter(question.fits, question.forms_of(given)), *registered]
     fitting.sort(key=question.merit)
+    clock = _asked_once(clock)
     shortest = question.shortest([*fitting, *question.found(fitting, num_trials)], clock)
     if shortest is None:
         raise ScheduleError(
             explain(
-                f"no registered schedule keeps limit={memory_bound.limit:g}, and num_trials={num_trials}.",
+                f"no registered schedule keeps memory_bound={memory_bound.limit:g}, and num_trials={num_trials}.",
                 rule="memory-bound: a schedule keeps the bound on every device",
                 repair="set num_trials=1 or more: a search finds a schedule",
             )
@@ -159,13 +160,13 @@ class _Question:
             fewest = min(placement.num_replicas for placement in placements)
             raise ScheduleError(
                 explain(
-                    f"limit={self.bound.limit:g} of memory for num_devices={self.problem.num_devices}, "
+                    f"memory_bound={self.bound.limit:g} for num_devices={self.problem.num_devices}, "
                     f"num_microbatches={self.problem.num_microbatches}.",
                     rule="memory-bound: a device can store one microbatch of each of its stages at once, "
                     "and its weights",
-                    picture=f"activations={self.bound.activations:g} and num_replicas={fewest} x "
-                    f"replica={self.bound.replica:g}",
-                    repair=f"set limit={least:g} or more",
+                    picture=f"one microbatch takes {self.bound.activations:g}, weights {fewest} x "
+                    f"{self.bound.replica:g}",
+                    repair=f"set memory_bound={least:g} or more",
                 )
             )
 
@@ -242,6 +243,18 @@ class _Question:
             if best is None or makespan < best[0]:
                 best = makespan, schedule
         return best and best[1]
+
+
+def _asked_once(clock: MakespanFunction) -> MakespanFunction:
+    """`clock`, which may take seconds, asked once for each schedule; a schedule always has the same costs."""
+    known: dict[int, float] = {}
+
+    def ask(schedule: Schedule, costs: Costs) -> float:
+        if id(schedule) not in known:
+            known[id(schedule)] = clock(schedule, costs)
+        return known[id(schedule)]
+
+    return ask
 
 
 def _rounded(makespan: float) -> float:

@@ -150,20 +150,27 @@ class Problem:
         num_microbatches: microbatches of one step.
         placements: the allowed placements. If empty, all are allowed: registered schedules are taken as
             they are, and orders are searched on `usual_placements`.
+        num_layers: layers of the model. Every stage holds one at least, so there are no more stages; None bounds
+            nothing.
     """
 
     num_devices: int
     num_microbatches: int
     placements: tuple[Placement, ...] = ()
+    num_layers: int | None = None
 
     @property
     def searched(self) -> tuple[Placement, ...]:
         """The placements on which orders are searched."""
-        return self.placements or usual_placements(self.num_devices)
+        return tuple(filter(self.allows, self.placements or usual_placements(self.num_devices)))
 
     def allows(self, placement: Placement) -> bool:
         """Whether a schedule on `placement` solves the problem."""
-        return placement.num_devices == self.num_devices and (not self.placements or placement in self.placements)
+        return (
+            placement.num_devices == self.num_devices
+            and (not self.placements or placement in self.placements)
+            and (self.num_layers is None or placement.num_stages <= self.num_layers)
+        )
 
 
 def usual_placements(num_devices: int) -> tuple[Placement, ...]:
@@ -188,12 +195,14 @@ def problem_of(problem: Problem | Schedule) -> Problem:
     """Returns the problem itself, or that of a given schedule: its microbatches, on its placement.
 
     Raises:
-        ScheduleError: a count is below one, or a placement has another number of devices.
+        ScheduleError: a count is below one, a placement has another number of devices, or more stages than layers.
     """
     if isinstance(problem, Schedule):
         problem = Problem(problem.num_devices, problem.num_microbatches, (problem.placement,))
     check_count("optimize", "num_devices", problem.num_devices)
     check_count("optimize", "num_microbatches", problem.num_microbatches)
+    if problem.num_layers is not None:
+        _check_layers(problem, problem.num_layers)
     for placement in problem.placements:
         if placement.num_devices != problem.num_devices:
             raise ScheduleError(
@@ -206,3 +215,17 @@ def problem_of(problem: Problem | Schedule) -> Problem:
                 )
             )
     return problem
+
+
+def _check_layers(problem: Problem, num_layers: int) -> None:
+    check_count("optimize", "num_layers", num_layers)
+    stages = [placement.num_stages for placement in problem.placements] or [problem.num_devices]
+    if max(stages) > num_layers:
+        raise ScheduleError(
+            explain(
+                f"num_layers={num_layers} for {max(stages)} stages.",
+                rule="layer-per-stage: every stage holds at least one layer",
+                picture=f"num_devices={problem.num_devices}, stages on them: {max(stages)}",
+                repair=f"set num_layers={max(stages)} or more, or take fewer devices or chunks",
+            )
+        )
