@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, overlapped_permutes
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
-from jaxpipe.program.shapes import transit_bytes
+from jaxpipe.program.shapes import link_bytes, transit_bytes
 from jaxpipe.units import gib
 
 
@@ -38,6 +40,9 @@ class Report:
         overlapped_evict_load_permutes: number of `evict_load_permutes` that overlap.
         exchange_permutes: number of `permutes` that carry gradients to the stage's other holder.
         overlapped_exchange_permutes: number of `exchange_permutes` that overlap.
+        link: the two devices of `pipe` between which the permutes carry most, source and target.
+        link_bytes_asked: bytes of a step that the schedule asks to be carried there.
+        link_bytes_sent: bytes that the permutes carry there, what nobody reads included.
         prediction: the prediction from the schedule and the model.
     """
 
@@ -56,6 +61,9 @@ class Report:
     overlapped_evict_load_permutes: int
     exchange_permutes: int
     overlapped_exchange_permutes: int
+    link: tuple[int, int]
+    link_bytes_asked: int
+    link_bytes_sent: int
     prediction: Prediction
     reserve_bytes: int = RESERVE_BYTES
 
@@ -95,6 +103,9 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
     permutes, overlapped = overlapped_permutes(text)
     evict_load_permutes, overlapped_evict_load = overlapped_permutes(text, scope=PAGE_TRANSFER)
     exchange_permutes, overlapped_exchange = overlapped_permutes(text, scope=EXCHANGE)
+    shapes = pipeline.shapes(params, step.batch)
+    asked, sent = link_bytes(shapes)
+    source, target = np.unravel_index(int(sent.argmax()), sent.shape)
     return Report(
         argument_bytes=memory.argument_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
@@ -102,8 +113,8 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         alias_bytes=memory.alias_size_in_bytes,
         hardware_bytes=hardware_bytes,
         num_slots=pipeline.table.num_slots,
-        slot_bytes=pipeline.shapes(params, step.batch).storage.slot_bytes,
-        transit_bytes=transit_bytes(pipeline.shapes(params, step.batch)),
+        slot_bytes=shapes.storage.slot_bytes,
+        transit_bytes=transit_bytes(shapes),
         compile_s=step.compile_s,
         permutes=permutes,
         overlapped_permutes=overlapped,
@@ -111,6 +122,9 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         overlapped_evict_load_permutes=overlapped_evict_load,
         exchange_permutes=exchange_permutes,
         overlapped_exchange_permutes=overlapped_exchange,
+        link=(int(source), int(target)),
+        link_bytes_asked=int(asked[source, target]),
+        link_bytes_sent=int(sent[source, target]),
         prediction=predict(pipeline, step.state, step.batch, has_dropout=step.has_dropout),
     )
 
@@ -142,6 +156,8 @@ def to_text(report: Report) -> str:
         f"permutes     {report.permutes}, {report.overlapped_permutes} overlapped",
         f"evict, load  {report.evict_load_permutes} of these, {report.overlapped_evict_load_permutes} overlapped",
         f"exchange     {report.exchange_permutes} of these, {report.overlapped_exchange_permutes} overlapped",
+        f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"
+        f" {report.link[1]}, where most is sent; the schedule asks for{_gibibytes(report.link_bytes_asked)}",
     ]
     return "\n".join(lines)
 

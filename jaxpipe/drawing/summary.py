@@ -137,7 +137,7 @@ def sent_gradients(table: RoundTable) -> np.ndarray:
         table: a table whose stages all have the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
-    return table.sent(table.gradient_permutes) / table.layers_per_stage[0]
+    return table.sent(table.gradient_permutes).sum(axis=1) / table.layers_per_stage[0]
 
 
 # The numbers as text and as JSON

@@ -162,15 +162,42 @@ class RoundTable:
     @cached_property
     def sent_messages(self) -> np.ndarray:
         """[device] messages that one step's permutes carry away from the device, those without content included."""
-        return self.sent(self.permutes)
+        return self.sent(self.permutes).sum(axis=1)
 
     def sent(self, permutes: Permutes) -> np.ndarray:
-        """[device] payloads that one step's `permutes`, [type][permute] -> pairs, carry away from the device."""
-        sent = np.zeros(self.schedule.num_devices, dtype=int)
+        """[source, target] payloads that one step's `permutes`, [type][permute] -> pairs, carry."""
+        sent = np.zeros((self.schedule.num_devices,) * 2, dtype=int)
         for num_rounds, of_type in zip(self.rounds_of_type.tolist(), permutes, strict=True):
-            for source, _ in chain.from_iterable(of_type):
-                sent[source] += num_rounds
+            for pair in chain.from_iterable(of_type):
+                sent[pair] += num_rounds
         return sent
+
+    @cached_property
+    def traffic(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """[source, target] payloads of a step that are asked for, and that permutes carry, by what they are.
+
+        Those of "messages", of "pages" of a layer, and of the "gradients" of a layer.
+
+        Example:
+            A 1F1B of two devices asks for a message up and one down for each microbatch; one round sends in vain.
+
+            >>> from jaxpipe.lowering import lower
+            >>> from jaxpipe.schedules import build
+            >>> asked, sent = lower(build("1f1b", num_devices=2, num_microbatches=4)).traffic["messages"]
+            >>> asked.tolist(), sent.tolist()
+            ([[0, 4], [4, 0]], [[0, 4], [5, 0]])
+        """
+        device = self.schedule.columns.device
+        ends = {
+            "messages": tuple(device[end] for end in self.messages),
+            "pages": (self.parked.sends.source, self.parked.sends.target),
+            "gradients": (self.exchange.sends.source, self.exchange.sends.target),
+        }
+        permutes = {"messages": self.permutes, "pages": self.page_permutes, "gradients": self.gradient_permutes}
+        asked = {kind: np.zeros((self.schedule.num_devices,) * 2, dtype=int) for kind in ends}
+        for kind, pairs in ends.items():
+            np.add.at(asked[kind], pairs, 1)
+        return {kind: (asked[kind], self.sent(permutes[kind])) for kind in ends}
 
     @property
     def sent_over_asked(self) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.mesh import Randomness
@@ -183,10 +184,28 @@ def transit_bytes(shapes: StepShapes) -> int:
     A payload that travels during an action is held twice meanwhile: the copy that is sent, and the buffer in which it
     lands before it goes into the pool, or is added.
     """
-    table, parts = shapes.table, jax.tree.leaves(shapes.parts["layers"])
-    pages = table.num_page_lanes * shapes.storage.pools[0].page_bytes
-    gradients = table.num_gradient_lanes * sum(4 * math.prod(part.master_shape) for part in parts)
-    return 2 * (pages + gradients)
+    table, payload_bytes = shapes.table, _payload_bytes(shapes)
+    return 2 * (table.num_page_lanes * payload_bytes["pages"] + table.num_gradient_lanes * payload_bytes["gradients"])
+
+
+def link_bytes(shapes: StepShapes) -> tuple[np.ndarray, np.ndarray]:
+    """[source, target] bytes of a step between two devices of `pipe`: asked for by the schedule, and sent by permutes.
+
+    Each device of the other mesh axes sends as many.
+    """
+    payload_bytes = _payload_bytes(shapes)
+    traffic = [payload_bytes[kind] * np.stack(counts) for kind, counts in shapes.table.traffic.items()]
+    asked, sent = np.sum(traffic, axis=0)
+    return asked, sent
+
+
+def _payload_bytes(shapes: StepShapes) -> dict[str, int]:
+    """Bytes of what one permute carries, by kind, as in `RoundTable.traffic`."""
+    return {
+        "messages": _num_bytes(shapes.message),
+        "pages": shapes.storage.pools[0].page_bytes,
+        "gradients": sum(4 * math.prod(part.master_shape) for part in jax.tree.leaves(shapes.parts["layers"])),
+    }
 
 
 def bytes_per_device(tree: PyTree) -> int:

@@ -22,6 +22,9 @@ REPORT = Report(
     overlapped_evict_load_permutes=3,
     exchange_permutes=2,
     overlapped_exchange_permutes=1,
+    link=(2, 3),
+    link_bytes_asked=3 * GIBIBYTE,
+    link_bytes_sent=4 * GIBIBYTE,
     prediction=Prediction(
         state=18 * GIBIBYTE,
         batch=2 * GIBIBYTE,
@@ -60,3 +63,5 @@ def test_text_says_what_is_spare_or_too_much():
     assert "8, 7 overlapped" in to_text(REPORT)
     assert "4 of these, 3 overlapped" in to_text(REPORT)
     assert "2 of these, 1 overlapped" in to_text(REPORT)
+    assert "4.000  a step from device 2 of pipe to 3" in to_text(REPORT)
+    assert "asks for    3.000" in to_text(REPORT)

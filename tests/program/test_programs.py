@@ -25,6 +25,7 @@ from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, computations, permute_p
 from jaxpipe.lowering import lower
 from jaxpipe.measure.memory import gradient_shapes, pool_shapes
 from jaxpipe.program.channels import grads_scope, message_scope, page_scope
+from jaxpipe.program.shapes import link_bytes
 from jaxpipe.schedules import build
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "programs.json"
@@ -112,6 +113,33 @@ def test_messages_pages_and_gradients_travel_between_the_pairs_of_the_table(spec
     assert permute_pairs(text) == messages
     assert permute_pairs(text, scope=PAGE_TRANSFER) == pages
     assert permute_pairs(text, scope=EXCHANGE) == grads
+
+
+ITEM_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s8": 1}
+
+
+@every_program
+def test_bytes_of_a_link_are_those_of_the_compiled_permutes(spec):
+    """Each permute carries its operand in every round of its type, on the first index of data and tensor."""
+    found = program(spec)
+    table, mesh = found.pipeline.table, found.pipeline.mesh
+    ids = {device.id: position for position, device in enumerate(mesh.devices[0, :, 0])}
+    sent = np.zeros((mesh.shape["pipe"],) * 2, dtype=int)
+    for computation in computations(found.text)[0].values():
+        for instruction in computation.instructions:
+            round_type = re.search(r"type(\d+)_", instruction.rest)
+            if instruction.opcode != "collective-permute" or not round_type:
+                continue
+            ((dtype, dims),) = re.findall(r"(\w+)\[([\d,]*)\]", instruction.shape)
+            num_bytes = ITEM_BYTES[dtype] * int(np.prod([int(dim) for dim in dims.split(",") if dim]))
+            (listed,) = re.findall(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", instruction.rest)
+            for source, target in re.findall(r"(\d+),(\d+)", listed):
+                if int(source) in ids:
+                    sent[ids[int(source)], ids[int(target)]] += table.rounds_of_type[int(round_type[1])] * num_bytes
+    asked, ours = link_bytes(found.shapes)
+    np.testing.assert_array_equal(ours, sent)
+    assert (asked <= ours).all()
+    assert asked.any()
 
 
 @every_program
