@@ -113,7 +113,7 @@ def pages_of_one_microbatch(setting: Setting) -> int:
 def pages_in_rows(setting: Setting) -> int:
     """The most pages that any device holds by the order of its row; with EVICT and LOAD, those of one microbatch.
 
-    It reads rows of fewer microbatches, which the estimate of the step has already built; these hold no more.
+    It reads rows of fewer microbatches, the shorter ones that the estimate of the step needs; these hold no more.
     """
     name, options, pipe = setting.schedule_name, setting.built_options, setting.pipe
     few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]

@@ -1,9 +1,9 @@
 """Branch and bound for the fastest ways to train that fit: few schedules are built, and no faster one is missed.
 
 The times of actions bound a group of candidates from below; the placement of its schedule bounds a candidate more
-closely; its schedule gives the step itself. The item of the lowest bound is refined next. An item whose step is known
-when it comes first is the next fastest, and becomes a row if it fits. So bytes, for which a schedule has to be lowered,
-are counted only for the rows and for faster settings that do not fit.
+closely; its schedule gives the step itself. The item of the lowest bound is refined next, unless it cannot fit by the
+least that it stores. An item whose step is known when it comes first is the next fastest, and becomes a row if it fits.
+So bytes, for which a schedule has to be lowered, are counted only for the rows and for faster settings that do not fit.
 """
 
 from __future__ import annotations
@@ -97,12 +97,14 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
         if found.candidate in rows:
             continue
         if found.estimate is None:
-            held = _too_many_bytes(found.setting, pages_of_one_microbatch)
+            held = _too_many_bytes(found.setting, pages_of_one_microbatch) or _too_many_bytes(
+                found.setting, pages_in_rows
+            )
             if held is None:
                 frontier.push(replace(found, estimate=estimate(found.setting, source)))
                 continue
         else:
-            held = _too_many_bytes(found.setting, pages_in_rows) or memory(found.setting)
+            held = memory(found.setting)
             if fits(found.setting, held):
                 rows[found.candidate] = Row(found.estimate, held)
                 continue

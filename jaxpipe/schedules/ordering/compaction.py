@@ -143,27 +143,28 @@ def _mirrored(start: Sequence[int], actions: _Actions) -> list[int]:
 def _as_early_as_possible(start: Sequence[int], actions: _Actions, bound: int) -> list[int]:
     """[action] start after each action, in the order of `start`, has moved to the earliest gap of its device."""
     device_of, duration, takes = actions.device, actions.duration, actions.takes
-    moved = list(start)
+    ends = [0] * len(start)
     rows = [_Row(bound) for _ in range(max(device_of) + 1)]
-    for index in sorted(range(len(moved)), key=moved.__getitem__):
+    for index in sorted(range(len(start)), key=start.__getitem__):
         # It may start when the actions that it waits for have ended.
         ready = actions.not_before[index]
         for other in actions.waits_for[index]:
-            ready = max(ready, moved[other] + duration[other])
-        moved[index] = rows[device_of[index]].add(ready, duration[index], takes[index])
-    return moved
+            if ends[other] > ready:
+                ready = ends[other]
+        ends[index] = rows[device_of[index]].add(ready, duration[index], takes[index])
+    return [end - ticks for end, ticks in zip(ends, duration, strict=True)]
 
 
 class _Row:
     """The actions of a device that have moved, in four lists by position, and the gaps between them.
 
     An F that moves ahead of other actions is stored during all of them; activations freed by a W that moves ahead are
-    not. Most rows have few gaps, and an action may pass thousands of others.
+    not. Most rows have few gaps, and an action may pass thousands of others; but most actions pass none.
     """
 
     def __init__(self, bound: int):
         """Makes an empty row of a device that stores at most `bound` activations."""
-        self._bound = bound
+        self._bound, self._free_at = bound, 0
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._most: list[int] = []  # stored while the action runs
@@ -172,49 +173,54 @@ class _Row:
         self._gap_ends: list[int] = []
 
     def add(self, ready: int, duration: int, takes: int) -> int:
-        """Puts an action into the first gap that is long enough, or at the end; returns its start.
+        """Puts an action into the first gap that is long enough, or at the end; returns its end.
 
         Args:
             ready: the earliest start.
             duration: ticks of the action.
             takes: as in `_Actions`.
         """
-        at = self._first_gap(ready, duration)
-        position = bisect_left(self._starts, at)
-        # An F may not pass an action during which its device is full already.
-        passed = self._most[position:] if takes > 0 else []
-        if self._bound in passed:
-            last_full = len(self._ends) - 1 - passed[::-1].index(self._bound)
-            at = self._first_gap(max(ready, self._ends[last_full]), duration)
-            position = bisect_left(self._starts, at)
-        self._fill(position, at, at + duration)
+        at = ready if ready >= self._free_at else self._first_gap(ready, duration)
+        if takes > 0 and at < self._free_at:
+            # An F may not pass an action during which its device is full already.
+            passed = self._most[bisect_left(self._starts, at) :]
+            if self._bound in passed:
+                last_full = len(self._ends) - 1 - passed[::-1].index(self._bound)
+                at = self._first_gap(max(ready, self._ends[last_full]), duration)
+        if at < self._free_at:
+            self._insert(at, at + duration, takes)
+            return at + duration
+        if at > self._free_at:
+            self._gap_starts.append(self._free_at)
+            self._gap_ends.append(at)
+        before = self._after[-1] if self._after else 0
+        self._free_at = end = at + duration
+        self._starts.append(at)
+        self._ends.append(end)
+        self._most.append(before + takes if takes > 0 else before)
+        self._after.append(before + takes)
+        return end
+
+    def _first_gap(self, ready: int, duration: int) -> int:
+        """The first tick from `ready` on, which is before the end of the row, from which it is free for `duration`."""
+        for number in range(bisect_right(self._gap_ends, ready), len(self._gap_ends)):
+            at = max(self._gap_starts[number], ready)
+            if at + duration <= self._gap_ends[number]:
+                return at
+        return self._free_at
+
+    def _insert(self, start: int, end: int, takes: int) -> None:
+        """Puts an action into a gap that has room for it."""
+        position = bisect_left(self._starts, start)
         before = self._after[position - 1] if position else 0
-        self._starts.insert(position, at)
-        self._ends.insert(position, at + duration)
+        self._starts.insert(position, start)
+        self._ends.insert(position, end)
         self._most.insert(position, before + max(takes, 0))
         self._after.insert(position, before + takes)
         if takes:  # the actions that it passes now store its activations, or no longer do
             self._most[position + 1 :] = [stored + takes for stored in self._most[position + 1 :]]
             self._after[position + 1 :] = [stored + takes for stored in self._after[position + 1 :]]
-        return at
-
-    def _first_gap(self, ready: int, duration: int) -> int:
-        """The first tick from `ready` on from which the device is free for `duration`."""
-        for number in range(bisect_right(self._gap_ends, ready), len(self._gap_ends)):
-            at = max(self._gap_starts[number], ready)
-            if at + duration <= self._gap_ends[number]:
-                return at
-        return max(self._ends[-1], ready) if self._ends else ready
-
-    def _fill(self, position: int, start: int, end: int) -> None:
-        """Takes the ticks from `start` to `end` out of the gap before `position`, or puts one before `start`."""
         first, last = self._gap_starts, self._gap_ends
-        if position == len(self._ends):
-            free_at = self._ends[-1] if self._ends else 0
-            if free_at < start:
-                first.append(free_at)
-                last.append(start)
-            return
         number = bisect_right(first, start) - 1
         if last[number] > end:
             first.insert(number + 1, end)

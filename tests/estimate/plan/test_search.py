@@ -9,6 +9,7 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, fits, memory
+from jaxpipe.estimate.plan import search as of_search
 from jaxpipe.estimate.plan.bounds import least_bytes, least_of_any_s, least_s, pages_in_rows, pages_of_one_microbatch
 from jaxpipe.estimate.plan.search import search, settings_of
 from jaxpipe.estimate.plan.space import legal_variants, space_of
@@ -52,6 +53,13 @@ def test_the_rows_are_the_fastest_of_all_that_fit(space, best_steps, top):
     assert [row.step_s for row in plan.rows] == pytest.approx(best_steps[:top])
     for row in plan.rows:
         assert row.held.total + RESERVE_BYTES <= TOPOLOGY.hardware.memory_bytes
+
+
+def test_no_step_is_estimated_of_what_stores_too_much(monkeypatch, space):
+    monkeypatch.setattr(of_search, "pages_in_rows", lambda setting: 10**9)
+    monkeypatch.setattr(of_search, "estimate", lambda *each: pytest.fail("an order was searched for nothing"))
+    plan = search(space, SOURCE, top=1)
+    assert (plan.rows, plan.too_large.total()) == ((), space.num_candidates)
 
 
 def test_all_that_fit_are_found_where_that_many_are_asked_for(space, best_steps):
