@@ -2,3 +2,5 @@
 
 `jaxpipe.schedules` and `jaxpipe.lowering` need no JAX; names that do are imported when first used.
 """
+
+__version__ = "0.2.0.dev0"  # pyproject.toml takes it from here

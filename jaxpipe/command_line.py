@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -17,6 +17,7 @@ from jaxpipe.errors import ConfigError, JaxpipeError, closest, explain
 from jaxpipe.whole_file import write_whole
 
 HELP = ("--help", "-h", "--helpfull", "--helpshort")
+_REPEAT = ";\n    repeat this option to specify a list of values"  # absl adds it to the help of some flags
 
 
 def run(
@@ -70,8 +71,13 @@ def parse(
     usage: str | None,
     positional: Sequence[str] = (),
     required: Mapping[str, str] | None = None,
+    more_help: Callable[[], str] = str,
 ) -> FlagValues:
     """Sets `values`, the defined flags, from `arguments`; see `run` for these. With --help it prints and exits with 0.
+
+    Args:
+        values, arguments, usage, positional, required: as in `run`.
+        more_help: makes what --help prints after the flags.
 
     Raises:
         ConfigError: an argument is not a flag, its value has another type, or a required one is missing.
@@ -79,7 +85,7 @@ def parse(
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if set(HELP).intersection(arguments):
-        print(_help(values, usage))
+        print("\n".join(filter(None, [_help(values, usage, required or {}), more_help()])))
         sys.exit(0)
     values.set_gnu_getopt(True)  # flags may follow positional arguments
     try:
@@ -219,15 +225,24 @@ def define_number(
     flags.DEFINE(parser, name, default, help_text, values, flags.ArgumentSerializer())
 
 
-def _help(values: FlagValues, usage: str | None) -> str:
+def _help(values: FlagValues, usage: str | None, required: Collection[str]) -> str:
     """The usage of a command and a line for each of its flags, in the order of their definition."""
     own = [values[name] for name in values if name not in ("flagfile", "undefok") and "." not in name]
     lines = [
-        f"  --{flag.name}: {' '.join(flag.help.split())}"
-        + (f" (default: {flag.default_as_str})" if flag.default else "")
+        f"  --{flag.name}: {' '.join(flag.help.replace(_REPEAT, '').split())}"
+        f" ({_default(flag, is_required=flag.name in required)})"
         for flag in own
     ]
     return "\n".join([(usage or "").strip(), "", "flags:", *lines])
+
+
+def _default(flag: flags.Flag, *, is_required: bool) -> str:
+    """What a flag is where it is not given."""
+    if is_required:
+        return "required"
+    if isinstance(flag.default, (bool, str, int, float)):
+        return f"default: {str(flag.default).lower() if isinstance(flag.default, bool) else repr(flag.default)}"
+    return "default: none"
 
 
 def _own_error(error: BaseException | None) -> JaxpipeError | None:

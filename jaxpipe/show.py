@@ -25,7 +25,7 @@ from pathlib import Path
 from absl import flags
 from absl.flags import FlagValues
 
-from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
+from jaxpipe.command_line import HELP, check_unused, define_number, missing, run, write_output
 from jaxpipe.drawing import Page, chrome_trace, memory, pdf, png, svg, to_html
 from jaxpipe.drawing.method_list import method_list
 from jaxpipe.drawing.pictures import FORMS
@@ -49,7 +49,7 @@ _HTML = (".html", ".htm")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not any(argument.startswith("--config") for argument in given):
+    if not any(argument.startswith("--config") or argument in HELP for argument in given):
         return run(_show, define_flags=_define_flags, usage=__doc__, arguments=given, positional=["name"])
     from jaxpipe.config.command_line import define_config_file
     from jaxpipe.config.command_line import run as run_with_config
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         del values.config
         define_config_file(values, arguments)
 
-    required = {"config": "configs/quickstart.py"}
+    required = {} if {*HELP}.intersection(given) else {"config": "configs/quickstart.py"}
     return run_with_config(_show, define_flags=define_flags, usage=__doc__, arguments=given, required=required)
 
 

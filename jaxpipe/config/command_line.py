@@ -50,11 +50,25 @@ def run(
         values = FlagValues()
         with _config_errors(value_of("config", given).partition(":")[0], given):
             define_flags(values, given)
-            parse(values, given, usage=usage, required=required)
+            parse(values, given, usage=usage, required=required, more_help=lambda: _fields_help(values, given))
         skip_absent_gpus()
         return command(values)
 
     return exit_status(parse_and_run)
+
+
+def _fields_help(values: FlagValues, arguments: Sequence[str]) -> str:
+    """A line for each field of the config, of --config if that is given, with its default; empty without a config."""
+    if "config" not in values:
+        return ""
+    if path := value_of("config", arguments):
+        values["config"].parse(path)
+    config = values["config"].value or base_config()
+    lines = [f"  --config.{section}.{name}={value!r}" for section in config for name, value in config[section].items()]
+    about = (
+        "fields of the config, explained in jaxpipe/config/base.py; a family of models has its own in model and data:"
+    )
+    return "\n".join(["", about, *lines])
 
 
 def define_config_file(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -101,7 +115,7 @@ def define_process_flags(values: FlagValues) -> None:
 def value_of(flag: str, arguments: Sequence[str]) -> str:
     """The value of `--flag=VALUE` or `--flag VALUE` before the flags are parsed; empty if it is not given."""
     found = ""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, separator, value = argument.partition("=")
         if name in (f"--{flag}", f"-{flag}"):
             found = value if separator else following
