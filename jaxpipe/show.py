@@ -91,8 +91,9 @@ def _define_flags(values: FlagValues) -> None:
     text("topology", None, "With --placement, --config: hardware, nodes, GPUs of a node, as a100-80g:2x8.", values)
     _define_integer(values, "tensor", "With --placement: GPUs that share each layer, default 1.", least=1)
     _define_integer(values, "data", "With --placement: copies of the pipeline, default 1.", least=1)
-    flags.DEFINE_enum("format", "text", list(_FORMATS), "What is shown.", values)
-    text("output", None, "A file to write to instead of the terminal.", values)
+    format_help = "What is shown; by default what the ending of --output says, else text."
+    flags.DEFINE_enum("format", None, list(_FORMATS), format_help, values)
+    text("output", None, "A file to write to instead of the terminal, as schedule.json.", values)
 
 
 def _define_integer(values: FlagValues, name: str, help_text: str, *, least: int | None = None) -> None:
@@ -139,6 +140,8 @@ def _check_flags(values: FlagValues) -> None:
         for name in ("num_devices", "num_microbatches"):
             if getattr(values, name) is None:
                 raise missing(name, "8")
+    if not values.html and not values.list:
+        _decide_format(values)
     if values.html:
         check_unused(values, ("format", "output", "placement"), "--html writes a page to a file of its own")
         _check_ending("html", values.html, _HTML)
@@ -161,6 +164,24 @@ def _check_flags(values: FlagValues) -> None:
                 f"--format={values.format} is binary, and --output is missing",
                 rule="output-file: binary output is written to a file",
                 repair=f"add --output=FILE.{values.format}",
+            )
+        )
+
+
+def _decide_format(values: FlagValues) -> None:
+    """Sets --format, or --html, by the ending of --output where it is not given; raises ConfigError for another one."""
+    ending = Path(values.output or "").suffix
+    by_name = next((form for form, endings in _ENDINGS.items() if ending in endings), None)
+    if values.format is None and ending in _HTML:
+        values.html, values.output = values.output, None
+    elif values.format is None:
+        values.format = by_name or "text"
+    elif (by_name or ending in _HTML) and ending not in _ENDINGS.get(values.format, ()):
+        raise ConfigError(
+            explain(
+                f"--format={values.format} with --output={values.output}",
+                rule="file-ending: the ending of a file says which form it has",
+                repair=f"leave --format out, or name the file as {Path(values.output).with_suffix('.txt')}",
             )
         )
 
@@ -292,6 +313,17 @@ _FORMATS: dict[str, Callable[[Schedule, Costs, FlagValues], str | bytes]] = {
     "pdf": lambda schedule, costs, values: pdf(simulate(schedule, costs)),
     "chrome": lambda schedule, costs, values: json.dumps(chrome_trace(simulate(schedule, costs))) + "\n",
     "memory": _memory,
+}
+
+
+_ENDINGS = {
+    "json": (".json",),
+    "csv": (".csv",),
+    "svg": (".svg",),
+    "png": (".png",),
+    "pdf": (".pdf",),
+    "chrome": (".json",),
+    "memory": tuple(f".{form}" for form in FORMS),
 }
 
 

@@ -29,6 +29,7 @@ from jaxpipe.schedules import (
     simulate,
     transfers,
 )
+from jaxpipe.schedules.files import to_json
 from jaxpipe.schedules.ordering.optimize import Found
 from jaxpipe.schedules.placement import placement_name
 from jaxpipe.units import gib
@@ -197,12 +198,9 @@ def _numbers(values: np.ndarray | list[float]) -> str:
 
 
 def summary_json(summary: Summary) -> str:
-    """All numbers as one JSON object, a line for each key and for each device's actions."""
+    """The schedule in JSON, as files of schedules have it, with all numbers: a line for each and for each row."""
     schedule, timeline = summary.schedule, summary.timeline
     values: dict[str, Any] = {
-        "schedule": schedule.name,
-        "num_devices": schedule.num_devices,
-        "num_microbatches": schedule.num_microbatches,
         "num_stages": schedule.num_stages,
         "num_replicas": schedule.num_replicas,
         "layers_per_stage": summary.num_layers,
@@ -219,7 +217,7 @@ def summary_json(summary: Summary) -> str:
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items()]
     rows = ",\n".join(f"    [{row}]" for row in _timed_rows(timeline))
     lines.append(f'  "actions": [\n{rows}\n  ]')
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return to_json(schedule, numbers="{\n" + ",\n".join(lines) + "\n}")
 
 
 def _timed_rows(timeline: Timeline) -> list[str]:

@@ -18,12 +18,16 @@ from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Action, Schedule, parse_action
 
 _KEYS = ["name", "num_devices", "num_microbatches", "devices", "rows"]
-_OPTIONAL = ["parked"]
-_RULE = f"schedule-json: one object with the keys {', '.join(_KEYS)}, and {', '.join(_OPTIONAL)} where needed"
+_OPTIONAL = ["parked", "numbers"]
+_RULE = f"schedule-json: one object with the keys {', '.join(_KEYS)}; parked, where needed; numbers, which are not read"
 
 
-def to_json(schedule: Schedule) -> str:
+def to_json(schedule: Schedule, *, numbers: str = "") -> str:
     r"""The text of `schedule`, one line for each device's row.
+
+    Args:
+        schedule: the schedule.
+        numbers: JSON of what is known about it, under the key "numbers"; a reader of schedules passes over it.
 
     Example:
         >>> from jaxpipe.schedules.methods.registry import build
@@ -45,7 +49,8 @@ def to_json(schedule: Schedule) -> str:
     if schedule.parked:
         head["parked"] = [str(share) for share in schedule.parked]
     rows = ",\n".join("  " + json.dumps([str(action) for action in row]) for row in schedule.rows)
-    return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n'
+    more = f', "numbers": {numbers}' if numbers else ""
+    return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]{more}}}\n'
 
 
 def read_json(path: str | Path) -> Schedule:

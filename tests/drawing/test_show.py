@@ -12,7 +12,7 @@ from showing import refused, shown
 
 from jaxpipe.drawing.summary import sent_slots
 from jaxpipe.lowering import lower
-from jaxpipe.schedules import REGISTRY, build, from_csv, to_csv, to_json
+from jaxpipe.schedules import REGISTRY, build, from_csv, read_schedule, to_csv, to_json
 from jaxpipe.show import main
 
 SMALL = ["1f1b", "--num_devices=4", "--num_microbatches=6"]
@@ -21,13 +21,14 @@ BPIPE = ["bpipe", "--num_devices=8", "--num_microbatches=32"]
 
 
 def test_json_content(capsys):
-    values = json.loads(shown(capsys, *SMALL, "--backward=3", "--format=json"))
+    whole = json.loads(shown(capsys, *SMALL, "--backward=3", "--format=json"))
+    values = whole["numbers"]
     assert set(values) == {
-        "schedule", "num_devices", "num_microbatches", "num_stages", "num_replicas", "costs", "makespan",
+        "num_stages", "num_replicas", "costs", "makespan",
         "bubble_ratio", "bubble_ratio_per_device_span", "peak_activations", "actions", "spmd", "layers_per_stage",
         "transfers", "weights", "gradients",
     }  # fmt: skip
-    assert (values["schedule"], values["num_devices"], values["num_microbatches"]) == ("1f1b", 4, 6)
+    assert (whole["name"], whole["num_devices"], whole["num_microbatches"]) == ("1f1b", 4, 6)
     assert (values["num_stages"], values["num_replicas"]) == (4, 1)
     assert values["costs"] == {
         "forward": 1, "backward": 3, "input_gradient": 1, "weight_gradient": 1, "transfer": 0, "slot_messages": 4 * 17,
@@ -70,7 +71,7 @@ def test_json_content(capsys):
     ],
 )
 def test_json_tells_transfers_asked_for_and_sent(capsys, options, asked):
-    values = json.loads(shown(capsys, *BPIPE, *options, "--format=json"))
+    values = json.loads(shown(capsys, *BPIPE, *options, "--format=json"))["numbers"]
     for moved in values["transfers"].values():
         assert moved["asked"] == [*asked, 0, 0, 0, 0, 0]
         assert moved["sent"][3:] == [0] * 5
@@ -96,12 +97,12 @@ def test_sent_is_what_the_permutes_of_each_round_carry(num_layers):
 
 
 def test_slots_of_the_program_are_those_of_its_layers(capsys):
-    values = json.loads(shown(capsys, *BPIPE, "--layers_per_stage=8", "--format=json"))
+    values = json.loads(shown(capsys, *BPIPE, "--layers_per_stage=8", "--format=json"))["numbers"]
     assert values["layers_per_stage"] == 8
     assert values["costs"]["slot_messages"] == 8 * 17
     assert values["spmd"]["num_slots"] == 5  # ceil((D + 2) / 2)
     assert values["peak_activations"][:4] == [5, 5, 5, 5]
-    values = json.loads(shown(capsys, *BPIPE, "--slot_messages=3.5", "--format=json"))
+    values = json.loads(shown(capsys, *BPIPE, "--slot_messages=3.5", "--format=json"))["numbers"]
     assert values["costs"]["slot_messages"] == 3.5
 
 
@@ -170,6 +171,27 @@ def test_a_schedule_in_json_is_shown(capsys, tmp_path, name):
     path = tmp_path / "mine.json"
     path.write_text(to_json(build(name, num_devices=4, num_microbatches=6)))
     assert shown(capsys, f"--json={path}") == shown(capsys, name, *SMALL[1:])
+
+
+@pytest.mark.parametrize("name", ["1f1b", "chimera", "bpipe"])
+def test_what_is_shown_in_json_is_read_again(capsys, tmp_path, name):
+    """One JSON, both ways; so it also is a schedule for a config."""
+    path = tmp_path / "mine.json"
+    assert shown(capsys, name, *SMALL[1:], f"--output={path}") == ""
+    assert read_schedule(path) == build(name, num_devices=4, num_microbatches=6)
+    assert shown(capsys, f"--json={path}") == shown(capsys, name, *SMALL[1:])
+
+
+@pytest.mark.parametrize("form", ["text", "json", "csv", "svg", "png", "pdf", "html"])
+def test_the_ending_of_the_file_says_its_form(capsys, tmp_path, form):
+    ending = {"text": "txt"}.get(form, form)
+    by_name, by_flag = tmp_path / f"by_name.{ending}", tmp_path / f"by_flag.{ending}"
+    assert shown(capsys, *SMALL, f"--output={by_name}") == ""
+    flag = [f"--html={by_flag}"] if form == "html" else [f"--format={form}", f"--output={by_flag}"]
+    assert shown(capsys, *SMALL, *flag) == ""
+    if form != "pdf":  # it has the time in it
+        assert by_name.read_bytes() == by_flag.read_bytes()
+    assert by_name.stat().st_size > 0
 
 
 @pytest.mark.parametrize("form", ["text", "json", "csv", "svg", "png", "chrome"])
@@ -261,7 +283,7 @@ def test_help_names_each_flag(capsys):
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Shows a pipeline schedule")
-    for words in ("--num_chunks: ", "--forward: Time of one stage's forward. (default: '1.0')", "<text|json|csv|svg|"):
+    for words in ("--num_chunks: ", "--forward: Time of one stage's forward. (default: 1.0)", "<text|json|csv|svg|"):
         assert words in printed
 
 
@@ -272,7 +294,7 @@ def test_text_has_lines_on_replicas(capsys):
 
 
 def test_each_device_sends_the_gradients_of_its_stages_up(capsys):
-    values = json.loads(shown(capsys, *CHIMERA, "--format=json"))
+    values = json.loads(shown(capsys, *CHIMERA, "--format=json"))["numbers"]
     assert values["weights"] == 2
     assert values["gradients"]["asked"] == [2] * 4
     assert all(sent >= 1 for sent in values["gradients"]["sent"])
@@ -282,7 +304,7 @@ def test_each_device_sends_the_gradients_of_its_stages_up(capsys):
     ("flags", "ratio"), [([], 4 * 15), (["--layers_per_stage=1"], 15), (["--gradient_messages=2.5"], 2.5)]
 )
 def test_an_exchange_takes_as_long_as_it_is_said_to(capsys, flags, ratio):
-    values = json.loads(shown(capsys, *CHIMERA, "--transfer=0.25", *flags, "--format=json"))
+    values = json.loads(shown(capsys, *CHIMERA, "--transfer=0.25", *flags, "--format=json"))["numbers"]
     assert values["costs"]["gradient_messages"] == ratio
     syncs = [action for row in values["actions"] for action in row if action["kind"] == "SYNC"]
     assert len(syncs) == 8
