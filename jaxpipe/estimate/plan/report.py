@@ -74,8 +74,7 @@ def _searched(plan: Plan) -> list[str]:
 
 
 def _nothing_fits(plan: Plan) -> list[str]:
-    if plan.nearest is None:
-        return ["nothing fits: the measured costs cover none"]
+    assert plan.nearest is not None  # else a candidate fits, or the search has raised an error
     setting, held = plan.nearest
     memory_bytes = setting.topology.hardware.memory_bytes
     return [
@@ -97,7 +96,7 @@ def _cells(rank: int, row: Row, parts: Breakdown) -> tuple[str, ...]:
     overhead_s = getattr(parts, f"{parts.largest_overhead}_s")
     return (
         str(rank),
-        describe_schedule(setting),
+        ", ".join(map(describe_schedule, (setting, *row.equal))),
         str(setting.data),
         str(setting.pipe),
         str(setting.tensor),
@@ -165,6 +164,7 @@ def _row(row: Row, parts: Breakdown) -> dict[str, Any]:
     estimate = row.estimate
     return {
         **_setting(row.setting),
+        "equal": [{"schedule": each.schedule_name, "options": each.options} for each in row.equal],
         "step_s": estimate.step_s,
         "samples_per_s": estimate.samples_per_s,
         "tokens_per_s": estimate.tokens_per_s,

@@ -171,7 +171,9 @@ def _divisors(number: int) -> list[int]:
 
 
 def describe_schedule(setting: Setting) -> str:
-    """The schedule and its options."""
+    """The schedule and its options; on one device there is no pipeline."""
+    if setting.pipe == 1:
+        return "no pipeline"
     return " ".join([setting.schedule_name, *filter(None, setting.options.split(","))])
 
 
