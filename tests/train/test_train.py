@@ -42,7 +42,7 @@ def test_the_start_says_what_will_run(trained):
     assert "4 virtual CPU devices" in text
     assert "1f1b: 2 stages on 2 devices, 3 microbatches" in text
     assert "25.0% predicted" in text  # (D-1)/(N+D-1) = 1/4
-    assert re.search(r"slots +2 of [\d.]+ MiB per device", text)
+    assert re.search(r"slots +2 on each device, each [\d.]+ MiB", text)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ class Plan:
         too_large: kind of bytes that is largest -> candidates that do not fit.
         not_measured: candidates that the costs do not cover.
         nearest: the setting with the fewest bytes of those that do not fit, as far as counted; None if all fit.
+        exposed_fraction: fraction of a collective's time that is taken not to overlap; None if the source has no such.
     """
 
     rows: tuple[Row, ...]
@@ -87,6 +88,7 @@ class Plan:
     too_large: Counter[str]
     not_measured: int
     nearest: tuple[Setting, Bytes] | None
+    exposed_fraction: float | None = None
 
 
 def search(space: Space, source: TimeSource, *, top: int) -> Plan:
@@ -139,6 +141,7 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
         too_large=Counter(largest_kind(held) for _, held in too_large.values()),
         not_measured=frontier.num_not_measured,
         nearest=min(too_large.values(), key=lambda found: found[1].total, default=None),
+        exposed_fraction=getattr(source, "exposed_fraction", None),
     )
 
 

@@ -105,7 +105,7 @@ def test_a_mesh_takes_all_gpus_or_the_most_that_divide():
 def test_a_tensor_that_does_not_divide_is_left_out():
     space = space_of(small_config(), parse_topology("a100-80g:1x6"))
     assert {group.tensor for group in space.groups} == {1, 2}
-    assert space.illegal["values of tensor that do not divide the model"] == 2
+    assert space.illegal["because mesh.tensor does not divide the model"] == 2
 
 
 def plan_of_four_thousand_gpus(*, batch_size: int, num_layers: int, top: int):
