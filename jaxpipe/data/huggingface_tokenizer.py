@@ -14,6 +14,7 @@ import tokenizers
 
 from jaxpipe.data.protocols import MaskedVocabulary
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.paths import local_path
 
 FILE = "tokenizer.json"
 
@@ -98,7 +99,7 @@ def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
     Raises:
         ConfigError: the file does not exist, cannot be read, or lacks the special tokens.
     """
-    path = Path(name).expanduser()
+    path = local_path(name)
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise ConfigError(

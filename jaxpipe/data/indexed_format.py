@@ -24,6 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxpipe.paths import local_path
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, code, sequences, document ends
@@ -48,9 +50,9 @@ def dtype_code(vocab_size: int) -> int:
 
 def tokens_path(prefix: str) -> Path:
     """Returns the path PREFIX.bin, with `~` expanded."""
-    return Path(f"{prefix}.bin").expanduser()
+    return local_path(f"{prefix}.bin")
 
 
 def index_path(prefix: str) -> Path:
     """Returns the path PREFIX.idx, with `~` expanded."""
-    return Path(f"{prefix}.idx").expanduser()
+    return local_path(f"{prefix}.idx")

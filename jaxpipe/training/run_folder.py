@@ -18,6 +18,7 @@ from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import base_config
 from jaxpipe.config.base import unknown_field
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.paths import local_path
 from jaxpipe.whole_file import write_whole
 
 CONFIG, METRICS, TENSORBOARD, SCHEDULE_PICTURE = "config.json", "metrics.jsonl", "tensorboard", "schedule.svg"
@@ -26,7 +27,7 @@ LOCK = "lock"
 
 def path_of(workdir: str) -> Path:
     """The absolute path of a run's folder, given as on the command line or in a config."""
-    return Path(workdir).expanduser().absolute()
+    return local_path(workdir).absolute()
 
 
 def check(workdir: str) -> Path:

@@ -23,6 +23,7 @@ from jaxpipe.data.prepare.encoding import Tally, encode_block, texts_of
 from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks, read_file
 from jaxpipe.data.tokenizer import BYTE, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
+from jaxpipe.paths import local_path
 
 TOKENIZER = ".tokenizer.json"
 
@@ -112,7 +113,7 @@ def prepare(
             if not writer.num_tokens:
                 raise _no_text(files)
         if not beside:
-            Path(f"{output}{TOKENIZER}").expanduser().unlink(missing_ok=True)  # of an older preparation
+            local_path(f"{output}{TOKENIZER}").unlink(missing_ok=True)  # of an older preparation
     return Prepared(
         prefix=output,
         tokenizer=f"{output}{TOKENIZER}" if beside else BYTE,
@@ -130,7 +131,7 @@ def prepare(
 
 
 def _check_output(output: str, *, overwrite: bool) -> None:
-    targets = [tokens_path(output), index_path(output), Path(f"{output}{TOKENIZER}").expanduser()]
+    targets = [tokens_path(output), index_path(output), local_path(f"{output}{TOKENIZER}")]
     existing = [str(path) for path in targets if path.exists()]
     if existing and not overwrite:
         raise ConfigError(
@@ -144,7 +145,7 @@ def _check_output(output: str, *, overwrite: bool) -> None:
 
 
 def _bytes_of(tokenizer: str) -> bytes:
-    path = Path(tokenizer).expanduser()
+    path = local_path(tokenizer)
     return (path / FILE if path.is_dir() else path).read_bytes()
 
 
