@@ -17,15 +17,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
 from jaxpipe.data.huggingface_tokenizer import FILE
-from jaxpipe.data.indexed_format import index_path, tokens_path
+from jaxpipe.data.indexed_format import TOKENIZER, index_path, tokenizer_path, tokens_path
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.data.prepare.encoding import Tally, encode_block, texts_of
 from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks, read_file
 from jaxpipe.data.tokenizer import BYTE, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
 from jaxpipe.paths import local_path
-
-TOKENIZER = ".tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def prepare(
             if not writer.num_tokens:
                 raise _no_text(files)
         if not beside:
-            local_path(f"{output}{TOKENIZER}").unlink(missing_ok=True)  # of an older preparation
+            tokenizer_path(output).unlink(missing_ok=True)  # of an older preparation
     return Prepared(
         prefix=output,
         tokenizer=f"{output}{TOKENIZER}" if beside else BYTE,
@@ -131,7 +129,7 @@ def prepare(
 
 
 def _check_output(output: str, *, overwrite: bool) -> None:
-    targets = [tokens_path(output), index_path(output), local_path(f"{output}{TOKENIZER}")]
+    targets = [tokens_path(output), index_path(output), tokenizer_path(output)]
     existing = [str(path) for path in targets if path.exists()]
     if existing and not overwrite:
         raise ConfigError(
