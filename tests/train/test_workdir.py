@@ -126,6 +126,47 @@ def test_a_run_that_has_lost_its_checkpoints_never_starts_anew(tmp_path):
         check_no_checkpoint_lost(tmp_path)
 
 
+# ---- A run that is moved has its own tokenizer with it
+
+
+@pytest.fixture
+def run_with_tokenizer(tmp_path):
+    """A run in first/ whose config names the tokenizer in its own hf/."""
+    folder = tmp_path / "first"
+    (folder / "hf").mkdir(parents=True)
+    (folder / "hf" / "tokenizer.json").write_text("{}")
+    config = base_config()
+    config.data.tokenizer = f"{folder}/hf/tokenizer.json"
+    run_folder.write_config(folder, config)
+    return folder, config
+
+
+def test_a_run_that_is_moved_keeps_its_tokenizer(run_with_tokenizer):
+    folder, config = run_with_tokenizer
+    assert run_folder.read_config(str(folder)) == config
+    moved = folder.rename(folder.with_name("second"))
+    assert run_folder.read_config(str(moved)).data.tokenizer == f"{moved}/hf/tokenizer.json"
+
+
+def test_a_config_with_the_former_path_is_read_where_the_run_is_now(run_with_tokenizer):
+    """As jaxpipe 0.1 wrote it."""
+    folder, config = run_with_tokenizer
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    moved = folder.rename(folder.with_name("second"))
+    assert run_folder.read_config(str(moved)).data.tokenizer == f"{moved}/hf/tokenizer.json"
+
+
+@pytest.mark.parametrize("name", ["byte", "data/all.tokenizer.json", "/other/hf/words.json"])
+def test_another_tokenizer_stays_where_it_is(run_with_tokenizer, name):
+    folder, config = run_with_tokenizer
+    config.data.tokenizer = name
+    run_folder.write_config(folder, config)
+    assert run_folder.read_config(str(folder)).data.tokenizer == name
+
+
+# ---- Addresses
+
+
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
