@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 
 import jax
 from absl import flags
@@ -31,6 +30,7 @@ from jaxpipe.estimate.measured import Measurement
 from jaxpipe.measure import pinned
 from jaxpipe.measure.measurement import devices_to_measure, measure
 from jaxpipe.measure.timing import keep_freed_memory
+from jaxpipe.paths import local_path
 from jaxpipe.whole_file import write_whole
 
 
@@ -136,7 +136,8 @@ def _check_alone(config: ConfigDict, num_processes: int) -> None:
 
 def check_output(path: str, *, overwrite: bool) -> None:
     """Raises ConfigError if `path` cannot be written; called before anything is timed."""
-    folder = Path(path).parent
+    file = local_path(path)
+    folder = file.parent
     if not folder.is_dir():
         raise ConfigError(
             explain(
@@ -146,7 +147,7 @@ def check_output(path: str, *, overwrite: bool) -> None:
                 repair="make the folder, or name another file",
             )
         )
-    if Path(path).exists() and not overwrite:
+    if file.exists() and not overwrite:
         raise ConfigError(
             explain(
                 f"--output={path} is there already",
@@ -158,7 +159,7 @@ def check_output(path: str, *, overwrite: bool) -> None:
 
 def write(measurement: Measurement, path: str) -> None:
     """Writes the measurement as JSON, the whole file or nothing."""
-    write_whole(Path(path), json.dumps(measurement.to_json(), indent=2) + "\n")
+    write_whole(local_path(path), json.dumps(measurement.to_json(), indent=2) + "\n")
 
 
 def to_text(measurement: Measurement) -> str:
