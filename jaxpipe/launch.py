@@ -20,11 +20,12 @@ from collections.abc import Sequence
 from absl import flags
 from absl.flags import FlagValues
 
-from jaxpipe.command_line import exit_status, parse
+from jaxpipe.command_line import define_number, exit_status, parse
 from jaxpipe.distributed.log import TERMINAL
 from jaxpipe.distributed.supervisor import JOIN_FLAGS, Group, commands_of
 from jaxpipe.errors import ConfigError, explain
 
+_MOST_PROCESSES = 1024  # each is a Python with JAX
 EXAMPLE = "python -m jaxpipe.launch --num_processes=4 -- --config=configs/quickstart.py --workdir=runs/quickstart"
 
 
@@ -46,12 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def define_flags(values: FlagValues) -> None:
     """Defines the launcher's own flags."""
+    help_text = "Processes to start on this machine."
     flags.DEFINE_integer(
-        "num_processes", None, "Processes to start on this machine.", lower_bound=1, flag_values=values
+        "num_processes", None, help_text, lower_bound=1, upper_bound=_MOST_PROCESSES, flag_values=values
     )
     flags.DEFINE_string("module", "jaxpipe.train", "What `python -m` runs in each.", values)
     help_text = "Seconds from SIGTERM to SIGKILL, once a process has failed."
-    flags.DEFINE_float("grace_s", 10.0, help_text, lower_bound=0.0, flag_values=values)
+    define_number(values, "grace_s", 10.0, help_text, what="time", is_positive=False)
 
 
 def launch(values: FlagValues, arguments: Sequence[str]) -> int:
@@ -99,7 +101,9 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def _exists(module: str) -> bool:
     try:
-        return importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
+        is_package = spec is not None and spec.submodule_search_locations is not None
+        return (importlib.util.find_spec(f"{module}.__main__") if is_package else spec) is not None
     except (ImportError, ValueError):  # an error of the package that contains it
         return False
 

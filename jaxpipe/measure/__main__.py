@@ -23,6 +23,7 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
+from jaxpipe.command_line import check_unused
 from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.errors import ConfigError, explain
@@ -60,6 +61,8 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def execute(values: FlagValues) -> None:
     """Runs one measurement and writes its result."""
+    if values.output is None:
+        check_unused(values, ["overwrite"], "it needs --output")
     keep_freed_memory()
     config = values.config
     _leave_pipeline_out(config)
@@ -144,6 +147,14 @@ def check_output(path: str, *, overwrite: bool) -> None:
                 rule="output: the file's folder exists",
                 picture=f"looked from {os.getcwd()}",
                 repair="make the folder, or name another file",
+            )
+        )
+    if Path(path).is_dir():
+        raise ConfigError(
+            explain(
+                f"--output={path} is a folder",
+                rule="output: a file, which holds the times as JSON",
+                repair=f"name a file, as --output={Path(path) / 'costs.json'}",
             )
         )
     if Path(path).exists() and not overwrite:
