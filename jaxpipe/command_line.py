@@ -91,6 +91,8 @@ def parse(
     values.set_gnu_getopt(True)  # flags may follow positional arguments
     try:
         rest = values(["command", *arguments])[1:]
+        for name, value in zip(positional, rest, strict=False):
+            values[name].parse(value)
     except flags.UnrecognizedFlagError as error:
         raise _unknown_flag(error.flagname, list(values)) from error
     except flags.Error as error:
@@ -103,8 +105,6 @@ def parse(
                 repair="correct this argument; --help lists the flags",
             )
         ) from error
-    for name, value in zip(positional, rest, strict=False):
-        values[name].parse(value)
     check_nothing_left(rest[len(positional) :])
     for name, example in (required or {}).items():
         if values[name].value in (None, "", []):

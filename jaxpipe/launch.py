@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def define_flags(values: FlagValues) -> None:
     """Defines the launcher's own flags."""
-    help_text = "Processes to start on this machine."
+    help_text = "Processes to start on this machine; with GPUs as many as there are GPUs."
     flags.DEFINE_integer(
         "num_processes", None, help_text, lower_bound=1, upper_bound=_MOST_PROCESSES, flag_values=values
     )
@@ -69,15 +69,6 @@ def launch(values: FlagValues, arguments: Sequence[str]) -> int:
 
 def check(values: FlagValues, arguments: Sequence[str]) -> None:
     """Raises ConfigError for flags that name no program, or `arguments` of its processes that the launcher sets."""
-    if values.num_processes is None:
-        raise ConfigError(
-            explain(
-                "--num_processes is missing",
-                rule="launch-processes: --num_processes=P says how many processes to start on this machine",
-                picture=EXAMPLE,
-                repair="add it; with GPUs as many as there are GPUs",
-            )
-        )
     if not _exists(values.module):
         raise ConfigError(
             explain(
@@ -110,14 +101,14 @@ def _exists(module: str) -> bool:
 
 def _parse(values: FlagValues, arguments: Sequence[str]) -> None:
     try:
-        parse(values, arguments, usage=__doc__)
+        parse(values, arguments, usage=__doc__, required={"num_processes": "4"})
     except ConfigError as error:
         raise ConfigError(
             explain(
                 str(error).splitlines()[0],
                 rule="launch-flags: the launcher's flags stand before --, those of the processes after it",
                 picture=EXAMPLE,
-                repair="correct this argument, or put -- before it; --help lists the flags",
+                repair="add or correct it, or put -- before it; --help lists the flags",
             )
         ) from None
 

@@ -81,7 +81,10 @@ MISTAKES = [
     ("launch --num_processes=100000 -- --config=config.py", "[1, 1024]"),
     ("launch --num_processes=2 --grace_s=nan -- --config=config.py", "'nan' is not a time"),
     ("launch --num_processes=2 --module=jaxpipe.schedules", "no module 'jaxpipe.schedules'"),
+    (f"{MEASURE} --num_layers=99999999999999", "[1, 1000]"),
+    (f"{MEASURE} --microbatch_sizes=99999999999", "wrong: '99999999999'"),
     ("checkpoints list folder", "folder"),
+    ("checkpoints lits folder", "<list|verify>"),
     ("checkpoints verify config.py", "config.py"),
 ]
 
