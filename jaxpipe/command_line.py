@@ -17,6 +17,7 @@ from jaxpipe.paths import local_path
 from jaxpipe.whole_file import write_whole
 
 HELP = ("--help", "-h", "--helpfull", "--helpshort")
+_MOST = 1e18  # of a time or size
 _REPEAT = ";\n    repeat this option to specify a list of values"  # absl adds it to the help of some flags
 
 
@@ -90,6 +91,8 @@ def parse(
     values.set_gnu_getopt(True)  # flags may follow positional arguments
     try:
         rest = values(["command", *arguments])[1:]
+        for name, value in zip(positional, rest, strict=False):
+            values[name].parse(value)
     except flags.UnrecognizedFlagError as error:
         raise _unknown_flag(error.flagname, list(values)) from error
     except flags.Error as error:
@@ -102,8 +105,6 @@ def parse(
                 repair="correct this argument; --help lists the flags",
             )
         ) from error
-    for name, value in zip(positional, rest, strict=False):
-        values[name].parse(value)
     check_nothing_left(rest[len(positional) :])
     for name, example in (required or {}).items():
         if values[name].value in (None, "", []):
@@ -190,7 +191,7 @@ def write_output(content: str | bytes, path: str | None) -> None:
 
 
 class NumberParser(flags.ArgumentParser):
-    """Parses a flag that is a finite number, 0 or more, or above 0."""
+    """Parses a flag that is a number, 0 or more, or above 0; products and sums of such numbers are finite."""
 
     def __init__(self, what: str, *, is_positive: bool):
         """Makes the parser of a flag.
@@ -200,7 +201,7 @@ class NumberParser(flags.ArgumentParser):
             is_positive: whether 0 is refused.
         """
         self._what, self._is_positive = what, is_positive
-        self.syntactic_help = "a finite number, above 0" if is_positive else "a finite number, 0 or more"
+        self.syntactic_help = f"a number, {'above 0' if is_positive else '0 or more'}, at most {_MOST:g}"
 
     def parse(self, argument: str | float) -> float:
         """The number in `argument`.
@@ -212,7 +213,7 @@ class NumberParser(flags.ArgumentParser):
             number = float(argument)
         except ValueError:
             number = math.nan
-        if not 0 <= number < math.inf or (self._is_positive and number == 0):
+        if not 0 <= number <= _MOST or (self._is_positive and number == 0):
             raise ValueError(f"{argument!r} is not a {self._what}: give {self.syntactic_help}")
         return number
 
@@ -220,7 +221,7 @@ class NumberParser(flags.ArgumentParser):
 def define_number(
     values: FlagValues, name: str, default: float | None, help_text: str, *, what: str, is_positive: bool
 ) -> None:
-    """Defines the flag `name` of a finite number; see `NumberParser` for `what` and `is_positive`."""
+    """Defines the flag `name` of a number; see `NumberParser` for `what` and `is_positive`."""
     parser = NumberParser(what, is_positive=is_positive)
     flags.DEFINE(parser, name, default, help_text, values, flags.ArgumentSerializer())
 

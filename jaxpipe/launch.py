@@ -20,11 +20,12 @@ from collections.abc import Sequence
 from absl import flags
 from absl.flags import FlagValues
 
-from jaxpipe.command_line import exit_status, parse
+from jaxpipe.command_line import define_number, exit_status, parse
 from jaxpipe.distributed.log import TERMINAL
 from jaxpipe.distributed.supervisor import JOIN_FLAGS, Group, commands_of
 from jaxpipe.errors import ConfigError, explain
 
+_MOST_PROCESSES = 1024  # each is a Python with JAX
 EXAMPLE = "python -m jaxpipe.launch --num_processes=4 -- --config=configs/quickstart.py --workdir=runs/quickstart"
 
 
@@ -46,12 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def define_flags(values: FlagValues) -> None:
     """Defines the launcher's own flags."""
+    help_text = "Processes to start on this machine; with GPUs as many as there are GPUs."
     flags.DEFINE_integer(
-        "num_processes", None, "Processes to start on this machine.", lower_bound=1, flag_values=values
+        "num_processes", None, help_text, lower_bound=1, upper_bound=_MOST_PROCESSES, flag_values=values
     )
     flags.DEFINE_string("module", "jaxpipe.train", "What `python -m` runs in each.", values)
     help_text = "Seconds from SIGTERM to SIGKILL, once a process has failed."
-    flags.DEFINE_float("grace_s", 10.0, help_text, lower_bound=0.0, flag_values=values)
+    define_number(values, "grace_s", 10.0, help_text, what="time", is_positive=False)
 
 
 def launch(values: FlagValues, arguments: Sequence[str]) -> int:
@@ -67,15 +69,6 @@ def launch(values: FlagValues, arguments: Sequence[str]) -> int:
 
 def check(values: FlagValues, arguments: Sequence[str]) -> None:
     """Raises ConfigError for flags that name no program, or `arguments` of its processes that the launcher sets."""
-    if values.num_processes is None:
-        raise ConfigError(
-            explain(
-                "--num_processes is missing",
-                rule="launch-processes: --num_processes=P says how many processes to start on this machine",
-                picture=EXAMPLE,
-                repair="add it; with GPUs as many as there are GPUs",
-            )
-        )
     if not _exists(values.module):
         raise ConfigError(
             explain(
@@ -99,21 +92,23 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def _exists(module: str) -> bool:
     try:
-        return importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
+        is_package = spec is not None and spec.submodule_search_locations is not None
+        return (importlib.util.find_spec(f"{module}.__main__") if is_package else spec) is not None
     except (ImportError, ValueError):  # an error of the package that contains it
         return False
 
 
 def _parse(values: FlagValues, arguments: Sequence[str]) -> None:
     try:
-        parse(values, arguments, usage=__doc__)
+        parse(values, arguments, usage=__doc__, required={"num_processes": "4"})
     except ConfigError as error:
         raise ConfigError(
             explain(
                 str(error).splitlines()[0],
                 rule="launch-flags: the launcher's flags stand before --, those of the processes after it",
                 picture=EXAMPLE,
-                repair="correct this argument, or put -- before it; --help lists the flags",
+                repair="add or correct it, or put -- before it; --help lists the flags",
             )
         ) from None
 

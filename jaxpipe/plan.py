@@ -19,6 +19,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.command_line import check_unused
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.measured import read_costs
@@ -61,6 +62,8 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def execute(values: FlagValues) -> None:
     """Searches, prints the plan, and writes the config of its best row if that is asked for."""
+    if not values.write_config:
+        check_unused(values, ["overwrite"], "it needs --write_config")
     config, topology = values.config, parse_topology(values.topology)
     for path in (*values.method, *filter(is_python_file, [config.pipeline.schedule])):
         register_file(path)

@@ -7,9 +7,12 @@ defines several. The file is run once in a process, so that all callers get the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol, TypeVar
@@ -58,11 +61,8 @@ def values_in_file(path: str, kind: type[T], *, built_in: Collection[T], error: 
     if not Path(path).is_file():
         raise error(_text(noun, f"{path!r} is not a file", "give the path of a file", f"looked from {Path.cwd()}"))
     given = {id(value) for value in built_in}  # before the file is run, which may register its own
-    try:
+    with errors_of_file(path, error=error, rule=_rule(noun)):
         module = _module(Path(path).resolve())
-    except Exception as cause:
-        what = f"{path!r} cannot be run: {type(cause).__name__}: {cause}"
-        raise error(_text(noun, what, f"mend it until `python {path}` runs")) from cause
     found = {id(value): value for value in vars(module).values() if isinstance(value, kind) and id(value) not in given}
     if not found:
         raise error(_text(noun, f"{path!r} defines no {noun.lower()}", f"define a {noun} in the file"))
@@ -81,18 +81,51 @@ def value_in_file(name: str, kind: type[T], *, built_in: Collection[T], error: t
     return chosen[0]
 
 
-def _text(noun: str, what: str, repair: str, picture: str = "") -> str:
-    rule = f"{noun.lower()}-file: a Python file that defines a {noun}; of several, FILE.py:NAME says which"
-    return explain(what, rule=rule, picture=picture, repair=repair)
-
-
-@cache
-def _module(path: Path) -> ModuleType:
-    """Imports the file as a module, also into `sys.modules`, which dataclasses in it need."""
-    spec = spec_from_file_location(f"jaxpipe_file_{len(sys.modules)}", path)
-    assert spec  # the name ends in .py
-    assert spec.loader
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+def run_file(path: Path) -> ModuleType:
+    """Runs a Python file as a new module, which stands in `sys.modules`, as dataclasses in it need."""
+    name = f"jaxpipe_file_{len(sys.modules)}"
+    loader = SourceFileLoader(name, str(path))
+    spec = spec_from_loader(name, loader)
+    assert spec
+    module = sys.modules[name] = module_from_spec(spec)
+    loader.exec_module(module)
     return module
+
+
+@contextmanager
+def errors_of_file(path: str, *, error: type[JaxpipeError], rule: str) -> Iterator[None]:
+    """Turns what the code of a user's file raises, also where it exits, into an `error`; a JaxpipeError passes.
+
+    Args:
+        path: path of the file.
+        error: class of the error to raise.
+        rule: the rule that its text states.
+    """
+    try:
+        yield
+    except JaxpipeError:
+        raise
+    except (Exception, SystemExit) as cause:
+        first = next(iter(str(cause).splitlines()), "")
+        what = f"{path!r} cannot be run: {type(cause).__name__}: {first}"
+        raise error(explain(what, rule=rule, picture=place_in(path, cause), repair="correct the file")) from cause
+
+
+def place_in(path: str, error: BaseException) -> str:
+    """The line of the file `path` that led to `error`, as "line 7: x = 1 / 0"; empty if none did."""
+    file = str(Path(path).resolve())
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return f"line {error.lineno}: {(error.text or '').strip()}"
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"line {lines[-1].lineno}: {lines[-1].line}" if lines else ""
+
+
+def _text(noun: str, what: str, repair: str, picture: str = "") -> str:
+    return explain(what, rule=_rule(noun), picture=picture, repair=repair)
+
+
+def _rule(noun: str) -> str:
+    return f"{noun.lower()}-file: a Python file that defines a {noun}; of several, FILE.py:NAME says which"
+
+
+_module = cache(run_file)

@@ -59,10 +59,11 @@ def test_flags_stand_before_and_behind_what_is_positional(arguments, printed, ca
         (["--format=xml"], "<text|json>"),
         (["--num_devices=four"], "--num_devices=four"),
         (["--num_devices"], "Missing value for flag --num_devices"),
-        (["--time=-1"], "'-1' is not a time: give a finite number, 0 or more"),
+        (["--time=-1"], "'-1' is not a time: give a number, 0 or more"),
         (["--time=inf"], "'inf' is not a time"),
         (["--time=nan"], "'nan' is not a time"),
-        (["--size=0"], "'0' is not a size: give a finite number, above 0"),
+        (["--time=1e308"], "at most 1e+18"),
+        (["--size=0"], "'0' is not a size: give a number, above 0"),
     ],
 )
 def test_a_wrong_argument_is_named_with_its_repair_and_ends_with_2(arguments, words, capsys):

@@ -50,6 +50,12 @@ def test_help_names_every_flag_with_its_default(command, capsys):
     assert fields == (expected if command in WITH_CONFIG else set())
 
 
+def test_help_says_what_is_required(capsys):
+    with pytest.raises(SystemExit):
+        module_of("launch").main(["--help"])
+    assert re.search(r"--num_processes: .* \(required\)", capsys.readouterr().out)
+
+
 def test_help_has_the_fields_and_defaults_of_the_file(capsys):
     with pytest.raises(SystemExit):
         module_of("train").main(["--config=configs/quickstart_bert.py", "--help"])

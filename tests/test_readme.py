@@ -107,7 +107,8 @@ def test_command_names_what_exists(call: list[str], tmp_path: Path):
 def test_links_lead_to_files():
     for page, text in PAGES.items():
         folder = ROOT if page == "README" else ROOT / "docs"
-        links = re.findall(r"\]\((?!http|#)([^)#]+)", text)
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        links = re.findall(r"\]\((?!http|#)([^)#]+)", prose)
         assert [link for link in links if not (folder / link).exists()] == [], page
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from jaxpipe.cluster.hardware import HARDWARE, Hardware
 from jaxpipe.errors import ConfigError, closest, explain
 
+_MOST_GPUS = 2**20
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -99,4 +101,13 @@ def parse_topology(written: str) -> Topology:
                 repair=f"write for example {name}:4x8, four nodes of eight GPUs",
             )
         )
-    return Topology(HARDWARE[name], int(numbers[1]), int(numbers[2]))
+    topology = Topology(HARDWARE[name], int(numbers[1]), int(numbers[2]))
+    if topology.num_gpus > _MOST_GPUS:
+        raise ConfigError(
+            explain(
+                f"topology={written!r} has {topology.num_gpus:,} GPUs",
+                rule=f"topology-size: a topology has at most {_MOST_GPUS:,} GPUs",
+                repair=f"write fewer, for example {name}:4x8",
+            )
+        )
+    return topology

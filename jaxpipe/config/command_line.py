@@ -6,18 +6,17 @@ without a config is in `jaxpipe.command_line`.
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from absl import flags, logging
 from absl.flags import FlagValues
-from ml_collections import ConfigDict, config_dict, config_flags
+from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.command_line import exit_status, parse
 from jaxpipe.config.base import base_config, unknown_field
+from jaxpipe.config.file import ConfigFile, raised_by_config, read_config_file
 from jaxpipe.config.model import model_section
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.mesh.devices import skip_absent_gpus
@@ -48,7 +47,7 @@ def run(
 
     def parse_and_run() -> int | None:
         values = FlagValues()
-        with _config_errors(value_of("config", given).partition(":")[0], given):
+        with _override_errors(given):
             define_flags(values, given)
             parse(values, given, usage=usage, required=required, more_help=lambda: _fields_help(values, given))
         skip_absent_gpus()
@@ -61,9 +60,8 @@ def _fields_help(values: FlagValues, arguments: Sequence[str]) -> str:
     """A line for each field of the config, of --config if that is given, with its default; empty without a config."""
     if "config" not in values:
         return ""
-    if path := value_of("config", arguments):
-        values["config"].parse(path)
-    config = values["config"].value or base_config()
+    path = value_of("config", arguments)
+    config = read_config_file(path) if path else values["config"].value or base_config()
     lines = [f"  --config.{section}.{name}={value!r}" for section in config for name, value in config[section].items()]
     about = (
         "fields of the config, explained in jaxpipe/config/base.py; a family of models has its own in model and data:"
@@ -73,9 +71,9 @@ def _fields_help(values: FlagValues, arguments: Sequence[str]) -> str:
 
 def define_config_file(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --config=FILE and `--config.FIELD=VALUE`."""
-    sys.modules.pop("config_config", None)  # the file of an earlier call, into which ml_collections would load this one
     help_text = "Python file with get_config(); see jaxpipe.config.base."
     config_flags.DEFINE_config_file("config", None, help_text, values, sys_argv=["command", *arguments])
+    values["config"].parser = ConfigFile()
 
 
 def define_method(values: FlagValues) -> None:
@@ -123,38 +121,15 @@ def value_of(flag: str, arguments: Sequence[str]) -> str:
 
 
 @contextmanager
-def _config_errors(path: str, arguments: Sequence[str]) -> Iterator[None]:
-    """Turns the errors of ml_collections and of a config file `path` into ConfigErrors."""
-    if path and not os.path.isfile(path):
-        raise ConfigError(
-            explain(
-                f"no config file {path!r}",
-                rule="config-file: --config names a Python file with get_config()",
-                picture=f"looked from {os.getcwd()}",
-                repair="give the path of a file, for example --config=configs/quickstart.py",
-            )
-        )
+def _override_errors(arguments: Sequence[str]) -> Iterator[None]:
+    """Turns the errors of ml_collections about --config.FIELD=VALUE into ConfigErrors."""
     try:
         yield
     except (AttributeError, TypeError, KeyError) as error:
-        if isinstance(error, AttributeError) and error.name == "get_config":
-            raise _no_get_config(path) from error
-        if not _raised_by_config(error):
+        if not raised_by_config(error):
             raise
         _check_overrides(arguments)
-        where = f"--config={path} or --config.FIELD=VALUE" if path else "--config.FIELD=VALUE"
-        raise unknown_field(error, where=where, repair="use one of them") from error
-
-
-def _no_get_config(path: str) -> ConfigError:
-    return ConfigError(
-        explain(
-            f"the config file {path!r} has no get_config",
-            rule="config-file: --config names a Python file with get_config()",
-            picture="def get_config(arg=''):\n    config = jaxpipe.config.base_config()\n    return config",
-            repair="add such a function, or name another file, for example --config=configs/quickstart.py",
-        )
-    )
+        raise unknown_field(error, where="--config.FIELD=VALUE", repair="use one of them") from error
 
 
 def _check_overrides(arguments: Sequence[str]) -> None:
@@ -181,9 +156,3 @@ def _fields_of(section: str) -> str:
     if section not in configs[0]:
         return f"no such section; there are {', '.join(configs[0])}"
     return ", ".join(dict.fromkeys(field for config in configs for field in config[section]))
-
-
-def _raised_by_config(error: BaseException) -> bool:
-    """Whether ml_collections raised `error`: then it is about a field, not from the config file's own code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and os.path.dirname(frames[-1].filename) == os.path.dirname(config_dict.__file__)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -22,6 +23,7 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
+from jaxpipe.command_line import check_unused
 from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.errors import ConfigError, explain
@@ -54,12 +56,16 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
         "microbatch_sizes", None, "Sequences of a microbatch, each size to measure; by default the config's.", values
     )
     flags.DEFINE_integer("num_repeats", 5, "Repeats of each timing.", lower_bound=1, flag_values=values)
-    flags.DEFINE_integer("num_layers", 2, "Layers of each of the three stages.", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer(
+        "num_layers", 2, "Layers of each of the three stages.", lower_bound=1, upper_bound=1000, flag_values=values
+    )
     pinned.define_flags(values)
 
 
 def execute(values: FlagValues) -> None:
     """Runs one measurement and writes its result."""
+    if values.output is None:
+        check_unused(values, ["overwrite"], "it needs --output")
     keep_freed_memory()
     config = values.config
     _leave_pipeline_out(config)
@@ -95,16 +101,16 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
     """The microbatch sizes of the flag, by default the config's.
 
     Raises:
-        ConfigError: a size is not a whole number of 1 or more.
+        ConfigError: a size is not a whole number from 1 to 99999.
     """
     if written is None:
         return [config.data.batch_size // (config.mesh.data * config.pipeline.num_microbatches)]
-    wrong = [size for size in written if not size.isdecimal() or int(size) < 1]
+    wrong = [size for size in written if not re.fullmatch("[1-9][0-9]{0,4}", size)]
     if wrong or not written:
         raise ConfigError(
             explain(
                 f"--microbatch_sizes={','.join(written)}",
-                rule="microbatch-sizes: whole numbers of 1 or more, with commas between them",
+                rule="microbatch-sizes: whole numbers from 1 to 99999, with commas between them",
                 picture=f"wrong: {', '.join(map(repr, wrong)) or 'there is none'}",
                 repair="write for example --microbatch_sizes=1,2,4",
             )
@@ -145,6 +151,14 @@ def check_output(path: str, *, overwrite: bool) -> None:
                 rule="output: the file's folder exists",
                 picture=f"looked from {os.getcwd()}",
                 repair="make the folder, or name another file",
+            )
+        )
+    if file.is_dir():
+        raise ConfigError(
+            explain(
+                f"--output={path} is a folder",
+                rule="output: a file, which holds the times as JSON",
+                repair=f"name a file, as --output={file / 'costs.json'}",
             )
         )
     if file.exists() and not overwrite:

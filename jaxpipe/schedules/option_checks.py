@@ -9,6 +9,35 @@ from typing import NamedTuple
 from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.schedules.analysis.costs import Costs
 
+_MOST_ACTIONS = 10**7  # of a kind; each takes about 100 bytes
+
+
+def check_sizes(name: str, *, num_devices: int, num_microbatches: int) -> None:
+    """Raises ScheduleError for sizes below 1, or too large for a schedule in memory.
+
+    Args:
+        name: name of the schedule.
+        num_devices: devices on the `pipe` axis.
+        num_microbatches: microbatches of one step.
+    """
+    for field, value in (("num_devices", num_devices), ("num_microbatches", num_microbatches)):
+        if value < 1:
+            raise ScheduleError(
+                explain(
+                    f"{field}={value} for schedule {name!r}.",
+                    rule="at-least-one: a schedule has at least one device and one microbatch",
+                    repair=f"set {field}=1 or more",
+                )
+            )
+    if num_devices * num_microbatches > _MOST_ACTIONS:
+        raise ScheduleError(
+            explain(
+                f"num_devices={num_devices} and num_microbatches={num_microbatches} for schedule {name!r}.",
+                rule=f"most-actions: num_devices x num_microbatches is at most {_MOST_ACTIONS:,}",
+                repair="set smaller numbers",
+            )
+        )
+
 
 def check_even(name: str, num_devices: int) -> None:
     """Raises ScheduleError for an odd number of devices: two mirrored replicas on the same devices need an even number.

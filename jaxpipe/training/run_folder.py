@@ -94,7 +94,8 @@ def writing(workdir: str) -> Iterator[None]:
 def write_config(path: Path, config: ConfigDict) -> None:
     """Writes `config` as JSON into the run's folder, whole; the path of a file in its hf/ begins there."""
     saved = config.to_dict()
-    saved["data"]["tokenizer"] = copied_path(config.data.tokenizer, path, Path())
+    if "tokenizer" in saved["data"]:
+        saved["data"]["tokenizer"] = copied_path(config.data.tokenizer, path, Path())
     write_whole(path / CONFIG, json.dumps(saved, indent=2) + "\n")
 
 
@@ -130,7 +131,8 @@ def read_config(workdir: str) -> ConfigDict:
         config.update(saved)
     except (AttributeError, KeyError, TypeError) as error:
         raise unknown_field(error, where=str(path), repair=repair) from error
-    config.data.tokenizer = own_path(config.data.tokenizer, path.parent)
+    if "tokenizer" in config.data:
+        config.data.tokenizer = own_path(config.data.tokenizer, path.parent)
     return config
 
 

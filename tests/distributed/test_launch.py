@@ -169,7 +169,7 @@ def test_it_needs_no_jax():
     ("arguments", "words"),
     [
         ([], ["--num_processes is missing"]),
-        (["--num_processes=0"], ["num_processes=0", "positive"]),
+        (["--num_processes=0"], ["num_processes=0", "[1, 1024]"]),
         (["--num_process=2"], ["Did you mean '--num_processes'?"]),
         (["--num_processes=2", "--config=x.py"], ["config", "put -- before it"]),
         (["--num_processes=2", "x"], ["'x' belongs to no flag"]),

@@ -26,7 +26,7 @@ def test_a_run_goes_on_with_the_costs_that_it_began_with(tmp_path):
     began = "input_gradient=1.0,weight_gradient=0.4"
     done = train(tmp_path, *ZB_H1, *OF_SIZES, "--config.train.steps=1", f"--config.pipeline.costs={began}")
     assert done.returncode == 0, done.stderr
-    assert "I = 1, W = 0.4 forward (pipeline.costs)" in done.stdout
+    assert "I = 1, W = 0.4 forwards (pipeline.costs)" in done.stdout
     assert schedule_in(tmp_path).rows == made_for(weight_gradient=0.4).rows != made_for().rows
     # Left to "auto", which on this machine means other times, the run keeps its own.
     done = train(tmp_path, *ZB_H1, *OF_SIZES, "--config.train.steps=2")
@@ -49,7 +49,7 @@ def test_a_run_goes_on_with_the_times_in_its_options(tmp_path):
     for num_steps in (1, 2):
         done = train(tmp_path, *ZB_H1, *OF_SIZES, f"--config.train.steps={num_steps}", options)
         assert done.returncode == 0, done.stderr
-        assert "I = 1, W = 0.4 forward (pipeline.options)" in done.stdout
+        assert "I = 1, W = 0.4 forwards (pipeline.options)" in done.stdout
         assert "changed    pipeline" not in done.stdout
 
 

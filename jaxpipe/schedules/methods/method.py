@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.schedules.methods.option import TIMES, Option, Options
-from jaxpipe.schedules.option_checks import check_even
+from jaxpipe.schedules.option_checks import check_even, check_sizes
 from jaxpipe.schedules.schedule import Schedule
 
 SIZES = ("num_devices", "num_microbatches")
@@ -138,15 +138,7 @@ class Method:
             ScheduleError: a count below 1, an unknown option, one outside its domain, or a number of devices that the
                 method is not for.
         """
-        for field, value in zip(SIZES, (num_devices, num_microbatches), strict=True):
-            if value < 1:
-                raise ScheduleError(
-                    explain(
-                        f"{field}={value} for schedule {self.name!r}.",
-                        rule="at-least-one: a schedule has at least one device and one microbatch",
-                        repair=f"set {field}=1 or more",
-                    )
-                )
+        check_sizes(self.name, num_devices=num_devices, num_microbatches=num_microbatches)
         self._check(num_devices, options)
         return self.generator(num_devices=num_devices, num_microbatches=num_microbatches, **options)
 

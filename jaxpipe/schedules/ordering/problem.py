@@ -17,7 +17,7 @@ from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.activations import stored
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.option_checks import check_count
+from jaxpipe.schedules.option_checks import check_count, check_sizes
 from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -201,6 +201,7 @@ def problem_of(problem: Problem | Schedule) -> Problem:
         problem = Problem(problem.num_devices, problem.num_microbatches, (problem.placement,))
     check_count("optimize", "num_devices", problem.num_devices)
     check_count("optimize", "num_microbatches", problem.num_microbatches)
+    check_sizes("optimize", num_devices=problem.num_devices, num_microbatches=problem.num_microbatches)
     if problem.num_layers is not None:
         _check_layers(problem, problem.num_layers)
     for placement in problem.placements:
