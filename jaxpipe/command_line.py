@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.errors import ConfigError, JaxpipeError, closest, explain
+from jaxpipe.paths import local_path
 from jaxpipe.whole_file import write_whole
 
 HELP = ("--help", "-h", "--helpfull", "--helpshort")
@@ -168,7 +168,7 @@ def write_output(content: str | bytes, path: str | None) -> None:
         ConfigError: the file cannot be written.
     """
     if path:
-        target = Path(path).resolve()
+        target = local_path(path).resolve()
         try:
             if target.exists() and not target.is_file():  # /dev/stdout, a pipe
                 target.write_bytes(content.encode() if isinstance(content, str) else content)

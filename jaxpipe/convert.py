@@ -107,7 +107,7 @@ def import_model(source: str, target: str) -> str:
     left_out = tensors.check(files.entries, where=source)
     has_tokenizer = (folder / source_model.TOKENIZER).is_file()
     if has_tokenizer:
-        config.data.tokenizer = str(path / source_model.FOLDER / source_model.TOKENIZER)
+        config.data.tokenizer = f"{source_model.FOLDER}/{source_model.TOKENIZER}"
     with whole_folder(path, flag=f"--to={target}") as work:
         save_canonical(work, step=0, params=tensors.read(files, where=source))
         run_folder.write_config(work, config)
@@ -118,7 +118,7 @@ def import_model(source: str, target: str) -> str:
         f"read       {architecture.name} from {source}: {tensors.num_params:,} parameters in {len(files.entries)}"
         f" tensors{without}\n"
         f"written    {target}: config.json, checkpoint of step 0, {source_model.FOLDER}/ with {', '.join(copied)}\n"
-        f"tokens     data.tokenizer={config.data.tokenizer}{without_tokenizer}\n"
+        f"tokens     data.tokenizer={source_model.own_path(config.data.tokenizer, path)}{without_tokenizer}\n"
         f"next       python -m jaxpipe.train --config=configs/finetune.py:{target} --workdir=runs/finetuned"
     )
 

@@ -16,8 +16,9 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.config.command_line import run
+from jaxpipe.data.indexed_format import TOKENIZER
 from jaxpipe.data.prepare.encoding import Tally
-from jaxpipe.data.prepare.preparation import TOKENIZER, Prepared, prepare
+from jaxpipe.data.prepare.preparation import Prepared, prepare
 from jaxpipe.data.prepare.reading import FORMATS
 from jaxpipe.data.tokenizer import BYTE
 

@@ -92,10 +92,6 @@ def execute(values: FlagValues) -> None:
     print(tokenizer.decode(text))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # Generation: each token runs the whole model, which is simple and not fast
 
 
@@ -153,3 +149,7 @@ def _draw(
         least = jax.lax.top_k(logits, min(top_k, logits.size))[0][-1]
         logits = jnp.where(logits >= least, logits, -jnp.inf)
     return jax.random.categorical(key, logits / temperature)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

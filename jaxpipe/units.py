@@ -1,8 +1,9 @@
-"""Bytes as people read them: binary gibibytes and mebibytes."""
+"""Units as people read them: binary gibibytes and mebibytes, and Ma."""
 
 from __future__ import annotations
 
 MIB, GIB = 2**20, 2**30
+MA = "1 Ma is what one microbatch leaves on a device's share of the model"  # of peaks, where they are printed
 
 
 def gib(num_bytes: float, form: str = ".2f") -> str:

@@ -1,10 +1,15 @@
 """What all commands share: flags, what is said of a wrong one, exit statuses, output."""
 
+import ast
+from pathlib import Path
+
 import pytest
 from absl import flags
 
 from jaxpipe.command_line import define_number, run, write_output
 from jaxpipe.errors import LostProcess
+
+ROOT = Path(__file__).parents[1]
 
 
 def define_flags(values):
@@ -116,3 +121,14 @@ def test_output_goes_to_the_terminal_or_whole_to_a_file(tmp_path, capsys):
         arguments=[],
     )
     assert "rule output: " in capsys.readouterr().err
+
+
+MODULES = [path for path in sorted((ROOT / "jaxpipe").rglob("*.py")) if "__main__" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_command_runs_when_all_of_its_functions_are_defined(path):
+    """As `python -m` does; tests call `main`, after the whole file was read."""
+    last = ast.parse(path.read_text()).body[-1]
+    assert isinstance(last, ast.If)
+    assert ast.unparse(last.test) == "__name__ == '__main__'"

@@ -1,5 +1,6 @@
 """One command line: the list of commands, and --help, which names every flag and field that a command takes."""
 
+import ast
 import importlib
 import inspect
 import re
@@ -90,6 +91,13 @@ def test_a_command_without_arguments_says_what_is_missing(command, capsys, monke
     assert module_of(command).main([]) == 2
     assert re.search("is missing|no schedule is given", error := capsys.readouterr().err)
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_runs_when_all_of_its_file_is_defined(command):
+    """`python -m` runs the file from top to bottom: what stands below the call of main is not defined yet."""
+    body = ast.parse(inspect.getsource(module_of(command))).body
+    assert ast.unparse(body[-1]) == "if __name__ == '__main__':\n    sys.exit(main())"
 
 
 def test_the_entry_point_is_this_command_and_jax_is_not_imported():

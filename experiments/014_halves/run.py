@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxpipe.measure.timing import timed
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.program.split_vjp import split_vjp
-from jaxpipe.program.vjp import vjp_backward, vjp_forward
+from jaxpipe.program.vjp import trace_vjp
 
 SEQ_LEN, BATCH = 256, 2
 SIZES = {"num_layers": 1, "hidden": 512, "num_heads": 8, "vocab_size": 256}
@@ -46,14 +46,14 @@ def row(model: LanguageModel, num_repeats: int) -> str:
     """Cells of a table."""
     params = jax.tree.map(lambda leaf: leaf[0], model.init(jax.random.key(0))["layers"])
     x, dy = (jax.random.normal(jax.random.key(seed), (BATCH, SEQ_LEN, SIZES["hidden"])) for seed in (1, 2))
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     given = {"tokens": jnp.zeros((BATCH, SEQ_LEN), jnp.int32)}, None
-    _, kept = jax.jit(lambda params, x: vjp_forward(model.layer, params, x, *given))(params, x)
-    split = split_vjp(model.layer, params, kept, like, *given)
+    vjp = trace_vjp(model.layer, params, x, *given)
+    _, kept = jax.jit(lambda params, x: vjp.forward(params, x, *given))(params, x)
+    split = split_vjp(vjp)
     shared_with_w = [kept[i] for i in split.shared_with_w]
 
     def whole(sums: list, params: Any, kept: list, dy: jax.Array) -> Any:
-        d_params, dx = vjp_backward(model.layer, params, kept, like, dy, *given)
+        d_params, dx = vjp.backward(params, kept, dy, *given)
         return added(sums, jax.tree.leaves(d_params)), dx
 
     def first(sums: list, params: Any, kept: list, dy: jax.Array) -> Any:

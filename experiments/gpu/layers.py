@@ -25,7 +25,7 @@ from jaxpipe.estimate import Roofline, setting_of
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import LanguageModel
 from jaxpipe.program.split_vjp import split_vjp
-from jaxpipe.program.vjp import vjp_backward, vjp_forward
+from jaxpipe.program.vjp import trace_vjp
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -110,16 +110,16 @@ class Layer:
 
     def calls(self) -> dict[str, Callable[[], Any]]:
         """Compiled calls of F, B, I and W."""
-        like = jax.ShapeDtypeStruct(self.x.shape, self.x.dtype)
-        forward = _compiled(partial(vjp_forward, self.function), self.params, self.x, {}, None)
+        vjp = trace_vjp(self.function, self.params, self.x, {}, None)
+        forward = _compiled(vjp.forward, self.params, self.x, {}, None)
         _, kept = forward()
         backward = _compiled(
-            lambda params, kept, dy: vjp_backward(self.function, params, kept, like, dy, {}, None),
+            lambda params, kept, dy: vjp.backward(params, kept, dy, {}, None),
             self.params,
             kept,
             self.dy,
         )
-        halves = split_vjp(self.function, self.params, kept, like, {}, None)
+        halves = split_vjp(vjp)
         first = _compiled(
             lambda params, kept, dy: halves.input_gradient(params, kept, dy, {}, None), self.params, kept, self.dy
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from experiments.gpu.cells import Size
 from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.models.rotary import frequencies
-from jaxpipe.program.vjp import vjp_backward, vjp_forward
+from jaxpipe.program.vjp import trace_vjp
 
 MOST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
@@ -166,9 +165,9 @@ def jax_step(case: Case, arrays: Arrays, x: np.ndarray, dy: np.ndarray) -> Step:
 
     params = jax.tree.unflatten(jax.tree.structure(shapes_of(case.model)), map(put, arrays.values()))
     x_there, dy_there = put(x), put(dy)
-    x_like = jax.ShapeDtypeStruct(x_there.shape, x_there.dtype)
-    forward = jax.jit(partial(vjp_forward, layer))
-    backward = jax.jit(lambda params, kept, dy: vjp_backward(layer, params, kept, x_like, dy, {}, None))
+    vjp = trace_vjp(layer, params, x_there, {}, None)
+    forward = jax.jit(vjp.forward)
+    backward = jax.jit(lambda params, kept, dy: vjp.backward(params, kept, dy, {}, None))
 
     def step() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
         y, kept = forward(params, x_there, {}, None)

@@ -19,6 +19,7 @@ from jaxpipe.checkpoints import files
 from jaxpipe.checkpoints.checks import damaged_files, no_checkpoint
 from jaxpipe.checkpoints.files import CHECKPOINTS, About, Keep, damages
 from jaxpipe.command_line import run
+from jaxpipe.paths import local_path
 from jaxpipe.units import mib
 
 _HEAD = ("step", "complete", "MiB", "written (UTC)", "held-out loss", "kept because of")
@@ -47,7 +48,7 @@ def define_flags(values: FlagValues) -> None:
 
 def execute(values: FlagValues) -> None:
     """Lists or verifies the checkpoints of one run."""
-    folder = Path(values.workdir).expanduser().absolute() / CHECKPOINTS
+    folder = local_path(values.workdir).absolute() / CHECKPOINTS
     if values.command == "list":
         print(list_checkpoints(folder))
     else:

@@ -55,6 +55,10 @@ class ArrayWriter:
         self._started = unfinished_path(folder.parent, int(folder.name)), writers(arrays)
         self._checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
 
+    def check(self) -> None:
+        """Raises whatever has gone wrong in the background; does not wait."""
+        self._checkpointer.check_for_errors()
+
     def wait(self) -> None:
         """Returns when the checkpoint is complete.
 

@@ -29,6 +29,9 @@ class Checkpoints:
 
     All processes of a run create one and call its methods in the same order. On leaving its context, the last
     checkpoint is complete.
+
+    Attributes:
+        num_failed: checkpoints in a row that could not be written.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Checkpoints:
         self._form: StateForm | None = None
         self._writer: ArrayWriter | None = None
         self._in_flight: About | None = None  # about.json of the checkpoint being written
+        self.num_failed = 0
         self._last: int | None = None  # the step that was saved or restored last
         if not read_only:
             self._clean()
@@ -107,19 +111,24 @@ class Checkpoints:
         except Exception as error:
             raise self._failed(step, error) from error
 
+    def check(self) -> None:
+        """Returns at once, unless the checkpoint in flight has failed already.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be written.
+        """
+        self._finish(lambda writer: writer.check())
+
     def wait(self) -> None:
         """Returns when the last checkpoint is complete and those that need not be kept are deleted.
 
         Raises:
             CheckpointError: the checkpoint cannot be written.
         """
-        if self._in_flight is None or self._writer is None:
+        if self._in_flight is None:
             return
-        try:
-            self._writer.wait()
-        except Exception as error:
-            raise self._failed(self._in_flight.step, error) from error
-        self._in_flight = None
+        self._finish(lambda writer: writer.wait())
+        self._in_flight, self.num_failed = None, 0
         if jax.process_index() == 0:
             for step, reasons in self._keep.reasons(files.heldout_losses(self.folder)).items():
                 if not reasons:
@@ -151,6 +160,15 @@ class Checkpoints:
         self._last, state = read_newest(self.folder, read, step=step, say=self._say)
         return self._last, state
 
+    def _finish(self, call: Callable[[ArrayWriter], None]) -> None:
+        """Calls `check` or `wait` of the writer if a checkpoint is in flight."""
+        if self._in_flight is None or self._writer is None:
+            return
+        try:
+            call(self._writer)
+        except Exception as error:
+            raise self._failed(self._in_flight.step, error) from error
+
     def _form_of(self, like: Any) -> StateForm:
         self._form = self._form or StateForm(like, like.params, self._pipeline)
         return self._form
@@ -169,6 +187,7 @@ class Checkpoints:
     def _failed(self, step: int, error: Exception) -> CheckpointError:
         """The error to raise; deletes the partial checkpoint, since the disk may be full."""
         self._in_flight = self._last = None
+        self.num_failed += 1
         self._clean()
         if isinstance(error, CheckpointError):
             return CheckpointError(str(error))

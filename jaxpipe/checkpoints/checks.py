@@ -124,7 +124,7 @@ def not_written(folder: Path, step: int, error: Exception, complete: Sequence[in
             f"the checkpoint of step {step} cannot be written to {folder}",
             rule="checkpoint-written: there is room and permission for a checkpoint more than are kept",
             picture=f"{lines[0][:300]}\ncomplete there: {', '.join(f'step {good}' for good in complete) or 'none'}",
-            repair="make room, or correct the folder, then run the same command again: it resumes from the last one",
+            repair="make room, or correct the folder; the same command resumes an ended run from the last complete one",
         )
     )
 

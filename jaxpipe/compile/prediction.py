@@ -20,8 +20,6 @@ from jaxpipe.mesh import Randomness
 from jaxpipe.program import Pipeline
 from jaxpipe.program.ends import embed_backward, head_backward
 from jaxpipe.program.shapes import bytes_per_device, held_bytes
-from jaxpipe.program.split_vjp import split_vjp
-from jaxpipe.program.vjp import vjp_backward, vjp_forward
 
 PyTree = Any
 
@@ -108,12 +106,14 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     pages = _stacked(list(saved.residuals))
     random = Randomness.like() if has_dropout else None
     index, scale = _like((), np.int32), shapes.losses
+    vjp, split = shapes.vjp, shapes.split
+    assert vjp
 
     def layer_forward(layers: PyTree, x: jax.Array, i: jax.Array, *given: PyTree) -> Any:
-        return vjp_forward(functions.layer, _at(layers, i), x, *given)
+        return vjp.forward(_at(layers, i), x, *given)
 
     def layer_backward(sums: PyTree, layers: PyTree, pages: PyTree, dy: jax.Array, i: jax.Array, *given: PyTree) -> Any:
-        d_layer, dx = vjp_backward(functions.layer, _at(layers, i), _at(pages, i), x, dy, *given)
+        d_layer, dx = vjp.backward(_at(layers, i), _at(pages, i), dy, *given)
         return _added(sums, jax.tree.leaves(d_layer), i), dx
 
     def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: PyTree) -> Any:
@@ -124,18 +124,17 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         return embed_backward(functions, shared, microbatch, random, dx, sums)
 
     def layer_input_gradient(sums: PyTree, layers: PyTree, pages: PyTree, dy: Any, i: jax.Array, *given: PyTree) -> Any:
+        assert split
         params, residuals = _at(layers, i), _at(pages, i)
-        split = split_vjp(functions.layer, params, residuals, x, *given)
         dx, grads, deferred = split.input_gradient(params, residuals, dy, *given)
         return _added(sums, grads, i), dx, deferred
 
     def layer_weight_gradient(sums: PyTree, layers: PyTree, read: PyTree, i: jax.Array, *given: PyTree) -> Any:
-        params = _at(layers, i)
-        split = split_vjp(functions.layer, params, saved.residuals, x, *given)
-        return _added(sums, split.weight_gradient(params, *_at(read, i), *given), i)
+        assert split
+        return _added(sums, split.weight_gradient(_at(layers, i), *_at(read, i), *given), i)
 
     of_split = {}
-    if pipeline.table.schedule.has_split_backward:
+    if split:
         read_by_w = _stacked(([saved.residuals[k] for k in saved.shared_with_w], list(saved.deferred)))
         given = microbatch, random
         parts = {layer_input_gradient: (pages, x), layer_weight_gradient: (read_by_w,)}

@@ -151,11 +151,13 @@ def to_text(report: Report) -> str:
         "predicted    from the schedule and the model:",
         *_rows(report.prediction.parts),
         f"{'total':14}{_gibibytes(report.prediction.total_bytes)}  {ratio:.4f} x compiled",
-        f"slots        {report.num_slots} of{_gibibytes(report.slot_bytes)}, in transit"
-        f"{_gibibytes(report.transit_bytes)}",
-        f"permutes     {report.permutes}, {report.overlapped_permutes} overlapped",
-        f"evict, load  {report.evict_load_permutes} of these, {report.overlapped_evict_load_permutes} overlapped",
-        f"exchange     {report.exchange_permutes} of these, {report.overlapped_exchange_permutes} overlapped",
+        f"slots        {report.num_slots} on each device, each{_gibibytes(report.slot_bytes)}: what a stage keeps of a"
+        f" microbatch for its backward; in transit{_gibibytes(report.transit_bytes)}",
+        f"permutes     {report.permutes}; {report.overlapped_permutes} travel while an action computes",
+        f"evict, load  {report.evict_load_permutes} of these; {report.overlapped_evict_load_permutes} travel while an"
+        " action computes",
+        f"gradients    {report.exchange_permutes} of these carry them to the stage's owner;"
+        f" {report.overlapped_exchange_permutes} travel while an action computes",
         f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"
         f" {report.link[1]}, where most is sent; the schedule asks for{_gibibytes(report.link_bytes_asked)}",
     ]

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.config.base import AUTO, base_config
-from jaxpipe.config.data import check_blend, check_masked_sequence, check_vocabulary
+from jaxpipe.config.data import check_blend, check_masked_sequence, check_prepared_tokenizer, check_vocabulary
 from jaxpipe.config.model import (
     check_attention_kernel,
     check_family,
@@ -23,6 +23,7 @@ from jaxpipe.config.model import (
 )
 from jaxpipe.config.pipeline import check_costs, check_schedule_name, layers_per_stage, outline
 from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
+from jaxpipe.paths import local_path
 
 DTYPES = ("float32", "bfloat16")
 AT_LEAST_ZERO = (
@@ -158,6 +159,8 @@ def _schedule(config: ConfigDict) -> Checks:
 def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_vocabulary(config)
     yield lambda: check_blend(config)
+    yield lambda: check_prepared_tokenizer(config)
+    yield lambda: local_path(config.checkpoint.init_from)
     yield lambda: check_masked_sequence(config)
     yield lambda: model_config(config)
     yield lambda: check_fields(config)

@@ -7,8 +7,12 @@ from ml_collections import ConfigDict
 from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer, load_tokenizer
 from jaxpipe.data.files import INDEXED, parse_blend
+from jaxpipe.data.huggingface_tokenizer import identity_of
+from jaxpipe.data.indexed_format import tokenizer_path, tokens_path
 from jaxpipe.data.masked import MIN_SEQ_LEN
 from jaxpipe.errors import ConfigError, explain
+
+MOST_SHOWN = 5
 
 
 def tokenizer_of(config: ConfigDict) -> Tokenizer:
@@ -35,9 +39,37 @@ def check_vocabulary(config: ConfigDict) -> None:
 
 
 def check_blend(config: ConfigDict) -> None:
-    """Raises ConfigError for a blend of prepared files that is not PREFIX or WEIGHT PREFIX pairs."""
+    """Raises ConfigError for prepared files that are not PREFIX or WEIGHT PREFIX pairs."""
     if config.data.files.startswith(INDEXED):
         parse_blend(config.data.files)
+
+
+def check_prepared_tokenizer(config: ConfigDict) -> None:
+    """Raises ConfigError for prepared files of another tokenizer than `data.tokenizer`.
+
+    Prefixes without PREFIX.tokenizer.json, as those of Megatron-LM, may be of any; beside others that have one they
+    are refused.
+    """
+    if not config.data.files.startswith(INDEXED):
+        return
+    try:
+        there = [prefix for prefix in parse_blend(config.data.files) if tokens_path(prefix).is_file()]
+        paths = {prefix: tokenizer_path(prefix) for prefix in there}
+        own = tokenizer_of(config).identity
+    except ConfigError:
+        return  # `check` reports it by itself
+    used = {prefix: identity_of(path) for prefix, path in paths.items() if path.is_file()}
+    found = {prefix: f"{path}: {used.get(prefix, 'no such file')}" for prefix, path in paths.items()}
+    other = [prefix for prefix in paths if used and used.get(prefix) != own]
+    if other:
+        raise ConfigError(
+            explain(
+                f"data.files: {other[0]!r} was not prepared with data.tokenizer={config.data.tokenizer!r}",
+                rule="prepared-tokenizer: a token means the same in all files; PREFIX.tokenizer.json says what",
+                picture="\n".join([f"data.tokenizer: {own}", *(found[prefix] for prefix in other[:MOST_SHOWN])]),
+                repair="set data.tokenizer to the one of the files, and prepare all files of a blend with one",
+            )
+        )
 
 
 def check_masked_sequence(config: ConfigDict) -> None:

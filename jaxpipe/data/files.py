@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.paths import local_path
 
 AUTO = "auto"
 INDEXED = "indexed:"
@@ -90,7 +91,7 @@ def _standard_library() -> list[Path]:
 
 
 def _matching(pattern: str) -> list[Path]:
-    found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
+    found = glob.glob(str(local_path(pattern)), recursive=True)
     paths = sorted(path for path in map(Path, found) if path.is_file())
     if not paths:
         raise ConfigError(

@@ -14,6 +14,7 @@ import tokenizers
 
 from jaxpipe.data.protocols import MaskedVocabulary
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.paths import local_path
 
 FILE = "tokenizer.json"
 
@@ -54,9 +55,7 @@ class HuggingFaceTokenizer:
     @property
     def identity(self) -> str:
         """The SHA-256 of the vocabulary and of which tokens are special; saving the file again does not change it."""
-        vocabulary = sorted(self.library.get_vocab(with_added_tokens=True).items())
-        content = json.dumps([vocabulary, sorted(_marked_special(self.library))])
-        return f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
+        return _identity(self.library)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Returns the tokens of `text`; invalid UTF-8 decodes to U+FFFD."""
@@ -88,6 +87,15 @@ class HuggingFaceTokenizer:
         return np.array(ids, smallest if smallest.itemsize < 4 else np.int32)
 
 
+def identity_of(path: Path) -> str:
+    """Returns the `identity` of the tokenizer in a tokenizer.json; it may lack special tokens.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    return _identity(_library(path))
+
+
 def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
     """Returns the tokenizer of a file.
 
@@ -98,7 +106,7 @@ def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
     Raises:
         ConfigError: the file does not exist, cannot be read, or lacks the special tokens.
     """
-    path = Path(name).expanduser()
+    path = local_path(name)
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise ConfigError(
@@ -126,6 +134,12 @@ def _read(path: Path, changed_ns: int, is_masked: bool) -> HuggingFaceTokenizer:
         return HuggingFaceTokenizer(library, vocab_size, _end_of_document(ids, library, path), masked=None)
     masked = _masked_vocabulary(ids, vocab_size, library, path)
     return HuggingFaceTokenizer(library, vocab_size, masked.separator, masked)
+
+
+def _identity(library: tokenizers.Tokenizer) -> str:
+    vocabulary = sorted(library.get_vocab(with_added_tokens=True).items())
+    content = json.dumps([vocabulary, sorted(_marked_special(library))])
+    return f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
 
 
 def _library(path: Path) -> tokenizers.Tokenizer:

@@ -24,8 +24,11 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxpipe.paths import local_path
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
+TOKENIZER = ".tokenizer.json"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, code, sequences, document ends
 LENGTH, POINTER, END = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
 
@@ -48,9 +51,14 @@ def dtype_code(vocab_size: int) -> int:
 
 def tokens_path(prefix: str) -> Path:
     """Returns the path PREFIX.bin, with `~` expanded."""
-    return Path(f"{prefix}.bin").expanduser()
+    return local_path(f"{prefix}.bin")
+
+
+def tokenizer_path(prefix: str) -> Path:
+    """Returns the path PREFIX.tokenizer.json, with `~` expanded; data of bytes or of Megatron-LM has no such file."""
+    return local_path(f"{prefix}{TOKENIZER}")
 
 
 def index_path(prefix: str) -> Path:
     """Returns the path PREFIX.idx, with `~` expanded."""
-    return Path(f"{prefix}.idx").expanduser()
+    return local_path(f"{prefix}.idx")

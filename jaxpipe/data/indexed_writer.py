@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -22,6 +21,7 @@ from jaxpipe.data.indexed_format import (
     tokens_path,
 )
 from jaxpipe.errors import DataError, explain
+from jaxpipe.paths import local_path
 from jaxpipe.whole_file import whole_files
 
 MAX_LENGTH = np.iinfo(LENGTH).max  # tokens of a sequence; a longer document has several sequences
@@ -139,7 +139,7 @@ def write_indexed(
         ...     sorted(path.name for path in Path(folder).iterdir())
         ['text.bin', 'text.idx']
     """
-    others = {Path(f"{prefix}{suffix}").expanduser(): content for suffix, content in (beside or {}).items()}
+    others = {local_path(f"{prefix}{suffix}"): content for suffix, content in (beside or {}).items()}
     paths = [tokens_path(prefix), *others, index_path(prefix)]
     try:
         paths[0].parent.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,9 @@ def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
         times = Roofline.of(topology.hardware).times(undecided(config, topology))
         return Decided(costs_of(times), f"estimated for {topology.hardware.name}")
     recompute = config.model.recompute
-    return Decided(written_costs(costs_by(recompute, "")), f"model.recompute={recompute!r}, no known GPU")
+    return Decided(
+        written_costs(costs_by(recompute, "")), f"by model.recompute={recompute!r}, since the GPU is not known"
+    )
 
 
 def setting_of(config: ConfigDict, topology: Topology) -> Setting:

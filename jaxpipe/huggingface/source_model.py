@@ -105,6 +105,16 @@ def copied_path(name: str, source: Path, target: Path) -> str:
     return str(target / FOLDER / path.name) if path.parent == source / FOLDER else name
 
 
+def own_path(name: str, workdir: Path) -> str:
+    """Returns the path of the file `name` of the config of the run in `workdir`, which may have been moved.
+
+    A file in the run's `hf/` has a path from there, or one in the folder that the run had when it was written.
+    """
+    own = workdir / FOLDER / Path(name).name
+    was_own = Path(name).parent == Path(FOLDER) or (Path(name).parent.name == FOLDER and not Path(name).exists())
+    return str(own) if was_own and own.is_file() else name
+
+
 def copy_companions(source: Path, target: Path) -> list[str]:
     """Copies the companion files in `source` to `target`; returns their names."""
     found = [name for name in COMPANIONS if (source / name).is_file()]

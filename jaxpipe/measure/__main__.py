@@ -17,7 +17,6 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 
 import jax
 from absl import flags
@@ -33,6 +32,7 @@ from jaxpipe.estimate.measured import Measurement
 from jaxpipe.measure import pinned
 from jaxpipe.measure.measurement import devices_to_measure, measure
 from jaxpipe.measure.timing import keep_freed_memory
+from jaxpipe.paths import local_path
 from jaxpipe.whole_file import write_whole
 
 
@@ -142,7 +142,8 @@ def _check_alone(config: ConfigDict, num_processes: int) -> None:
 
 def check_output(path: str, *, overwrite: bool) -> None:
     """Raises ConfigError if `path` cannot be written; called before anything is timed."""
-    folder = Path(path).parent
+    file = local_path(path)
+    folder = file.parent
     if not folder.is_dir():
         raise ConfigError(
             explain(
@@ -152,15 +153,15 @@ def check_output(path: str, *, overwrite: bool) -> None:
                 repair="make the folder, or name another file",
             )
         )
-    if Path(path).is_dir():
+    if file.is_dir():
         raise ConfigError(
             explain(
                 f"--output={path} is a folder",
                 rule="output: a file, which holds the times as JSON",
-                repair=f"name a file, as --output={Path(path) / 'costs.json'}",
+                repair=f"name a file, as --output={file / 'costs.json'}",
             )
         )
-    if Path(path).exists() and not overwrite:
+    if file.exists() and not overwrite:
         raise ConfigError(
             explain(
                 f"--output={path} is there already",
@@ -172,7 +173,7 @@ def check_output(path: str, *, overwrite: bool) -> None:
 
 def write(measurement: Measurement, path: str) -> None:
     """Writes the measurement as JSON, the whole file or nothing."""
-    write_whole(Path(path), json.dumps(measurement.to_json(), indent=2) + "\n")
+    write_whole(local_path(path), json.dumps(measurement.to_json(), indent=2) + "\n")
 
 
 def to_text(measurement: Measurement) -> str:

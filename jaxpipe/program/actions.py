@@ -27,7 +27,6 @@ from jaxpipe.program.partition import reduce_chunk
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import Pools
-from jaxpipe.program.vjp import vjp_backward, vjp_forward
 from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
@@ -127,6 +126,7 @@ class Actions:
 
     def _forward(self, row: Row, state: State) -> State:
         functions, shared, microbatch = self.functions, self.params["shared"], self._microbatch(row)
+        vjp = self.shapes.vjp
         x = cond_in_place(
             row.stage == 0, lambda _: functions.embed(shared, microbatch, self._random(row, EMBEDDING)), state.message
         )
@@ -134,9 +134,9 @@ class Actions:
         def layer(i: jax.Array, walk: tuple[jax.Array, Pools]) -> tuple[jax.Array, Pools]:
             x, pools = walk
             random = self._random(row, self.first_layer[row.chunk] + i)
-            if not self.shapes.table.has_backward:
+            if vjp is None:
                 return functions.layer(self._layer_params(row, i), x, microbatch, random), pools
-            y, residuals = vjp_forward(functions.layer, self._layer_params(row, i), x, microbatch, random)
+            y, residuals = vjp.forward(self._layer_params(row, i), x, microbatch, random)
             return y, self.shapes.storage.write_residuals(pools, row.pages[:, i], residuals)
 
         y, pools = lax.fori_loop(0, self._num_layers_of(row), layer, (x, state.pools))
@@ -153,11 +153,14 @@ class Actions:
         return state._replace(message=message, pools=pools, grads={**state.grads, "shared": sums}, loss=loss)
 
     def _backward(self, row: Row, state: State) -> State:
+        assert self.shapes.vjp
+        vjp = self.shapes.vjp
+
         def layer(turn: jax.Array, walk: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
             dy, sums = walk
             i, params, given = self._last_first(row, turn)
             residuals = self.shapes.storage.read_residuals(state.pools, row.pages[:, i])
-            d_params, dx = vjp_backward(self.functions.layer, params, residuals, self.shapes.message, dy, *given)
+            d_params, dx = vjp.backward(params, residuals, dy, *given)
             return dx, _add_layer(sums, row.chunk, i, jax.tree.leaves(d_params))
 
         dx, layers = lax.fori_loop(0, self._num_layers_of(row), layer, (state.message, state.grads["layers"]))

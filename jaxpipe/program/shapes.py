@@ -22,7 +22,7 @@ from jaxpipe.program.partition import Part, partition
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import SavedResiduals, Storage, make_storage
-from jaxpipe.program.vjp import vjp_forward
+from jaxpipe.program.vjp import LayerVjp, trace_vjp
 
 PyTree = Any
 
@@ -40,6 +40,7 @@ class StepShapes:
         message: the array that one stage sends to the next.
         losses: the result of the head.
         storage: storage of saved residuals; empty for forwards alone.
+        vjp: forward and backward of a layer; None for forwards alone.
         split: I and W of a layer's backward, if the table has any.
     """
 
@@ -51,6 +52,7 @@ class StepShapes:
     message: jax.ShapeDtypeStruct
     losses: PyTree
     storage: Storage
+    vjp: LayerVjp | None
     split: SplitBackward | None
 
 
@@ -95,11 +97,11 @@ def step_shapes(
     copies = {"shared": of_layers["shared"], "layer": of_layers["layers"]}
     microbatch = jax.tree.map(of_one_device, batch)
     message, losses = check_functions(functions, mesh, copies, microbatch)
-    saved, split = SavedResiduals(()), None
+    saved, vjp, split = SavedResiduals(()), None, None
     if table.has_backward:
         given = microbatch, Randomness.like() if random else None
         by_parts = table.schedule.has_split_backward
-        saved, split = residual_shapes(functions, mesh, copies["layer"], message, *given, split_backward=by_parts)
+        saved, vjp, split = residual_shapes(functions, mesh, copies["layer"], message, *given, split_backward=by_parts)
     return StepShapes(
         table=table,
         masters=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params),
@@ -109,6 +111,7 @@ def step_shapes(
         message=message,
         losses=losses,
         storage=make_storage(table, saved),
+        vjp=vjp,
         split=split,
     )
 
@@ -120,8 +123,8 @@ def residual_shapes(
     x: jax.ShapeDtypeStruct,
     *given: PyTree,
     split_backward: bool,
-) -> tuple[SavedResiduals, SplitBackward | None]:
-    """The residuals of one layer for one microbatch on one device, and the split backward if requested.
+) -> tuple[SavedResiduals, LayerVjp, SplitBackward | None]:
+    """The residuals of one layer for one microbatch on one device, its vjp, and the split backward if requested.
 
     Args:
         functions: functions of the model.
@@ -131,18 +134,18 @@ def residual_shapes(
         given: the microbatch and the random state.
         split_backward: whether any backward is split into I and W.
     """
-    split: SplitBackward | None = None
+    found: list[tuple[LayerVjp, SplitBackward | None]] = []
 
-    def save(params: PyTree, x: Any, *given: PyTree) -> tuple[list[jax.Array], list[jax.Array]]:
-        nonlocal split
-        residuals = vjp_forward(functions.layer, params, x, *given)[1]
-        if not split_backward:
-            return residuals, []
-        split = split_vjp(functions.layer, params, residuals, x, *given)
-        return residuals, split.input_gradient(params, residuals, x, *given)[2]
+    def trace(params: PyTree, x: Any, *given: PyTree) -> None:
+        vjp = trace_vjp(functions.layer, params, x, *given)
+        found.append((vjp, split_vjp(vjp) if split_backward else None))
 
-    residuals, deferred = shapes_on_a_device(mesh, save, params, x, *given)
-    return SavedResiduals(tuple(residuals), split.shared_with_w if split else (), tuple(deferred)), split
+    shapes_on_a_device(mesh, trace, params, x, *given)  # the layer may use the mesh's axes
+    ((vjp, split),) = found
+    saved = (
+        SavedResiduals(vjp.residuals, split.shared_with_w, split.deferred) if split else SavedResiduals(vjp.residuals)
+    )
+    return saved, vjp, split
 
 
 # Bytes

@@ -8,62 +8,93 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.extend.core as core
+import jax.numpy as jnp
 
 PyTree = Any
 
 
-def vjp_forward(layer: Callable, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[jax.Array, list[jax.Array]]:
-    """The output of `layer(params, x, *given)`, and its residuals, which backward needs besides `params` and `given`.
+@dataclass(frozen=True, eq=False)
+class LayerVjp:
+    """Forward and backward of one layer, both from one trace of its `jax.vjp`.
 
-    Args:
-        layer: (params, x, *given) -> y.
-        params: parameters of the layer.
-        x: input of the layer.
-        given: the microbatch and the random state, which need no gradients.
+    Two traces may have residuals of one shape in another order, those of the branches of a `cond`, or merge more or
+    fewer of them; then backward would read what forward has not saved.
+
+    Attributes:
+        params, x, given: shapes of the arguments.
+        traced: jaxpr of the leaves of (params, x, given) to y, the residuals, and what is not read.
+        residuals: shapes of the arrays that forward saves.
+        vjp: the vjp object, with shapes in place of arrays.
     """
-    y, vjp = jax.vjp(layer, params, x, *given)
-    leaves, _ = _residuals(vjp)
-    return y, [leaf for leaf in leaves if _is_array(leaf)]
+
+    params: PyTree
+    x: jax.ShapeDtypeStruct
+    given: tuple[PyTree, ...]
+    traced: core.ClosedJaxpr
+    residuals: tuple[jax.ShapeDtypeStruct, ...]
+    vjp: Any
+
+    def forward(self, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[jax.Array, list[jax.Array]]:
+        """The output of the layer, and its residuals, which backward needs besides `params` and `given`.
+
+        Args:
+            params: parameters of the layer.
+            x: input of the layer.
+            given: the microbatch and the random state, which need no gradients.
+        """
+        y, *others = core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given)))
+        return y, others[: len(self.residuals)]
+
+    def backward(
+        self, params: PyTree, residuals: list[jax.Array], dy: jax.Array, *given: PyTree
+    ) -> tuple[PyTree, jax.Array]:
+        """Gradients of `params`, zeros for those that are no floats, and of the input.
+
+        Args:
+            params: parameters of the layer, as in forward.
+            residuals: residuals from `forward`.
+            dy: the gradient of the layer's output.
+            given: the same as in forward.
+        """
+        leaves, structure = _residuals(self.vjp)
+        values = iter(residuals)
+        filled = copy.copy(self.vjp)
+        filled.opaque_residuals, of_x = jax.tree.unflatten(
+            structure, [next(values) if _is_array(leaf) else leaf for leaf in leaves]
+        )
+        # All arguments, even those that backward does not need.
+        filled.args_res = [tuple(jax.tree.leaves(params)), of_x, *(tuple(jax.tree.leaves(value)) for value in given)]
+        d_params, dx, *_ = filled(dy)
+        return jax.tree.map(_as_float, d_params), dx
 
 
-def vjp_backward(
-    layer: Callable,
-    params: PyTree,
-    residuals: list[jax.Array],
-    x_like: jax.ShapeDtypeStruct,
-    dy: jax.Array,
-    *given: PyTree,
-) -> tuple[PyTree, jax.Array]:
-    """Gradients of `params` and `x`.
+def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree) -> LayerVjp:
+    """The vjp of `layer`, (params, x, *given) -> y, for arguments like these arrays or shapes."""
 
-    Args:
-        layer: (params, x, *given) -> y.
-        params: parameters of the layer, as in forward.
-        residuals: residuals from `vjp_forward`.
-        x_like: shape and dtype of the layer's input.
-        dy: the gradient of the layer's output.
-        given: the same as in forward.
-    """
-    # eval_shape traces the vjp object without computing anything; then the saved values take the place of its shapes.
-    _, vjp = jax.eval_shape(lambda *arguments: jax.vjp(layer, *arguments), params, x_like, *given)
-    leaves, structure = _residuals(vjp)
-    values = iter(residuals)
-    filled = copy.copy(vjp)
-    filled.opaque_residuals, of_x = jax.tree.unflatten(
-        structure, [next(values) if _is_array(leaf) else leaf for leaf in leaves]
-    )
-    # All arguments, even those that backward does not need.
-    filled.args_res = [tuple(jax.tree.leaves(params)), of_x, *(tuple(jax.tree.leaves(value)) for value in given)]
-    d_params, dx, *_ = filled(dy)
-    return d_params, dx
+    def forward(params: PyTree, x: jax.Array, *given: PyTree) -> tuple[jax.Array, list[jax.Array], Any]:
+        y, vjp = jax.vjp(layer, params, x, *given)
+        leaves, _ = _residuals(vjp)
+        return y, [leaf for leaf in leaves if _is_array(leaf)], vjp
+
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x, given))
+    params, x, given = like
+    traced, (_, residuals, vjp) = jax.make_jaxpr(forward, return_shape=True)(params, x, *given)
+    return LayerVjp(params, x, given, traced, tuple(residuals), vjp)
 
 
 def _residuals(vjp: Any) -> tuple[list[Any], Any]:
     """Leaves and structure of the residuals that are not parameters: saved activations, and the input."""
     return jax.tree.flatten((vjp.opaque_residuals, vjp.args_res[1]))
+
+
+def _as_float(gradient: jax.Array) -> jax.Array:
+    """Zeros for a gradient of float0, the dtype of those of integers, with which nothing can be computed."""
+    return jnp.zeros(gradient.shape) if gradient.dtype == jax.dtypes.float0 else gradient
 
 
 def _is_array(leaf: Any) -> bool:

@@ -21,6 +21,7 @@ from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import local_rows, put_batch
 from jaxpipe.training.metrics import open_metrics
 from jaxpipe.training.profiler import Profiler
+from jaxpipe.training.saving import Saver
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.speed import Speed
 from jaxpipe.training.step import TrainState, format_losses, name_losses
@@ -73,6 +74,7 @@ class Loop:
         config, pipeline, num_steps, task = self.config, self.setup.pipeline, self.config.train.steps, self.setup.task
         speed = Speed(task.model, pipeline, task.train_batches.at(0))
         skipped_steps = SkippedSteps(pipeline, max_in_row=config.train.max_skipped_in_row)
+        saver = Saver(self.checkpoints, num_processes=self.processes.count, say=say)
         rows = local_rows(pipeline, config.data.batch_size // config.pipeline.num_microbatches)
         with (
             closing(task.train_batches.following(num_done, rows)) as batches,
@@ -107,8 +109,8 @@ class Loop:
 
                 # ---- Checkpoint, written in the background
                 are_params_good = not (skipped and skipped.are_params_bad)
-                if (stops or self._saves_after(step)) and are_params_good:
-                    self._save(step, state, heldout_loss=numbers.get("eval_loss"))
+                if are_params_good:
+                    self._save(saver, step, state, stops=stops, heldout_loss=numbers.get("eval_loss"))
                 if stops:
                     return state, step
         return state, num_steps
@@ -123,9 +125,18 @@ class Loop:
             return checkpoint.save_at_end
         return checkpoint.save_every > 0 and step % checkpoint.save_every == 0
 
-    def _save(self, step: int, state: TrainState, *, heldout_loss: float | None) -> None:
-        self.processes.begin(f"the checkpoint of step {step}")
-        self.checkpoints.save(step, state, config=self.config.to_dict(), heldout_loss=heldout_loss)
+    def _save(self, saver: Saver, step: int, state: TrainState, *, stops: bool, heldout_loss: float | None) -> None:
+        is_due = stops or self._saves_after(step)
+        if is_due:
+            self.processes.begin(f"the checkpoint of step {step}")
+        saver.after_step(
+            step,
+            state,
+            is_due=is_due,
+            is_last=stops or step == self.config.train.steps,
+            config=self.config.to_dict(),
+            heldout_loss=heldout_loss,
+        )
 
 
 def heldout_losses(

@@ -17,7 +17,7 @@ from jaxpipe.schedules import Costs, Kind, peak_activations, simulate
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.speed import format_flops
 from jaxpipe.training.step import TrainState
-from jaxpipe.units import gib, mib
+from jaxpipe.units import MA, gib, mib
 
 
 def report(setup: Setup, state: TrainState, batch: Any) -> str:
@@ -33,11 +33,12 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
         f" {schedule.num_microbatches} microbatches",
         f"bubble     {simulate(schedule, setup.costs).bubble_ratio:.1%} predicted, {_format_costs(setup)}",
-        f"rounds     {pipeline.table.num_rounds}",
-        f"slots      {num_slots:g} of {_mebibytes(shapes.storage.slot_bytes)} per device; the schedule's peak is"
-        f" {peak_activations(schedule).max():g} Ma",
-        f"bytes      per device: train state {_mebibytes(bytes_per_device(state))}, "
-        + ", ".join(f"{kind} {_mebibytes(num_bytes)}" for kind, num_bytes in held_bytes(shapes).items()),
+        f"rounds     {pipeline.table.num_rounds} in the compiled step",
+        f"slots      {num_slots:g} on each device, each {_mebibytes(shapes.storage.slot_bytes)}: what a stage keeps of"
+        " a microbatch for its backward",
+        f"peak       {peak_activations(schedule).max():g} Ma; {MA}",
+        f"bytes      on each device: train state {_mebibytes(bytes_per_device(state))}, "
+        + ", ".join(f"{kind} {_mebibytes(size)}" for kind, size in held_bytes(shapes).items() if size),
         *_format_split(shapes),
     ]
     return "\n".join(lines)
@@ -49,7 +50,7 @@ def _format_costs(setup: Setup) -> str:
     names = {Kind.B: "backward", Kind.I: "I", Kind.W: "W"}
     there = [kind for kind in names if columns.is_kind(kind).any()]
     ratios = ", ".join(f"{names[kind]} = {times[kind] / times[Kind.F]:g}" for kind in there)
-    return f"{ratios} forward ({setup.costs_source})"
+    return f"{ratios} forwards ({setup.costs_source})"
 
 
 def _format_split(shapes: StepShapes) -> list[str]:
@@ -59,10 +60,9 @@ def _format_split(shapes: StepShapes) -> list[str]:
     saved, num_layers = shapes.storage.saved, shapes.storage.pages_per_slot
     until_backward = num_layers * _num_bytes(saved.residuals)
     for_weights = num_layers * _num_bytes((*(saved.residuals[i] for i in saved.shared_with_w), *saved.deferred))
-    more = ": more than whole backwards keep at all" if for_weights > until_backward else ""
     return [
-        f"split      a slot has {_mebibytes(until_backward)} from F to I, as for a whole backward, and"
-        f" {_mebibytes(for_weights)} from I to W{more}"
+        f"split      of a microbatch a stage keeps {_mebibytes(until_backward)} from F to I, and then"
+        f" {_mebibytes(for_weights)} until W; a whole backward would keep {_mebibytes(until_backward)} until B"
     ]
 
 

@@ -108,7 +108,7 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
 def check_no_checkpoint_lost(path: Path) -> None:
     """Raises CheckpointError for a run without checkpoints that must have written one.
 
-    A run writes its checkpoints in the background and starts the second only when the first is complete.
+    A run starts its second only when the first is complete; one that could write none, and said so, is refused too.
     """
     every, rows = read_config(str(path)).checkpoint.save_every, path / METRICS
     num_rows = sum(1 for _ in rows.open("rb")) if rows.is_file() else 0

@@ -18,6 +18,8 @@ from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import base_config
 from jaxpipe.config.base import unknown_field
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.huggingface import copied_path, own_path
+from jaxpipe.paths import local_path
 from jaxpipe.whole_file import write_whole
 
 CONFIG, METRICS, TENSORBOARD, SCHEDULE_PICTURE = "config.json", "metrics.jsonl", "tensorboard", "schedule.svg"
@@ -27,7 +29,7 @@ _MOST_SHOWN = 5
 
 def path_of(workdir: str) -> Path:
     """The absolute path of a run's folder, given as on the command line or in a config."""
-    return Path(workdir).expanduser().absolute()
+    return local_path(workdir).absolute()
 
 
 def check(workdir: str) -> Path:
@@ -90,8 +92,10 @@ def writing(workdir: str) -> Iterator[None]:
 
 
 def write_config(path: Path, config: ConfigDict) -> None:
-    """Writes `config` as JSON into the run's folder, whole."""
-    write_whole(path / CONFIG, json.dumps(config.to_dict(), indent=2) + "\n")
+    """Writes `config` as JSON into the run's folder, whole; the path of a file in its hf/ begins there."""
+    saved = config.to_dict()
+    saved["data"]["tokenizer"] = copied_path(config.data.tokenizer, path, Path())
+    write_whole(path / CONFIG, json.dumps(saved, indent=2) + "\n")
 
 
 def read_config(workdir: str) -> ConfigDict:
@@ -126,6 +130,7 @@ def read_config(workdir: str) -> ConfigDict:
         config.update(saved)
     except (AttributeError, KeyError, TypeError) as error:
         raise unknown_field(error, where=str(path), repair=repair) from error
+    config.data.tokenizer = own_path(config.data.tokenizer, path.parent)
     return config
 
 

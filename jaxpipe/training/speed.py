@@ -64,9 +64,11 @@ class Speed:
         if not self._times_s:
             return "no step timed yet"
         spread = self.spread()
+        if len(self._times_s) == 1:
+            return f"the step took {self._times_s[0]:.4g} s"
         return (
-            f"{spread['step_time_median_s']:.4g} s a step, 10 % to 90 %: {spread['step_time_p10_s']:.4g} to"
-            f" {spread['step_time_p90_s']:.4g} s, of the last {len(self._times_s)} steps"
+            f"the last {len(self._times_s)} steps took {spread['step_time_median_s']:.4g} s each in the median,"
+            f" {spread['step_time_p10_s']:.4g} to {spread['step_time_p90_s']:.4g} s from 10 % to 90 % of them"
         )
 
 

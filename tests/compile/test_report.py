@@ -60,8 +60,8 @@ def test_json_has_every_number_once():
 def test_text_says_what_is_spare_or_too_much():
     assert "fits, spare 0.00" in to_text(REPORT)
     assert "does not fit, too much 6.00" in to_text(dataclasses.replace(REPORT, temp_bytes=56 * GIBIBYTE))
-    assert "8, 7 overlapped" in to_text(REPORT)
-    assert "4 of these, 3 overlapped" in to_text(REPORT)
-    assert "2 of these, 1 overlapped" in to_text(REPORT)
+    assert "8; 7 travel" in to_text(REPORT)
+    assert "4 of these; 3 travel" in to_text(REPORT)
+    assert "2 of these carry them to the stage's owner; 1 travel" in to_text(REPORT)
     assert "4.000  a step from device 2 of pipe to 3" in to_text(REPORT)
     assert "asks for    3.000" in to_text(REPORT)

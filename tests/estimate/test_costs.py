@@ -96,7 +96,7 @@ def test_a_known_gpu_comes_before_recomputation():
     config.model.recompute = "full"
     without = decide_costs(config, None)
     assert without.costs == "backward=3.0,input_gradient=2.0,weight_gradient=1.0"
-    assert without.source == "model.recompute='full', no known GPU"
+    assert without.source == "by model.recompute='full', since the GPU is not known"
 
 
 def test_the_default_order_of_a_large_gpt_has_less_bubble_than_1f1b():

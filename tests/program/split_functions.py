@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
-from jaxpipe.program.vjp import vjp_backward
+from jaxpipe.program.vjp import LayerVjp
 
 # Primitives of a forward: if I and W both recomputed something, or drew the same random numbers, one would run twice.
 ONCE = {"cumsum", "div", "erf", "exp", "log", "logistic", "max", "reduce_sum", "rsqrt", "sqrt", "tanh"}
@@ -42,18 +42,11 @@ class SplitFunctions(NamedTuple):
         return self.split.cut.is_early[:-1]
 
 
-def split_functions(layer: Callable, params: Any, kept: Sequence[Any], x: Any, *given: Any) -> SplitFunctions:
-    """B, I and W of `layer` for arguments like these."""
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    split = split_vjp(layer, params, kept, like, *given)
-
-    def whole(params, kept, dy, *given):
-        return vjp_backward(layer, params, kept, like, dy, *given)
-
-    def input_gradient(params, kept, dy, *given):
-        return split.input_gradient(params, kept, dy, *given)
+def split_functions(vjp: LayerVjp) -> SplitFunctions:
+    """B, I and W of a layer."""
+    split = split_vjp(vjp)
 
     def weight_gradient(params, kept, deferred, *given):
         return split.weight_gradient(params, [kept[i] for i in split.shared_with_w], deferred, *given)
 
-    return SplitFunctions(split, whole, input_gradient, weight_gradient)
+    return SplitFunctions(split, vjp.backward, split.input_gradient, weight_gradient)

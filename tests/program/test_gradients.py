@@ -1,14 +1,20 @@
 """The pipelined step has the loss and every gradient of plain `jax.grad`; the bound, `tiny_gpt` explains."""
 
+import dataclasses
 from itertools import product
 
 import jax
+import jax.numpy as jnp
 import pytest
 import tiny_gpt
+import tiny_mlp
+from jax import lax
 from tiers import tiers
 from tiny_gpt import LARGEST_ERROR, expected_loss_and_grads, make_batch, make_params, make_pipeline, num_valid
 from tiny_models import relative_errors
 
+from jaxpipe.mesh import make_mesh
+from jaxpipe.program import Pipeline
 from jaxpipe.schedules import build
 
 # D, N, layers per stage, tied, data axis: each value of the full grid, with both schedules.
@@ -87,3 +93,68 @@ def test_the_loss_alone_is_the_same(case):
     expected, _ = expected_loss_and_grads(num_layers, num_microbatches, tie_embeddings=tied)
     assert float(pipeline.loss(params, batch, 1 / num_valid(batch))) == pytest.approx(float(expected), rel=1e-5)
     assert float(pipeline.loss(params, batch)) == pytest.approx(float(expected) * num_valid(batch), rel=1e-5)
+
+
+# ---- Layers with branches, and with parameters that are no floats
+
+
+def one_of_two(params, x, microbatch, random):
+    """Another branch in other microbatches; one branch alone reads a parameter, and each saves one [2, HIDDEN]."""
+    branches = [lambda x: x + jnp.tanh(x @ params["kernel"]), jnp.sin]
+    return lax.switch(microbatch["gate"][0] % 2, branches, x) + params["bias"]
+
+
+def by_the_sum(params, x, microbatch, random):
+    return lax.cond(
+        x.sum() > 0,
+        lambda x: x + jnp.tanh(x @ params["kernel"]),
+        lambda x: x + jnp.tanh(x @ params["kernel"].T) * params["bias"],
+        x,
+    )
+
+
+def counted(params, x, microbatch, random):
+    """Reads an integer and a boolean; another integer is not used."""
+    return x + jnp.where(params["is_on"], jnp.tanh(x @ params["kernel"]), x) / params["count"] + params["bias"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "schedule", "num_devices"),
+    [
+        (one_of_two, "1f1b", 1),
+        pytest.param(one_of_two, "zb_v", 2, marks=pytest.mark.ci),
+        pytest.param(by_the_sum, "1f1b", 1, marks=pytest.mark.ci),
+        pytest.param(by_the_sum, "zb_v", 1, marks=pytest.mark.ci),
+        pytest.param(by_the_sum, "zb_h1", 2, marks=pytest.mark.ci),
+        pytest.param(counted, "1f1b", 1, marks=pytest.mark.ci),
+        (counted, "zb_h1", 1),
+    ],
+)
+def test_layers_with_branches_and_parameters_that_are_no_floats(layer, schedule, num_devices):
+    functions = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=layer)
+    num_layers = 4 if schedule == "zb_v" and num_devices == 2 else 2
+    params, batch = tiny_mlp.make_params(num_layers), tiny_mlp.make_batch(2)
+    batch["gate"] = jnp.array([[0, 1], [1, 0]])
+    if layer is counted:
+        params["layers"] |= {"count": jnp.array([[1], [3]]), "is_on": jnp.array([True, False]), "unused": jnp.arange(2)}
+
+    def loss(params):
+        def of(microbatch):
+            x = tiny_mlp.embed(params["shared"], microbatch, None)
+            for i in range(num_layers):
+                x = layer(jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]), x, microbatch, None)
+            return tiny_mlp.head(params["shared"], x, microbatch)
+
+        return sum(of(jax.tree.map(lambda leaf, i=i: leaf[i], batch)) for i in range(2))
+
+    expected = jax.jit(jax.value_and_grad(loss, allow_int=True))(params)
+    schedule = build(schedule, num_devices=num_devices, num_microbatches=2)
+    pipeline = Pipeline(schedule, make_mesh(pipe=num_devices), functions, num_layers=num_layers)
+    value, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch)
+
+    def assert_close(found, wanted):
+        wanted = jnp.zeros(wanted.shape) if wanted.dtype == jax.dtypes.float0 else wanted
+        assert found.dtype == "float32"
+        assert jnp.linalg.norm(found - wanted) <= LARGEST_ERROR * jnp.linalg.norm(wanted)
+
+    jax.tree.map(assert_close, (value, pipeline.from_stages(grads)), expected)

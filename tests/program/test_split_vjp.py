@@ -11,7 +11,7 @@ from layers_to_split import LAYERS, X, normal
 from split_functions import ONCE, SplitFunctions, split_functions
 from tiers import tiers
 
-from jaxpipe.program.vjp import vjp_forward
+from jaxpipe.program.vjp import LayerVjp, trace_vjp
 
 # Of a gradient's norm: float32 rounds to 6e-8, and XLA sums a forward and its backward in one program in other orders.
 LARGEST_ERROR = 1e-6
@@ -28,17 +28,14 @@ def arguments_of(name: str) -> tuple[Any, ...]:
 
 
 @functools.cache
-def kept_by(name: str) -> list[jax.ShapeDtypeStruct]:
-    """Residuals."""
+def vjp_of(name: str) -> LayerVjp:
     params, x, _, given = arguments_of(name)
-    forward = functools.partial(vjp_forward, LAYERS[name].function)
-    return jax.eval_shape(lambda *arguments: forward(*arguments)[1], params, x, given)
+    return trace_vjp(LAYERS[name].function, params, x, given)
 
 
 @functools.cache
 def split_of(name: str) -> SplitFunctions:
-    params, x, _, given = arguments_of(name)
-    return split_functions(LAYERS[name].function, params, kept_by(name), x, given)
+    return split_functions(vjp_of(name))
 
 
 def in_float64(tree: Any) -> list[np.ndarray]:
@@ -53,7 +50,7 @@ def test_the_gradients_are_those_of_the_whole_backward(name):
     @functools.partial(jax.jit)
     def plain(params, x, dy):
         _, vjp = jax.vjp(lambda params, x: function(params, x, given), params, x)
-        return vjp_forward(function, params, x, given)[1], vjp(dy)
+        return vjp_of(name).forward(params, x, given)[1], vjp(dy)
 
     kept, expected = plain(params, x, dy)
     whole = jax.jit(parts.whole)(params, kept, dy, given)
@@ -68,7 +65,12 @@ def test_the_gradients_are_those_of_the_whole_backward(name):
 
 @every_layer
 def test_each_product_is_computed_once_and_nothing_anew(name):
-    (params, _, dy, given), parts, layer, kept = arguments_of(name), split_of(name), LAYERS[name], kept_by(name)
+    (params, _, dy, given), parts, layer, kept = (
+        arguments_of(name),
+        split_of(name),
+        LAYERS[name],
+        list(vjp_of(name).residuals),
+    )
     now = num_runs(parts.input_gradient, params, kept, dy, given)
     later = num_runs(parts.weight_gradient, params, kept, list(parts.split.deferred), given)
     assert (num_products(now), num_products(later)) == (layer.now, layer.later)
@@ -79,7 +81,7 @@ def test_each_product_is_computed_once_and_nothing_anew(name):
 
 @every_layer
 def test_what_i_defers_and_which_residuals_w_reads(name):
-    parts, layer, kept = split_of(name), LAYERS[name], kept_by(name)
+    parts, layer, kept = split_of(name), LAYERS[name], list(vjp_of(name).residuals)
     names = sorted(layer.params)  # the order of a dict's leaves
     assert {key for key, is_early in zip(names, parts.is_early, strict=True) if is_early} == set(layer.early)
     if layer.deferred is not None:
@@ -94,8 +96,8 @@ def test_gigabytes_are_cut_as_bytes_are(name):
     layer, found = LAYERS[name], []
     for factor in (1, 2**26):
         x = jax.ShapeDtypeStruct((factor * X[0], X[1]), layer.dtype)
-        kept = jax.eval_shape(lambda *given: vjp_forward(layer.function, *given)[1], layer.params, x, None)
-        split = split_functions(layer.function, layer.params, kept, x, None).split
+        vjp = trace_vjp(layer.function, layer.params, x, None)
+        kept, split = vjp.residuals, split_functions(vjp).split
         num_numbers = [like.size // factor for like in (*split.deferred, *(kept[i] for i in split.shared_with_w))]
         found.append((split.shared_with_w, num_numbers))
     assert found[0] == found[1]

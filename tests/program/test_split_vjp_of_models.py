@@ -16,7 +16,7 @@ from tiny_models import MICROBATCH_SIZE, SEQ_LEN, config_of, random_batch, rando
 
 from jaxpipe.mesh import Randomness, TensorAxis, make_mesh
 from jaxpipe.models import LanguageModel
-from jaxpipe.program.vjp import vjp_forward
+from jaxpipe.program.vjp import LayerVjp, trace_vjp
 
 FORMS = [("none", "xla"), ("none", "chunked"), ("attention", "xla"), ("full", "xla"), ("full", "chunked")]
 CASES = [(family, *form) for family in ("gpt", "llama", "bert") for form in FORMS]
@@ -46,13 +46,9 @@ class Layer:
         microbatch = jax.tree.map(lambda leaf: leaf[0], random_batch(1, seed=0, family=family))
         self.given = microbatch, RANDOM if dropout else None
 
-    def kept(self, params: Any, x: jax.Array) -> list[jax.Array]:
-        """What forward keeps."""
-        return vjp_forward(self.model.layer, params, x, *self.given)[1]
-
-    def split_functions(self, params: Any, kept: Sequence[Any], x: Any) -> SplitFunctions:
+    def vjp(self, params: Any, x: Any) -> LayerVjp:
         """Of arguments on one device."""
-        return split_functions(self.model.layer, params, kept, x, *self.given)
+        return trace_vjp(self.model.layer, params, x, *self.given)
 
     def on_devices(self, function: Callable, out_specs: Any) -> Callable:
         """`function(params, x, dy)`, each device with its part of the parameters and of the sequence."""
@@ -70,8 +66,8 @@ class Layer:
 def layer_and_split(case: tuple[str, str, str], dtype: str = "float32") -> tuple[Layer, list[Any], SplitFunctions]:
     """A layer on one device, its residuals, and its I and W; shapes alone."""
     layer = Layer(case, dtype=dtype)
-    kept = jax.eval_shape(layer.kept, layer.params, layer.x)
-    return layer, kept, layer.split_functions(layer.params, kept, layer.x)
+    vjp = layer.vjp(layer.params, layer.x)
+    return layer, list(vjp.residuals), split_functions(vjp)
 
 
 def read_by_weights(kept: Sequence[Any], parts: SplitFunctions) -> list[Any]:
@@ -136,7 +132,7 @@ def test_gradients_of_kernels_alone_are_deferred(case):
 @compiled_models
 def test_gradients_are_those_of_the_whole_backward(case):
     layer, _, parts = layer_and_split(case)
-    kept = jax.jit(layer.kept)(layer.params, layer.x)
+    _, kept = jax.jit(layer.vjp(layer.params, layer.x).forward)(layer.params, layer.x, *layer.given)
     arguments = layer.params, kept, layer.dy, *layer.given
     whole, both = (jax.jit(f)(*arguments) for f in (parts.whole, parts.both))
     jax.tree.map(np.testing.assert_array_equal, both, whole)
@@ -148,8 +144,9 @@ def test_over_tensor_they_are_so_and_keep_no_more_than_their_part(case):
     of_weights, runs = [], []
 
     def gradients(params: Any, x: jax.Array, dy: jax.Array, *, is_split: bool) -> Any:
-        kept = layer.kept(params, x)
-        parts = layer.split_functions(params, kept, x)
+        vjp = layer.vjp(params, x)
+        _, kept = vjp.forward(params, x, *layer.given)
+        parts = split_functions(vjp)
         of_weights[:] = read_by_weights(kept, parts)
         return (parts.both if is_split else parts.whole)(params, kept, dy, *layer.given)
 

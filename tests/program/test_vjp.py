@@ -7,7 +7,7 @@ import pytest
 
 from jaxpipe.mesh import Randomness
 from jaxpipe.models.dropout import drop
-from jaxpipe.program.vjp import vjp_backward, vjp_forward
+from jaxpipe.program.vjp import trace_vjp
 
 X = jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)
 KERNEL = jnp.linspace(-2.0, 2.0, 9).reshape(3, 3)
@@ -48,12 +48,11 @@ RANDOM_CASES = {
 
 
 def forward(layer, params, random):
-    return jax.jit(lambda p, x, r: vjp_forward(layer, p, x, r))(params, X, random)
+    return jax.jit(trace_vjp(layer, params, X, random).forward)(params, X, random)
 
 
 def backward(layer, params, kept, random, dy):
-    x_like = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    return jax.jit(lambda p, k, r, dy: vjp_backward(layer, p, k, x_like, dy, r))(params, kept, random, dy)
+    return jax.jit(trace_vjp(layer, params, X, random).backward)(params, kept, dy, random)
 
 
 def assert_vjp(found, layer, params, random, dy):
@@ -104,10 +103,11 @@ def test_what_a_layer_reads_of_the_microbatch_is_not_kept():
         return masked(x @ params, microbatch["mask"])
 
     microbatch = {"mask": jnp.array([[1], [0]]), "unused": jnp.zeros(5)}
-    y, kept = vjp_forward(layer, KERNEL, X, microbatch, None)
+    vjp = trace_vjp(layer, KERNEL, X, microbatch, None)
+    y, kept = vjp.forward(KERNEL, X, microbatch, None)
     assert [leaf.shape for leaf in kept] == [X.shape]
     for mask in ([[1], [0]], [[0], [1]]):
         given = {**microbatch, "mask": jnp.array(mask)}
-        found = vjp_backward(layer, KERNEL, kept, jax.ShapeDtypeStruct(X.shape, X.dtype), y + 1, given, None)
+        found = vjp.backward(KERNEL, kept, y + 1, given, None)
         expected = jax.vjp(lambda params, x, given=given: layer(params, x, given, None), KERNEL, X)[1](y + 1)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)

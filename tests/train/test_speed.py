@@ -68,7 +68,9 @@ def test_the_spread_is_that_of_the_last_hundred_steps():
     # Of 1 ... 100: the value at (100 - 1) q of the ordered ones, counted from 0, between its neighbours.
     expected = {"step_time_median_s": 50.5, "step_time_p10_s": 10.9, "step_time_p90_s": 90.1}
     assert speed.spread() == pytest.approx(expected)
-    assert speed.format_spread() == "50.5 s a step, 10 % to 90 %: 10.9 to 90.1 s, of the last 100 steps"
+    assert speed.format_spread() == (
+        "the last 100 steps took 50.5 s each in the median, 10.9 to 90.1 s from 10 % to 90 % of them"
+    )
 
 
 def test_the_report_says_what_mfu_is_counted_against():

@@ -1,11 +1,14 @@
 """Training and evaluation as a user runs them: the files they leave, the numbers they print, their errors."""
 
+import errno
 import json
 import math
 import re
 
 import pytest
 from running import SMALL, in_child, losses, metrics, run, train
+
+from jaxpipe.checkpoints.files import write_sums
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def test_the_start_says_what_will_run(trained):
     assert "4 virtual CPU devices" in text
     assert "1f1b: 2 stages on 2 devices, 3 microbatches" in text
     assert "25.0% predicted" in text  # (D-1)/(N+D-1) = 1/4
-    assert re.search(r"slots +2 of [\d.]+ MiB per device", text)
+    assert re.search(r"slots +2 on each device, each [\d.]+ MiB", text)
 
 
 @pytest.mark.parametrize(
@@ -170,3 +173,20 @@ def test_a_field_mistyped_in_a_config_file_names_the_closest(tmp_path):
     done = run("train", f"--config={config}", f"--workdir={tmp_path}/run")
     assert done.returncode == 2
     assert 'Did you mean "num_microbatches"' in done.stderr
+
+
+@pytest.mark.ci
+def test_a_checkpoint_that_cannot_be_written_is_said_and_tried_again(tmp_path, monkeypatch):
+    failures = [OSError(errno.ENOSPC, "No space left on device")]
+
+    def write(folder):
+        if failures:
+            raise failures.pop()
+        write_sums(folder)
+
+    monkeypatch.setattr("jaxpipe.checkpoints.checkpoints.write_sums", write)
+    done = train(tmp_path / "run", "--config.checkpoint.save_every=12")
+    assert done.returncode == 0, done.stderr
+    assert "the checkpoint of step 12 cannot be written" in done.stdout
+    assert "checkpoints/12\n" in done.stdout
+    assert (tmp_path / "run" / "checkpoints" / "12").is_dir()

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from running import ROOT, run
 
 from jaxpipe.config import base_config
 from jaxpipe.errors import CheckpointError, ConfigError
@@ -134,3 +135,79 @@ def test_a_run_that_has_lost_its_checkpoints_never_starts_anew(tmp_path):
     (tmp_path / run_folder.METRICS).write_text("{}\n" * 8)
     with pytest.raises(CheckpointError, match="rule checkpoints-there"):
         check_no_checkpoint_lost(tmp_path)
+
+
+# ---- A run that is moved has its own tokenizer with it
+
+
+@pytest.fixture
+def run_with_tokenizer(tmp_path):
+    """A run in first/ whose config names the tokenizer in its own hf/."""
+    folder = tmp_path / "first"
+    (folder / "hf").mkdir(parents=True)
+    (folder / "hf" / "tokenizer.json").write_text("{}")
+    config = base_config()
+    config.data.tokenizer = f"{folder}/hf/tokenizer.json"
+    run_folder.write_config(folder, config)
+    return folder, config
+
+
+def test_a_run_that_is_moved_keeps_its_tokenizer(run_with_tokenizer):
+    folder, config = run_with_tokenizer
+    assert run_folder.read_config(str(folder)) == config
+    moved = folder.rename(folder.with_name("second"))
+    assert run_folder.read_config(str(moved)).data.tokenizer == f"{moved}/hf/tokenizer.json"
+
+
+def test_a_config_with_the_former_path_is_read_where_the_run_is_now(run_with_tokenizer):
+    """As jaxpipe 0.1 wrote it."""
+    folder, config = run_with_tokenizer
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    moved = folder.rename(folder.with_name("second"))
+    assert run_folder.read_config(str(moved)).data.tokenizer == f"{moved}/hf/tokenizer.json"
+
+
+@pytest.mark.parametrize("name", ["byte", "data/all.tokenizer.json", "/other/hf/words.json"])
+def test_another_tokenizer_stays_where_it_is(run_with_tokenizer, name):
+    folder, config = run_with_tokenizer
+    config.data.tokenizer = name
+    run_folder.write_config(folder, config)
+    assert run_folder.read_config(str(folder)).data.tokenizer == name
+
+
+# ---- Addresses
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("train", ["--config=configs/quickstart.py", "--workdir=gs://bucket/run"]),
+        ("train", ["--config=configs/quickstart.py", "--workdir=x", "--config.checkpoint.init_from=gs://bucket/run"]),
+        ("train", ["--config=configs/quickstart.py", "--workdir=x", "--config.data.tokenizer=gs://bucket/run"]),
+        ("eval", ["--workdir=gs://bucket/run"]),
+        ("sample", ["--workdir=gs://bucket/run", "--prompt=gs://is/text"]),
+        ("convert", ["--from=hf:gs://bucket/run", "--to=runs/new"]),
+        ("convert", ["--from=runs/old", "--to=hf:gs://bucket/run"]),
+        ("checkpoints.__main__", ["list", "gs://bucket/run"]),
+        ("prepare", ["--input=gs://bucket/run", "--output=x", "--tokenizer=byte"]),
+        ("prepare", ["--input=README.md", "--output=gs://bucket/run", "--tokenizer=byte"]),
+        ("measure.__main__", ["--config=configs/bench_cpu.py", "--output=gs://bucket/run"]),
+        ("show", ["1f1b", "--num_devices=2", "--num_microbatches=2", "--output=gs://bucket/run"]),
+    ],
+)
+def test_an_address_is_no_path_in_any_command(module, arguments):
+    result = run(module, *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "'gs://bucket/run" in result.stderr
+    assert "is an address, not a path\n  rule local-path: " in result.stderr
+    assert not (ROOT / "gs:").exists()
+
+
+def test_a_file_address_is_repaired_by_its_path():
+    with pytest.raises(ConfigError, match="repair: write /data/run"):
+        run_folder.check("file:///data/run")
+
+
+def test_the_home_of_an_unknown_user_is_no_path():
+    with pytest.raises(ConfigError, match="'~nobody_here/run' is not a path"):
+        run_folder.check("~nobody_here/run")

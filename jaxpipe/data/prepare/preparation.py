@@ -17,14 +17,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
 from jaxpipe.data.huggingface_tokenizer import FILE
-from jaxpipe.data.indexed_format import index_path, tokens_path
+from jaxpipe.data.indexed_format import TOKENIZER, index_path, tokenizer_path, tokens_path
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.data.prepare.encoding import Tally, encode_block, texts_of
 from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks, read_file
 from jaxpipe.data.tokenizer import BYTE, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
-
-TOKENIZER = ".tokenizer.json"
+from jaxpipe.paths import local_path
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def prepare(
             if not writer.num_tokens:
                 raise _no_text(files)
         if not beside:
-            Path(f"{output}{TOKENIZER}").expanduser().unlink(missing_ok=True)  # of an older preparation
+            tokenizer_path(output).unlink(missing_ok=True)  # of an older preparation
     return Prepared(
         prefix=output,
         tokenizer=f"{output}{TOKENIZER}" if beside else BYTE,
@@ -130,7 +129,7 @@ def prepare(
 
 
 def _check_output(output: str, *, overwrite: bool) -> None:
-    targets = [tokens_path(output), index_path(output), Path(f"{output}{TOKENIZER}").expanduser()]
+    targets = [tokens_path(output), index_path(output), tokenizer_path(output)]
     existing = [str(path) for path in targets if path.exists()]
     if existing and not overwrite:
         raise ConfigError(
@@ -144,7 +143,7 @@ def _check_output(output: str, *, overwrite: bool) -> None:
 
 
 def _bytes_of(tokenizer: str) -> bytes:
-    path = Path(tokenizer).expanduser()
+    path = local_path(tokenizer)
     return (path / FILE if path.is_dir() else path).read_bytes()
 
 

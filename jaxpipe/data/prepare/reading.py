@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from jaxpipe.errors import ConfigError, DataError, explain
+from jaxpipe.paths import local_path
 
 COMPRESSED = ".gz"
 JSON_LINES = (".jsonl", ".json")
@@ -126,7 +127,7 @@ def read_file(file: InputFile, *, start: int = 0) -> Iterator[FilePart]:
 
 
 def _matching(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
+    path = local_path(pattern)
     found = [path] if path.is_file() else [Path(name) for name in glob.glob(str(path), recursive=True)]
     files = [one for one in found if one.is_file()]
     if not files:

@@ -58,28 +58,29 @@ def _searched(plan: Plan) -> list[str]:
     space = plan.space
     topology = space.groups[0].topology
     lines = [
-        f"searched     {space.num_candidates} ways to train on {topology}; {plan.num_evaluated} evaluated, the others"
-        " cannot be faster than any row",
+        f"searched     {space.num_candidates} ways to train on {topology}; {plan.num_evaluated} were evaluated: the"
+        " others are slower than every row",
     ]
     if space.num_gpus < topology.num_gpus:
         lines.append(f"GPUs         {space.num_gpus} of {topology.num_gpus}: no mesh of more divides model and batch")
     if plan.too_large:
-        told = ", ".join(f"{number} mostly {kind}" for kind, number in plan.too_large.most_common())
-        lines.append(f"do not fit   {told}")
+        told = ", ".join(f"{number} mostly by their {kind}" for kind, number in plan.too_large.most_common())
+        lines.append(f"too large    {told}")
     if plan.not_measured:
-        lines.append(f"left out     {plan.not_measured} that the measured costs do not cover")
+        lines.append(f"not measured {plan.not_measured}, which the file of --costs does not cover")
     if space.illegal:
-        lines.append("illegal      " + ", ".join(f"{number} {reason}" for reason, number in space.illegal.items()))
+        lines.append("not legal    " + ", ".join(f"{number} {reason}" for reason, number in space.illegal.items()))
+    if plan.exposed_fraction is not None:
+        lines.append(f"collectives  {plan.exposed_fraction:.0%} of their time is taken to be hidden by no computation")
     return lines
 
 
 def _nothing_fits(plan: Plan) -> list[str]:
-    if plan.nearest is None:
-        return ["nothing fits: the measured costs cover none"]
+    assert plan.nearest is not None  # else a candidate fits, or the search has raised an error
     setting, held = plan.nearest
     memory_bytes = setting.topology.hardware.memory_bytes
     return [
-        f"nothing fits {_gib(memory_bytes)} GiB less {_gib(RESERVE_BYTES)} of reserve; the nearest, as far as counted:",
+        f"nothing fits {_gib(memory_bytes)} GiB less a reserve of {_gib(RESERVE_BYTES)}; of those counted the nearest:",
         f"  {describe_setting(setting)}",
         f"  {_gib(held.total)} GiB: {_kinds(held)}",
         "repair: more GPUs, a smaller batch, or a smaller model",
@@ -97,7 +98,7 @@ def _cells(rank: int, row: Row, parts: Breakdown) -> tuple[str, ...]:
     overhead_s = getattr(parts, f"{parts.largest_overhead}_s")
     return (
         str(rank),
-        describe_schedule(setting),
+        ", ".join(map(describe_schedule, (setting, *row.equal))),
         str(setting.data),
         str(setting.pipe),
         str(setting.tensor),
@@ -146,6 +147,7 @@ def to_json(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
         "num_not_measured": plan.not_measured,
         "num_too_large": dict(plan.too_large),
         "num_illegal": dict(plan.space.illegal),
+        "exposed_fraction": plan.exposed_fraction,
         "rows": [_row(row, part) for row, part in zip(plan.rows, parts, strict=True)],
         "baselines": [
             {
@@ -165,6 +167,7 @@ def _row(row: Row, parts: Breakdown) -> dict[str, Any]:
     estimate = row.estimate
     return {
         **_setting(row.setting),
+        "equal": [{"schedule": each.schedule_name, "options": each.options} for each in row.equal],
         "step_s": estimate.step_s,
         "samples_per_s": estimate.samples_per_s,
         "tokens_per_s": estimate.tokens_per_s,

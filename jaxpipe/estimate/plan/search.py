@@ -44,10 +44,12 @@ class Row:
     Attributes:
         estimate: estimate of its step; has the setting.
         held: bytes of one device.
+        equal: settings that differ in the schedule alone and are predicted to take the same time and bytes.
     """
 
     estimate: Estimate
     held: Bytes
+    equal: tuple[Setting, ...] = ()
 
     @property
     def setting(self) -> Setting:
@@ -59,18 +61,25 @@ class Row:
         """Predicted seconds of a step, by which rows are ranked."""
         return self.estimate.step_s
 
+    @property
+    def digits(self) -> object:
+        """All but the schedule: rows with the same digits are one row of a plan."""
+        mesh = replace(self.setting, schedule_name="", options="", costs="")
+        return mesh, f"{self.step_s:.9g}", self.held
+
 
 @dataclass(frozen=True)
 class Plan:
     """The result of a search.
 
     Attributes:
-        rows: the fastest first; each candidate with its fastest partition and order of the mesh.
+        rows: the fastest first; each candidate with its fastest partition and order of the mesh, equal ones in one row.
         space: the space that was searched.
         num_evaluated: candidates whose bytes or step were computed; the others cannot be among the rows.
         too_large: kind of bytes that is largest -> candidates that do not fit.
         not_measured: candidates that the costs do not cover.
         nearest: the setting with the fewest bytes of those that do not fit, as far as counted; None if all fit.
+        exposed_fraction: fraction of a collective's time that is taken not to overlap; None if the source has no such.
     """
 
     rows: tuple[Row, ...]
@@ -79,6 +88,7 @@ class Plan:
     too_large: Counter[str]
     not_measured: int
     nearest: tuple[Setting, Bytes] | None
+    exposed_fraction: float | None = None
 
 
 def search(space: Space, source: TimeSource, *, top: int) -> Plan:
@@ -88,13 +98,20 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
         space: candidates to search.
         source: source of times.
         top: number of rows, >= 1.
+
+    Raises:
+        ConfigError: `source` has times for none of them.
     """
     frontier, seen = _Frontier(space, source), set()
-    rows: dict[int, Row] = {}  # candidate -> the fastest of its settings that fit
+    fitting: set[int] = set()  # candidates with a setting that fits: the first one is the fastest
+    rows: dict[object, Row] = {}  # by their digits
+    last_s = 0.0  # of the last row
     least: dict[int, tuple[Setting, Bytes]] = {}  # candidate -> its smallest setting that does not fit
-    while len(rows) < top and (found := frontier.pop()):
+    while found := frontier.pop():
+        if len(rows) == top and found.least_s > last_s:
+            break
         seen.add(found.candidate)
-        if found.candidate in rows:
+        if found.candidate in fitting:
             continue
         if found.estimate is None:
             held = _too_many_bytes(found.setting, pages_of_one_microbatch) or _too_many_bytes(
@@ -106,11 +123,17 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
         else:
             held = memory(found.setting)
             if fits(found.setting, held):
-                rows[found.candidate] = Row(found.estimate, held)
+                row = Row(found.estimate, held)
+                same = rows.get(row.digits)
+                if same is not None:
+                    rows[row.digits] = replace(same, equal=(*same.equal, found.setting))
+                elif len(rows) < top:
+                    rows[row.digits], last_s = row, row.step_s * (1.0 + _ROUNDING)
+                fitting.add(found.candidate)
                 continue
         if found.candidate not in least or held.total < least[found.candidate][1].total:
             least[found.candidate] = found.setting, held
-    too_large = {candidate: found for candidate, found in least.items() if candidate not in rows}
+    too_large = {candidate: found for candidate, found in least.items() if candidate not in fitting}
     return Plan(
         rows=tuple(rows.values()),
         space=space,
@@ -118,6 +141,7 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
         too_large=Counter(largest_kind(held) for _, held in too_large.values()),
         not_measured=frontier.num_not_measured,
         nearest=min(too_large.values(), key=lambda found: found[1].total, default=None),
+        exposed_fraction=getattr(source, "exposed_fraction", None),
     )
 
 
@@ -167,13 +191,17 @@ class _Frontier:
         self._numbers = count()
         self._candidates = count()
         self._heap: list[tuple[float, int, _Group | _Found]] = []
+        mismatches: list[ConfigError] = []
         for group in space.groups:
             try:
                 times = source.times(group)
-            except ConfigError:
+            except ConfigError as error:
                 self.num_not_measured += len(legal_variants(group))
+                mismatches.append(error)
                 continue
             self.push(_Group(group, times, _rounded_down(least_of_any_s(group, times))))
+        if mismatches and not self._heap:
+            raise min(mismatches, key=lambda error: len(str(error)))  # of the group that is most like what was measured
 
     def push(self, item: _Group | _Found) -> None:
         """Adds an item; of equal bounds the first added comes first."""

@@ -60,7 +60,7 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
         if _tensor_divides(config, tensor):
             tensors.append(tensor)
         else:
-            illegal["values of tensor that do not divide the model"] += 1
+            illegal["because mesh.tensor does not divide the model"] += 1
     meshes = _meshes(base, tensors)
     recomputes = _recomputes(base)
     groups = tuple(
@@ -81,9 +81,9 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
         for variant in variants() if group.pipe > 1 else ():
             placement = placement_of(variant, group.pipe)
             if placement is None:
-                illegal["the schedule is not for so many devices"] += 1
+                illegal["because the schedule is not for so many devices"] += 1
             elif placement.num_stages > base.model.num_layers:
-                illegal["more stages than layers"] += 1
+                illegal["because they have more stages than layers"] += 1
     data, pipe, tensor = meshes[0]
     return Space(groups, data * pipe * tensor, illegal)
 
@@ -171,7 +171,9 @@ def _divisors(number: int) -> list[int]:
 
 
 def describe_schedule(setting: Setting) -> str:
-    """The schedule and its options."""
+    """The schedule and its options; on one device there is no pipeline."""
+    if setting.pipe == 1:
+        return "no pipeline"
     return " ".join([setting.schedule_name, *filter(None, setting.options.split(","))])
 
 

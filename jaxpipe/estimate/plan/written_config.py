@@ -14,6 +14,7 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.plan.search import Row
+from jaxpipe.paths import local_path
 from jaxpipe.units import gib
 
 
@@ -40,8 +41,8 @@ def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
 
 def check_writable(path: str, *, overwrite: bool) -> None:
     """Raises ConfigError unless a config can be written there, called before the search, which takes a while."""
-    folder = Path(path).parent
-    if Path(path).suffix != ".py" or not os.access(folder, os.W_OK | os.X_OK) or Path(path).is_dir():
+    file = local_path(path)
+    if file.suffix != ".py" or not os.access(file.parent, os.W_OK | os.X_OK) or file.is_dir():
         raise ConfigError(
             explain(
                 f"cannot write --write_config={path}",
@@ -49,7 +50,7 @@ def check_writable(path: str, *, overwrite: bool) -> None:
                 repair="make the folder, or give another path, for example --write_config=planned.py",
             )
         )
-    if Path(path).exists() and not overwrite:
+    if file.exists() and not overwrite:
         raise ConfigError(
             explain(
                 f"--write_config={path} exists already",

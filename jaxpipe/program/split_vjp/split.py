@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import jax.extend.core as core
 
 from jaxpipe.program.split_vjp.cut import Cut, cut
 from jaxpipe.program.split_vjp.flat import evaluate, without_calls, without_mixed_scans
-from jaxpipe.program.vjp import vjp_backward
+from jaxpipe.program.vjp import LayerVjp
 
 PyTree = Any
 
@@ -37,9 +37,10 @@ class SplitBackward:
         residual.
 
         >>> import jax.numpy as jnp
+        >>> from jaxpipe.program.vjp import trace_vjp
         >>> params = {"bias": jnp.ones(3), "kernel": jnp.ones((3, 3))}
         >>> x = jax.ShapeDtypeStruct((2, 3), "float32")
-        >>> split = split_vjp(lambda p, x: x @ p["kernel"] + p["bias"], params, [x], x)
+        >>> split = split_vjp(trace_vjp(lambda p, x: x @ p["kernel"] + p["bias"], params, x))
         >>> [like.shape for like in split.deferred], split.shared_with_w
         ([(2, 3)], (0,))
         >>> _, grads, _ = split.input_gradient(params, [jnp.ones((2, 3))], jnp.ones((2, 3)))
@@ -122,31 +123,25 @@ class SplitBackward:
         return values
 
 
-def split_vjp(
-    layer: Callable, params: PyTree, residuals: Sequence[Any], x_like: jax.ShapeDtypeStruct, *given: PyTree
-) -> SplitBackward:
-    """The split `vjp_backward` of `layer`, for arguments of these shapes and dtypes.
+def split_vjp(vjp: LayerVjp) -> SplitBackward:
+    """The split backward of a layer.
 
     Any layer has one. Only products can be deferred: those of kernels, in the layer itself, in functions that it calls
     or recomputes, and in its scans; a `while` or `cond` of which dx needs any result is computed by I as a whole.
 
     Args:
-        layer: (params, x, *given) -> y.
-        params: parameters of the layer.
-        residuals: arrays that forward saved.
-        x_like: input and output of the layer.
-        given: the microbatch and the random state.
+        vjp: the layer's whole vjp.
     """
 
     def backward(params: PyTree, residuals: list[jax.Array], dy: jax.Array, given: tuple[PyTree, ...]) -> list:
-        d_params, dx = vjp_backward(layer, params, residuals, x_like, dy, *given)
+        d_params, dx = vjp.backward(params, residuals, dy, *given)
         return [*jax.tree.leaves(d_params), dx]
 
-    closed = without_calls(jax.make_jaxpr(backward)(params, list(residuals), x_like, given))
-    num_params = len(jax.tree.leaves(params))
+    closed = without_calls(jax.make_jaxpr(backward)(vjp.params, list(vjp.residuals), vjp.x, vjp.given))
+    num_params, num_residuals = len(jax.tree.leaves(vjp.params)), len(vjp.residuals)
     is_wanted = [False] * num_params + [True]  # dx alone
     closed = without_mixed_scans(closed, is_wanted)
-    invars, of_dy = closed.jaxpr.invars, num_params + len(residuals)
+    invars, of_dy = closed.jaxpr.invars, num_params + num_residuals
     found = cut(
         closed.jaxpr,
         is_wanted,
@@ -154,4 +149,4 @@ def split_vjp(
         given=invars[of_dy + 1 :],
         gradients=invars[of_dy : of_dy + 1],
     )
-    return SplitBackward(closed, found, num_params, len(residuals))
+    return SplitBackward(closed, found, num_params, num_residuals)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from jaxpipe.cluster.hardware import HARDWARE, RESERVE_BYTES
 from jaxpipe.config import check
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
+from jaxpipe.estimate.measured import Measured, Measurement
 from jaxpipe.estimate.plan.breakdown import baselines, best_against_second, breakdown_of
 from jaxpipe.estimate.plan.report import to_json, to_text
 from jaxpipe.estimate.plan.search import search
@@ -113,6 +115,12 @@ def test_nothing_fits_is_said_with_what_is_nearest():
     assert to_json(plan, [], [])["rows"] == []
 
 
+def test_costs_of_another_model_are_an_error_that_names_what_differs():
+    measured = Measurement({}, {"family": "GPTConfig", "hidden": 64}, {}, {}, 1, 1, 1, None)
+    with pytest.raises(ConfigError, match=r"no measurement fits this model(.|\n)*hidden=7168, measured 64"):
+        search(space_of(small_config(), TOPOLOGY), Measured((measured,)), top=3)
+
+
 def test_what_is_not_measured_is_left_out():
     class OneTensor:
         """As costs that were measured for one GPU alone."""
@@ -131,6 +139,17 @@ def test_what_is_not_measured_is_left_out():
     plan = search(space_of(small_config(), TOPOLOGY), OneTensor(), top=3)
     assert plan.not_measured > 0
     assert {row.setting.tensor for row in plan.rows} == {1}
+
+
+def test_equal_rows_are_one_and_one_device_is_no_pipeline():
+    """Without more chunks Chimera, MixPipe and BitPipe are one schedule."""
+    plan = search(space_of(small_config(), TOPOLOGY), SOURCE, top=10**6)
+    parts = [breakdown_of(row.estimate, SOURCE) for row in plan.rows]
+    lines = [line for line in to_text(plan, parts, []).splitlines() if line[:1].isdigit()]
+    schedules = [re.split("  +", line)[1] for line in lines]
+    assert any({"chimera", "mixpipe"} <= set(cell.split(", ")) for cell in schedules), schedules
+    for row, cell in zip(plan.rows, schedules, strict=True):
+        assert (cell == "no pipeline") == (row.setting.pipe == 1)
 
 
 def test_a_file_is_not_replaced_silently(tmp_path):

@@ -13,7 +13,7 @@ from jaxpipe.estimate.plan import search as of_search
 from jaxpipe.estimate.plan.bounds import least_bytes, least_of_any_s, least_s, pages_in_rows, pages_of_one_microbatch
 from jaxpipe.estimate.plan.search import search, settings_of
 from jaxpipe.estimate.plan.space import legal_variants, space_of
-from jaxpipe.estimate.plan.variants import placement_of
+from jaxpipe.estimate.plan.variants import legal_placement
 from jaxpipe.estimate.step import step_collectives
 
 SOURCE = Roofline(TOPOLOGY.hardware)
@@ -50,7 +50,9 @@ def best_steps(every_setting):
 @pytest.mark.parametrize("top", [1, 5, 40])
 def test_the_rows_are_the_fastest_of_all_that_fit(space, best_steps, top):
     plan = search(space, SOURCE, top=top)
-    assert [row.step_s for row in plan.rows] == pytest.approx(best_steps[:top])
+    steps = [row.step_s for row in plan.rows for _ in (row.setting, *row.equal)]
+    assert steps == pytest.approx(best_steps[: len(steps)])
+    assert len(plan.rows) == min(top, len({row.digits for row in plan.rows}))
     for row in plan.rows:
         assert row.held.total + RESERVE_BYTES <= TOPOLOGY.hardware.memory_bytes
 
@@ -64,7 +66,9 @@ def test_no_step_is_estimated_of_what_stores_too_much(monkeypatch, space):
 
 def test_all_that_fit_are_found_where_that_many_are_asked_for(space, best_steps):
     plan = search(space, SOURCE, top=10**6)
-    assert len(plan.rows) == len(best_steps)
+    assert sum(1 + len(row.equal) for row in plan.rows) == len(best_steps)
+    assert any(row.equal for row in plan.rows)
+    assert len({row.digits for row in plan.rows}) == len(plan.rows)
     assert plan.num_evaluated == space.num_candidates == len(best_steps) + plan.too_large.total()
     assert plan.too_large  # the space has both
 
@@ -81,7 +85,7 @@ def test_no_step_is_shorter_than_its_bounds(every_setting, source):
 
 def test_nothing_takes_fewer_bytes_than_its_bounds(every_setting):
     for group, _, variant, setting in every_setting:
-        placement, held = placement_of(variant, group.pipe), memory(setting)
+        placement, held = legal_placement(variant, group.pipe), memory(setting)
         for pages in (pages_of_one_microbatch(setting), pages_in_rows(setting)):
             least = least_bytes(setting, placement, pages=pages)
             for kind, size in vars(least).items():
@@ -101,7 +105,7 @@ def test_a_mesh_takes_all_gpus_or_the_most_that_divide():
 def test_a_tensor_that_does_not_divide_is_left_out():
     space = space_of(small_config(), parse_topology("a100-80g:1x6"))
     assert {group.tensor for group in space.groups} == {1, 2}
-    assert space.illegal["values of tensor that do not divide the model"] == 2
+    assert space.illegal["because mesh.tensor does not divide the model"] == 2
 
 
 def plan_of_four_thousand_gpus(*, batch_size: int, num_layers: int, top: int):
