@@ -83,6 +83,7 @@ MISTAKES = [
     ("launch --num_processes=2 --module=jaxpipe.schedules", "no module 'jaxpipe.schedules'"),
     (f"{MEASURE} --num_layers=99999999999999", "[1, 1000]"),
     (f"{MEASURE} --microbatch_sizes=99999999999", "wrong: '99999999999'"),
+    ("prepare --input=text.md --tokenizer=byte --output=folder/", "rule output-prefix"),
     ("checkpoints list folder", "folder"),
     ("checkpoints lits folder", "<list|verify>"),
     ("checkpoints verify config.py", "config.py"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -129,6 +130,14 @@ def prepare(
 
 
 def _check_output(output: str, *, overwrite: bool) -> None:
+    if output.endswith(os.sep):
+        raise ConfigError(
+            explain(
+                f"--output={output} is a folder",
+                rule="output-prefix: the files are named as --output and an ending, .bin, .idx, .tokenizer.json",
+                repair=f"name them, as --output={output}text",
+            )
+        )
     targets = [tokens_path(output), index_path(output), tokenizer_path(output)]
     existing = [str(path) for path in targets if path.exists()]
     if existing and not overwrite:
