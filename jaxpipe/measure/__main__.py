@@ -91,7 +91,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
     """
     if written is None:
         return [config.data.batch_size // (config.mesh.data * config.pipeline.num_microbatches)]
-    wrong = [size for size in written if not size.isdecimal() or int(size) < 1]
+    wrong = [size for size in written if not (size.isascii() and size.isdecimal()) or int(size) < 1]
     if wrong or not written:
         raise ConfigError(
             explain(

@@ -20,6 +20,7 @@ from jaxpipe.schedules.option_checks import check_even
 from jaxpipe.schedules.schedule import Schedule
 
 SIZES = ("num_devices", "num_microbatches")
+MOST_ROOM = 1_000_000  # devices x microbatches; two actions of each take half a gigabyte
 TABLE_2 = "BitPipe, arXiv 2410.19367, Table 2"
 BITPIPE_TEXT = "BitPipe, arXiv 2410.19367, in the text"
 TABLE_6 = "BitPipe, arXiv 2410.19367, Table 6"
@@ -135,8 +136,8 @@ class Method:
         """Returns the schedule of these sizes and options; checks them first.
 
         Raises:
-            ScheduleError: a count below 1, an unknown option, one outside its domain, or a number of devices that the
-                method is not for.
+            ScheduleError: a count below 1, more than fit into memory, an unknown option, one outside its domain, or a
+                number of devices that the method is not for.
         """
         for field, value in zip(SIZES, (num_devices, num_microbatches), strict=True):
             if value < 1:
@@ -147,6 +148,14 @@ class Method:
                         repair=f"set {field}=1 or more",
                     )
                 )
+        if num_devices * num_microbatches > MOST_ROOM:
+            raise ScheduleError(
+                explain(
+                    f"num_devices={num_devices}, num_microbatches={num_microbatches} for schedule {self.name!r}.",
+                    rule=f"schedule-size: num_devices x num_microbatches is at most {MOST_ROOM:,}, for memory's sake",
+                    repair=f"set num_microbatches={max(MOST_ROOM // num_devices, 1)} or less, or fewer devices",
+                )
+            )
         self._check(num_devices, options)
         return self.generator(num_devices=num_devices, num_microbatches=num_microbatches, **options)
 
