@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from absl import flags
 from absl.flags import FlagValues
 
-from jaxpipe.errors import ConfigError, JaxpipeError, closest, explain
+from jaxpipe.errors import ConfigError, JaxpipeError, closest, explain, shortened
 from jaxpipe.paths import local_path
 from jaxpipe.whole_file import write_whole
 
+MOST_LINES_OF_AN_ERROR = 40
 HELP = ("--help", "-h", "--helpfull", "--helpshort")
 _MOST = 1e18  # of a time or size
 _REPEAT = ";\n    repeat this option to specify a list of values"  # absl adds it to the help of some flags
@@ -57,12 +58,21 @@ def run(
 
 
 def exit_status(call: Callable[[], int | None]) -> int:
-    """Calls `call` and returns its exit status (0 for None); prints a JaxpipeError and returns that error's status."""
+    """Calls `call` and returns its exit status (0 for None); prints an error of the user's or of the system's files."""
     try:
         return call() or 0
     except JaxpipeError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_status
+        found = error
+    except OSError as error:
+        found = ConfigError(
+            explain(
+                f"{error.filename or 'a file'}: {error.strerror or error}",
+                rule="files: the system lets the command read, make and write its files, and has room for them",
+                repair="correct the path or its permissions, or make room",
+            )
+        )
+    print(shortened(f"{type(found).__name__}: {found}", most_lines=MOST_LINES_OF_AN_ERROR), file=sys.stderr)
+    return found.exit_status
 
 
 def parse(

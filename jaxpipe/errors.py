@@ -4,6 +4,8 @@ jaxpipe raises one of these for every error that it can foresee, before anything
 later: TrainingError (the numbers of a run), DataError and CheckpointError (its files), and LostProcess.
 """
 
+MOST_LINES, MOST_CHARACTERS = 30, 200  # of a part of a message; somewhat longer lines stay whole
+
 
 class JaxpipeError(ValueError):
     """Base of all errors that jaxpipe raises for something the user can repair; `explain` lays out their text.
@@ -66,8 +68,23 @@ def explain(what: str, *, rule: str, repair: str, picture: str = "") -> str:
               3 stages, 2 layers
           repair: set mesh.pipe=2 or less
     """
-    lines = [what.replace("\n", "\n  "), f"  rule {rule}", *(f"      {line}" for line in picture.splitlines())]
-    return "\n".join([*lines, f"  repair: {repair}"])
+    what, picture = shortened(what).replace("\n", "\n  "), shortened(picture)
+    lines = [what, f"  rule {shortened(rule)}", *(f"      {line}" for line in picture.splitlines())]
+    return "\n".join([*lines, f"  repair: {shortened(repair)}"])
+
+
+def shortened(text: str, *, most_lines: int = MOST_LINES) -> str:
+    """`text` with at most `most_lines` lines, and long ones cut; says what is missing.
+
+    Example:
+        >>> print(shortened("x" * 10_000)[-36:])
+        xxxxxxxxxx... (10,000 characters)
+    """
+    lines = text.splitlines()
+    if len(lines) > most_lines:
+        lines = [*lines[: most_lines - 1], f"... and {len(lines) - most_lines + 1:,} lines more"]
+    cut = (f"{line[:MOST_CHARACTERS]}... ({len(line):,} characters)" for line in lines)
+    return "\n".join(short if len(line) > 2 * MOST_CHARACTERS else line for line, short in zip(lines, cut, strict=True))
 
 
 def check_choice(path: str, value: str, known: tuple[str, ...]) -> None:

@@ -1,13 +1,14 @@
 """What all commands share: flags, what is said of a wrong one, exit statuses, output."""
 
 import ast
+import errno
 from pathlib import Path
 
 import pytest
 from absl import flags
 
 from jaxpipe.command_line import define_number, run, write_output
-from jaxpipe.errors import LostProcess
+from jaxpipe.errors import ConfigError, LostProcess, explain
 
 ROOT = Path(__file__).parents[1]
 
@@ -132,3 +133,24 @@ def test_a_command_runs_when_all_of_its_functions_are_defined(path):
     last = ast.parse(path.read_text()).body[-1]
     assert isinstance(last, ast.If)
     assert ast.unparse(last.test) == "__name__ == '__main__'"
+
+
+def fails(error):
+    def execute(values):
+        raise error
+
+    return run(execute, define_flags=lambda values: None, usage="", arguments=[])
+
+
+def test_an_error_of_the_system_names_its_file_without_a_traceback(capsys):
+    assert fails(OSError(errno.ENOSPC, "No space left on device", "runs/planned.py")) == 2
+    assert capsys.readouterr().err.startswith("ConfigError: runs/planned.py: No space left on device\n  rule files: ")
+
+
+def test_no_message_is_longer_than_40_lines(capsys):
+    text = explain("what\n" * 99, rule="rule: all", picture="line\n" * 99 + "x" * 10**6, repair="repair")
+    assert fails(ConfigError("\n".join([text] * 9))) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 40
+    assert lines[-1].startswith("... and ")
+    assert max(map(len, lines)) < 500

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxpipe.checkpoints.arrays import ArrayWriter, read_array, read_arrays, shapes
-from jaxpipe.checkpoints.checks import check_same
+from jaxpipe.checkpoints.checks import check_same, not_written
 from jaxpipe.checkpoints.files import CHECKPOINTS, About, write_sums
 from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
@@ -37,6 +37,9 @@ def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
     """Writes canonical `params`, of JAX or NumPy; returns the folder of this step.
 
     Orbax copies NumPy arrays before it writes them, so that they need their memory twice.
+
+    Raises:
+        CheckpointError: it cannot be written.
     """
     folder = workdir / CHECKPOINTS
     about = About(step, datetime.now(UTC).isoformat(timespec="seconds"), {}, None)
@@ -49,6 +52,8 @@ def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
     try:
         writer.start(folder / str(step), dict(_named(params)))
         writer.wait()
+    except Exception as error:
+        raise not_written(folder, step, error, ()) from error
     finally:
         writer.close()
     return folder / str(step)

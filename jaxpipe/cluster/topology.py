@@ -92,7 +92,7 @@ def parse_topology(written: str) -> Topology:
                 repair=f"write for example {next(iter(HARDWARE))}:4x8",
             )
         )
-    numbers = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", shape)
+    numbers = re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", shape)
     if not numbers:
         raise ConfigError(
             explain(

@@ -48,7 +48,7 @@ def number_of(config: ConfigDict, field: str) -> int | None:
     value, word = config.model[field], family_of(config).words[field]
     if value == word or isinstance(value, int):
         return None if value == word else value
-    if not value.isdecimal() or int(value) < 1:
+    if not (value.isascii() and value.isdecimal()) or int(value) < 1:
         raise ConfigError(
             explain(
                 f"model.{field}={value!r} is neither {word!r} nor a number",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxpipe.drawing.text_grid import text
+from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.lowering import RoundTable, lower, replay, spmd_makespan
 from jaxpipe.schedules import (
     NO_MICROBATCH,
@@ -35,6 +36,7 @@ from jaxpipe.schedules.placement import placement_name
 from jaxpipe.units import MA, gib
 
 _LEAST_LOST = 5e-4  # of the makespan; less is not told
+MOST_DEVICES = 1024
 COST_NAMES = (
     "forward",
     "backward",
@@ -59,6 +61,17 @@ class Summary:
     schedule: Schedule
     costs: Costs
     num_layers: int
+
+    def __post_init__(self) -> None:
+        """Refuses schedules of so many devices that a round table takes gigabytes and minutes."""
+        if self.schedule.num_devices > MOST_DEVICES:
+            raise ScheduleError(
+                explain(
+                    f"{self.schedule.name!r} has num_devices={self.schedule.num_devices}",
+                    rule=f"summary-size: a summary and its round table are made for at most {MOST_DEVICES} devices",
+                    repair=f"show {MOST_DEVICES} devices or fewer, or the rows alone with --format=csv",
+                )
+            )
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -9,6 +9,7 @@ from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS
 
 IDLE = "..."
 _MAX_CELLS_PER_ACTION = 8
+_MOST_CELLS = 2_000_000  # about 10 MB
 _ONE_CELL = Costs(forward=1.0, backward=1.0, input_gradient=1.0, weight_gradient=1.0)
 _ARROWS = {Kind.EVICT: ">", Kind.LOAD: "<"}
 
@@ -43,6 +44,8 @@ def text(timeline: Timeline) -> str:
     end = np.ceil(timeline.end / unit - 1e-6).astype(int)
     end[is_move] = np.maximum(end, start + 1)[is_move]
     num_cells = int(end[is_shown].max(initial=0))
+    if schedule.num_devices * num_cells > _MOST_CELLS:
+        return f"({schedule.num_devices:,} devices x {num_cells:,} cells are too many to draw: write the rows as csv)\n"
     labels = list(map(_label, (action for row in schedule.rows for action in row)))
     cell = max(map(len, [*(labels[i] for i in np.flatnonzero(is_shown)), IDLE]))
     head = len(str(schedule.num_devices - 1))

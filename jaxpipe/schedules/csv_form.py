@@ -17,7 +17,7 @@ from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Action, Schedule, parse_action
 
-_SHARE = re.compile(r"\d+(/0*[1-9]\d*)?")
+_SHARE = re.compile(r"[0-9]{1,9}(/0{0,9}[1-9][0-9]{0,8})?")
 
 
 def parse_shares(texts: Sequence[str]) -> tuple[Fraction, ...] | None:
@@ -110,7 +110,7 @@ def from_csv(text: str, *, name: str) -> Schedule:
     for device, line in enumerate(lines):
         row: list[Action] = []
         for cell, content in enumerate(line):
-            where = f"line {device + 1}, cell {cell + 1}"
+            where = f"device {device}, cell {cell}"
             for action in _parse(content.strip(), name, where):
                 holder, first = found.setdefault(action.stage, (device, f"{where}: {action}"))
                 if holder != device:
@@ -118,7 +118,7 @@ def from_csv(text: str, *, name: str) -> Schedule:
                         explain(
                             f"{name!r}, {where}: {action} and {first} are of stage {action.stage}",
                             rule="one-holder: in a schedule of one replica, a stage is on one device",
-                            repair=f"move it to line {holder + 1}, or write a schedule of two replicas as JSON",
+                            repair=f"move it to the row of device {holder}, or write two replicas as JSON",
                         )
                     )
                 row.append(action)

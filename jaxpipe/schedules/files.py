@@ -82,6 +82,8 @@ def from_json(text: str) -> Schedule:
         values = json.loads(text)
     except json.JSONDecodeError as error:
         raise _error(f"line {error.lineno}, column {error.colno}: {error.msg}", "correct the JSON") from None
+    except (RecursionError, ValueError) as error:  # brackets in brackets, or a number of thousands of digits
+        raise _error(str(error), "correct the JSON") from None
     if not isinstance(values, dict):
         raise _error(f"it is a {type(values).__name__}, not an object", "write such an object")
     for key in values:

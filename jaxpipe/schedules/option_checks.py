@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.schedules.analysis.costs import Costs
 
-_MOST_ACTIONS = 10**7  # of a kind; each takes about 100 bytes
+_MOST_ACTIONS = 1_000_000  # devices x microbatches; two actions of each take half a gigabyte
 
 
 def check_sizes(name: str, *, num_devices: int, num_microbatches: int) -> None:
@@ -34,7 +34,7 @@ def check_sizes(name: str, *, num_devices: int, num_microbatches: int) -> None:
             explain(
                 f"num_devices={num_devices} and num_microbatches={num_microbatches} for schedule {name!r}.",
                 rule=f"most-actions: num_devices x num_microbatches is at most {_MOST_ACTIONS:,}",
-                repair="set smaller numbers",
+                repair=f"set num_microbatches={max(_MOST_ACTIONS // num_devices, 1)} or less, or fewer devices",
             )
         )
 

@@ -43,7 +43,7 @@ class Kind(enum.IntEnum):
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
 TRANSFER_KINDS = frozenset({Kind.EVICT, Kind.LOAD})  # of activations, between the two devices of a pair
 
-_TEXT = re.compile(r"(\d+)(EVICT|LOAD|SYNC|F|B|I|W)(\d*)(?:@(\d+))?")
+_TEXT = re.compile(r"([0-9]{1,9})(EVICT|LOAD|SYNC|F|B|I|W)([0-9]{0,9})(?:@([0-9]{1,9}))?")
 
 
 class Action(NamedTuple):
@@ -170,7 +170,10 @@ class Schedule:
 
         num_actions = sum(map(len, self.rows))
         fields = itertools.chain.from_iterable(itertools.chain.from_iterable(self.rows))
-        table = np.fromiter(fields, np.int64, 4 * num_actions).reshape(num_actions, 4)
+        try:
+            table = np.fromiter(fields, np.int64, 4 * num_actions).reshape(num_actions, 4)
+        except (TypeError, ValueError):
+            raise self._no_action() from None
         lengths = [len(row) for row in self.rows]
         first = np.cumsum([0, *lengths])
         device = np.repeat(np.arange(self.num_devices), lengths)
@@ -183,3 +186,19 @@ class Schedule:
             position=np.arange(num_actions) - first[device],
             first=first,
         )
+
+    def _no_action(self) -> ScheduleError:
+        """The error for the first entry of the rows that is no Action."""
+        places = ((d, p, entry) for d, row in enumerate(self.rows) for p, entry in enumerate(row))
+        device, position, entry = next(place for place in places if not _is_action(place[2]))
+        return ScheduleError(
+            explain(
+                f"{self.name!r}: device {device}, position {position}: {entry!r} is no Action",
+                rule="action: the rows of a schedule hold Actions",
+                repair="write parse_action('2F0') for a text, or read all rows with from_csv or from_json",
+            )
+        )
+
+
+def _is_action(entry: object) -> bool:
+    return isinstance(entry, Action) and all(isinstance(field, int) for field in entry)

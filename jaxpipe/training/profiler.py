@@ -43,7 +43,7 @@ def profile_steps(text: str, *, num_steps: int) -> ProfileSteps | None:
     """
     if not text:
         return None
-    form = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    form = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text)
     steps = ProfileSteps(int(form[1]), int(form[2] or form[1])) if form else None
     if steps is None or not 0 < steps.first <= steps.last <= num_steps:
         example = f"{min(10, num_steps)}:{min(12, num_steps)}"

@@ -312,6 +312,13 @@ def test_a_full_disk(tmp_path, pipeline, states, monkeypatch):
         assert names(tmp_path) == ["10"]
 
 
+def test_a_full_disk_under_parameters_alone(tmp_path, monkeypatch):
+    """As `convert` writes them."""
+    monkeypatch.setattr("jaxpipe.checkpoints.files.SUMS", "/dev/full")
+    with pytest.raises(CheckpointError, match=r"(?s)step 0 cannot be written.*No space left on device"):
+        save_canonical(tmp_path, step=0, params={"kernel": np.ones(3, np.float32)})
+
+
 def test_a_file_where_the_folder_should_be(tmp_path, pipeline, states):
     (tmp_path / "checkpoints").write_text("")
     with (

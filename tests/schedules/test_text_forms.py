@@ -5,10 +5,12 @@ from fractions import Fraction
 import pytest
 from legal_devices import takes
 
+from jaxpipe.drawing.summary import Summary
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import (
     REGISTRY,
     Action,
+    Costs,
     Kind,
     Placement,
     Schedule,
@@ -22,6 +24,7 @@ from jaxpipe.schedules import (
     read_schedule,
     to_csv,
     to_json,
+    violations,
     write_schedule,
 )
 from jaxpipe.schedules.rules import check
@@ -94,19 +97,23 @@ def test_csv_file_names_the_schedule(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0F0,0B0\n1F0,1X0\n", r"'mine', line 2, cell 2: '1X0' is not a compute action"),
-        ("0F0,,0SEND_F0\n", r"line 1, cell 3: '0SEND_F0' is not a compute action"),
-        ("0F0,0B0,0SYNC\n", r"line 1, cell 3: '0SYNC' .* need JSON"),
+        ("0F0,0B0\n1F0,1X0\n", r"'mine', device 1, cell 1: '1X0' is not a compute action"),
+        ("0F0,,0SEND_F0\n", r"device 0, cell 2: '0SEND_F0' is not a compute action"),
+        ("0F0,0B0,0SYNC\n", r"device 0, cell 2: '0SYNC' .* need JSON"),
         ("# parked: 1/2 x\n0F0,0B0\n", r"first line: '# parked: 1/2 x' does not list shares"),
         ("# parked: 1/0\n0F0,0B0\n", r"first line: '# parked: 1/0' does not list shares"),
         ("# parked:\n0F0,0B0\n", r"first line: '# parked:' does not list shares"),
-        ("# my schedule\n0F0,0B0\n", r"line 1, cell 1: '# my schedule' is not a compute action"),
-        ("0F0@1,0B0@1\n", r"line 1, cell 1: '0F0@1' .* need JSON"),
-        ("(0F0;0Q0)OVERLAP_F_B\n", r"line 1, cell 1: .* is not a compute action"),
-        ("0F0,0B0\n1F0,0F1\n", r"line 2, cell 2: 0F1 and line 1, cell 1: 0F0 are of stage 0"),
+        ("# my schedule\n0F0,0B0\n", r"device 0, cell 0: '# my schedule' is not a compute action"),
+        ("0F0@1,0B0@1\n", r"device 0, cell 0: '0F0@1' .* need JSON"),
+        ("(0F0;0Q0)OVERLAP_F_B\n", r"device 0, cell 0: .* is not a compute action"),
+        ("0F0,0B0\n1F0,0F1\n", r"device 1, cell 1: 0F1 and device 0, cell 0: 0F0 are of stage 0"),
         ("0F0,0B0\n2F0,2B0\n", r"no line has an action of stage 1, but there is stage 2"),
         ("0F0,0B0,0F999999999\n", r"no line has an action of microbatch 1, but there is microbatch 999999999"),
         ("", r"no line has an action of stage 0"),
+        ("0F\uff10,0B0\n", r"device 0, cell 0: '0F\uff10' is not a compute action"),
+        (f"0F0,{'1' * 5000}B0\n", r"device 0, cell 1: '1+\.\.\. \([0-9,]+ characters\)"),
+        ("x" * 10**7, r"device 0, cell 0: 'x+\.\.\. \([0-9,]+ characters\)"),
+        (f"# parked: {'1' * 5000}\n0F0,0B0\n", r"first line: '# parked: 1+\.\.\. "),
     ],
 )
 def test_csv_mistakes_are_named(text, message):
@@ -114,6 +121,7 @@ def test_csv_mistakes_are_named(text, message):
         from_csv(text, name="mine")
     assert "\n  rule " in str(error.value)
     assert "\n  repair: " in str(error.value)
+    assert len(str(error.value)) < 1000
 
 
 def test_csv_cannot_hold_what_json_can():
@@ -202,3 +210,43 @@ def test_files_that_are_no_schedules_are_named(tmp_path):
     path.write_text(to_json(schedule).replace("0F0", "0F7"))
     with pytest.raises(ScheduleError, match=r"broken in 'chimera'"):
         read_schedule(path)
+
+
+HEAD = '{"name": "a", "num_devices": 1, "num_microbatches": 1, "devices": [[0]]'
+DIGITS = "1" * 5000  # more than Python reads as one number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        f'{{"num_devices": {DIGITS}}}',
+        f'{{"{"k" * 10**6}": 1}}',
+        f'{HEAD}, "rows": [["{DIGITS}F0"]]}}',
+        f'{HEAD}, "rows": [["0F\uff10", "0B0"]]}}',
+        f'{HEAD}, "rows": [[]], "parked": ["{DIGITS}"]}}',
+    ],
+    ids=["brackets", "digits", "key", "action", "full width", "parked"],
+)
+def test_json_that_nobody_writes_is_refused_in_a_few_lines(text):
+    with pytest.raises(ScheduleError, match=r"(?s)\n  rule .*\n  repair: ") as error:
+        from_json(text)
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("row", [("0F0", "0B0"), (1, 2), (None,), ((0, 0, 0),), "0F0"])
+def test_rows_of_other_things_than_actions_are_refused(row):
+    with pytest.raises(ScheduleError, match=r"(?s)device 0, position 0: .* is no Action\n  rule action: "):
+        violations(Schedule("mine", linear(1), 1, (row,)))
+
+
+def test_more_microbatches_than_actions_take_no_memory():
+    found = violations(Schedule("mine", linear(1), 10**11, ((Action(Kind.F, 0, 0), Action(Kind.B, 0, 0)),)))
+    assert [violation.rule for violation in found] == ["row-per-device"]
+
+
+def test_sizes_that_no_memory_holds_are_refused():
+    with pytest.raises(ScheduleError, match=r"(?s)num_devices=3000.*rule most-actions: .*set num_microbatches=333 or"):
+        build("gpipe", num_devices=3000, num_microbatches=3000)
+    with pytest.raises(ScheduleError, match="rule summary-size: "):
+        Summary(build("gpipe", num_devices=3000, num_microbatches=1), Costs(), 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from jaxpipe.command_line import write_output
 from jaxpipe.config import base_config, check
 from jaxpipe.config.base import AUTO
 from jaxpipe.errors import ConfigError, explain
@@ -69,7 +70,7 @@ def write_config(path: str, config: ConfigDict, row: Row, *, command: str) -> No
         row: the row of the plan.
         command: the command that planned it, for the docstring.
     """
-    Path(path).write_text(config_text(path, config, row, command=command))
+    write_output(config_text(path, config, row, command=command), path)
 
 
 def config_text(path: str, config: ConfigDict, row: Row, *, command: str) -> str:

@@ -135,8 +135,8 @@ class Method:
         """Returns the schedule of these sizes and options; checks them first.
 
         Raises:
-            ScheduleError: a count below 1, an unknown option, one outside its domain, or a number of devices that the
-                method is not for.
+            ScheduleError: a count below 1, more than fit into memory, an unknown option, one outside its domain, or a
+                number of devices that the method is not for.
         """
         check_sizes(self.name, num_devices=num_devices, num_microbatches=num_microbatches)
         self._check(num_devices, options)

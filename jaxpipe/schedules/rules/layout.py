@@ -9,6 +9,8 @@ import numpy as np
 from jaxpipe.schedules.rules.view import View, Violation
 from jaxpipe.schedules.schedule import NO_MICROBATCH, Kind, Schedule
 
+_MOST_MISSING = 1_000_000
+
 
 def row_per_device(schedule: Schedule) -> Iterator[Violation]:
     """Yields counts that are below one or do not agree."""
@@ -22,6 +24,14 @@ def row_per_device(schedule: Schedule) -> Iterator[Violation]:
     if schedule.num_microbatches < 1:
         yield Violation(
             "row-per-device", f"num_microbatches={schedule.num_microbatches}", "set num_microbatches=1 or more"
+        )
+    num_actions = sum(map(len, schedule.rows))
+    # Later rules count the actions of each microbatch, and would say it of every one.
+    if schedule.num_microbatches > max(num_actions, _MOST_MISSING):
+        yield Violation(
+            "row-per-device",
+            f"num_microbatches={schedule.num_microbatches}, but the rows have {num_actions} actions",
+            "set num_microbatches to the number of microbatches in the rows",
         )
 
 
