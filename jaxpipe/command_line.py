@@ -64,7 +64,7 @@ def exit_status(call: Callable[[], int | None]) -> int:
     except OSError as error:
         found = ConfigError(
             explain(
-                f"{error.filename or 'a file'}: {error.strerror or error}",
+                f"{error.strerror or error}: {error.filename or 'of a file'}",
                 rule="files: the system lets the command read, make and write its files, and has room for them",
                 repair="correct the path or its permissions, or make room",
             )
@@ -94,6 +94,8 @@ def parse(
     values.set_gnu_getopt(True)  # flags may follow positional arguments
     try:
         rest = values(["command", *arguments])[1:]
+        for name, value in zip(positional, rest, strict=False):
+            values[name].parse(value)
     except flags.UnrecognizedFlagError as error:
         raise _unknown_flag(error.flagname, list(values)) from error
     except flags.Error as error:
@@ -106,8 +108,6 @@ def parse(
                 repair="correct this argument; --help lists the flags",
             )
         ) from error
-    for name, value in zip(positional, rest, strict=False):
-        values[name].parse(value)
     check_nothing_left(rest[len(positional) :])
     for name, example in (required or {}).items():
         if values[name].value in (None, "", []):

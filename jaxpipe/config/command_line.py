@@ -19,7 +19,7 @@ from ml_collections import config_dict, config_flags
 from jaxpipe.command_line import exit_status, parse
 from jaxpipe.config.base import base_config, unknown_field
 from jaxpipe.config.model import model_section
-from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.errors import ConfigError, JaxpipeError, closest, explain
 from jaxpipe.mesh.devices import skip_absent_gpus
 from jaxpipe.models import FAMILIES
 
@@ -96,7 +96,13 @@ def _config_errors(path: str, arguments: Sequence[str]) -> Iterator[None]:
         )
     try:
         yield
-    except (AttributeError, TypeError, KeyError) as error:
+    except (JaxpipeError, flags.Error, OSError):
+        raise
+    except Exception as error:
+        if path and _is_of_file(error, path):
+            raise _cannot_be_run(path, error) from error
+        if not isinstance(error, AttributeError | TypeError | KeyError):
+            raise
         if isinstance(error, AttributeError) and error.name == "get_config":
             raise _no_get_config(path) from error
         if not _raised_by_config(error):
@@ -104,6 +110,27 @@ def _config_errors(path: str, arguments: Sequence[str]) -> Iterator[None]:
         _check_overrides(arguments)
         where = f"--config={path} or --config.FIELD=VALUE" if path else "--config.FIELD=VALUE"
         raise unknown_field(error, where=where, repair="use one of them") from error
+
+
+def _is_of_file(error: Exception, path: str) -> bool:
+    """Whether the code of the config file raised `error`, or cannot be read as code."""
+    if isinstance(error, SyntaxError):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and os.path.realpath(frames[-1].filename) == os.path.realpath(path)
+
+
+def _cannot_be_run(path: str, error: Exception) -> ConfigError:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    line = error.lineno if isinstance(error, SyntaxError) else last.lineno
+    return ConfigError(
+        explain(
+            f"the config file {path!r} cannot be run: {type(error).__name__}: {error}",
+            rule="config-file: --config names a Python file with get_config()",
+            picture=f"line {line}",
+            repair=f"mend it until `python {path}` runs",
+        )
+    )
 
 
 def _no_get_config(path: str) -> ConfigError:
@@ -136,7 +163,7 @@ def _check_overrides(arguments: Sequence[str]) -> None:
 
 def _fields_of(section: str) -> str:
     if section == "model":
-        return "; ".join(f"{name}: {', '.join(model_section(name))}" for name in FAMILIES)
+        return "\n".join(f"{name}: {', '.join(model_section(name))}" for name in FAMILIES)
     configs = [base_config(family) for family in FAMILIES]
     if section not in configs[0]:
         return f"no such section; there are {', '.join(configs[0])}"

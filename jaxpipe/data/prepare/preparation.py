@@ -129,6 +129,14 @@ def prepare(
 
 
 def _check_output(output: str, *, overwrite: bool) -> None:
+    if output.endswith("/") or local_path(output).is_dir():
+        raise ConfigError(
+            explain(
+                f"--output={output} is a folder",
+                rule="output-prefix: --output is the path of the files without their endings, .bin and .idx",
+                repair=f"write --output={output.rstrip('/')}/text",
+            )
+        )
     targets = [tokens_path(output), index_path(output), tokenizer_path(output)]
     existing = [str(path) for path in targets if path.exists()]
     if existing and not overwrite:
