@@ -66,7 +66,7 @@ def exit_status(call: Callable[[], int | None]) -> int:
     except OSError as error:
         found = ConfigError(
             explain(
-                f"{error.filename or 'a file'}: {error.strerror or error}",
+                f"{error.strerror or error}: {error.filename or 'of a file'}",
                 rule="files: the system lets the command read, make and write its files, and has room for them",
                 repair="correct the path or its permissions, or make room",
             )

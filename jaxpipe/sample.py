@@ -18,6 +18,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.checkpoints import restore_canonical
+from jaxpipe.command_line import define_number
 from jaxpipe.config import model_config
 from jaxpipe.config.command_line import run
 from jaxpipe.config.data import tokenizer_of
@@ -45,13 +46,8 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     flags.DEFINE_string("workdir", None, "Folder of a run, or of a converted model.", values)
     flags.DEFINE_string("prompt", None, "The text that is continued.", values)
     flags.DEFINE_integer("num_tokens", 200, "Tokens that follow it, at most.", lower_bound=1, flag_values=values)
-    flags.DEFINE_float(
-        "temperature",
-        0.8,
-        "Logits are divided by it; 0 takes the likeliest token.",
-        lower_bound=0.0,
-        flag_values=values,
-    )
+    help_text = "Logits are divided by it; 0 takes the likeliest token."
+    define_number(values, "temperature", 0.8, help_text, what="temperature", is_positive=False)
     flags.DEFINE_integer(
         "top_k", None, "Only so many of the likeliest tokens are drawn from.", lower_bound=1, flag_values=values
     )

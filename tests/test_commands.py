@@ -144,7 +144,7 @@ def fails(error):
 
 def test_an_error_of_the_system_names_its_file_without_a_traceback(capsys):
     assert fails(OSError(errno.ENOSPC, "No space left on device", "runs/planned.py")) == 2
-    assert capsys.readouterr().err.startswith("ConfigError: runs/planned.py: No space left on device\n  rule files: ")
+    assert capsys.readouterr().err.startswith("ConfigError: No space left on device: runs/planned.py\n  rule files: ")
 
 
 def test_no_message_is_longer_than_40_lines(capsys):

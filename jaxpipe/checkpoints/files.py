@@ -53,7 +53,7 @@ def read_about(folder: Path) -> About | None:
     """The about.json of the checkpoint in `folder`; None if it cannot be read."""
     try:
         return About(**json.loads((folder / ABOUT).read_text()))
-    except (OSError, TypeError, ValueError):
+    except (OSError, RecursionError, TypeError, ValueError):
         return None
 
 

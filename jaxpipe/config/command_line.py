@@ -18,7 +18,7 @@ from jaxpipe.command_line import exit_status, parse
 from jaxpipe.config.base import base_config, unknown_field
 from jaxpipe.config.file import ConfigFile, raised_by_config, read_config_file
 from jaxpipe.config.model import model_section
-from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.errors import ConfigError, JaxpipeError, closest, explain
 from jaxpipe.mesh.devices import skip_absent_gpus
 from jaxpipe.models import FAMILIES
 
@@ -151,7 +151,7 @@ def _check_overrides(arguments: Sequence[str]) -> None:
 
 def _fields_of(section: str) -> str:
     if section == "model":
-        return "; ".join(f"{name}: {', '.join(model_section(name))}" for name in FAMILIES)
+        return "\n".join(f"{name}: {', '.join(model_section(name))}" for name in FAMILIES)
     configs = [base_config(family) for family in FAMILIES]
     if section not in configs[0]:
         return f"no such section; there are {', '.join(configs[0])}"

@@ -179,7 +179,7 @@ def subject(model: ModelConfig, **others: Any) -> dict[str, Any]:
 def _read(path: str | Path) -> Measurement:
     try:
         return Measurement.from_json(json.loads(Path(path).read_text()))
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(
                 f"costs={str(path)!r} cannot be read: {type(error).__name__}: {error}",

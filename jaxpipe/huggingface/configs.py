@@ -52,7 +52,7 @@ def load_config(folder: Path) -> dict[str, Any]:
     try:
         theirs = json.loads(path.read_text())
         theirs.keys()
-    except (AttributeError, OSError, ValueError) as error:
+    except (AttributeError, OSError, RecursionError, ValueError) as error:
         raise ConfigError(
             explain(
                 f"{path} cannot be read: {error}", rule=f"huggingface-config: {CONFIG} is a JSON object", repair=repair

@@ -79,7 +79,7 @@ def read_source_model(workdir: Path) -> SourceModel | None:
     try:
         record = json.loads((folder / RECORD).read_text())
         headers, left_out = dict(record["headers"]), tuple(record["left_out"])
-    except (KeyError, OSError, TypeError, ValueError) as error:
+    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(
                 f"{folder / RECORD} cannot be read: {error}",

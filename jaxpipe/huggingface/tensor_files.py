@@ -130,7 +130,7 @@ def _read_index(folder: Path) -> str:
     text = path.read_text()
     try:
         json.loads(text)["weight_map"].items()
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(
                 f"{path} cannot be read: {error}",

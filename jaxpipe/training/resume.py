@@ -168,7 +168,7 @@ def check_same_data(path: Path, fingerprint: Fingerprint) -> None:
         return
     try:
         before = Fingerprint.from_json((path / DATA).read_text())
-    except (KeyError, OSError, TypeError, ValueError) as error:
+    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(
                 f"{path / DATA} cannot be read: {type(error).__name__}: {error}",

@@ -119,7 +119,7 @@ def read_config(workdir: str) -> ConfigDict:
     try:
         saved = json.loads(path.read_text())
         config = base_config(saved["model"]["family"])
-    except (KeyError, OSError, TypeError, ValueError) as error:
+    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(
                 f"{path} cannot be read: {str(error).splitlines()[0]}",
