@@ -18,7 +18,7 @@ from jaxpipe.command_line import exit_status, parse
 from jaxpipe.config.base import base_config, unknown_field
 from jaxpipe.config.file import ConfigFile, raised_by_config, read_config_file
 from jaxpipe.config.model import model_section
-from jaxpipe.errors import ConfigError, JaxpipeError, closest, explain
+from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.mesh.devices import skip_absent_gpus
 from jaxpipe.models import FAMILIES
 

@@ -130,12 +130,12 @@ def prepare(
 
 
 def _check_output(output: str, *, overwrite: bool) -> None:
-    if output.endswith(os.sep):
+    if output.endswith(os.sep) or local_path(output).is_dir():
         raise ConfigError(
             explain(
                 f"--output={output} is a folder",
                 rule="output-prefix: the files are named as --output and an ending, .bin, .idx, .tokenizer.json",
-                repair=f"name them, as --output={output}text",
+                repair=f"name them, as --output={output.rstrip(os.sep)}/text",
             )
         )
     targets = [tokens_path(output), index_path(output), tokenizer_path(output)]

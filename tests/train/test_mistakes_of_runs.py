@@ -56,7 +56,7 @@ def files(tmp_path_factory):
         ("prepare --input=@/text.txt --tokenizer=@/deep.json --output=@/new", "rule tokenizer-form"),
         ("checkpoints.__main__ list @/folder", "rule checkpoint-there"),
         ("checkpoints.__main__ rm @/folder", "value should be one of <list|verify>"),
-        ("measure.__main__ --config=configs/bench_cpu.py --output=@/folder", "is there already"),
+        ("measure.__main__ --config=configs/bench_cpu.py --output=@/folder", "is a folder"),
         ("measure.__main__ --config=configs/bench_cpu.py --microbatch_sizes=\uff12", "rule microbatch-sizes"),
         ("bench --config=configs/bench_cpu.py --workdir=@/run", "no flag --workdir"),
         (f"plan {CONFIG} --topology=a100-80g:1x8 --costs=@/deep.json", "deep.json' cannot be read"),
