@@ -131,6 +131,7 @@ def write_indexed(
         DataError: a file cannot be written, or a token is not in the vocabulary; then no file is left.
 
     Example:
+        >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     with write_indexed(f"{folder}/text", vocab_size=256) as writer:
