@@ -79,7 +79,10 @@ def test_what_does_not_fit_a_file_is_one_error_with_its_repair(tmp_path, change,
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("0F0,0B0\n1B0,1F0\n", ["forward-first", "swap positions 0 and 1 of device 1"]), ("0F0,X\n", ["'X'", "line 1"])],
+    [
+        ("0F0,0B0\n1B0,1F0\n", ["forward-first", "swap positions 0 and 1 of device 1"]),
+        ("0F0,X\n", ["'X'", "device 0, cell 1"]),
+    ],
 )
 def test_a_file_that_breaks_a_rule_is_told(tmp_path, text, words):
     path = tmp_path / "broken.csv"
