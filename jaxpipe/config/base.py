@@ -102,6 +102,10 @@ def _data_section(family: str) -> ConfigDict:
     data.seq_len = 128  # tokens of one sequence
     data.heldout_fraction = 0.05  # fraction of the text that is held out, about; in (0, 0.5]
     data.seed = 0  # of the order of the sequences, and of masks
+    if not family_named(family).masked:
+        # What a row of tokens is: "windows" of the running text, in which attention crosses the ends of documents;
+        # whole "documents" back to back, each of which sees itself alone; "none", one document, padded.
+        data.packing = "windows"
     if family_named(family).masked:
         data.mask_fraction = 0.15  # fraction of the tokens of a sequence to predict; in (0, 1]
         data.short_fraction = 0.1  # fraction of sequences shorter than seq_len, about

@@ -22,6 +22,7 @@ from jaxpipe.config.model import (
     model_config,
 )
 from jaxpipe.config.pipeline import check_costs, check_schedule_name, layers_per_stage, outline
+from jaxpipe.data.packing import PACKING
 from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
 from jaxpipe.paths import local_path
 
@@ -125,6 +126,8 @@ def _ranges(config: ConfigDict) -> Checks:
                 yield lambda path=f"{section}.{field}", value=value: _check_range(path, value)
     yield lambda: check_words_and_numbers(config)
     yield lambda: check_choice("model.dtype", config.model.dtype, DTYPES)
+    if "packing" in config.data:
+        yield lambda: check_choice("data.packing", config.data.packing, PACKING)
     yield lambda: check_choice("mesh.order", config.mesh.order, (AUTO, *ORDERS))
     yield lambda: check_schedule_name(config)
     yield lambda: check_costs(config)

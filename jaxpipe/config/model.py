@@ -11,6 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxpipe.data.packing import DOCUMENTS
 from jaxpipe.errors import ConfigError, check_choice, explain
 from jaxpipe.models import Family, ModelConfig, family_named
 from jaxpipe.models.attention import check_cudnn
@@ -108,6 +109,7 @@ def check_attention_kernel(config: ConfigDict) -> None:
         dtype=config.model.dtype,
         head_dim=anatomy.head_size,
         attention_dropout=anatomy.attention_dropout,
+        packs_documents=config.data.get("packing") == DOCUMENTS,
     )
 
 

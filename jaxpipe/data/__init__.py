@@ -5,7 +5,8 @@ from jaxpipe.data.causal import CausalSequences
 from jaxpipe.data.corpus import Blend, Corpus, load_corpus
 from jaxpipe.data.fingerprint import Fingerprint
 from jaxpipe.data.masked import MaskedSequences
-from jaxpipe.data.protocols import Batch, MaskedVocabulary, Sequences, Tokenizer, Tokens
+from jaxpipe.data.packing import PackedSequences
+from jaxpipe.data.protocols import Batch, Documents, MaskedVocabulary, Sequences, Tokenizer, Tokens
 from jaxpipe.data.tokenizer import load_tokenizer
 
 __all__ = [
@@ -14,9 +15,11 @@ __all__ = [
     "Blend",
     "CausalSequences",
     "Corpus",
+    "Documents",
     "Fingerprint",
     "MaskedSequences",
     "MaskedVocabulary",
+    "PackedSequences",
     "Sequences",
     "Tokenizer",
     "Tokens",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.data.protocols import Batch, Tokens
+from jaxpipe.data.protocols import Batch, Documents, Tokens
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class CausalSequences:
     document and begin the next. Nothing is padded, and only the end of the source is left out.
 
     Attributes:
-        tokens: the source, at least `seq_len + 1` tokens; read only where a sequence is taken.
+        tokens: the source, at least `seq_len + 1` tokens; read only where a sequence is taken. Of Documents that are
+            not learned as a whole, only what is learned is a target.
         seq_len: tokens of one sequence.
 
     Example:
@@ -25,7 +26,7 @@ class CausalSequences:
         array([[ 9, 10, 11, 12]], dtype=int32)
     """
 
-    tokens: Tokens
+    tokens: Tokens | Documents
     seq_len: int
 
     @property
@@ -36,8 +37,12 @@ class CausalSequences:
     def take(self, indices: np.ndarray, *, epoch: int) -> Batch:
         """Returns the arrays "tokens" and "targets", the next tokens, each "sequence seq", int32."""
         del epoch
-        window = self.tokens[indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)].astype(np.int32)
-        return {"tokens": window[:, :-1], "targets": window[:, 1:]}
+        positions = indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)
+        window = self.tokens[positions].astype(np.int32)
+        targets = window[:, 1:]
+        if isinstance(self.tokens, Documents) and self.tokens.learned is not None:
+            targets = self.tokens.targets(positions[:, 1:])
+        return {"tokens": window[:, :-1], "targets": targets}
 
     def fill(self, num_sequences: int) -> Batch:
         """Returns rows whose targets are all -1, which the loss ignores."""

@@ -17,9 +17,9 @@ import numpy as np
 
 from jaxpipe.data.files import INDEXED, parse_blend, read_text_file, text_files
 from jaxpipe.data.fingerprint import Fingerprint, fingerprint
-from jaxpipe.data.indexed import IndexedTokens
+from jaxpipe.data.indexed import IndexedTokens, read_learned
 from jaxpipe.data.indexed_format import tokens_path
-from jaxpipe.data.protocols import Tokenizer, Tokens
+from jaxpipe.data.protocols import Documents, Tokenizer, Tokens
 from jaxpipe.errors import ConfigError, DataError, explain
 
 BLOCK_TOKENS = 65536  # every k-th block of this many tokens is held out; blocks of short text are smaller
@@ -30,11 +30,11 @@ class Blend:
     """Sources of tokens, and their weights in a batch.
 
     Attributes:
-        sources: the tokens of each source.
+        sources: the documents of each source.
         weights: the weight of each source; a source's share of a batch is its weight over the sum of all.
     """
 
-    sources: tuple[Tokens, ...]
+    sources: tuple[Documents, ...]
     weights: tuple[Fraction, ...] = (Fraction(1),)
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class Corpus:
     num_files: int
     train: Blend
     heldout: Blend
-    sources: Mapping[str, Tokens]
+    sources: Mapping[str, Documents]
     tokenizer: Tokenizer
 
     @cached_property
@@ -97,7 +97,7 @@ def load_corpus(
     else:
         paths = text_files(files)
         num_files, weights = len(paths), {files: Fraction(1)}
-        sources = {files: tokenizer.encode_documents(read_text_file(path, files) for path in paths)}
+        sources = {files: _encoded([*tokenizer.encode_documents(read_text_file(path, files) for path in paths)])}
     for name, tokens in sources.items():
         num_sequences = math.ceil(batch_size * weights[name] / sum(weights.values()))
         _check_length(name, len(tokens), num_sequences=num_sequences, seq_len=seq_len, every=every)
@@ -144,19 +144,39 @@ class Blocks:
         skipped = self._num_train if self.is_heldout else self.block_size
         return self.tokens[positions + (positions // run + self.is_heldout) * skipped]
 
+    def ends(self, ends: np.ndarray) -> np.ndarray:
+        """Returns where documents end in this part, "end", ascending; a document is cut where the part leaves it.
+
+        Args:
+            ends: "document", the end of each in all tokens.
+        """
+        cycle, offset = np.divmod(ends[ends > 0] - 1, self.block_size * self.every)  # of a document's last token
+        is_here = (offset >= self._num_train) == self.is_heldout
+        run = self.block_size if self.is_heldout else self._num_train
+        here = cycle * run + offset - self._num_train * self.is_heldout + 1
+        return np.union1d(here[is_here], np.append(np.arange(run, len(self), run), len(self)))
+
     @property
     def _num_train(self) -> int:
         """Tokens to train on between two held-out blocks."""
         return self.block_size * (self.every - 1)
 
 
-def split_blocks(tokens: Tokens, *, every: int) -> tuple[Blocks, Blocks]:
-    """Returns `tokens` without every `every`-th block, and those blocks.
+def split_blocks(documents: Documents, *, every: int) -> tuple[Documents, Documents]:
+    """Returns `documents` without every `every`-th block of tokens, and those blocks.
 
-    Blocks are spread over the text, so both parts contain the same kinds of documents.
+    Blocks are spread over the text, so both parts contain the same kinds of documents; some are cut in two.
     """
-    block_size = min(BLOCK_TOKENS, len(tokens) // every)
-    return Blocks(tokens, block_size, every, is_heldout=False), Blocks(tokens, block_size, every, is_heldout=True)
+    block_size = min(BLOCK_TOKENS, len(documents) // every)
+
+    def part(*, is_heldout: bool) -> Documents:
+        def block(tokens: Tokens) -> Blocks:
+            return Blocks(tokens, block_size, every, is_heldout)
+
+        learned, tokens = documents.learned, block(documents.tokens)
+        return Documents(tokens, lambda: tokens.ends(documents.ends), None if learned is None else block(learned))
+
+    return part(is_heldout=False), part(is_heldout=True)
 
 
 @dataclass(frozen=True)
@@ -200,8 +220,15 @@ class CheckedTokens:
         )
 
 
-def _open(prefix: str, vocab_size: int) -> CheckedTokens:
-    return CheckedTokens(IndexedTokens.open(prefix).tokens, str(tokens_path(prefix)), vocab_size)
+def _encoded(documents: list[np.ndarray]) -> Documents:
+    ends = np.cumsum([len(tokens) for tokens in documents], dtype=np.int64)
+    return Documents(np.concatenate(documents), lambda: ends)
+
+
+def _open(prefix: str, vocab_size: int) -> Documents:
+    indexed = IndexedTokens.open(prefix)
+    tokens = CheckedTokens(indexed.tokens, str(tokens_path(prefix)), vocab_size)
+    return Documents(tokens, indexed.ends, read_learned(indexed))
 
 
 def _check_length(name: str, num_tokens: int, *, num_sequences: int, seq_len: int, every: int) -> None:

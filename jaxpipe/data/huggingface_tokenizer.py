@@ -66,14 +66,11 @@ class HuggingFaceTokenizer:
         encodings = self.library.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
         return [self._ids(encoding) for encoding in encodings]
 
-    def encode_documents(self, documents: Iterable[bytes]) -> np.ndarray:
-        """Returns the tokens of all `documents`, with a separator after each."""
-        separator = self._array([self.separator])
-        parts = [self._array([])]
+    def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Yields the tokens of each of `documents`, with the separator after them."""
         for group in _groups(documents):
             for tokens in self.encode_batch(group):
-                parts += [tokens, separator]
-        return np.concatenate(parts)
+                yield np.append(tokens, self._array([self.separator]))
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text of `tokens`, special ones by their names; unused ones are left out."""

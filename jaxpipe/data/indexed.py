@@ -18,6 +18,7 @@ from jaxpipe.data.indexed_format import (
     END,
     HEADER,
     LENGTH,
+    LOSS,
     MAGIC,
     POINTER,
     VERSION,
@@ -82,6 +83,10 @@ class IndexedTokens:
         """Number of documents, empty ones included."""
         return len(self.documents) - 1
 
+    def ends(self) -> np.ndarray:
+        """Returns where each document ends, "document", int64, counted in tokens; reads the whole index."""
+        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])[self.documents[1:]]
+
     @property
     def dtype(self) -> np.dtype:
         """The integer type of a token."""
@@ -90,6 +95,27 @@ class IndexedTokens:
     def __reduce__(self) -> tuple:
         """Pickles the prefix, not the tokens: another process maps the files again."""
         return IndexedTokens.open, (self.prefix,)
+
+
+def read_learned(text: IndexedTokens) -> np.ndarray | None:
+    """Returns which tokens of `text` are to be learned, "tokens", from PREFIX.loss.bin and .idx; None without them.
+
+    Raises:
+        DataError: the files are damaged, or of another text.
+    """
+    prefix = f"{text.prefix}{LOSS}"
+    if not (tokens_path(prefix).is_file() or index_path(prefix).is_file()):
+        return None
+    learned = IndexedTokens.open(prefix)
+    if learned.num_tokens != text.num_tokens:
+        raise _damaged(
+            f"{tokens_path(prefix)} is of another text",
+            rule="indexed-loss: PREFIX.loss.bin has a number for each token of PREFIX.bin, 1 if it is learned, else 0",
+            picture=f"{tokens_path(text.prefix)}: {text.num_tokens} tokens\n"
+            f"{tokens_path(prefix)}: {learned.num_tokens}",
+            repair="write all files again with python -m jaxpipe.prepare, or remove those of the loss to learn all",
+        )
+    return learned.tokens
 
 
 def _mapped(path: Path, dtype: np.dtype, first_byte: int, num: int) -> np.ndarray:

@@ -12,6 +12,9 @@ PREFIX.bin contains only the tokens of all sequences, concatenated. PREFIX.idx i
       8 S  int64   first byte of each sequence in PREFIX.bin
       8 E  int64   ends of documents, counted in sequences: 0, the end of the first document, ..., S
 
+PREFIX.loss.bin and PREFIX.loss.idx, if there are any, have the same form: for each token 1 if a model learns to predict
+it, 0 if it only reads it. They are jaxpipe's own; Megatron-LM reads the other two without them.
+
 Multimodal data have S bytes more, a mode for each sequence; jaxpipe does not read these.
 
 Source: class _IndexWriter and class DType in megatron/core/datasets/indexed_dataset.py of NVIDIA/Megatron-LM.
@@ -28,7 +31,7 @@ from jaxpipe.paths import local_path
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-TOKENIZER = ".tokenizer.json"
+TOKENIZER, LOSS = ".tokenizer.json", ".loss"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, code, sequences, document ends
 LENGTH, POINTER, END = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
 

@@ -1,12 +1,12 @@
 """The interfaces between the parts of this package: tokens, tokenizers, sequences of tokens, and batches of them.
 
-`corpus` gives `Tokens`, a `Tokenizer` says what they mean, `causal` and `masked` cut them into `Sequences`, and
-`batches` groups these into a `Batch`.
+`corpus` gives `Documents` of `Tokens`, a `Tokenizer` says what they mean, `causal`, `packing` and `masked` cut them into
+`Sequences`, and `batches` groups these into a `Batch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -26,6 +26,48 @@ class Tokens(Protocol):
     def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
         """Returns the tokens at `positions`, of the same shape."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """Tokens of which it is known where documents end, and which of them a model is to learn.
+
+    Attributes:
+        tokens: all documents, concatenated.
+        find_ends: returns the end of each document, "document", int64, ascending; called when `ends` is first read.
+        learned: for each token 1 if it is to be predicted, 0 if it is only read, as a prompt is; None: all are.
+
+    Example:
+        >>> Documents(np.arange(7), lambda: np.array([3, 7])).ends
+        array([3, 7])
+    """
+
+    tokens: Tokens
+    find_ends: Callable[[], np.ndarray]
+    learned: Tokens | None = None
+
+    @classmethod
+    def one(cls, tokens: Tokens) -> Documents:
+        """All `tokens` as one document."""
+        return cls(tokens, lambda: np.array([len(tokens)]))
+
+    def __len__(self) -> int:
+        """Tokens of all documents."""
+        return len(self.tokens)
+
+    def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
+        """Returns the tokens at `positions`, of the same shape."""
+        return self.tokens[positions]
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """The end of each document, "document", int64, ascending; the last is the number of tokens."""
+        return self.find_ends()
+
+    def targets(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the tokens at `positions` as targets, int32: -1, which the loss ignores, for those not learned."""
+        tokens = self.tokens[positions].astype(np.int32)
+        return tokens if self.learned is None else np.where(self.learned[positions] != 0, tokens, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +130,8 @@ class Tokenizer(Protocol):
         """Returns the "tokens" of each of `texts`; uses all cores."""
         ...
 
-    def encode_documents(self, documents: Iterable[bytes]) -> np.ndarray:
-        """Returns the "tokens" of all `documents`, concatenated, with a separator after each."""
+    def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Yields the "tokens" of each of `documents`, with the separator after them."""
         ...
 
     def decode(self, tokens: Iterable[int]) -> str:

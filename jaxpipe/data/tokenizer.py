@@ -6,7 +6,7 @@ Goes in: "byte", or the path of a tokenizer.json. Comes out: a `Tokenizer`. Left
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,9 +89,10 @@ class ByteTokenizer:
         """Returns the bytes of each of `texts`."""
         return [self.encode(text) for text in texts]
 
-    def encode_documents(self, documents: Iterable[bytes]) -> np.ndarray:
-        """Returns the bytes of all `documents`, with a NUL byte after each."""
-        return self.encode(b"".join(part for document in documents for part in (document, bytes([END]))))
+    def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Yields the bytes of each of `documents`, with a NUL byte after them."""
+        for document in documents:
+            yield self.encode(document + bytes([END]))
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text of `tokens`: invalid UTF-8 and unknown tokens as U+FFFD, special tokens by their names."""

@@ -32,6 +32,7 @@ from jaxpipe.models.attention_chunked import chunked
 
 __all__ = ["ATTENTION", "AttentionDropout", "Visible", "check_cudnn", "chunked", "cudnn", "xla"]
 
+_NO_DOCUMENTS = "data.packing='documents': JAX gives it no mask between the documents of a row"
 _MAX_CUDNN_HEAD_DIM = 256  # on Hopper and later; jax itself refuses more than 128 on older GPUs
 
 
@@ -121,10 +122,12 @@ def cudnn(
         "batch seq head head_dim".
 
     Raises:
-        ConfigError: dropout is above 0.
+        ConfigError: dropout is above 0, or rows are documents back to back.
     """
     if dropout is not None and dropout.rate:
         raise _refusal([_no_dropout(dropout.rate)])
+    if visible.positions is not None:
+        raise _refusal([_NO_DOCUMENTS])
     padding_mask = visible.padding_mask
     return jax.nn.dot_product_attention(
         query,
@@ -138,7 +141,9 @@ def cudnn(
     )
 
 
-def check_cudnn(*, platform: str, dtype: str, head_dim: int, attention_dropout: float) -> None:
+def check_cudnn(
+    *, platform: str, dtype: str, head_dim: int, attention_dropout: float, packs_documents: bool = False
+) -> None:
     """Raises ConfigError, with all reasons, if `cudnn` cannot compute a model's attention.
 
     Args:
@@ -146,6 +151,7 @@ def check_cudnn(*, platform: str, dtype: str, head_dim: int, attention_dropout: 
         dtype: dtype that the layers compute in.
         head_dim: size of a head.
         attention_dropout: the probability to drop.
+        packs_documents: whether a row has several documents that do not see each other.
 
     Raises:
         ConfigError: cuDNN does not support the model or platform.
@@ -159,6 +165,8 @@ def check_cudnn(*, platform: str, dtype: str, head_dim: int, attention_dropout: 
         reasons.append(f"head_dim={head_dim}: not a multiple of 8 up to {_MAX_CUDNN_HEAD_DIM}")
     if attention_dropout:
         reasons.append(_no_dropout(attention_dropout))
+    if packs_documents:
+        reasons.append(_NO_DOCUMENTS)
     if reasons:
         raise _refusal(reasons)
 
@@ -171,7 +179,8 @@ def _refusal(reasons: list[str]) -> ConfigError:
     return ConfigError(
         explain(
             "model.attention='cudnn' cannot compute this model's attention",
-            rule="attention-cudnn: an NVIDIA GPU, bfloat16 or float16, head_dim a multiple of 8, no attention dropout",
+            rule="attention-cudnn: an NVIDIA GPU, bfloat16 or float16, head_dim a multiple of 8, no attention dropout,"
+            " a row that is one document or a window",
             picture="\n".join(reasons),
             repair="set model.attention='chunked', which saves the same for backward",
         )

@@ -1,8 +1,8 @@
 """A block of attention: consecutive queries against the keys that they may see.
 
-`Visible` has the positions and the padding mask that decide which keys a query sees; a mask for the scores of a block
-is made where it is used. A vjp keeps the padding mask as it was given, an array of the microbatch, which costs nothing;
-it never keeps a mask made from it. The rest is common to all attention functions: heads as matrices, scores, dropout,
+`Visible` has the arrays of the microbatch that decide which keys a query sees; a mask for the scores of a block is made
+where it is used. A vjp keeps these arrays as they were given, which costs nothing; it never keeps a mask made from
+them. The rest is common to all attention functions: heads as matrices, scores, dropout,
 and the gradients of a block. There every array is a matrix for each sequence and key-value head: the queries of a group
 of heads stand one below the other, "batch kv_head (group query) head_dim", so that keys and values are never repeated.
 """
@@ -36,20 +36,29 @@ class QueryBlock(NamedTuple):
         return self.end_query - self.first_query
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["padding_mask"], meta_fields=["causal", "window"])
+@partial(jax.tree_util.register_dataclass, data_fields=["padding_mask", "positions"], meta_fields=["causal", "window"])
 @dataclass(frozen=True)
 class Visible:
-    """The keys that a query sees; as a pytree its leaf is the padding mask, the rest is static.
+    """The keys that a query sees; as a pytree its leaves are the arrays, the rest is static.
 
     Attributes:
         causal: whether a query sees no keys after it.
         window: number of last keys that a query sees, itself included; None: all. Requires `causal`.
         padding_mask: int32 "batch key", 1 for a token and 0 for padding, which no query sees; None: all are tokens.
+        positions: int32 "batch seq", the position of each token in its document. A row is documents back to back, and a
+            query sees the keys of its own document; None: a row is one document.
     """
 
     causal: bool = True
     window: int | None = None
     padding_mask: jax.Array | None = None
+    positions: jax.Array | None = None
+
+    @property
+    def document_starts(self) -> jax.Array:
+        """Where in its row the document of each token begins, "batch seq"; equal for the tokens of one document."""
+        assert self.positions is not None
+        return jnp.arange(self.positions.shape[1]) - self.positions
 
     def block(self, first_query: int, end_query: int, *, seq: int, multiple: int = 1) -> QueryBlock:
         """The block of these queries with the keys that they may see.
@@ -86,6 +95,10 @@ class Visible:
             seen.append(query[:, None] - key < self.window)
         if self.padding_mask is not None:
             seen.append(self.padding_mask[:, None, None, block.first_key : block.end_key] != 0)
+        if self.positions is not None:
+            starts = self.document_starts
+            of_query = jnp.tile(starts[:, block.first_query : block.end_query], scores.shape[2] // block.num_queries)
+            seen.append((of_query[:, :, None] == starts[:, None, block.first_key : block.end_key])[:, None])
         if not seen:
             return scores
         unseen = -jnp.inf if self.padding_mask is None else jnp.finfo(jnp.float32).min

@@ -1,12 +1,15 @@
 """Attention by blocks of queries: its saved arrays grow with the sequence, not with its square.
 
 A block of queries has whole rows of scores, only of the keys that it may see: the softmax needs no
-running maximum, and causal attention needs only about half of the matmuls. Plain XLA, for every platform.
+running maximum, and causal attention needs only about half of the matmuls. Where rows are documents back to back, a
+block begins with the first key of its documents, rounded to one of a few places. Plain XLA, for every platform.
 Source: Dao et al., FlashAttention, NeurIPS 2022, section 3.1, for the saved arrays and their use in backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -51,7 +54,7 @@ def blocks(seq: int, visible: Visible) -> list[QueryBlock]:
         >>> [tuple(block) for block in blocks(300, Visible())]
         [(0, 128, 0, 128), (128, 256, 0, 256), (256, 300, 0, 300)]
     """
-    size = BLOCK_MULTIPLE * -(-seq // (MAX_BLOCKS * BLOCK_MULTIPLE))
+    size = _size(seq)
     return [
         visible.block(first, min(first + size, seq), seq=seq, multiple=BLOCK_MULTIPLE) for first in range(0, seq, size)
     ]
@@ -69,32 +72,39 @@ def _forward(
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     num_kv_heads, seq = key.shape[2], query.shape[1]
     keys, values = to_matrices(key, num_kv_heads), to_matrices(value, num_kv_heads)
+    attended = partial(_attended, visible=visible, dropout=dropout, seq=seq)
     queries, outputs, log_sums = query, [], []
     for block in blocks(seq, visible):
-        scores = visible_scores(
-            to_matrices(queries[:, block.first_query : block.end_query], num_kv_heads),
-            keys[:, :, block.first_key : block.end_key],
-            visible=visible,
-            block=block,
-            product_dtype=jnp.float32,
-        )
-        largest = scores.max(axis=-1, keepdims=True)
-        weights = jnp.exp(scores - largest)
-        total = weights.sum(axis=-1, keepdims=True)
-        dropped = drop(weights, dropout, block=block, seq=seq).astype(value.dtype)
-        product = jnp.einsum(
-            "bhqk,bhkd->bhqd",
-            dropped,
-            values[:, :, block.first_key : block.end_key],
-            preferred_element_type=jnp.float32,
-        )
-        output = from_matrices((product / total).astype(query.dtype), block.num_queries)
+        query_block = to_matrices(queries[:, block.first_query : block.end_query], num_kv_heads)
+        product, log_sum = _of_seen_keys(attended, block, visible, query_block, keys, values)
+        output = from_matrices(product.astype(query.dtype), block.num_queries)
         # One block after the other: without it a GPU's scheduler keeps the scores of several at once.
         output, queries = jax.lax.optimization_barrier((output, queries))
         outputs.append(output)
-        log_sums.append((largest + jnp.log(total)).reshape(*keys.shape[:2], -1, block.num_queries))
+        log_sums.append(log_sum.reshape(*keys.shape[:2], -1, block.num_queries))
     output = jnp.concatenate(outputs, axis=1)
     return output, (query, key, value, output, jnp.concatenate(log_sums, axis=-1), visible, dropout)
+
+
+def _attended(
+    block: QueryBlock,
+    query_block: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    *,
+    visible: Visible,
+    dropout: AttentionDropout | None,
+    seq: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Output and log-sum-exp of a block of queries, float32 matrices."""
+    key_block, value_block = (x[:, :, block.first_key : block.end_key] for x in (keys, values))
+    scores = visible_scores(query_block, key_block, visible=visible, block=block, product_dtype=jnp.float32)
+    largest = scores.max(axis=-1, keepdims=True)
+    weights = jnp.exp(scores - largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    dropped = drop(weights, dropout, block=block, seq=seq).astype(value_block.dtype)
+    product = jnp.einsum("bhqk,bhkd->bhqd", dropped, value_block, preferred_element_type=jnp.float32)
+    return product / total, largest + jnp.log(total)
 
 
 def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
@@ -106,23 +116,12 @@ def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Arra
     cut = blocks(seq, visible)
     ends_before = [0, *(block.end_key for block in cut[:-1])]  # of the keys that any earlier block sees
     for block, end_before in zip(reversed(cut), reversed(ends_before), strict=True):
-        query_block, output_block, d_output_block = (
+        of_queries = [
             to_matrices(x[:, block.first_query : block.end_query], num_kv_heads) for x in (query, output, d_output)
-        )
-        key_block, value_block = (x[:, :, block.first_key : block.end_key] for x in (keys, values))
-        scores = visible_scores(query_block, key_block, visible=visible, block=block, product_dtype=jnp.float32)
-        d_query, d_key, d_value = block_gradients(
-            query_block,
-            key_block,
-            value_block,
-            jnp.exp(scores - log_sum[..., block.first_query : block.end_query].reshape(*keys.shape[:2], -1, 1)),
-            d_output_block,
-            output_dot=(output_block.astype(jnp.float32) * d_output_block.astype(jnp.float32)).sum(axis=-1),
-            dropout=dropout,
-            block=block,
-            seq=seq,
-            product_dtype=jnp.float32,
-        )
+        ]
+        of_queries.append(log_sum[..., block.first_query : block.end_query].reshape(*keys.shape[:2], -1, 1))
+        gradients = partial(_gradients, visible=visible, dropout=dropout, seq=seq, first_key=block.first_key)
+        d_query, d_key, d_value = _of_seen_keys(gradients, block, visible, *of_queries, keys, values)
         d_query = from_matrices(d_query, block.num_queries)
         d_key, d_value = _add_to_last(d_key_sum, d_key), _add_to_last(d_value_sum, d_value)
         (d_query, d_key, d_value), query = jax.lax.optimization_barrier(((d_query, d_key, d_value), query))
@@ -133,6 +132,73 @@ def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Arra
         d_key_sum, d_value_sum = d_key[:, :, :num_seen_before], d_value[:, :, :num_seen_before]
     d_key, d_value = (from_matrices(jnp.concatenate(parts[::-1], axis=2), seq) for parts in (d_keys, d_values))
     return jnp.concatenate(d_queries[::-1], axis=1), d_key, d_value, None, None
+
+
+def _gradients(
+    block: QueryBlock,
+    query_block: jax.Array,
+    output_block: jax.Array,
+    d_output_block: jax.Array,
+    log_sum_block: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    *,
+    visible: Visible,
+    dropout: AttentionDropout | None,
+    seq: int,
+    first_key: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients of a block's queries, and of the keys and values from `first_key` on, zeros before the block's own."""
+    key_block, value_block = (x[:, :, block.first_key : block.end_key] for x in (keys, values))
+    scores = visible_scores(query_block, key_block, visible=visible, block=block, product_dtype=jnp.float32)
+    d_query, d_key, d_value = block_gradients(
+        query_block,
+        key_block,
+        value_block,
+        jnp.exp(scores - log_sum_block),
+        d_output_block,
+        output_dot=(output_block.astype(jnp.float32) * d_output_block.astype(jnp.float32)).sum(axis=-1),
+        dropout=dropout,
+        block=block,
+        seq=seq,
+        product_dtype=jnp.float32,
+    )
+    if block.first_key == first_key:
+        return d_query, d_key, d_value
+    before = ((0, 0), (0, 0), (block.first_key - first_key, 0), (0, 0))
+    return d_query, jnp.pad(d_key, before), jnp.pad(d_value, before)
+
+
+def first_keys(block: QueryBlock, visible: Visible) -> list[int]:
+    """Places where the keys of a block may begin, the last first: twice as many blocks of keys from one to the next.
+
+    There is a program for each of them, so they are few.
+
+    Example:
+        >>> first_keys(QueryBlock(1024, 1280, 0, 1280), Visible(positions=jnp.zeros((1, 2048), jnp.int32)))
+        [1024, 768, 256, 0]
+    """
+    places, num_blocks = [block.first_key], 1
+    if visible.positions is not None:
+        while (place := block.first_query - (num_blocks - 1) * _size(visible.positions.shape[1])) > block.first_key:
+            places.insert(-1, place)
+            num_blocks *= 2
+    return places
+
+
+def _of_seen_keys(function: Callable[..., Any], block: QueryBlock, visible: Visible, *arrays: jax.Array) -> Any:
+    """Result of `function` for `block`, begun at the last of its `first_keys` that its documents allow, and `arrays`."""
+    places = first_keys(block, visible)
+    if len(places) == 1:
+        return function(block, *arrays)
+    first_seen = visible.document_starts[:, block.first_query].min()  # documents stand in the order of their starts
+    index = (first_seen < jnp.array(places[:-1])).sum()
+    return jax.lax.switch(index, [partial(function, block._replace(first_key=place)) for place in places], *arrays)
+
+
+def _size(seq: int) -> int:
+    """Queries of a block."""
+    return BLOCK_MULTIPLE * -(-seq // (MAX_BLOCKS * BLOCK_MULTIPLE))
 
 
 def _add_to_last(later: jax.Array | None, d_block: jax.Array) -> jax.Array:

@@ -19,6 +19,8 @@ from jaxpipe.models.attention import AttentionDropout, Visible
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import Linear, from_stream, to_stream
 
+Places = dict[str, jax.Array]  # the arrays of a microbatch that `Visible` has, by their names, as far as there are any
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -49,7 +51,8 @@ class SelfAttention(nnx.Module):
         attend: an attention of `jaxpipe.models.attention`.
         causal: whether a query sees no keys after it.
         window: number of last keys that a query sees, itself included; None: all.
-        rotate: function that adds positions to queries or keys "batch seq head head_dim"; None: no positions.
+        rotate: (queries or keys "batch seq head head_dim", positions "batch seq" or None for 0, 1, ...) -> the same with
+            positions added; None: no positions.
         dropout_rate: dropout rate of the attention probabilities.
         deviation: standard deviation of the initial kernels; of the output's kernel, `output_deviation`.
         tensor: the devices that share the heads.
@@ -66,7 +69,7 @@ class SelfAttention(nnx.Module):
         attend: Callable,
         causal: bool,
         window: int | None,
-        rotate: Callable[[jax.Array], jax.Array] | None,
+        rotate: Callable[[jax.Array, jax.Array | None], jax.Array] | None,
         dropout_rate: float,
         deviation: float,
         output_deviation: float,
@@ -83,13 +86,14 @@ class SelfAttention(nnx.Module):
         self.causal, self.window = causal, window
         self.dropout_rate, self.tensor = dropout_rate, tensor
 
-    def __call__(self, x: jax.Array, padding_mask: jax.Array | None, random: Randomness | None) -> jax.Array:
-        """Attention's addition to the stream `x` "batch local_seq hidden"; `padding_mask` as in `Visible`."""
+    def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> jax.Array:
+        """Attention's addition to the stream `x` "batch local_seq hidden"."""
         (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
         query, key, value = self._to_heads(columns)
         if self.rotate is not None:
-            query, key = self.rotate(query), self.rotate(key)
-        visible = Visible(self.causal, self.window, padding_mask)
+            positions = places.get("positions")
+            query, key = self.rotate(query, positions), self.rotate(key, positions)
+        visible = Visible(self.causal, self.window, **places)
         attended = self.attend(query, key, value, visible=visible, dropout=self._dropout(random))
         return to_stream(_merge_heads, (attended,), self.output, self.tensor)
 
@@ -153,9 +157,9 @@ class Block(nnx.Module):
         self.attention, self.feed_forward = attention, feed_forward
         self.dropout_rate, self.tensor = dropout_rate, tensor
 
-    def __call__(self, x: jax.Array, padding_mask: jax.Array | None, random: Randomness | None) -> jax.Array:
-        """The residual stream "batch local_seq hidden" after this layer; `padding_mask` as in `Visible`."""
-        x = x + self._drop(self.attention(x, padding_mask, random), random, Site.ATTENTION_OUTPUT)
+    def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> jax.Array:
+        """The residual stream "batch local_seq hidden" after this layer."""
+        x = x + self._drop(self.attention(x, places, random), random, Site.ATTENTION_OUTPUT)
         return x + self._drop(self.feed_forward(x), random, Site.FEED_FORWARD_OUTPUT)
 
     def _drop(self, y: jax.Array, random: Randomness | None, site: Site) -> jax.Array:

@@ -58,7 +58,8 @@ class Embedding(nnx.Module):
         """The residual stream "batch local_seq hidden".
 
         Args:
-            microbatch: "tokens" and, if there are token types, "token_types", each int32 "batch seq".
+            microbatch: "tokens"; "positions" if they are not 0, 1, ...; "token_types" if the model has such types; each
+                int32 "batch seq".
             random: None means no dropout.
         """
         return self.with_rows(self.rows(microbatch), microbatch, random)
@@ -73,11 +74,16 @@ class Embedding(nnx.Module):
         """The residual stream "batch local_seq hidden" from `rows`: all but the lookup of tokens."""
         x = self.tensor.scatter_sum(rows, 1)
         first_position = self.tensor.index() * x.shape[1]
-        if hasattr(self, "position"):
+
+        def own(whole: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(whole, first_position, x.shape[1], 1)
+
+        if hasattr(self, "position") and "positions" in microbatch:
+            x = x + take(self.position[...], own(microbatch["positions"]))
+        elif hasattr(self, "position"):
             x = x + lax.dynamic_slice_in_dim(self.position[...], first_position, x.shape[1])
         if hasattr(self, "token_type"):
-            token_types = lax.dynamic_slice_in_dim(microbatch["token_types"], first_position, x.shape[1], 1)
-            x = x + take(self.token_type[...], token_types)
+            x = x + take(self.token_type[...], own(microbatch["token_types"]))
         return drop(x, random, rate=self.dropout_rate, site=Site.EMBEDDING, first_position=first_position)
 
     def add_at_rows(self, total: jax.Array, microbatch: Microbatch, gradient: jax.Array) -> jax.Array:

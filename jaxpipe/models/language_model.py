@@ -25,6 +25,8 @@ from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cro
 Params = dict[str, Any]
 Microbatch = dict[str, jax.Array]
 
+PLACES = ("padding_mask", "positions")  # arrays of a microbatch that layers read, int32 "batch seq", if there are any
+
 
 class ModelConfig(Protocol):
     """Config of one model of a family, a frozen dataclass: its anatomy, its choices, and the modules that it builds."""
@@ -65,7 +67,10 @@ class ModelConfig(Protocol):
         ...
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """One layer: a module from (stream, padding mask or None, random) to the stream."""
+        """One layer: a module from (stream, places, random) to the stream.
+
+        `places` are the arrays of the microbatch named in PLACES, as far as it has them.
+        """
         ...
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
@@ -126,7 +131,7 @@ class LanguageModel:
         return {"shared": shared, "layers": _specs(self._abstract("block"))}
 
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
-        """Residual stream "batch local_seq hidden" of `microbatch["tokens"]`; BERT reads "token_types" too."""
+        """Residual stream "batch local_seq hidden" of "tokens", and of "positions" and "token_types" if there are."""
         return self._module("embedding", shared["embedding"])(microbatch, random)
 
     def layer(self, layer: Params, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
@@ -135,17 +140,19 @@ class LanguageModel:
         Args:
             layer: the parameters of one layer.
             x: the stream before it.
-            microbatch: the batch's arrays; "padding_mask" "batch seq", if any, is 0 for padding, which no token sees.
+            microbatch: the batch's arrays, of which it reads those of PLACES, each int32 "batch seq": "padding_mask" is 0
+                for padding, which no token sees; "positions" are those in documents that stand back to back, and a
+                token sees its own document alone.
             random: None means no dropout.
         """
 
-        def apply(layer: Params, x: jax.Array, padding_mask: jax.Array | None, random: Randomness | None) -> jax.Array:
-            return self._module("block", layer)(x, padding_mask, random)
+        def apply(layer: Params, x: jax.Array, places: Microbatch, random: Randomness | None) -> jax.Array:
+            return self._module("block", layer)(x, places, random)
 
         # prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
         full = self.config.recompute == "full"
         function = jax.checkpoint(apply, prevent_cse=False) if full else apply
-        return function(layer, x, microbatch.get("padding_mask"), random)
+        return function(layer, x, {name: microbatch[name] for name in PLACES if name in microbatch}, random)
 
     def head(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Any:
         """Sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""

@@ -74,25 +74,26 @@ def _scaled(frequency: float, scaling: RotaryScaling) -> float:
     return frequency * (part_kept + (1 - part_kept) / scaling.factor)
 
 
-def rotate(x: jax.Array, *, frequencies: tuple[float, ...]) -> jax.Array:
+def rotate(x: jax.Array, positions: jax.Array | None = None, *, frequencies: tuple[float, ...]) -> jax.Array:
     """Returns `x` with plane i, of elements i and i + head_dim / 2, turned by position * frequencies[i].
 
     Args:
-        x: "batch seq head head_dim", queries or keys; the first is at position 0.
+        x: "batch seq head head_dim", queries or keys.
+        positions: int32 "batch seq"; None: 0, 1, ... in every sequence.
         frequencies: one for each plane, in radians per position.
 
     Returns:
         Shape and dtype of `x`; computed in float32.
     """
-    return _rotate(x, frequencies)
+    return _rotate(x, positions, frequencies)
 
 
 # Its own jit, so that the table of frequencies is a constant inside; a layer that is recomputed would save it.
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-@partial(jax.jit, static_argnums=1)
-def _rotate(x: jax.Array, frequencies: tuple[float, ...]) -> jax.Array:
-    position = jnp.arange(x.shape[1], dtype=jnp.float32)
-    angle = position[:, None, None] * jnp.array(frequencies, jnp.float32)
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@partial(jax.jit, static_argnums=2)
+def _rotate(x: jax.Array, positions: jax.Array | None, frequencies: tuple[float, ...]) -> jax.Array:
+    position = jnp.arange(x.shape[1], dtype=jnp.float32) if positions is None else positions.astype(jnp.float32)
+    angle = position[..., None, None] * jnp.array(frequencies, jnp.float32)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
@@ -100,8 +101,11 @@ def _rotate(x: jax.Array, frequencies: tuple[float, ...]) -> jax.Array:
 
 # The transpose of a rotation is the rotation by the negative angle.
 _rotate.defvjp(
-    lambda x, frequencies: (_rotate(x, frequencies), None),
-    lambda frequencies, _, gradient: (_rotate(gradient, tuple(-frequency for frequency in frequencies)),),
+    lambda x, positions, frequencies: (_rotate(x, positions, frequencies), positions),
+    lambda frequencies, positions, gradient: (
+        _rotate(gradient, positions, tuple(-frequency for frequency in frequencies)),
+        None,
+    ),
 )
 
 

@@ -14,11 +14,13 @@ from jaxpipe.data import (
     Blend,
     CausalSequences,
     Corpus,
+    Documents,
     MaskedSequences,
+    PackedSequences,
     Sequences,
-    Tokens,
     load_corpus,
 )
+from jaxpipe.data.packing import NONE, WINDOWS
 from jaxpipe.program import Pipeline
 
 
@@ -44,7 +46,7 @@ def read_corpus(config: ConfigDict) -> Corpus:
 def batches_of(config: ConfigDict, part: Blend) -> Batches:
     """The batches of one part of the text, with the weights of its sources."""
     return Batches(
-        tuple(_sequences_of(config, tokens, source) for source, tokens in enumerate(part.sources)),
+        tuple(_sequences_of(config, documents, source) for source, documents in enumerate(part.sources)),
         batch_size=config.data.batch_size,
         num_microbatches=config.pipeline.num_microbatches,
         seed=config.data.seed,
@@ -57,15 +59,17 @@ def example_batch(config: ConfigDict) -> Batch:
     data, tokenizer = config.data, tokenizer_of(config)
     known = np.arange(tokenizer.vocab_size) if tokenizer.masked is None else tokenizer.masked.maskable
     tokens = np.random.default_rng(0).choice(known, data.batch_size * data.seq_len + 1)
-    return batches_of(config, Blend((tokens,))).at(0)
+    return batches_of(config, Blend((Documents.one(tokens),))).at(0)
 
 
-def _sequences_of(config: ConfigDict, tokens: Tokens, source: int) -> Sequences:
+def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequences:
     data, vocabulary = config.data, tokenizer_of(config).masked
+    if vocabulary is None and data.packing == WINDOWS:
+        return CausalSequences(documents, data.seq_len)
     if vocabulary is None:
-        return CausalSequences(tokens, data.seq_len)
+        return PackedSequences(documents, data.seq_len, one_each=data.packing == NONE)
     return MaskedSequences(
-        tokens,
+        documents,
         data.seq_len,
         vocabulary=vocabulary,
         mask_fraction=data.mask_fraction,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxpipe.data import Batches, CausalSequences, load_corpus, load_tokenizer
+from jaxpipe.data import Batches, CausalSequences, Documents, load_corpus, load_tokenizer
 from jaxpipe.data.corpus import Blocks, CheckedTokens, split_blocks
 from jaxpipe.data.indexed import IndexedTokens
 from jaxpipe.data.indexed_writer import write_indexed
@@ -93,7 +93,7 @@ def test_ten_gigabytes_cost_no_more_memory_than_what_is_read(tmp_path, monkeypat
     with path.open("wb") as file:
         file.truncate(10 * 10**9)  # a sparse file: no block of the disk is taken
     tokens = np.memmap(path, np.uint16, mode="r")
-    monkeypatch.setattr(IndexedTokens, "open", lambda prefix: SimpleNamespace(tokens=tokens))
+    monkeypatch.setattr(IndexedTokens, "open", lambda prefix: SimpleNamespace(tokens=tokens, prefix=prefix, ends=list))
     tracemalloc.start()
     corpus = load_corpus(f"indexed:{tmp_path}/large", **INDEXED)
     batches = Batches((CausalSequences(corpus.train.sources[0], 1024),), batch_size=8, num_microbatches=2, seed=0)
@@ -183,11 +183,20 @@ def test_places_may_be_of_any_shape_and_in_any_order():
 
 def test_blocks_are_large_and_of_a_short_text_such_that_there_is_one_to_hold_out(monkeypatch):
     monkeypatch.setattr("jaxpipe.data.corpus.BLOCK_TOKENS", 10)
-    train, heldout = split_blocks(np.arange(200), every=4)
+    train, heldout = split_blocks(Documents.one(np.arange(200)), every=4)
     assert heldout[np.arange(20)].tolist() == [*range(30, 40), *range(70, 80)]
-    train, heldout = split_blocks(np.arange(12), every=4)
+    train, heldout = split_blocks(Documents.one(np.arange(12)), every=4)
     assert heldout[np.arange(len(heldout))].tolist() == [9, 10, 11]
     assert len(train) == 9
+
+
+def test_documents_end_in_each_part_where_they_end_and_where_the_part_leaves_them(monkeypatch):
+    """Blocks of ten tokens, the third of each three held out; a document that ends with a block has one end."""
+    monkeypatch.setattr("jaxpipe.data.corpus.BLOCK_TOKENS", 10)
+    ends = np.array([4, 10, 25, 26, 47, 65])
+    train, heldout = split_blocks(Documents(np.arange(65), lambda: ends), every=3)
+    assert train.ends.tolist() == [4, 10, 20, 37, 40, 45]
+    assert heldout.ends.tolist() == [5, 6, 10, 20]
 
 
 def test_tokens_of_the_vocabulary_come_as_they_are():

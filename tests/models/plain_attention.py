@@ -35,9 +35,10 @@ def plain_attention(query, key, value, keep=None, visible=CAUSAL):
     group = query.shape[2] // key.shape[2]
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
-    seen = textbook.seen_keys(
-        query.shape[1], causal=visible.causal, window=visible.window, padding_mask=visible.padding_mask
-    )
+    positions = visible.positions
+    document = None if positions is None else (positions == 0).cumsum(axis=1)
+    kind = {"causal": visible.causal, "window": visible.window, "padding_mask": visible.padding_mask}
+    seen = textbook.seen_keys(query.shape[1], **kind, document=document)
     scores = jnp.where(seen, scores, -jnp.inf)
     probabilities = jax.nn.softmax(scores, axis=-1)
     if keep is not None:
@@ -52,6 +53,13 @@ def value_and_grads(form, query, key, value, weight):
 
     grads, output = jax.jit(jax.grad(objective, (0, 1, 2), has_aux=True))(query, key, value)
     return output, *grads
+
+
+def new_positions(seq: int, *firsts: int) -> jax.Array:
+    """Of two sequences: documents that begin at `firsts`, and a little later in the second."""
+    place = np.arange(seq)
+    starts = [max(first + later for first in (-later, *firsts) if first + later <= at) for later in (0, 3) for at in place]
+    return jnp.array(np.tile(place, 2) - starts, jnp.int32).reshape(2, seq)
 
 
 def new_padding_mask(seq: int, *, at_end: bool) -> jax.Array:

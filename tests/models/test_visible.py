@@ -5,9 +5,10 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_attention import kept, new_arrays, new_dropout, new_padding_mask, plain_attention, value_and_grads
+from plain_attention import kept, new_arrays, new_dropout, new_padding_mask, new_positions, plain_attention, value_and_grads
 from small_models import in_tiers
 
+from jaxpipe.models import attention_chunked
 from jaxpipe.models.attention import Visible, chunked, xla
 from jaxpipe.models.attention_chunked import blocks
 
@@ -19,6 +20,13 @@ VISIBLE = {
     "window": lambda seq: Visible(window=seq // 3),
     "window longer than the sequence": lambda seq: Visible(window=seq + 1),
     "all three": lambda seq: Visible(window=seq // 2, padding_mask=new_padding_mask(seq, at_end=True)),
+    "documents": lambda seq: Visible(positions=new_positions(seq, seq // 5, seq // 2, 2 * seq // 3)),
+    "documents in both directions": lambda seq: Visible(causal=False, positions=new_positions(seq, 2)),
+    "all four": lambda seq: Visible(
+        window=seq // 2,
+        padding_mask=new_padding_mask(seq, at_end=True),
+        positions=new_positions(seq, seq // 3, seq // 2),
+    ),
 }
 
 
@@ -27,7 +35,7 @@ VISIBLE = {
     ("form", "seq", "name"),
     in_tiers(
         ((form, seq, name) for form, seq in ((xla, 7), (chunked, 300)) for name in VISIBLE),
-        default=[(xla, 7, "padding"), (xla, 7, "window"), (chunked, 300, "all three")],
+        default=[(xla, 7, "padding"), (xla, 7, "window"), (xla, 7, "documents"), (chunked, 300, "all four")],
     ),
 )
 def test_a_query_sees_these_keys_and_no_others(form, name, seq):
@@ -66,6 +74,16 @@ def test_a_padded_key_has_no_influence_at_all(form):
 def test_a_block_of_a_window_leaves_out_the_keys_before_it(window, expected):
     """Block 1 begins at 128, block 2 at 256: of a window of 129 its first query still sees the key at 128."""
     assert [block.first_key for block in blocks(300, Visible(window=window))] == expected
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 13, 16])
+def test_blocks_of_keys_without_a_document_of_the_queries_change_nothing(length, monkeypatch):
+    """Sixteen positions in blocks of two, documents of each length: every place where keys may begin is taken."""
+    monkeypatch.setattr(attention_chunked, "BLOCK_MULTIPLE", 1)
+    visible, arrays = Visible(positions=new_positions(16, *range(0, 16, length))), new_arrays(seq=16, num_kv_heads=2)
+    ours = value_and_grads(partial(chunked, visible=visible, dropout=None), *arrays)
+    for a, b in zip(ours, value_and_grads(partial(plain_attention, visible=visible), *arrays), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_a_block_that_is_not_causal_has_all_keys():

@@ -58,12 +58,18 @@ def rotary(x, theta, stretch=1.0):
     return x * cos + jnp.concatenate([-x[..., half:], x[..., :half]], axis=-1) * sin
 
 
-def seen_keys(seq, *, causal=True, window=None, padding_mask=None):
-    """Whether each query sees each key, "batch or 1, head 1, query, key", a pair at a time as it were."""
+def seen_keys(seq, *, causal=True, window=None, padding_mask=None, document=None):
+    """Whether each query sees each key, "batch or 1, head 1, query, key", a pair at a time as it were.
+
+    `document` "batch seq": a number for the document of each token.
+    """
     query, key = jnp.meshgrid(jnp.arange(seq), jnp.arange(seq), indexing="ij")
     seen = (key <= query) if causal else jnp.ones((seq, seq), bool)
     seen = seen if window is None else seen & (key > query - window)
-    return seen[None, None] if padding_mask is None else seen & (padding_mask == 1)[:, None, None]
+    seen = seen[None, None]
+    if document is not None:
+        seen = seen & (document[:, :, None] == document[:, None, :])[:, None]
+    return seen if padding_mask is None else seen & (padding_mask == 1)[:, None, None]
 
 
 def attention(params, x, *, num_heads, num_kv_heads, seen, theta=None, stretch=1.0, drop=nothing_dropped):

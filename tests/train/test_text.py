@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.config import base_config
-from jaxpipe.data import Blend
+from jaxpipe.data import Blend, Documents
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.errors import DataError
 from jaxpipe.training.batches import batches_of, example_batch, read_corpus
@@ -22,7 +22,7 @@ def small(family="gpt"):
 
 def test_sources_of_the_same_text_are_masked_each_in_its_own_way():
     config = small("bert")
-    tokens = np.tile(np.arange(200), 20)
+    tokens = Documents.one(np.tile(np.arange(200), 20))
     batches = batches_of(config, Blend((tokens, tokens), (Fraction(1), Fraction(1))))
     first, second = (source.take(np.arange(100), epoch=0) for source in batches.sources)
     # One or two of 13 words: by chance one in 13 rows, at most, is masked in the same place.
@@ -33,6 +33,16 @@ def test_sources_of_the_same_text_are_masked_each_in_its_own_way():
 @pytest.mark.parametrize("family", ["gpt", "llama", "bert"])
 def test_an_example_is_a_whole_batch(family):
     assert example_batch(small(family))["tokens"].shape == (2, 2, 16)
+
+
+@pytest.mark.parametrize("packing", ["windows", "documents", "none"])
+def test_an_example_has_the_arrays_of_its_packing(packing):
+    config = small()
+    config.data.packing = packing
+    batch = example_batch(config)
+    assert ("positions" in batch) == (packing == "documents")
+    assert {values.shape for values in batch.values()} == {(2, 2, 16)}
+    assert (batch["targets"] >= 0).all()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,215 @@
+"""Rows of whole documents: one a row, padded, or several back to back that do not see each other.
+
+Goes in: documents. Comes out: rows for `Batches`. A document of n tokens has n - 1 to predict, so it takes n - 1 columns
+of a row; a longer one than a row is cut into pieces, of which all but the last fill a row. Left to others: attention
+inside a document (`models.attention_blocks.Visible`), and windows over the running text (`causal`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from jaxpipe.data.protocols import Batch, Documents
+
+
+NONE, WINDOWS, DOCUMENTS = PACKING = ("none", "windows", "documents")  # what a row is, `data.packing` of a config
+
+
+@dataclass(frozen=True, eq=False)
+class PackedSequences:
+    """Rows of documents; every epoch has the same ones.
+
+        row        | A A A A A | B B B | . . |       two documents of 6 and 4 tokens, and padding
+        positions  | 0 1 2 3 4 | 0 1 2 | 0 1 |
+
+    Attributes:
+        documents: the source; read only where a row is taken.
+        seq_len: tokens of a row.
+        one_each: whether a row has one document, or piece of one; else as many as fit, by best fit.
+
+    Example:
+        >>> documents = Documents(np.arange(10), lambda: np.array([6, 10]))
+        >>> PackedSequences(documents, seq_len=10).take(np.array([0]), epoch=0)["positions"]
+        array([[0, 1, 2, 3, 4, 0, 1, 2, 0, 1]], dtype=int32)
+    """
+
+    documents: Documents
+    seq_len: int
+    one_each: bool = False
+
+    @property
+    def num_sequences(self) -> int:
+        """Rows of one epoch."""
+        return len(self._first_pieces) - 1
+
+    @property
+    def padding(self) -> float:
+        """The fraction of all columns that hold no document."""
+        return 1 - self._lengths.sum() / max(1, self.num_sequences * self.seq_len)
+
+    def take(self, indices: np.ndarray, *, epoch: int) -> Batch:
+        """Returns the arrays "tokens", "targets" and, if documents stand back to back, "positions".
+
+        Each is int32 "sequence seq". Targets are the next tokens, -1 where there is none or it is not learned; positions
+        are counted from the beginning of a piece, and once more in the padding.
+        """
+        del epoch
+        batch = self.fill(len(indices))
+        first, end = self._first_pieces[indices], self._first_pieces[indices + 1]
+        row = np.repeat(np.arange(len(indices)), end - first)
+        pieces = self._by_row[_ranges(first, end - first)]
+        lengths = self._lengths[pieces]
+        position = _ranges(np.zeros_like(lengths), lengths)
+        source = np.repeat(self._starts[pieces], lengths) + position
+        before = np.cumsum(lengths) - lengths  # columns of all rows before a piece
+        num_before_row = before[np.searchsorted(row, np.arange(len(indices)))]
+        place = np.repeat(row, lengths), np.repeat(before - num_before_row[row], lengths) + position
+        batch["tokens"][place] = self.documents[source]
+        batch["targets"][place] = self.documents.targets(source + 1)
+        if not self.one_each:
+            num_filled = np.bincount(row, lengths, len(indices)).astype(np.int64)
+            batch["positions"] -= num_filled[:, None].astype(np.int32)  # of the padding
+            batch["positions"][place] = position
+        return batch
+
+    def fill(self, num_sequences: int) -> Batch:
+        """Returns rows without a document: all targets are -1, which the loss ignores."""
+        shape = (num_sequences, self.seq_len)
+        batch = {"tokens": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
+        if not self.one_each:
+            batch["positions"] = np.tile(np.arange(self.seq_len, dtype=np.int32), (num_sequences, 1))
+        return batch
+
+    @cached_property
+    def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        return cut_documents(self.documents.ends, self.seq_len)
+
+    @property
+    def _starts(self) -> np.ndarray:
+        """Where each piece begins in the source, "piece"."""
+        return self._pieces[0]
+
+    @property
+    def _lengths(self) -> np.ndarray:
+        """Columns of each piece, "piece"."""
+        return self._pieces[1]
+
+    @cached_property
+    def _rows(self) -> tuple[np.ndarray, np.ndarray]:
+        lengths = self._lengths
+        row = np.arange(len(lengths)) if self.one_each else best_fit(lengths, self.seq_len)
+        by_row = np.argsort(row, kind="stable")
+        return by_row, np.searchsorted(row[by_row], np.arange(row.max(initial=-1) + 2))
+
+    @property
+    def _by_row(self) -> np.ndarray:
+        """The pieces in the order of their rows, "piece"."""
+        return self._rows[0]
+
+    @property
+    def _first_pieces(self) -> np.ndarray:
+        """Where the pieces of each row begin in `_by_row`, "row + 1"."""
+        return self._rows[1]
+
+
+def cut_documents(ends: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where pieces of documents begin, and how many tokens each predicts: 1 .. `seq_len`; "piece" each.
+
+    The next piece of a document begins with the last token that the one before it predicts.
+
+    Args:
+        ends: "document", the end of each, ascending.
+        seq_len: the longest piece.
+
+    Example:
+        >>> cut_documents(np.array([6, 7, 20]), 5)
+        (array([ 0,  7, 12, 17]), array([5, 5, 5, 2]))
+    """
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    to_predict = np.maximum(ends - starts - 1, 0)
+    num_pieces = -(-to_predict // seq_len)
+    begun = _ranges(np.zeros_like(num_pieces), num_pieces) * seq_len  # columns of the pieces before, of one document
+    return np.repeat(starts, num_pieces) + begun, np.minimum(np.repeat(to_predict, num_pieces) - begun, seq_len)
+
+
+def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """Returns the row of each piece, "piece": each goes where the least room is left, the longest pieces first.
+
+    All pieces of one length are placed together, so the work grows with the different lengths, not with the pieces. At
+    most 11/9 of the rows that are needed, and one more, are used.
+
+    Args:
+        lengths: "piece", each 1 .. `capacity`.
+        capacity: columns of a row.
+
+    Source: Ding et al., Fewer Truncations Improve Language Modeling, ICML 2024 (arXiv 2404.10830), algorithm 1; the
+    bound: Johnson et al., SIAM Journal on Computing 3(4), 1974.
+
+    Example:
+        >>> best_fit(np.array([3, 5, 2, 6, 4]), 8)
+        array([1, 1, 0, 0, 2])
+    """
+    rows = np.empty(len(lengths), np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    by_room: dict[int, list[np.ndarray]] = {}  # rows, by the columns that are left in them
+    num_rows = first = 0
+    ordered = lengths[order]
+    while first < len(order):
+        length = int(ordered[first])
+        end = int(np.searchsorted(-ordered, -length, side="right"))
+        pieces, first = order[first:end], end
+        for room in sorted(room for room in by_room if room >= length):
+            found = np.concatenate(by_room.pop(room))
+            pieces = _place(pieces, found, room, length, rows, by_room)
+            if not len(pieces):
+                break
+        if len(pieces):
+            new = num_rows + np.arange(-(-len(pieces) // (capacity // length)))
+            num_rows += len(new)
+            _place(pieces, new, capacity, length, rows, by_room)
+    return rows
+
+
+def _place(
+    pieces: np.ndarray,
+    found: np.ndarray,
+    room: int,
+    length: int,
+    rows: np.ndarray,
+    by_room: dict[int, list[np.ndarray]],
+) -> np.ndarray:
+    """Fills the rows `found`, one after the other, with `pieces` of one length; returns the pieces that are left.
+
+    Args:
+        pieces: "piece".
+        found: rows with `room` columns left.
+        room: at least `length`.
+        length: of each piece.
+        rows: the row of each piece, to be written.
+        by_room: rows by the columns that are left in them, to be added to.
+    """
+    in_each = room // length
+    placed = min(len(pieces), len(found) * in_each)
+    rows[pieces[:placed]] = np.repeat(found, in_each)[:placed]
+    num_full, in_last = divmod(placed, in_each)
+    for some, num_placed in (
+        (found[:num_full], in_each),
+        (found[num_full : num_full + 1], in_last),
+        (found[num_full + 1 :], 0),
+    ):
+        if len(some):
+            by_room.setdefault(room - num_placed * length, []).append(some)
+    return pieces[placed:]
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Concatenation of the numbers starts[i] .. starts[i] + lengths[i] - 1.
+
+    Example:
+        >>> _ranges(np.array([5, 0]), np.array([2, 3]))
+        array([5, 6, 0, 1, 2])
+    """
+    return np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
