@@ -1,8 +1,10 @@
 """Prepares text for training: its tokens on the disk, in Megatron-LM's indexed format.
 
     python -m jaxpipe.prepare --input='texts/*.txt' --tokenizer=bpe:32000 --output=data/text
+    python -m jaxpipe.prepare --input=chats.jsonl --format=chat --seq_len=2048 --tokenizer=models/qwen --output=data/chats
 
---input may be given several times. Writes PREFIX.bin, PREFIX.idx and PREFIX.tokenizer.json, where PREFIX is --output.
+--input may be given several times. Writes PREFIX.bin, PREFIX.idx and PREFIX.tokenizer.json, where PREFIX is --output;
+of conversations also PREFIX.loss.bin and PREFIX.loss.idx, which say what is learned: the answers.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.config.command_line import run
-from jaxpipe.data.indexed_format import TOKENIZER
+from jaxpipe.data.indexed_format import LOSS, TOKENIZER
 from jaxpipe.data.prepare.encoding import Tally
 from jaxpipe.data.prepare.preparation import Prepared, prepare
 from jaxpipe.data.prepare.reading import FORMATS
@@ -43,7 +45,14 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     flags.DEFINE_string("tokenizer", None, "'byte', a tokenizer.json or its folder, or bpe:VOCAB to train one.", values)
     flags.DEFINE_string("output", None, "PREFIX of the files that are written: .bin, .idx, .tokenizer.json.", values)
     flags.DEFINE_enum(
-        "format", "auto", FORMATS, "A document is a file, or the text of a JSON line; auto: by name.", values
+        "format", "auto", FORMATS, "A document is a file, the text of a JSON line, or a chat with answers to learn; auto: by name.", values
+    )
+    flags.DEFINE_integer(
+        "seq_len",
+        None,
+        "For --format=chat: the most tokens of a conversation, as data.seq_len; a longer one is an error.",
+        lower_bound=1,
+        flag_values=values,
     )
     flags.DEFINE_string("jsonl_key", "text", "The key of the text in a line's JSON object.", values)
     flags.DEFINE_boolean("masked", False, "For masked models, as BERT: with [PAD], [CLS], [SEP], [MASK].", values)
@@ -64,6 +73,7 @@ def execute(values: FlagValues) -> None:
         output=values.output,
         file_format=values.format,
         jsonl_key=values.jsonl_key,
+        seq_len=values.seq_len,
         is_masked=values.masked,
         overwrite=values.overwrite,
         log=lambda line: print(line, flush=True),
@@ -74,7 +84,9 @@ def execute(values: FlagValues) -> None:
 def format_prepared(prepared: Prepared) -> str:
     """Returns the report of a preparation: counts, speed, and the flags to train with."""
     one = prepared
-    written = [".bin", ".idx", *([TOKENIZER] if one.tokenizer != BYTE else [])]
+    has_loss, learned = one.num_learned is not None, one.num_learned or 0
+    loss = [f"{LOSS}.bin", f"{LOSS}.idx"] if has_loss else []
+    written = [".bin", ".idx", *loss, *([TOKENIZER] if one.tokenizer != BYTE else [])]
     trained = f", after {one.train_s:.1f} s of training the vocabulary" if one.train_s else ""
     lines = [
         f"read       {one.num_files:,} files, {one.num_text_bytes / 1e6:,.1f} MB of text",
@@ -83,10 +95,12 @@ def format_prepared(prepared: Prepared) -> str:
         f"documents  {one.num_documents:,}",
         f"vocabulary {one.vocab_size:,} tokens",
         f"tokens     {one.num_tokens:,}, {one.dtype.name}; {one.num_text_bytes / one.num_tokens:.2f} bytes a token",
+        *([f"learned    {learned:,} tokens, {learned / one.num_tokens:.1%}: the answers"] if has_loss else []),
         f"speed      {one.num_text_bytes / 1e6 / one.encode_s:.1f} MB/s: {one.encode_s:.1f} s{trained}",
         f"written    {', '.join(one.prefix + suffix for suffix in written)}",
         f"train with --config.data.files={shlex.quote(f'indexed:{one.prefix}')}"
-        f" --config.data.tokenizer={shlex.quote(one.tokenizer)} --config.model.vocab_size={one.vocab_size}",
+        f" --config.data.tokenizer={shlex.quote(one.tokenizer)} --config.model.vocab_size={one.vocab_size}"
+        + " --config.data.packing=documents" * has_loss,
     ]
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from jaxpipe.data.protocols import Tokenizer, Tokens
+from jaxpipe.data.protocols import Documents, Tokenizer, Tokens
 
 BLOCK_TOKENS = 2**14
 MAX_WHOLE_TOKENS = 2**24  # shorter sources are read whole, in less than a tenth of a second
@@ -30,8 +30,8 @@ class SourceFingerprint:
         name: the source's name in `data.files`; not compared, since files may move.
         share: the source's share of a batch, a fraction.
         num_tokens: length of the source.
-        crc32: checksum of the source's tokens as 32-bit little-endian integers; for a long source, of evenly spaced
-            blocks.
+        crc32: checksum of the source's tokens as 32-bit little-endian integers, and of which of them are learned if not
+            all are; for a long source, of evenly spaced blocks.
     """
 
     name: str = field(compare=False)
@@ -112,7 +112,11 @@ def _format_tokenizer(found: Fingerprint) -> str:
 
 
 def _crc32(tokens: Tokens) -> int:
-    crc = 0
+    learned = tokens.learned if isinstance(tokens, Documents) else None
+    return _crc32_from(_crc32_from(0, tokens), learned) if learned is not None else _crc32_from(0, tokens)
+
+
+def _crc32_from(crc: int, tokens: Tokens) -> int:
     for start in _block_starts(len(tokens)):
         block = tokens[np.arange(start, min(start + BLOCK_TOKENS, len(tokens)))]
         crc = zlib.crc32(block.astype("<i4").tobytes(), crc)

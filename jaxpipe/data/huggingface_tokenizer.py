@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +65,22 @@ class HuggingFaceTokenizer:
         """Returns the tokens of each of `texts`, encoded by the threads of the library, one text in each."""
         encodings = self.library.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
         return [self._ids(encoding) for encoding in encodings]
+
+    @property
+    def special_names(self) -> tuple[str, ...]:
+        """The names of the tokens that the file itself marks as special."""
+        return tuple(_marked_special(self.library).values())
+
+    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the tokens of each of `texts`, and the first character of each; names of special tokens are these."""
+        encodings = self._reading_special.encode_batch(list(texts), add_special_tokens=False)
+        return [(self._ids(one), np.array([first for first, _ in one.offsets], np.int64)) for one in encodings]
+
+    @cached_property
+    def _reading_special(self) -> tokenizers.Tokenizer:
+        library = tokenizers.Tokenizer.from_str(self.library.to_str())
+        library.encode_special_tokens = False
+        return library
 
     def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yields the tokens of each of `documents`, with the separator after them."""

@@ -13,6 +13,7 @@ from jaxpipe.data.indexed_format import (
     END,
     HEADER,
     LENGTH,
+    LOSS,
     MAGIC,
     POINTER,
     VERSION,
@@ -35,12 +36,15 @@ class IndexedWriter:
 
     Attributes:
         num_tokens: number of tokens written so far.
+        num_learned: number of them that are learned; None: all are, and nothing is written of it.
     """
 
-    def __init__(self, file: BinaryIO, *, vocab_size: int):
+    def __init__(self, file: BinaryIO, *, vocab_size: int, code: int | None = None, loss: IndexedWriter | None = None):
         self._file = file
         self._vocab_size = vocab_size
-        self._code = dtype_code(vocab_size)
+        self._code = dtype_code(vocab_size) if code is None else code
+        self._loss = loss
+        self.num_learned = None if loss is None else 0
         self._open_tokens = 0  # of the document that has begun but not ended
         self._lengths: list[np.ndarray] = []
         self._num_sequences: list[np.ndarray] = []  # of each document
@@ -56,19 +60,31 @@ class IndexedWriter:
         """The integer type of a token in the file."""
         return DTYPES[self._code]
 
-    def add(self, tokens: np.ndarray, lengths: np.ndarray | None = None, *, is_open: bool = False) -> None:
+    def add(
+        self,
+        tokens: np.ndarray,
+        lengths: np.ndarray | None = None,
+        *,
+        is_open: bool = False,
+        learned: np.ndarray | None = None,
+    ) -> None:
         """Writes documents.
 
         Args:
             tokens: "tokens", integers, all documents concatenated.
             lengths: "document", tokens of each, all of `tokens` together; None for one document.
             is_open: whether the last document continues with the tokens that are added next.
+            learned: for each token 1 if it is learned, else 0; if and only if `num_learned` counts them.
 
         Raises:
             DataError: a token is not in the vocabulary.
         """
         lengths = np.array([len(tokens)] if lengths is None else lengths, np.int64)
         assert lengths.sum() == len(tokens)
+        assert (learned is None) == (self._loss is None)
+        if self._loss is not None and learned is not None and self.num_learned is not None:
+            self._loss.add(learned, lengths.copy(), is_open=is_open)
+            self.num_learned += int(learned.sum())
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
             raise DataError(
                 explain(
@@ -118,7 +134,7 @@ class IndexedWriter:
 
 @contextmanager
 def write_indexed(
-    prefix: str, *, vocab_size: int, beside: Mapping[str, bytes] | None = None
+    prefix: str, *, vocab_size: int, beside: Mapping[str, bytes] | None = None, has_loss: bool = False
 ) -> Iterator[IndexedWriter]:
     """Yields a writer of PREFIX.bin and PREFIX.idx, which appear when the block ends without an error.
 
@@ -126,6 +142,7 @@ def write_indexed(
         prefix: path of both without their endings; existing files are replaced.
         vocab_size: every token is less; determines the dtype.
         beside: contents of other files of the same prefix by their endings, for example ".tokenizer.json".
+        has_loss: whether it is also written which tokens are learned, to PREFIX.loss.bin and PREFIX.loss.idx.
 
     Raises:
         DataError: a file cannot be written, or a token is not in the vocabulary; then no file is left.
@@ -141,12 +158,16 @@ def write_indexed(
         ['text.bin', 'text.idx']
     """
     others = {local_path(f"{prefix}{suffix}"): content for suffix, content in (beside or {}).items()}
-    paths = [tokens_path(prefix), *others, index_path(prefix)]
+    loss_paths = [tokens_path(f"{prefix}{LOSS}"), index_path(f"{prefix}{LOSS}")] if has_loss else []
+    paths = [tokens_path(prefix), *loss_paths, *others, index_path(prefix)]
     try:
         paths[0].parent.mkdir(parents=True, exist_ok=True)
         with whole_files(paths) as (tokens, *rest):
-            writer = IndexedWriter(tokens, vocab_size=vocab_size)
+            loss, rest = (IndexedWriter(rest[0], vocab_size=2, code=1), rest[1:]) if has_loss else (None, rest)
+            writer = IndexedWriter(tokens, vocab_size=vocab_size, loss=loss)
             yield writer
+            if loss is not None:
+                loss.write_index(rest.pop(0))
             for file, content in zip(rest, [*others.values()], strict=False):
                 file.write(content)
             writer.write_index(rest[-1])

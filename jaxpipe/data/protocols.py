@@ -130,6 +130,15 @@ class Tokenizer(Protocol):
         """Returns the "tokens" of each of `texts`; uses all cores."""
         ...
 
+    @property
+    def special_names(self) -> tuple[str, ...]:
+        """The special tokens as they are written in a text."""
+        ...
+
+    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the "tokens" of each of `texts`, and the first character of each; names of special tokens are these."""
+        ...
+
     def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yields the "tokens" of each of `documents`, with the separator after them."""
         ...

@@ -89,6 +89,18 @@ class ByteTokenizer:
         """Returns the bytes of each of `texts`."""
         return [self.encode(text) for text in texts]
 
+    @property
+    def special_names(self) -> tuple[str, ...]:
+        """The empty tuple: no text is written with special tokens."""
+        return ()
+
+    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the bytes of each of `texts`, and the character that each belongs to."""
+        sizes = [[len(letter.encode()) for letter in text] for text in texts]
+        return [
+            (self.encode(text), np.repeat(np.arange(len(text)), size)) for text, size in zip(texts, sizes, strict=True)
+        ]
+
     def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yields the bytes of each of `documents`, with a NUL byte after them."""
         for document in documents:

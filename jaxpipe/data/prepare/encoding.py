@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from jaxpipe.data.prepare.chat import ChatTemplate, MarkedText, marked_text
 from jaxpipe.data.prepare.reading import FilePart
 from jaxpipe.data.protocols import Tokenizer
 from jaxpipe.data.tokenizer import ByteTokenizer
@@ -48,6 +50,7 @@ class EncodedBlock:
         num_text_bytes: bytes of the text in UTF-8.
         replaced: places of invalid UTF-8.
         empty: documents without text, which are left out.
+        learned: for each token 1 if it is learned, 0 if it is only read; None: all are.
     """
 
     tokens: np.ndarray
@@ -56,6 +59,82 @@ class EncodedBlock:
     num_text_bytes: int
     replaced: Tally
     empty: Tally
+    learned: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """How lines of conversations become documents.
+
+    Attributes:
+        template: of the tokenizer, or None.
+        tokenizer: its name, for messages.
+        seq_len: the most tokens that a conversation may predict, as `data.seq_len`.
+    """
+
+    template: ChatTemplate | None
+    tokenizer: str
+    seq_len: int
+
+
+def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm) -> EncodedBlock:
+    """Returns the tokens of the conversations of `parts`, in which answers alone are learned.
+
+    A prompt with its answer ends with a separator, which is learned; messages end as their template ends them.
+
+    Raises:
+        DataError: a line is no conversation, or is longer than a row; `chat.marked_text` has the others.
+    """
+    special = tokenizer.special_names
+    lines = [line for part in parts for line in _json_lines(part)]
+    texts = [
+        marked_text(line.value, form.template, special=special, place=line.place, tokenizer=form.tokenizer)
+        for line in lines
+    ]
+    documents: list[tuple[np.ndarray, np.ndarray]] = [(tokenizer.encode(""), np.zeros(0, np.uint8))]
+    for line, text in zip(lines, texts, strict=True):
+        tokens, learned = (_rendered if text.has_special else _answered)(text, tokenizer)
+        _check_length(len(tokens) - 1, form.seq_len, line.place)
+        documents.append((tokens, learned))
+    tokens, learned = (np.concatenate(some) for some in zip(*documents, strict=True))
+    return EncodedBlock(
+        tokens,
+        np.array([len(one) for one, _ in documents[1:]], np.int64),
+        is_open=False,
+        num_text_bytes=sum(len(text.text.encode()) for text in texts),
+        replaced=sum((Tally(line.num_replaced, line.place) for line in lines if line.num_replaced), Tally(0)),
+        empty=Tally(0),
+        learned=learned,
+    )
+
+
+def _rendered(text: MarkedText, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of a rendered conversation, and which are learned: those that begin in an answer."""
+    ((tokens, first),) = tokenizer.encode_places([text.text])
+    learned = np.zeros(len(tokens), np.uint8)
+    for begin, end in text.spans:
+        learned |= (begin <= first) & (first < end)
+    return tokens, learned
+
+
+def _answered(text: MarkedText, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of a prompt, and of its answer by itself, as if the model went on from the prompt, with a separator."""
+    ((begin, _),) = text.spans
+    prompt, answer = tokenizer.encode(text.text[:begin]), tokenizer.encode(text.text[begin:])
+    tokens = np.concatenate([prompt, answer, [tokenizer.separator]]).astype(prompt.dtype)
+    return tokens, (np.arange(len(tokens)) >= len(prompt)).astype(np.uint8)
+
+
+def _check_length(num_predicted: int, seq_len: int, place: str) -> None:
+    if num_predicted > seq_len:
+        raise DataError(
+            explain(
+                f"{place} is longer than a row",
+                rule="chat-length: a conversation is not cut, so it fits into a row of data.seq_len tokens",
+                picture=f"{num_predicted} tokens to predict, --seq_len={seq_len}",
+                repair="set a larger --seq_len, and train with data.seq_len as large; or shorten or remove the line",
+            )
+        )
 
 
 def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -> EncodedBlock:
@@ -132,9 +211,8 @@ def texts_of(part: FilePart, *, key: str, keep_bytes: bool) -> Iterator[Text]:
         DataError: a line is not a JSON object with a text under `key`.
     """
     if part.file.is_jsonl:
-        for line, data in enumerate(part.data.split(b"\n"), part.line):
-            if data.strip():
-                yield _parse_line(data, key, part, line)
+        for line in _json_lines(part):
+            yield _text_under(key, line)
     elif keep_bytes:
         yield Text(part.data, part.is_end, 0, str(part.file.path))
     else:
@@ -142,35 +220,56 @@ def texts_of(part: FilePart, *, key: str, keep_bytes: bool) -> Iterator[Text]:
         yield Text(text, part.is_end, num_replaced, str(part.file.path))
 
 
-def _parse_line(data: bytes, key: str, part: FilePart, line: int) -> Text:
-    data = data.removeprefix(_BYTE_ORDER_MARK) if line == 1 else data
+_JSONL = "jsonl: every line is a JSON object with the text of a document"
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of JSON: its value, its text, the file and line, and how often invalid UTF-8 was replaced."""
+
+    value: Any
+    text: str
+    place: str
+    num_replaced: int
+
+
+def _json_lines(part: FilePart) -> Iterator[_Line]:
+    """Yields the lines that are not empty."""
+    for line, data in enumerate(part.data.split(b"\n"), part.line):
+        if data.strip():
+            yield _parse_line(data.removeprefix(_BYTE_ORDER_MARK) if line == 1 else data, f"{part.file.path}:{line}")
+
+
+def _parse_line(data: bytes, place: str) -> _Line:
     text, num_replaced = _decode(data)
-    place = f"{part.file.path}:{line}"
-    rule = "jsonl: every line is a JSON object with the text of a document"
     try:
-        document = json.loads(text)
+        return _Line(json.loads(text), text, place, num_replaced)
     except (ValueError, RecursionError) as error:
         raise DataError(
             explain(
                 f"{place} is not JSON",
-                rule=rule,
+                rule=_JSONL,
                 picture=f"{error}: {_shorten(text)}",
                 repair="correct or remove the line; --format=text takes a file that is plain text",
             )
         ) from error
+
+
+def _text_under(key: str, line: _Line) -> Text:
+    document = line.value
     value = document.get(key) if isinstance(document, dict) else None
     if not isinstance(value, str):
         keys = f"; its keys: {', '.join(document)}" if isinstance(document, dict) else ""
         raise DataError(
             explain(
-                f"{place} has no text under {key!r}",
-                rule=rule,
-                picture=f"found {_shorten(text)}{keys}",
-                repair="name the key of the text with --jsonl_key, or correct the line",
+                f"{line.place} has no text under {key!r}",
+                rule=_JSONL,
+                picture=f"found {_shorten(line.text)}{keys}",
+                repair="name the key of the text with --jsonl_key, or correct the line; --format=chat takes conversations",
             )
         )
     text, num_surrogates = _replace_surrogates(value)
-    return Text(text, True, num_replaced + num_surrogates, place)
+    return Text(text, True, line.num_replaced + num_surrogates, line.place)
 
 
 def _decode(data: bytes) -> tuple[str, int]:

@@ -18,9 +18,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
 from jaxpipe.data.huggingface_tokenizer import FILE
-from jaxpipe.data.indexed_format import TOKENIZER, index_path, tokenizer_path, tokens_path
+from jaxpipe.data.indexed_format import LOSS, TOKENIZER, index_path, tokenizer_path, tokens_path
 from jaxpipe.data.indexed_writer import write_indexed
-from jaxpipe.data.prepare.encoding import Tally, encode_block, texts_of
+from jaxpipe.data.prepare.chat import CHAT, read_template
+from jaxpipe.data.prepare.encoding import ChatForm, Tally, encode_block, encode_chat, texts_of
 from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks, read_file
 from jaxpipe.data.tokenizer import BYTE, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
@@ -42,6 +43,7 @@ class Prepared:
         num_text_bytes: bytes of the text in UTF-8.
         replaced: places of invalid UTF-8.
         empty: documents without text, which were left out.
+        num_learned: tokens that are learned; None: all are.
         train_s: seconds for training a vocabulary; 0 if none was trained.
         encode_s: seconds for reading, encoding and writing.
     """
@@ -58,6 +60,7 @@ class Prepared:
     empty: Tally
     train_s: float
     encode_s: float
+    num_learned: int | None = None
 
 
 def prepare(
@@ -67,6 +70,7 @@ def prepare(
     output: str,
     file_format: str = "auto",
     jsonl_key: str = "text",
+    seq_len: int | None = None,
     is_masked: bool = False,
     overwrite: bool = False,
     log: Callable[[str], None] = lambda _: None,
@@ -77,19 +81,21 @@ def prepare(
         inputs: files or globs.
         tokenizer: "byte", the path of a tokenizer.json or of its folder, or "bpe:VOCAB" to train one.
         output: path of the written files without their endings.
-        file_format: "text", "jsonl", or "auto", by the names of the files.
+        file_format: "text", "jsonl", "chat", or "auto", by the names of the files.
         jsonl_key: key of the text in a line's JSON object.
+        seq_len: for "chat", the most tokens that a conversation may predict.
         is_masked: whether a masked model will use it, so that the tokenizer has [CLS], [SEP], [MASK] and [PAD].
         overwrite: whether existing files are replaced.
         log: takes a line about the progress.
 
     Raises:
-        ConfigError: a file or tokenizer does not exist, or `output` already exists.
+        ConfigError: a file or tokenizer does not exist, `output` already exists, or "chat" lacks what it needs.
         DataError: a file is damaged, none has text, or `output` cannot be written.
     """
     vocab_size = vocab_size_of(tokenizer, is_masked=is_masked)
     files = find_files(inputs, file_format=file_format)
     _check_output(output, overwrite=overwrite)
+    _check_chat(file_format, seq_len, is_masked=is_masked or vocab_size is not None)
     with TemporaryDirectory(prefix="jaxpipe_prepare_") as folder:
         start = time.perf_counter()
         if vocab_size:
@@ -102,10 +108,14 @@ def prepare(
         loaded = load_tokenizer(tokenizer, is_masked=is_masked)
         beside = {} if tokenizer == BYTE else {TOKENIZER: _bytes_of(tokenizer)}
         num_text_bytes, replaced, empty = 0, Tally(0), Tally(0)
-        with write_indexed(output, vocab_size=loaded.vocab_size, beside=beside) as writer, _progress(files) as shown:
+        form = ChatForm(read_template(tokenizer), tokenizer, seq_len) if file_format == CHAT and seq_len else None
+        with (
+            write_indexed(output, vocab_size=loaded.vocab_size, beside=beside, has_loss=form is not None) as writer,
+            _progress(files) as shown,
+        ):
             for parts in shown(read_blocks(files)):
-                block = encode_block(parts, loaded, key=jsonl_key)
-                writer.add(block.tokens, block.lengths, is_open=block.is_open)
+                block = encode_chat(parts, loaded, form) if form else encode_block(parts, loaded, key=jsonl_key)
+                writer.add(block.tokens, block.lengths, is_open=block.is_open, learned=block.learned)
                 num_text_bytes += block.num_text_bytes
                 replaced += block.replaced
                 empty += block.empty
@@ -113,6 +123,9 @@ def prepare(
                 raise _no_text(files)
         if not beside:
             tokenizer_path(output).unlink(missing_ok=True)  # of an older preparation
+        if not form:
+            tokens_path(f"{output}{LOSS}").unlink(missing_ok=True)
+            index_path(f"{output}{LOSS}").unlink(missing_ok=True)
     return Prepared(
         prefix=output,
         tokenizer=f"{output}{TOKENIZER}" if beside else BYTE,
@@ -126,7 +139,20 @@ def prepare(
         empty=empty,
         train_s=trained - start if vocab_size else 0.0,
         encode_s=time.perf_counter() - trained,
+        num_learned=writer.num_learned,
     )
+
+
+def _check_chat(file_format: str, seq_len: int | None, *, is_masked: bool) -> None:
+    if file_format == CHAT and (seq_len is None or seq_len < 1 or is_masked):
+        what = "needs --seq_len" if not is_masked else "is for a causal model with a tokenizer that is there"
+        raise ConfigError(
+            explain(
+                f"--format={CHAT} {what}",
+                rule="chat-row: a conversation is not cut, so the length of a row is known when it is prepared",
+                repair="set --seq_len to data.seq_len, and --tokenizer to that of the model",
+            )
+        )
 
 
 def _check_output(output: str, *, overwrite: bool) -> None:
@@ -138,7 +164,8 @@ def _check_output(output: str, *, overwrite: bool) -> None:
                 repair=f"name them, as --output={output.rstrip(os.sep)}/text",
             )
         )
-    targets = [tokens_path(output), index_path(output), tokenizer_path(output)]
+    prefixes = output, f"{output}{LOSS}"
+    targets = [*map(tokens_path, prefixes), *map(index_path, prefixes), tokenizer_path(output)]
     existing = [str(path) for path in targets if path.exists()]
     if existing and not overwrite:
         raise ConfigError(

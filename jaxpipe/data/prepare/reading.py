@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from jaxpipe.data.prepare.chat import CHAT
 from jaxpipe.errors import ConfigError, DataError, explain
 from jaxpipe.paths import local_path
 
 COMPRESSED = ".gz"
 JSON_LINES = (".jsonl", ".json")
-FORMATS = ("auto", "text", "jsonl")
+FORMATS = ("auto", "text", "jsonl", CHAT)
 
 PART_BYTES = 2**22
 BLOCK_BYTES = 2**24  # encoded at a time: some parts for every core, and their tokens fit into memory
@@ -71,7 +72,8 @@ def find_files(patterns: Sequence[str], *, file_format: str = "auto") -> list[In
 
     Args:
         patterns: files or globs; `**` descends.
-        file_format: "text", "jsonl", or "auto": by the endings .jsonl and .json, before .gz if the name has it.
+        file_format: "text", "jsonl", "chat", which is JSON lines too, or "auto": by the endings .jsonl and .json, before
+            .gz if the name has it.
 
     Raises:
         ConfigError: a pattern names no file.
@@ -146,7 +148,7 @@ def _matching(pattern: str) -> list[Path]:
 def _input_file(path: Path, file_format: str) -> InputFile:
     is_compressed = path.suffix == COMPRESSED
     suffix = path.with_suffix("").suffix if is_compressed else path.suffix
-    is_jsonl = file_format == "jsonl" or (file_format == "auto" and suffix in JSON_LINES)
+    is_jsonl = file_format in ("jsonl", CHAT) or (file_format == "auto" and suffix in JSON_LINES)
     return InputFile(path, path.stat().st_size, is_jsonl, is_compressed)
 
 
