@@ -39,7 +39,15 @@ def check_vocabulary(config: ConfigDict) -> None:
 
 
 def check_blend(config: ConfigDict) -> None:
-    """Raises ConfigError for prepared files that are not PREFIX or WEIGHT PREFIX pairs."""
+    """Raises ConfigError for no files, and for prepared files that are not PREFIX or WEIGHT PREFIX pairs."""
+    if not config.data.files:
+        raise ConfigError(
+            explain(
+                "data.files is not set",
+                rule="data-files: a run names the text that it trains on",
+                repair="set --config.data.files='texts/*.txt', or indexed:PREFIX for what jaxpipe.prepare wrote",
+            )
+        )
     if config.data.files.startswith(INDEXED):
         parse_blend(config.data.files)
 

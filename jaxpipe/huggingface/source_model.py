@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.huggingface.configs import CONFIG
+from jaxpipe.huggingface.configs import CONFIG, load_config
 from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles
 
 FOLDER = "hf"
@@ -53,6 +53,13 @@ class SourceModel:
     headers: dict[str, str]
     index: str | None
     left_out: tuple[str, ...]
+
+
+def dtype_of_source(workdir: str) -> str | None:
+    """The dtype of the model that the run in `workdir` started from, as its config.json says; None if it says none."""
+    path = Path(workdir) / FOLDER / CONFIG
+    theirs = load_config(path.parent) if path.is_file() else {}
+    return theirs.get("dtype", theirs.get("torch_dtype"))
 
 
 def save_source_model(source: Path, workdir: Path, files: TensorFiles, *, left_out: list[str]) -> list[str]:

@@ -24,7 +24,10 @@ from jaxpipe.training.setup import learning_rate
 ROOT = Path(__file__).parents[2]
 NUM_STEPS, LARGEST_ERROR = 3, 1e-3
 MESH = ["--config.mesh.data=2", "--config.mesh.pipe=2", "--config.mesh.tensor=2", "--config.mesh.platform=cpu"]
-BATCH = ["--config.data.batch_size=8", "--config.data.seq_len=16", "--config.pipeline.num_microbatches=4"]
+BATCH = [
+    *("--config.data.batch_size=8", "--config.data.seq_len=16", "--config.pipeline.num_microbatches=4"),
+    *("--config.data.files=auto", "--config.data.packing=windows", "--config.optimizer.weight_decay=0.1"),
+]
 STEPS = [f"--config.train.steps={NUM_STEPS}", "--config.optimizer.learning_rate=0.01"]
 
 

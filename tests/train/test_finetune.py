@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxpipe.config import base_config, model_config
+from jaxpipe.config.checks import check
 from jaxpipe.errors import ConfigError
 from jaxpipe.training.run_folder import write_config
 
@@ -20,6 +21,23 @@ def test_it_is_the_config_of_the_folder_that_it_starts_from(family, tmp_path):
     found = GET_CONFIG(str(tmp_path))
     assert found.checkpoint.init_from == str(tmp_path)
     assert model_config(found) == model_config(config)
+
+
+def test_its_defaults_do_not_ruin_a_model(tmp_path):
+    """Small steps after a warm-up, whole documents, the dtype that the model came in, and no text of ours."""
+    write_config(tmp_path, base_config("llama"))
+    config = GET_CONFIG(str(tmp_path))
+    assert 1e-5 <= config.optimizer.learning_rate <= 2e-5
+    assert config.optimizer.warmup_fraction > 0
+    assert config.data.packing == "documents"
+    assert config.model.dtype == "float32"
+    with pytest.raises(ConfigError, match=r"data.files is not set\n *rule data-files(.|\n)*repair: set --config.data.f"):
+        check(config)
+    config.data.files = "auto"
+    check(config)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text('{"torch_dtype": "bfloat16"}')
+    assert GET_CONFIG(str(tmp_path)).model.dtype == "bfloat16"
 
 
 def test_learned_positions_stay_when_sequences_get_shorter(tmp_path):
