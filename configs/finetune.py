@@ -3,7 +3,7 @@
 The folder's own config, its model among it, and its parameters; learning rate, packing and dtype as fine-tuning needs
 them. The text is to be named; everything else can be set on the command line.
 
-Command:  python -m jaxpipe.train --config=configs/finetune.py:runs/llama --workdir=runs/tuned --config.data.files=indexed:data/chats
+Command:  python -m jaxpipe.train --config=configs/finetune.py:runs/llama --workdir=runs/tuned --config.data.files=PATHS
 Hardware: as the model needs
 Time:     as the model needs
 Number:   not yet measured

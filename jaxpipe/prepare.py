@@ -1,7 +1,7 @@
 """Prepares text for training: its tokens on the disk, in Megatron-LM's indexed format.
 
     python -m jaxpipe.prepare --input='texts/*.txt' --tokenizer=bpe:32000 --output=data/text
-    python -m jaxpipe.prepare --input=chats.jsonl --format=chat --seq_len=2048 --tokenizer=models/qwen --output=data/chats
+    python -m jaxpipe.prepare --input=chats.jsonl --format=chat --seq_len=2048 --tokenizer=models/q --output=data/chat
 
 --input may be given several times. Writes PREFIX.bin, PREFIX.idx and PREFIX.tokenizer.json, where PREFIX is --output;
 of conversations also PREFIX.loss.bin and PREFIX.loss.idx, which say what is learned: the answers.
@@ -45,7 +45,11 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     flags.DEFINE_string("tokenizer", None, "'byte', a tokenizer.json or its folder, or bpe:VOCAB to train one.", values)
     flags.DEFINE_string("output", None, "PREFIX of the files that are written: .bin, .idx, .tokenizer.json.", values)
     flags.DEFINE_enum(
-        "format", "auto", FORMATS, "A document is a file, the text of a JSON line, or a chat with answers to learn; auto: by name.", values
+        "format",
+        "auto",
+        FORMATS,
+        "A document is a file, the text of a JSON line, or a chat with answers to learn; auto: by name.",
+        values,
     )
     flags.DEFINE_integer(
         "seq_len",
@@ -100,7 +104,8 @@ def format_prepared(prepared: Prepared) -> str:
         f"written    {', '.join(one.prefix + suffix for suffix in written)}",
         f"train with --config.data.files={shlex.quote(f'indexed:{one.prefix}')}"
         f" --config.data.tokenizer={shlex.quote(one.tokenizer)} --config.model.vocab_size={one.vocab_size}"
-        + " --config.data.packing=documents" * has_loss,
+        + " --config.data.packing=documents"
+        * has_loss,
     ]
     return "\n".join(lines)
 

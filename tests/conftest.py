@@ -6,6 +6,7 @@ several CPU devices that were loaded from one have hung (jax 0.10.2 and 0.12.0.1
 
 import gc
 import os
+from collections import Counter
 
 import pytest
 
@@ -41,8 +42,13 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """A test stands in one tier: of those marked ci, the second tier leaves out what is slow besides."""
+    """A test stands in one tier: of those marked ci, the second tier leaves out what is slow besides.
+
+    Files of few tests come first: their tests are long, and a long one that comes last leaves a core idle.
+    """
     if config.option.markexpr == "ci":
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    num_tests = Counter(item.location[0] for item in items)
+    items.sort(key=lambda item: num_tests[item.location[0]])

@@ -72,7 +72,7 @@ class HuggingFaceTokenizer:
         return tuple(_marked_special(self.library).values())
 
     def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the tokens of each of `texts`, and the first character of each; names of special tokens are these."""
+        """Returns the tokens of each of `texts`, and the first character of each; special ones by their names."""
         encodings = self._reading_special.encode_batch(list(texts), add_special_tokens=False)
         return [(self._ids(one), np.array([first for first, _ in one.offsets], np.int64)) for one in encodings]
 

@@ -1,8 +1,8 @@
 """Rows of whole documents: one a row, padded, or several back to back that do not see each other.
 
-Goes in: documents. Comes out: rows for `Batches`. A document of n tokens has n - 1 to predict, so it takes n - 1 columns
-of a row; a longer one than a row is cut into pieces, of which all but the last fill a row. Left to others: attention
-inside a document (`models.attention_blocks.Visible`), and windows over the running text (`causal`).
+Goes in: documents. Comes out: rows for `Batches`. A document of n tokens has n - 1 to predict, so it takes n - 1
+columns of a row; a longer one than a row is cut into pieces, of which all but the last fill a row. Left to others:
+attention inside a document (`models.attention_blocks.Visible`), and windows over the running text (`causal`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 
 from jaxpipe.data.protocols import Batch, Documents
-
 
 NONE, WINDOWS, DOCUMENTS = PACKING = ("none", "windows", "documents")  # what a row is, `data.packing` of a config
 
@@ -53,8 +52,8 @@ class PackedSequences:
     def take(self, indices: np.ndarray, *, epoch: int) -> Batch:
         """Returns the arrays "tokens", "targets" and, if documents stand back to back, "positions".
 
-        Each is int32 "sequence seq". Targets are the next tokens, -1 where there is none or it is not learned; positions
-        are counted from the beginning of a piece, and once more in the padding.
+        Each is int32 "sequence seq". Targets are the next tokens, -1 where there is none or it is not learned;
+        positions are counted from the beginning of a piece, and once more in the padding.
         """
         del epoch
         batch = self.fill(len(indices))

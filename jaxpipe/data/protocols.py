@@ -1,7 +1,7 @@
 """The interfaces between the parts of this package: tokens, tokenizers, sequences of tokens, and batches of them.
 
-`corpus` gives `Documents` of `Tokens`, a `Tokenizer` says what they mean, `causal`, `packing` and `masked` cut them into
-`Sequences`, and `batches` groups these into a `Batch`.
+`corpus` gives `Documents` of `Tokens`, a `Tokenizer` says what they mean, `causal`, `packing` and `masked` cut them
+into `Sequences`, and `batches` groups these into a `Batch`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the "tokens" of each of `texts`, and the first character of each; names of special tokens are these."""
+        """Returns the "tokens" of each of `texts`, and the first character of each; special ones by their names."""
         ...
 
     def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:

@@ -18,13 +18,13 @@ from jaxpipe.config import base_config, model_config
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.huggingface.fields import check_supported, read_fields, write_fields
 from jaxpipe.huggingface.gpt2 import GPT2
-from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2
+from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxpipe.huggingface.mapping import Architecture
 from jaxpipe.huggingface.megatron_bert import MASKED, PRETRAINING
 from jaxpipe.huggingface.tensor_files import first_lines
 from jaxpipe.models import Family, family_named
 
-ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, MISTRAL, QWEN2, PRETRAINING, MASKED)}
+ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, PRETRAINING, MASKED)}
 CONFIG = "config.json"
 MAX_SEQ_LEN = 1024  # limit for a converted config; the user may ask for longer sequences
 

@@ -1,7 +1,7 @@
-"""LlamaForCausalLM, MistralForCausalLM and Qwen2ForCausalLM: one table of tensors, three configs.
+"""LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM: one table of tensors, four configs.
 
-They differ in which linear layers have biases, in sliding windows and in defaults. Source: transformers,
-models/{llama,mistral,qwen2}/modeling_*.py and configuration_*.py.
+They differ in which linear layers have biases, in norms of queries and keys, in sliding windows and in defaults.
+Source: transformers, models/{llama,mistral,qwen2,qwen3}/modeling_*.py and configuration_*.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROPE_FIELDS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-DEFAULT_THETA = 10000.0  # PreTrainedConfig.default_theta, and the default of the three configs in version 4
+DEFAULT_THETA = 10000.0  # PreTrainedConfig.default_theta, and the default of the configs in version 4
 
 
 def _three(kind: str) -> tuple[str, ...]:
@@ -45,6 +45,8 @@ PARAMETERS = (
     Parameter("layers.attention.norm.scale", (f"{LAYER}.input_layernorm.weight",), SAME),
     Parameter("layers.attention.query_key_value.kernel", _three("weight"), SEPARATE_QKV_WEIGHTS),
     Parameter("layers.attention.query_key_value.bias", _three("bias"), SEPARATE_QKV_BIASES),
+    Parameter("layers.attention.query_norm.scale", (f"{LAYER}.self_attn.q_norm.weight",), SAME),
+    Parameter("layers.attention.key_norm.scale", (f"{LAYER}.self_attn.k_norm.weight",), SAME),
     *linear("layers.attention.output", f"{LAYER}.self_attn.o_proj", TRANSPOSED),
     Parameter("layers.feed_forward.norm.scale", (f"{LAYER}.post_attention_layernorm.weight",), SAME),
     *linear("layers.feed_forward.gate", f"{LAYER}.mlp.gate_proj", TRANSPOSED),
@@ -63,14 +65,16 @@ SUPPORTED = (
 BUFFERS = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 
-def _fields(vocab_size: int, feed_forward: int, num_kv_heads: int | None) -> tuple[Field, ...]:
-    """The fields that the three classes share, with the defaults of one."""
+def _fields(
+    vocab_size: int, feed_forward: int, num_kv_heads: int | None, head_size: int | None = None
+) -> tuple[Field, ...]:
+    """The fields that the classes share, with the defaults of one."""
     return (
         Field("num_layers", "num_hidden_layers", 32),
         Field("hidden", "hidden_size", 4096),
         Field("num_heads", "num_attention_heads", 32),
         Field("num_kv_heads", "num_key_value_heads", num_kv_heads),
-        Field("head_size", "head_dim", None),
+        Field("head_size", "head_dim", head_size),
         Field("feed_forward", "intermediate_size", feed_forward),
         Field("vocab_size", "vocab_size", vocab_size),
         Field("norm_epsilon", "rms_norm_eps", 1e-6),
@@ -111,12 +115,22 @@ def _write_mistral(config: LlamaConfig) -> dict[str, Any]:
 def _read_qwen2(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {
         "query_key_value_bias": True,
-        "sliding_window": _qwen2_window(theirs, where),
+        "sliding_window": _qwen_window(theirs, where),
         **read_rope(theirs, where=where),
     }
 
 
-def _qwen2_window(theirs: Mapping[str, Any], where: str) -> int | None:
+def _read_qwen3(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    has_bias = theirs.get("attention_bias", False)
+    return {
+        **_read_qwen2(theirs, where),
+        "query_key_norm": True,
+        "query_key_value_bias": has_bias,
+        "output_bias": has_bias,
+    }
+
+
+def _qwen_window(theirs: Mapping[str, Any], where: str) -> int | None:
     """Returns the window of all layers, or None; refuses one that only some layers have."""
     window = theirs.get("sliding_window", 4096) if theirs.get("use_sliding_window", False) else None
     num_layers, first = theirs.get("num_hidden_layers", 32), theirs.get("max_window_layers", 28)
@@ -139,6 +153,10 @@ def _write_qwen2(config: LlamaConfig) -> dict[str, Any]:
         "max_window_layers": 0 if has_window else config.num_layers,
         **_write_common(config),
     }
+
+
+def _write_qwen3(config: LlamaConfig) -> dict[str, Any]:
+    return {"attention_bias": config.query_key_value_bias, **_write_qwen2(config)}
 
 
 def read_rope(theirs: Mapping[str, Any], *, where: str) -> dict[str, Any]:
@@ -224,6 +242,19 @@ QWEN2 = Architecture(
     SUPPORTED,
     read=_read_qwen2,
     write=_write_qwen2,
+    longest=Field("seq_len", "max_position_embeddings", 32768),
+    buffers=BUFFERS,
+)
+
+QWEN3 = Architecture(
+    "Qwen3ForCausalLM",
+    "qwen3",
+    "llama",
+    PARAMETERS,
+    _fields(151936, 22016, 32, 128),
+    SUPPORTED,
+    read=_read_qwen3,
+    write=_write_qwen3,
     longest=Field("seq_len", "max_position_embeddings", 32768),
     buffers=BUFFERS,
 )

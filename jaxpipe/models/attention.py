@@ -16,9 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.models.attention_blocks import (
+    KEPT,
     AttentionDropout,
     QueryBlock,
     Visible,
@@ -30,7 +32,7 @@ from jaxpipe.models.attention_blocks import (
 )
 from jaxpipe.models.attention_chunked import chunked
 
-__all__ = ["ATTENTION", "AttentionDropout", "Visible", "check_cudnn", "chunked", "cudnn", "xla"]
+__all__ = ["ATTENTION", "KEPT", "AttentionDropout", "Visible", "check_cudnn", "chunked", "cudnn", "xla"]
 
 _NO_DOCUMENTS = "data.packing='documents': JAX gives it no mask between the documents of a row"
 _MAX_CUDNN_HEAD_DIM = 256  # on Hopper and later; jax itself refuses more than 128 on older GPUs
@@ -74,7 +76,7 @@ def _xla_forward(
         block=block,
         product_dtype=query.dtype,
     )
-    probabilities = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+    probabilities = checkpoint_name(jax.nn.softmax(scores, axis=-1).astype(query.dtype), KEPT)
     dropped = drop(probabilities, dropout, block=block, seq=seq)
     output = jnp.einsum("bhqk,bhkd->bhqd", dropped, to_matrices(value, num_kv_heads))
     return from_matrices(output, seq), (query, key, value, probabilities, dropout)

@@ -21,6 +21,8 @@ from jax.typing import DTypeLike
 from jaxpipe.mesh.randomness import Randomness
 from jaxpipe.models.dropout import Offset, Site, keep, keep_mask, value_of
 
+KEPT = "kept by attention"  # name of the arrays that backward needs besides queries, keys and values
+
 
 class QueryBlock(NamedTuple):
     """Positions of consecutive queries, and of all keys that any of them may see."""

@@ -14,8 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxpipe.models.attention_blocks import (
+    KEPT,
     AttentionDropout,
     QueryBlock,
     Visible,
@@ -82,8 +84,9 @@ def _forward(
         output, queries = jax.lax.optimization_barrier((output, queries))
         outputs.append(output)
         log_sums.append(log_sum.reshape(*keys.shape[:2], -1, block.num_queries))
-    output = jnp.concatenate(outputs, axis=1)
-    return output, (query, key, value, output, jnp.concatenate(log_sums, axis=-1), visible, dropout)
+    output = checkpoint_name(jnp.concatenate(outputs, axis=1), KEPT)
+    log_sum = checkpoint_name(jnp.concatenate(log_sums, axis=-1), KEPT)
+    return output, (query, key, value, output, log_sum, visible, dropout)
 
 
 def _attended(
@@ -187,7 +190,7 @@ def first_keys(block: QueryBlock, visible: Visible) -> list[int]:
 
 
 def _of_seen_keys(function: Callable[..., Any], block: QueryBlock, visible: Visible, *arrays: jax.Array) -> Any:
-    """Result of `function` for `block`, begun at the last of its `first_keys` that its documents allow, and `arrays`."""
+    """Result of `function` for `block`, begun at the last of its `first_keys` that its documents allow."""
     places = first_keys(block, visible)
     if len(places) == 1:
         return function(block, *arrays)

@@ -17,7 +17,7 @@ from flax import nnx
 from jaxpipe.mesh import Randomness, TensorAxis
 from jaxpipe.models.attention import AttentionDropout, Visible
 from jaxpipe.models.dropout import Site, drop
-from jaxpipe.models.linear import Linear, from_stream, to_stream
+from jaxpipe.models.linear import Linear, RMSNorm, from_stream, to_stream
 
 Places = dict[str, jax.Array]  # the arrays of a microbatch that `Visible` has, by their names, as far as there are any
 
@@ -48,11 +48,13 @@ class SelfAttention(nnx.Module):
         heads: see `Heads`.
         bias: whether the queries, keys and values have biases.
         output_bias: whether the matmul back to the stream has a bias.
-        attend: an attention of `jaxpipe.models.attention`.
+        attend: an attention, from `jaxpipe.models.choices.attend_of`, or `attend_normed_of` with `head_norm`.
         causal: whether a query sees no keys after it.
         window: number of last keys that a query sees, itself included; None: all.
-        rotate: (queries or keys "batch seq head head_dim", positions "batch seq" or None for 0, 1, ...) -> the same with
-            positions added; None: no positions.
+        head_norm: returns the norm of each query, or of each key, "head_dim", before positions are added; None: there
+            are none.
+        rotate: (queries or keys "batch seq head head_dim", positions "batch seq" or None for 0, 1, ...) -> the same
+            with positions added; None: no positions.
         dropout_rate: dropout rate of the attention probabilities.
         deviation: standard deviation of the initial kernels; of the output's kernel, `output_deviation`.
         tensor: the devices that share the heads.
@@ -69,6 +71,7 @@ class SelfAttention(nnx.Module):
         attend: Callable,
         causal: bool,
         window: int | None,
+        head_norm: Callable[[], RMSNorm] | None = None,
         rotate: Callable[[jax.Array, jax.Array | None], jax.Array] | None,
         dropout_rate: float,
         deviation: float,
@@ -82,6 +85,8 @@ class SelfAttention(nnx.Module):
         self.output = Linear(
             heads.num_query * heads.size, hidden, split=0, bias=output_bias, deviation=output_deviation, rngs=rngs
         )
+        if head_norm is not None:
+            self.query_norm, self.key_norm = head_norm(), head_norm()
         self.heads, self.attend, self.rotate = heads, attend, rotate
         self.causal, self.window = causal, window
         self.dropout_rate, self.tensor = dropout_rate, tensor
@@ -89,13 +94,20 @@ class SelfAttention(nnx.Module):
     def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> jax.Array:
         """Attention's addition to the stream `x` "batch local_seq hidden"."""
         (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
+        visible, dropout = Visible(self.causal, self.window, **places), self._dropout(random)
         query, key, value = self._to_heads(columns)
-        if self.rotate is not None:
-            positions = places.get("positions")
-            query, key = self.rotate(query, positions), self.rotate(key, positions)
-        visible = Visible(self.causal, self.window, **places)
-        attended = self.attend(query, key, value, visible=visible, dropout=self._dropout(random))
+        if hasattr(self, "query_norm"):
+            norms = self.query_norm.arrays(), self.key_norm.arrays()
+            attended = self.attend(self._prepared, query, key, value, norms, visible, dropout)
+        else:
+            query, key = (self._prepared(x, None, visible.positions) for x in (query, key))
+            attended = self.attend(query, key, value, visible=visible, dropout=dropout)
         return to_stream(_merge_heads, (attended,), self.output, self.tensor)
+
+    def _prepared(self, x: jax.Array, norm: dict[str, jax.Array] | None, positions: jax.Array | None) -> jax.Array:
+        """Queries or keys with their norm and positions, as far as there are any."""
+        x = x if norm is None else self.query_norm.apply(x, norm)
+        return x if self.rotate is None else self.rotate(x, positions)
 
     def _to_heads(self, columns: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries, keys and values, each "batch seq local_head head_dim"."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.errors import ConfigError, closest, explain
-from jaxpipe.models.attention import ATTENTION
+from jaxpipe.models.attention import ATTENTION, KEPT, AttentionDropout, Visible
 
 
 def gelu_tanh(x: jax.Array) -> jax.Array:
@@ -55,6 +55,32 @@ def attend_of(attention: str, recompute: str) -> Callable:
     """Attention function of a model, which saves no scores and probabilities with recompute="attention"."""
     attend = ATTENTION[attention]
     return jax.checkpoint(attend, prevent_cse=False) if recompute == "attention" else attend
+
+
+def attend_normed_of(attention: str, recompute: str) -> Callable:
+    """As `attend_of`, for queries and keys that norms and positions first prepare; backward does that again.
+
+    Returns:
+        (prepare, query, key, value, (norm of queries, norm of keys), visible, dropout) -> attended values, where
+        `prepare` is (queries or keys, norm, positions) -> the same, prepared. With cuDNN what is prepared is saved too.
+    """
+    save = jax.checkpoint_policies
+    policy = save.save_only_these_names(KEPT) if attention != "cudnn" else save.everything_saveable
+
+    def attend(
+        prepare: Callable,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        norms: tuple[Any, Any],
+        visible: Visible,
+        dropout: AttentionDropout | None,
+    ) -> jax.Array:
+        query, key = (prepare(x, norm, visible.positions) for x, norm in zip((query, key), norms, strict=True))
+        return ATTENTION[attention](query, key, value, visible=visible, dropout=dropout)
+
+    policy = None if recompute == "attention" else policy
+    return jax.checkpoint(attend, prevent_cse=False, static_argnums=0, policy=policy)
 
 
 def num_token_rows(vocab_size: int, multiple: int) -> int:

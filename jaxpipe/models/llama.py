@@ -1,6 +1,7 @@
 """LLaMA 1, 2 and 3, and models of the same layout: RMS norms, rotary positions, grouped-query attention, SwiGLU.
 
-Biases, heads of another size and a sliding window are choices of other models (Qwen2, Mistral); LLaMA has none of them.
+Biases, heads of another size, norms of queries and keys and a sliding window are choices of other models (Qwen2, Qwen3,
+Mistral); LLaMA has none of them.
 Source: Touvron et al. 2023 (arXiv 2302.13971, 2307.09288); Grattafiori et al. 2024 (arXiv 2407.21783); Jiang et
 al. 2023 (Mistral 7B, arXiv 2310.06825), section 2, for the window.
 """
@@ -18,7 +19,16 @@ from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
-from jaxpipe.models.choices import CHOICES, TOKENS, attend_of, check_choices, check_heads, num_token_rows, num_valid
+from jaxpipe.models.choices import (
+    CHOICES,
+    TOKENS,
+    attend_normed_of,
+    attend_of,
+    check_choices,
+    check_heads,
+    num_token_rows,
+    num_valid,
+)
 from jaxpipe.models.embedding_and_head import Embedding, Head
 from jaxpipe.models.family import Family
 from jaxpipe.models.linear import RMSNorm, initial_deviation
@@ -48,6 +58,8 @@ class LlamaConfig:
         vocab_multiple, tie_embeddings: see `LayerNormSizes`.
         query_key_value_bias, output_bias, feed_forward_bias: whether the matmuls to queries, keys and values, the
             matmul of attention back to the stream, and the feed forward's have biases.
+        query_key_norm: whether each query and each key has an RMS norm before its rotation, with a scale that all heads
+            share; as Qwen3.
         sliding_window: number of last keys that a query sees, itself included; None: all up to itself.
         rope_theta: base of the rotary frequencies.
         rope_scaling: scaling of the frequencies for long contexts, or None.
@@ -70,6 +82,7 @@ class LlamaConfig:
     query_key_value_bias: bool = False
     output_bias: bool = False
     feed_forward_bias: bool = False
+    query_key_norm: bool = False
     sliding_window: int | None = None
     rope_theta: float = 10000.0
     rope_scaling: RotaryScaling | None = None
@@ -156,9 +169,10 @@ class LlamaConfig:
             heads=Heads(self.num_heads, self.num_kv_heads, head_size),
             bias=self.query_key_value_bias,
             output_bias=self.output_bias,
-            attend=attend_of(self.attention, self.recompute),
+            attend=(attend_normed_of if self.query_key_norm else attend_of)(self.attention, self.recompute),
             causal=True,
             window=self.sliding_window,
+            head_norm=partial(RMSNorm, head_size, epsilon=self.norm_epsilon) if self.query_key_norm else None,
             rotate=partial(rotate, frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling)),
             dropout_rate=0.0,
             deviation=deviation,
@@ -215,6 +229,7 @@ LLAMA = Family(
         "query_key_value_bias": False,  # True, as Qwen2: the matmuls to queries, keys and values have biases
         "output_bias": False,  # True: the matmul of attention back to the stream has one
         "feed_forward_bias": False,  # True: the matmuls of the feed forward have biases
+        "query_key_norm": False,  # True, as Qwen3: each query and each key has an RMS norm
         "sliding_window": "none",  # how many keys a query sees, the last ones, itself included, as Mistral; "none": all
         "rope_theta": 10000.0,  # base of the rotary frequencies
         **ROTARY_FIELDS,

@@ -13,12 +13,10 @@ pytest.importorskip("jax_plugins.xla_cuda13", reason="the extra gpu-aot compiles
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "compiled.json"
 CASES = json.loads(GOLDEN.read_text())
-QUICK = "LLaMA 65B, zb_v"
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.ci if case == QUICK else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_bytes_and_permutes(case):
     numbers = compiled(*CASES[case]["arguments"])
     expected = CASES[case]["numbers"]

@@ -91,7 +91,9 @@ def test_messages_have_the_tokens_that_transformers_gives_them(folder, template)
         found = theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
         assert tokens.tolist() == found["input_ids"]
         mask = np.array(found["assistant_masks"])
-        if template is TEMPLATE:  # nothing marks the end of an answer but the next message: its line break belongs to it
+        if (
+            template is TEMPLATE
+        ):  # nothing marks the end of an answer but the next message: its line break belongs to it
             mask[1:] |= mask[:-1]
         assert learned.tolist() == mask.tolist()
 
@@ -170,7 +172,9 @@ def test_a_wrong_line_is_named_and_nothing_is_written(folder, name):
 def test_a_template_that_rewrites_answers_is_refused_unless_it_marks_them(folder):
     write_template(folder, FORGETFUL)
     prepared(folder, {"messages": CHAT[:3]})
-    with pytest.raises(DataError, match=r"chats.jsonl:1 has answers that the template writes otherwise(.|\n)*generation"):
+    with pytest.raises(
+        DataError, match=r"chats.jsonl:1 has answers that the template writes otherwise(.|\n)*generation"
+    ):
         prepared(folder, {"messages": CHAT})
 
 
@@ -216,7 +220,9 @@ def test_what_is_learned_belongs_to_the_fingerprint(folder):
     sizes = {"vocab_size": 256, "heldout_fraction": 0.5, "batch_size": 1, "seq_len": 4}
 
     def fingerprint():
-        return load_corpus(f"indexed:{folder}/out", tokenizer=load_tokenizer("byte", is_masked=False), **sizes).fingerprint
+        return load_corpus(
+            f"indexed:{folder}/out", tokenizer=load_tokenizer("byte", is_masked=False), **sizes
+        ).fingerprint
 
     first = fingerprint()
     assert first == fingerprint()

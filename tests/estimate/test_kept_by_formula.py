@@ -23,8 +23,8 @@ KEEPS = (("xla", "none"), ("xla", "attention"), ("xla", "full"), ("chunked", "no
 
 def model_of(family: str, attention: str, recompute: str, *, dropout: float = 0.0) -> ModelConfig:
     choices: dict[str, Any] = {**SIZES, "attention": attention, "recompute": recompute}
-    if family == "llama":
-        return LlamaConfig(**choices, num_kv_heads=2, head_size=10)
+    if family in ("llama", "qwen3"):
+        return LlamaConfig(**choices, num_kv_heads=2, head_size=10, query_key_norm=family == "qwen3")
     rates = dict.fromkeys(("embedding_dropout", "attention_dropout", "hidden_dropout"), dropout)
     return {"gpt": GPTConfig, "bert": BertConfig}[family](**choices, **rates, num_positions=SEQ_LEN)
 
@@ -89,6 +89,7 @@ def cases():
         ("bert", 0.1, "bfloat16", 2),
         ("llama", 0.0, "bfloat16", 2),
         ("llama", 0.0, "float32", 1),
+        ("qwen3", 0.0, "bfloat16", 2),
     ]
     for i, family in enumerate(families):
         for k, keeps in enumerate(KEEPS):

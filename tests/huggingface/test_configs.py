@@ -11,6 +11,7 @@ from jaxpipe.huggingface import configs
 from jaxpipe.models.rotary import RotaryScaling
 
 BASE = {"GPT2LMHeadModel": GPT2, "LlamaForCausalLM": LLAMA, "MistralForCausalLM": LLAMA, "Qwen2ForCausalLM": LLAMA}
+BASE |= {"Qwen3ForCausalLM": LLAMA | {"head_dim": 8}}
 BASE |= {"MegatronBertForPreTraining": BERT}
 
 
@@ -110,7 +111,7 @@ def test_rotary_positions_of_transformers_4_and_5_are_the_same(old, new):
 def test_what_a_config_leaves_out_is_as_in_transformers(transformers):
     """Their default, not ours: every class's own config, given nothing, agrees with an empty config.json."""
     of_config = {"GPT2LMHeadModel": "GPT2Config", "MegatronBertForPreTraining": "MegatronBertConfig"}
-    of_config |= {f"{name}ForCausalLM": f"{name}Config" for name in ("Llama", "Mistral", "Qwen2")}
+    of_config |= {f"{name}ForCausalLM": f"{name}Config" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
     for kind, config in of_config.items():
         theirs = getattr(transformers, config)().to_dict() | {"architectures": [kind]}
         empty = configs.read_config({"architectures": [kind]}, where="config.json")
@@ -195,8 +196,8 @@ def test_values_of_another_type_are_refused():
 
 
 def test_unknown_classes_are_refused():
-    with pytest.raises(ConfigError, match=r"'Qwen3ForCausalLM'.*Did you mean 'Qwen2ForCausalLM'") as error:
-        configs.read_config({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, where="config.json")
+    with pytest.raises(ConfigError, match=r"'Qwen3_5ForCausalLM'.*Did you mean 'Qwen3ForCausalLM'") as error:
+        configs.read_config({"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5"}, where="config.json")
     assert "rule huggingface-architecture" in str(error.value)
     with pytest.raises(ConfigError, match="rule huggingface-architecture"):
         configs.read_config({}, where="config.json")

@@ -153,6 +153,7 @@ NEW = {
     "mistral": ("llama", "MistralForCausalLM", {"sliding_window": "6"}),
     "qwen2": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True}),
     "qwen2_window": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True, "sliding_window": "6"}),
+    "qwen3": ("llama", "Qwen3ForCausalLM", {"query_key_norm": True, "head_size": "10", "tie_embeddings": True}),
     "bert": ("bert", "MegatronBertForPreTraining", {"num_token_types": 3}),
     "bert_masked": ("bert", "MegatronBertForMaskedLM", {"num_token_types": 3, "sentence_order": False}),
     "bert_untied": ("bert", "MegatronBertForPreTraining", {"num_token_types": 3, "tie_embeddings": False}),

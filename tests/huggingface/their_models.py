@@ -64,6 +64,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2ForCausalLM",
         LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "tie_word_embeddings": True},
     ),
+    "qwen3": ("Qwen3ForCausalLM", LLAMA | {"head_dim": 14}),
+    "qwen3_odd": (
+        "Qwen3ForCausalLM",
+        LLAMA | {"head_dim": 8, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+    ),
+    "qwen3_one": (
+        "Qwen3ForCausalLM",
+        LLAMA | {"head_dim": 16, "num_attention_heads": 5, "num_key_value_heads": 1, "attention_bias": True},
+    ),
+    "qwen3_window": (
+        "Qwen3ForCausalLM",
+        LLAMA | {"head_dim": 6, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+    ),
     "bert": ("MegatronBertForPreTraining", BERT),
     "bert_tanh": ("MegatronBertForPreTraining", BERT | {"hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
     "bert_masked": ("MegatronBertForMaskedLM", BERT),

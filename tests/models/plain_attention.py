@@ -58,7 +58,9 @@ def value_and_grads(form, query, key, value, weight):
 def new_positions(seq: int, *firsts: int) -> jax.Array:
     """Of two sequences: documents that begin at `firsts`, and a little later in the second."""
     place = np.arange(seq)
-    starts = [max(first + later for first in (-later, *firsts) if first + later <= at) for later in (0, 3) for at in place]
+    starts = [
+        max(first + later for first in (-later, *firsts) if first + later <= at) for later in (0, 3) for at in place
+    ]
     return jnp.array(np.tile(place, 2) - starts, jnp.int32).reshape(2, seq)
 
 

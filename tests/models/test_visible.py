@@ -5,7 +5,15 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_attention import kept, new_arrays, new_dropout, new_padding_mask, new_positions, plain_attention, value_and_grads
+from plain_attention import (
+    kept,
+    new_arrays,
+    new_dropout,
+    new_padding_mask,
+    new_positions,
+    plain_attention,
+    value_and_grads,
+)
 from small_models import in_tiers
 
 from jaxpipe.models import attention_chunked

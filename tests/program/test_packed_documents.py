@@ -21,28 +21,30 @@ NUM_LAYERS, NUM_MICROBATCHES = 8, 8
 
 # Family, schedule, attention, recomputation, tensor, data: every pair of values at least once, with `slow`.
 CASES = tiers(
-    [("gpt", "1f1b", "xla", "none", 1, 1), ("llama", "zb_v", "chunked", "none", 2, 1)],
+    [("gpt", "1f1b", "xla", "none", 1, 1), ("qwen3", "zb_v", "chunked", "none", 2, 1)],
     ci=[
         ("gpt", "zb_h1", "chunked", "attention", 1, 2),
         ("llama", "bpipe", "xla", "full", 1, 1),
         ("gpt", "bitpipe", "chunked", "full", 2, 1),
-        ("llama", "chimera", "xla", "none", 1, 2),
+        ("qwen3", "chimera", "xla", "none", 1, 2),
         ("llama", "interleaved_1f1b", "chunked", "attention", 1, 1),
     ],
     slow=[
         ("gpt", "gpipe", "chunked", "none", 2, 2),
         ("llama", "gpipe", "xla", "full", 1, 1),
         ("gpt", "dualpipe_v", "xla", "attention", 2, 1),
-        ("llama", "dualpipe", "chunked", "full", 1, 1),
+        ("qwen3", "dualpipe", "chunked", "full", 1, 1),
         ("gpt", "hanayo", "chunked", "full", 1, 1),
-        ("llama", "v_half", "xla", "attention", 2, 2),
+        ("qwen3", "v_half", "xla", "attention", 2, 2),
         ("gpt", "zb_h2", "xla", "full", 2, 1),
-        ("llama", "mixpipe", "chunked", "attention", 2, 1),
+        ("qwen3", "mixpipe", "chunked", "attention", 2, 1),
         ("gpt", "gems", "xla", "none", 1, 1),
         ("llama", "v_min", "chunked", "full", 2, 1),
         ("gpt", "breadth_first", "xla", "full", 1, 2),
-        ("llama", "zb_h1", "xla", "none", 2, 1),
+        ("llama", "zb_h1", "chunked", "none", 2, 1),
         ("gpt", "zb_v", "xla", "full", 1, 2),
+        ("qwen3", "1f1b", "chunked", "attention", 1, 1),
+        ("qwen3", "bpipe", "chunked", "none", 2, 2),
     ],
 )
 
@@ -69,7 +71,10 @@ def one_by_one(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Each document, and each run of padding, in a row of its own, "document seq"."""
     flat = {name: values.reshape(-1) for name, values in batch.items()}
     parts = np.split(np.arange(len(flat["tokens"])), np.flatnonzero(flat["positions"] == 0)[1:])
-    alone = {"tokens": np.zeros((len(parts), SEQ_LEN), np.int32), "targets": np.full((len(parts), SEQ_LEN), -1, np.int32)}
+    alone = {
+        "tokens": np.zeros((len(parts), SEQ_LEN), np.int32),
+        "targets": np.full((len(parts), SEQ_LEN), -1, np.int32),
+    }
     for row, part in enumerate(parts):
         for name, values in alone.items():
             values[row, : len(part)] = flat[name][part]

@@ -20,9 +20,11 @@ ModelConfig = BertConfig | GPTConfig | LlamaConfig
 
 def config_of(family: str, *, num_layers: int, dropout: float = 0.0, **choices: Any) -> ModelConfig:
     """The config of a family; GPT and BERT drop everywhere, at three rates that differ."""
-    if family == "llama":
+    if family in ("llama", "qwen3"):
         assert not dropout
         sizes = {**_SIZES, "vocab_size": VOCAB_SIZE, "num_kv_heads": 2, "feed_forward": 24}
+        if family == "qwen3":
+            sizes |= {"head_size": 6, "query_key_norm": True}
         return LlamaConfig(num_layers=num_layers, **sizes, **choices)
     make, words = GPTConfig, {"vocab_size": VOCAB_SIZE}
     if family == "bert":

@@ -22,6 +22,7 @@ def made_for(**times):
     return build("zb_h1", **SIZES, **times)
 
 
+@pytest.mark.ci
 def test_a_run_goes_on_with_the_costs_that_it_began_with(tmp_path):
     began = "input_gradient=1.0,weight_gradient=0.4"
     done = train(tmp_path, *ZB_H1, *OF_SIZES, "--config.train.steps=1", f"--config.pipeline.costs={began}")
@@ -43,7 +44,7 @@ def test_a_run_goes_on_with_the_costs_that_it_began_with(tmp_path):
     assert schedule_in(tmp_path).rows == made_for().rows
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_times_in_its_options(tmp_path):
     options = "--config.pipeline.options=weight_gradient=0.4"
     for num_steps in (1, 2):

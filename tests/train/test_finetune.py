@@ -31,7 +31,9 @@ def test_its_defaults_do_not_ruin_a_model(tmp_path):
     assert config.optimizer.warmup_fraction > 0
     assert config.data.packing == "documents"
     assert config.model.dtype == "float32"
-    with pytest.raises(ConfigError, match=r"data.files is not set\n *rule data-files(.|\n)*repair: set --config.data.f"):
+    with pytest.raises(
+        ConfigError, match=r"data.files is not set\n *rule data-files(.|\n)*repair: set --config.data.f"
+    ):
         check(config)
     config.data.files = "auto"
     check(config)

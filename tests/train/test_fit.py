@@ -46,7 +46,8 @@ def killed_and_resumed(schedule: str, workdir: Path, **given):
     return fit_gru(config(schedule, **sizes), workdir, **given)
 
 
-@pytest.mark.parametrize("schedule", ["zb_v", pytest.param("bpipe", marks=pytest.mark.ci)])
+@pytest.mark.slow  # the notebook shows the same with `-m ci`
+@pytest.mark.parametrize("schedule", ["zb_v", "bpipe"])
 def test_an_own_model_that_is_killed_goes_on_with_the_same_digits(schedule, tmp_path):
     """Two groups of parameters, uneven stages, dropout."""
     sizes = {"pipe": 4, "data": 2} if schedule == "bpipe" else {}
@@ -163,6 +164,7 @@ def test_other_batches_are_refused_when_a_run_goes_on(tmp_path):
         fit_gru(config(), tmp_path, train_batches=lambda step: batches(step + 1))
 
 
+@pytest.mark.ci
 def test_commands_refuse_the_run_of_a_given_model_by_name(tmp_path):
     fit_gru(config(), tmp_path, on_step=lambda step, metrics, state: True)
     assert json.loads((tmp_path / "config.json").read_text())["model"]["family"] == "given"

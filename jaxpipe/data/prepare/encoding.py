@@ -265,7 +265,7 @@ def _text_under(key: str, line: _Line) -> Text:
                 f"{line.place} has no text under {key!r}",
                 rule=_JSONL,
                 picture=f"found {_shorten(line.text)}{keys}",
-                repair="name the key of the text with --jsonl_key, or correct the line; --format=chat takes conversations",
+                repair="name the key of the text with --jsonl_key, or --format=chat for chats, or correct the line",
             )
         )
     text, num_surrogates = _replace_surrogates(value)

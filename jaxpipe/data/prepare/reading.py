@@ -72,8 +72,8 @@ def find_files(patterns: Sequence[str], *, file_format: str = "auto") -> list[In
 
     Args:
         patterns: files or globs; `**` descends.
-        file_format: "text", "jsonl", "chat", which is JSON lines too, or "auto": by the endings .jsonl and .json, before
-            .gz if the name has it.
+        file_format: "text", "jsonl", "chat", which is JSON lines too, or "auto": by the endings .jsonl and .json,
+            before .gz if the name has it.
 
     Raises:
         ConfigError: a pattern names no file.
