@@ -18,7 +18,8 @@ from experiments.pages import markdown
 from jaxpipe.compile import compile_step, predict
 from jaxpipe.config import base_config, check
 from jaxpipe.program import Pipeline
-from jaxpipe.training.setup import build_pipeline, make_optimizer
+from jaxpipe.training.optimizer import make_optimizer
+from jaxpipe.training.setup import build_pipeline
 from jaxpipe.training.step import state_like
 
 MICROBATCH_SIZE, SEQ_LEN, HIDDEN, NUM_HEADS = 2, 128, 128, 4

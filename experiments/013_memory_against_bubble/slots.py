@@ -12,7 +12,8 @@ import jax
 
 from jaxpipe.config import base_config, check
 from jaxpipe.mesh import choose_devices
-from jaxpipe.training.setup import build_pipeline, make_optimizer
+from jaxpipe.training.optimizer import make_optimizer
+from jaxpipe.training.setup import build_pipeline
 from jaxpipe.training.step import state_like
 
 NUM_DEVICES, NUM_MICROBATCHES, MICROBATCH_SIZE, SEQ_LEN, HIDDEN = 8, 32, 2, 128, 128

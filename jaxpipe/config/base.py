@@ -57,13 +57,19 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.mesh.deterministic = False  # True: sums over devices are added in mesh order, with equal digits in every run
 
     config.optimizer = _section()
+    # "adamw"; "muon": the kernels of layers by Muon, the rest by AdamW; "lion"; "sgd".
+    config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 1e-3  # the peak, after warm-up
-    config.optimizer.warmup_fraction = 0.05  # of the steps: linear to the peak; then a cosine to the last step
-    config.optimizer.final_learning_rate_fraction = 0.1  # of the peak, at the end of the cosine
+    config.optimizer.warmup_fraction = 0.05  # of the steps: linear to the peak
+    # Then "cosine" to the last step; "wsd": the peak, and a line down in the last steps; "constant".
+    config.optimizer.schedule = "cosine"
+    config.optimizer.decay_fraction = 0.2  # of the steps, for wsd's line down
+    config.optimizer.final_learning_rate_fraction = 0.1  # of the peak, at the end of cosine or line
     config.optimizer.weight_decay = 0.1  # on kernels only
-    config.optimizer.beta1 = 0.9
-    config.optimizer.beta2 = 0.95
-    config.optimizer.epsilon = 1e-8
+    config.optimizer.beta1 = 0.9  # of AdamW and Lion; momentum of SGD
+    config.optimizer.beta2 = 0.95  # of AdamW and Lion
+    config.optimizer.epsilon = 1e-8  # of AdamW
+    config.optimizer.muon_beta = 0.95  # momentum of Muon
     config.optimizer.max_grad_norm = 1.0  # gradients with a larger global norm are scaled to this
     # Parameters and optimizer state: True shards them over mesh.data, those of embedding and head over
     # mesh.data x mesh.pipe; False keeps them whole on each device.

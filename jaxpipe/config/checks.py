@@ -27,6 +27,7 @@ from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
 from jaxpipe.paths import local_path
 
 DTYPES = ("float32", "bfloat16")
+OPTIMIZERS, RATES = ("adamw", "muon", "lion", "sgd"), ("cosine", "wsd", "constant")  # as in jaxpipe.training.optimizer
 AT_LEAST_ZERO = (
     "model.embedding_dropout",
     "model.attention_dropout",
@@ -55,6 +56,7 @@ AT_MOST = {
     "data.short_fraction": 1.0,
     "optimizer.warmup_fraction": 0.5,
     "optimizer.final_learning_rate_fraction": 1.0,
+    "optimizer.decay_fraction": 1.0,
 }
 
 # Dropout scales what it keeps by 1 / (1 - dropout), Adam's bias correction divides by 1 - beta.
@@ -64,6 +66,7 @@ LESS_THAN_ONE = (
     "model.hidden_dropout",
     "optimizer.beta1",
     "optimizer.beta2",
+    "optimizer.muon_beta",
 )
 
 Checks = Iterator[Callable[[], object]]
@@ -128,6 +131,8 @@ def _ranges(config: ConfigDict) -> Checks:
     yield lambda: check_choice("model.dtype", config.model.dtype, DTYPES)
     if "packing" in config.data:
         yield lambda: check_choice("data.packing", config.data.packing, PACKING)
+    yield lambda: check_choice("optimizer.name", config.optimizer.name, OPTIMIZERS)
+    yield lambda: check_choice("optimizer.schedule", config.optimizer.schedule, RATES)
     yield lambda: check_choice("mesh.order", config.mesh.order, (AUTO, *ORDERS))
     yield lambda: check_schedule_name(config)
     yield lambda: check_costs(config)

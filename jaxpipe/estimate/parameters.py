@@ -51,7 +51,7 @@ def _counted(shapes: tuple[ParameterShape, ...]) -> Parameters:
 
 # ---- Bytes of masters, compute copies and gradients
 
-NUM_MASTERS = 3  # the master itself and AdamW's two moments
+NUM_MOMENTS = {"adamw": 2, "muon": 2, "lion": 1, "sgd": 1}  # float32 arrays like the parameters; Muon: of no matrix
 NUM_COUNTERS = 5  # steps, steps skipped twice, and two of the optimizer's
 
 
@@ -91,7 +91,9 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int) -> Paramete
         for parameter in parameters:
             size = math.prod(parameter.local_dims(setting.tensor))
             num_parts = _num_parts(parameter, setting, num_copies)
-            masters += NUM_MASTERS * FLOAT32_BYTES * owned * size // num_parts
+            has_one = setting.optimizer == "muon" and parameters is shapes.layer and len(parameter.dims) == 2
+            num_masters = 1 + (1 if has_one else NUM_MOMENTS[setting.optimizer])
+            masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
             is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned
             weights += is_copied * computed * size * itemsize
             gradients += FLOAT32_BYTES * computed * size

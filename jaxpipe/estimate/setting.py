@@ -20,6 +20,7 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.config.model import family_of
 from jaxpipe.config.pipeline import named_schedule, options_with_times, orders_to_try, outline
 from jaxpipe.data.masked import num_predicted
+from jaxpipe.data.packing import DOCUMENTS
 from jaxpipe.data.segments import NUM_SPECIAL
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import Anatomy, ModelConfig
@@ -45,6 +46,8 @@ class Setting:
         order: order of the mesh, one of `jaxpipe.cluster.assignment.ORDERS`.
         zero1: whether masters and optimizer state are split over `data`.
         topology: nodes and GPUs; the mesh may be smaller.
+        optimizer: its name, as in a config.
+        packs_documents: whether a row is documents back to back, which a batch tells by positions.
 
     Raises:
         ConfigError: the GPUs have no bfloat16, and `dtype` is that.
@@ -66,6 +69,8 @@ class Setting:
     zero1: bool
     topology: Topology
     costs: str = AUTO
+    optimizer: str = "adamw"
+    packs_documents: bool = False
 
     def __post_init__(self) -> None:
         self.topology.check_computes(self.dtype)
@@ -136,6 +141,8 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
         zero1=config.optimizer.zero1,
         topology=topology,
         costs=config.pipeline.costs,
+        optimizer=config.optimizer.name,
+        packs_documents=config.data.get("packing") == DOCUMENTS,
     )
 
 

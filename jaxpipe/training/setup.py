@@ -26,6 +26,7 @@ from jaxpipe.mesh import Devices, choose_devices, make_mesh, node_by_node, order
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Costs
+from jaxpipe.training.optimizer import learning_rate, make_optimizer
 from jaxpipe.training.run_folder import path_of
 from jaxpipe.training.step import TrainState, init_state, make_train_step, state_of
 from jaxpipe.training.task import Task, Trained, language_model
@@ -207,39 +208,3 @@ def _check_attention(config: ConfigDict, devices: Sequence[Any]) -> None:
     decided = config.copy_and_resolve_references()
     decided.mesh.platform = devices[0].platform
     check_attention_kernel(decided)
-
-
-# ---- Optimizer: AdamW with warm-up and cosine; gradients are clipped before, in `step`
-
-
-def learning_rate(config: ConfigDict) -> optax.Schedule:
-    """The learning rate by step: linear warm-up to the peak, then a cosine to the final rate."""
-    peak, steps = config.optimizer.learning_rate, config.train.steps
-    num_warmup = round(config.optimizer.warmup_fraction * steps)
-    warmup = optax.linear_schedule(peak / (num_warmup + 1), peak, max(num_warmup, 1))
-    cosine = optax.cosine_decay_schedule(
-        peak, max(steps - num_warmup, 1), alpha=config.optimizer.final_learning_rate_fraction
-    )
-    return optax.join_schedules([warmup, cosine], [num_warmup])
-
-
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """The optimizer of `config`: AdamW with weight decay on kernels only."""
-    optimizer = config.optimizer
-    return optax.adamw(
-        learning_rate(config),
-        b1=optimizer.beta1,
-        b2=optimizer.beta2,
-        eps=optimizer.epsilon,
-        weight_decay=optimizer.weight_decay,
-        mask=is_kernel,
-    )
-
-
-def is_kernel(params: Any) -> Any:
-    """A tree of bools that selects the kernels of matrix products, by the name of each leaf.
-
-    Biases, norms and embeddings are not decayed. The name decides, because a staged parameter has more dimensions
-    than a canonical one.
-    """
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)

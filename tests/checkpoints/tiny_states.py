@@ -11,7 +11,7 @@ from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.schedules import build
-from jaxpipe.training.setup import is_kernel
+from jaxpipe.training.optimizer import is_kernel
 from jaxpipe.training.step import TrainState, state_like
 
 NUM_LAYERS = 9  # more than stages, and no multiple of them: some stages have rows that they do not use

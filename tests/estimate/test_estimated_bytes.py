@@ -19,7 +19,8 @@ from jaxpipe.estimate.memory import counted, counts, table_microbatches
 from jaxpipe.program.shapes import bytes_per_device, held_bytes
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.training.batches import example_batch
-from jaxpipe.training.setup import build_pipeline, make_optimizer
+from jaxpipe.training.optimizer import make_optimizer
+from jaxpipe.training.setup import build_pipeline
 from jaxpipe.training.step import state_like
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "015_predicted_bytes"

@@ -71,7 +71,7 @@ def test_a_model_learns_the_answers_and_goes_back(transformers, tmp_path, name):
     mesh = [f"--config.mesh.{axis}=2" for axis in ("data", "pipe", "tensor")]
     sizes = ["--config.data.batch_size=16", "--config.data.seq_len=256", "--config.pipeline.num_microbatches=4"]
     run = tmp_path / "run"
-    more = [f"--config.data.files=indexed:{tmp_path / 'data'}", "--config.train.steps=30", "--config.train.eval_every=30"]
+    more = [f"--config.data.files=indexed:{tmp_path / 'data'}", "--config.train.steps=30"]
     rates = ["--config.optimizer.learning_rate=0.01", f"--config.pipeline.schedule={schedule}"]
     assert train([config, f"--workdir={run}", *mesh, *sizes, *more, *rates]) == 0
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

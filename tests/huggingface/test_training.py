@@ -18,8 +18,8 @@ from their_models import LLAMA, load, new_model
 from jaxpipe.convert import convert
 from jaxpipe.training.batches import batches_of, read_corpus
 from jaxpipe.training.metrics import METRICS
+from jaxpipe.training.optimizer import learning_rate
 from jaxpipe.training.run_folder import read_config
-from jaxpipe.training.setup import learning_rate
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS, LARGEST_ERROR = 3, 1e-3

@@ -13,7 +13,7 @@ from tiny_models import ModelConfig, random_batch, random_params
 from jaxpipe.mesh import Randomness
 from jaxpipe.models import BertConfig, LanguageModel
 from jaxpipe.program import Pipeline
-from jaxpipe.training.setup import is_kernel
+from jaxpipe.training.optimizer import is_kernel
 from jaxpipe.training.step import TrainState, init_state, make_train_step, mean_factors
 
 NUM_STEPS, LEARNING_RATE, DROPOUT_SEED = 3, 1e-2, 7

@@ -1,13 +1,19 @@
 """The learning rate's shape and what weight decay leaves alone."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpipe.config import base_config
+from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.config import base_config, model_config
+from jaxpipe.config.checks import OPTIMIZERS
+from jaxpipe.estimate.parameters import NUM_COUNTERS, parameter_bytes
+from jaxpipe.estimate.setting import undecided
 from jaxpipe.models import GPTConfig, LanguageModel
-from jaxpipe.training.setup import is_kernel, learning_rate, make_optimizer
+from jaxpipe.training.optimizer import is_kernel, learning_rate, make_optimizer
 
 
 @pytest.fixture
@@ -53,3 +59,39 @@ def test_only_kernels_decay(config):
         "up",
         "down",
     }
+
+
+def test_wsd_stays_at_the_peak_and_goes_down_in_a_line(config):
+    config.optimizer.update(schedule="wsd", decay_fraction=0.2)
+    rate = learning_rate(config)
+    assert [float(rate(step)) for step in (10, 50, 80)] == pytest.approx([1.0] * 3)
+    assert float(rate(90)) == pytest.approx(0.55)  # the middle of the line: (1 + 0.1) / 2
+    assert float(rate(100)) == pytest.approx(0.1)
+
+
+def test_a_constant_rate_only_warms_up(config):
+    config.optimizer.schedule = "constant"
+    rate = learning_rate(config)
+    assert float(rate(0)) < 0.2
+    assert {float(rate(step)) for step in (10, 50, 100)} == {1.0}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_decays_kernels_alone_and_says_how_many_moments_it_has(config, name):
+    """Without a gradient only weight decay moves anything; the estimator counts the state to the byte."""
+    config.optimizer.name = name
+    config.model.update(num_layers=2, hidden=8, num_heads=2, vocab_size=256)
+    config.data.seq_len = 4
+    model = LanguageModel(model_config(config))
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+    optimizer = make_optimizer(config)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, state = jax.jit(optimizer.update)(zeros, optimizer.init(params), params)
+    moved = jax.tree.map(lambda update: bool((update != 0).any()), updates)
+    assert moved == is_kernel(params)
+    config.mesh.pipe = 1
+    setting = undecided(config, parse_topology("a100-80g:1x1"))
+    counted = parameter_bytes(dataclasses.replace(setting, layers_per_stage=(2,)), chunks=1, replicas=1)
+    floats = sum(leaf.size for leaf in jax.tree.leaves((params, state)) if leaf.dtype == np.float32)
+    assert counted.optimizer - 4 * NUM_COUNTERS == 4 * floats

@@ -1,0 +1,196 @@
+"""The optimizers that a config names, and the learning rate by step; all are optax's.
+
+Gradients are clipped before, in `step`. Weight decay is on kernels of matrix products alone. Muon's update of a matrix
+reads the whole matrix: where masters are split over devices, XLA sums or gathers what its products need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+from ml_collections import ConfigDict
+
+from jaxpipe.config import model_config
+from jaxpipe.models import Anatomy
+
+RMS_OF_ADAMW = 0.2  # of an update of AdamW, about; Liu et al., Muon is Scalable for LLM Training (arXiv 2502.16982)
+_QUERY_KEY_VALUE = ("query", "key", "value")
+
+
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+    """The optimizer of a checked config."""
+    return OPTIMIZERS[config.optimizer.name](config)
+
+
+def _adamw(config: ConfigDict) -> optax.GradientTransformation:
+    one = config.optimizer
+    return optax.adamw(
+        learning_rate(config),
+        b1=one.beta1,
+        b2=one.beta2,
+        eps=one.epsilon,
+        weight_decay=one.weight_decay,
+        mask=is_kernel,
+    )
+
+
+def _lion(config: ConfigDict) -> optax.GradientTransformation:
+    one = config.optimizer
+    return optax.lion(learning_rate(config), one.beta1, one.beta2, weight_decay=one.weight_decay, mask=is_kernel)
+
+
+def _sgd(config: ConfigDict) -> optax.GradientTransformation:
+    one = config.optimizer
+    return optax.chain(
+        optax.add_decayed_weights(one.weight_decay, mask=is_kernel), optax.sgd(learning_rate(config), one.beta1)
+    )
+
+
+def _muon(config: ConfigDict) -> optax.GradientTransformation:
+    one = config.optimizer
+    of_matrices = optax.chain(
+        scale_by_muon(model_config(config).anatomy, beta=one.muon_beta),
+        optax.add_decayed_weights(one.weight_decay),
+        optax.scale_by_learning_rate(learning_rate(config)),
+    )
+    return optax.multi_transform({"muon": of_matrices, "adamw": _adamw(config)}, _labels)
+
+
+OPTIMIZERS: dict[str, Callable[[ConfigDict], optax.GradientTransformation]] = {
+    "adamw": _adamw,
+    "muon": _muon,
+    "lion": _lion,
+    "sgd": _sgd,
+}
+
+
+def is_kernel(params: Any) -> Any:
+    """A tree of bools that selects the kernels of matrix products, by the name of each leaf.
+
+    Biases, norms and embeddings are not decayed. The name decides, because a staged parameter has more dimensions
+    than a canonical one.
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)
+
+
+def _labels(params: Any) -> Any:
+    """The optimizer of each parameter under Muon: "muon" for the kernels of layers, "adamw" for all others."""
+    matrices = is_kernel(params)["layers"]
+    return {
+        **jax.tree.map(lambda _: "adamw", params),
+        "layers": jax.tree.map(lambda one: "muon" if one else "adamw", matrices),
+    }
+
+
+# ---- Muon
+
+
+class MuonState(NamedTuple):
+    """State of `scale_by_muon`: the steps done, int32, and the momentum, like the parameters."""
+
+    num_steps: jax.Array
+    momentum: Any
+
+
+def scale_by_muon(anatomy: Anatomy, *, beta: float) -> optax.GradientTransformation:
+    """Momentum of each matrix, orthogonalized and scaled so that it changes a weight as much as AdamW does.
+
+    Queries, keys and values are three matrices of one kernel. All leading dims count matrices: the layers, in canonical
+    parameters, or device, chunk and layer, in staged ones. Unused rows of zeros stay zeros.
+
+    Args:
+        anatomy: of the model: which columns of `query_key_value` are whose.
+        beta: of Nesterov's momentum.
+
+    Source: Jordan et al. 2024, as in optax.contrib; the scale 0.2 sqrt(max(inputs, outputs)): Liu et al. 2025 (arXiv
+    2502.16982), section 2.2.
+    """
+    inner: Any = optax.contrib.scale_by_muon(beta=beta, weight_dimension_numbers=_dimensions)
+
+    def init(params: Any) -> MuonState:
+        return MuonState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
+        del params
+        apart = split_columns(updates, anatomy)
+        before = inner.init(apart)._replace(count=state.num_steps, mu=split_columns(state.momentum, anatomy))
+        orthogonal, after = inner.update(apart, before)
+        scaled = jax.tree.map(lambda leaf: RMS_OF_ADAMW * max(leaf.shape[-2:]) ** 0.5 * leaf, orthogonal)
+        return join_columns(scaled, anatomy), MuonState(after.count, join_columns(after.mu, anatomy))
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]  # optax has tree types
+
+
+def _dimensions(updates: Any) -> Any:
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
+
+
+def split_columns(tree: Any, anatomy: Anatomy) -> Any:
+    """Returns `tree` with a dict of the kernels of queries, keys and values in place of each `query_key_value` kernel.
+
+    The columns stand by key-value head: its queries, its key, its value (`models.block.SelfAttention`).
+    """
+
+    def split(path: Any, leaf: jax.Array) -> Any:
+        if not any(getattr(one, "key", None) == "query_key_value" for one in path):
+            return leaf
+        by_group = leaf.reshape(*leaf.shape[:-1], anatomy.num_kv_heads, -1, anatomy.head_size)
+        parts = by_group[..., :-2, :], by_group[..., -2, :], by_group[..., -1, :]
+        return {name: part.reshape(*leaf.shape[:-1], -1) for name, part in zip(_QUERY_KEY_VALUE, parts, strict=True)}
+
+    return jax.tree_util.tree_map_with_path(split, tree)
+
+
+def join_columns(tree: Any, anatomy: Anatomy) -> Any:
+    """Inverse of `split_columns`."""
+
+    def is_split(node: Any) -> bool:
+        return isinstance(node, dict) and node.keys() == set(_QUERY_KEY_VALUE)
+
+    def join(node: Any) -> Any:
+        if not is_split(node):
+            return node
+        leading = node["query"].shape[:-1]
+        by_group = [
+            node[name].reshape(*leading, anatomy.num_kv_heads, -1, anatomy.head_size) for name in _QUERY_KEY_VALUE
+        ]
+        return jnp.concatenate(by_group, axis=-2).reshape(*leading, -1)
+
+    return jax.tree.map(join, tree, is_leaf=is_split)
+
+
+# ---- Learning rate
+
+
+def learning_rate(config: ConfigDict) -> optax.Schedule:
+    """The learning rate by step: linear warm-up to the peak, then as `optimizer.schedule` says."""
+    one, steps = config.optimizer, config.train.steps
+    num_warmup = round(one.warmup_fraction * steps)
+    warmup = optax.linear_schedule(one.learning_rate / (num_warmup + 1), one.learning_rate, max(num_warmup, 1))
+    return optax.join_schedules([warmup, RATES[one.schedule](config, steps - num_warmup)], [num_warmup])
+
+
+def _cosine(config: ConfigDict, steps: int) -> optax.Schedule:
+    one = config.optimizer
+    return optax.cosine_decay_schedule(one.learning_rate, max(steps, 1), alpha=one.final_learning_rate_fraction)
+
+
+def _constant(config: ConfigDict, steps: int) -> optax.Schedule:
+    del steps
+    return optax.constant_schedule(config.optimizer.learning_rate)
+
+
+def _wsd(config: ConfigDict, steps: int) -> optax.Schedule:
+    """Stable, then down in a line; source: Hu et al., MiniCPM (arXiv 2404.06395), section 4."""
+    one = config.optimizer
+    num_down = max(1, round(one.decay_fraction * config.train.steps))
+    last = one.final_learning_rate_fraction * one.learning_rate
+    return optax.linear_schedule(one.learning_rate, last, num_down, transition_begin=max(steps - num_down, 0))
+
+
+RATES: dict[str, Callable[[ConfigDict, int], optax.Schedule]] = {"cosine": _cosine, "wsd": _wsd, "constant": _constant}
