@@ -1,8 +1,9 @@
-"""Prints the continuation of a prompt by a trained causal model; simple and not fast.
+"""Prints continuations of a prompt by a trained causal model.
 
     python -m jaxpipe.sample --workdir=DIR --prompt=TEXT [--num_tokens=200] [--temperature=0.8] [--top_k=40] [--seed=0]
 
-Runs on one device without a pipeline, and ends early if the model ends the document.
+Runs on one device without a pipeline, with the keys and values of earlier tokens kept. A continuation ends early if the
+model ends the document, or where a string of --stop would begin; --num_samples draws several at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +25,10 @@ from jaxpipe.config import model_config
 from jaxpipe.config.command_line import run
 from jaxpipe.config.data import tokenizer_of
 from jaxpipe.config.model import family_of
+from jaxpipe.data import Tokenizer
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.models import FAMILIES
+from jaxpipe.models.cache import Cache
 from jaxpipe.models.language_model import LanguageModel, Params
 from jaxpipe.training import run_folder
 
@@ -52,6 +56,10 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
         "top_k", None, "Only so many of the likeliest tokens are drawn from.", lower_bound=1, flag_values=values
     )
     flags.DEFINE_integer("seed", 0, "Decides what is drawn.", lower_bound=0, flag_values=values)
+    flags.DEFINE_integer(
+        "num_samples", 1, "Continuations, of this seed and the next ones.", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_multi_string("stop", [], "A text that ends a continuation; may be given several times.", values)
 
 
 def execute(values: FlagValues) -> None:
@@ -70,25 +78,58 @@ def execute(values: FlagValues) -> None:
     step, params = restore_canonical(run_folder.path_of(values.workdir), model=model)
     params = jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params)
 
-    text = [int(token) for token in tokenizer.encode(values.prompt)]
-    for token in generate(
+    prompt = [int(token) for token in tokenizer.encode(values.prompt)]
+    texts = [_Text(prompt, len(prompt), tokenizer, tuple(values.stop)) for _ in range(values.num_samples)]
+    for tokens in generate(
         model,
         params,
-        [*tokenizer.beginning, *text],
+        [*tokenizer.beginning, *prompt],
         num_tokens=values.num_tokens,
         window=config.data.seq_len,
         temperature=values.temperature,
         top_k=values.top_k,
         seed=values.seed,
+        num_samples=values.num_samples,
     ):
-        if token == tokenizer.separator:
+        for text, token in zip(texts, tokens, strict=True):
+            text.add(int(token))
+        if all(text.is_done for text in texts):
             break
-        text.append(token)
     print(f"parameters of step {step}")
-    print(tokenizer.decode(text))
+    for number, text in enumerate(texts, 1):
+        if len(texts) > 1:
+            print(f"--- {number}")
+        print(text.shown())
 
 
-# Generation: each token runs the whole model, which is simple and not fast
+class _Text:
+    """A prompt and what follows it, up to the end of the document or the first of the stop strings."""
+
+    def __init__(self, prompt: Sequence[int], num_prompt: int, tokenizer: Tokenizer, stops: tuple[str, ...]):
+        self._tokens, self._num_prompt, self._tokenizer, self._stops = list(prompt), num_prompt, tokenizer, stops
+        self.is_done = False
+
+    def add(self, token: int) -> None:
+        """Adds a token, unless the text is done."""
+        if self.is_done or token == self._tokenizer.separator:
+            self.is_done = True
+            return
+        self._tokens.append(token)
+        self.is_done = any(stop in self._following() for stop in self._stops)
+
+    def shown(self) -> str:
+        """The text without what the stop strings end."""
+        following = self._following()
+        end = min((following.find(stop) for stop in self._stops if stop in following), default=None)
+        if end is None:
+            return self._tokenizer.decode(self._tokens)
+        return self._tokenizer.decode(self._tokens[: self._num_prompt]) + following[:end]
+
+    def _following(self) -> str:
+        return self._tokenizer.decode(self._tokens[self._num_prompt :])
+
+
+# ---- Generation
 
 
 def generate(
@@ -101,8 +142,12 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     seed: int = 0,
-) -> Iterator[int]:
-    """Yields the tokens that follow `prompt`.
+    num_samples: int = 1,
+) -> Iterator[np.ndarray]:
+    """Yields the tokens that follow `prompt`, one of each sample at a time: "sample", int32.
+
+    As long as the text fits into the window, a token is computed from the keys and values of those before it. Beyond
+    the window, where every token stands at another position than before, the whole window is computed again.
 
     Args:
         model: a causal one, on one device.
@@ -112,39 +157,52 @@ def generate(
         window: the model sees so many of the last tokens, at most; no more than it has positions.
         temperature: logits are divided by it, >= 0; 0 takes the likeliest token.
         top_k: only so many of the likeliest tokens are drawn from; None: all of them.
-        seed: decides what is drawn; the same on every platform that computes the same logits.
+        seed: decides what is drawn; the same on every platform that computes the same logits. Sample i is the only one
+            of seed + i.
+        num_samples: continuations that are drawn at the same time.
     """
-    text, key = list(prompt), jax.random.key(seed)
+    keys = jax.vmap(jax.random.key)(seed + jnp.arange(num_samples))
     # Tokens stand at the beginning of a row of one size, so that one program serves them all: a causal model's
     # logits do not depend on what comes after.
-    size = min(window, len(text) + num_tokens)
-    draw = jax.jit(partial(_draw, model, temperature=temperature, top_k=top_k))
-    for i in range(num_tokens):
-        seen = text[-size:]
-        row = np.zeros(size, np.int32)
-        row[: len(seen)] = seen
-        text.append(int(draw(params, row, len(seen) - 1, jax.random.fold_in(key, i))))
-        yield text[-1]
+    size = min(window, len(prompt) + num_tokens)
+    text = np.tile(np.array(prompt, np.int32), (num_samples, 1))
+    draw = partial(_draw, temperature=temperature, top_k=top_k)
+
+    @partial(jax.jit, donate_argnums=1)
+    def follow(params: Params, cache: Cache, tokens: jax.Array, num_new: Any, index: Any) -> tuple[jax.Array, Cache]:
+        logits, cache = model.following_logits(params, tokens, cache, num_new)
+        return draw(logits, keys, index), cache
+
+    @jax.jit
+    def draw_anew(params: Params, rows: jax.Array, last: Any, index: Any) -> jax.Array:
+        return draw(model.logits(params, {"tokens": rows})[:, last], keys, index)
+
+    def row(seen: np.ndarray) -> np.ndarray:
+        return np.pad(seen, ((0, 0), (0, size - seen.shape[1])))
+
+    cache = model.new_cache(params, batch=num_samples, size=size)
+    for index in range(num_tokens):
+        seen = text[:, -size:]
+        if cache is None or text.shape[1] > size:
+            drawn = draw_anew(params, row(seen), seen.shape[1] - 1, index)
+        elif index == 0:
+            drawn, cache = follow(params, cache, row(seen), seen.shape[1], index)
+        else:
+            drawn, cache = follow(params, cache, seen[:, -1:], 1, index)
+        text = np.concatenate([text, np.asarray(drawn, np.int32)[:, None]], axis=1)
+        yield text[:, -1]
 
 
-def _draw(
-    model: LanguageModel,
-    params: Params,
-    row: jax.Array,
-    last: jax.Array,
-    key: jax.Array,
-    *,
-    temperature: float,
-    top_k: int | None,
-) -> jax.Array:
-    """Token after position `last` of `row` "seq"."""
-    logits = model.logits(params, {"tokens": row[None]})[0, last]
+def _draw(logits: jax.Array, keys: jax.Array, index: Any, *, temperature: float, top_k: int | None) -> jax.Array:
+    """A token of each row of `logits` "sample vocab", the `index`-th of its key."""
     if temperature == 0:
-        return logits.argmax()
+        return logits.argmax(axis=-1)
     if top_k is not None:
-        least = jax.lax.top_k(logits, min(top_k, logits.size))[0][-1]
+        least = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
         logits = jnp.where(logits >= least, logits, -jnp.inf)
-    return jax.random.categorical(key, logits / temperature)
+    return jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, index), row / temperature))(
+        keys, logits
+    )
 
 
 if __name__ == "__main__":

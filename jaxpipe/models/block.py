@@ -12,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxpipe.mesh import Randomness, TensorAxis
 from jaxpipe.models.attention import AttentionDropout, Visible
+from jaxpipe.models.cache import Cache
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import Linear, RMSNorm, from_stream, to_stream
 
@@ -104,6 +106,21 @@ class SelfAttention(nnx.Module):
             attended = self.attend(query, key, value, visible=visible, dropout=dropout)
         return to_stream(_merge_heads, (attended,), self.output, self.tensor)
 
+    def following(self, x: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Attention's addition to the stream `x` "batch token hidden" of the tokens after those of `cache`, and theirs.
+
+        On one device, without dropout.
+        """
+        (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
+        query, key, value = self._to_heads(columns)
+        positions = jnp.broadcast_to(cache.num_tokens + jnp.arange(x.shape[1]), x.shape[:2])
+        query_norm, key_norm = (
+            (self.query_norm.arrays(), self.key_norm.arrays()) if hasattr(self, "query_norm") else (None, None)
+        )
+        cache = cache.followed_by(self._prepared(key, key_norm, positions), value)
+        attended = cache.attend(self._prepared(query, query_norm, positions), window=self.window)
+        return to_stream(_merge_heads, (attended,), self.output, self.tensor), cache
+
     def _prepared(self, x: jax.Array, norm: dict[str, jax.Array] | None, positions: jax.Array | None) -> jax.Array:
         """Queries or keys with their norm and positions, as far as there are any."""
         x = x if norm is None else self.query_norm.apply(x, norm)
@@ -173,6 +190,12 @@ class Block(nnx.Module):
         """The residual stream "batch local_seq hidden" after this layer."""
         x = x + self._drop(self.attention(x, places, random), random, Site.ATTENTION_OUTPUT)
         return x + self._drop(self.feed_forward(x), random, Site.FEED_FORWARD_OUTPUT)
+
+    def following(self, x: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """The stream "batch token hidden" of further tokens after this layer, and the cache with theirs."""
+        addition, cache = self.attention.following(x, cache)
+        x = x + addition
+        return x + self.feed_forward(x), cache
 
     def _drop(self, y: jax.Array, random: Randomness | None, site: Site) -> jax.Array:
         return drop(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar, Protocol
 
@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.mesh import Randomness, TensorAxis
 from jaxpipe.models.anatomy import Anatomy, ParameterShape, model_flops
+from jaxpipe.models.cache import Cache
 from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
 
 Params = dict[str, Any]
@@ -69,7 +70,8 @@ class ModelConfig(Protocol):
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """One layer: a module from (stream, places, random) to the stream.
 
-        `places` are the arrays of the microbatch named in PLACES, as far as it has them.
+        `places` are the arrays of the microbatch named in PLACES, as far as it has them. With a method `following`, as
+        that of `jaxpipe.models.block.Block`, sampling keeps keys and values; without one it computes all tokens again.
         """
         ...
 
@@ -229,6 +231,48 @@ class LanguageModel:
         """
         x = self._stream(params, microbatch, None, 0)
         return self._module("head", params["shared"]["head"]).logits(x, self._token_table(params["shared"]))
+
+    def new_cache(self, params: Params, *, batch: int, size: int) -> Cache | None:
+        """Caches of all layers for at most `size` tokens, each leaf "layer ..."; None if blocks have no `following`.
+
+        Args:
+            params: `{"shared", "layers"}`; give the dtype.
+            batch: rows.
+            size: the most tokens of a row.
+        """
+        if not hasattr(self._abstract("block"), "following"):
+            return None
+        sizes, num_layers = self.config.anatomy, self.config.num_layers
+        shape = num_layers, batch, size, sizes.num_kv_heads, sizes.head_size
+        keys, values = (jnp.zeros(shape, params["shared"]["embedding"]["token"].dtype) for _ in range(2))
+        return Cache(keys, values, jnp.zeros(num_layers, jnp.int32))
+
+    def following_logits(
+        self, params: Params, tokens: jax.Array, cache: Cache, num_new: jax.Array
+    ) -> tuple[jax.Array, Cache]:
+        """Logits after the last of `num_new` further tokens, and the caches with them: on one device, causal.
+
+        Args:
+            params: `{"shared", "layers"}`.
+            tokens: int32 "batch token", those after the tokens of the caches; the first `num_new` of each row count.
+            cache: from `new_cache`, or of an earlier call.
+            num_new: int32, 1 or more.
+
+        Returns:
+            Float32 "batch vocab"; the caches, whose further entries are not read.
+        """
+
+        def layer(x: jax.Array, walk: tuple[Params, Cache]) -> tuple[jax.Array, Cache]:
+            params, cache = walk
+            return self._module("block", params).following(x, cache)
+
+        num_before = cache.num_tokens[0]
+        positions = jnp.broadcast_to(num_before + jnp.arange(tokens.shape[1]), tokens.shape)
+        x = self.embed(params["shared"], {"tokens": tokens, "positions": positions}, None)
+        x, cache = jax.lax.scan(layer, x, (params["layers"], cache))
+        last = jax.lax.dynamic_slice_in_dim(x, num_new - 1, 1, axis=1)
+        logits = self._module("head", params["shared"]["head"]).logits(last, self._token_table(params["shared"]))
+        return logits[:, 0], replace(cache, num_tokens=jnp.full_like(cache.num_tokens, num_before + num_new))
 
     def loss_sum(self, params: Params, microbatch: Microbatch, random: Randomness | None = None, index: Any = 0) -> Any:
         """Result of `head` after a scan over the layers: the model without a pipeline.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpipe.models import GPTConfig, LanguageModel
+from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.sample import generate
 
 WINDOW, NUM_TOKENS, PROMPT = 6, 9, [3, 1, 4]
@@ -28,7 +28,7 @@ def last_logits(params, text):
 
 
 def say(params, **options):
-    return list(generate(MODEL, params, PROMPT, num_tokens=NUM_TOKENS, window=WINDOW, **options))
+    return [int(token) for (token,) in generate(MODEL, params, PROMPT, num_tokens=NUM_TOKENS, window=WINDOW, **options)]
 
 
 @pytest.mark.ci
@@ -58,3 +58,41 @@ def test_the_seed_decides_and_draws_anew_for_every_token(params):
     drawn = [say(params, temperature=50.0, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(set(drawn[0])) > 3  # all tokens are about as likely
+
+
+LLAMA = {"num_layers": 3, "hidden": 16, "num_heads": 4, "num_kv_heads": 2, "feed_forward": 24, "vocab_size": 11}
+CONFIGS = {
+    "gpt": GPTConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=11, num_positions=12),
+    "llama": LlamaConfig(**LLAMA, sliding_window=4, attention="chunked"),
+    "qwen3": LlamaConfig(**LLAMA, head_size=6, query_key_norm=True, tie_embeddings=True, recompute="full"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_with_kept_keys_and_values_are_those_of_the_whole_text(name):
+    """A prompt of five in a row of nine, then one token after the other, to the end of the cache."""
+    model = LanguageModel(CONFIGS[name])
+    params = model.init(jax.random.key(0))
+    tokens = np.random.default_rng(0).integers(11, size=(3, 12), dtype=np.int32)
+    whole = np.asarray(jax.jit(model.logits)(params, {"tokens": tokens}))
+    cache = model.new_cache(params, batch=3, size=12)
+    follow = jax.jit(model.following_logits)
+    found, cache = follow(params, tokens[:, :9], cache, 5)
+    np.testing.assert_allclose(found, whole[:, 4], atol=1e-5)
+    for place in range(5, 12):
+        found, cache = follow(params, tokens[:, place : place + 1], cache, 1)
+        np.testing.assert_allclose(found, whole[:, place], atol=1e-5)
+
+
+def test_each_sample_is_the_only_one_of_its_own_seed(params):
+    several = generate(
+        MODEL, params, PROMPT, num_tokens=NUM_TOKENS, window=WINDOW, temperature=9.0, seed=3, num_samples=3
+    )
+    for number, text in enumerate(np.stack(list(several), axis=1)):
+        assert text.tolist() == say(params, temperature=9.0, seed=3 + number)
+
+
+def test_a_model_without_kept_keys_and_values_says_the_same(params, monkeypatch):
+    kept = say(params, temperature=0.0)
+    monkeypatch.setattr(LanguageModel, "new_cache", lambda *_, **__: None)
+    assert say(params, temperature=0.0) == kept

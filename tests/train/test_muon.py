@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
 from running import metrics, train
 
 from jaxpipe.config import base_config, model_config
