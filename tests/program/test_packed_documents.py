@@ -23,11 +23,11 @@ NUM_LAYERS, NUM_MICROBATCHES = 8, 8
 CASES = tiers(
     [("gpt", "1f1b", "xla", "none", 1, 1), ("qwen3", "zb_v", "chunked", "none", 2, 1)],
     ci=[
-        ("gpt", "zb_h1", "chunked", "attention", 1, 2),
+        ("gpt", "zb_h1", "xla", "attention", 1, 2),
         ("llama", "bpipe", "xla", "full", 1, 1),
         ("gpt", "bitpipe", "chunked", "full", 2, 1),
         ("qwen3", "chimera", "xla", "none", 1, 2),
-        ("llama", "interleaved_1f1b", "chunked", "attention", 1, 1),
+        ("llama", "interleaved_1f1b", "chunked", "full", 1, 1),
     ],
     slow=[
         ("gpt", "gpipe", "chunked", "none", 2, 2),
@@ -37,14 +37,14 @@ CASES = tiers(
         ("gpt", "hanayo", "chunked", "full", 1, 1),
         ("qwen3", "v_half", "xla", "attention", 2, 2),
         ("gpt", "zb_h2", "xla", "full", 2, 1),
-        ("qwen3", "mixpipe", "chunked", "attention", 2, 1),
+        ("qwen3", "mixpipe", "xla", "attention", 2, 1),
         ("gpt", "gems", "xla", "none", 1, 1),
         ("llama", "v_min", "chunked", "full", 2, 1),
         ("gpt", "breadth_first", "xla", "full", 1, 2),
         ("llama", "zb_h1", "chunked", "none", 2, 1),
         ("gpt", "zb_v", "xla", "full", 1, 2),
-        ("qwen3", "1f1b", "chunked", "attention", 1, 1),
-        ("qwen3", "bpipe", "chunked", "none", 2, 2),
+        ("qwen3", "1f1b", "chunked", "full", 1, 2),
+        ("qwen3", "bpipe", "chunked", "none", 2, 1),
     ],
 )
 
@@ -95,7 +95,8 @@ def test_loss_and_gradients_are_those_of_the_documents_one_by_one(case, monkeypa
     family, method, attention, recompute, tensor, data = case
     monkeypatch.setattr(attention_chunked, "BLOCK_MULTIPLE", 1)  # eight blocks of queries, and keys left out
     config = config_of(family, num_layers=NUM_LAYERS, attention=attention, recompute=recompute)
-    schedule = build(method, num_devices=2, num_microbatches=NUM_MICROBATCHES // data)
+    num_devices = 4 if method == "bpipe" else 2  # of fewer it saves nothing
+    schedule = build(method, num_devices=num_devices, num_microbatches=NUM_MICROBATCHES // data)
     pipeline = pipeline_of(schedule, config, tensor=tensor, data=data)
     batch = {name: values.reshape(NUM_MICROBATCHES // data, -1, SEQ_LEN) for name, values in packed().items()}
     params = jax.jit(pipeline.to_stages)(random_params(config))
