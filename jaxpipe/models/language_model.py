@@ -233,7 +233,7 @@ class LanguageModel:
         return self._module("head", params["shared"]["head"]).logits(x, self._token_table(params["shared"]))
 
     def new_cache(self, params: Params, *, batch: int, size: int) -> Cache | None:
-        """Caches of all layers for at most `size` tokens, each leaf "layer ..."; None if blocks have no `following`.
+        """A cache of no tokens, for at most `size`; None if blocks have no `following`.
 
         Args:
             params: `{"shared", "layers"}`; give the dtype.
@@ -242,37 +242,34 @@ class LanguageModel:
         """
         if not hasattr(self._abstract("block"), "following"):
             return None
-        sizes, num_layers = self.config.anatomy, self.config.num_layers
-        shape = num_layers, batch, size, sizes.num_kv_heads, sizes.head_size
-        keys, values = (jnp.zeros(shape, params["shared"]["embedding"]["token"].dtype) for _ in range(2))
-        return Cache(keys, values, jnp.zeros(num_layers, jnp.int32))
+        sizes, dtype = self.config.anatomy, params["shared"]["embedding"]["token"].dtype
+        return Cache.empty((self.config.num_layers, batch, sizes.num_kv_heads, size, sizes.head_size), dtype)
 
     def following_logits(
         self, params: Params, tokens: jax.Array, cache: Cache, num_new: jax.Array
     ) -> tuple[jax.Array, Cache]:
-        """Logits after the last of `num_new` further tokens, and the caches with them: on one device, causal.
+        """Logits after the last of `num_new` further tokens, and the cache with them: on one device, causal.
 
         Args:
             params: `{"shared", "layers"}`.
-            tokens: int32 "batch token", those after the tokens of the caches; the first `num_new` of each row count.
+            tokens: int32 "batch token", those after the tokens of the cache; the first `num_new` of each row count.
             cache: from `new_cache`, or of an earlier call.
             num_new: int32, 1 or more.
 
         Returns:
-            Float32 "batch vocab"; the caches, whose further entries are not read.
+            Float32 "batch vocab"; the cache, whose further entries are not read.
         """
 
-        def layer(x: jax.Array, walk: tuple[Params, Cache]) -> tuple[jax.Array, Cache]:
-            params, cache = walk
-            return self._module("block", params).following(x, cache)
+        def layer(walk: tuple[jax.Array, Cache], layer: Params) -> tuple[tuple[jax.Array, Cache], None]:
+            x, cache = self._module("block", layer).following(*walk)
+            return (x, replace(cache, layer=cache.layer + 1)), None
 
-        num_before = cache.num_tokens[0]
-        positions = jnp.broadcast_to(num_before + jnp.arange(tokens.shape[1]), tokens.shape)
+        positions = jnp.broadcast_to(cache.num_tokens + jnp.arange(tokens.shape[1]), tokens.shape)
         x = self.embed(params["shared"], {"tokens": tokens, "positions": positions}, None)
-        x, cache = jax.lax.scan(layer, x, (params["layers"], cache))
+        (x, cache), _ = jax.lax.scan(layer, (x, cache), params["layers"])
         last = jax.lax.dynamic_slice_in_dim(x, num_new - 1, 1, axis=1)
         logits = self._module("head", params["shared"]["head"]).logits(last, self._token_table(params["shared"]))
-        return logits[:, 0], replace(cache, num_tokens=jnp.full_like(cache.num_tokens, num_before + num_new))
+        return logits[:, 0], replace(cache, num_tokens=cache.num_tokens + num_new, layer=jnp.zeros_like(cache.layer))
 
     def loss_sum(self, params: Params, microbatch: Microbatch, random: Randomness | None = None, index: Any = 0) -> Any:
         """Result of `head` after a scan over the layers: the model without a pipeline.
