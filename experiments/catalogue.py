@@ -75,6 +75,12 @@ CATALOGUE = {
         ),
         writes=True,
     ),
+    "025": Experiment(
+        measured=(
+            *("tokens/s", "first batch, s", "processor s", "of one document's", "processor s: windows"),
+            *("processor s: documents", "ratio", "mean", *(f"held-out loss, seed {seed}" for seed in range(3))),
+        ),
+    ),
 }
 
 

@@ -71,10 +71,11 @@ def waste(*, is_quick: bool) -> None:
     lengths = np.exp(np.random.default_rng(0).uniform(np.log(16), np.log(4096), 5000)).astype(int)
     texts = {"5,000 of 16 to 4,096 tokens, logarithms even": np.cumsum(lengths)}
     if not is_quick:
-        corpus = read_corpus(quickstart(files="auto"))
-        texts["files of the standard library, bytes"] = corpus.train.sources[0].ends
+        (texts["files of the standard library, bytes"],) = (
+            source.spans[1] for source in read_corpus(quickstart()).sources.values()
+        )
     for name, ends in texts.items():
-        documents = Documents(np.zeros(0, np.uint8), lambda ends=ends: ends)
+        documents = Documents.ending_at(np.zeros(0, np.uint8), lambda ends=ends: ends)
         for seq_len in (1024, 4096):
             packed, alone = (PackedSequences(documents, seq_len, one_each) for one_each in (False, True))
             row(name, seq_len, f"{packed.num_sequences:,}", f"{packed.padding:.3%}", f"{alone.padding:.1%}")
@@ -103,7 +104,8 @@ def loader(*, is_quick: bool) -> None:
 
 def steps(*, is_quick: bool) -> None:
     """Processor time of loss and gradients, and bytes of a page, without and with documents in a row."""
-    table("attention", "page, bytes: windows", "documents", "processor s: windows", "documents", "ratio")
+    of = ("page, bytes", "processor s")
+    table("attention", *(f"{what}: {packing}" for what in of for packing in PACKINGS), "ratio")
     for attention in ("xla", "chunked"):
         found = {}
         for packing in PACKINGS:
@@ -164,7 +166,7 @@ def attention(*, is_quick: bool) -> None:
 
 
 def sampling(*, is_quick: bool) -> None:
-    """Tokens per second of the quickstart's size in rows of 512 tokens: kept keys and values, and all computed again."""
+    """Tokens per second of a model of the quickstart's size, all computed again, and with keys and values kept."""
     num_tokens = 64 if is_quick else 512
     config = base_config()
     config.model.update(num_layers=8, hidden=128, num_heads=2)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from jaxpipe.data.files import INDEXED, parse_blend, read_text_file, text_files
 from jaxpipe.data.fingerprint import Fingerprint, fingerprint
 from jaxpipe.data.indexed import IndexedTokens, read_learned
 from jaxpipe.data.indexed_format import tokens_path
+from jaxpipe.data.packing import ranges
 from jaxpipe.data.protocols import Documents, Tokenizer, Tokens
 from jaxpipe.errors import ConfigError, DataError, explain
 
@@ -72,7 +73,14 @@ class Corpus:
 
 
 def load_corpus(
-    files: str, *, tokenizer: Tokenizer, vocab_size: int, heldout_fraction: float, batch_size: int, seq_len: int
+    files: str,
+    *,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    heldout_fraction: float,
+    batch_size: int,
+    seq_len: int,
+    by_documents: bool = False,
 ) -> Corpus:
     """Returns the tokens of `files`; each source has enough for its share of a batch and one held-out sequence.
 
@@ -84,6 +92,7 @@ def load_corpus(
         heldout_fraction: about this fraction of the tokens is held out, in (0, 0.5].
         batch_size: sequences of one step.
         seq_len: tokens of one sequence.
+        by_documents: whether whole documents are held out, not blocks of the running text.
 
     Raises:
         ConfigError: no file matches, one cannot be read, or a source contains too few tokens.
@@ -101,7 +110,8 @@ def load_corpus(
     for name, tokens in sources.items():
         num_sequences = math.ceil(batch_size * weights[name] / sum(weights.values()))
         _check_length(name, len(tokens), num_sequences=num_sequences, seq_len=seq_len, every=every)
-    train, heldout = zip(*(split_blocks(tokens, every=every) for tokens in sources.values()), strict=True)
+    split = partial(split_documents, seq_len=seq_len) if by_documents else split_blocks
+    train, heldout = zip(*(split(documents, every=every) for documents in sources.values()), strict=True)
     shares = tuple(weights.values())
     return Corpus(num_files, Blend(train, shares), Blend(heldout, shares), sources, tokenizer)
 
@@ -144,18 +154,6 @@ class Blocks:
         skipped = self._num_train if self.is_heldout else self.block_size
         return self.tokens[positions + (positions // run + self.is_heldout) * skipped]
 
-    def ends(self, ends: np.ndarray) -> np.ndarray:
-        """Returns where documents end in this part, "end", ascending; a document is cut where the part leaves it.
-
-        Args:
-            ends: "document", the end of each in all tokens.
-        """
-        cycle, offset = np.divmod(ends[ends > 0] - 1, self.block_size * self.every)  # of a document's last token
-        is_here = (offset >= self._num_train) == self.is_heldout
-        run = self.block_size if self.is_heldout else self._num_train
-        here = cycle * run + offset - self._num_train * self.is_heldout + 1
-        return np.union1d(here[is_here], np.append(np.arange(run, len(self), run), len(self)))
-
     @property
     def _num_train(self) -> int:
         """Tokens to train on between two held-out blocks."""
@@ -163,9 +161,9 @@ class Blocks:
 
 
 def split_blocks(documents: Documents, *, every: int) -> tuple[Documents, Documents]:
-    """Returns `documents` without every `every`-th block of tokens, and those blocks.
+    """Returns the tokens of `documents` without every `every`-th block, and those blocks, each as one document.
 
-    Blocks are spread over the text, so both parts contain the same kinds of documents; some are cut in two.
+    Blocks are spread over the text, so both parts contain the same kinds of documents.
     """
     block_size = min(BLOCK_TOKENS, len(documents) // every)
 
@@ -174,7 +172,41 @@ def split_blocks(documents: Documents, *, every: int) -> tuple[Documents, Docume
             return Blocks(tokens, block_size, every, is_heldout)
 
         learned, tokens = documents.learned, block(documents.tokens)
-        return Documents(tokens, lambda: tokens.ends(documents.ends), None if learned is None else block(learned))
+        return replace(Documents.one(tokens), learned=None if learned is None else block(learned))
+
+    return part(is_heldout=False), part(is_heldout=True)
+
+
+def split_documents(documents: Documents, *, every: int, seq_len: int) -> tuple[Documents, Documents]:
+    """Returns the `documents` to train on, and those held out: those that begin in the blocks of `split_blocks`.
+
+    A document that is longer than a row, which is cut in any case, is cut where a block begins or ends, too.
+
+    Args:
+        documents: all of them.
+        every: one of so many blocks is held out.
+        seq_len: the most tokens that a document predicts in a row.
+    """
+    block_size = min(BLOCK_TOKENS, len(documents) // every)
+
+    @cache
+    def spans() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        starts, ends = documents.spans
+        cycles = np.arange(0, len(documents) + block_size * every, block_size * every)
+        borders = np.sort(np.concatenate([cycles, cycles + block_size * (every - 1)]))
+        # The borders inside each long document; of a short one there are none.
+        first, last = np.searchsorted(borders, starts, side="right"), np.searchsorted(borders, ends, side="left")
+        num_inside = np.where(ends - starts - 1 > seq_len, np.maximum(last - first, 0), 0)
+        inside = borders[ranges(first, num_inside)]
+        starts, ends = np.sort(np.concatenate([starts, inside])), np.sort(np.concatenate([ends, inside]))
+        return starts, ends, starts % (block_size * every) >= block_size * (every - 1)
+
+    def part(*, is_heldout: bool) -> Documents:
+        def of_part() -> tuple[np.ndarray, np.ndarray]:
+            starts, ends, are_heldout = spans()
+            return starts[are_heldout == is_heldout], ends[are_heldout == is_heldout]
+
+        return replace(documents, find_spans=of_part, are_some=True)
 
     return part(is_heldout=False), part(is_heldout=True)
 
@@ -222,13 +254,13 @@ class CheckedTokens:
 
 def _encoded(documents: list[np.ndarray]) -> Documents:
     ends = np.cumsum([len(tokens) for tokens in documents], dtype=np.int64)
-    return Documents(np.concatenate(documents), lambda: ends)
+    return Documents.ending_at(np.concatenate(documents), lambda: ends)
 
 
 def _open(prefix: str, vocab_size: int) -> Documents:
     indexed = IndexedTokens.open(prefix)
     tokens = CheckedTokens(indexed.tokens, str(tokens_path(prefix)), vocab_size)
-    return Documents(tokens, indexed.ends, read_learned(indexed))
+    return Documents.ending_at(tokens, indexed.ends, read_learned(indexed))
 
 
 def _check_length(name: str, num_tokens: int, *, num_sequences: int, seq_len: int, every: int) -> None:

@@ -30,7 +30,7 @@ class PackedSequences:
         one_each: whether a row has one document, or piece of one; else as many as fit, by best fit.
 
     Example:
-        >>> documents = Documents(np.arange(10), lambda: np.array([6, 10]))
+        >>> documents = Documents.ending_at(np.arange(10), lambda: np.array([6, 10]))
         >>> PackedSequences(documents, seq_len=10).take(np.array([0]), epoch=0)["positions"]
         array([[0, 1, 2, 3, 4, 0, 1, 2, 0, 1]], dtype=int32)
     """
@@ -59,9 +59,9 @@ class PackedSequences:
         batch = self.fill(len(indices))
         first, end = self._first_pieces[indices], self._first_pieces[indices + 1]
         row = np.repeat(np.arange(len(indices)), end - first)
-        pieces = self._by_row[_ranges(first, end - first)]
+        pieces = self._by_row[ranges(first, end - first)]
         lengths = self._lengths[pieces]
-        position = _ranges(np.zeros_like(lengths), lengths)
+        position = ranges(np.zeros_like(lengths), lengths)
         source = np.repeat(self._starts[pieces], lengths) + position
         before = np.cumsum(lengths) - lengths  # columns of all rows before a piece
         num_before_row = before[np.searchsorted(row, np.arange(len(indices)))]
@@ -84,7 +84,7 @@ class PackedSequences:
 
     @cached_property
     def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        return cut_documents(self.documents.ends, self.seq_len)
+        return cut_documents(*self.documents.spans, self.seq_len)
 
     @property
     def _starts(self) -> np.ndarray:
@@ -114,23 +114,23 @@ class PackedSequences:
         return self._rows[1]
 
 
-def cut_documents(ends: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+def cut_documents(starts: np.ndarray, ends: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns where pieces of documents begin, and how many tokens each predicts: 1 .. `seq_len`; "piece" each.
 
     The next piece of a document begins with the last token that the one before it predicts.
 
     Args:
-        ends: "document", the end of each, ascending.
+        starts: "document", where each begins.
+        ends: "document", where each ends.
         seq_len: the longest piece.
 
     Example:
-        >>> cut_documents(np.array([6, 7, 20]), 5)
+        >>> cut_documents(np.array([0, 6, 7]), np.array([6, 7, 20]), 5)
         (array([ 0,  7, 12, 17]), array([5, 5, 5, 2]))
     """
-    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
     to_predict = np.maximum(ends - starts - 1, 0)
     num_pieces = -(-to_predict // seq_len)
-    begun = _ranges(np.zeros_like(num_pieces), num_pieces) * seq_len  # columns of the pieces before, of one document
+    begun = ranges(np.zeros_like(num_pieces), num_pieces) * seq_len  # columns of the pieces before, of one document
     return np.repeat(starts, num_pieces) + begun, np.minimum(np.repeat(to_predict, num_pieces) - begun, seq_len)
 
 
@@ -138,7 +138,7 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     """Returns the row of each piece, "piece": each goes where the least room is left, the longest pieces first.
 
     All pieces of one length are placed together, so the work grows with the different lengths, not with the pieces. At
-    most 11/9 of the rows that are needed, and one more, are used.
+    most 11/9 of the rows that are needed, and four more, are used.
 
     Args:
         lengths: "piece", each 1 .. `capacity`.
@@ -204,11 +204,11 @@ def _place(
     return pieces[placed:]
 
 
-def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Concatenation of the numbers starts[i] .. starts[i] + lengths[i] - 1.
 
     Example:
-        >>> _ranges(np.array([5, 0]), np.array([2, 3]))
+        >>> ranges(np.array([5, 0]), np.array([2, 3]))
         array([5, 6, 0, 1, 2])
     """
     return np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())

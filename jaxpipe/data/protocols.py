@@ -30,39 +30,53 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Tokens of which it is known where documents end, and which of them a model is to learn.
+    """Tokens of which it is known where documents are, and which of them a model is to learn.
 
     Attributes:
-        tokens: all documents, concatenated.
-        find_ends: returns the end of each document, "document", int64, ascending; called when `ends` is first read.
+        tokens: of all documents.
+        find_spans: returns where each document begins and ends in `tokens`, "document" each, int64; called when `spans`
+            is first read.
         learned: for each token 1 if it is to be predicted, 0 if it is only read, as a prompt is; None: all are.
-
-    Example:
-        >>> Documents(np.arange(7), lambda: np.array([3, 7])).ends
-        array([3, 7])
+        are_some: whether there are tokens that belong to no document.
     """
 
     tokens: Tokens
-    find_ends: Callable[[], np.ndarray]
+    find_spans: Callable[[], tuple[np.ndarray, np.ndarray]]
     learned: Tokens | None = None
+    are_some: bool = False
 
     @classmethod
     def one(cls, tokens: Tokens) -> Documents:
         """All `tokens` as one document."""
-        return cls(tokens, lambda: np.array([len(tokens)]))
+        return cls.ending_at(tokens, lambda: np.array([len(tokens)]))
+
+    @classmethod
+    def ending_at(cls, tokens: Tokens, find_ends: Callable[[], np.ndarray], learned: Tokens | None = None) -> Documents:
+        """Documents that follow each other, by the end of each, "document", int64, ascending.
+
+        Example:
+            >>> Documents.ending_at(np.arange(7), lambda: np.array([3, 7])).spans
+            (array([0, 3]), array([3, 7]))
+        """
+
+        def spans() -> tuple[np.ndarray, np.ndarray]:
+            ends = find_ends()
+            return np.concatenate([[0], ends[:-1]]).astype(np.int64), ends
+
+        return cls(tokens, spans, learned)
 
     def __len__(self) -> int:
         """Tokens of all documents."""
-        return len(self.tokens)
+        return int(np.subtract(*self.spans[::-1]).sum()) if self.are_some else len(self.tokens)
 
     def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
         """Returns the tokens at `positions`, of the same shape."""
         return self.tokens[positions]
 
     @cached_property
-    def ends(self) -> np.ndarray:
-        """The end of each document, "document", int64, ascending; the last is the number of tokens."""
-        return self.find_ends()
+    def spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each document begins, and ends, "document" each, int64."""
+        return self.find_spans()
 
     def targets(self, positions: np.ndarray) -> np.ndarray:
         """Returns the tokens at `positions` as targets, int32: -1, which the loss ignores, for those not learned."""

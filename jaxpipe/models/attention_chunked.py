@@ -30,6 +30,7 @@ from jaxpipe.models.attention_blocks import (
 
 MAX_BLOCKS = 8  # More could save at most another sixteenth of the matmuls, for a larger program.
 BLOCK_MULTIPLE = 128  # Smaller matrices leave a GPU idle.
+KEY_BLOCKS = (1, 2, 3, 5)  # of documents; there is a program for each number, so they are few
 
 
 def chunked(
@@ -173,20 +174,17 @@ def _gradients(
 
 
 def first_keys(block: QueryBlock, visible: Visible) -> list[int]:
-    """Places where the keys of a block may begin, the last first: twice as many blocks of keys from one to the next.
-
-    There is a program for each of them, so they are few.
+    """Places where the keys of a block may begin, the last first: after so many blocks of keys, or all.
 
     Example:
-        >>> first_keys(QueryBlock(1024, 1280, 0, 1280), Visible(positions=jnp.zeros((1, 2048), jnp.int32)))
-        [1024, 768, 256, 0]
+        >>> first_keys(QueryBlock(1792, 2048, 0, 2048), Visible(positions=jnp.zeros((1, 2048), jnp.int32)))
+        [1792, 1536, 1280, 768, 0]
     """
-    places, num_blocks = [block.first_key], 1
-    if visible.positions is not None:
-        while (place := block.first_query - (num_blocks - 1) * _size(visible.positions.shape[1])) > block.first_key:
-            places.insert(-1, place)
-            num_blocks *= 2
-    return places
+    if visible.positions is None:
+        return [block.first_key]
+    size = _size(visible.positions.shape[1])
+    places = [block.first_query - (num_blocks - 1) * size for num_blocks in KEY_BLOCKS]
+    return [*(place for place in places if place > block.first_key), block.first_key]
 
 
 def _of_seen_keys(function: Callable[..., Any], block: QueryBlock, visible: Visible, *arrays: jax.Array) -> Any:

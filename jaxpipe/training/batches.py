@@ -21,6 +21,7 @@ from jaxpipe.data import (
     load_corpus,
 )
 from jaxpipe.data.packing import NONE, WINDOWS
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.program import Pipeline
 
 
@@ -40,6 +41,7 @@ def read_corpus(config: ConfigDict) -> Corpus:
         heldout_fraction=data.heldout_fraction,
         batch_size=data.batch_size,
         seq_len=data.seq_len,
+        by_documents=data.get("packing", WINDOWS) != WINDOWS,
     )
 
 
@@ -67,7 +69,17 @@ def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequ
     if vocabulary is None and data.packing == WINDOWS:
         return CausalSequences(documents, data.seq_len)
     if vocabulary is None:
-        return PackedSequences(documents, data.seq_len, one_each=data.packing == NONE)
+        packed = PackedSequences(documents, data.seq_len, one_each=data.packing == NONE)
+        if not packed.num_sequences:
+            raise ConfigError(
+                explain(
+                    f"data.files={data.files!r}: no document of two tokens to train on, or none to hold out",
+                    rule="enough-documents: with data.packing other than 'windows' whole documents are held out",
+                    picture=f"data.heldout_fraction={data.heldout_fraction}, data.packing={data.packing!r}",
+                    repair="name more documents, set a larger data.heldout_fraction, or data.packing='windows'",
+                )
+            )
+        return packed
     return MaskedSequences(
         documents,
         data.seq_len,

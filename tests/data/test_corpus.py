@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.data import Batches, CausalSequences, Documents, load_corpus, load_tokenizer
-from jaxpipe.data.corpus import Blocks, CheckedTokens, split_blocks
+from jaxpipe.data.corpus import Blocks, CheckedTokens, split_blocks, split_documents
 from jaxpipe.data.indexed import IndexedTokens
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.errors import ConfigError, DataError
@@ -190,13 +190,33 @@ def test_blocks_are_large_and_of_a_short_text_such_that_there_is_one_to_hold_out
     assert len(train) == 9
 
 
-def test_documents_end_in_each_part_where_they_end_and_where_the_part_leaves_them(monkeypatch):
-    """Blocks of ten tokens, the third of each three held out; a document that ends with a block has one end."""
+def test_a_document_is_held_out_as_a_whole_unless_it_is_longer_than_a_row(monkeypatch):
+    """Blocks of ten tokens, the third of each three held out: 20 to 30 and 50 to 60."""
     monkeypatch.setattr("jaxpipe.data.corpus.BLOCK_TOKENS", 10)
-    ends = np.array([4, 10, 25, 26, 47, 65])
-    train, heldout = split_blocks(Documents(np.arange(65), lambda: ends), every=3)
-    assert train.ends.tolist() == [4, 10, 20, 37, 40, 45]
-    assert heldout.ends.tolist() == [5, 6, 10, 20]
+    ends = np.array([4, 18, 25, 26, 47, 48, 65])
+
+    def spans(seq_len):
+        parts = split_documents(Documents.ending_at(np.arange(65), lambda: ends), every=3, seq_len=seq_len)
+        return [list(zip(*(edge.tolist() for edge in part.spans), strict=True)) for part in parts]
+
+    # 18 to 25 begins before the held-out block and is trained on; 25 to 26 and 26 to 47 begin in it.
+    assert spans(30) == [[(0, 4), (4, 18), (18, 25), (47, 48), (48, 65)], [(25, 26), (26, 47)]]
+    assert spans(10) == [
+        [(0, 4), (4, 18), (18, 25), (30, 47), (47, 48), (48, 50), (60, 65)],
+        [(25, 26), (26, 30), (50, 60)],
+    ]
+
+
+def test_no_document_is_in_both_parts_and_none_is_lost():
+    ends = np.cumsum(np.random.default_rng(0).integers(0, 300_000, 40))
+    train, heldout = split_documents(
+        Documents.ending_at(np.empty(ends[-1], np.uint8), lambda: ends), every=4, seq_len=64
+    )
+    spans = sorted([*zip(*train.spans, strict=True), *zip(*heldout.spans, strict=True)])
+    assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])]
+    assert spans[-1][1] == ends[-1]
+    assert len(train) + len(heldout) == ends[-1]
+    assert 0.1 < len(heldout) / ends[-1] < 0.4
 
 
 def test_tokens_of_the_vocabulary_come_as_they_are():

@@ -11,7 +11,7 @@ LENGTHS = [[6, 4], [1, 1, 2, 1], [1, 30, 2, 9, 17, 8, 3, 3, 3, 25], [9] * 7, [8,
 
 def documents_of(lengths, **more) -> Documents:
     ends = np.cumsum(lengths)
-    return Documents(np.arange(100, 100 + ends[-1]), lambda: ends, **more)
+    return Documents.ending_at(np.arange(100, 100 + ends[-1]), lambda: ends, **more)
 
 
 def all_rows(rows: PackedSequences) -> dict[str, np.ndarray]:
@@ -83,7 +83,7 @@ def test_best_fit_is_that_of_one_piece_after_the_other(capacity):
 
 
 def test_pieces_of_a_document_share_the_token_between_them():
-    starts, lengths = cut_documents(np.array([10, 10, 11, 14]), 4)
+    starts, lengths = cut_documents(np.array([0, 10, 10, 11]), np.array([10, 10, 11, 14]), 4)
     assert starts.tolist() == [0, 4, 8, 11]
     assert lengths.tolist() == [4, 4, 1, 2]
 

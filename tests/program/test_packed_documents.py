@@ -55,7 +55,7 @@ def documents() -> Documents:
     generator = np.random.default_rng(4)
     ends = np.cumsum(generator.choice([1, 2, 3, 4, 5, 6, 9, 12, 20], 300))
     tokens = generator.integers(VOCAB_SIZE, size=ends[-1])
-    return Documents(tokens, lambda: ends, learned=(generator.random(ends[-1]) < 0.8).astype(np.uint8))
+    return Documents.ending_at(tokens, lambda: ends, (generator.random(ends[-1]) < 0.8).astype(np.uint8))
 
 
 def packed() -> dict[str, np.ndarray]:
