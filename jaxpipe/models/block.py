@@ -102,7 +102,7 @@ class SelfAttention(nnx.Module):
             norms = self.query_norm.arrays(), self.key_norm.arrays()
             attended = self.attend(self._prepared, query, key, value, norms, visible, dropout)
         else:
-            query, key = (self._prepared(x, None, visible.positions) for x in (query, key))
+            query, key = self._prepared(query), self._prepared(key)
             attended = self.attend(query, key, value, visible=visible, dropout=dropout)
         return to_stream(_merge_heads, (attended,), self.output, self.tensor)
 
@@ -121,8 +121,13 @@ class SelfAttention(nnx.Module):
         attended = cache.attend(self._prepared(query, query_norm, positions), window=self.window)
         return to_stream(_merge_heads, (attended,), self.output, self.tensor), cache
 
-    def _prepared(self, x: jax.Array, norm: dict[str, jax.Array] | None, positions: jax.Array | None) -> jax.Array:
-        """Queries or keys with their norm and positions, as far as there are any."""
+    def _prepared(
+        self, x: jax.Array, norm: dict[str, jax.Array] | None = None, positions: jax.Array | None = None
+    ) -> jax.Array:
+        """Queries or keys with their norm and rotation, as far as there are any.
+
+        Positions need not begin anew with a document: attention depends on how far apart two of its tokens are.
+        """
         x = x if norm is None else self.query_norm.apply(x, norm)
         return x if self.rotate is None else self.rotate(x, positions)
 

@@ -62,7 +62,7 @@ def attend_normed_of(attention: str, recompute: str) -> Callable:
 
     Returns:
         (prepare, query, key, value, (norm of queries, norm of keys), visible, dropout) -> attended values, where
-        `prepare` is (queries or keys, norm, positions) -> the same, prepared. With cuDNN what is prepared is saved too.
+        `prepare` is (queries or keys, norm) -> the same, prepared. With cuDNN what is prepared is saved too.
     """
     save = jax.checkpoint_policies
     policy = save.save_only_these_names(KEPT) if attention != "cudnn" else save.everything_saveable
@@ -76,7 +76,7 @@ def attend_normed_of(attention: str, recompute: str) -> Callable:
         visible: Visible,
         dropout: AttentionDropout | None,
     ) -> jax.Array:
-        query, key = (prepare(x, norm, visible.positions) for x, norm in zip((query, key), norms, strict=True))
+        query, key = (prepare(x, norm) for x, norm in zip((query, key), norms, strict=True))
         return ATTENTION[attention](query, key, value, visible=visible, dropout=dropout)
 
     policy = None if recompute == "attention" else policy
