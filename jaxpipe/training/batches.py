@@ -56,6 +56,17 @@ def batches_of(config: ConfigDict, part: Blend) -> Batches:
     )
 
 
+def padding_of(batches: Batches) -> str:
+    """What to say of rows that are padded: their number, and how much of them is padding; "" of windows."""
+    packed = [source for source in batches.sources if isinstance(source, PackedSequences)]
+    if not packed:
+        return ""
+    num_rows = sum(source.num_sequences for source in packed)
+    padding = sum(source.padding * source.num_sequences for source in packed) / num_rows
+    kind = "one document each" if packed[0].one_each else "documents back to back"
+    return f"; {num_rows:,} rows of {kind}, {padding:.2%} padding"
+
+
 def example_batch(config: ConfigDict) -> Batch:
     """A batch of random tokens, shaped as in a run of `config`, for uses that do not depend on the values."""
     data, tokenizer = config.data, tokenizer_of(config)

@@ -19,7 +19,7 @@ from jaxpipe.config.model import family_of
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import LanguageModel
-from jaxpipe.training.batches import batches_of, read_corpus
+from jaxpipe.training.batches import batches_of, padding_of, read_corpus
 
 
 class Trained(Protocol):
@@ -95,11 +95,13 @@ def task_of(config: ConfigDict) -> Task:
         DataError: a prepared file is damaged.
     """
     corpus = read_corpus(config)
+    train_batches = batches_of(config, corpus.train)
     return Task(
         language_model(config),
-        train_batches=batches_of(config, corpus.train),
+        train_batches=train_batches,
         heldout_batches=batches_of(config, corpus.heldout),
-        data=f"{corpus.num_files} files, {len(corpus.train):,} training tokens, {len(corpus.heldout):,} held out",
+        data=f"{corpus.num_files} files, {len(corpus.train):,} training tokens, {len(corpus.heldout):,} held out"
+        + padding_of(train_batches),
         fingerprint=corpus.fingerprint,
         loss_unit=" nats" if family_of(config).masked else " nats per token",
     )

@@ -9,7 +9,7 @@ from jaxpipe.config import base_config
 from jaxpipe.data import Blend, Documents
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.errors import DataError
-from jaxpipe.training.batches import batches_of, example_batch, read_corpus
+from jaxpipe.training.batches import batches_of, example_batch, padding_of, read_corpus
 
 
 def small(family="gpt"):
@@ -59,3 +59,17 @@ def test_a_token_is_in_the_vocabulary_of_the_model_and_of_a_masked_models_tokeni
     else:
         with pytest.raises(DataError, match=rf"a.bin: token {token} at position \d+ is not in the vocabulary"):
             batches.at(0)
+
+
+def test_a_run_says_how_its_rows_are_filled():
+    config = small()
+    documents = Documents.ending_at(np.arange(20) % 7, lambda: np.array([13, 20]))
+    said = {}
+    for packing in ("windows", "documents", "none"):
+        config.data.packing = packing
+        said[packing] = padding_of(batches_of(config, Blend((documents,))))
+    assert said == {
+        "windows": "",
+        "documents": "; 2 rows of documents back to back, 43.75% padding",
+        "none": "; 2 rows of one document each, 43.75% padding",
+    }
