@@ -102,10 +102,18 @@ def test_an_answer_is_learned_to_its_end_and_the_prompt_is_only_read(folder):
     prepared(folder, {"prompt": "The cat sat ", "answer": "on the mat."}, {"prompt": "", "completion": "<|im_end|>"})
     tokenizer = load_tokenizer(str(folder), is_masked=False)
     (tokens, learned), (other, _) = documents_of(folder)
-    assert tokenizer.decode(tokens) == "The cat sat on the mat.<|endoftext|>"
+    # As a prompt is given to the model: with the token that this file puts before every text.
+    assert tokenizer.decode(tokens) == "<|endoftext|>The cat sat on the mat.<|endoftext|>"
     assert tokenizer.decode(tokens[learned == 1]) == "on the mat.<|endoftext|>"
     assert tokenizer.separator == tokens[-1]
     assert len(other) > 5  # the name of a special token is ordinary text
+
+
+def test_half_of_a_surrogate_pair_is_replaced(folder):
+    prepared(folder, '{"prompt": "a\\ud800?", "answer": "b"}', tokenizer="byte")
+    ((tokens, learned),) = documents_of(folder)
+    assert bytes(tokens.tolist()).decode() == "a\ufffd?b\0"
+    assert learned.tolist() == [0] * 5 + [1, 1]
 
 
 def test_bytes_are_learned_from_the_first_byte_of_the_answer(folder):
@@ -181,6 +189,9 @@ def test_a_template_that_rewrites_answers_is_refused_unless_it_marks_them(folder
 def test_a_template_sees_the_messages_and_nothing_of_python(folder):
     write_template(folder, "{{ messages.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(DataError, match=r"chats.jsonl:1 is refused by the chat template"):
+        prepared(folder, {"messages": CHAT})
+    write_template(folder, "{{ 1 // 0 }}")
+    with pytest.raises(DataError, match=r"refused by the chat template(.|\n)*ZeroDivisionError"):
         prepared(folder, {"messages": CHAT})
     write_template(folder, "{{ raise_exception('no system messages') }}")
     with pytest.raises(DataError, match=r"refused by the chat template(.|\n)*no system messages"):

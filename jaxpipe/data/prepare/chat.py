@@ -152,8 +152,8 @@ def read_template(tokenizer: str) -> ChatTemplate | None:
                 repair="take the file from where the tokenizer comes from",
             )
         ) from error
-    except (jinja2.TemplateError, TypeError):
-        pass  # it refuses a conversation without messages
+    except Exception:
+        pass  # it refuses a conversation without messages, in whatever way
     return template
 
 
@@ -241,8 +241,11 @@ def _rendered(messages: list[dict[str, Any]], template: ChatTemplate, place: str
                     repair="mark the answers in the template by {% generation %} ... {% endgeneration %}, or give each"
                     " answer a line of its own, with the messages before it",
                 )
-    except (jinja2.TemplateError, TypeError) as error:
-        raise _wrong(place, "is refused by the chat template", f"{template.path}: {error}") from error
+    except DataError:
+        raise
+    except Exception as error:  # whatever the code of the template does
+        why = f"{template.path}: {type(error).__name__}: {error}"
+        raise _wrong(place, "is refused by the chat template", why) from error
     return MarkedText(text, spans, has_special=True)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -87,10 +87,12 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
     """
     special = tokenizer.special_names
     lines = [line for part in parts for line in _json_lines(part)]
-    texts = [
+    found = [
         marked_text(line.value, form.template, special=special, place=line.place, tokenizer=form.tokenizer)
         for line in lines
     ]
+    # One letter for another: the spans stay where they are.
+    texts = [replace(text, text=_replace_surrogates(text.text)[0]) for text in found]
     documents: list[tuple[np.ndarray, np.ndarray]] = [(tokenizer.encode(""), np.zeros(0, np.uint8))]
     for line, text in zip(lines, texts, strict=True):
         tokens, learned = (_rendered if text.has_special else _answered)(text, tokenizer)
@@ -118,10 +120,11 @@ def _rendered(text: MarkedText, tokenizer: Tokenizer) -> tuple[np.ndarray, np.nd
 
 
 def _answered(text: MarkedText, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of a prompt, and of its answer by itself, as if the model went on from the prompt, with a separator."""
+    """Tokens of a prompt, and of its answer by itself, with a separator: as if the model went on from the prompt."""
     ((begin, _),) = text.spans
-    prompt, answer = tokenizer.encode(text.text[:begin]), tokenizer.encode(text.text[begin:])
-    tokens = np.concatenate([prompt, answer, [tokenizer.separator]]).astype(prompt.dtype)
+    answer = tokenizer.encode(text.text[begin:])
+    prompt = [*tokenizer.beginning, *tokenizer.encode(text.text[:begin])]  # as jaxpipe.sample gives it to the model
+    tokens = np.concatenate([np.array(prompt, answer.dtype), answer, [tokenizer.separator]]).astype(answer.dtype)
     return tokens, (np.arange(len(tokens)) >= len(prompt)).astype(np.uint8)
 
 
