@@ -79,7 +79,7 @@ def execute(values: FlagValues) -> None:
     params = jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params)
 
     prompt = [int(token) for token in tokenizer.encode(values.prompt)]
-    texts = [_Text(prompt, len(prompt), tokenizer, tuple(values.stop)) for _ in range(values.num_samples)]
+    texts = [Continuation(prompt, tokenizer, values.stop) for _ in range(values.num_samples)]
     for tokens in generate(
         model,
         params,
@@ -102,11 +102,11 @@ def execute(values: FlagValues) -> None:
         print(text.shown())
 
 
-class _Text:
+class Continuation:
     """A prompt and what follows it, up to the end of the document or the first of the stop strings."""
 
-    def __init__(self, prompt: Sequence[int], num_prompt: int, tokenizer: Tokenizer, stops: tuple[str, ...]):
-        self._tokens, self._num_prompt, self._tokenizer, self._stops = list(prompt), num_prompt, tokenizer, stops
+    def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer, stops: Sequence[str]):
+        self._tokens, self._num_prompt, self._tokenizer, self._stops = list(prompt), len(prompt), tokenizer, stops
         self.is_done = False
 
     def add(self, token: int) -> None:

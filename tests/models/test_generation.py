@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpipe.data import load_tokenizer
 from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
-from jaxpipe.sample import generate
+from jaxpipe.sample import Continuation, generate
 
 WINDOW, NUM_TOKENS, PROMPT = 6, 9, [3, 1, 4]
 MODEL = LanguageModel(GPTConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=11, num_positions=WINDOW))
@@ -96,3 +97,18 @@ def test_a_model_without_kept_keys_and_values_says_the_same(params, monkeypatch)
     kept = say(params, temperature=0.0)
     monkeypatch.setattr(LanguageModel, "new_cache", lambda *_, **__: None)
     assert say(params, temperature=0.0) == kept
+
+
+@pytest.mark.parametrize(
+    ("stops", "shown", "num_added"),
+    [((), "the cat sat.", 9), (("at",), "the c", 4), (("sat", "ca"), "the ", 3), (("the",), "the cat sat.", 9)],
+)
+def test_a_continuation_ends_before_a_stop_string_and_with_the_document(stops, shown, num_added):
+    """Of the prompt nothing counts; what follows the end is not added."""
+    bytes_of = load_tokenizer("byte", is_masked=False)
+    text, added = Continuation([*b"the"], bytes_of, stops), 0
+    for token in b" cat sat.\0 more":
+        added += not text.is_done
+        text.add(token)
+    assert text.shown() == shown
+    assert added == num_added + (not stops or stops == ("the",))
