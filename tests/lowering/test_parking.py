@@ -38,8 +38,9 @@ def assert_within_the_bound(num_devices: int, num_microbatches: int, num_layers:
     assert table.pages.num_pages <= bound(num_devices) * num_layers
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("num_layers", [1, 3, 8])
+@pytest.mark.parametrize(
+    "num_layers", [pytest.param(each, marks=pytest.mark.ci if each == 3 else pytest.mark.slow) for each in (1, 3, 8)]
+)
 def test_no_device_holds_more_than_the_bound_in_transit_included(num_layers):
     for num_devices, num_microbatches in GRID:
         assert_within_the_bound(num_devices, num_microbatches, num_layers)
