@@ -7,6 +7,7 @@ gradient.
 
 import dataclasses
 from collections.abc import Mapping
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import tiny_bert
 import tiny_gpt
 import tiny_mlp
-from legal_devices import TWO_REPLICAS, variants
+from legal_devices import OPTIONS, TWO_REPLICAS, takes
 from tiers import tiers
 
 from jaxpipe.program import Pipeline
@@ -87,25 +88,40 @@ FEW = tiers(
 _IN_FEW = {case.name for case in (getattr(each, "values", (each,))[0] for each in FEW)}
 FEW += [Case("mlp", name, {}, 4, 6) for name in REGISTRY if name not in _IN_FEW]
 
-ALL = [
-    Case("mlp", name, options, num_devices, num_microbatches, data=1 + (num_devices <= 4 and num_microbatches % 2))
-    for name, options, num_devices in variants(2, 4, 6, 8)
-    for num_microbatches in (1, num_devices, num_devices + 1, 2 * num_devices, 4 * num_devices)
-    if num_devices != 6 or name in TWO_REPLICAS
-]
-ALL += [
-    Case(model, name, options, num_devices, 2 * num_devices + data, data=data, tied=data == 1)
-    for model in ("gpt", "bert")
-    for name, options, num_devices in variants(4)
-    for data in (1, 2)
-]
-ALL += [Case("bert", name, options, num_devices, 3) for name, options, num_devices in variants(2)]
-ALL += [Case("mlp", name, options, num_devices, 9, one_layer=True) for name, options, num_devices in variants(4)]
-ALL += [
-    Case("mlp", name, options, num_devices, 2 * num_devices + 1, split=True)
-    for name, options, num_devices in variants(2, 4, 8)
-    if has_whole_backwards(name, options)
-]
+MODELS = [("mlp", True), ("gpt", True), ("gpt", False), ("bert", True), ("bert", False)]
+
+
+def covering() -> list[Case]:
+    """Five cases of each method and option, such that every legal pair of values of two fields of a case occurs.
+
+    Each value of the longest fields, microbatches and models, meets each method; the other fields take turns.
+    """
+    cases = []
+    for each, (name, options) in enumerate([*((name, {}) for name in sorted(REGISTRY)), *OPTIONS]):
+        sizes = [d for d in (2, 4, 6, 8) if takes(name, d, options) and (d != 6 or name in TWO_REPLICAS)]
+        can_split = has_whole_backwards(name, options)
+        num_small = each
+        for turn in range(len(MODELS)):
+            d = sizes[(each + turn) % len(sizes)]
+            num_small += d <= 4
+            model, tied = MODELS[(2 * each + turn) % len(MODELS)]
+            cases.append(
+                Case(
+                    model,
+                    name,
+                    options,
+                    num_devices=d,
+                    num_microbatches=(1, d, d + 1, 2 * d, 4 * d)[turn],
+                    data=1 + (d <= 4 and num_small % 2),  # eight devices in all
+                    tied=tied,
+                    split=can_split and (each // 3 + turn) % 3 == 0,
+                    one_layer=(each // 4 + turn) % 2 == 0,
+                )
+            )
+    return cases
+
+
+ALL = covering()
 ALL += [Case("gpt", "1f1b", {}, num_devices, 9, split=True, balanced=True) for num_devices in (4, 8)]
 
 
@@ -143,6 +159,27 @@ def test_loss_and_every_gradient_are_those_of_plain_grad(case):
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_loss_and_every_gradient_are_those_of_plain_grad_everywhere(case):
     assert_equivalent(case)
+
+
+def test_the_covering_cases_have_each_pair_of_values():
+    def fields(case: Case) -> dict[str, Any]:
+        d = case.num_devices
+        times = (1, d, d + 1, 2 * d, 4 * d).index(case.num_microbatches)
+        method, model = f"{case.name} {case.options}", f"{case.model} {case.tied}"
+        return {"method": method, "d": d, "times": times, "model": model, "data": case.data, "split": case.split}
+
+    found = [fields(case) for case in covering()]
+    pairs = {pair for each in found for pair in combinations(each.items(), 2)}
+    values = {name: {each[name] for each in found} for name in found[0]}
+    missing = [
+        (first, second)
+        for first, second in combinations(values, 2)
+        if any(((first, a), (second, b)) not in pairs for a, b in product(values[first], values[second]))
+    ]
+    # What is left is not legal: sizes of a method, its split, and more than eight devices in all.
+    legal = [{"method", "d"}, {"method", "split"}, {"method", "data"}, {"d", "data"}]
+    assert all(set(names) in legal for names in missing)
+    assert all((("method", f"{method} {{}}"), ("data", 2)) in pairs for method in REGISTRY)
 
 
 def two_replicas() -> Pipeline:
