@@ -14,6 +14,7 @@ from jaxpipe.lowering.rounds import periodic_rounds
 from jaxpipe.schedules import Costs, build, simulate
 
 GRID = [*product((4, 5, 6, 7, 8), range(1, 26)), *product((9, 16), (1, 8, 15, 16, 17, 33, 65)), (33, 64)]
+MORE = [pytest.param(*sizes, marks=pytest.mark.ci) for sizes in ((4, 16), (5, 16), (8, 32), (16, 40))]
 WIDE = [*product((9, 16, 33, 64), (1, 8, 15, 16, 17, 33, 65, 128))]
 
 
@@ -54,7 +55,7 @@ def test_none_of_many_devices_does(num_layers):
         assert_within_the_bound(num_devices, num_microbatches, num_layers)
 
 
-@pytest.mark.parametrize(("num_devices", "num_microbatches"), [(4, 9), (5, 16), (8, 7), (8, 32), (16, 40)])
+@pytest.mark.parametrize(("num_devices", "num_microbatches"), [(4, 9), (8, 7), *MORE])
 def test_the_bound_holds_for_backwards_of_three_forwards_too(num_devices, num_microbatches):
     schedule, costs = bpipe(num_devices, num_microbatches), Costs(backward=3.0)
     for num_layers in (1, 2, 3, 8, 10):
@@ -62,7 +63,7 @@ def test_the_bound_holds_for_backwards_of_three_forwards_too(num_devices, num_mi
         assert table.num_slots <= bound(num_devices)
 
 
-@pytest.mark.parametrize("num_devices", [4, 8, 9, 16])
+@pytest.mark.parametrize("num_devices", [4, 8, 9, pytest.param(16, marks=pytest.mark.ci)])
 def test_with_enough_microbatches_the_bound_is_reached(num_devices):
     table = lower(bpipe(num_devices, 3 * num_devices), layers_per_stage=(4,) * num_devices)
     assert table.num_slots == bound(num_devices)
@@ -70,7 +71,7 @@ def test_with_enough_microbatches_the_bound_is_reached(num_devices):
 
 @pytest.mark.parametrize("unit", ["page", "microbatch"])
 @pytest.mark.parametrize("rolled", [True, False])
-@pytest.mark.parametrize(("num_devices", "num_microbatches"), [(4, 3), (4, 16), (5, 9), (8, 7), (8, 32), (16, 40)])
+@pytest.mark.parametrize(("num_devices", "num_microbatches"), [(4, 3), (5, 9), (8, 7), *MORE])
 def test_pages_are_where_they_are_looked_for(num_devices, num_microbatches, rolled, unit):
     uneven = tuple(1 + (2 * stage + 1) % 3 for stage in range(num_devices))
     for layers_per_stage in ((1,) * num_devices, uneven, (8,) * num_devices):  # eight: several lanes
@@ -82,7 +83,7 @@ def test_pages_are_where_they_are_looked_for(num_devices, num_microbatches, roll
 
 @pytest.mark.ci
 @pytest.mark.parametrize("backward", [1.0, 2.0, 3.0])
-@pytest.mark.parametrize("num_devices", [4, 5, 8, 16, 32])
+@pytest.mark.parametrize("num_devices", [4, 5, 8, *(pytest.param(d, marks=pytest.mark.ci) for d in (16, 32))])
 def test_it_takes_no_more_time_than_1f1b(num_devices, backward):
     costs = Costs(backward=backward)
     for num_microbatches in (num_devices - 1, 2 * num_devices, 4 * num_devices + 1):
@@ -122,7 +123,7 @@ def test_traffic():
 
 
 @pytest.mark.parametrize("num_layers", [1, 4, 8, 10])
-@pytest.mark.parametrize("num_devices", [4, 8, 16])
+@pytest.mark.parametrize("num_devices", [4, 8, pytest.param(16, marks=pytest.mark.ci)])
 def test_transfers_hide_behind_actions_and_are_few(num_devices, num_layers):
     table = lower(bpipe(num_devices, 4 * num_devices), layers_per_stage=(num_layers,) * num_devices)
     assert any(table.page_permutes)

@@ -8,11 +8,12 @@ from jaxpipe.lowering import lower
 from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, MAX_TYPES
 from jaxpipe.schedules import build, peak_activations
 
+FEW = ("1f1b", "bitpipe", "zb_v")
 MOST_TRACED = 14  # a fold may have more than asked for: four kinds of action in rounds that meet one by one
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 3, 5, 8, 16])
-@pytest.mark.parametrize("num_microbatches", [1, 2, 3, 8, 17, 64])
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 5, 8, pytest.param(16, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("num_microbatches", [1, 2, 3, 8, 17, pytest.param(64, marks=pytest.mark.ci)])
 def test_slots_are_the_peak_of_the_schedule(num_devices, num_microbatches):
     # BitPipe (arXiv 2410.19367), Table 2: peaks of DAPPLE (1F1B) and GPipe, in Ma.
     peaks = {"1f1b": min(num_devices, num_microbatches), "gpipe": num_microbatches}
@@ -49,7 +50,12 @@ def test_slots_are_the_published_peaks(name, options, peak):
 
 @pytest.mark.parametrize(
     ("name", "options", "num_devices"),
-    [pytest.param(*case, marks=pytest.mark.ci if case[1] else ()) for case in variants(8)],
+    [
+        pytest.param(
+            *case, marks=() if not case[1] and case[0] in FEW else pytest.mark.slow if case[1] else pytest.mark.ci
+        )
+        for case in variants(8)
+    ],
 )
 def test_the_program_grows_neither_with_microbatches_nor_with_devices(name, options, num_devices):
     for factor, multiple in ((1, 2), (1, 8), (2, 2)):
@@ -59,8 +65,8 @@ def test_the_program_grows_neither_with_microbatches_nor_with_devices(name, opti
             assert table.num_traced_actions <= MOST_TRACED
 
 
-@pytest.mark.parametrize("num_devices", [3, 4, 5, 8, 48, 64])
-@pytest.mark.parametrize("num_microbatches", [17, 64, 256])
+@pytest.mark.parametrize("num_devices", [3, 4, 5, 8, *(pytest.param(d, marks=pytest.mark.ci) for d in (48, 64))])
+@pytest.mark.parametrize("num_microbatches", [17, 64, pytest.param(256, marks=pytest.mark.ci)])
 def test_1f1b_traces_few_actions(num_devices, num_microbatches):
     table = lower(build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches))
     assert table.num_traced_actions <= MAX_TRACED_ACTIONS
@@ -74,8 +80,8 @@ def test_a_round_of_gpipe_has_messages_of_one_direction(num_devices, num_microba
         assert len({target - source for pairs in permutes for source, target in pairs}) <= 1
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 5, 8, 48])
-@pytest.mark.parametrize("num_microbatches", [1, 2, 8, 64])
+@pytest.mark.parametrize("num_devices", [1, 2, 5, 8, pytest.param(48, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("num_microbatches", [1, 2, 8, pytest.param(64, marks=pytest.mark.ci)])
 def test_no_message_of_1f1b_waits_and_those_of_gpipe_do_at_the_turn(num_devices, num_microbatches):
     inbox = {
         name: lower(build(name, num_devices=num_devices, num_microbatches=num_microbatches)).inbox.num_inbox

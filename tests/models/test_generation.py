@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_models import in_tiers
 
 from jaxpipe.data import load_tokenizer
 from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
@@ -69,7 +70,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", in_tiers(CONFIGS, default=["qwen3"]))
 def test_logits_with_kept_keys_and_values_are_those_of_the_whole_text(name):
     """A prompt of five in a row of nine, then one token after the other, to the end of the cache."""
     model = LanguageModel(CONFIGS[name])
@@ -85,6 +86,7 @@ def test_logits_with_kept_keys_and_values_are_those_of_the_whole_text(name):
         np.testing.assert_allclose(found, whole[:, place], atol=1e-5)
 
 
+@pytest.mark.ci
 def test_each_sample_is_the_only_one_of_its_own_seed(params):
     several = generate(
         MODEL, params, PROMPT, num_tokens=NUM_TOKENS, window=WINDOW, temperature=9.0, seed=3, num_samples=3

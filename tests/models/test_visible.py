@@ -84,7 +84,7 @@ def test_a_block_of_a_window_leaves_out_the_keys_before_it(window, expected):
     assert [block.first_key for block in blocks(300, Visible(window=window))] == expected
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 13, 16])
+@pytest.mark.parametrize("length", in_tiers((1, 2, 3, 5, 8, 13, 16), default=[3]))
 def test_blocks_of_keys_without_a_document_of_the_queries_change_nothing(length, monkeypatch):
     """Sixteen positions in blocks of two, documents of each length: every place where keys may begin is taken."""
     monkeypatch.setattr(attention_chunked, "BLOCK_MULTIPLE", 1)

@@ -21,8 +21,9 @@ NUM_LAYERS, NUM_MICROBATCHES = 8, 8
 
 # Family, schedule, attention, recomputation, tensor, data: every pair of values at least once, with `slow`.
 CASES = tiers(
-    [("gpt", "1f1b", "xla", "none", 1, 1), ("qwen3", "zb_v", "chunked", "none", 2, 1)],
+    [("gpt", "1f1b", "xla", "none", 1, 1)],
     ci=[
+        ("qwen3", "zb_v", "chunked", "none", 2, 1),
         ("gpt", "zb_h1", "xla", "attention", 1, 2),
         ("llama", "bpipe", "xla", "full", 1, 1),
         ("qwen3", "chimera", "xla", "none", 1, 2),
@@ -109,7 +110,13 @@ def test_loss_and_gradients_are_those_of_the_documents_one_by_one(case, monkeypa
 
 # Rotary positions do not show where a document begins, only how far apart two of its tokens are.
 @pytest.mark.parametrize(
-    ("family", "wrong"), [("gpt", "a key"), ("llama", "a key"), ("gpt", "a position"), ("gpt", "a border")]
+    ("family", "wrong"),
+    [
+        ("gpt", "a key"),
+        pytest.param("llama", "a key", marks=pytest.mark.ci),
+        ("gpt", "a position"),
+        ("gpt", "a border"),
+    ],
 )
 def test_the_bound_would_show(family, wrong):
     """One key of another document seen, one document's positions off by one, or one target of the next document."""

@@ -65,7 +65,10 @@ def loss_and_grads(made, *, schedule: str, data: int, key=None):
     return float(found), pipeline.from_stages(grads)
 
 
-@pytest.mark.parametrize(("schedule", "data"), [("1f1b", 2), pytest.param("zb_v", 1, marks=pytest.mark.ci)])
+@pytest.mark.parametrize(
+    ("schedule", "data"),
+    [pytest.param("1f1b", 2, marks=pytest.mark.slow), pytest.param("zb_v", 1, marks=pytest.mark.ci)],
+)
 def test_loss_and_gradients_are_those_of_the_modules_called_one_after_the_other(schedule, data):
     embedding, blocks, head = modules()
     made = from_nnx(embedding, blocks, head, loss=loss)

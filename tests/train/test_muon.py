@@ -53,7 +53,10 @@ def trained(name: str, schedule: str, **axes: int) -> tuple[list[float], Any]:
 
 @pytest.mark.parametrize(
     ("name", "schedule"),
-    [("muon", "zb_v"), *(pytest.param(name, "1f1b", marks=pytest.mark.slow) for name in ("lion", "sgd"))],
+    [
+        pytest.param("muon", "zb_v", marks=pytest.mark.ci),
+        *(pytest.param(name, "1f1b", marks=pytest.mark.slow) for name in ("lion", "sgd")),
+    ],
 )
 def test_ten_steps_on_eight_devices_are_those_of_one(name, schedule):
     losses, before, wanted = trained(name, "1f1b")

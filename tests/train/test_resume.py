@@ -36,6 +36,7 @@ def whole(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.ci
 def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         stop_after(5, patched)
@@ -89,6 +90,7 @@ def test_another_mesh_and_schedule_resume_and_are_said(whole, tmp_path, monkeypa
     assert ours == pytest.approx(theirs, rel=1e-4)  # float32 sums in another order
 
 
+@pytest.mark.ci
 def test_a_run_that_is_done_says_so_and_changes_nothing(whole):
     before = (whole / "metrics.jsonl").read_bytes()
     done = train(whole)
@@ -97,6 +99,7 @@ def test_a_run_that_is_done_says_so_and_changes_nothing(whole):
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.ci
 def test_another_model_is_another_run(whole):
     before = json.loads((whole / "config.json").read_text())
     done = train(whole, "--config.model.hidden=32")
@@ -134,6 +137,7 @@ def test_damaged_checkpoints_are_passed_over_aloud_and_if_all_are_the_run_never_
     assert "resumes    from the checkpoint of step 3" in done.stdout
 
 
+@pytest.mark.ci
 def test_a_dry_run_compiles_and_writes_nothing(tmp_path):
     done = train(tmp_path / "run", "--dry_run")
     assert done.returncode == 0, done.stderr

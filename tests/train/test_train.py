@@ -74,6 +74,7 @@ def test_a_sample_continues_the_prompt_and_the_seed_decides_how(trained):
     assert said[0].stdout == said[1].stdout != said[2].stdout
 
 
+@pytest.mark.ci
 def test_several_samples_are_those_of_the_seeds_that_follow(trained):
     workdir, _ = trained
     flags = [f"--workdir={workdir}", "--prompt=def é", "--num_tokens=9"]

@@ -47,6 +47,7 @@ def best_steps(every_setting):
     return sorted(steps.values())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("top", [1, 5, 40])
 def test_the_rows_are_the_fastest_of_all_that_fit(space, best_steps, top):
     plan = search(space, SOURCE, top=top)
