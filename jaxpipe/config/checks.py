@@ -24,7 +24,7 @@ from jaxpipe.config.model import (
 from jaxpipe.config.pipeline import check_costs, check_schedule_name, layers_per_stage, outline
 from jaxpipe.data.packing import PACKING
 from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
-from jaxpipe.paths import local_path
+from jaxpipe.files import local_path
 
 DTYPES = ("float32", "bfloat16")
 OPTIMIZERS, RATES = ("adamw", "muon", "lion", "sgd"), ("cosine", "wsd", "constant")  # as in jaxpipe.training.optimizer

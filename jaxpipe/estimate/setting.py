@@ -19,9 +19,8 @@ from jaxpipe.config import layers_per_stage, model_config
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.model import family_of
 from jaxpipe.config.pipeline import named_schedule, options_with_times, orders_to_try, outline
-from jaxpipe.data.masked import num_predicted
+from jaxpipe.data.masked import NUM_SPECIAL, num_predicted
 from jaxpipe.data.packing import DOCUMENTS
-from jaxpipe.data.segments import NUM_SPECIAL
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import Anatomy, ModelConfig
 from jaxpipe.schedules import Schedule

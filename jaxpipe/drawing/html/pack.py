@@ -17,7 +17,7 @@ from importlib.resources import files
 import numpy as np
 
 from jaxpipe.drawing.html.panels import Panel
-from jaxpipe.drawing.palette import HUES, NAMES, STORED, styles
+from jaxpipe.drawing.pictures import HUES, NAMES, STORED, styles
 from jaxpipe.schedules import Kind
 from jaxpipe.schedules.analysis.bubbles import ROUNDING, Bubbles, bubbles
 from jaxpipe.units import GIB

@@ -15,7 +15,7 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.plan.search import Row
-from jaxpipe.paths import local_path
+from jaxpipe.files import local_path
 from jaxpipe.units import gib
 
 
