@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.config.base import AUTO, base_config
+from jaxpipe.config.costs import check_costs
 from jaxpipe.config.data import check_blend, check_masked_sequence, check_prepared_tokenizer, check_vocabulary
 from jaxpipe.config.model import (
     check_attention_kernel,
@@ -21,7 +22,7 @@ from jaxpipe.config.model import (
     check_words_and_numbers,
     model_config,
 )
-from jaxpipe.config.pipeline import check_costs, check_schedule_name, layers_per_stage, outline
+from jaxpipe.config.pipeline import check_schedule_name, layers_per_stage, outline
 from jaxpipe.data.packing import PACKING
 from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
 from jaxpipe.files import local_path

@@ -17,11 +17,12 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.config.pipeline import costs_by, named_schedule, times_written
-from jaxpipe.estimate.matmuls import local_rows, predicted_tokens
+from jaxpipe.config.costs import costs_by, times_written
+from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate.parameters import layer_parameters, parameter_bytes
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.work import local_rows, predicted_tokens
 from jaxpipe.lowering import lower
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import build_schedule, expected_costs
-from jaxpipe.config.pipeline import are_decided, has_times, written_costs
+from jaxpipe.config.costs import are_decided, has_times, written_costs
 from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import differences
 from jaxpipe.distributed.process_group import ProcessGroup
