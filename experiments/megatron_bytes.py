@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpipe.estimate import Setting
-from jaxpipe.estimate.matmuls import flops, layer_matmuls
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.work import flops, layer_matmuls
 from jaxpipe.schedules import peak_activations
 
 # bfloat16 weights 2, float32 gradients 4, masters and two moments 12: Megatron-LM's table of its distributed optimizer,

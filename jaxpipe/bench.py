@@ -24,8 +24,7 @@ from ml_collections import ConfigDict, config_flags
 from jaxpipe.config import check
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
 from jaxpipe.measure import pinned
-from jaxpipe.measure.memory import measure_memory
-from jaxpipe.measure.step_pair import make_step_pair
+from jaxpipe.measure.step_pair import make_step_pair, measure_memory
 from jaxpipe.measure.timing import keep_freed_memory, median, timed
 from jaxpipe.training.setup import devices_of
 

@@ -13,8 +13,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.errors import ConfigError, JaxpipeError, closest, explain, shortened
-from jaxpipe.paths import local_path
-from jaxpipe.whole_file import write_whole
+from jaxpipe.files import local_path, write_whole
 
 MOST_LINES_OF_AN_ERROR = 40
 HELP = ("--help", "-h", "--helpfull", "--helpshort")

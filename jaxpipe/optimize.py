@@ -27,9 +27,8 @@ from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.schedules import Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
-from jaxpipe.schedules.methods.option import parse_options
+from jaxpipe.schedules.methods.option import check_even, parse_options
 from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file
-from jaxpipe.schedules.option_checks import check_even
 from jaxpipe.schedules.ordering.optimize import NUM_TRIALS, asynchronous, search
 from jaxpipe.schedules.ordering.problem import problem_of, usual_placements
 from jaxpipe.schedules.placement import PLACEMENTS, placement_name

@@ -24,10 +24,9 @@ from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.plan.breakdown import baselines, breakdown_of
-from jaxpipe.estimate.plan.report import to_json, to_text
+from jaxpipe.estimate.plan.report import check_writable, to_json, to_text, write_config
 from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
-from jaxpipe.estimate.plan.written_config import check_writable, write_config
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file

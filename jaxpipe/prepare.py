@@ -18,7 +18,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.config.command_line import run
-from jaxpipe.data.indexed_format import LOSS, TOKENIZER
+from jaxpipe.data.indexed import LOSS, TOKENIZER
 from jaxpipe.data.prepare.encoding import Tally
 from jaxpipe.data.prepare.preparation import Prepared, prepare
 from jaxpipe.data.prepare.reading import FORMATS

@@ -28,7 +28,7 @@ from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.models import FAMILIES
-from jaxpipe.models.cache import Cache
+from jaxpipe.models.attention import Cache
 from jaxpipe.models.language_model import LanguageModel, Params
 from jaxpipe.training import run_folder
 

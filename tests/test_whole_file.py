@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxpipe.whole_file import whole_files, write_whole
+from jaxpipe.files import whole_files, write_whole
 
 
 def names(folder):

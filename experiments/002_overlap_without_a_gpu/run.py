@@ -14,7 +14,7 @@ from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile import absent_gpus
 from jaxpipe.compile.hlo import overlapped_permutes, whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
-from jaxpipe.measure.memory import pool_shapes
+from jaxpipe.measure.step_pair import pool_shapes
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile import Prediction, absent_gpus, compile_step, predict
 from jaxpipe.compile.hlo import overlapped_permutes, whole_writes
-from jaxpipe.measure.memory import gradient_shapes, pool_shapes
+from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
 from jaxpipe.program import Pipeline
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt3_13b.py"

@@ -10,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxpipe.compile import predict
-from jaxpipe.config.pipeline import BACKWARD_COSTS
+from jaxpipe.config.costs import BACKWARD_COSTS
 from jaxpipe.lowering import replay
 from jaxpipe.schedules import Costs, simulate
 from jaxpipe.training.batches import example_batch

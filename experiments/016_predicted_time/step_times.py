@@ -15,9 +15,8 @@ import jax
 import numpy as np
 from step_cells import MICROBATCH_SIZE, NUM_DEVICES, Cell, config_of
 
-from jaxpipe.measure.actions import compile_runs
+from jaxpipe.measure.actions import compile_runs, make_stages
 from jaxpipe.measure.measurement import compile_update, identity_of, link_between, num_parameters, subject_of_config
-from jaxpipe.measure.stages import make_stages
 from jaxpipe.measure.timing import time_by_turns
 from jaxpipe.training.batches import example_batch, put_batch
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step

@@ -14,7 +14,8 @@ from functools import cached_property
 from experiments.megatron_kernels import MegatronKernels
 from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.estimate import Link, Program, Roofline, Setting, Times
-from jaxpipe.estimate.matmuls import (
+from jaxpipe.estimate.setting import Group
+from jaxpipe.estimate.work import (
     Matmul,
     attention_matmuls,
     layer_matmuls,
@@ -22,7 +23,6 @@ from jaxpipe.estimate.matmuls import (
     predicted_tokens,
     seen_scores,
 )
-from jaxpipe.estimate.setting import Group
 
 A100 = HARDWARE["a100-80g"]
 ITEM = 2  # bytes of a number in 16 bits

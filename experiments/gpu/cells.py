@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.cluster.hardware import Hardware, known_hardware
+from jaxpipe.files import write_whole
 from jaxpipe.measure.timing import median, time_by_turns
-from jaxpipe.whole_file import write_whole
 
 Record = dict[str, Any]
 RESULTS = "results.json"

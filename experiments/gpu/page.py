@@ -14,7 +14,7 @@ from typing import Any
 from experiments.gpu.cells import Part, Record, Results, Size, leaves, without_files
 from experiments.pages import markdown
 from experiments.png import png_of
-from jaxpipe.whole_file import write_whole
+from jaxpipe.files import write_whole
 
 
 def write_page(parts: Iterable[Part], size: Size, results: Results) -> list[Path]:

@@ -19,7 +19,7 @@ from jaxpipe.checkpoints import files
 from jaxpipe.checkpoints.checks import damaged_files, no_checkpoint
 from jaxpipe.checkpoints.files import CHECKPOINTS, About, Keep, damages
 from jaxpipe.command_line import run
-from jaxpipe.paths import local_path
+from jaxpipe.files import local_path
 from jaxpipe.units import mib
 
 _HEAD = ("step", "complete", "MiB", "written (UTC)", "held-out loss", "kept because of")

@@ -1,7 +1,7 @@
 """Assigns GPUs to places of the mesh: the orders to choose from, and the hops between nodes that each costs.
 
 Takes the mesh's shape and the GPUs per node, returns the GPU of every place of the mesh. GPUs count node by node; a
-place is the GPUs of one tensor group. `jaxpipe.mesh.mesh.order_devices` applies an assignment to real devices.
+place is the GPUs of one tensor group. `jaxpipe.mesh.devices.order_devices` applies an assignment to real devices.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.config.base import AUTO, base_config
+from jaxpipe.config.costs import check_costs
 from jaxpipe.config.data import check_blend, check_masked_sequence, check_prepared_tokenizer, check_vocabulary
 from jaxpipe.config.model import (
     check_attention_kernel,
@@ -21,10 +22,10 @@ from jaxpipe.config.model import (
     check_words_and_numbers,
     model_config,
 )
-from jaxpipe.config.pipeline import check_costs, check_schedule_name, layers_per_stage, outline
+from jaxpipe.config.pipeline import check_schedule_name, layers_per_stage, outline
 from jaxpipe.data.packing import PACKING
 from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
-from jaxpipe.paths import local_path
+from jaxpipe.files import local_path
 
 DTYPES = ("float32", "bfloat16")
 OPTIMIZERS, RATES = ("adamw", "muon", "lion", "sgd"), ("cosine", "wsd", "constant")  # as in jaxpipe.training.optimizer

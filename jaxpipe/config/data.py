@@ -7,9 +7,9 @@ from ml_collections import ConfigDict
 from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer, load_tokenizer
 from jaxpipe.data.files import INDEXED, parse_blend
-from jaxpipe.data.huggingface_tokenizer import identity_of
-from jaxpipe.data.indexed_format import tokenizer_path, tokens_path
+from jaxpipe.data.indexed import tokenizer_path, tokens_path
 from jaxpipe.data.masked import MIN_SEQ_LEN
+from jaxpipe.data.tokenizer import identity_of
 from jaxpipe.errors import ConfigError, explain
 
 MOST_SHOWN = 5

@@ -1,21 +1,19 @@
-"""The section `pipeline` of a config: the schedule, the layers of its stages, expected costs, device order."""
+"""The section `pipeline` of a config: the schedule, the layers of its stages, device order; costs are in `costs`."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from jaxpipe.config.base import AUTO
-from jaxpipe.errors import ConfigError, ScheduleError, closest, explain
+from jaxpipe.config.costs import options_of, options_with_times
+from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.program import balanced_split
 from jaxpipe.python_file import is_python_file
-from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, read_schedule
+from jaxpipe.schedules import REGISTRY, Schedule, build, read_schedule
 from jaxpipe.schedules.files import ENDINGS, is_file_name
-from jaxpipe.schedules.methods.option import TIMES, parse_options
 from jaxpipe.schedules.methods.registry import find_method
 
 
@@ -114,11 +112,6 @@ def _read(path: str) -> Schedule:
             )
         )
     return read_schedule(path)
-
-
-def options_of(written: str) -> dict[str, object]:
-    """The options in a text such as "num_chunks=3,eager_sync=false"."""
-    return parse_options(option for option in written.split(",") if option)
 
 
 def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:
@@ -228,142 +221,6 @@ def _explicit(config: ConfigDict) -> tuple[int, ...]:
 
 def _num_stages(config: ConfigDict) -> int:
     return outline(config).num_stages
-
-
-# ---- Expected costs of the actions of a stage: orders are made, rounds are laid out and predictions are made for them
-
-# In forwards: each matmul of forward has two in backward; recomputing a layer adds one, recomputing attention little.
-BACKWARD_COSTS = {"none": 2.0, "attention": 2.0, "full": 3.0}
-WEIGHT_GRADIENT_COST = 1.0  # in forwards; the rest of a backward, recomputation included, belongs to I
-
-_TIMES = ("forward", "backward", "input_gradient", "weight_gradient")
-STEPS_PER_FORWARD = 5  # orders are made for times in fifths of a forward: finer ones are hardly ever shorter
-
-
-def is_costs_file(written: str) -> bool:
-    """Whether `pipeline.costs` is the name of a file of measured times."""
-    return written.endswith(".json")
-
-
-def are_decided(written: str) -> bool:
-    """Whether `pipeline.costs` has times, not "auto" or a file from which `jaxpipe.estimate` takes them."""
-    return written != AUTO and not is_costs_file(written)
-
-
-def options_with_times(name: str, options: str, costs: str) -> str:
-    """`options` of a schedule, and the times of I and W in `costs` if its order is made for times.
-
-    Args:
-        name: name of the schedule, or a path.
-        options: text of `pipeline.options`; times in it have priority.
-        costs: text of `pipeline.costs`; "auto" and a file say nothing.
-
-    Example:
-        >>> options_with_times("zb_h1", "", "forward=18.5,input_gradient=18.1,weight_gradient=9.3")
-        'input_gradient=1.0,weight_gradient=0.6'
-        >>> options_with_times("1f1b", "", "backward=1.8")
-        ''
-    """
-    is_made_for_times = not is_file_name(name) and find_method(name).is_made_for_times
-    if not (are_decided(costs) and is_made_for_times) or has_times(options):
-        return options
-    times = {"forward": 1.0, **_times_in(costs)}
-    gradients = ("input_gradient", "weight_gradient")
-    ratios = {key: in_steps(times[key] / times["forward"]) for key in gradients if key in times}
-    if all(ratio == 1.0 for ratio in ratios.values()):
-        return options  # the default
-    return ",".join(filter(None, (options, *(f"{key}={ratio}" for key, ratio in ratios.items()))))
-
-
-def has_times(options: str) -> bool:
-    """Whether `pipeline.options` has times for which the order is made."""
-    return bool(options_of(options).keys() & {option.name for option in TIMES})
-
-
-def in_steps(ratio: float) -> float:
-    """`ratio` in fifths, at least one."""
-    return max(1, round(STEPS_PER_FORWARD * ratio)) / STEPS_PER_FORWARD
-
-
-def expected_costs(config: ConfigDict) -> Costs:
-    """The expected costs of a stage's F, B, I and W, in forwards by default.
-
-    Args:
-        config: the checked config. `pipeline.costs` has times, or "auto": times by `model.recompute`, replaced by those
-            that `pipeline.options` gives to a generator. `jaxpipe.estimate.decide_costs` puts the times of a known GPU
-            or of a file in their place.
-    """
-    pipeline = config.pipeline
-    return costs_by(config.model.recompute, times_written(pipeline.options, pipeline.costs))
-
-
-def times_written(options: str, costs: str) -> str:
-    """The text that has the times: `costs`, or `options` where costs are not decided."""
-    return costs if are_decided(costs) else options
-
-
-def costs_by(recompute: str, written: str) -> Costs:
-    """The costs of a stage, in forwards, from how it recomputes, with the times in `written` replaced.
-
-    Args:
-        recompute: value of `model.recompute`.
-        written: text of `pipeline.costs` or `pipeline.options`; options that are not times are ignored.
-    """
-    backward = BACKWARD_COSTS[recompute]
-    costs = Costs(
-        backward=backward, input_gradient=backward - WEIGHT_GRADIENT_COST, weight_gradient=WEIGHT_GRADIENT_COST
-    )
-    return replace(costs, **_times_in(written))
-
-
-def written_costs(costs: Costs) -> str:
-    """Text of `pipeline.costs`: backward, I and W in fifths of a forward; costs are one number for each kind."""
-    backwards = {name: getattr(costs, name) / costs.forward for name in _TIMES[1:]}  # pyright: ignore
-    return ",".join(f"{name}={in_steps(ratio)}" for name, ratio in backwards.items())
-
-
-def _times_in(written: str) -> dict[str, float]:
-    """Times in a text of options; `check_costs` and the generators check them."""
-    return {name: value for name, value in options_of(written).items() if name in _TIMES}  # pyright: ignore
-
-
-def check_costs(config: ConfigDict) -> None:
-    """Raises ConfigError unless `pipeline.costs` is "auto", a file that exists, or a list of times."""
-    written = config.pipeline.costs
-    if written == AUTO:
-        return
-    if is_costs_file(written):
-        if not Path(written).is_file():
-            raise ConfigError(
-                explain(
-                    f"pipeline.costs={written!r} is not a file",
-                    rule="expected-costs: a name that ends in .json is a file that jaxpipe.measure has written",
-                    picture=f"looked from {Path.cwd()}",
-                    repair=f"give the path of a file, or set pipeline.costs={AUTO!r}",
-                )
-            )
-        return
-    try:
-        times = parse_options(written.split(","))
-        wrong = [f"{name}={value}" for name, value in times.items() if name not in _TIMES or not _is_time(value)]
-    except ScheduleError:
-        wrong = [repr(written)]
-    if wrong:
-        raise ConfigError(
-            explain(
-                f"pipeline.costs={written!r} is not a list of times",
-                rule=(
-                    f"expected-costs: {AUTO!r}, a .json file of measured times, or key=value separated by commas; "
-                    f"keys are {', '.join(_TIMES)}, values are finite numbers above 0"
-                ),
-                picture=f"wrong: {', '.join(wrong)}",
-                repair=f"set pipeline.costs={AUTO!r}, or for example input_gradient=1.2,weight_gradient=0.8",
-            )
-        )
-
-
-def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf  # pyright: ignore[reportOperatorIssue]
 
 
 # ---- Order of the devices

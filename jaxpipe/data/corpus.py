@@ -2,7 +2,7 @@
 
 Goes in: text files, which are read and become one source, or prepared files, which are mapped to memory and are one
 source each. Comes out: the sources and weights of both parts. Left to others: what a token is (`tokenizer`), how files
-are found (`files`) and mapped (`indexed`), and cutting tokens into sequences (`causal`, `masked`).
+are found (`files`) and mapped (`indexed`), and cutting tokens into sequences (`packing`, `masked`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 
 from jaxpipe.data.files import INDEXED, parse_blend, read_text_file, text_files
 from jaxpipe.data.fingerprint import Fingerprint, fingerprint
-from jaxpipe.data.indexed import IndexedTokens, read_learned
-from jaxpipe.data.indexed_format import tokens_path
+from jaxpipe.data.indexed import IndexedTokens, read_learned, tokens_path
 from jaxpipe.data.packing import ranges
 from jaxpipe.data.protocols import Documents, Tokenizer, Tokens
 from jaxpipe.errors import ConfigError, DataError, explain

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.paths import local_path
+from jaxpipe.files import local_path
 
 AUTO = "auto"
 INDEXED = "indexed:"

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from jaxpipe.data.indexed_format import (
+from jaxpipe.data.indexed import (
     DTYPES,
     END,
     HEADER,
@@ -22,8 +22,7 @@ from jaxpipe.data.indexed_format import (
     tokens_path,
 )
 from jaxpipe.errors import DataError, explain
-from jaxpipe.paths import local_path
-from jaxpipe.whole_file import whole_files
+from jaxpipe.files import local_path, whole_files
 
 MAX_LENGTH = np.iinfo(LENGTH).max  # tokens of a sequence; a longer document has several sequences
 _BLOCK = 64  # arrays of lengths, one from each call of `add`, that are joined before they are written

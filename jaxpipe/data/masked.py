@@ -1,7 +1,11 @@
 """Sequences of two segments in which some tokens are masked and predicted, as BERT is trained.
 
-Goes in: a source of tokens. Comes out: rows for `Batches`. Left to others: lengths and places of the segments
-(`segments`), random numbers (`random_numbers`), and which tokens may be masked (`MaskedVocabulary`).
+A sequence is [CLS] A [SEP] B [SEP] and padding, with segments A and B in order or swapped. Goes in: a source of tokens.
+Comes out: rows for `Batches`. Left to others: which tokens may be masked (`MaskedVocabulary`).
+
+Random numbers are addressed by (seed, epoch, sequence), so that no sequence depends on another. They are the same on
+every machine and with every version of NumPy, which guarantees the raw stream of a bit generator, but not what its
+Generator makes of the stream.
 """
 
 from __future__ import annotations
@@ -11,8 +15,94 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpipe.data.protocols import Batch, MaskedVocabulary, Tokens
-from jaxpipe.data.random_numbers import integers, random_bits, uniform
-from jaxpipe.data.segments import MIN_TOKENS, NUM_RANDOM, NUM_SPECIAL, random_segments
+
+NUM_SPECIAL = 3  # [CLS] and two [SEP]
+MIN_TOKENS = 2  # one in each segment
+NUM_RANDOM = 5  # per sequence: whether it is short, its length if so, its beginning, the cut, whether it is swapped
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The lengths and places of the segments of a batch; the text of a sequence is A's tokens, then B's.
+
+    Attributes:
+        window: tokens of a window, the longest text.
+        num_tokens: "sequence", tokens of the text, A and B together.
+        num_first: "sequence", tokens of A.
+        is_swapped: "sequence", bool: A follows B in the window.
+        begin: "sequence", where in its window the text begins.
+    """
+
+    window: int
+    num_tokens: np.ndarray
+    num_first: np.ndarray
+    is_swapped: np.ndarray
+    begin: np.ndarray
+
+    def is_text(self) -> np.ndarray:
+        """Marks the columns of a text that hold a token, "sequence window", bool; the others follow its last token."""
+        return np.arange(self.window) < self.num_tokens[:, None]
+
+    def window_positions(self) -> np.ndarray:
+        """Position in its window of each token of a text, "sequence window"; arbitrary after the last token."""
+        shift = np.where(self.is_swapped, self.num_tokens - self.num_first, 0)
+        return self.begin[:, None] + (np.arange(self.window) + shift[:, None]) % self.num_tokens[:, None]
+
+    def sequence_positions(self) -> np.ndarray:
+        """Position in its sequence of each token of a text, "sequence window"; past the end after the last token."""
+        text = np.arange(self.window)
+        return np.where(self.is_text(), text + 1 + (text >= self.num_first[:, None]), self.window + NUM_SPECIAL)
+
+    def arrange(self, text: np.ndarray, vocabulary: MaskedVocabulary) -> dict[str, np.ndarray]:
+        """Returns the arrays "tokens", "token_types" and "padding_mask", each "sequence seq", int32.
+
+        Args:
+            text: "sequence window", the tokens; those after the end of a text are ignored.
+            vocabulary: gives the special tokens.
+        """
+        rows, position = np.arange(len(text)), np.arange(self.window + NUM_SPECIAL)
+        # An extra column takes the tokens that have no position.
+        tokens = np.full((len(text), len(position) + 1), vocabulary.padding, np.int32)
+        np.put_along_axis(tokens, self.sequence_positions(), text, axis=1)
+        tokens[:, 0] = vocabulary.classification
+        tokens[rows, self.num_first + 1] = vocabulary.separator
+        tokens[rows, self.num_tokens + 2] = vocabulary.separator
+        is_token = position < self.num_tokens[:, None] + NUM_SPECIAL
+        is_second = position > self.num_first[:, None] + 1
+        return {
+            "tokens": tokens[:, :-1],
+            "token_types": (is_token & is_second).astype(np.int32),
+            "padding_mask": is_token.astype(np.int32),
+        }
+
+
+def random_segments(bits: np.ndarray, *, window: int, short_fraction: float, may_swap: bool) -> Segments:
+    """Segments of random lengths, one sequence for each row of `bits`.
+
+    Most texts fill a whole window. With probability `short_fraction` a text is shorter, of 2 .. `window` tokens, each
+    length equally likely, and begins at a random position of its window. Every cut between A and B that leaves
+    each a token is equally likely.
+
+    Args:
+        bits: "sequence NUM_RANDOM", from `random_bits`.
+        window: tokens of a window, at least 2.
+        short_fraction: probability of a short text.
+        may_swap: whether half of the pairs are swapped.
+
+    Source: Devlin et al. 2019 (arXiv 1810.04805), appendix A.2, and create_pretraining_data.py of google-research/bert
+    for short texts; Lan et al. 2020, ALBERT (arXiv 1909.11942), section 3.1 for the order of the segments, as in
+    Megatron-LM's BertDataset. These cut between sentences; here the text has no sentences, so the cut is anywhere.
+    """
+    short, num_short, begin, cut, swap = bits.T
+    num_tokens = np.where(uniform(short) < short_fraction, integers(num_short, MIN_TOKENS, window), window)
+    return Segments(
+        window,
+        num_tokens,
+        num_first=integers(cut, 1, num_tokens - 1),
+        is_swapped=(uniform(swap) < 0.5) & may_swap,
+        begin=integers(begin, 0, window - num_tokens),
+    )
+
 
 MIN_SEQ_LEN = MIN_TOKENS + NUM_SPECIAL
 MASKED, RANDOM = 0.8, 0.1  # fractions of the predicted tokens that become [MASK] and a random token; the rest stay
@@ -177,3 +267,37 @@ def replace_predicted(bits: np.ndarray, targets: np.ndarray, vocabulary: MaskedV
     other = vocabulary.maskable[integers(choice, 0, len(vocabulary.maskable) - 1)]
     part = uniform(decision)
     return np.where(part < MASKED, vocabulary.mask, np.where(part < MASKED + RANDOM, other, targets))
+
+
+def random_bits(seed: int, epoch: int, sequences: np.ndarray, *, num_per_sequence: int) -> np.ndarray:
+    """Returns random numbers for each of `sequences`, uniform in 0 .. 2^64 - 1: "sequence number", uint64.
+
+    Args:
+        seed: first half of the generator's key, in 0 .. 2^64 - 1.
+        epoch: second half of the generator's key, in 0 .. 2^64 - 1.
+        sequences: "sequence"; each is the second word of the generator's counter, whose first word counts its numbers.
+        num_per_sequence: numbers for each sequence.
+
+    Source: Philox4x64 of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", as implemented by NumPy.
+    """
+    key = np.array([seed, epoch], np.uint64)
+    bits = np.empty((len(sequences), num_per_sequence), np.uint64)
+    for row, sequence in zip(bits, sequences, strict=True):
+        generator = np.random.Philox(key=key, counter=np.array([0, sequence, 0, 0], np.uint64))
+        row[:] = generator.random_raw(num_per_sequence)
+    return bits
+
+
+def uniform(bits: np.ndarray) -> np.ndarray:
+    """Random bits as float64 in [0, 1): their upper 53 bits, all that a float64 holds."""
+    return (bits >> np.uint64(11)) * 2.0**-53
+
+
+def integers(bits: np.ndarray, low: int | np.ndarray, high: int | np.ndarray) -> np.ndarray:
+    """Random bits as int64 in low .. high, both included; `low` and `high` broadcast.
+
+    Example:
+        >>> integers(np.array([0, 2**63, 2**64 - 1], np.uint64), 1, 6)
+        array([1, 4, 6])
+    """
+    return low + (uniform(bits) * (high - low + 1)).astype(np.int64)

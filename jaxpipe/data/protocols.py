@@ -1,7 +1,7 @@
 """The interfaces between the parts of this package: tokens, tokenizers, sequences of tokens, and batches of them.
 
-`corpus` gives `Documents` of `Tokens`, a `Tokenizer` says what they mean, `causal`, `packing` and `masked` cut them
-into `Sequences`, and `batches` groups these into a `Batch`.
+`corpus` gives `Documents` of `Tokens`, a `Tokenizer` says what they mean, `packing` and `masked` cut them into
+`Sequences`, and `batches` groups these into a `Batch`.
 """
 
 from __future__ import annotations

@@ -1,18 +1,239 @@
-"""The tokenizer that `data.tokenizer` names, and the one of bytes, which needs no vocabulary.
+"""The tokenizer that `data.tokenizer` names: one of bytes, which needs no vocabulary, or that of a tokenizer.json.
 
-Goes in: "byte", or the path of a tokenizer.json. Comes out: a `Tokenizer`. Left to others: which text is tokenized
-(`corpus`), and the vocabulary of a tokenizer.json (`huggingface_tokenizer`).
+Goes in: "byte", or the path of a tokenizer.json, the file format of Hugging Face's tokenizers library. Comes out: a
+`Tokenizer`. Left to others: which text is tokenized (`corpus`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
 
 import numpy as np
+import tokenizers
 
-from jaxpipe.data.huggingface_tokenizer import read_tokenizer
 from jaxpipe.data.protocols import MaskedVocabulary, Tokenizer
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.files import local_path
+
+FILE = "tokenizer.json"
+
+# Names that common vocabularies give their special tokens; the first one found is used.
+ENDS_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+MASKED_NAMES = {
+    "padding": ("[PAD]", "<pad>"),
+    "classification": ("[CLS]", "<s>", "<cls>"),
+    "separator": ("[SEP]", "</s>", "<sep>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+
+GROUP_BYTES = 2**24  # encoded at a time: enough for all cores, and the library's results fit into memory
+
+
+@dataclass(frozen=True, eq=False)
+class HuggingFaceTokenizer:
+    """A tokenizer of the `tokenizers` library; see `Tokenizer`.
+
+    Attributes:
+        library: the library's tokenizer, which neither truncates nor pads, and reads names of special tokens as text.
+        vocab_size: the largest token plus one; some tokens below may be unused.
+        separator: the token that ends a document.
+        masked: the special tokens of a masked model, None for others.
+    """
+
+    library: tokenizers.Tokenizer
+    vocab_size: int
+    separator: int
+    masked: MaskedVocabulary | None
+
+    @property
+    def beginning(self) -> tuple[int, ...]:
+        """The tokens that the file puts before a text: LLaMA's <s>; none for GPT-2."""
+        encoding = self.library.encode("a")
+        return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
+
+    @property
+    def identity(self) -> str:
+        """The SHA-256 of the vocabulary and of which tokens are special; saving the file again does not change it."""
+        return _identity(self.library)
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Returns the tokens of `text`; invalid UTF-8 decodes to U+FFFD."""
+        return self._ids(self.library.encode(_text(text), add_special_tokens=False))
+
+    def encode_batch(self, texts: Sequence[str | bytes]) -> list[np.ndarray]:
+        """Returns the tokens of each of `texts`, encoded by the threads of the library, one text in each."""
+        encodings = self.library.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
+        return [self._ids(encoding) for encoding in encodings]
+
+    @property
+    def special_names(self) -> tuple[str, ...]:
+        """The names of the tokens that the file itself marks as special."""
+        return tuple(_marked_special(self.library).values())
+
+    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the tokens of each of `texts`, and the first character of each; special ones by their names."""
+        encodings = self._reading_special.encode_batch(list(texts), add_special_tokens=False)
+        return [(self._ids(one), np.array([first for first, _ in one.offsets], np.int64)) for one in encodings]
+
+    @cached_property
+    def _reading_special(self) -> tokenizers.Tokenizer:
+        library = tokenizers.Tokenizer.from_str(self.library.to_str())
+        library.encode_special_tokens = False
+        return library
+
+    def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Yields the tokens of each of `documents`, with the separator after them."""
+        for group in _groups(documents):
+            for tokens in self.encode_batch(group):
+                yield np.append(tokens, self._array([self.separator]))
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Returns the text of `tokens`, special ones by their names; unused ones are left out."""
+        return self.library.decode([int(token) for token in tokens], skip_special_tokens=False)
+
+    def _ids(self, encoding: tokenizers.Encoding) -> np.ndarray:
+        return self._array(encoding.ids)
+
+    def _array(self, ids: list[int]) -> np.ndarray:
+        smallest = np.min_scalar_type(self.vocab_size - 1)
+        return np.array(ids, smallest if smallest.itemsize < 4 else np.int32)
+
+
+def identity_of(path: Path) -> str:
+    """Returns the `identity` of the tokenizer in a tokenizer.json; it may lack special tokens.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    return _identity(_library(path))
+
+
+def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
+    """Returns the tokenizer of a file.
+
+    Args:
+        name: the path of a tokenizer.json, or of a folder that contains one.
+        is_masked: whether a masked model uses it, which needs special tokens.
+
+    Raises:
+        ConfigError: the file does not exist, cannot be read, or lacks the special tokens.
+    """
+    path = local_path(name)
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        raise ConfigError(
+            explain(
+                f"data.tokenizer={name!r} is not a file",
+                rule=f"tokenizer-file: data.tokenizer is 'byte', or the path of a {FILE}, or of a folder with one",
+                picture=f"no {path}; current folder: {Path.cwd()}",
+                repair="name a file that exists, or set data.tokenizer='byte'",
+            )
+        )
+    return _read(path, path.stat().st_mtime_ns, is_masked)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, changed_ns: int, is_masked: bool) -> HuggingFaceTokenizer:
+    """Reads a file once until it changes: a large vocabulary takes a second."""
+    del changed_ns
+    library = _library(path)
+    library.no_truncation()
+    library.no_padding()
+    library.encode_special_tokens = True
+    ids = library.get_vocab(with_added_tokens=True)
+    vocab_size = max(ids.values()) + 1
+    if not is_masked:
+        return HuggingFaceTokenizer(library, vocab_size, _end_of_document(ids, library, path), masked=None)
+    masked = _masked_vocabulary(ids, vocab_size, library, path)
+    return HuggingFaceTokenizer(library, vocab_size, masked.separator, masked)
+
+
+def _identity(library: tokenizers.Tokenizer) -> str:
+    vocabulary = sorted(library.get_vocab(with_added_tokens=True).items())
+    content = json.dumps([vocabulary, sorted(_marked_special(library))])
+    return f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
+
+
+def _library(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no exceptions of its own
+        raise ConfigError(
+            explain(
+                "data.tokenizer names a file that cannot be read",
+                rule=f"tokenizer-form: the file was written by Hugging Face's tokenizers library, as every {FILE} is",
+                picture=f"{path}: {error}",
+                repair="name another file, or save this one again with tokenizers.Tokenizer.save",
+            )
+        ) from error
+
+
+def _end_of_document(ids: dict[str, int], library: tokenizers.Tokenizer, path: Path) -> int:
+    found = [ids[name] for name in ENDS_DOCUMENT if name in ids]
+    if not found:
+        raise ConfigError(
+            explain(
+                "data.tokenizer names a vocabulary without a token that ends a document",
+                rule=f"document-end: one of {', '.join(ENDS_DOCUMENT)} separates documents",
+                picture=_picture(library, path),
+                repair="add one of them with tokenizers.Tokenizer.add_special_tokens",
+            )
+        )
+    return found[0]
+
+
+def _masked_vocabulary(
+    ids: dict[str, int], vocab_size: int, library: tokenizers.Tokenizer, path: Path
+) -> MaskedVocabulary:
+    found = {kind: [ids[name] for name in names if name in ids] for kind, names in MASKED_NAMES.items()}
+    missing = [f"{kind} ({' or '.join(MASKED_NAMES[kind])})" for kind, of_kind in found.items() if not of_kind]
+    if missing:
+        raise ConfigError(
+            explain(
+                f"data.tokenizer names a vocabulary without {', '.join(missing)}",
+                rule="masked-tokens: a masked model has special tokens for padding, classification, separator and mask",
+                picture=_picture(library, path),
+                repair="use the tokenizer of a masked model, BERT's for example, or add what is missing with"
+                " tokenizers.Tokenizer.add_special_tokens",
+            )
+        )
+    special = {kind: of_kind[0] for kind, of_kind in found.items()}
+    is_maskable = np.zeros(vocab_size, bool)
+    is_maskable[list(ids.values())] = True
+    is_maskable[[*special.values(), *_marked_special(library)]] = False
+    return MaskedVocabulary(**special, is_maskable=is_maskable)
+
+
+def _marked_special(library: tokenizers.Tokenizer) -> dict[int, str]:
+    """The names of the tokens that the file itself marks as special, by token."""
+    return {token: added.content for token, added in library.get_added_tokens_decoder().items() if added.special}
+
+
+def _picture(library: tokenizers.Tokenizer, path: Path) -> str:
+    return f"{path}: its special tokens are {', '.join(_marked_special(library).values()) or 'none'}"
+
+
+def _text(text: str | bytes) -> str:
+    return text.decode(errors="replace") if isinstance(text, bytes) else text
+
+
+def _groups(documents: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yields `documents` in groups of about `GROUP_BYTES`."""
+    group, num_bytes = [], 0
+    for document in documents:
+        group.append(document)
+        num_bytes += len(document)
+        if num_bytes >= GROUP_BYTES:
+            yield group
+            group, num_bytes = [], 0
+    if group:
+        yield group
+
 
 BYTE = "byte"
 

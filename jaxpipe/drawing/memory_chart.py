@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxpipe.drawing.palette import STORED
-from jaxpipe.drawing.pictures import INK, add_axes, add_legend, encode, new_figure
+from jaxpipe.drawing.pictures import INK, STORED, add_axes, add_legend, encode, new_figure
 from jaxpipe.schedules import Stored, Timeline, stored
 from jaxpipe.units import GIB, gib
 

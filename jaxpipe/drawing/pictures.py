@@ -1,14 +1,117 @@
-"""The common parts of the timeline and the memory chart: an empty figure, its legend, its bytes as PNG, SVG or PDF.
+"""The look of all pictures: colours, and the empty figure, the legend and the bytes of those that matplotlib draws.
 
-The only module of jaxpipe that loads matplotlib to draw, and only when it is called: commands that print text start
-without it. Figures are drawn without a window, and the same schedule always gives the same bytes.
+Hue is the kind of an action, shade its replica and chunk; stored parts have colours too. The only module of jaxpipe
+that loads matplotlib to draw, and only when it is called: commands that print text start without it. Figures are drawn
+without a window, and the same schedule always gives the same bytes.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxpipe.schedules import Kind, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS
+
+HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 2008)
+    Kind.F: "#1b6ca8",
+    Kind.B: "#2a8f6a",
+    Kind.I: "#c77d11",
+    Kind.W: "#8e5a9e",
+    Kind.EVICT: "#b5352c",
+    Kind.LOAD: "#e3bd2b",
+    Kind.SYNC: "#555555",
+}
+NAMES = {
+    Kind.F: "forward",
+    Kind.B: "backward",
+    Kind.I: "input gradient",
+    Kind.W: "weight gradient",
+    Kind.EVICT: "EVICT to partner",
+    Kind.LOAD: "LOAD from partner",
+}
+STORED = {  # attributes of Stored, from below -> colour and name of what a device stores
+    "own": ("#1b6ca8", "own stages"),
+    "parked": ("#9ccbea", "parked for the paired device"),
+    "in_transit": ("#d5602c", "in transit"),
+}
+# How far the shades of a kind are mixed with white, from the first chunk to the last: dark for replica 0 and, where
+# there is a replica 1, light for replica 1, so that the replicas stay apart however many chunks there are.
+_ONE_REPLICA = ((0.0, 0.62),)
+_TWO_REPLICAS = ((0.0, 0.25), (0.55, 0.75))
+
+
+@dataclass(frozen=True)
+class Style:
+    """The look of the actions of one kind, replica and chunk.
+
+    Attributes:
+        label: text in the legend.
+        fill: colour, as `#rrggbb`.
+        ink: colour of text on it.
+        is_thin: whether they are EVICT, LOAD or SYNC, which stand in the thin track.
+        actions: indices into `schedule.columns`.
+    """
+
+    label: str
+    fill: str
+    ink: str
+    is_thin: bool
+    actions: np.ndarray  # [number of actions]
+
+
+def styles(schedule: Schedule) -> list[Style]:
+    """The styles of `schedule`, in the order of kinds, replicas and chunks; every action is in exactly one.
+
+    Example:
+        >>> from jaxpipe.schedules import build
+        >>> [style.label for style in styles(build("gpipe", num_devices=2, num_microbatches=2))]
+        ['forward', 'backward']
+    """
+    columns, placement = schedule.columns, schedule.placement
+    num_chunks, num_replicas = placement.num_chunks, placement.num_replicas
+    num_shades = num_chunks * num_replicas
+    shade_of = np.zeros((num_replicas, schedule.num_stages), dtype=int)
+    for held in placement.stages_of:
+        for shade, (replica, stage) in enumerate(held):
+            shade_of[replica, stage] = shade
+    shade = shade_of[columns.replica, columns.stage]
+    found = []
+    for kind, hue in HUES.items():
+        for index in range(num_shades):
+            actions = np.flatnonzero((columns.kind == kind) & (shade == index))
+            if len(actions):
+                replica, chunk = divmod(index, num_chunks)
+                label = NAMES.get(kind, kind.name)
+                label += f", replica {replica}" if num_replicas > 1 else ""
+                label += f", chunk {chunk}" if num_chunks > 1 else ""
+                fill = _mix_with_white(hue, _shade(replica, chunk, num_replicas, num_chunks))
+                found.append(Style(label, fill, _ink_on(fill), kind not in COMPUTE_KINDS, actions))
+    return found
+
+
+def _shade(replica: int, chunk: int, num_replicas: int, num_chunks: int) -> float:
+    """The fraction of white that is mixed into the colour of a kind."""
+    darkest, lightest = (_ONE_REPLICA if num_replicas == 1 else _TWO_REPLICAS)[replica]
+    return darkest + (lightest - darkest) * chunk / max(num_chunks - 1, 1)
+
+
+def _rgb(colour: str) -> list[int]:
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def _mix_with_white(colour: str, fraction: float) -> str:
+    return "#" + "".join(f"{round(c + (255 - c) * fraction):02x}" for c in _rgb(colour))
+
+
+def _ink_on(colour: str) -> str:
+    red, green, blue = _rgb(colour)
+    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 150 else "#1a1a1a"
+
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

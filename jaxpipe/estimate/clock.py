@@ -11,7 +11,8 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from jaxpipe.config.pipeline import named_schedule, options_of
+from jaxpipe.config.costs import options_of
+from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.schedules.analysis.simulate import Clock, longest_span
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.methods.registry import find_method

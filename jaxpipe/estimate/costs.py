@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import AUTO
+from jaxpipe.config.costs import are_decided, costs_by, has_times, is_costs_file, written_costs
 from jaxpipe.config.model import family_of
-from jaxpipe.config.pipeline import are_decided, costs_by, has_times, is_costs_file, written_costs
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided

@@ -22,18 +22,18 @@ from jaxpipe.estimate.communication import (
     WEIGHT_GRADIENT_COLLECTIVES,
     message_bytes,
 )
-from jaxpipe.estimate.matmuls import (
+from jaxpipe.estimate.residuals import ITEMSIZE
+from jaxpipe.estimate.setting import Group, Setting, places_of
+from jaxpipe.estimate.times import Link, Times, ring_s
+from jaxpipe.estimate.work import (
+    OPERATIONS,
     Matmul,
+    dropout_draws,
     head_matmuls,
     layer_matmuls,
-    local_rows,
-    predicted_tokens,
-    seen_scores,
+    traffic,
+    update_bytes,
 )
-from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
-from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
-from jaxpipe.estimate.times import Link, Times, ring_s
 
 CONSTANTS = Path(__file__).parent / "gpus"  # constants measured on GPUs, a file for each kind; none so far
 
@@ -41,6 +41,10 @@ CONSTANTS = Path(__file__).parent / "gpus"  # constants measured on GPUs, a file
 # which the second level cache cannot bring numbers as fast as they are multiplied.
 # Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), section 2.3.
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
+
+# 32-bit integer additions, shifts or logical operations of a core in a clock, of capability 7.0 to 10.0.
+# Sources: NVIDIA, CUDA C++ Programming Guide, throughput of native arithmetic instructions; of 10.0 also XLA's target.
+OPERATIONS_PER_CLOCK = 64
 
 # Fraction of the peak that the best of many large matmuls reach, of a GPU by its name, else by its compute capability.
 # Sources: (a) Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS comparison table; (b) measurements
@@ -298,118 +302,3 @@ def padded_flops(matmul: Matmul, num_cores: int) -> int:
         return -(-num_tiles // num_cores) * num_cores * rows * columns
 
     return 2 * matmul.depth * min(padded(*tile) for tile in TILES)
-
-
-def update_bytes(setting: Setting) -> float:
-    """Bytes that a device reads and writes once a step: compute copies, zeroed sums, gradient norm, AdamW.
-
-    AdamW reads masters, gradients and two moments, and writes all but the gradients; the norm reads the gradients once
-    more; all are float32, and with ZeRO-1 a device does this for its part. Compute copies are cast from the masters.
-    """
-    layers = max(layers_of_devices(setting)) * layer_parameters(setting.model).of_device(setting.tensor)
-    shared = shared_parameters(setting.model).of_device(setting.tensor)
-    masters = layers / placement_of(setting).num_replicas
-    masters = masters / setting.data + shared / (setting.data * setting.pipe) if setting.zero1 else masters + shared
-    copied = FLOAT32_BYTES + ITEMSIZE[setting.dtype]
-    return masters * (8 * FLOAT32_BYTES + copied) + (layers + shared) * FLOAT32_BYTES
-
-
-# Memory traffic and random numbers of F, B, I and W besides their matmuls: norms, activations, residual sums, the
-# softmax of attention, head transposes, page writes, and gradients added to their float32 sums. Each is one kernel
-# that reads its inputs and writes its outputs once. Dropout saves no masks: backward draws them again.
-
-
-# Operations for one random number: 20 rounds of an addition, a rotation and an exclusive or; 6 times a key is added to
-# both words. Source: `jaxpipe.models.dropout.threefry`.
-OPERATIONS = 20 * 3 + 6 * 2
-# 32-bit integer additions, shifts or logical operations of a core in a clock, of capability 7.0 to 10.0.
-# Sources: NVIDIA, CUDA C++ Programming Guide, throughput of native arithmetic instructions; of 10.0 also XLA's target.
-OPERATIONS_PER_CLOCK = 64
-
-
-@dataclass(frozen=True)
-class DropoutDraws:
-    """Random numbers that dropout draws for one microbatch on one device.
-
-    Attributes:
-        forward, backward: numbers for one layer; backward includes recomputed draws; with split backwards I draws all.
-        embed: numbers for the embedding, in forward and again in backward.
-    """
-
-    forward: int
-    backward: int
-    embed: int
-
-
-def dropout_draws(setting: Setting) -> DropoutDraws:
-    """Random numbers of `setting`: one for each attention probability and each element that is added to the stream."""
-    anatomy = setting.anatomy
-    if not anatomy.has_dropout:
-        return DropoutDraws(0, 0, 0)
-    of_attention = seen_scores(setting) if anatomy.attention_dropout else 0
-    of_stream = 2 * layer_sizes(setting).stream if anatomy.hidden_dropout else 0
-    forward = of_attention + of_stream
-    again = {"none": 0, "attention": of_attention, "full": forward}[setting.model.recompute]
-    return DropoutDraws(forward, forward + again, layer_sizes(setting).stream if anatomy.embedding_dropout else 0)
-
-
-# ---- Bytes of memory
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes read and written for one microbatch on one device.
-
-    Attributes:
-        forward, input_gradient, weight_gradient: bytes of F, I and W of one layer; B does the work of I and W.
-        embed_forward, embed_backward: bytes of the embedding.
-        head: bytes of head and loss.
-    """
-
-    forward: float
-    input_gradient: float
-    weight_gradient: float
-    embed_forward: float
-    embed_backward: float
-    head: float
-
-
-def traffic(setting: Setting) -> Traffic:
-    """Bytes that the actions of `setting` read and write: norms, sums and activations read and write their arrays.
-
-    A layer's backward reads and writes twice as much for each: the saved array and its gradient. It recomputes norms
-    and activations from saved arrays, or the whole layer. The embedding's adds the gathered gradient to rows of a sum.
-    """
-    of, item = layer_sizes(setting), ITEMSIZE[setting.dtype]
-    softmax = _softmax_bytes(setting)
-    again = item * (2 * 2 * of.stream + (setting.anatomy.num_up + 1) * of.width)  # two norms, the activation
-    moved = item * 2 * (2 * of.queries + 2 * of.keys)  # split into heads, and merged
-    forward = again + moved + softmax + item * 2 * 3 * of.stream  # two sums of two streams
-    recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
-    # A layer's gradient is the output of a kernel of its own; another one adds it: reads it, reads and writes its sum.
-    added = layer_parameters(setting.model).of_device(setting.tensor) * (item + 2 * FLOAT32_BYTES)
-    return Traffic(
-        forward=forward + 2 * layer_residuals(setting).page_bytes,
-        input_gradient=2 * forward + recomputed,
-        weight_gradient=added,
-        embed_forward=item * 3 * of.stream,
-        embed_backward=item * 3 * of.stream + (item + 2 * FLOAT32_BYTES) * of.stream * setting.tensor,
-        head=_head_bytes(setting),
-    )
-
-
-def _softmax_bytes(setting: Setting) -> int:
-    """Softmax bytes in forward: "xla" reads scores, writes probabilities; "chunked" reads float32 scores twice."""
-    item = ITEMSIZE[setting.dtype]
-    each = {"xla": 2 * item, "chunked": 2 * FLOAT32_BYTES + item, "cudnn": 0}
-    return seen_scores(setting) * each[setting.model.attention]
-
-
-def _head_bytes(setting: Setting) -> int:
-    """Bytes of head and loss besides its matmuls, one of which adds to the sum of the kernel's gradient.
-
-    Float32 logits are read three times, for the largest, the sum and the gradients, which are written.
-    """
-    item = ITEMSIZE[setting.dtype]
-    logits = predicted_tokens(setting) * local_rows(setting)
-    return item * 6 * layer_sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item)

@@ -17,11 +17,11 @@ from jaxpipe.cluster.assignment import Assignment, assign
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import layers_per_stage, model_config
 from jaxpipe.config.base import AUTO
+from jaxpipe.config.costs import options_with_times
 from jaxpipe.config.model import family_of
-from jaxpipe.config.pipeline import named_schedule, options_with_times, orders_to_try, outline
-from jaxpipe.data.masked import num_predicted
+from jaxpipe.config.pipeline import named_schedule, orders_to_try, outline
+from jaxpipe.data.masked import NUM_SPECIAL, num_predicted
 from jaxpipe.data.packing import DOCUMENTS
-from jaxpipe.data.segments import NUM_SPECIAL
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import Anatomy, ModelConfig
 from jaxpipe.schedules import Schedule

@@ -16,10 +16,9 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config import base_config, model_config
 from jaxpipe.errors import ConfigError, closest, explain
-from jaxpipe.huggingface.fields import check_supported, read_fields, write_fields
 from jaxpipe.huggingface.gpt2 import GPT2
 from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from jaxpipe.huggingface.mapping import Architecture
+from jaxpipe.huggingface.mapping import Architecture, check_supported, read_fields, write_fields
 from jaxpipe.huggingface.megatron_bert import MASKED, PRETRAINING
 from jaxpipe.huggingface.tensor_files import first_lines
 from jaxpipe.models import Family, family_named

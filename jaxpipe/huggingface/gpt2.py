@@ -5,8 +5,18 @@ Source: transformers, models/gpt2/modeling_gpt2.py and configuration_gpt2.py. Th
 
 from __future__ import annotations
 
-from jaxpipe.huggingface.fields import ACTIVATIONS, Field, Supported
-from jaxpipe.huggingface.mapping import FUSED_QKV, SAME, TOKEN_ROWS, Architecture, Parameter, linear, norm
+from jaxpipe.huggingface.mapping import (
+    ACTIVATIONS,
+    FUSED_QKV,
+    SAME,
+    TOKEN_ROWS,
+    Architecture,
+    Field,
+    Parameter,
+    Supported,
+    linear,
+    norm,
+)
 
 LAYER = "transformer.h.{layer}"
 

@@ -11,7 +11,6 @@ from dataclasses import astuple
 from typing import Any
 
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.huggingface.fields import Field, Supported, not_supported
 from jaxpipe.huggingface.mapping import (
     SAME,
     SEPARATE_QKV_BIASES,
@@ -19,8 +18,11 @@ from jaxpipe.huggingface.mapping import (
     TOKEN_ROWS,
     TRANSPOSED,
     Architecture,
+    Field,
     Parameter,
+    Supported,
     linear,
+    not_supported,
 )
 from jaxpipe.models import LlamaConfig
 from jaxpipe.models.rotary import RotaryScaling

@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxpipe.huggingface.fields import ACTIVATIONS, Field, Supported
 from jaxpipe.huggingface.mapping import (
+    ACTIVATIONS,
     SAME,
     SEPARATE_QKV_BIASES,
     SEPARATE_QKV_WEIGHTS,
     TOKEN_ROWS,
     TRANSPOSED,
     Architecture,
+    Field,
     Parameter,
+    Supported,
     linear,
     norm,
 )

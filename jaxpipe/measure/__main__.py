@@ -29,11 +29,10 @@ from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Link, Times
 from jaxpipe.estimate.measured import Measurement
+from jaxpipe.files import local_path, write_whole
 from jaxpipe.measure import pinned
 from jaxpipe.measure.measurement import devices_to_measure, measure
 from jaxpipe.measure.timing import keep_freed_memory
-from jaxpipe.paths import local_path
-from jaxpipe.whole_file import write_whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,8 +26,7 @@ from jaxpipe.config import model_config
 from jaxpipe.estimate import Link
 from jaxpipe.estimate.measured import Measurement, subject
 from jaxpipe.estimate.setting import num_predicted_of
-from jaxpipe.measure.actions import compile_runs, solve, times_of
-from jaxpipe.measure.stages import Stages, make_stages
+from jaxpipe.measure.actions import Stages, compile_runs, make_stages, solve, times_of
 from jaxpipe.measure.timing import median, spread_ratio, time_by_turns
 from jaxpipe.mesh import choose_devices
 from jaxpipe.mesh.xla_flags import add_flags

@@ -22,8 +22,7 @@ from ml_collections import ConfigDict
 from jaxpipe.distributed.join import check_flags
 from jaxpipe.distributed.supervisor import Group, commands_of
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.measure.memory import measure_memory
-from jaxpipe.measure.step_pair import make_step_pair
+from jaxpipe.measure.step_pair import make_step_pair, measure_memory
 from jaxpipe.measure.timing import median, timed
 
 _MARK = "jaxpipe.measure.pinned: "

@@ -1,7 +1,11 @@
-"""The two steps of the benchmark, pipelined and unpipelined, of one config. The tokens' values do not matter."""
+"""The two steps of the benchmark, pipelined and unpipelined, of one config, and the bytes of the first as compiled.
+
+The tokens' values do not matter. The bytes stand beside what the schedule predicts.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,12 +16,17 @@ import numpy as np
 from jax import lax
 from ml_collections import ConfigDict
 
+from jaxpipe.compile.hlo import whole_writes
+from jaxpipe.compile.prediction import workspace_bytes
+from jaxpipe.config import model_config
 from jaxpipe.mesh import Randomness
-from jaxpipe.models import LanguageModel
+from jaxpipe.models import LanguageModel, ModelConfig
 from jaxpipe.program import Pipeline
+from jaxpipe.program.shapes import held_bytes
+from jaxpipe.program.storage import Storage
 from jaxpipe.training.batches import example_batch
-from jaxpipe.training.setup import build_pipeline, dropout_seed
-from jaxpipe.training.step import mean_factors
+from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step
+from jaxpipe.training.step import init_state, mean_factors
 
 PyTree = Any
 
@@ -123,3 +132,100 @@ def unpipelined_loss_and_grads(
     )
     num_microbatches = jax.tree.leaves(batch)[0].shape[0]
     return lax.scan(microbatch, zeros, (jnp.arange(num_microbatches), batch))[0]
+
+
+_HLO_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "bool": "pred", "int32": "s32", "uint8": "u8"}
+
+
+def measure_memory(pair: StepPair) -> dict[str, Any]:
+    """Bytes per device of the config's whole training step, its compile time, and copies of big buffers.
+
+    Returns:
+        compile_s (tracing, lowering and compiling); argument_bytes, temp_bytes, alias_bytes as XLA reports
+        them; slot_bytes, and formula_slot_bytes as the literature counts them; num_slots; expected_temp_bytes, the sum
+        of `held_bytes` and the largest of `workspace_bytes`; hlo_slot_copies and hlo_gradient_copies: writes of a whole
+        leaf of the page pool, or of the running gradient sums of several layers, in the program's loops.
+    """
+    config, pipeline, table = pair.config, pair.pipeline, pair.pipeline.table
+    optimizer, step = optimizer_and_step(config, pair.model, pipeline)
+    state = init_state(pair.model, pipeline, optimizer, seed=0)
+    start = time.perf_counter()
+    compiled = step.lower(state, pair.batch).compile()
+    compile_s = time.perf_counter() - start
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+
+    shapes = pipeline.shapes(pair.params, pair.batch)
+    held, message = held_bytes(shapes), shapes.message
+    workspace = workspace_bytes(pipeline, pair.params, pair.batch, has_dropout=pair.dropout_seed is not None)
+    formula = layer_bytes(
+        model_config(config),
+        batch=message.shape[0],
+        seq_len=config.data.seq_len,
+        tensor=config.mesh.tensor,
+        itemsize=message.dtype.itemsize,
+    )
+    return {
+        "compile_s": compile_s,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temp_bytes": memory.temp_size_in_bytes,
+        "alias_bytes": memory.alias_size_in_bytes,
+        "slot_bytes": shapes.storage.slot_bytes,
+        "formula_slot_bytes": formula * max(pipeline.layers_per_stage),
+        "num_slots": table.num_slots,
+        "expected_temp_bytes": sum(held.values()) + max(workspace.values()),
+        "hlo_slot_copies": len(whole_writes(text, pool_shapes(shapes.storage))),
+        "hlo_gradient_copies": len(whole_writes(text, gradient_shapes(pipeline, pair.params))),
+    }
+
+
+def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
+    """The shapes of the layers' running gradient sums of matrices, as HLO writes them.
+
+    Empty if a device has one layer, since adding to its sum writes all of it. With two replicas a device sums the
+    gradients of its chunks of both.
+    """
+    pairs = zip(jax.tree.leaves(params["layers"]), jax.tree.leaves(pipeline.parts(params)["layers"]), strict=True)
+    num_replicas = pipeline.schedule.num_replicas
+    stacks = [(num_replicas * leaf.shape[1], leaf.shape[2], *part.compute_shape) for leaf, part in pairs]
+    shapes = [shape for shape in stacks if len(shape) > 3 and shape[:2] != (1, 1)]
+    return {f"f32[{','.join(map(str, shape))}]" for shape in shapes}
+
+
+def pool_shapes(storage: Storage) -> set[str]:
+    """The shapes of the page pools' leaves, as HLO writes them."""
+    rows = [row for pool in storage.pools for row in pool.like()]
+    return {f"{_HLO_DTYPES[str(row.dtype)]}[{','.join(map(str, row.shape))}]" for row in rows}
+
+
+def layer_bytes(config: ModelConfig, *, batch: int, seq_len: int, tensor: int, itemsize: int) -> int:
+    """Bytes that a layer saves of one microbatch for backward on one device, by the formulas of the literature.
+
+    Each operation that needs an array in backward saves it once, in compute dtype, and a dropout saves its mask as
+    bytes; all is split over the devices of `tensor` (sequence parallel).
+
+    With s tokens of b sequences, h = hidden, a heads of size d of which g have their own keys and values, width f
+    and k matmuls to it (2 where the activation is gated, else 1), in elements for each of the s b tokens:
+
+    * `full`: h, the layer's input.
+    * `attention`, or attention without stored scores: 4 h + d (2 a + 2 g) + (k + 1) f: inputs of two norms 2 h,
+      inputs of the matmuls 2 h + a d, queries a d, keys and values 2 g d, inputs of the activation k f, and their
+      results, the input of the last matmul. With dropout on the residual branches, another 2 h bytes of masks. For
+      GPT, with a d = h, g = a and k = 1: 8 h + 2 f, or 34 s b h bytes in 16 bits where f = 4 h.
+    * `none` adds the softmax, a s, and with dropout its result, a s, and the mask, a s bytes: in 16 bits
+      5 a s^2 b bytes more.
+
+    Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023,
+    equations 1 to 4 and table 2; gates and grouped queries are counted by us in the same way.
+    """
+    anatomy = config.anatomy
+    h, a = anatomy.hidden, anatomy.num_heads
+    heads = anatomy.head_size * (2 * a + 2 * anatomy.num_kv_heads)
+    elements = 4 * h + heads + (anatomy.num_up + 1) * anatomy.width
+    masks = 2 * h if anatomy.hidden_dropout else 0
+    if config.recompute == "full":
+        elements, masks = h, 0
+    elif config.recompute == "none" and config.attention == "xla":
+        is_dropped = anatomy.attention_dropout > 0
+        elements += (2 if is_dropped else 1) * a * seq_len
+        masks += a * seq_len if is_dropped else 0
+    return batch * seq_len * (elements * itemsize + masks) // tensor

@@ -6,9 +6,9 @@ those that share the layer, and how embedding and head do. A family of models is
 
 from jaxpipe.models.anatomy import Anatomy, ParameterShape
 from jaxpipe.models.bert import BERT, BertConfig
-from jaxpipe.models.family import FAMILIES, GIVEN, Family, family_named, register_family
+from jaxpipe.models.family import FAMILIES, GIVEN, Family, ModelConfig, family_named, register_family
 from jaxpipe.models.gpt import GPT, GPTConfig
-from jaxpipe.models.language_model import LanguageModel, ModelConfig, parameter_shapes
+from jaxpipe.models.language_model import LanguageModel, parameter_shapes
 from jaxpipe.models.llama import LLAMA, LlamaConfig
 
 for _family in (GPT, BERT, LLAMA):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxpipe.models.language_model import ModelConfig
+    from jaxpipe.models.family import ModelConfig
 
 PASSES = 3  # forward; backward has two matmuls for each of its matmuls
 

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxpipe.mesh import Randomness, TensorAxis
-from jaxpipe.models.attention import AttentionDropout, Visible
-from jaxpipe.models.cache import Cache
+from jaxpipe.models.attention import AttentionDropout, Cache, Visible
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import Linear, RMSNorm, from_stream, to_stream
 

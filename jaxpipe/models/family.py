@@ -1,20 +1,80 @@
-"""One table of model families, and the way to add one from a file outside the package.
+"""One table of model families, the config of one model of a family, and the way to add a family from an own file.
 
-A family has the config fields of its models and builds them. All that other code needs to know about one of its
-models is that model's `Anatomy`: nothing outside a family's own file asks for its name or its class.
+A family has the config fields of its models and builds a `ModelConfig` from them, which builds the modules. All that
+other code needs to know about one of its models is that model's `Anatomy`: nothing outside a family's own file asks for
+its name or its class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, Protocol
+
+from flax import nnx
 
 from jaxpipe.errors import ConfigError, closest, explain
-from jaxpipe.models.language_model import ModelConfig
+from jaxpipe.mesh import TensorAxis
+from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.python_file import is_python_file, value_in_file
 
 Fields = dict[str, Any]
+
+
+class ModelConfig(Protocol):
+    """Config of one model of a family, a frozen dataclass: its anatomy, its choices, and the modules that it builds."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer layers."""
+        ...
+
+    @property
+    def tie_embeddings(self) -> bool:
+        """Whether the logits use the token table."""
+        ...
+
+    @property
+    def attention(self) -> str:
+        """Form of attention, a key of `jaxpipe.models.attention.ATTENTION`."""
+        ...
+
+    @property
+    def recompute(self) -> str:
+        """The recomputation in backward, one of `jaxpipe.models.choices.RECOMPUTE`."""
+        ...
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """Anatomy of the model."""
+        ...
+
+    def num_losses(self, batch: dict[str, Any]) -> Any:
+        """Number of terms in each sum of the head, for a batch."""
+        ...
+
+    def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
+        """Embedding: a module from (microbatch, random) to the stream, an `Embedding` or one with the same methods."""
+        ...
+
+    def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
+        """One layer: a module from (stream, places, random) to the stream.
+
+        `places` are the arrays of the microbatch named in PLACES, as far as it has them. With a method `following`, as
+        that of `jaxpipe.models.block.Block`, sampling keeps keys and values; without one it computes all tokens again.
+        """
+        ...
+
+    def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
+        """Head: a module that ends before the logits' matmul, as `jaxpipe.models.embedding_and_head.Head`.
+
+        `features(stream, microbatch)` returns what is multiplied with the parameter `kernel`, or with the token table
+        if embeddings are tied, and a dict of further losses; a parameter `bias`, if any, is added to the products.
+        `losses(words, others)`, linear, is the head's result, `logits(stream, token table or None)` that of one device.
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)

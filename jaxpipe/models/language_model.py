@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,70 +19,15 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.mesh import Randomness, TensorAxis
-from jaxpipe.models.anatomy import Anatomy, ParameterShape, model_flops
-from jaxpipe.models.cache import Cache
+from jaxpipe.models.anatomy import ParameterShape, model_flops
+from jaxpipe.models.attention import Cache
 from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
+from jaxpipe.models.family import ModelConfig
 
 Params = dict[str, Any]
 Microbatch = dict[str, jax.Array]
 
 PLACES = ("padding_mask", "positions")  # arrays of a microbatch that layers read, int32 "batch seq", if there are any
-
-
-class ModelConfig(Protocol):
-    """Config of one model of a family, a frozen dataclass: its anatomy, its choices, and the modules that it builds."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def num_layers(self) -> int:
-        """Transformer layers."""
-        ...
-
-    @property
-    def tie_embeddings(self) -> bool:
-        """Whether the logits use the token table."""
-        ...
-
-    @property
-    def attention(self) -> str:
-        """Form of attention, a key of `jaxpipe.models.attention.ATTENTION`."""
-        ...
-
-    @property
-    def recompute(self) -> str:
-        """The recomputation in backward, one of `jaxpipe.models.choices.RECOMPUTE`."""
-        ...
-
-    @property
-    def anatomy(self) -> Anatomy:
-        """Anatomy of the model."""
-        ...
-
-    def num_losses(self, batch: dict[str, Any]) -> Any:
-        """Number of terms in each sum of the head, for a batch."""
-        ...
-
-    def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """Embedding: a module from (microbatch, random) to the stream, an `Embedding` or one with the same methods."""
-        ...
-
-    def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """One layer: a module from (stream, places, random) to the stream.
-
-        `places` are the arrays of the microbatch named in PLACES, as far as it has them. With a method `following`, as
-        that of `jaxpipe.models.block.Block`, sampling keeps keys and values; without one it computes all tokens again.
-        """
-        ...
-
-    def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """Head: a module that ends before the logits' matmul, as `jaxpipe.models.embedding_and_head.Head`.
-
-        `features(stream, microbatch)` returns what is multiplied with the parameter `kernel`, or with the token table
-        if embeddings are tied, and a dict of further losses; a parameter `bias`, if any, is added to the products.
-        `losses(words, others)`, linear, is the head's result, `logits(stream, token table or None)` that of one device.
-        """
-        ...
 
 
 @dataclass(frozen=True)

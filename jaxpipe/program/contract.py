@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import Randomness
-from jaxpipe.mesh.mesh import AXES
+from jaxpipe.mesh.devices import AXES
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 PyTree = Any

@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints
+from jaxpipe.checkpoints.checkpoints import Saver
 from jaxpipe.distributed.log import printing_with, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import TrainingError, explain
@@ -21,7 +22,6 @@ from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import local_rows, put_batch
 from jaxpipe.training.metrics import open_metrics
 from jaxpipe.training.profiler import Profiler
-from jaxpipe.training.saving import Saver
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.speed import Speed
 from jaxpipe.training.step import TrainState, format_losses, name_losses

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from jaxpipe.distributed.log import has_terminal
 from jaxpipe.errors import TrainingError, explain
+from jaxpipe.files import whole_files
 from jaxpipe.training.run_folder import METRICS, TENSORBOARD
-from jaxpipe.whole_file import whole_files
 
 Number = float | None
 _SAY_EVERY_S = 30.0  # where there is no terminal for a bar

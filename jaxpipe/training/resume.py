@@ -9,14 +9,14 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import build_schedule, expected_costs
-from jaxpipe.config.pipeline import are_decided, has_times, written_costs
+from jaxpipe.config.costs import are_decided, has_times, written_costs
 from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import differences
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import CheckpointError, ConfigError, explain
+from jaxpipe.files import write_whole
 from jaxpipe.schedules import Costs, Schedule, to_json
 from jaxpipe.training.run_folder import CONFIG, METRICS, read_config
-from jaxpipe.whole_file import write_whole
 
 DATA, SCHEDULE = "data.json", "schedule.json"  # in the run's folder
 

@@ -18,9 +18,8 @@ from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import base_config
 from jaxpipe.config.base import unknown_field
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.files import local_path, write_whole
 from jaxpipe.huggingface import copied_path, own_path
-from jaxpipe.paths import local_path
-from jaxpipe.whole_file import write_whole
 
 CONFIG, METRICS, TENSORBOARD, SCHEDULE_PICTURE = "config.json", "metrics.jsonl", "tensorboard", "schedule.svg"
 LOCK = "lock"  # the first file of a run

@@ -7,10 +7,8 @@ import pytest
 from tiny_states import FORMS, assert_equal, like_of, make_pipeline, numbers, staged
 
 from jaxpipe.checkpoints import Checkpoints, Keep
-from jaxpipe.checkpoints.checkpoints import write_sums
+from jaxpipe.checkpoints.checkpoints import Saver, write_sums
 from jaxpipe.errors import CheckpointError
-from jaxpipe.training import saving
-from jaxpipe.training.saving import Saver
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +24,7 @@ def states(pipeline):
 @pytest.fixture
 def failing(monkeypatch):
     """Makes the next `num` checkpoints fail in the background, as on a full disk; no pause between tries."""
-    monkeypatch.setattr(saving, "PAUSES_S", (0, 0, 0))
+    monkeypatch.setattr("jaxpipe.checkpoints.checkpoints.PAUSES_S", (0, 0, 0))
     left = [0]
 
     def write(folder):
@@ -77,8 +75,8 @@ def test_a_failure_is_said_at_the_next_step_and_its_state_is_saved(tmp_path, pip
 
 def test_after_a_pause(tmp_path, pipeline, states, failing, monkeypatch):
     said, now = [], [0.0]
-    monkeypatch.setattr(saving, "PAUSES_S", (60,))
-    monkeypatch.setattr(saving.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("jaxpipe.checkpoints.checkpoints.PAUSES_S", (60,))
+    monkeypatch.setattr("jaxpipe.checkpoints.checkpoints.time.monotonic", lambda: now[0])
     with Checkpoints(tmp_path, pipeline=pipeline, keep=Keep()) as checkpoints:
         after_step = make_saver(checkpoints, said)
         failing(1)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxpipe.data.random_numbers import integers, random_bits, uniform
+from jaxpipe.data.masked import integers, random_bits, uniform
 
 WORD = 2**64
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from browser import CHROMIUM, Seen, see
 
-from jaxpipe.drawing.palette import HUES
+from jaxpipe.drawing.pictures import HUES
 from jaxpipe.schedules import Costs, Kind, build
 from jaxpipe.show import Page, main, to_html
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.drawing import chrome_trace, memory, png, svg, text
-from jaxpipe.drawing.palette import styles
+from jaxpipe.drawing.pictures import styles
 from jaxpipe.drawing.tracks import Tracks, place_boxes
 from jaxpipe.schedules import Costs, Kind, Placement, Schedule, build, linear, parse_action, simulate
 

@@ -10,7 +10,7 @@ from published_bubbles import PUBLISHED, Published
 from jaxpipe.cluster.topology import Topology, parse_topology
 from jaxpipe.compile import compile_step
 from jaxpipe.config import base_config, build_schedule, check, expected_costs
-from jaxpipe.config.pipeline import in_steps, options_with_times
+from jaxpipe.config.costs import in_steps, options_with_times
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, Times, decide_costs, estimate, setting_of
 from jaxpipe.estimate.measured import Measurement, subject_of

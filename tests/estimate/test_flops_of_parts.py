@@ -7,7 +7,7 @@ import pytest
 from settings_of_gpts import SMALL, gpt_setting
 
 from jaxpipe.estimate import Setting
-from jaxpipe.estimate.matmuls import Matmul, flops, head_matmuls, layer_matmuls
+from jaxpipe.estimate.work import Matmul, flops, head_matmuls, layer_matmuls
 from jaxpipe.models import BertConfig, LlamaConfig
 from jaxpipe.models.anatomy import model_flops
 

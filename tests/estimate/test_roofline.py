@@ -12,10 +12,10 @@ from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate
-from jaxpipe.estimate.matmuls import Matmul, flops, head_matmuls, layer_matmuls
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.roofline import Protocol, dropout_draws, fused_fraction_of, matmul_fraction_of, update_bytes
+from jaxpipe.estimate.roofline import Protocol, fused_fraction_of, matmul_fraction_of
 from jaxpipe.estimate.setting import Group
+from jaxpipe.estimate.work import Matmul, dropout_draws, flops, head_matmuls, layer_matmuls, update_bytes
 
 A100 = HARDWARE["a100-80g"]
 # Only what is counted takes time.

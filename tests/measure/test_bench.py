@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from jaxpipe.config import base_config, check, model_config
-from jaxpipe.measure import memory
-from jaxpipe.measure.memory import layer_bytes
-from jaxpipe.measure.step_pair import make_step_pair
+from jaxpipe.measure import step_pair
+from jaxpipe.measure.step_pair import layer_bytes, make_step_pair
 from jaxpipe.training import setup
 from jaxpipe.training.setup import build_pipeline
 
@@ -169,4 +168,4 @@ def test_the_step_whose_bytes_are_measured_drops_as_the_trainers(dropping_proble
 
     monkeypatch.setattr(setup, "make_train_step", stop)
     with pytest.raises(InterruptedError, match="dropout_seed=7"):
-        memory.measure_memory(dropping_problem)
+        step_pair.measure_memory(dropping_problem)

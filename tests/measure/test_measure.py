@@ -16,9 +16,8 @@ from jaxpipe.estimate import Times
 from jaxpipe.estimate.measured import Measurement
 from jaxpipe.measure import __main__ as command
 from jaxpipe.measure.__main__ import check_output, sizes_of
-from jaxpipe.measure.actions import solve, times_of
+from jaxpipe.measure.actions import NUM_MICROBATCHES, make_stages, solve, some_actions, three_stages, times_of
 from jaxpipe.measure.measurement import measure, num_parameters
-from jaxpipe.measure.stages import NUM_MICROBATCHES, make_stages, some_actions, three_stages
 from jaxpipe.schedules.rules import check as check_rules
 from jaxpipe.schedules.schedule import Kind
 

@@ -16,8 +16,8 @@ from jaxpipe.compile.step import compile_step
 from jaxpipe.config import base_config, check, model_config
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
-from jaxpipe.estimate.matmuls import flops, head_matmuls, layer_matmuls
 from jaxpipe.estimate.residuals import layer_residuals
+from jaxpipe.estimate.work import flops, head_matmuls, layer_matmuls
 from jaxpipe.models import FAMILIES, Family, LanguageModel, family_named, parameter_shapes, register_family
 from jaxpipe.models.anatomy import model_flops
 from jaxpipe.program.shapes import held_bytes

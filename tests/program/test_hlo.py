@@ -17,7 +17,7 @@ from tiers import tiers
 from tiny_models import pipeline_of
 
 from jaxpipe.compile.hlo import computations, num_instructions, whole_writes
-from jaxpipe.measure.memory import gradient_shapes, pool_shapes
+from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.program.partition import Part
 from jaxpipe.schedules import Schedule, build

@@ -23,7 +23,7 @@ from tiny_models import relative_errors
 
 from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, computations, permute_pairs, whole_writes
 from jaxpipe.lowering import lower
-from jaxpipe.measure.memory import gradient_shapes, pool_shapes
+from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
 from jaxpipe.program.channels import grads_scope, message_scope, page_scope
 from jaxpipe.program.shapes import link_bytes
 from jaxpipe.schedules import build

@@ -23,7 +23,7 @@ from jaxpipe.schedules import (
     simulate,
     zig_zag,
 )
-from jaxpipe.schedules.methods._bidirectional import early_forwarding
+from jaxpipe.schedules.methods.bitpipe import early_forwarding
 from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 # (D, N)

@@ -26,8 +26,8 @@ from jaxpipe.schedules import (
     simulate,
     split_backward,
 )
-from jaxpipe.schedules.option_checks import Times
-from jaxpipe.schedules.ordering.weight_filling import with_weight_gradients
+from jaxpipe.schedules.methods.option import Times
+from jaxpipe.schedules.passes.split_backward import with_weight_gradients
 
 TIMES = ((1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (0.7, 0.9, 1.3))  # of F, I and W
 

@@ -14,7 +14,7 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, peak_activations, simulate, zig_zag
-from jaxpipe.schedules.option_checks import Times
+from jaxpipe.schedules.methods.option import Times
 from jaxpipe.schedules.ordering import compaction
 from jaxpipe.schedules.ordering.compaction import compacted, in_order
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop

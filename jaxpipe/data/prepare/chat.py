@@ -19,9 +19,9 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from jaxpipe.data.huggingface_tokenizer import FILE
+from jaxpipe.data.tokenizer import FILE
 from jaxpipe.errors import ConfigError, DataError, explain
-from jaxpipe.paths import local_path
+from jaxpipe.files import local_path
 
 CHAT = "chat"  # value of --format
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -17,15 +17,14 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
-from jaxpipe.data.huggingface_tokenizer import FILE
-from jaxpipe.data.indexed_format import LOSS, TOKENIZER, index_path, tokenizer_path, tokens_path
+from jaxpipe.data.indexed import LOSS, TOKENIZER, index_path, tokenizer_path, tokens_path
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.data.prepare.chat import CHAT, read_template
 from jaxpipe.data.prepare.encoding import ChatForm, Tally, encode_block, encode_chat, texts_of
 from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks, read_file
-from jaxpipe.data.tokenizer import BYTE, load_tokenizer
+from jaxpipe.data.tokenizer import BYTE, FILE, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
-from jaxpipe.paths import local_path
+from jaxpipe.files import local_path
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 
 from jaxpipe.data.prepare.chat import CHAT
 from jaxpipe.errors import ConfigError, DataError, explain
-from jaxpipe.paths import local_path
+from jaxpipe.files import local_path
 
 COMPRESSED = ".gz"
 JSON_LINES = (".jsonl", ".json")

@@ -17,12 +17,12 @@ from importlib.resources import files
 import numpy as np
 
 from jaxpipe.drawing.html.panels import Panel
-from jaxpipe.drawing.palette import HUES, NAMES, STORED, styles
+from jaxpipe.drawing.pictures import HUES, NAMES, STORED, styles
 from jaxpipe.schedules import Kind
 from jaxpipe.schedules.analysis.bubbles import ROUNDING, Bubbles, bubbles
 from jaxpipe.units import GIB
 
-_SCRIPTS = ("data", "view", "tracks", "paint", "memory", "detail", "overlay", "panel", "controls", "main")
+_SCRIPTS = ("view", "paint", "overlay", "panel", "controls", "main")
 _IDLE = {"warm_up": "waits for its first action", "internal": "waits in between", "cool_down": "is done"}
 # The colours differ from the memory chart's: here memory stands below actions, and forwards have that colour.
 _STORED_FILLS = {"own": "#66758c"}

@@ -28,8 +28,7 @@ from jaxpipe.estimate.plan.bounds import (
     pages_in_rows,
     pages_of_one_microbatch,
 )
-from jaxpipe.estimate.plan.space import Space, even_split, legal_variants, orders_of
-from jaxpipe.estimate.plan.variants import Variant, legal_placement
+from jaxpipe.estimate.plan.space import Space, Variant, even_split, legal_placement, legal_variants, orders_of
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, estimate, step_collectives
 

@@ -1,8 +1,13 @@
-"""The split backward of a layer: I, the gradient of its input, now; W, those of its parameters' products, later."""
+"""The split backward of a layer: I, the gradient of its input, now; W, those of its parameters' products, later.
+
+First the backward's jaxpr is made flat, so that each equation is wanted now or not: no calls, and no scan that is
+wanted in part. Such a scan becomes two: one that runs now, and one that runs later over the values that the first saved
+in each turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,9 +15,185 @@ from typing import Any
 import jax
 import jax.extend.core as core
 
-from jaxpipe.program.split_vjp.cut import Cut, cut
-from jaxpipe.program.split_vjp.flat import evaluate, without_calls, without_mixed_scans
+from jaxpipe.program.split_vjp.cut import Cut, cut, needed_inputs
 from jaxpipe.program.vjp import LayerVjp
+
+Values = dict[core.Var, Any]
+
+_CALLS = {"checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+_CALLS |= {"jit", "pjit", "remat2"}
+
+
+def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Returns `closed` with all calls inlined."""
+
+    def flat(jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+        for equation in jaxpr.eqns:
+            if equation.primitive.name in _CALLS:
+                called: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
+                is_closed = isinstance(called, core.ClosedJaxpr)
+                inner, inner_consts = (called.jaxpr, called.consts) if is_closed else (called, ())
+                _put(values, equation, flat(inner, inner_consts, _read(values, equation.invars)))
+            else:
+                _run(values, equation)
+        return _read(values, jaxpr.outvars)
+
+    return _traced(closed, lambda *arguments: flat(closed.jaxpr, closed.consts, arguments))
+
+
+def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> core.ClosedJaxpr:
+    """Returns `closed` with each scan cut in two if only some of its results lead to wanted outputs.
+
+    Args:
+        closed: a jaxpr without calls.
+        is_wanted: [output] whether the output is wanted now.
+    """
+    jaxpr = closed.jaxpr
+    wanted = {v for v, w in zip(jaxpr.outvars, is_wanted, strict=True) if w and isinstance(v, core.Var)}
+    split: dict[int, _SplitScan] = {}
+    for i, equation in reversed(list(enumerate(jaxpr.eqns))):
+        is_needed = [out in wanted for out in equation.outvars]
+        if not any(is_needed):
+            continue
+        read = equation.invars
+        if equation.primitive.name == "scan":
+            found = _split_scan(equation, is_needed)
+            read = [v for v, used in zip(read, found.reads, strict=True) if used]
+            if not all(found.cut.is_early):
+                split[i] = found
+        wanted.update(v for v in read if isinstance(v, core.Var))
+    if not split:
+        return closed
+
+    def by_two_scans(*arguments: Any) -> list[Any]:
+        values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
+        for i, equation in enumerate(jaxpr.eqns):
+            if i in split:
+                _put(values, equation, split[i].run(_read(values, equation.invars)))
+            else:
+                _run(values, equation)
+        return _read(values, jaxpr.outvars)
+
+    return _traced(closed, by_two_scans)
+
+
+@dataclass(frozen=True)
+class _SplitScan:
+    """A scan, cut in two.
+
+    Attributes:
+        equation: the scan.
+        body: the scanned body, without calls and mixed scans.
+        cut: the cut of the body.
+        reads: [input of the scan] whether a wanted output depends on it.
+    """
+
+    equation: core.JaxprEqn
+    body: core.ClosedJaxpr
+    cut: Cut
+    reads: list[bool]
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        """The results of the scan, by two scans."""
+        jaxpr, params = self.body.jaxpr, self.equation.params
+        num_consts, num_carry = _num_consts_and_carry(params)
+        invars, outvars, early = jaxpr.invars, jaxpr.outvars, self.cut.is_early
+        consts = dict(zip([*jaxpr.constvars, *invars[:num_consts]], [*self.body.consts, *arguments], strict=False))
+        carry_in, xs_in = invars[num_consts : num_consts + num_carry], invars[num_consts + num_carry :]
+        init = dict(zip(carry_in, arguments[num_consts:], strict=False))
+        xs = dict(zip(xs_in, arguments[num_consts + num_carry :], strict=True))
+        results: list[Any] = [None] * len(outvars)
+
+        def scan(equations: list[core.JaxprEqn], is_now: bool, given: Values, kept: list[core.Var]) -> Values:
+            outs = [k for k in range(len(outvars)) if early[k] == is_now]
+            carried, stacked = [k for k in outs if k < num_carry], [k for k in outs if k >= num_carry]
+
+            def body(carry: list[Any], of_turn: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+                values = {**consts, **dict(zip(given, of_turn, strict=True))}
+                values.update(zip([carry_in[k] for k in carried], carry, strict=True))
+                found = evaluate(equations, values, [*[outvars[k] for k in (*carried, *stacked)], *kept])
+                num_carried, num_outs = len(carried), len(outs)
+                return found[:num_carried], (found[num_carried:num_outs], found[num_outs:])
+
+            first = [init[carry_in[k]] for k in carried]
+            turns = {name: params[name] for name in ("length", "reverse", "unroll")}
+            last, (ys, saved) = jax.lax.scan(body, first, list(given.values()), **turns)
+            for k, value in zip([*carried, *stacked], [*last, *ys], strict=True):
+                results[k] = value
+            return dict(zip(kept, saved, strict=True))
+
+        read_now = {v for equation in self.cut.now for v in equation.invars if isinstance(v, core.Var)}
+        read_now |= {v for v, e in zip(outvars, early, strict=True) if e and isinstance(v, core.Var)}
+        kept = [v for v in self.cut.saved if v not in xs]
+        saved = scan(self.cut.now, True, {v: x for v, x in xs.items() if v in read_now}, kept)
+        scan(self.cut.later, False, saved | {v: xs[v] for v in self.cut.saved if v in xs}, [])
+        return results
+
+
+def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitScan:
+    """The scan of `equation` cut in two; the second is empty if nothing can be deferred."""
+    params = equation.params
+    num_consts, num_carry = _num_consts_and_carry(params)
+    body, is_wanted = without_calls(params["jaxpr"]), list(is_needed)
+    # The turn before must compute the carry that a turn reads: is_wanted grows until it is closed under that.
+    while True:
+        reads = needed_inputs(body.jaxpr, is_wanted)
+        missing = [k for k in range(num_carry) if reads[num_consts + k] and not is_wanted[k]]
+        if not missing:
+            break
+        for k in missing:
+            is_wanted[k] = True
+    body = without_mixed_scans(body, is_wanted)
+    invars, deferred = body.jaxpr.invars, set()
+    # A carry deferred in one turn is deferred in the next: deferred inputs grow until no carry is added.
+    while True:
+        found = cut(body.jaxpr, is_wanted, given=invars[:num_consts], deferred=deferred)
+        late = {invars[num_consts + k] for k in range(num_carry) if not found.is_early[k]}
+        if late <= deferred:
+            return _SplitScan(equation, body, found, reads)
+        deferred |= late
+
+
+def _num_consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
+    """How many inputs of a scan are constants, and how many its carry; jax 0.12 writes them as a tree of inputs."""
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def evaluate(equations: Sequence[core.JaxprEqn], values: Values, wanted: Sequence[Any]) -> list[Any]:
+    """Runs `equations`; returns the values of `wanted`.
+
+    Args:
+        equations: equations in their order.
+        values: values of the variables that they read; their results are added.
+        wanted: variables or literals to return.
+    """
+    for equation in equations:
+        _run(values, equation)
+    return _read(values, wanted)
+
+
+def _traced(closed: core.ClosedJaxpr, function: Callable[..., Any]) -> core.ClosedJaxpr:
+    return jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars])
+
+
+def _run(values: Values, equation: core.JaxprEqn) -> None:
+    params = equation.primitive.get_bind_params(equation.params)
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*_read(values, equation.invars), **params)
+    _put(values, equation, results if equation.primitive.multiple_results else [results])
+
+
+def _read(values: Values, atoms: Sequence[Any]) -> list[Any]:
+    return [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in atoms]
+
+
+def _put(values: Values, equation: core.JaxprEqn, results: Sequence[Any]) -> None:
+    values.update(zip(equation.outvars, results, strict=True))
+
 
 PyTree = Any
 

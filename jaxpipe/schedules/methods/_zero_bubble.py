@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jaxpipe.schedules.methods.option import Options
-from jaxpipe.schedules.option_checks import Times
+from jaxpipe.schedules.methods.option import Options, Times
 from jaxpipe.schedules.ordering.memory_bounded import memory_bounded
 from jaxpipe.schedules.placement import Placement, zig_zag
 from jaxpipe.schedules.schedule import Schedule

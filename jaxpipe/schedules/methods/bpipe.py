@@ -5,8 +5,7 @@ from dataclasses import replace
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
-from jaxpipe.schedules.methods.option import Option, Options, at_least, left_to_the_method
-from jaxpipe.schedules.option_checks import check_truth
+from jaxpipe.schedules.methods.option import Option, Options, at_least, check_truth, left_to_the_method
 from jaxpipe.schedules.passes.balance import balance, check_options, least_bound, row_peaks
 from jaxpipe.schedules.schedule import Schedule
 

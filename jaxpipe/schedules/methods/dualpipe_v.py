@@ -3,11 +3,9 @@
 The published method overlaps a forward and a backward; here one runs after the other.
 """
 
-from jaxpipe.schedules.methods._dualpipe import OWN, dualpipe_steps
-from jaxpipe.schedules.methods.dualpipe import SOURCE
+from jaxpipe.schedules.methods.dualpipe import OWN, SOURCE, dualpipe_steps
 from jaxpipe.schedules.methods.method import Formula, Method
-from jaxpipe.schedules.methods.option import TIMES, Option
-from jaxpipe.schedules.option_checks import Times, check_truth
+from jaxpipe.schedules.methods.option import TIMES, Option, Times, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import zig_zag

@@ -1,8 +1,7 @@
 """GEMS: two replicas in opposite directions, one microbatch at a time on each device."""
 
 from jaxpipe.schedules.methods.method import BITPIPE_TEXT, Formula, Method
-from jaxpipe.schedules.methods.option import Option
-from jaxpipe.schedules.option_checks import check_truth
+from jaxpipe.schedules.methods.option import Option, check_truth
 from jaxpipe.schedules.passes.rows import with_sync
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Action, Kind, Schedule

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method
-from jaxpipe.schedules.methods.option import Option, Options, at_least
-from jaxpipe.schedules.option_checks import check_count, check_truth
+from jaxpipe.schedules.methods.option import Option, Options, at_least, check_count, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding, next_multiple
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind, Schedule

@@ -15,8 +15,7 @@ from itertools import product
 from typing import Any
 
 from jaxpipe.errors import ScheduleError, closest, explain
-from jaxpipe.schedules.methods.option import TIMES, Option, Options
-from jaxpipe.schedules.option_checks import check_even, check_sizes
+from jaxpipe.schedules.methods.option import TIMES, Option, Options, check_even, check_sizes
 from jaxpipe.schedules.schedule import Schedule
 
 SIZES = ("num_devices", "num_microbatches")

@@ -6,8 +6,7 @@ from itertools import product
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.methods.method import BITPIPE_TEXT, Formula, Method
-from jaxpipe.schedules.methods.option import Option, Options, left_to_the_method
-from jaxpipe.schedules.option_checks import check_truth
+from jaxpipe.schedules.methods.option import Option, Options, check_truth, left_to_the_method
 from jaxpipe.schedules.ordering.whole_backwards import (
     Preference,
     best_job_order,

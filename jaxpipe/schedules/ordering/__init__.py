@@ -4,6 +4,5 @@
 - `list_scheduler` orders them greedily under a memory bound; a `pattern` gives it priorities.
 - `compaction` closes the gaps of an order, `memory_bounded` takes the best of building blocks and list schedules.
 - `whole_backwards` is a second list scheduler, for schedules whose backwards are not split.
-- `weight_filling` places W in rows whose F and I are fixed.
 - `optimize` searches for the shortest schedule under a memory bound: `problem`, `registered`, `explore`.
 """

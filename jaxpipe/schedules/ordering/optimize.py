@@ -14,8 +14,8 @@ import numpy as np
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages, mean_share
 from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.methods.option import Times, check_count, check_time
 from jaxpipe.schedules.methods.registry import REGISTRY
-from jaxpipe.schedules.option_checks import Times, check_count, check_time
 from jaxpipe.schedules.ordering.explore import explore, starts_in
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
 from jaxpipe.schedules.ordering.problem import MemoryBound, Problem, peak_memory, peaks, problem_of

@@ -17,7 +17,7 @@ from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.activations import stored
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.option_checks import check_count, check_sizes
+from jaxpipe.schedules.methods.option import check_count, check_sizes
 from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
 from jaxpipe.schedules.schedule import Kind, Schedule
 

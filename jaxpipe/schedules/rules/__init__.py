@@ -9,9 +9,19 @@ do not make a schedule illegal.
 from __future__ import annotations
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.rules.dataflow import acyclic, backward_once, forward_first, forward_once, input_gradient_first
+from jaxpipe.schedules.rules.dataflow import (
+    acyclic,
+    backward_once,
+    evict_load,
+    forward_first,
+    forward_once,
+    input_gradient_first,
+    paired,
+    parked_share,
+    sync_both,
+    sync_last,
+)
 from jaxpipe.schedules.rules.layout import holder, mirrored, one_replica, placement, range_, row_per_device
-from jaxpipe.schedules.rules.pairs import evict_load, paired, parked_share, sync_both, sync_last
 from jaxpipe.schedules.rules.view import View, Violation, message
 from jaxpipe.schedules.schedule import Schedule
 

@@ -17,10 +17,9 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
 from jaxpipe.estimate.measured import Measured, Measurement
 from jaxpipe.estimate.plan.breakdown import baselines, best_against_second, breakdown_of
-from jaxpipe.estimate.plan.report import to_json, to_text
+from jaxpipe.estimate.plan.report import check_writable, config_of, config_text, to_json, to_text
 from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
-from jaxpipe.estimate.plan.written_config import check_writable, config_of, config_text
 
 SOURCE = Roofline(TOPOLOGY.hardware)
 ROOT = Path(__file__).parents[3]

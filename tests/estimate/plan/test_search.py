@@ -12,8 +12,7 @@ from jaxpipe.estimate import Roofline, estimate, fits, memory
 from jaxpipe.estimate.plan import search as of_search
 from jaxpipe.estimate.plan.bounds import least_bytes, least_of_any_s, least_s, pages_in_rows, pages_of_one_microbatch
 from jaxpipe.estimate.plan.search import search, settings_of
-from jaxpipe.estimate.plan.space import legal_variants, space_of
-from jaxpipe.estimate.plan.variants import legal_placement
+from jaxpipe.estimate.plan.space import legal_placement, legal_variants, space_of
 from jaxpipe.estimate.step import step_collectives
 
 SOURCE = Roofline(TOPOLOGY.hardware)

@@ -1,0 +1,93 @@
+"""Files of users: what the path that one gives means, and writing under a name a complete file or none at all.
+
+Paths come in flags, configs and arguments; what becomes of their text is decided here alone. A file is written as
+`NAME.partial` beside its place, forced to the disk and renamed, whatever ends the process that writes it. The partial
+file of a killed process is overwritten by the next process that writes the same file. Errors of the system pass through
+as OSError.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from jaxpipe.errors import ConfigError, explain
+
+
+def local_path(name: str) -> Path:
+    """The path that `name` means on this machine, with `~` expanded.
+
+    Raises:
+        ConfigError: `name` is an address, as gs://bucket/run, whose Path would be a folder `gs:`; or a home is unknown.
+
+    Example:
+        >>> local_path("/data/run")
+        PosixPath('/data/run')
+    """
+    address = re.match(r"([A-Za-z][\w+.-]*://)(.*)", name)
+    if address:
+        scheme, rest = address.groups()
+        is_here = scheme.lower() == "file://" and rest.startswith("/")
+        raise ConfigError(
+            explain(
+                f"{name!r} is an address, not a path",
+                rule=f"local-path: files are read and written in folders of this machine, not at {scheme}",
+                repair=f"write {rest}" if is_here else "mount it and name the folder, or name a path of this machine",
+            )
+        )
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            explain(
+                f"{name!r} is not a path: {error}",
+                rule="local-path: ~ is the home of the user who runs the command, ~NAME that of a user of this machine",
+                repair="write the path in full",
+            )
+        ) from error
+
+
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Writes `content` to `path`; if the process is killed meanwhile, the old file stays.
+
+    Args:
+        path: path of the file; its folder exists.
+        content: the new content; text is written as UTF-8.
+    """
+    with whole_files([Path(path)]) as (file,):
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole_files(paths: Sequence[Path]) -> Iterator[Sequence[BinaryIO]]:
+    """Yields files to write to, which get the names `paths` at the end, in that order, and vanish on an error.
+
+    The last file exists only if all do: an older version of it is removed before the first file is renamed.
+    """
+    partial = [path.with_name(f"{path.name}.partial") for path in paths]
+    with ExitStack() as stack:
+        stack.callback(lambda: [path.unlink(missing_ok=True) for path in partial])
+        with ExitStack() as opened:
+            files = [opened.enter_context(path.open("wb")) for path in partial]
+            yield files
+            for file in files:
+                file.flush()
+                os.fsync(file.fileno())
+        if len(paths) > 1:
+            paths[-1].unlink(missing_ok=True)
+        for written, path in zip(partial, paths, strict=True):
+            written.replace(path)
+        _sync_folder(paths[-1].parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Forces the names in `folder` to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
