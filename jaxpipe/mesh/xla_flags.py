@@ -39,7 +39,7 @@ _OVERLAP = (
     Flag(
         "xla_disable_hlo_passes",
         "collective-permute-motion,collective-pipeliner-forward",
-        "the first may move a round's permutes behind the action that they should travel during; the second makes "
+        "the first pass may move a round's permutes behind the action that they should travel during; the second makes "
         "constants as large as a device's parameters: compiling Llama 3 8B on data 4 takes over 20 GiB of the host",
     ),
     Flag(

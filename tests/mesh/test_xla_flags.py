@@ -64,7 +64,7 @@ def test_an_unknown_flag_ends_a_process_that_sets_it_and_is_left_out_by_us():
 def test_a_warning_says_what_is_lost(xla_flags, monkeypatch):
     xla_flags("")
     monkeypatch.setattr(flags, "is_known", lambda name: False)
-    with pytest.warns(UserWarning, match="without it, that pass may move"):
+    with pytest.warns(UserWarning, match="without it, the first pass may move"):
         add_flags({"xla_disable_hlo_passes": "collective-permute-motion"})
     assert os.environ["XLA_FLAGS"] == ""
 
