@@ -7,11 +7,13 @@ from nbclient.exceptions import CellExecutionError
 from experiments.notebooks import execute
 from experiments.notebooks.execute import NOTEBOOKS, cleaned, path_of, texts
 
+LONG = ("train_from_a_notebook",)
 MOST_BYTES = 400_000  # of a file: pictures are kept
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else pytest.mark.ci) for name in NOTEBOOKS]
+)
 def test_a_notebook_shows_what_is_kept(name):
     kept = nbformat.read(path_of(name), as_version=4)
     assert texts(execute.execute(name)) == texts(kept)

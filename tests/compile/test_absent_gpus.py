@@ -57,7 +57,7 @@ def report(case):
     return compiled(*CASES[case])
 
 
-LONG = ("llama, two nodes, uneven stages", "data parallel, dropout, another GPU", "gpt, bitpipe")
+LONG = ("llama, two nodes, uneven stages", "data parallel, dropout, another GPU", "gpt, bpipe", "gpt, bitpipe")
 
 
 @pytest.fixture(
@@ -105,7 +105,7 @@ def test_every_message_of_a_round_with_actions_is_behind_one():
     assert numbers["permutes"] == sum(map(len, table.permutes))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_every_page_travels_behind_an_action():
     numbers = report("gpt, bpipe")
     # But one, of a round at the end of the step in which no device computes.
@@ -175,7 +175,7 @@ def test_fields_are_those_that_the_readme_promises():
     assert type(numbers["compile_s"]) is float
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_text_says_the_same_in_gibibytes():
     small = ("--config=configs/quickstart.py", "--config.model.num_layers=1", "--config.mesh.pipe=1")
     result = run(*small, "--topology=h200:1x1")

@@ -16,7 +16,6 @@ from jaxpipe.train import main as train
 from jaxpipe.training.batches import batches_of, read_corpus
 from jaxpipe.training.run_folder import read_config
 
-pytestmark = pytest.mark.ci
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
@@ -56,7 +55,9 @@ def write_tokenizer(path) -> None:
     library.save(str(path))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.ci if name == "qwen3" else pytest.mark.slow) for name in MODELS]
+)
 def test_a_model_learns_the_answers_and_goes_back(transformers, tmp_path, name):
     kind, sizes, schedule = MODELS[name]
     theirs = tmp_path / "theirs"

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Iterable
+from itertools import cycle
 from typing import Any
 
 import jax
@@ -25,9 +26,10 @@ CONFIGS = {
 
 
 def in_tiers(cases: Iterable[Any], *, default: Collection[Any]) -> list[Any]:
-    """`cases` of a parameter, or of several, of which only those in `default` are not left to the second tier."""
+    """`cases` of a parameter, or of several: those in `default`, and of the rest every other one in the second tier."""
+    tiers = cycle((pytest.mark.ci, pytest.mark.slow))
     return [
-        case if case in default else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.ci)
+        case if case in default else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=next(tiers))
         for case in cases
     ]
 

@@ -26,10 +26,10 @@ CASES = tiers(
         ("qwen3", "zb_v", "chunked", "none", 2, 1),
         ("gpt", "zb_h1", "xla", "attention", 1, 2),
         ("llama", "bpipe", "xla", "full", 1, 1),
-        ("qwen3", "chimera", "xla", "none", 1, 2),
-        ("llama", "interleaved_1f1b", "chunked", "full", 1, 1),
     ],
     slow=[
+        ("qwen3", "chimera", "xla", "none", 1, 2),
+        ("llama", "interleaved_1f1b", "chunked", "full", 1, 1),
         ("gpt", "bitpipe", "chunked", "full", 2, 1),
         ("gpt", "gpipe", "chunked", "none", 2, 2),
         ("llama", "gpipe", "xla", "full", 1, 1),

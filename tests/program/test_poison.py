@@ -143,7 +143,7 @@ PROGRAMS = {
     "deferred apart": (make_mlp_that_recomputes, tiny_mlp.loss_and_grads),
 }
 QUICK = ["pages"]
-MORE = ["two replicas", "LLaMA over data and tensor", "I and W, and pages", "deferred apart"]
+MORE = ["two replicas", "I and W, and pages"]
 
 
 @pytest.mark.parametrize("what", tiers(QUICK, ci=MORE, slow=[what for what in PROGRAMS if what not in (*QUICK, *MORE)]))
@@ -324,8 +324,8 @@ def store_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     "spoil",
     tiers(
         [],
-        ci=[read_a_page_before_it_lands, forget_a_lane],
-        slow=[send_back_a_page_that_is_not_there, store_a_lane_that_carries_nothing],
+        ci=[read_a_page_before_it_lands],
+        slow=[forget_a_lane, send_back_a_page_that_is_not_there, store_a_lane_that_carries_nothing],
     ),
 )
 def test_the_poison_would_be_seen_in_what_travels(spoil, poison):
@@ -362,8 +362,7 @@ def add_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     vars(table)["exchange_grids"] = dataclasses.replace(grids, num_recvs=num_received)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("spoil", [forget_a_gradient, add_a_lane_that_carries_nothing])
+@pytest.mark.parametrize("spoil", tiers([], ci=[forget_a_gradient], slow=[add_a_lane_that_carries_nothing]))
 def test_the_poison_would_be_seen_in_gradients_that_are_exchanged(spoil, poison):
     for poisoned in (False, True):
         if poisoned:

@@ -54,7 +54,7 @@ def test_a_run_goes_on_with_the_times_in_its_options(tmp_path):
         assert "changed    pipeline" not in done.stdout
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_with_the_published_times_has_the_published_bubble(tmp_path):
     sizes = ["--config.mesh.pipe=8", "--config.mesh.data=1", "--config.model.num_layers=8", "--config.train.steps=1"]
     sizes += ["--config.pipeline.num_microbatches=24", "--config.data.batch_size=24"]

@@ -46,7 +46,7 @@ def killed_and_resumed(schedule: str, workdir: Path, **given):
     return fit_gru(config(schedule, **sizes), workdir, **given)
 
 
-@pytest.mark.slow  # the notebook shows the same with `-m ci`
+@pytest.mark.slow  # the notebook shows the same
 @pytest.mark.parametrize("schedule", ["zb_v", "bpipe"])
 def test_an_own_model_that_is_killed_goes_on_with_the_same_digits(schedule, tmp_path):
     """Two groups of parameters, uneven stages, dropout."""
@@ -101,7 +101,7 @@ def test_on_step_stops_a_run_which_then_goes_on(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, done.params)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_given_parameters_are_where_a_run_starts(tmp_path):
     params = jax.tree.map(lambda leaf: 2 * leaf, MODEL.init(jax.random.key(7)))
     bare = Model(MODEL.embed, MODEL.layer, MODEL.head)
@@ -110,7 +110,7 @@ def test_given_parameters_are_where_a_run_starts(tmp_path):
     assert "eval_loss" not in done.metrics[-1]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_recomputed_layers_give_the_same_losses(tmp_path):
     plain, recomputed = config(), config()
     recomputed.model.recompute = "full"

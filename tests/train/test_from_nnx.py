@@ -93,7 +93,7 @@ def test_loss_and_gradients_are_those_of_the_modules_called_one_after_the_other(
     np.testing.assert_allclose(grads["shared"]["embedding"]["embedding"], table, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_dropout_is_the_same_on_every_mesh_and_schedule_and_other_in_every_step():
     made = from_nnx(*modules(), loss=loss)
     key = jax.random.key(3)

@@ -116,7 +116,7 @@ def test_each_matrix_is_orthogonalized_by_itself():
     assert jnp.shape(state.momentum["up"]["kernel"]) == (2, 3, 16, 24)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_its_state_goes_to_another_mesh_and_schedule_and_is_no_other_optimizers(tmp_path):
     muon = ["--config.optimizer.name=muon", "--config.optimizer.schedule=wsd", "--config.optimizer.warmup_fraction=0.0"]
     whole, moved = tmp_path / "whole", tmp_path / "moved"

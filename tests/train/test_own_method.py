@@ -40,7 +40,7 @@ def ran(*call):
     return done.stdout
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_an_own_method_from_its_picture_to_a_run_that_outlives_it(tmp_path, forget):
     file, folder = tmp_path / "mine.py", tmp_path / "run"
     shutil.copy(ROOT / "tests/schedules/eager_1f1b.py", file)

@@ -53,8 +53,8 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(w
     assert_same_arrays(tmp_path / "run", whole, step=12)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_process_that_ends_early_loses_no_digit(tmp_path, number):
     """SIGTERM has an exit status that asks for a requeue; SIGKILL may leave half a row and half a checkpoint."""
     long = ["--config.train.steps=100", "--config.train.eval_every=50"]

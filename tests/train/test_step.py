@@ -97,9 +97,9 @@ def _plain_loss_and_gradient():
     ("share", "num_devices"),
     [
         pytest.param(0.3, 2, id="larger than allowed"),
-        pytest.param(3.0, 2, id="smaller than allowed", marks=pytest.mark.ci),
+        pytest.param(3.0, 2, id="smaller than allowed", marks=pytest.mark.slow),
         pytest.param(0.3, 8, id="larger, on all axes", marks=pytest.mark.ci),
-        pytest.param(3.0, 8, id="smaller, on all axes", marks=pytest.mark.ci),
+        pytest.param(3.0, 8, id="smaller, on all axes", marks=pytest.mark.slow),
     ],
 )
 def test_gradients_are_clipped_as_optax_does_it(share, num_devices):

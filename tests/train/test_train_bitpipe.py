@@ -15,7 +15,7 @@ def trained(tmp_path_factory):
     return workdir, train(workdir, *PIPELINE, BITPIPE)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_it_trains_as_1f1b_does(trained, tmp_path):
     workdir, done = trained
     assert done.returncode == 0, done.stderr
