@@ -16,7 +16,6 @@ from jaxpipe.train import main as train
 from jaxpipe.training.batches import batches_of, read_corpus
 from jaxpipe.training.run_folder import read_config
 
-
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
