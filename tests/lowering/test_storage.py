@@ -49,7 +49,7 @@ def assert_stored_safely(name: str, num_devices: int, num_microbatches: int, *, 
 
 @pytest.mark.parametrize(("name", "options", "num_devices"), tiered(1, 2, 3, 4, 8))
 def test_registered_schedules_are_stored_safely(name, options, num_devices):
-    for num_microbatches in (1, 3, 4, 9) if num_devices < 8 else (5, 8):
+    for num_microbatches in (1, 3, 9) if num_devices < 8 else (5, 8):
         assert_stored_safely(name, num_devices, num_microbatches, rolled=True, **options)
 
 

@@ -56,6 +56,7 @@ def test_one_of_the_likeliest_tokens_is_drawn(params):
     assert chosen == {0, 1}
 
 
+@pytest.mark.ci
 def test_the_seed_decides_and_draws_anew_for_every_token(params):
     drawn = [say(params, temperature=50.0, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]

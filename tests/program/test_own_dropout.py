@@ -64,6 +64,7 @@ def test_whole_and_split_backwards_draw_the_same():
     np.testing.assert_array_equal(whole, split)
 
 
+@pytest.mark.ci
 def test_a_split_column_has_the_mask_of_its_global_index():
     """A layer whose inner columns are split over `tensor`: the same loss as on a device alone."""
     keys = jax.random.split(jax.random.key(1), 2)

@@ -64,6 +64,7 @@ def test_no_step_is_estimated_of_what_stores_too_much(monkeypatch, space):
     assert (plan.rows, plan.too_large.total()) == ((), space.num_candidates)
 
 
+@pytest.mark.ci
 def test_all_that_fit_are_found_where_that_many_are_asked_for(space, best_steps):
     plan = search(space, SOURCE, top=10**6)
     assert sum(1 + len(row.equal) for row in plan.rows) == len(best_steps)
