@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def stages_of(size: dict[str, int], num_stages: int) -> list[nn.Sequential]:
     first = Embedding(size["hidden"], size["seq_len"])
     last = nn.Sequential(nn.LayerNorm(size["hidden"]), nn.Linear(size["hidden"], NUM_WORDS, bias=False))
     ends = [round(stage * NUM_LAYERS / num_stages) for stage in range(num_stages + 1)]
-    parts = [blocks[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+    parts = [blocks[begin:end] for begin, end in pairwise(ends)]
     return [
         nn.Sequential(*[first] * (stage == 0), *part, *[last] * (stage == num_stages - 1))
         for stage, part in enumerate(parts)
@@ -78,7 +79,7 @@ def stages_of(size: dict[str, int], num_stages: int) -> list[nn.Sequential]:
 def make_steps(
     name: str, size: dict[str, int], rank: int, num_devices: int
 ) -> tuple[Callable[[], Any], Callable[[], Any], str]:
-    """The pipelined and the unpipelined step, whose gradients are equal, and the rows as CSV; of 1F1B there are none."""
+    """The pipelined and the unpipelined step, with equal gradients, and the rows as CSV; none of 1F1B."""
     one_each = name == "Schedule1F1B"
     num_stages, num_microbatches = num_devices * (1 if one_each else 2), size["num_microbatches"]
     parts, whole = stages_of(size, num_stages), stages_of(size, 1)[0]
@@ -135,6 +136,7 @@ def measure(name: str, size: dict[str, int], *, rank: int, num_devices: int, num
         "efficiency": one_s / (num_devices * step_s),
         "efficiency_of_cores": one_s / many_s,
         "rows": rows,
+        "torch_version": torch.__version__,
     }
 
 

@@ -2,7 +2,7 @@
 
 python experiments/026_wall_clock/run.py            # times what timed.json has not, a case at a time; two quiet cores
 python experiments/026_wall_clock/run.py --write    # puts the tables of timed.json into README.md, times nothing
-python experiments/026_wall_clock/run.py --quick    # two minutes: a tiny model, every case once, nothing is kept
+python experiments/026_wall_clock/run.py --quick    # two minutes: a tiny model, four cases once, nothing is kept
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator
-from importlib import metadata
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT))  # so that a script finds `experiments`
+sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
 
 from experiments.pages import markdown, page_parser, put_between, write_files
 from jaxpipe.estimate import Times
@@ -29,7 +27,7 @@ from jaxpipe.schedules.csv_form import from_csv
 from jaxpipe.schedules.schedule import Kind
 from jaxpipe.whole_file import write_whole
 
-FOLDER = Path(__file__).parent
+FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PAGE, RAW = FOLDER / "README.md", FOLDER / "timed.json"
 NUM_DEVICES, NUM_RUNS, NUM_STEPS = 2, 3, 3  # three runs of three steps each
 NUM_LAYERS, MICROBATCH_SIZE = 8, 2  # as in configs/bench_cpu.py and pytorch_steps.py, with 8 heads
@@ -41,56 +39,45 @@ PYTORCH = (
     *("ScheduleZBVZeroBubble", "ScheduleDualPipeV"),
 )
 CASES = [*(("jaxpipe", name) for name in JAXPIPE), *(("PyTorch", name) for name in PYTORCH)]
-HEADS = [
-    "library",
-    "schedule",
-    "step, s",
-    "spread",
-    "efficiency",
-    "of two copies'",
-    "clock, 1 2 1 1",
-    "clock, measured",
-]
-COPY_HEADS = ["library", "unpipelined, s", "two copies at once, s", "efficiency of the copies"]
+MEASURED_HEADS = ("step, s", "spread", "unpipelined, s", "two copies, s", "efficiency", "of two copies'")
+HEADS = ("library", "schedule", *MEASURED_HEADS, "clock, 1 2 1 1", "clock, measured")
+QUICK = [case for case in CASES if case[1] in ("1f1b", "zb_v", "Schedule1F1B", "ScheduleZBVZeroBubble")]
 NOT_YET = "not yet measured"
 
+Case = tuple[str, str]  # library, schedule
 Record = dict[str, Any]
+Kept = dict[str, list[Record]]  # "library schedule" -> its runs
 
 
 # ---- Measuring
-
-
-def fields(size: dict[str, int], schedule: str) -> dict[str, Any]:
-    """What differs from configs/bench_cpu.py. PyTorch's stages cannot share a table of embeddings, so none do."""
-    return {
-        "model.tie_embeddings": False,
-        "model.hidden": size["hidden"],
-        "data.seq_len": size["seq_len"],
-        "data.batch_size": MICROBATCH_SIZE * size["num_microbatches"],
-        "pipeline.num_microbatches": size["num_microbatches"],
-        "pipeline.schedule": schedule,
-    }
 
 
 def measure(library: str, schedule: str, size: dict[str, int], *, num_steps: int) -> Record:
     """One run of a case; schedule "costs": the times of a layer's actions, by `jaxpipe.measure`."""
     print(f"{datetime.datetime.now():%H:%M:%S} {library} {schedule}", file=sys.stderr, flush=True)
     if library == "PyTorch":
-        program, flags = (str(FOLDER / "pytorch_steps.py"),), [f"--schedule={schedule}", f"--size={json.dumps(size)}"]
-        flags.append(f"--num_steps={num_steps}")
-    else:
-        is_costs = schedule == "costs"
-        program = ("-m", "jaxpipe.measure" if is_costs else "jaxpipe.bench")
-        flags = [f"--config={ROOT / 'configs/bench_cpu.py'}", f"--num_repeats={num_steps}"]
-        flags += [f"--config.{name}={value}" for name, value in fields(size, "1f1b" if is_costs else schedule).items()]
-        flags.append(f"--num_processes={NUM_DEVICES}")
+        program = (str(FOLDER / "pytorch_steps.py"),)
+        flags = [f"--schedule={schedule}", f"--size={json.dumps(size)}", f"--num_steps={num_steps}"]
+        return pinned.launch(program, flags, num_processes=NUM_DEVICES)
+    fields = {
+        "model.tie_embeddings": False,  # PyTorch's stages cannot share a table, so jaxpipe's do not
+        "model.hidden": size["hidden"],
+        "data.seq_len": size["seq_len"],
+        "data.batch_size": MICROBATCH_SIZE * size["num_microbatches"],
+        "pipeline.num_microbatches": size["num_microbatches"],
+    }
+    if schedule != "costs":
+        fields["pipeline.schedule"] = schedule
+    program = ("-m", "jaxpipe.measure" if schedule == "costs" else "jaxpipe.bench")
+    flags = [f"--config={ROOT / 'configs/bench_cpu.py'}", f"--num_repeats={num_steps}"]
+    flags += [f"--num_processes={NUM_DEVICES}", *(f"--config.{name}={value}" for name, value in fields.items())]
     return pinned.launch(program, flags, num_processes=NUM_DEVICES)
 
 
-def measured_runs(kept: dict[str, list[Record]], size: dict[str, int], *, runs: int, steps: int) -> Iterator[None]:
+def measure_all(cases: Sequence[Case], size: dict[str, int], kept: Kept, *, runs: int, steps: int) -> Iterator[None]:
     """Adds to `kept` the runs that it has not, all cases by turns; one for each `next`."""
     for number in range(runs):
-        for library, schedule in [("jaxpipe", "costs"), *CASES]:
+        for library, schedule in [("jaxpipe", "costs"), *cases]:
             records = kept.setdefault(f"{library} {schedule}", [])
             if len(records) <= number:
                 records.append(measure(library, schedule, size, num_steps=steps))
@@ -135,7 +122,7 @@ def costs_of(times: Times, num_stages: int) -> Costs:
 # ---- The tables
 
 
-def document(kept: dict[str, list[Record]], size: dict[str, int]) -> str:
+def document(cases: Sequence[Case], size: dict[str, int], kept: Kept) -> str:
     """What was measured, as Markdown."""
     costs = [Measurement.from_json(found) for found in kept.get("jaxpipe costs", [])]
     times = [each for measurement in costs for each in measurement.times.values()]  # of one microbatch size
@@ -146,12 +133,13 @@ def document(kept: dict[str, list[Record]], size: dict[str, int]) -> str:
             statistics.median(getattr(each, f"layer_{name}_s") for each in times)
             for name in ("forward", "backward", "input_gradient", "weight_gradient")
         )
+        versions = {record["torch_version"] for records in kept.values() for record in records if "rows" in record}
         said = (
             f"{len(costs)} runs of {ours['num_repeats']} steps each, jax {ours['jax_version']}, torch"
-            f" {metadata.version('torch')}, {ours['date']}. A layer of jaxpipe's: F {1e3 * forward:.1f} ms; B, I and W"
+            f" {' '.join(versions)}, {ours['date']}. A layer of jaxpipe's: F {1e3 * forward:.1f} ms; B, I and W"
             f" {', '.join(f'{each / forward:.2f}' for each in rest)} F."
         )
-    for library, name in CASES:
+    for library, name in cases:
         records = kept.get(f"{library} {name}", [])
         schedule = schedule_of(library, name, records, size["num_microbatches"])
         clocks = [NOT_YET if schedule is None else f"{clock_efficiency(schedule, Costs()):.3f}", "-"]
@@ -159,54 +147,41 @@ def document(kept: dict[str, list[Record]], size: dict[str, int]) -> str:
             found = [clock_efficiency(schedule, costs_of(each, schedule.num_stages)) for each in times]
             clocks[1] = f"{statistics.median(found):.3f}" if found else NOT_YET
         rows.append([library, name, *step_cells(records), *clocks])
-    copies = [
-        [
-            library,
-            *copy_cells([record for case in CASES if case[0] == library for record in kept.get(" ".join(case), [])]),
-        ]
-        for library in ("jaxpipe", "PyTorch")
-    ]
-    return f"{said}\n\n{markdown(HEADS, rows)}\n{markdown(COPY_HEADS, copies)}"
+    return f"{said}\n\n{markdown(HEADS, rows)}"
 
 
 def step_cells(records: list[Record]) -> list[str]:
-    """What was measured of a schedule: medians of its runs, and how far these are apart."""
+    """What was measured of a schedule: medians of its runs, and how far the steps are apart."""
     if not records:
-        return [NOT_YET] * 4
+        return [NOT_YET] * 6
     steps_s = [record["pipelined_wall_s"] for record in records]
-    median_s = statistics.median(steps_s)
-    ratio = statistics.median(record["efficiency"] / record["efficiency_of_cores"] for record in records)
-    efficiency = statistics.median(record["efficiency"] for record in records)
-    apart = (max(steps_s) - min(steps_s)) / median_s
-    return [f"{median_s:.3f}", f"{apart:.1%}", f"{efficiency:.3f}", f"{ratio:.3f}"]
-
-
-def copy_cells(records: list[Record]) -> list[str]:
-    """What was measured of unpipelined steps: medians of all runs of a library."""
-    if not records:
-        return [NOT_YET] * 3
-    alone = statistics.median(record["unpipelined_wall_s"] for record in records)
-    many = statistics.median(record["unpipelined_wall_s"] / record["efficiency_of_cores"] for record in records)
-    ratio = statistics.median(record["efficiency_of_cores"] for record in records)
-    return [f"{alone:.3f}", f"{many:.3f}", f"{ratio:.3f}"]
+    figures = (
+        [record["unpipelined_wall_s"] for record in records],
+        [record["unpipelined_wall_s"] / record["efficiency_of_cores"] for record in records],
+        [record["efficiency"] for record in records],
+        [record["efficiency"] / record["efficiency_of_cores"] for record in records],
+    )
+    step_s = statistics.median(steps_s)
+    apart = (max(steps_s) - min(steps_s)) / step_s
+    return [f"{step_s:.3f}", f"{apart:.1%}", *(f"{statistics.median(figure):.3f}" for figure in figures)]
 
 
 def main() -> None:
     """Times what is lacking, prints the tables, and writes them where asked."""
-    flags = page_parser(
-        "Steps of two processes on the wall.", quick="a tiny model, every case once, nothing is kept"
-    ).parse_args()
+    flags = page_parser("Steps on the wall.", quick="a tiny model, four cases once, nothing is kept").parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    kept: dict[str, list[Record]] = json.loads(RAW.read_text()) if RAW.exists() and not flags.quick else {}
     if flags.quick:
-        list(measured_runs(kept, TINY, runs=1, steps=1))
-    elif not flags.write:
-        for _ in measured_runs(kept, SIZE, runs=NUM_RUNS, steps=NUM_STEPS):
+        kept: Kept = {}
+        list(measure_all(QUICK, TINY, kept, runs=1, steps=3))
+        print(document(QUICK, TINY, kept), end="")
+        return
+    kept = json.loads(RAW.read_text()) if RAW.exists() else {}
+    if not flags.write:
+        for _ in measure_all(CASES, SIZE, kept, runs=NUM_RUNS, steps=NUM_STEPS):
             write_whole(RAW, json.dumps(kept, indent=1) + "\n")
-    text = document(kept, TINY if flags.quick else SIZE)
-    print(text, end="")
-    if flags.write and not flags.quick:
-        write_files({PAGE: put_between(text, PAGE.read_text())})
+    print(document(CASES, SIZE, kept), end="")
+    if flags.write:
+        write_files({PAGE: put_between(document(CASES, SIZE, kept), PAGE.read_text())})
 
 
 if __name__ == "__main__":
