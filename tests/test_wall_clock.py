@@ -51,7 +51,7 @@ def test_the_tables_are_of_what_was_timed(run):
     }
     text = run.document(run.CASES, run.SIZE, kept)
     (steps,) = tables(text)
-    assert text.startswith("1 runs of 3 steps each, jax 0.10.2, torch 2.13.0, 2026-11-24.")
+    assert text.startswith("Runs of a case: 1, of 3 steps each; jax 0.10.2, torch 2.13.0, 2026-11-24.")
     assert [(row["library"], row["schedule"]) for row in steps.rows] == run.CASES
     rows = {row["schedule"]: list(row.values())[2:] for row in steps.rows}
     bubble = f"{16 / 17:.3f}"  # N / (N + D - 1) of 1F1B
@@ -68,6 +68,20 @@ def test_the_clock_pays_for_split_backwards(run):
     assert run.clock_efficiency(schedule, dear) < 0.8 < run.clock_efficiency(schedule, Costs())
     ends = run.costs_of(run.Times(**TIMES | {"embed_forward_s": 0.5, "head_s": 0.25}), 4)
     assert (ends.forward, ends.backward) == ((2.5, 2.0, 2.0, 2.25), (4.0,) * 4)
+
+
+def test_a_second_call_goes_on_where_the_first_stopped(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run, "measure", lambda *case, num_steps: seen.append(case[:2]) or {"number": len(seen)})
+    kept = {"jaxpipe costs": [{}, {}], "PyTorch Schedule1F1B": [{}]}
+    cases = [("jaxpipe", "1f1b"), ("PyTorch", "Schedule1F1B")]
+    calls = run.measure_all(cases, run.TINY, kept, runs=2, steps=1)
+    next(calls)
+    assert kept["jaxpipe 1f1b"] == [{"number": 1}]
+    list(calls)
+    assert seen == [cases[0], cases[0], cases[1]]
+    assert {len(records) for records in kept.values()} == {2}
+    assert list(run.measure_all(cases, run.TINY, kept, runs=2, steps=1)) == []
 
 
 @pytest.mark.slow

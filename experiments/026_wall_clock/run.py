@@ -135,7 +135,7 @@ def document(cases: Sequence[Case], size: dict[str, int], kept: Kept) -> str:
         )
         versions = {record["torch_version"] for records in kept.values() for record in records if "rows" in record}
         said = (
-            f"{len(costs)} runs of {ours['num_repeats']} steps each, jax {ours['jax_version']}, torch"
+            f"Runs of a case: {len(costs)}, of {ours['num_repeats']} steps each; jax {ours['jax_version']}, torch"
             f" {' '.join(versions)}, {ours['date']}. A layer of jaxpipe's: F {1e3 * forward:.1f} ms; B, I and W"
             f" {', '.join(f'{each / forward:.2f}' for each in rest)} F."
         )
