@@ -81,6 +81,12 @@ CATALOGUE = {
             *("processor s: documents", "ratio", "held-out loss"),
         ),
     ),
+    "026": Experiment(
+        measured=(
+            *("step, s", "spread", "unpipelined, s", "two copies, s", "efficiency", "of two copies'"),
+            *("clock, 1 2 1 1", "clock, measured"),
+        ),
+    ),
 }
 
 
