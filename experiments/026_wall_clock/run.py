@@ -21,11 +21,11 @@ sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `exper
 from experiments.pages import markdown, page_parser, put_between, write_files
 from jaxpipe.estimate import Times
 from jaxpipe.estimate.measured import Measurement
+from jaxpipe.files import write_whole
 from jaxpipe.measure import pinned
 from jaxpipe.schedules import Costs, Schedule, build, simulate
 from jaxpipe.schedules.csv_form import from_csv
 from jaxpipe.schedules.schedule import Kind
-from jaxpipe.whole_file import write_whole
 
 FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PAGE, RAW = FOLDER / "README.md", FOLDER / "timed.json"
