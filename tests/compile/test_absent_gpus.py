@@ -135,7 +135,7 @@ def test_two_replicas_have_one_state_and_twice_the_weights():
     assert bitpipe["predicted"]["gradients"] == 4 * (2 * layers + ends)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_bpipe_holds_half_a_slot_more_than_its_bound():
     """Kim et al., ICML 2023: ceil((D + 2) / 2) of 1F1B's D slots; what travels is held twice, half a slot at most."""
     bpipe, plain = report("gpt, bpipe"), report("gpt")

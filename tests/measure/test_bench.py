@@ -56,7 +56,7 @@ def tiny_config(family: str, *, tensor: int = 1, **model):
     return config
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_one_process():
     numbers = bench()
     assert numbers.keys() == KEYS

@@ -63,7 +63,7 @@ def test_an_own_model_that_is_killed_goes_on_with_the_same_digits(schedule, tmp_
     assert {"eval_loss", "tokens_per_s", "grad_norm"} <= resumed.metrics[-1].keys()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_an_own_model_learns_the_same_under_every_schedule_and_mesh(tmp_path):
     """Losses of float32 whose sums have other orders; dropout included."""
     found = [

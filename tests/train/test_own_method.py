@@ -77,7 +77,7 @@ def test_an_own_method_from_its_picture_to_a_run_that_outlives_it(tmp_path, forg
     assert "is not a file" in refused.stderr
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_of_a_configs_own_generator_is_evaluated_without_the_config(tmp_path, forget):
     config, folder = tmp_path / "mine.py", tmp_path / "run"
     own = (ROOT / "tests/schedules/eager_1f1b.py").read_text()

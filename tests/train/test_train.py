@@ -51,7 +51,7 @@ def test_the_start_says_what_will_run(trained):
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param([], marks=pytest.mark.ci),
+        pytest.param([], marks=pytest.mark.slow),
         ["--config.mesh.pipe=3", "--config.mesh.data=1", "--config.pipeline.schedule=gpipe"],
     ],
 )

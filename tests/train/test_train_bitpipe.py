@@ -25,7 +25,7 @@ def test_it_trains_as_1f1b_does(trained, tmp_path):
     assert losses(workdir) == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], [PLAIN, "--config.mesh.pipe=2", "--config.pipeline.num_microbatches=3"]])
 def test_eval_reads_the_checkpoint_with_any_schedule(trained, arguments):
     workdir, _ = trained
