@@ -39,8 +39,8 @@ _OVERLAP = (
     Flag(
         "xla_disable_hlo_passes",
         "collective-permute-motion,collective-pipeliner-forward",
-        "the first pass may move a round's permutes behind the action that they should travel during; the second makes "
-        "constants as large as a device's parameters: compiling Llama 3 8B on data 4 takes over 20 GiB of the host",
+        "the first pass may move a round's permutes behind the action that they should travel during; the second may "
+        "make constants as large as the saved activations: compiling Llama 3 8B on data 4 x pipe 2 takes over 20 GiB",
     ),
     Flag(
         "xla_gpu_experimental_parallel_collective_overlap_limit",

@@ -22,6 +22,15 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def peak_host_bytes(*arguments: str) -> int:
+    """Memory of the host that the command takes at most."""
+    command = [sys.executable, "-m", "jaxpipe.compile", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **AS_A_USER}, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    assert status == 0
+    return usage.ru_maxrss * 1024
+
+
 def compiled(*arguments: str) -> dict[str, Any]:
     """What the command prints as JSON."""
     result = run(*arguments, "--format=json")

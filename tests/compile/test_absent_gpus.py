@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from compiling import compiled, run
+from compiling import compiled, peak_host_bytes, run
 
 from jaxpipe.lowering import lower
 from jaxpipe.schedules import build
@@ -95,6 +95,15 @@ def test_every_message_is_behind_an_action(case):
     # But those of rounds in which no device computes, as at the end of the step.
     assert 4 <= numbers["overlapped_permutes"] <= numbers["permutes"]
     assert numbers["evict_load_permutes"] == numbers["exchange_permutes"] == 0
+
+
+@pytest.mark.ci
+def test_compiling_makes_no_constant_as_large_as_the_saved_activations():
+    """XLA's collective-pipeliner-forward does, 3 GiB here, and more than a host has of whole models."""
+    sizes = ("model.num_layers=4", "model.vocab_size=4096", "data.seq_len=2048", "data.batch_size=64")
+    mesh = ("mesh.data=4", "mesh.pipe=2", "mesh.tensor=1", "pipeline.num_microbatches=16", "pipeline.schedule=zb_v")
+    fields = (f"--config.{field}" for field in (*sizes, *mesh))
+    assert peak_host_bytes("--config=configs/llama3_8b.py", "--topology=h100-80g:1x8", *fields) < 2**30
 
 
 @pytest.mark.ci
