@@ -41,10 +41,10 @@ class Case(NamedTuple):
         return "-".join(map(str, (*self[:2], *options, *self[3:7], *chosen)))
 
 
-def has_whole_backwards(name: str, options: Mapping[str, Any]) -> bool:
+def has_whole_backwards(name: str, options: Mapping[str, Any], num_devices: int, num_microbatches: int) -> bool:
     if not REGISTRY[name].has_split_backward:
         return True
-    schedule = build(name, num_devices=4, num_microbatches=9, **options)  # some have both
+    schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options)  # some have both
     return any(action.kind is Kind.B for row in schedule.rows for action in row)
 
 
@@ -99,11 +99,11 @@ def covering() -> list[Case]:
     cases = []
     for each, (name, options) in enumerate([*((name, {}) for name in sorted(REGISTRY)), *OPTIONS]):
         sizes = [d for d in (2, 4, 6, 8) if takes(name, d, options) and (d != 6 or name in TWO_REPLICAS)]
-        can_split = has_whole_backwards(name, options)
         num_small = each
         for turn in range(len(MODELS)):
             d = sizes[(each + turn) % len(sizes)]
             num_small += d <= 4
+            n = (1, d, d + 1, 2 * d, 4 * d)[turn]
             model, tied = MODELS[(2 * each + turn) % len(MODELS)]
             cases.append(
                 Case(
@@ -111,10 +111,10 @@ def covering() -> list[Case]:
                     name,
                     options,
                     num_devices=d,
-                    num_microbatches=(1, d, d + 1, 2 * d, 4 * d)[turn],
+                    num_microbatches=n,
                     data=1 + (d <= 4 and num_small % 2),  # eight devices in all
                     tied=tied,
-                    split=can_split and (each // 3 + turn) % 3 == 0,
+                    split=(each // 3 + turn) % 3 == 0 and has_whole_backwards(name, options, d, n),
                     one_layer=(each // 4 + turn) % 2 == 0,
                 )
             )
