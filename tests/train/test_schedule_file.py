@@ -143,8 +143,10 @@ def test_a_schedule_that_was_searched_for_trains_as_1f1b_does(tmp_path):
     ours = train(tmp_path / "ours", *small, f"--config.pipeline.schedule={path}", costs)
     assert ours.returncode == 0, ours.stderr
     assert re.search(r"^schedule +mine: 4 stages on 2 devices, 4 microbatches$", ours.stdout, re.M)
-    assert re.search(r"^bubble +[\d.]+% predicted, I = 1.2, W = 0.8 forward$", ours.stdout, re.M)
-    assert re.search(r"^split +a slot has [\d.]+ MiB from F to I, .* and [\d.]+ MiB from I to W", ours.stdout, re.M)
+    assert re.search(r"^bubble +[\d.]+% predicted, I = 1.2, W = 0.8 forwards \(pipeline.costs\)$", ours.stdout, re.M)
+    assert re.search(
+        r"^split +of a microbatch a stage keeps [\d.]+ MiB from F to I, and then [\d.]+ MiB until W", ours.stdout, re.M
+    )
     theirs = train(tmp_path / "theirs", *small)
     assert theirs.returncode == 0, theirs.stderr
     assert "split  " not in theirs.stdout

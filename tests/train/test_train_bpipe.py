@@ -20,7 +20,7 @@ def test_it_trains_as_1f1b_does_to_the_last_digit(tmp_path):
         options = ["--config.pipeline.options=bound=3"] if name == "bpipe" else []
         done = train(tmp_path / name, *PIPELINE, f"--config.pipeline.schedule={name}", *options)
         assert done.returncode == 0, done.stderr
-        assert f"slots      {num_slots} of" in done.stdout
+        assert f"slots      {num_slots} on each device" in done.stdout
         found[name] = [(row["loss"], row["grad_norm"], row.get("eval_loss")) for row in metrics(tmp_path / name)]
     assert len(found["1f1b"]) == 12
     assert found["bpipe"] == found["1f1b"]
