@@ -29,7 +29,7 @@ from jaxpipe.schedules.schedule import Kind
 
 FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PAGE, RAW = FOLDER / "README.md", FOLDER / "timed.json"
-NUM_DEVICES, NUM_RUNS, NUM_STEPS = 2, 3, 3  # three runs of three steps each
+NUM_DEVICES, NUM_RUNS, NUM_STEPS = 2, 3, 1  # three runs, each of one step that is timed
 NUM_LAYERS, MICROBATCH_SIZE = 8, 2  # as in configs/bench_cpu.py and pytorch_steps.py, with 8 heads
 SIZE = {"hidden": 512, "seq_len": 256, "num_microbatches": 16}
 TINY = {"hidden": 64, "seq_len": 32, "num_microbatches": 4}
