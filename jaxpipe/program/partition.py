@@ -302,7 +302,10 @@ def sums_over_devices(
 
     has_grads = bool(jax.tree.leaves(grads))
     terms, of_shared = (loss, grads["shared"]), parts["shared"] if has_grads else ()
-    empty = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), jax.eval_shape(sums, terms))
+    zero = jnp.minimum(
+        num_done, 0
+    )  # not a constant: XLA would make these arrays at the start of the step and keep them
+    empty = jax.tree.map(lambda like: jnp.full(like.shape, zero, like.dtype), jax.eval_shape(sums, terms))
     _, (loss, shared) = cond_in_place(num_done >= 0, lambda walk: (walk[0], sums(walk[0])), (terms, empty))
     if not has_grads:
         return loss, grads

@@ -125,7 +125,8 @@ def test_every_page_travels_behind_an_action():
 @pytest.mark.slow
 def test_gradients_of_two_replicas_travel_behind_actions():
     numbers = report("gpt, bitpipe")
-    assert numbers["overlapped_exchange_permutes"] == numbers["exchange_permutes"] > 0
+    # But one, of rounds at the end of the step in which no device computes.
+    assert numbers["overlapped_exchange_permutes"] == numbers["exchange_permutes"] - 1 > 0
     assert numbers["permutes"] > numbers["exchange_permutes"]
 
 

@@ -311,9 +311,13 @@ def store_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     """In a round in which one page lands, two are stored, the second where one lies that a backward reads."""
     table, pages = pipeline.table, pipeline.table.pages
     landing, num_landings = pages.recv_page.copy(), pages.num_recvs.copy()
-    device = table.parked.home[0]
-    one_of_two = num_landings[:, device] < [len(table.page_permutes[round_type]) for round_type in table.round_type]
-    round_ = int(np.flatnonzero(one_of_two & (num_landings[:, device] == 1))[0])
+    *_, (round_, device) = (
+        (round_, target)
+        for round_, round_type in enumerate(table.round_type)
+        if len(table.page_permutes[round_type]) > 1
+        for _, target in table.page_permutes[round_type][1]
+        if num_landings[round_, target] == 1
+    )  # the last: what the next backward reads has been written
     backward = next(r for r in range(round_ + 1, table.num_rounds) if table.kind[r, device] == Kind.B)
     landing[round_, device, 1] = pages.of_layer[backward, device, -1]
     num_landings[round_, device] = 2
