@@ -103,7 +103,7 @@ def test_compiling_makes_no_constant_as_large_as_the_saved_activations():
     sizes = ("model.num_layers=4", "model.vocab_size=4096", "data.seq_len=2048", "data.batch_size=64")
     mesh = ("mesh.data=4", "mesh.pipe=2", "mesh.tensor=1", "pipeline.num_microbatches=16", "pipeline.schedule=zb_v")
     fields = (f"--config.{field}" for field in (*sizes, *mesh))
-    assert peak_host_bytes("--config=configs/llama3_8b.py", "--topology=h100-80g:1x8", *fields) < 2**30
+    assert peak_host_bytes("--config=configs/llama3_8b.py", "--topology=h100-80g:1x8", *fields) < 1.5 * 2**30
 
 
 @pytest.mark.ci
