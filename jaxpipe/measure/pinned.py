@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from jaxpipe.distributed.join import check_flags
+from jaxpipe.distributed.sockets import widen_send_buffers
 from jaxpipe.distributed.supervisor import Group, commands_of
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.measure.step_pair import make_step_pair, measure_memory
@@ -109,6 +110,7 @@ def bench_step(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
         multihost_utils.sync_global_devices(name)
 
     jax.block_until_ready((pipelined(), unpipelined()))
+    widen_send_buffers()
     pipelines, alone, crowded = [], [], []
     for _ in range(num_repeats):
         together("pipelined")

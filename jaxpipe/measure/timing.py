@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxpipe.distributed.sockets import widen_send_buffers
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -63,8 +65,9 @@ def spread_ratio(timings: Sequence[Timing]) -> float:
 
 
 def _begin() -> None:
-    """Waits until all processes have arrived."""
+    """Waits until all processes have arrived; the first turn has connected them."""
     if jax.process_count() > 1:
+        widen_send_buffers()
         multihost_utils.sync_global_devices("turn")
 
 

@@ -17,6 +17,7 @@ from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints
 from jaxpipe.checkpoints.checkpoints import Saver
 from jaxpipe.distributed.log import printing_with, say
 from jaxpipe.distributed.process_group import ProcessGroup
+from jaxpipe.distributed.sockets import widen_send_buffers
 from jaxpipe.errors import TrainingError, explain
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import local_rows, put_batch
@@ -88,6 +89,8 @@ class Loop:
                 start = time.perf_counter()
                 state, found = self.train_step(state, put_batch(pipeline, next(batches), rows))
                 found = jax.device_get(found)
+                if step == num_done + 1 and self.processes.count > 1:
+                    widen_send_buffers()  # the first step has connected the processes
                 numbers = {name: found[name].item() for name in ("loss", *found)}
                 numbers |= speed.numbers(time.perf_counter() - start)
                 if traced := self.profiler.after(step):
