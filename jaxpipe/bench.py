@@ -4,10 +4,17 @@
 
 Times are of loss and gradients: the compiled pipeline on the config's mesh, and `jax.value_and_grad`
 scanned over layers and microbatches on one device, by turns; medians. What a step frees is kept for the
-next. Bytes, compile time and copies are those of the whole training step. With --num_processes=P the
-pipeline is P processes of one core and one thread (mesh.pipe becomes P), `efficiency` is unpipelined wall
-time / (P x pipelined wall time), and `efficiency_of_cores` what P unpipelined copies at once reach: the
-machine's own ceiling.
+next. Bytes, compile time and copies are those of the whole training step.
+
+With --num_processes=P the pipeline is P processes of one core and one thread each (mesh.pipe becomes P), and the
+result says where their time goes, as fractions of P x the pipelined step's wall time:
+
+    efficiency           the unpipelined step; `efficiency_of_cores`: by P x its time when all processes run one at once
+    efficiency_by_clock  what the schedule allows, on the asynchronous clock at the layers' times in the same run
+    lost_to_bubble       idle time of that clock
+    lost_to_messages     the rounds without their actions: messages, sums and copies over devices
+    lost_to_extra_work   processor time of the actions beyond that of the unpipelined step
+    lost_to_waiting      all else: devices wait for others longer than on the clock
 """
 
 from __future__ import annotations
@@ -17,15 +24,23 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from absl import flags
 from absl.flags import FlagValues
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.config import check
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
+from jaxpipe.distributed.sockets import widen_send_buffers
+from jaxpipe.estimate import stage_costs
 from jaxpipe.measure import pinned
+from jaxpipe.measure.measurement import measure
 from jaxpipe.measure.step_pair import make_step_pair, measure_memory
 from jaxpipe.measure.timing import keep_freed_memory, median, timed
+from jaxpipe.schedules import Costs, Schedule, simulate
+from jaxpipe.schedules.schedule import Kind
 from jaxpipe.training.setup import devices_of
 
 
@@ -58,7 +73,7 @@ def execute(values: FlagValues) -> None:
     check(config, name=config_flags.get_config_filename(values["config"]))
     if pinned.is_launched(values):
         pinned.join(values)
-        pinned.tell(pinned.bench_step(config, num_repeats=values.num_repeats))
+        pinned.tell(_measure_joined(config, num_repeats=values.num_repeats))
         return
     numbers = {
         "schedule": config.pipeline.schedule,
@@ -92,6 +107,93 @@ def _measure(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
         "pipelined_wall_s": pipeline.wall_s,
         "unpipelined_wall_s": one.wall_s,
         **memory,
+    }
+
+
+def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
+    """Measures over all joined processes, a pipeline device each; {} on all but process 0."""
+    pair = make_step_pair(config, tuple(jax.devices()))
+    memory = measure_memory(pair)
+    pipelined, idle, unpipelined = (
+        pair.compile_pipelined(),
+        pair.compile_without_actions(),
+        pair.compile_unpipelined(),
+    )
+    jax.block_until_ready((pipelined(), idle(), unpipelined()))
+    widen_send_buffers()
+    is_first = jax.process_index() == 0
+    steps, rounds, alone, crowded = [], [], [], []
+    for _ in range(num_repeats):
+        for call, timings in ((pipelined, steps), (idle, rounds)):
+            multihost_utils.sync_global_devices("together")
+            timings.append(timed(call))
+        multihost_utils.sync_global_devices("alone")
+        if is_first:
+            alone.append(timed(unpipelined))
+        multihost_utils.sync_global_devices("crowded")
+        crowded.append(timed(unpipelined))
+    size = config.data.batch_size // config.pipeline.num_microbatches
+    times = measure(config, jax.local_devices(), microbatch_sizes=[size], num_layers=1, num_repeats=num_repeats).times[
+        size
+    ]
+    step, idle_step, copies = map(median, (steps, rounds, crowded))
+    cpu_s = multihost_utils.process_allgather(np.array([step.cpu_s, idle_step.cpu_s, copies.cpu_s], np.float32))
+    step_cpu_s, idle_cpu_s, copies_cpu_s = np.asarray(cpu_s, np.float64).sum(axis=0).tolist()
+    if not is_first:
+        return {}
+    one = median(alone)
+    num_processes, costs = config.mesh.pipe, stage_costs(times, pair.pipeline.layers_per_stage)
+    return {
+        "pipelined_cpu_s": step_cpu_s,
+        "unpipelined_cpu_s": one.cpu_s,
+        "work_ratio": step_cpu_s / one.cpu_s,
+        "pipelined_wall_s": step.wall_s,
+        "unpipelined_wall_s": one.wall_s,
+        **memory,
+        "efficiency": one.wall_s / (num_processes * step.wall_s),
+        "efficiency_of_cores": one.wall_s / copies.wall_s,
+        **time_lost(
+            num_processes * step.wall_s,
+            work_s=copies.wall_s,
+            by_clock=clock_efficiency(pair.pipeline.schedule, costs),
+            messages_s=num_processes * idle_step.wall_s,
+            extra_work_s=step_cpu_s - idle_cpu_s - copies_cpu_s / num_processes,
+        ),
+    }
+
+
+def clock_efficiency(schedule: Schedule, costs: Costs) -> float:
+    """Time of all forwards and whole backwards by devices x makespan, on the asynchronous clock without messages."""
+    of_kind = costs.of_kind(schedule.num_stages)
+    work = schedule.num_microbatches * float(of_kind[[Kind.F, Kind.B]].sum())
+    return work / (schedule.num_devices * simulate(schedule, costs).makespan)
+
+
+def time_lost(
+    whole_s: float, *, work_s: float, by_clock: float, messages_s: float, extra_work_s: float
+) -> dict[str, float]:
+    """Where the time of a step goes that is not work: `efficiency_by_clock`, and fractions of `whole_s`.
+
+    Args:
+        whole_s: seconds of the step on all devices together.
+        work_s: seconds of its work, when all devices compute.
+        by_clock: `clock_efficiency` of the schedule.
+        messages_s: seconds of its rounds without actions, on all devices together.
+        extra_work_s: seconds of work that the unpipelined step does not have.
+
+    Example:
+        >>> lost = time_lost(10.0, work_s=8.0, by_clock=0.9, messages_s=0.5, extra_work_s=0.3)
+        >>> {name: round(fraction, 3) for name, fraction in lost.items()}  # doctest: +NORMALIZE_WHITESPACE
+        {'efficiency_by_clock': 0.9, 'lost_to_bubble': 0.089, 'lost_to_messages': 0.05, 'lost_to_extra_work': 0.03,
+         'lost_to_waiting': 0.031}
+    """
+    bubble_s = work_s / by_clock - work_s
+    return {
+        "efficiency_by_clock": by_clock,
+        "lost_to_bubble": bubble_s / whole_s,
+        "lost_to_messages": messages_s / whole_s,
+        "lost_to_extra_work": extra_work_s / whole_s,
+        "lost_to_waiting": (whole_s - work_s - bubble_s - messages_s - extra_work_s) / whole_s,
     }
 
 

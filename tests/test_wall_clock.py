@@ -7,6 +7,7 @@ from experiment_modules import EXPERIMENTS, modules_of
 
 from experiments.markdown_tables import tables
 from experiments.pages import put_between
+from jaxpipe.estimate import Times, stage_costs
 from jaxpipe.schedules import Costs, build
 
 NOT_YET = "not yet measured"
@@ -66,7 +67,7 @@ def test_the_clock_pays_for_split_backwards(run):
     schedule = build("zb_h1", num_devices=2, num_microbatches=16)
     dear = Costs(input_gradient=1.5, weight_gradient=1.5)
     assert run.clock_efficiency(schedule, dear) < 0.8 < run.clock_efficiency(schedule, Costs())
-    ends = run.costs_of(run.Times(**TIMES | {"embed_forward_s": 0.5, "head_s": 0.25}), 4)
+    ends = stage_costs(Times(**TIMES | {"embed_forward_s": 0.5, "head_s": 0.25}), [2] * 4)
     assert (ends.forward, ends.backward) == ((2.5, 2.0, 2.0, 2.25), (4.0,) * 4)
 
 

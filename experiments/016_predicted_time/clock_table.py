@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from step_predictions import stage_seconds
+from dataclasses import replace
 
 from jaxpipe.config import base_config, expected_costs
-from jaxpipe.estimate import Times
+from jaxpipe.estimate import Times, stage_costs
 from jaxpipe.lowering import lower, replay
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, simulate
 
@@ -34,13 +33,9 @@ def ratios(name: str, num_devices: int, num_microbatches: int, times: Times) -> 
 
 def costs_of(layers: Sequence[int], times: Times, *, transfer_s: float = 0.0) -> Costs:
     """What stages of so many layers cost, the first with the embedding, the last with the head."""
-    forward, backward, inputs, weights = (tuple(row) for row in stage_seconds(times, layers).tolist())
     one_layer, num_layers = Costs(), min(layers)
-    return Costs(
-        forward,
-        backward,
-        inputs,
-        weights,
+    return replace(
+        stage_costs(times, layers),
         transfer=transfer_s,
         slot_messages=num_layers * one_layer.slot_messages,
         gradient_messages=num_layers * one_layer.gradient_messages,

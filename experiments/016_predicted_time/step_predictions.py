@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 from step_cells import MICROBATCH_SIZE, Cell, config_of
 
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import build_schedule, expected_costs, layers_per_stage
-from jaxpipe.estimate import Link, Setting, Times, estimate, setting_of
+from jaxpipe.estimate import Link, Setting, Times, estimate, setting_of, stage_costs
 from jaxpipe.estimate.measured import Measured, Measurement
+from jaxpipe.estimate.times import stage_seconds
 from jaxpipe.lowering import lower, replay
 from jaxpipe.measure.actions import times_of
 from jaxpipe.measure.timing import Timing, median, spread_ratio
-from jaxpipe.schedules import Costs
 from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 TOPOLOGY = parse_topology("h200:1x2")  # two devices of a node; nothing that is asked for here depends on their kind
@@ -75,8 +73,7 @@ def _rounds_s(cell: Cell, times: Times) -> float:
     config = config_of(cell)
     layers = layers_per_stage(config)
     table = lower(build_schedule(config), layers_per_stage=layers, costs=expected_costs(config), blocking=True)
-    seconds = Costs(*map(tuple, stage_seconds(times, layers).tolist()))
-    return replay(table, seconds, blocking=True).makespan + times.update_s
+    return replay(table, stage_costs(times, layers), blocking=True).makespan + times.update_s
 
 
 def measured(group: dict[str, Any], clock: Clock) -> Measured:
@@ -102,18 +99,6 @@ def work_s(setting: Setting, times: Times) -> float:
     is_work = columns.is_kind(*COMPUTE_KINDS)
     of_kind = stage_seconds(times, setting.layers_per_stage)
     return float(of_kind[columns.kind[is_work], columns.stage[is_work]].sum()) + setting.pipe * times.update_s
-
-
-def stage_seconds(times: Times, layers_per_stage: Sequence[int]) -> np.ndarray:
-    """[F, B, I, W; stage] seconds of each stage's actions."""
-    layers = np.array(layers_per_stage)
-    of_layer = (times.layer_forward_s, times.layer_backward_s)
-    of_layer += (times.layer_input_gradient_s, times.layer_weight_gradient_s)
-    seconds = np.outer(of_layer, layers)
-    seconds[0, 0] += times.embed_forward_s
-    seconds[[1, 2], 0] += times.embed_backward_s
-    seconds[0, -1] += times.head_s
-    return seconds
 
 
 def _timings(found: list[dict[str, float]]) -> list[Timing]:

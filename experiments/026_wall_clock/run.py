@@ -19,13 +19,13 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
 
 from experiments.pages import markdown, page_parser, put_between, write_files
-from jaxpipe.estimate import Times
+from jaxpipe.bench import clock_efficiency
+from jaxpipe.estimate import stage_costs
 from jaxpipe.estimate.measured import Measurement
 from jaxpipe.files import write_whole
 from jaxpipe.measure import pinned
-from jaxpipe.schedules import Costs, Schedule, build, simulate
+from jaxpipe.schedules import Costs, Schedule, build
 from jaxpipe.schedules.csv_form import from_csv
-from jaxpipe.schedules.schedule import Kind
 
 FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PAGE, RAW = FOLDER / "README.md", FOLDER / "timed.json"
@@ -95,30 +95,6 @@ def schedule_of(library: str, name: str, records: list[Record], num_microbatches
     return from_csv(records[0]["rows"], name=name) if records else None
 
 
-def clock_efficiency(schedule: Schedule, costs: Costs) -> float:
-    """Time of all forwards and whole backwards by devices x makespan, on the asynchronous clock without messages."""
-    of_kind = costs.of_kind(schedule.num_stages)
-    work = schedule.num_microbatches * float(of_kind[[Kind.F, Kind.B]].sum())
-    return work / (schedule.num_devices * simulate(schedule, costs).makespan)
-
-
-def costs_of(times: Times, num_stages: int) -> Costs:
-    """Of stages with equally many layers; embedding and head are in the first and in the last one."""
-
-    def each(layer_s: float, first_s: float = 0.0, last_s: float = 0.0) -> tuple[float, ...]:
-        seconds = [layer_s * NUM_LAYERS / num_stages] * num_stages
-        seconds[0] += first_s
-        seconds[-1] += last_s
-        return tuple(seconds)
-
-    return Costs(
-        forward=each(times.layer_forward_s, times.embed_forward_s, times.head_s),
-        backward=each(times.layer_backward_s, times.embed_backward_s),
-        input_gradient=each(times.layer_input_gradient_s, times.embed_backward_s),
-        weight_gradient=each(times.layer_weight_gradient_s),
-    )
-
-
 # ---- The tables
 
 
@@ -144,7 +120,10 @@ def document(cases: Sequence[Case], size: dict[str, int], kept: Kept) -> str:
         schedule = schedule_of(library, name, records, size["num_microbatches"])
         clocks = [NOT_YET if schedule is None else f"{clock_efficiency(schedule, Costs()):.3f}", "-"]
         if library == "jaxpipe" and schedule is not None:
-            found = [clock_efficiency(schedule, costs_of(each, schedule.num_stages)) for each in times]
+            found = [
+                clock_efficiency(schedule, stage_costs(each, [NUM_LAYERS // schedule.num_stages] * schedule.num_stages))
+                for each in times
+            ]
             clocks[1] = f"{statistics.median(found):.3f}" if found else NOT_YET
         rows.append([library, name, *step_cells(records), *clocks])
     return f"{said}\n\n{markdown(HEADS, rows)}"

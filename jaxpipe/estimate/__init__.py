@@ -1,6 +1,6 @@
 """Predicted time and bytes of a training step: numbers only; no device is needed and nothing is compiled."""
 
-from jaxpipe.estimate.costs import decide_costs, setting_of
+from jaxpipe.estimate.costs import decide_costs, setting_of, stage_costs
 from jaxpipe.estimate.memory import Bytes, fits, memory
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting
@@ -21,4 +21,5 @@ __all__ = [
     "fits",
     "memory",
     "setting_of",
+    "stage_costs",
 ]

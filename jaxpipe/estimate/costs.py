@@ -8,6 +8,7 @@ known GPU; how much a layer recomputes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ml_collections import ConfigDict
@@ -20,8 +21,9 @@ from jaxpipe.config.model import family_of
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
-from jaxpipe.estimate.times import Times
+from jaxpipe.estimate.times import Times, stage_seconds
 from jaxpipe.schedules import Costs
+from jaxpipe.schedules.schedule import Kind
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,13 @@ def costs_of(times: Times) -> str:
             times.layer_weight_gradient_s,
         )
     )
+
+
+def stage_costs(times: Times, layers_per_stage: Sequence[int]) -> Costs:
+    """Seconds of the actions of stages of so many layers; messages take none."""
+    seconds = stage_seconds(times, layers_per_stage)
+    forward, backward, inputs, weights = (tuple(seconds[kind].tolist()) for kind in (Kind.F, Kind.B, Kind.I, Kind.W))
+    return Costs(forward, backward, inputs, weights)
 
 
 def _one_node(config: ConfigDict) -> Topology:

@@ -18,7 +18,7 @@ from jaxpipe.estimate.communication import Sent, communication, message_bytes
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
-from jaxpipe.estimate.times import FREE, Link, Times, TimeSource
+from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
 from jaxpipe.models.anatomy import model_flops
 from jaxpipe.schedules.schedule import Kind
 
@@ -160,14 +160,7 @@ def _seconds(
 ) -> Seconds:
     """Seconds of the schedule's actions, messages and exchanges."""
     layers, places = np.array(setting.layers_per_stage), places_of(setting)
-    of_kind = np.zeros((len(Kind), len(layers)))
-    of_kind[Kind.F] = layers * times.layer_forward_s
-    of_kind[Kind.B] = layers * times.layer_backward_s
-    of_kind[Kind.I] = layers * times.layer_input_gradient_s
-    of_kind[Kind.W] = layers * times.layer_weight_gradient_s
-    of_kind[Kind.F, 0] += times.embed_forward_s
-    of_kind[[Kind.B, Kind.I], 0] += times.embed_backward_s
-    of_kind[Kind.F, -1] += times.head_s  # in which the program computes the loss and its gradient
+    of_kind = stage_seconds(times, setting.layers_per_stage)
     near, far = _links(places.apart, source)
     gradients = FLOAT32_BYTES * layer_parameters(setting.model).of_device(setting.tensor)
     latency = np.where(places.apart, far.latency_s, near.latency_s)

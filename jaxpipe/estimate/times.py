@@ -6,11 +6,14 @@ A source is a roofline (`roofline`) or a measurement (`measured`). Left to other
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from jaxpipe.estimate.setting import Group, Setting
+from jaxpipe.schedules.schedule import Kind
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,20 @@ class Times:
     embed_backward_s: float
     head_s: float
     update_s: float
+
+
+def stage_seconds(times: Times, layers_per_stage: Sequence[int]) -> np.ndarray:
+    """[kinds, stages] seconds of the actions of stages of so many layers; embedding and head are in the end stages."""
+    layers = np.array(layers_per_stage)
+    seconds = np.zeros((len(Kind), len(layers)))
+    seconds[Kind.F] = layers * times.layer_forward_s
+    seconds[Kind.B] = layers * times.layer_backward_s
+    seconds[Kind.I] = layers * times.layer_input_gradient_s
+    seconds[Kind.W] = layers * times.layer_weight_gradient_s
+    seconds[Kind.F, 0] += times.embed_forward_s
+    seconds[[Kind.B, Kind.I], 0] += times.embed_backward_s
+    seconds[Kind.F, -1] += times.head_s  # in which the program computes the loss and its gradient
+    return seconds
 
 
 @dataclass(frozen=True)

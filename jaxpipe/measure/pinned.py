@@ -13,18 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from absl import flags
 from absl.flags import FlagValues
-from jax.experimental import multihost_utils
-from ml_collections import ConfigDict
 
 from jaxpipe.distributed.join import check_flags
-from jaxpipe.distributed.sockets import widen_send_buffers
 from jaxpipe.distributed.supervisor import Group, commands_of
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.measure.step_pair import make_step_pair, measure_memory
-from jaxpipe.measure.timing import median, timed
 
 _MARK = "jaxpipe.measure.pinned: "
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
@@ -97,43 +91,3 @@ def tell(found: Any) -> None:
     """Prints `found` as JSON for the command that launched the processes; only process 0 does."""
     if jax.process_index() == 0:
         print(_MARK + json.dumps(found), flush=True)
-
-
-def bench_step(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
-    """Times the pipelined step over all joined processes against the unpipelined step; {} on all but process 0."""
-    num_processes, process = jax.process_count(), jax.process_index()
-    pair = make_step_pair(config, tuple(jax.devices()))
-    memory = measure_memory(pair)
-    pipelined, unpipelined = pair.compile_pipelined(), pair.compile_unpipelined()
-
-    def together(name: str) -> None:
-        multihost_utils.sync_global_devices(name)
-
-    jax.block_until_ready((pipelined(), unpipelined()))
-    widen_send_buffers()
-    pipelines, alone, crowded = [], [], []
-    for _ in range(num_repeats):
-        together("pipelined")
-        pipelines.append(timed(pipelined))
-        together("alone")
-        if process == 0:
-            alone.append(timed(unpipelined))
-        together("crowded")
-        crowded.append(timed(unpipelined))
-    pipeline = median(pipelines)
-    pipelined_cpu_s = float(multihost_utils.process_allgather(np.float32(pipeline.cpu_s)).sum())
-    if process:
-        return {}
-    one, many = median(alone), median(crowded)
-    num_microbatches = config.pipeline.num_microbatches
-    return {
-        "pipelined_cpu_s": pipelined_cpu_s,
-        "unpipelined_cpu_s": one.cpu_s,
-        "work_ratio": pipelined_cpu_s / one.cpu_s,
-        "pipelined_wall_s": pipeline.wall_s,
-        "unpipelined_wall_s": one.wall_s,
-        **memory,
-        "efficiency": one.wall_s / (num_processes * pipeline.wall_s),
-        "efficiency_without_bubble": num_microbatches / (num_microbatches + num_processes - 1),
-        "efficiency_of_cores": one.wall_s / many.wall_s,
-    }

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from jaxpipe.compile.hlo import whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
 from jaxpipe.config import model_config
+from jaxpipe.measure.actions import no_actions
 from jaxpipe.mesh import Randomness
 from jaxpipe.models import LanguageModel, ModelConfig
 from jaxpipe.program import Pipeline
@@ -66,6 +67,12 @@ class StepPair:
         """A compiled function () -> (loss, staged gradients)."""
         arguments = (self.params, self.batch, self.scale, self.key)
         return partial(self.pipeline.loss_and_grads.lower(*arguments).compile(), *arguments)
+
+    def compile_without_actions(self) -> Any:
+        """A compiled function () that runs the rounds of the pipelined step, and no action: messages, sums, copies."""
+        pipeline = self.pipeline
+        arguments = (no_actions(pipeline), self.params, self.batch, self.scale, self.key)
+        return partial(pipeline.run_subset.lower(*arguments).compile(), *arguments)
 
     def compile_unpipelined(self) -> Any:
         """A compiled function () -> (loss, canonical gradients) on one device."""

@@ -121,9 +121,12 @@ def fit(
     if optimizer is not None:
         _check_optimizer_fields(config)
     traced_steps = profiler.profile_steps(profile_steps, num_steps=config.train.steps)
-    with ProcessGroup(
-        coordinator_address, num_processes, process_id, lost_after_s=config.train.lost_after_s
-    ) as processes:
+    with (
+        ExitStack() as log_file,  # still open when the processes say why they end
+        ProcessGroup(
+            coordinator_address, num_processes, process_id, lost_after_s=config.train.lost_after_s
+        ) as processes,
+    ):
         path, task = run_folder.check(str(workdir)), None
         if model is not None:
             if min(config.mesh.data, config.mesh.pipe, config.mesh.tensor) > 0:
@@ -136,6 +139,7 @@ def fit(
             path,
             processes,
             task,
+            log_file=log_file,
             optimizer=optimizer,
             on_step=on_step,
             traced_steps=traced_steps,
@@ -149,6 +153,7 @@ def _run(
     processes: ProcessGroup,
     task: Task | None,
     *,
+    log_file: ExitStack,
     optimizer: optax.GradientTransformation | None,
     on_step: OnStep | None,
     traced_steps: profiler.ProfileSteps | None,
@@ -201,7 +206,7 @@ def _run(
             if not is_resumed:
                 stack.enter_context(lock)
             with run_folder.writing(str(path)):
-                stack.enter_context(logging_to(path, process=processes.index))
+                log_file.enter_context(logging_to(path, process=processes.index))
                 if processes.is_first:
                     _write_files(path, config, setup, is_resumed=is_resumed)
 

@@ -86,7 +86,13 @@ def test_dropout_over_a_tensor_axis():
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_two_processes():
     numbers = bench("--num_processes=2", **HIDDEN_DROPOUT)
-    assert numbers.keys() == KEYS | {"efficiency", "efficiency_without_bubble", "efficiency_of_cores"}
+    lost = {f"lost_to_{what}" for what in ("bubble", "messages", "extra_work", "waiting")}
+    assert numbers.keys() == KEYS | {"efficiency", "efficiency_of_cores", "efficiency_by_clock"} | lost
+    assert sum(numbers[name] for name in lost) + numbers["efficiency"] / numbers["efficiency_of_cores"] == (
+        pytest.approx(1.0)
+    )
+    assert 0 < numbers["lost_to_messages"] < 1
+    assert 0 < numbers["efficiency_by_clock"] <= 1
     assert numbers["num_devices"] == numbers["num_slots"] == 2
     assert 0 < numbers["efficiency"] < 2
 

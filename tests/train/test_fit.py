@@ -14,6 +14,7 @@ from resuming import assert_same_arrays, numbers
 from running import SMALL, run, settings, train
 
 from jaxpipe.config import base_config
+from jaxpipe.distributed.log import file_of
 from jaxpipe.errors import ConfigError, DataError, JaxpipeError
 from jaxpipe.training import Model, fit
 
@@ -161,6 +162,13 @@ def with_sizes(**fields):
 def test_what_does_not_fit_is_refused(changed, given, error, message, tmp_path):
     with pytest.raises(error, match=message):
         fit_gru(with_sizes(**changed), tmp_path / "run", **given)
+
+
+@pytest.mark.ci
+def test_why_a_run_ended_stands_in_its_log(tmp_path):
+    with pytest.raises(KilledError):
+        fit_gru(config(), tmp_path, on_step=kill)
+    assert KilledError.__name__ in file_of(tmp_path, 0).read_text()
 
 
 @pytest.mark.ci
