@@ -105,14 +105,15 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     saved = shapes.storage.saved
     pages = _stacked(list(saved.residuals))
     random = Randomness.like() if has_dropout else None
-    index, scale = _like((), np.int32), shapes.losses
+    index, losses = _like((), np.int32), shapes.losses
+    result = (x, losses.layers) if losses.layers else x
     vjp, split = shapes.vjp, shapes.split
     assert vjp
 
     def layer_forward(layers: PyTree, x: jax.Array, i: jax.Array, *given: PyTree) -> Any:
         return vjp.forward(_at(layers, i), x, *given)
 
-    def layer_backward(sums: PyTree, layers: PyTree, pages: PyTree, dy: jax.Array, i: jax.Array, *given: PyTree) -> Any:
+    def layer_backward(sums: PyTree, layers: PyTree, pages: PyTree, dy: PyTree, i: jax.Array, *given: PyTree) -> Any:
         d_layer, dx = vjp.backward(_at(layers, i), _at(pages, i), dy, *given)
         return _added(sums, jax.tree.leaves(d_layer), i), dx
 
@@ -136,7 +137,7 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     of_split = {}
     if split:
         read_by_w = _stacked(([saved.residuals[k] for k in saved.shared_with_w], list(saved.deferred)))
-        given = microbatch, random
+        given = losses.layers, microbatch, random
         parts = {layer_input_gradient: (pages, x), layer_weight_gradient: (read_by_w,)}
         of_split = {
             part.__name__: _temp_bytes(pipeline, part, layers, layers, *read, index, *given)
@@ -145,8 +146,10 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     return {
         **of_split,
         "layer_forward": _temp_bytes(pipeline, layer_forward, None, layers, x, index, microbatch, random),
-        "layer_backward": _temp_bytes(pipeline, layer_backward, layers, layers, pages, x, index, microbatch, random),
-        "head": _temp_bytes(pipeline, head, shared, shared, x, microbatch, scale),
+        "layer_backward": _temp_bytes(
+            pipeline, layer_backward, layers, layers, pages, result, index, microbatch, random
+        ),
+        "head": _temp_bytes(pipeline, head, shared, shared, x, microbatch, losses.head),
         "embed_backward": _temp_bytes(pipeline, embedding, shared, shared, microbatch, random, x),
     }
 

@@ -33,6 +33,8 @@ AT_LEAST_ZERO = (
     "model.embedding_dropout",
     "model.attention_dropout",
     "model.hidden_dropout",
+    "model.balance_loss",
+    "model.z_loss",
     "data.seed",
     "data.short_fraction",
     "pipeline.embedding_layers",

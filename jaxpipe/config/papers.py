@@ -67,6 +67,38 @@ def llama3() -> ConfigDict:
     return _large(config)
 
 
+def mixtral() -> ConfigDict:
+    """Mixtral's vocabulary, key-value heads, rotary base and experts; a batch of 4 million tokens.
+
+    Source: Jiang et al. 2024 (arXiv 2401.04088), table 1; rotary base and norms as in its config.json.
+    """
+    config = base_config("mixtral")
+    config.model.num_kv_heads = 8
+    config.model.vocab_size = 32000
+    config.model.rope_theta = 1e6
+    config.data.batch_size = 1024
+    config.data.seq_len = 4096
+    return _large(config)
+
+
+def qwen3_moe() -> ConfigDict:
+    """The vocabulary, heads, rotary base and experts of Qwen3's mixtures; a batch of 4 million tokens.
+
+    Source: Qwen3 technical report 2025 (arXiv 2505.09388), table 2; widths and the loss of routers as in config.json.
+    """
+    config = base_config("qwen3_moe")
+    config.model.num_kv_heads = 4
+    config.model.head_size = "128"
+    config.model.num_experts = 128
+    config.model.experts_per_token = 8
+    config.model.vocab_size = 151936
+    config.model.rope_theta = 1e6
+    config.model.norm_epsilon = 1e-6
+    config.data.batch_size = 1024
+    config.data.seq_len = 4096
+    return _large(config)
+
+
 def _drop_tenths(config: ConfigDict) -> None:
     config.model.embedding_dropout = config.model.attention_dropout = config.model.hidden_dropout = 0.1
 

@@ -91,7 +91,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int) -> Paramete
         for parameter in parameters:
             size = math.prod(parameter.local_dims(setting.tensor))
             num_parts = _num_parts(parameter, setting, num_copies)
-            has_one = setting.optimizer == "muon" and parameters is shapes.layer and len(parameter.dims) == 2
+            has_one = setting.optimizer == "muon" and parameters is shapes.layer and len(parameter.dims) >= 2
             num_masters = 1 + (1 if has_one else NUM_MOMENTS[setting.optimizer])
             masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
             is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpipe.estimate.setting import Setting
+from jaxpipe.models.experts import CHOSEN, num_tiles, tile_size
 
 FLOAT32_BYTES = 4
 ITEMSIZE = {"float32": FLOAT32_BYTES, "bfloat16": 2}
+EXPERT_OF_TILE = "expert of a tile"
 Arrays = dict[str, int]  # name -> elements
 
 
@@ -23,7 +25,7 @@ class LayerSizes:
         stream: "batch local_seq hidden", split along the sequence over `tensor`.
         queries: "batch seq local_head head_dim", and the attended values.
         keys: elements of the local key-value heads; the same for the values.
-        width: "batch seq local_width", between the matmuls of the feed forward.
+        width: "batch seq local_width", between the matmuls of the feed forward; of experts, "tile row local_width".
         scores: "batch local_head seq seq".
         rows: "batch local_head seq", of queries.
     """
@@ -45,10 +47,19 @@ def layer_sizes(setting: Setting) -> LayerSizes:
         stream=num_tokens * anatomy.hidden // tensor,
         queries=rows * anatomy.head_size,
         keys=num_tokens * (anatomy.num_kv_heads // tensor) * anatomy.head_size,
-        width=num_tokens * anatomy.width // tensor,
+        width=feed_forward_rows(setting) * anatomy.width // tensor,
         scores=rows * setting.seq_len,
         rows=rows,
     )
+
+
+def feed_forward_rows(setting: Setting) -> int:
+    """Rows that a layer's feed forward computes for a microbatch: its tokens, or the rows of its experts' tiles."""
+    anatomy, num_tokens = setting.anatomy, setting.microbatch_size * setting.seq_len
+    if anatomy.num_experts == 1:
+        return num_tokens
+    choices = num_tokens * anatomy.experts_per_token
+    return num_tiles(choices, anatomy.num_experts) * tile_size(choices, anatomy.num_experts)
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ class LayerResiduals:
         saved: arrays that forward saves for the backward.
         deferred: arrays that I saves for its W.
         shared_with_w: names of the saved arrays that W reads; only I needs the others.
-        float32: names of arrays that are float32 in any compute dtype.
+        float32, int32: names of arrays that have this dtype whatever the model computes in.
     """
 
     itemsize: int
@@ -68,6 +79,7 @@ class LayerResiduals:
     deferred: Arrays
     shared_with_w: tuple[str, ...]
     float32: tuple[str, ...]
+    int32: tuple[str, ...] = ()
 
     @property
     def page_bytes(self) -> int:
@@ -91,10 +103,10 @@ class LayerResiduals:
             >>> bf16.apart_bytes  # dx and dz take the ten elements of x; dy is left over
             8
         """
-        kept = 0
-        for itemsize, is_float32 in ((self.itemsize, False), (FLOAT32_BYTES, True)):
+        kept, others = 0, {*self.saved, *self.deferred}.difference(self.float32, self.int32)
+        for itemsize, names in ((self.itemsize, others), (FLOAT32_BYTES, self.float32), (FLOAT32_BYTES, self.int32)):
             free, wanted = (
-                [size for name, size in arrays.items() if (name in self.float32) == is_float32]
+                [size for name, size in arrays.items() if name in names]
                 for arrays in (
                     {n: size for n, size in self.saved.items() if n not in self.shared_with_w},
                     self.deferred,
@@ -107,7 +119,8 @@ class LayerResiduals:
         return self.deferred_bytes - kept
 
     def _bytes(self, arrays: Arrays) -> int:
-        return sum(size * (FLOAT32_BYTES if name in self.float32 else self.itemsize) for name, size in arrays.items())
+        wide = (*self.float32, *self.int32)
+        return sum(size * (FLOAT32_BYTES if name in wide else self.itemsize) for name, size in arrays.items())
 
 
 def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerResiduals:
@@ -131,9 +144,13 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
     """
     recompute = recompute or setting.model.recompute
     of, full, parallel = layer_sizes(setting), recompute == "full", setting.anatomy.parallel
+    routing = routing_residuals(setting) if setting.anatomy.num_experts > 1 else {}
     between = {} if parallel else {"stream between": of.stream}
     ups = {f"input {i} of the activation": of.width for i in range(setting.anatomy.num_up)}
+    # A layer that is computed again keeps what its router chose, as the vjp and as the recomputation read it.
     saved = {"input": of.stream}
+    if routing:
+        saved |= {CHOSEN: routing[CHOSEN]} | ({f"{CHOSEN}, again": routing[CHOSEN]} if full else {})
     if not full:
         saved |= {
             "queries": of.queries,
@@ -142,11 +159,13 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
             "attended": of.queries,
             **between,
             **ups,
+            **routing,
         }
         if setting.model.attention != "xla":
             saved["log-sum-exp"] = of.rows
         elif recompute == "none":
             saved["probabilities"] = of.scores
+    of_routing = _deferred_of_routing(setting) if routing else {}
     size_of_norm = of.stream // setting.anatomy.hidden if parallel else of.stream
     norms = {"norm of attention": size_of_norm, "norm of the feed forward": size_of_norm}
     deferred = {
@@ -156,11 +175,39 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
         "gradient of queries, keys and values": of.queries + 2 * of.keys,
         **norms,
         **({"attended": of.queries} if full else {}),
+        **({EXPERT_OF_TILE: routing[EXPERT_OF_TILE]} if full and routing else {}),
+        **of_routing,
     }
+    kept_for_w = [] if full or not routing else [EXPERT_OF_TILE]
+    fractions = ("weights of the chosen", "share of an expert", "gradient of the logits")
     return LayerResiduals(
         itemsize=ITEMSIZE[setting.dtype],
         saved=saved,
         deferred=deferred,
-        shared_with_w=(*(["input"] if parallel else []), *([] if full else ["attended"])),
-        float32=("log-sum-exp", *(norms if parallel else ())),
+        shared_with_w=(*(["input"] if parallel else []), *([] if full else ["attended"]), *kept_for_w),
+        float32=("log-sum-exp", *fractions, *(norms if parallel else ())),
+        int32=tuple({*routing, f"{CHOSEN}, again", *of_routing}.difference(fractions)),
     )
+
+
+def routing_residuals(setting: Setting) -> Arrays:
+    """What experts save besides rows, four bytes each: see `jaxpipe.models.experts.Tiles` and `Routing`."""
+    anatomy, rows = setting.anatomy, feed_forward_rows(setting)
+    choices = setting.microbatch_size * setting.seq_len * anatomy.experts_per_token
+    return {
+        CHOSEN: choices // setting.tensor,
+        "weights of the chosen": choices,
+        "choice of a row": rows,
+        "row of a choice": choices,
+        EXPERT_OF_TILE: num_tiles(choices, anatomy.num_experts),
+        "share of an expert": anatomy.num_experts,
+    }
+
+
+def _deferred_of_routing(setting: Setting) -> Arrays:
+    """What I saves for W of experts besides rows, four bytes each."""
+    return {
+        "token of a row": feed_forward_rows(setting),
+        "token of a row, for the gradient": feed_forward_rows(setting),
+        "gradient of the logits": layer_sizes(setting).stream // setting.anatomy.hidden * setting.anatomy.num_experts,
+    }

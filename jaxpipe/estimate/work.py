@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import chunks_of
+from jaxpipe.models.experts import tile_size
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,12 @@ def _attention_kernels(setting: Setting) -> tuple[Matmul, Matmul]:
 
 
 def _feed_forward_kernels(setting: Setting) -> tuple[list[Matmul], Matmul]:
-    hidden, tokens, of = setting.anatomy.hidden, _tokens(setting), layer_sizes(setting)
-    width = of.width // tokens
-    return [Matmul(tokens, width, hidden)] * setting.anatomy.num_up, Matmul(tokens, hidden, width)
+    anatomy, num, rows = setting.anatomy, 1, feed_forward_rows(setting)
+    if anatomy.num_experts > 1:
+        rows = tile_size(_tokens(setting) * anatomy.experts_per_token, anatomy.num_experts)
+        num = feed_forward_rows(setting) // rows
+    hidden, width = anatomy.hidden, anatomy.width // setting.tensor
+    return [Matmul(rows, width, hidden, num)] * anatomy.num_up, Matmul(rows, hidden, width, num)
 
 
 def attention_matmuls(setting: Setting) -> tuple[list[Matmul], list[Matmul]]:

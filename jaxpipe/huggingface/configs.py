@@ -20,15 +20,17 @@ from jaxpipe.huggingface.gpt2 import GPT2
 from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxpipe.huggingface.mapping import Architecture, check_supported, read_fields, write_fields
 from jaxpipe.huggingface.megatron_bert import MASKED, PRETRAINING
+from jaxpipe.huggingface.mixture import MIXTRAL, QWEN3_MOE
 from jaxpipe.huggingface.tensor_files import first_lines
 from jaxpipe.models import Family, family_named
 
-ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, PRETRAINING, MASKED)}
+ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, PRETRAINING, MASKED)}
 CONFIG = "config.json"
 MAX_SEQ_LEN = 1024  # limit for a converted config; the user may ask for longer sequences
 
 _DROPOUTS = ("embedding_dropout", "attention_dropout", "hidden_dropout")
-_NOT_THE_MODEL = ("attention", "recompute", "vocab_multiple")  # how the model is computed, and padding rows
+# How the model is computed, padding rows, and losses of training alone.
+_NOT_THE_MODEL = ("attention", "recompute", "vocab_multiple", "balance_loss", "z_loss")
 
 
 def load_config(folder: Path) -> dict[str, Any]:

@@ -117,6 +117,8 @@ def not_supported(where: str, theirs: str, value: Any, legal: Sequence[Any]) -> 
     )
 
 
+EXPERT = "{expert}"  # in a name: the index of the expert
+
 Array = Any  # of NumPy, or of JAX to find shapes
 
 
@@ -142,7 +144,8 @@ class Parameter:
 
     Attributes:
         path: path of our parameter, as "layers.attention.norm.scale"; a model without this parameter skips it.
-        names: names of their tensors, one for each tensor of the transform, with {layer} for the index of the layer.
+        names: names of their tensors, one for each tensor of the transform, with {layer} for the index of the layer;
+            one name with {expert} stands for those of all experts.
         transform: the transform between both layouts.
         also: another name for the same numbers; a file with tied embeddings may have any of the names.
         also_tied: a name that holds the same numbers if embeddings are tied, and other numbers if they are not.
@@ -153,6 +156,12 @@ class Parameter:
     transform: Transform
     also: tuple[str, ...] = ()
     also_tied: tuple[str, ...] = ()
+
+    def names_of(self, num_tensors: int) -> tuple[str, ...]:
+        """The names of `num_tensors` tensors of one layer."""
+        if EXPERT in self.names[0]:
+            return tuple(self.names[0].replace(EXPERT, str(expert)) for expert in range(num_tensors))
+        return self.names
 
 
 @dataclass(frozen=True)
@@ -240,6 +249,12 @@ def _transpose(tensors: tuple[Array, ...]) -> tuple[Array, ...]:
 SAME = Transform(lambda tensors, _: tensors[0], lambda array, _: (array,))
 
 TRANSPOSED = Transform(lambda tensors, _: tensors[0].T, lambda array, _: (array.T,))
+
+# Weights of all experts, each "out in".
+STACKED = Transform(
+    lambda tensors, _: tensors[0].__array_namespace__().stack(_transpose(tensors)),
+    lambda array, _: tuple(expert.T for expert in array),
+)
 
 # One row for each token; our table has more rows, which are padding.
 TOKEN_ROWS = Transform(

@@ -161,7 +161,7 @@ class TensorMap:
         for layer in range(self._config.num_layers) if is_stacked else (None,):
             tensors = (
                 self._tensor(parameter, name, layer, part.shape)
-                for name, part in zip(parameter.names, theirs, strict=True)
+                for name, part in zip(parameter.names_of(len(theirs)), theirs, strict=True)
             )
             yield LayerTensors(parameter, layer, tuple(tensors))
 

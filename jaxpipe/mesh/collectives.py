@@ -38,18 +38,25 @@ def gather_over(x: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class TensorAxis:
-    """Collectives over the devices that share each layer; with `size` 1 they return their argument.
+    """Collectives over the devices that share each layer; with one device they return their argument.
 
-    `gather` and `scatter_sum` are each other's transposes. `sum` and `max` are for values that no gradient passes
-    through, `once` for values that every device computes alike from gathered ones.
+    `gather` and `scatter_sum` are each other's transposes. `sum`, `sum_over_batch` and `max` are for values that no
+    gradient passes through, `once` for values that every device computes alike from gathered ones.
 
     Attributes:
         size: number of devices.
         deterministic: whether sums add in mesh order.
+        num_data: number of such groups of devices, which share each microbatch: the mesh's `data`.
     """
 
     size: int = 1
     deterministic: bool = False
+    num_data: int = 1
+
+    @property
+    def num_sharing(self) -> int:
+        """Devices that share a microbatch in one stage."""
+        return self.size * self.num_data
 
     def index(self) -> jax.Array | int:
         """The index of this device along the axis."""
@@ -66,6 +73,11 @@ class TensorAxis:
     def sum(self, x: jax.Array) -> jax.Array:
         """The sum of all devices' `x`."""
         return x if self.size == 1 else sum_over(x, ("tensor",), deterministic=self.deterministic)
+
+    def sum_over_batch(self, x: jax.Array) -> jax.Array:
+        """The sum of `x` over all devices that share a microbatch in one stage."""
+        axes = [name for name, size in (("data", self.num_data), ("tensor", self.size)) if size > 1]
+        return sum_over(x, axes, deterministic=self.deterministic)
 
     def once(self, x: jax.Array) -> jax.Array:
         """Returns `x`, equal on all devices; only the first passes its gradient on, so that a sum counts it once."""

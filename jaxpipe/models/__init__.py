@@ -10,8 +10,9 @@ from jaxpipe.models.family import FAMILIES, GIVEN, Family, ModelConfig, family_n
 from jaxpipe.models.gpt import GPT, GPTConfig
 from jaxpipe.models.language_model import LanguageModel, parameter_shapes
 from jaxpipe.models.llama import LLAMA, LlamaConfig
+from jaxpipe.models.mixture import MIXTRAL, QWEN3_MOE, MixtureConfig
 
-for _family in (GPT, BERT, LLAMA):
+for _family in (GPT, BERT, LLAMA, MIXTRAL, QWEN3_MOE):
     register_family(_family)
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "GPTConfig",
     "LanguageModel",
     "LlamaConfig",
+    "MixtureConfig",
     "ModelConfig",
     "ParameterShape",
     "family_named",

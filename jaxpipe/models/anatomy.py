@@ -30,6 +30,8 @@ class Anatomy:
         head_size: size of each head.
         width: size between the matmuls of the feed forward.
         num_up: matmuls from the stream to `width`: 1, or 2 if the activation is gated.
+        num_experts: feed forwards of a layer; more than 1: a router sends each token to some of them.
+        experts_per_token: feed forwards that a token goes through.
         vocab_size: tokens are 0 .. vocab_size - 1.
         num_rows: rows of the token table and of the head's kernel, at least `vocab_size`.
         causal: whether a query sees no keys after it.
@@ -51,6 +53,8 @@ class Anatomy:
     num_up: int
     vocab_size: int
     num_rows: int
+    num_experts: int = 1
+    experts_per_token: int = 1
     causal: bool = True
     window: int | None = None
     parallel: bool = False
@@ -107,6 +111,7 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
 
     * n: keys that a query sees, s, or the sliding window if that is smaller. Causal attention counts as if every
       query saw all of them, as in the sources, so that figures compare.
+    * With experts, k counts the matmuls of the experts that a token goes through, and the router adds h x experts.
     * p: positions whose tokens are predicted, s for a causal model. BERT predicts `num_predicted` of a sequence, and
       its head has more matmuls, e: p h h of the transform and, with the sentence order, h h + 2 h of pooler and order.
 
@@ -131,7 +136,9 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
     h, a, d = anatomy.hidden, anatomy.num_heads, anatomy.head_size
     num_keys = min(seq_len, anatomy.window or seq_len)
     num_predicted = seq_len if num_predicted is None else num_predicted
-    feed_forward = (anatomy.num_up + 1) * h * anatomy.width
+    feed_forward = anatomy.experts_per_token * (anatomy.num_up + 1) * h * anatomy.width
+    if anatomy.num_experts > 1:
+        feed_forward += h * anatomy.num_experts
     layer = h * d * (2 * a + 2 * anatomy.num_kv_heads) + feed_forward + 2 * num_keys * a * d
     head = num_predicted * (h * anatomy.vocab_size + _size(anatomy.head_matmuls)) + _size(anatomy.sequence_matmuls)
     return PASSES * 2 * (config.num_layers * seq_len * layer + head)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -184,27 +185,41 @@ class FeedForward(nnx.Module):
 
 
 class Block(nnx.Module):
-    """`x + attention(x)`, then `x + feed_forward(x)`; in training the additions are dropped at `dropout_rate`."""
+    """`x + attention(x)`, then `x + feed_forward(x)`; in training the additions are dropped at `dropout_rate`.
 
-    def __init__(self, attention: SelfAttention, feed_forward: FeedForward, *, dropout_rate: float, tensor: TensorAxis):
+    A feed forward returns its addition to the stream, or that and a dict of sums of losses, as experts do; the block
+    then returns both, too.
+    """
+
+    def __init__(self, attention: SelfAttention, feed_forward: nnx.Module, *, dropout_rate: float, tensor: TensorAxis):
         self.attention, self.feed_forward = attention, feed_forward
         self.dropout_rate, self.tensor = dropout_rate, tensor
 
-    def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> jax.Array:
-        """The residual stream "batch local_seq hidden" after this layer."""
+    def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> Any:
+        """The residual stream "batch local_seq hidden" after this layer, and sums of its losses if it has any."""
         x = x + self._drop(self.attention(x, places, random), random, Site.ATTENTION_OUTPUT)
-        return x + self._drop(self.feed_forward(x), random, Site.FEED_FORWARD_OUTPUT)
+        addition, losses = with_losses(self.feed_forward(x))
+        x = x + self._drop(addition, random, Site.FEED_FORWARD_OUTPUT)
+        return (x, losses) if losses else x
 
     def following(self, x: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """The stream "batch token hidden" of further tokens after this layer, and the cache with theirs."""
         addition, cache = self.attention.following(x, cache)
         x = x + addition
-        return x + self.feed_forward(x), cache
+        return x + with_losses(self.feed_forward(x))[0], cache
 
     def _drop(self, y: jax.Array, random: Randomness | None, site: Site) -> jax.Array:
         return drop(
             y, random, rate=self.dropout_rate, site=site, first_position=lambda: self.tensor.index() * y.shape[1]
         )
+
+
+def with_losses(found: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """What a layer or its part returns: an array, and a dict of sums of losses, empty if it returns the array alone."""
+    if isinstance(found, tuple):
+        x, losses = found
+        return x, losses
+    return found, {}
 
 
 def _merge_heads(attended: jax.Array) -> jax.Array:

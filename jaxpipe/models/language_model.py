@@ -21,7 +21,9 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.mesh import Randomness, TensorAxis
 from jaxpipe.models.anatomy import ParameterShape, model_flops
 from jaxpipe.models.attention import Cache
+from jaxpipe.models.block import with_losses
 from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
+from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
 
 Params = dict[str, Any]
@@ -81,8 +83,8 @@ class LanguageModel:
         """Residual stream "batch local_seq hidden" of "tokens", and of "positions" and "token_types" if there are."""
         return self._module("embedding", shared["embedding"])(microbatch, random)
 
-    def layer(self, layer: Params, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
-        """Residual stream "batch local_seq hidden" after one layer.
+    def layer(self, layer: Params, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> Any:
+        """Residual stream "batch local_seq hidden" after one layer; with experts also sums of its losses, by name.
 
         Args:
             layer: the parameters of one layer.
@@ -93,12 +95,15 @@ class LanguageModel:
             random: None means no dropout.
         """
 
-        def apply(layer: Params, x: jax.Array, places: Microbatch, random: Randomness | None) -> jax.Array:
+        def apply(layer: Params, x: jax.Array, places: Microbatch, random: Randomness | None) -> Any:
             return self._module("block", layer)(x, places, random)
 
         # prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
-        full = self.config.recompute == "full"
-        function = jax.checkpoint(apply, prevent_cse=False) if full else apply
+        function = apply
+        if self.config.recompute == "full":
+            has_router = self.config.anatomy.num_experts > 1  # that chose again, it might choose otherwise
+            kept = jax.checkpoint_policies.save_only_these_names(CHOSEN) if has_router else None
+            function = jax.checkpoint(apply, prevent_cse=False, policy=kept)
         return function(layer, x, {name: microbatch[name] for name in PLACES if name in microbatch}, random)
 
     def head(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Any:
@@ -161,7 +166,7 @@ class LanguageModel:
         return head.losses(words, others), dx, {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
-        """Number of terms in each sum of `head` over a batch of any number of dims: its structure, int32."""
+        """Number of terms in each sum of `loss_sum` over a batch of any number of dims: its structure, int32."""
         return self.config.num_losses(batch)
 
     def logits(self, params: Params, microbatch: Microbatch) -> Any:
@@ -174,7 +179,7 @@ class LanguageModel:
         Returns:
             Float32 "batch seq vocab"; BERT: {"masked_lm": "batch seq vocab"} and "sentence_order": "batch 2".
         """
-        x = self._stream(params, microbatch, None, 0)
+        x, _ = self._stream(params, microbatch, None, 0)
         return self._module("head", params["shared"]["head"]).logits(x, self._token_table(params["shared"]))
 
     def new_cache(self, params: Params, *, batch: int, size: int) -> Cache | None:
@@ -217,7 +222,7 @@ class LanguageModel:
         return logits[:, 0], replace(cache, num_tokens=cache.num_tokens + num_new, layer=jnp.zeros_like(cache.layer))
 
     def loss_sum(self, params: Params, microbatch: Microbatch, random: Randomness | None = None, index: Any = 0) -> Any:
-        """Result of `head` after a scan over the layers: the model without a pipeline.
+        """Result of `head` after a scan over the layers, and the layers' losses: the model without a pipeline.
 
         Args:
             params: `{"shared", "layers"}`.
@@ -225,21 +230,26 @@ class LanguageModel:
             random: random state of the step, or None for no dropout.
             index: index of the microbatch in its step.
         """
-        return self.head(params["shared"], self._stream(params, microbatch, random, index), microbatch)
+        x, losses = self._stream(params, microbatch, random, index)
+        words = self.head(params["shared"], x, microbatch)
+        return {"words": words, **losses} if losses else words
 
-    def _stream(self, params: Params, microbatch: Microbatch, random: Randomness | None, index: Any) -> jax.Array:
-        """The residual stream after the last layer."""
+    def _stream(
+        self, params: Params, microbatch: Microbatch, random: Randomness | None, index: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The residual stream after the last layer, and the sums of all layers' losses."""
 
         def at(layer: Any) -> Randomness | None:
             return None if random is None else random.at(index, layer)
 
-        def layer(walk: tuple[jax.Array, jax.Array], layer: Params) -> tuple[tuple[jax.Array, jax.Array], None]:
+        def layer(walk: tuple[jax.Array, jax.Array], layer: Params) -> tuple[tuple[jax.Array, jax.Array], Any]:
             x, i = walk
-            return (self.layer(layer, x, microbatch, at(i)), i + 1), None
+            x, losses = with_losses(self.layer(layer, x, microbatch, at(i)))
+            return (x, i + 1), losses
 
         x = self.embed(params["shared"], microbatch, at(-1))
-        (x, _), _ = jax.lax.scan(layer, (x, jnp.zeros((), jnp.int32)), params["layers"])
-        return x
+        (x, _), losses = jax.lax.scan(layer, (x, jnp.zeros((), jnp.int32)), params["layers"])
+        return x, jax.tree.map(jnp.sum, losses)
 
     def _token_table(self, shared: Params) -> jax.Array | None:
         return shared["embedding"]["token"] if self.config.tie_embeddings else None

@@ -161,7 +161,6 @@ class LlamaConfig:
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """One layer; initial kernels as GPT's."""
         deviation = initial_deviation(self.hidden)
-        to_stream = deviation / (2 * self.num_layers) ** 0.5
         head_size = self.anatomy.head_size
         attention = SelfAttention(
             self._new_norm(),
@@ -176,11 +175,16 @@ class LlamaConfig:
             rotate=partial(rotate, frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling)),
             dropout_rate=0.0,
             deviation=deviation,
-            output_deviation=to_stream,
+            output_deviation=self._to_stream(deviation),
             tensor=tensor,
             rngs=rngs,
         )
-        feed_forward = FeedForward(
+        return Block(attention, self.new_feed_forward(tensor, rngs), dropout_rate=0.0, tensor=tensor)
+
+    def new_feed_forward(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
+        """A layer's part after attention."""
+        deviation = initial_deviation(self.hidden)
+        return FeedForward(
             self._new_norm(),
             hidden=self.hidden,
             width=self.feed_forward,
@@ -188,11 +192,10 @@ class LlamaConfig:
             activation=swiglu,
             bias=self.feed_forward_bias,
             deviation=deviation,
-            output_deviation=to_stream,
+            output_deviation=self._to_stream(deviation),
             tensor=tensor,
             rngs=rngs,
         )
-        return Block(attention, feed_forward, dropout_rate=0.0, tensor=tensor)
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and loss."""
@@ -205,6 +208,10 @@ class LlamaConfig:
             tensor=tensor,
             rngs=rngs,
         )
+
+    def _to_stream(self, deviation: float) -> float:
+        """Deviation of initial kernels back to the stream."""
+        return deviation / (2 * self.num_layers) ** 0.5
 
     def _new_norm(self) -> RMSNorm:
         return RMSNorm(self.hidden, epsilon=self.norm_epsilon)

@@ -20,7 +20,7 @@ from jax import lax
 from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import Randomness
 from jaxpipe.program.carry import Row, State
-from jaxpipe.program.contract import StageFunctions
+from jaxpipe.program.contract import Losses, StageFunctions, with_losses
 from jaxpipe.program.ends import embed_backward, head_backward
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.program.partition import reduce_chunk
@@ -41,7 +41,7 @@ class Actions:
     shapes: StepShapes
     params: PyTree  # compute copies {"shared", "layers": [chunk, layer, ...]}
     batch: PyTree  # leaves [num_microbatches, ...]
-    scale: PyTree  # float32, a factor for each kind of loss
+    scale: Losses  # float32, a factor for each kind of loss
     random: Randomness | None  # of this step, on this device
     first_layer: jax.Array  # [chunk] index in the model of its first layer
     num_layers: jax.Array  # [chunk]
@@ -70,7 +70,7 @@ class Actions:
             shapes=shapes,
             params=params,
             batch=batch,
-            scale=scale,
+            scale=shapes.losses.apart(scale),
             random=None if key is None else Randomness(key, lax.axis_index("data") * microbatch_size),
             first_layer=jnp.asarray(layout.first_layer)[device],
             num_layers=jnp.asarray(layout.num_held)[device],
@@ -118,9 +118,6 @@ class Actions:
     def _layer_params(self, row: Row, layer: jax.Array) -> PyTree:
         return jax.tree.map(lambda leaf: _at(leaf, row.chunk, layer), self.params["layers"])
 
-    def _add_loss(self, total: PyTree, value: PyTree) -> PyTree:
-        return jax.tree.map(lambda total, scale, value: total + scale * value, total, self.scale, value)
-
     def _num_layers_of(self, row: Row) -> int | jax.Array:
         return self.num_layers[row.chunk] if self.static_num_layers is None else self.static_num_layers
 
@@ -131,25 +128,30 @@ class Actions:
             row.stage == 0, lambda _: functions.embed(shared, microbatch, self._random(row, EMBEDDING)), state.message
         )
 
-        def layer(i: jax.Array, walk: tuple[jax.Array, Pools]) -> tuple[jax.Array, Pools]:
-            x, pools = walk
+        def layer(i: jax.Array, walk: tuple[jax.Array, Pools, PyTree]) -> tuple[jax.Array, Pools, PyTree]:
+            x, pools, totals = walk
             random = self._random(row, self.first_layer[row.chunk] + i)
             if vjp is None:
-                return functions.layer(self._layer_params(row, i), x, microbatch, random), pools
-            y, residuals = vjp.forward(self._layer_params(row, i), x, microbatch, random)
-            return y, self.shapes.storage.write_residuals(pools, row.pages[:, i], residuals)
+                found = functions.layer(self._layer_params(row, i), x, microbatch, random)
+            else:
+                found, residuals = vjp.forward(self._layer_params(row, i), x, microbatch, random)
+                pools = self.shapes.storage.write_residuals(pools, row.pages[:, i], residuals)
+            y, losses = with_losses(found)
+            return y, pools, _add_scaled(totals, self.scale.layers, losses)
 
-        y, pools = lax.fori_loop(0, self._num_layers_of(row), layer, (x, state.pools))
+        losses = self.shapes.losses.apart(state.loss)
+        y, pools, of_layers = lax.fori_loop(0, self._num_layers_of(row), layer, (x, state.pools, losses.layers))
 
         def turn_around(walk: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
             y, loss, sums = walk
             if not self.shapes.table.has_backward:
-                return y, self._add_loss(loss, functions.head(shared, y, microbatch)), sums
-            value, dy, sums = head_backward(functions, shared, y, microbatch, self.scale, sums)
-            return dy, self._add_loss(loss, value), sums
+                return y, _add_scaled(loss, self.scale.head, functions.head(shared, y, microbatch)), sums
+            value, dy, sums = head_backward(functions, shared, y, microbatch, self.scale.head, sums)
+            return dy, _add_scaled(loss, self.scale.head, value), sums
 
         is_last = row.stage == self.shapes.table.schedule.num_stages - 1
-        message, loss, sums = cond_in_place(is_last, turn_around, (y, state.loss, state.grads["shared"]))
+        message, of_head, sums = cond_in_place(is_last, turn_around, (y, losses.head, state.grads["shared"]))
+        loss = Losses(of_head, of_layers).joined
         return state._replace(message=message, pools=pools, grads={**state.grads, "shared": sums}, loss=loss)
 
     def _backward(self, row: Row, state: State) -> State:
@@ -160,7 +162,8 @@ class Actions:
             dy, sums = walk
             i, params, given = self._last_first(row, turn)
             residuals = self.shapes.storage.read_residuals(state.pools, row.pages[:, i])
-            d_params, dx = vjp.backward(params, residuals, dy, *given)
+            result = (dy, self.scale.layers) if self.scale.layers else dy
+            d_params, dx = vjp.backward(params, residuals, result, *given)
             return dx, _add_layer(sums, row.chunk, i, jax.tree.leaves(d_params))
 
         dx, layers = lax.fori_loop(0, self._num_layers_of(row), layer, (state.message, state.grads["layers"]))
@@ -179,7 +182,7 @@ class Actions:
             def compute(walk: tuple) -> tuple:
                 dy, sums, _, num_done = walk
                 residuals = storage.read_residuals(pools, row.pages[:, i])
-                dx, grads, deferred = split.input_gradient(params, residuals, dy, *given)
+                dx, grads, deferred = split.input_gradient(params, residuals, dy, self.scale.layers, *given)
                 return dx, _add_layer(sums, row.chunk, i, grads), deferred, num_done + 1
 
             dx, sums, deferred, num_done = cond_in_place(num_done >= 0, compute, (dy, sums, deferred, num_done))
@@ -200,7 +203,9 @@ class Actions:
             pages = row.pages[:, i]
             shared = storage.read_shared_with_w(state.pools, pages)
             deferred = storage.read_deferred(state.pools, pages)
-            return _add_layer(sums, row.chunk, i, split.weight_gradient(params, shared, deferred, *given))
+            return _add_layer(
+                sums, row.chunk, i, split.weight_gradient(params, shared, deferred, self.scale.layers, *given)
+            )
 
         layers = lax.fori_loop(0, self._num_layers_of(row), layer, state.grads["layers"])
         return state._replace(grads={**state.grads, "layers": layers})
@@ -220,6 +225,11 @@ class Actions:
 
         sums = cond_in_place(row.stage == 0, embed, state.grads["shared"])
         return state._replace(message=dx, grads={"shared": sums, "layers": layers})
+
+
+def _add_scaled(totals: PyTree, scale: PyTree, values: PyTree) -> PyTree:
+    """Returns sums of losses with those of one microbatch added, each times its factor."""
+    return jax.tree.map(lambda total, scale, value: total + scale * value, totals, scale, values)
 
 
 def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:

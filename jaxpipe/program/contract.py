@@ -29,7 +29,8 @@ class StageFunctions:
 
     Attributes:
         embed: (shared, microbatch, random) -> x. Runs inside the first stage's forward.
-        layer: (layer_params, x, microbatch, random) -> x.
+        layer: (layer_params, x, microbatch, random) -> x, or x and a dict of float32 scalars, sums of losses of its own
+            over the microbatch's sequences on this device, as of a router that balances its experts.
         head: (shared, x, microbatch) -> float32 scalar, the *sum* of the microbatch's losses, or a pytree of such
             sums, one for each kind of loss. Runs, with its backward, inside the last stage's forward.
         embed_backward: (shared, microbatch, random, dx, sums) -> sums: adds the gradients of `embed`, whose result has
@@ -46,8 +47,8 @@ class StageFunctions:
     saved like activations. `random` is the source of a training step's random numbers, None if nothing is random.
 
     Over a `tensor` axis of several devices, each calls the functions together with the others, with its
-    part of the split parameters, and may exchange values with them. All of them must get the same loss from
-    `head`. The gradient of a parameter that is not split is the sum over the devices of their gradients.
+    part of the split parameters, and may exchange values with them. All of them must get the same losses from
+    `head` and `layer`. The gradient of a parameter that is not split is the sum over the devices of their gradients.
     """
 
     embed: Callable[[PyTree, PyTree, Randomness | None], Any]
@@ -68,6 +69,46 @@ class StageFunctions:
             head_backward=getattr(model, "head_backward", None),
             specs=model.specs,
         )
+
+
+WORDS = "words"  # the name of a head's only loss beside those of layers
+
+
+def with_losses(found: Any) -> tuple[Any, dict[str, Any]]:
+    """What a layer returns: x, and its losses by name, of which there are none if it returns x alone."""
+    has_losses = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
+    return found if has_losses else (found, {})
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of a step: those of the head, and those that every layer adds to.
+
+    Attributes:
+        head: result of the head, or values for each leaf of it.
+        layers: by name; empty if layers return x alone.
+
+    Example:
+        >>> Losses(1.0, {}).joined, Losses(1.0, {"balance": 2.0}).joined
+        (1.0, {'words': 1.0, 'balance': 2.0})
+    """
+
+    head: PyTree
+    layers: dict[str, Any]
+
+    @property
+    def joined(self) -> PyTree:
+        """All as one tree: the head's own where layers have none, else a dict by name."""
+        if not self.layers:
+            return self.head
+        return {**(self.head if isinstance(self.head, dict) else {WORDS: self.head}), **self.layers}
+
+    def apart(self, joined: PyTree) -> Losses:
+        """The inverse of `joined`, for a tree of its structure."""
+        if not self.layers:
+            return Losses(joined, {})
+        head = {name: joined[name] for name in self.head} if isinstance(self.head, dict) else joined[WORDS]
+        return Losses(head, {name: joined[name] for name in self.layers})
 
 
 def check_actions(schedule: Schedule) -> None:
@@ -174,7 +215,7 @@ def shapes_on_a_device(mesh: jax.sharding.Mesh, function: Callable, *arguments: 
 
 def check_functions(
     functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree
-) -> tuple[jax.ShapeDtypeStruct, PyTree]:
+) -> tuple[jax.ShapeDtypeStruct, Losses]:
     """Checks that the functions keep the contract; returns the shapes of a message on one device and of the losses.
 
     Args:
@@ -193,10 +234,9 @@ def check_functions(
     x = _one_array(
         "embed", shapes(lambda shared, batch: functions.embed(shared, batch, None), params["shared"], microbatch)
     )
-    y = _one_array(
-        "layer",
-        shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch),
-    )
+    found = shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch)
+    y, of_layer = with_losses(found)
+    y = _one_array("layer", y)
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         raise CompileError(
             explain(
@@ -206,13 +246,29 @@ def check_functions(
             )
         )
     loss = shapes(functions.head, params["shared"], y, microbatch)
-    leaves = jax.tree.leaves(loss)
-    if not leaves or any(getattr(leaf, "shape", None) != () or leaf.dtype != "float32" for leaf in leaves):
+    if not jax.tree.leaves(loss) or not _are_sums(loss):
         raise CompileError(
             explain(
                 f"head returns {loss}.",
                 rule="loss-sum: head returns the sum of the microbatch's losses, a float32 scalar, or one of each kind",
                 repair="sum, do not average, and cast to float32",
+            )
+        )
+    if not _are_sums(of_layer):
+        raise CompileError(
+            explain(
+                f"layer returns {found}.",
+                rule="layer-losses: layer returns x, or x and a dict of float32 scalars, sums of losses by name",
+                repair="sum, do not average, and cast to float32; leave the dict out where there are none",
+            )
+        )
+    both = set(of_layer) & set(loss if isinstance(loss, dict) else (WORDS,))
+    if both:
+        raise CompileError(
+            explain(
+                f"layer and head both return a loss {min(both)!r}.",
+                rule=f"loss-names: losses of layers have names of their own; a head's only one counts as {WORDS!r}",
+                repair="give the layer's loss another name",
             )
         )
     sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params["shared"])
@@ -222,7 +278,11 @@ def check_functions(
     if head_backward := functions.head_backward:
         found = shapes(head_backward, params["shared"], y, microbatch, loss, sums)
         _check_backward("head_backward", found, (loss, y, sums), "(losses, gradient of x, sums)")
-    return x, loss
+    return x, Losses(loss, of_layer)
+
+
+def _are_sums(losses: PyTree) -> bool:
+    return all(getattr(leaf, "shape", None) == () and leaf.dtype == "float32" for leaf in jax.tree.leaves(losses))
 
 
 def _check_backward(name: str, found: PyTree, expected: PyTree, what: str) -> None:

@@ -234,7 +234,7 @@ class Pipeline:
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
             check_vma=False,
-        )(params, batch, scale_of_each(shapes.losses, scale), _key_data(key), rows)
+        )(params, batch, scale_of_each(shapes.losses.joined, scale), _key_data(key), rows)
 
 
 def _key_data(key: jax.Array | None) -> jax.Array | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.mesh import Randomness
-from jaxpipe.program.contract import StageFunctions, check_functions, check_inputs, shapes_on_a_device
+from jaxpipe.program.contract import Losses, StageFunctions, check_functions, check_inputs, shapes_on_a_device
 from jaxpipe.program.partition import Part, partition
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
@@ -38,7 +38,7 @@ class StepShapes:
         copies: compute copies {"shared", "layer"} on one device, the latter of one layer.
         microbatch: one microbatch on one device.
         message: the array that one stage sends to the next.
-        losses: the result of the head.
+        losses: the results of head and layers that are summed.
         storage: storage of saved residuals; empty for forwards alone.
         vjp: forward and backward of a layer; None for forwards alone.
         split: I and W of a layer's backward, if the table has any.
@@ -50,7 +50,7 @@ class StepShapes:
     copies: PyTree
     microbatch: PyTree
     message: jax.ShapeDtypeStruct
-    losses: PyTree
+    losses: Losses
     storage: Storage
     vjp: LayerVjp | None
     split: SplitBackward | None

@@ -27,7 +27,8 @@ class LayerVjp:
 
     Attributes:
         params, x, given: shapes of the arguments.
-        traced: jaxpr of the leaves of (params, x, given) to y, the residuals, and what is not read.
+        y: shapes of the result: an array, or an array and a dict of losses.
+        traced: jaxpr of the leaves of (params, x, given) to those of y, the residuals, and what is not read.
         residuals: shapes of the arrays that forward saves.
         vjp: the vjp object, with shapes in place of arrays.
     """
@@ -35,30 +36,35 @@ class LayerVjp:
     params: PyTree
     x: jax.ShapeDtypeStruct
     given: tuple[PyTree, ...]
+    y: PyTree
     traced: core.ClosedJaxpr
     residuals: tuple[jax.ShapeDtypeStruct, ...]
     vjp: Any
 
-    def forward(self, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[jax.Array, list[jax.Array]]:
-        """The output of the layer, and its residuals, which backward needs besides `params` and `given`.
+    def forward(self, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[PyTree, list[jax.Array]]:
+        """The result of the layer, and its residuals, which backward needs besides `params` and `given`.
 
         Args:
             params: parameters of the layer.
             x: input of the layer.
             given: the microbatch and the random state, which need no gradients.
         """
-        y, *others = core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given)))
-        return y, others[: len(self.residuals)]
+        found, structure = (
+            core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given))),
+            jax.tree.structure(self.y),
+        )
+        y, others = found[: structure.num_leaves], found[structure.num_leaves :]
+        return jax.tree.unflatten(structure, y), others[: len(self.residuals)]
 
     def backward(
-        self, params: PyTree, residuals: list[jax.Array], dy: jax.Array, *given: PyTree
+        self, params: PyTree, residuals: list[jax.Array], dy: PyTree, *given: PyTree
     ) -> tuple[PyTree, jax.Array]:
         """Gradients of `params`, zeros for those that are no floats, and of the input.
 
         Args:
             params: parameters of the layer, as in forward.
             residuals: residuals from `forward`.
-            dy: the gradient of the layer's output.
+            dy: the gradient of the layer's result, with its structure.
             given: the same as in forward.
         """
         leaves, structure = _residuals(self.vjp)
@@ -76,15 +82,15 @@ class LayerVjp:
 def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree) -> LayerVjp:
     """The vjp of `layer`, (params, x, *given) -> y, for arguments like these arrays or shapes."""
 
-    def forward(params: PyTree, x: jax.Array, *given: PyTree) -> tuple[jax.Array, list[jax.Array], Any]:
+    def forward(params: PyTree, x: jax.Array, *given: PyTree) -> tuple[PyTree, list[jax.Array], Any]:
         y, vjp = jax.vjp(layer, params, x, *given)
         leaves, _ = _residuals(vjp)
         return y, [leaf for leaf in leaves if _is_array(leaf)], vjp
 
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x, given))
     params, x, given = like
-    traced, (_, residuals, vjp) = jax.make_jaxpr(forward, return_shape=True)(params, x, *given)
-    return LayerVjp(params, x, given, traced, tuple(residuals), vjp)
+    traced, (y, residuals, vjp) = jax.make_jaxpr(forward, return_shape=True)(params, x, *given)
+    return LayerVjp(params, x, given, y, traced, tuple(residuals), vjp)
 
 
 def _residuals(vjp: Any) -> tuple[list[Any], Any]:

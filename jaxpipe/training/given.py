@@ -48,7 +48,8 @@ class Model:
         init: (key) -> parameters {"shared": ..., "layers": ...}, float32, every leaf of "layers" with a leading dim of
             the number of layers; traceable. By default `fit` is given the parameters.
         num_losses: (batch) -> the number of terms in the head's sum, or one number for each of its sums; the run's loss
-            is the sum over it. A batch has leaves [num_microbatches, microbatch size, ...]. By default its sequences.
+            is the sum over it. With losses of layers a dict, the head's only one under "words". A batch has leaves
+            [num_microbatches, microbatch size, ...]. By default its sequences.
     """
 
     embed: Callable[[Any, Any, Any], Any]

@@ -84,7 +84,8 @@ class Task:
 
 def language_model(config: ConfigDict) -> LanguageModel:
     """The model of a checked config, for its `mesh.tensor`."""
-    return LanguageModel(model_config(config), TensorAxis(config.mesh.tensor, config.mesh.deterministic))
+    mesh = config.mesh
+    return LanguageModel(model_config(config), TensorAxis(mesh.tensor, mesh.deterministic, mesh.data))
 
 
 def task_of(config: ConfigDict) -> Task:

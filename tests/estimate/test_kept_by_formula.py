@@ -10,7 +10,7 @@ from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.mesh import TensorAxis, make_mesh
-from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, ModelConfig
+from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, MixtureConfig, ModelConfig
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.storage import Storage
 from jaxpipe.schedules import build
@@ -25,6 +25,8 @@ def model_of(family: str, attention: str, recompute: str, *, dropout: float = 0.
     choices: dict[str, Any] = {**SIZES, "attention": attention, "recompute": recompute}
     if family in ("llama", "qwen3"):
         return LlamaConfig(**choices, num_kv_heads=2, head_size=10, query_key_norm=family == "qwen3")
+    if family == "mixtral":
+        return MixtureConfig(**choices, num_kv_heads=2, head_size=10, num_experts=3, balance_loss=0.1)
     rates = dict.fromkeys(("embedding_dropout", "attention_dropout", "hidden_dropout"), dropout)
     return {"gpt": GPTConfig, "bert": BertConfig}[family](**choices, **rates, num_positions=SEQ_LEN)
 
@@ -90,6 +92,7 @@ def cases():
         ("llama", 0.0, "bfloat16", 2),
         ("llama", 0.0, "float32", 1),
         ("qwen3", 0.0, "bfloat16", 2),
+        ("mixtral", 0.0, "bfloat16", 2),
     ]
     for i, family in enumerate(families):
         for k, keeps in enumerate(KEEPS):

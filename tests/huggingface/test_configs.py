@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from their_models import BERT, GPT2, LLAMA, LLAMA3
+from their_models import BERT, GPT2, LLAMA, LLAMA3, QWEN3_MOE
 
 from jaxpipe.config import base_config, model_config
 from jaxpipe.errors import ConfigError
@@ -12,6 +12,7 @@ from jaxpipe.models.rotary import RotaryScaling
 
 BASE = {"GPT2LMHeadModel": GPT2, "LlamaForCausalLM": LLAMA, "MistralForCausalLM": LLAMA, "Qwen2ForCausalLM": LLAMA}
 BASE |= {"Qwen3ForCausalLM": LLAMA | {"head_dim": 8}}
+BASE |= {"MixtralForCausalLM": LLAMA, "Qwen3MoeForCausalLM": LLAMA | QWEN3_MOE}
 BASE |= {"MegatronBertForPreTraining": BERT}
 
 

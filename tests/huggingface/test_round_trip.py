@@ -154,6 +154,8 @@ NEW = {
     "qwen2": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True}),
     "qwen2_window": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True, "sliding_window": "6"}),
     "qwen3": ("llama", "Qwen3ForCausalLM", {"query_key_norm": True, "head_size": "10", "tie_embeddings": True}),
+    "mixtral": ("mixtral", "MixtralForCausalLM", {"num_experts": 3, "experts_per_token": 1, "balance_loss": 0.0}),
+    "qwen3_moe": ("qwen3_moe", "Qwen3MoeForCausalLM", {"num_kv_heads": 2, "normalize_weights": False, "z_loss": 0.1}),
     "bert": ("bert", "MegatronBertForPreTraining", {"num_token_types": 3}),
     "bert_masked": ("bert", "MegatronBertForMaskedLM", {"num_token_types": 3, "sentence_order": False}),
     "bert_untied": ("bert", "MegatronBertForPreTraining", {"num_token_types": 3, "tie_embeddings": False}),

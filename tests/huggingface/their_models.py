@@ -23,6 +23,13 @@ LLAMA = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+QWEN3_MOE = {
+    "head_dim": 14,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
 BERT = {
     "vocab_size": 61,
     "hidden_size": 48,
@@ -76,6 +83,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_window": (
         "Qwen3ForCausalLM",
         LLAMA | {"head_dim": 6, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+    ),
+    "mixtral": ("MixtralForCausalLM", LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral_one": (
+        "MixtralForCausalLM",
+        LLAMA | {"num_local_experts": 7, "num_experts_per_tok": 1, "num_key_value_heads": 1, "sliding_window": 5},
+    ),
+    "mixtral_odd": (
+        "MixtralForCausalLM",
+        LLAMA | {"head_dim": 8, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+    ),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", LLAMA | QWEN3_MOE),
+    "qwen3_moe_sums": (
+        "Qwen3MoeForCausalLM",
+        LLAMA | QWEN3_MOE | {"norm_topk_prob": False, "num_attention_heads": 5, "num_key_value_heads": 1},
+    ),
+    "qwen3_moe_many": (
+        "Qwen3MoeForCausalLM",
+        LLAMA | QWEN3_MOE | {"num_experts": 33, "num_experts_per_tok": 8, "attention_bias": True},
     ),
     "bert": ("MegatronBertForPreTraining", BERT),
     "bert_tanh": ("MegatronBertForPreTraining", BERT | {"hidden_act": "gelu_new", "layer_norm_eps": 0.1}),

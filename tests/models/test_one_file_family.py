@@ -185,7 +185,13 @@ def test_a_family_is_registered_once():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("gtp", ["model.family='gtp' is not known. Did you mean 'gpt'?", "one of bert, gpt, llama, or a Python file"]),
+        (
+            "gtp",
+            [
+                "model.family='gtp' is not known. Did you mean 'gpt'?",
+                "one of bert, gpt, llama, mixtral, qwen3_moe, or a",
+            ],
+        ),
         ("no_such_file.py", ["no_such_file.py' is not a file", "rule family-file"]),
         (f"{FILE}:other", ["does not say which family is meant", "side_by_side"]),
         ("empty.py", ["'empty.py' defines no family", "define a Family in the file"]),

@@ -16,6 +16,13 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 HEADINGS = ["Command", "Hardware", "Time", "Number"]
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "finetune")  # it needs a folder
 
+# Of Hugging Face's files, and those that a token goes through: mistralai/Mixtral-8x7B-v0.1, Qwen/Qwen3-30B-A3B,
+# Qwen/Qwen3-235B-A22B; "active" as the papers round it.
+MIXTURE_PARAMETERS = {
+    "mixtral_8x7b": (46_702_792_704, 12.9e9),
+    "qwen3_30b_a3b": (30_532_122_624, 3.3e9),
+    "qwen3_235b_a22b": (235_093_634_560, 22e9),
+}
 # Hugging Face's safetensors of huggyllama/llama-7b, 13b, 65b and meta-llama/Meta-Llama-3-8B, 70B.
 LLAMA_PARAMETERS = {
     "llama_7b": 6_738_415_616,
@@ -61,8 +68,19 @@ def test_a_config_is_legal_and_says_what_to_expect(name):
 
 
 def test_every_preset_is_counted():
-    others = {"quickstart", "quickstart_bert", "bench_cpu", "bench_cpu_bert", "bench_cpu_llama"}
-    assert set(NAMES) == LLAMA_PARAMETERS.keys() | GPT_PARAMETERS.keys() | BERT_PARAMETERS.keys() | others
+    others = {"quickstart", "quickstart_bert", "quickstart_moe", "bench_cpu", "bench_cpu_bert", "bench_cpu_llama"}
+    tables = LLAMA_PARAMETERS, MIXTURE_PARAMETERS, GPT_PARAMETERS, BERT_PARAMETERS
+    assert set(NAMES) == others.union(*tables)
+
+
+@pytest.mark.parametrize("name", MIXTURE_PARAMETERS)
+def test_a_mixture_has_exactly_the_published_parameters(name):
+    config = model_config(load(name))
+    total, active = MIXTURE_PARAMETERS[name]
+    assert num_parameters(name) == total
+    of_experts = config.num_layers * 3 * config.hidden * config.feed_forward
+    left_out = of_experts * (config.num_experts - config.experts_per_token)
+    assert total - left_out == pytest.approx(active, rel=0.02)
 
 
 @pytest.mark.parametrize("name", LLAMA_PARAMETERS)

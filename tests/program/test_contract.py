@@ -113,6 +113,8 @@ def test_layers_of_another_number_are_not_staged():
         ("same-shape", {"layer": lambda params, x, microbatch, random: x.astype(jnp.bfloat16)}),
         ("one-array", {"layer": lambda params, x, microbatch, random: (x, x)}),
         ("one-array", {"embed": lambda shared, microbatch, random: (microbatch["x"], microbatch["x"])}),
+        ("layer-losses", {"layer": lambda params, x, microbatch, random: (x, {"balance": x})}),
+        ("loss-names", {"layer": lambda params, x, microbatch, random: (x, {"words": x.sum()})}),
         ("loss-sum", {"head": lambda shared, x, microbatch: x}),
         ("loss-sum", {"head": lambda shared, x, microbatch: x.sum().astype(jnp.bfloat16)}),
         ("loss-sum", {"head": lambda shared, x, microbatch: (x.sum(), x)}),
@@ -120,7 +122,8 @@ def test_layers_of_another_number_are_not_staged():
         ("backward-sums", {"head_backward": lambda shared, x, microbatch, scale, sums: (scale, sums, x)}),
     ],
     ids=[
-        *("longer", "another dtype", "a pair", "embeds a pair", "no scalar", "bfloat16", "a pair of losses"),
+        *("longer", "another dtype", "a pair", "embeds a pair", "a layer's vector", "a name of the head"),
+        *("no scalar", "bfloat16", "a pair of losses"),
         *("no sums", "another order"),
     ],
 )

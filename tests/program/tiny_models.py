@@ -1,4 +1,4 @@
-"""Tiny GPTs, BERTs and LLaMAs whose heads, words, columns and positions two devices can share, and batches for them."""
+"""Tiny models of every family whose heads, words, columns and positions two devices can share; batches for them."""
 
 import functools
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxpipe.mesh import TensorAxis, make_mesh
-from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
+from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, MixtureConfig
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import Schedule
 
@@ -20,12 +20,15 @@ ModelConfig = BertConfig | GPTConfig | LlamaConfig
 
 def config_of(family: str, *, num_layers: int, dropout: float = 0.0, **choices: Any) -> ModelConfig:
     """The config of a family; GPT and BERT drop everywhere, at three rates that differ."""
-    if family in ("llama", "qwen3"):
+    if family in ("llama", "qwen3", "mixtral", "qwen3_moe"):
         assert not dropout
         sizes = {**_SIZES, "vocab_size": VOCAB_SIZE, "num_kv_heads": 2, "feed_forward": 24}
-        if family == "qwen3":
+        if "qwen3" in family:
             sizes |= {"head_size": 6, "query_key_norm": True}
-        return LlamaConfig(num_layers=num_layers, **sizes, **choices)
+        if family in ("llama", "qwen3"):
+            return LlamaConfig(num_layers=num_layers, **sizes, **choices)
+        sizes |= {"num_experts": 5, "balance_loss": 0.7, "normalize_weights": family == "mixtral"}
+        return MixtureConfig(num_layers=num_layers, **{**sizes, "z_loss": 0.3, **choices})
     make, words = GPTConfig, {"vocab_size": VOCAB_SIZE}
     if family == "bert":
         make, words = BertConfig, {"vocab_size": _NUM_WORDS_OF_BERT, "vocab_multiple": 8}
@@ -94,7 +97,7 @@ def pipeline_of(
     **options: Any,
 ) -> Pipeline:
     """The model of `config`, or as many layers of it, on a data x pipe x tensor mesh."""
-    model = LanguageModel(config, TensorAxis(tensor, deterministic))
+    model = LanguageModel(config, TensorAxis(tensor, deterministic, data))
     return Pipeline(
         schedule,
         make_mesh(data=data, pipe=schedule.num_devices, tensor=tensor, devices=devices),

@@ -68,7 +68,10 @@ def test_a_config_comes_back_with_the_fields_of_its_family(tmp_path, family):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model": {"family": "gpt", "num_kv_heads": 2}}, ["model.num_kv_heads is no field", "family='llama' alone"]),
+        (
+            {"model": {"family": "gpt", "num_kv_heads": 2}},
+            ["model.num_kv_heads is no field", "family='llama' or 'mixtral' or 'qwen3_moe' alone"],
+        ),
         ({"model": {"family": "lama"}}, ["'lama' is not known", "Did you mean 'llama'?"]),
         ({"model": {"hidden": 64}}, ["cannot be read: 'family'", "a known model.family"]),
         ({"model": {"family": "gpt", "hiden": 64}}, ["a field is unknown", "hiden", "rule config-fields"]),

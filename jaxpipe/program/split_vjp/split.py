@@ -207,8 +207,8 @@ class SplitBackward:
     W also reads some residuals: the products' inputs.
 
     Attributes:
-        backward: jaxpr of B without calls: leaves of params, residuals, dy and given in sequence,
-            to the leaves of the params' gradients and dx.
+        backward: jaxpr of B without calls: leaves of params, residuals, dy and given in sequence, to the leaves of the
+            params' gradients and dx. Here `given` begins with the factors of the layer's losses, if it has any.
         cut: the cut of `backward`.
         num_params: number of leaves of the params.
         num_residuals: number of arrays that F saved.
@@ -314,11 +314,11 @@ def split_vjp(vjp: LayerVjp) -> SplitBackward:
         vjp: the layer's whole vjp.
     """
 
-    def backward(params: PyTree, residuals: list[jax.Array], dy: jax.Array, given: tuple[PyTree, ...]) -> list:
+    def backward(params: PyTree, residuals: list[jax.Array], dy: PyTree, given: tuple[PyTree, ...]) -> list:
         d_params, dx = vjp.backward(params, residuals, dy, *given)
         return [*jax.tree.leaves(d_params), dx]
 
-    closed = without_calls(jax.make_jaxpr(backward)(vjp.params, list(vjp.residuals), vjp.x, vjp.given))
+    closed = without_calls(jax.make_jaxpr(backward)(vjp.params, list(vjp.residuals), vjp.y, vjp.given))
     num_params, num_residuals = len(jax.tree.leaves(vjp.params)), len(vjp.residuals)
     is_wanted = [False] * num_params + [True]  # dx alone
     closed = without_mixed_scans(closed, is_wanted)

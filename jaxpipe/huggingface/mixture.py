@@ -1,0 +1,126 @@
+"""MixtralForCausalLM and Qwen3MoeForCausalLM: LLaMA's and Qwen3's tables with experts in place of the feed forward.
+
+A file has each expert's tensors by themselves; ours are stacked.
+Source: transformers, models/{mixtral,qwen3_moe}/modeling_*.py and configuration_*.py; conversion_mapping.py for the
+names in files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxpipe.huggingface.llama import (
+    BUFFERS,
+    LAYER,
+    LLAMA,
+    MISTRAL,
+    QWEN3,
+    read_rope,
+)
+from jaxpipe.huggingface.mapping import EXPERT, STACKED, TRANSPOSED, Architecture, Field, Parameter, Supported
+from jaxpipe.models import MixtureConfig
+
+_DENSE = "layers.feed_forward."
+
+
+def _parameters(block: str, gate: str, up: str, down: str) -> tuple[Parameter, ...]:
+    """LLaMA's, with the router and the experts of a `block` in place of the feed forward's kernels."""
+    outside = tuple(
+        each for each in LLAMA.parameters if not each.path.startswith(_DENSE) or each.path.startswith(f"{_DENSE}norm.")
+    )
+    return (
+        *outside,
+        Parameter(f"{_DENSE}router.kernel", (f"{LAYER}.{block}.gate.weight",), TRANSPOSED),
+        *(
+            Parameter(f"{_DENSE}{ours}.kernel", (f"{LAYER}.{block}.experts.{EXPERT}.{theirs}.weight",), STACKED)
+            for ours, theirs in (("gate", gate), ("up", up), ("down", down))
+        ),
+    )
+
+
+def _fields(fields: tuple[Field, ...], **changed: Field) -> tuple[Field, ...]:
+    """`fields` with some of ours read from other ones of theirs."""
+    return (
+        *(changed.get(each.ours, each) for each in fields),
+        Field("experts_per_token", "num_experts_per_tok", 2 if not changed else 8),
+        Field("balance_loss", "router_aux_loss_coef", 0.001),
+    )
+
+
+def _read_mixtral(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    return {
+        "num_experts": theirs.get("num_local_experts", theirs.get("num_experts", 8)),
+        "normalize_weights": True,
+        "sliding_window": theirs.get("sliding_window"),
+        **read_rope({"rope_theta": 1e6, **theirs}, where=where),
+    }
+
+
+def _write_mixtral(config: MixtureConfig) -> dict[str, Any]:
+    return {"num_local_experts": config.num_experts, "router_jitter_noise": 0.0, **MISTRAL.write(config)}
+
+
+def _read_qwen3_moe(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    has_bias = theirs.get("attention_bias", False)
+    return {
+        "num_experts": theirs.get("num_experts", theirs.get("num_local_experts", 128)),
+        "normalize_weights": theirs.get("norm_topk_prob", False),
+        "query_key_norm": True,
+        "query_key_value_bias": has_bias,
+        "output_bias": has_bias,
+        "sliding_window": theirs.get("sliding_window", 4096) if theirs.get("use_sliding_window", False) else None,
+        **read_rope(theirs, where=where),
+    }
+
+
+def _write_qwen3_moe(config: MixtureConfig) -> dict[str, Any]:
+    return {
+        **QWEN3.write(config),
+        "num_experts": config.num_experts,
+        "norm_topk_prob": config.normalize_weights,
+        "intermediate_size": config.feed_forward,  # of dense layers, of which there are none
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+MIXTRAL = replace(
+    MISTRAL,
+    name="MixtralForCausalLM",
+    model_type="mixtral",
+    family="mixtral",
+    parameters=_parameters("block_sparse_moe", "w1", "w3", "w2"),
+    fields=_fields(
+        tuple(replace(each, default=1e-5) if each.ours == "norm_epsilon" else each for each in MISTRAL.fields)
+    ),
+    supported=(
+        *MISTRAL.supported,
+        Supported("router_jitter_noise", (0.0,)),
+        Supported("num_shared_experts", (None, 0)),
+    ),
+    read=_read_mixtral,
+    write=_write_mixtral,
+    buffers=BUFFERS,
+)
+
+QWEN3_MOE = Architecture(
+    "Qwen3MoeForCausalLM",
+    "qwen3_moe",
+    "qwen3_moe",
+    _parameters("mlp", "gate_proj", "up_proj", "down_proj"),
+    _fields(
+        QWEN3.fields,
+        hidden=Field("hidden", "hidden_size", 2048),
+        num_layers=Field("num_layers", "num_hidden_layers", 24),
+        num_kv_heads=Field("num_kv_heads", "num_key_value_heads", 4),
+        head_size=Field("head_size", "head_dim", None),
+        feed_forward=Field("feed_forward", "moe_intermediate_size", 768),
+    ),
+    (*QWEN3.supported, Supported("decoder_sparse_step", (1,)), Supported("mlp_only_layers", ([], None))),
+    read=_read_qwen3_moe,
+    write=_write_qwen3_moe,
+    longest=QWEN3.longest,
+    buffers=BUFFERS,
+)

@@ -1,0 +1,75 @@
+"""A run of a mixture of experts: losses of routers, checkpoints on other meshes, sampling, Muon."""
+
+import math
+
+import pytest
+from running import SMALL, metrics, run
+
+pytestmark = pytest.mark.ci
+
+MIXTURE = """
+from jaxpipe.config import base_config
+
+
+def get_config(arg=""):
+    config = base_config("mixtral")
+    config.model.num_heads = 4
+    config.model.num_kv_heads = 2
+    config.model.feed_forward = 24
+    config.model.num_experts = 4
+    config.optimizer.learning_rate = 5e-3
+    return config
+"""
+ARGUMENTS = [each for each in SMALL if "dropout" not in each] + ["--config.model.num_layers=4"]
+SPLIT = ["--config.mesh.data=1", "--config.mesh.pipe=2", "--config.mesh.tensor=2", "--config.pipeline.schedule=zb_v"]
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixture")
+    (folder / "mixture.py").write_text(MIXTURE)
+    files = [f"--config={folder}/mixture.py", f"--workdir={folder}/run"]
+    done = run("train", *files, *ARGUMENTS, *SPLIT)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_words_and_balance_are_told_apart(mixture):
+    rows = metrics(mixture / "run")
+    assert rows[0]["words_loss"] == pytest.approx(math.log(256), abs=0.7)
+    assert rows[-1]["words_loss"] < rows[0]["words_loss"]
+    for row in rows:
+        assert row["loss"] == pytest.approx(row["words_loss"] + row["balance_loss"], rel=1e-6)
+        # The factor times the experts of a token if all are used alike; the most is the factor times all experts.
+        assert 0.99 * 0.02 * 2 < row["balance_loss"] < 0.02 * 4
+    assert rows[-1].keys() >= {"eval_loss", "eval_words_loss", "eval_balance_loss"}
+
+
+def test_a_run_goes_on_on_another_mesh(mixture):
+    """Balance is of a microbatch on all devices of `data`, so the losses do not depend on the mesh."""
+    files = [f"--config={mixture}/mixture.py"]
+    other = ["--config.mesh.data=2", "--config.mesh.pipe=2", "--config.pipeline.schedule=chimera"]
+    other += ["--config.pipeline.num_microbatches=6"]
+    done = run("train", *files, *ARGUMENTS, *other, f"--workdir={mixture}/other")
+    assert done.returncode == 0, done.stderr
+    found, wanted = metrics(mixture / "other"), metrics(mixture / "run")
+    # Another number of microbatches balances other sets of tokens: the words of the first step are the same.
+    assert found[0]["words_loss"] == pytest.approx(wanted[0]["words_loss"], rel=1e-5)
+    more = ["--config.train.steps=15", "--config.mesh.data=2", "--config.mesh.pipe=4", "--config.mesh.tensor=1"]
+    done = run("train", *files, *ARGUMENTS, *more, "--config.pipeline.schedule=1f1b", f"--workdir={mixture}/run")
+    assert done.returncode == 0, done.stderr
+    assert len(metrics(mixture / "run")) == 15
+
+
+def test_it_is_sampled_and_evaluated(mixture):
+    done = run("sample", f"--workdir={mixture}/run", "--prompt=def ", "--num_tokens=8")
+    assert done.returncode == 0, done.stderr
+    done = run("eval", f"--workdir={mixture}/run")
+    assert ", words " in done.stdout, done.stderr
+
+
+def test_muon_takes_each_expert_as_a_matrix(mixture):
+    files = [f"--config={mixture}/mixture.py", f"--workdir={mixture}/muon", "--config.optimizer.name=muon"]
+    done = run("train", *files, *ARGUMENTS, "--config.train.steps=4")
+    assert done.returncode == 0, done.stderr
+    assert metrics(mixture / "muon")[-1]["loss"] < metrics(mixture / "muon")[0]["loss"]
