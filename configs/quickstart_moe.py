@@ -2,8 +2,8 @@
 
 Command:  python -m jaxpipe.train --config=configs/quickstart_moe.py --workdir=runs/quickstart_moe
 Hardware: 2 CPU cores (8 virtual devices), or 8 GPUs where they are
-Time:     not yet measured
-Number:   not yet measured
+Time:     about 4 minutes, compilation included
+Number:   held-out loss 1.48 nats per byte (on the standard library of Python 3.11.7)
 """
 
 from ml_collections import ConfigDict
