@@ -11,14 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxpipe.huggingface.llama import (
-    BUFFERS,
-    LAYER,
-    LLAMA,
-    MISTRAL,
-    QWEN3,
-    read_rope,
-)
+from jaxpipe.huggingface.llama import BUFFERS, LAYER, LLAMA, MISTRAL, QWEN3, read_rope
 from jaxpipe.huggingface.mapping import EXPERT, STACKED, TRANSPOSED, Architecture, Field, Parameter, Supported
 from jaxpipe.models import MixtureConfig
 
@@ -40,11 +33,11 @@ def _parameters(block: str, gate: str, up: str, down: str) -> tuple[Parameter, .
     )
 
 
-def _fields(fields: tuple[Field, ...], **changed: Field) -> tuple[Field, ...]:
-    """`fields` with some of ours read from other ones of theirs."""
+def _fields(fields: tuple[Field, ...], *, num_chosen: int, **changed: Field) -> tuple[Field, ...]:
+    """`fields` with some of ours read from other ones of theirs, and those of routers."""
     return (
         *(changed.get(each.ours, each) for each in fields),
-        Field("experts_per_token", "num_experts_per_tok", 2 if not changed else 8),
+        Field("experts_per_token", "num_experts_per_tok", num_chosen),
         Field("balance_loss", "router_aux_loss_coef", 0.001),
     )
 
@@ -92,9 +85,7 @@ MIXTRAL = replace(
     model_type="mixtral",
     family="mixtral",
     parameters=_parameters("block_sparse_moe", "w1", "w3", "w2"),
-    fields=_fields(
-        tuple(replace(each, default=1e-5) if each.ours == "norm_epsilon" else each for each in MISTRAL.fields)
-    ),
+    fields=_fields(MISTRAL.fields, num_chosen=2, norm_epsilon=Field("norm_epsilon", "rms_norm_eps", 1e-5)),
     supported=(
         *MISTRAL.supported,
         Supported("router_jitter_noise", (0.0,)),
@@ -112,6 +103,7 @@ QWEN3_MOE = Architecture(
     _parameters("mlp", "gate_proj", "up_proj", "down_proj"),
     _fields(
         QWEN3.fields,
+        num_chosen=8,
         hidden=Field("hidden", "hidden_size", 2048),
         num_layers=Field("num_layers", "num_hidden_layers", 24),
         num_kv_heads=Field("num_kv_heads", "num_key_value_heads", 4),

@@ -101,8 +101,8 @@ class LanguageModel:
         # prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
         function = apply
         if self.config.recompute == "full":
-            has_router = self.config.anatomy.num_experts > 1  # that chose again, it might choose otherwise
-            kept = jax.checkpoint_policies.save_only_these_names(CHOSEN) if has_router else None
+            # A router that chose again might choose otherwise.
+            kept = jax.checkpoint_policies.save_only_these_names(CHOSEN)
             function = jax.checkpoint(apply, prevent_cse=False, policy=kept)
         return function(layer, x, {name: microbatch[name] for name in PLACES if name in microbatch}, random)
 
