@@ -53,9 +53,7 @@ def kept_bytes(setting: Setting, *, mlp_again: bool = False, sequence_parallel: 
 
 def num_parameters(setting: Setting) -> int:
     """Of the whole model."""
-    return layer_parameters(setting.model).of_device(1) * setting.model.num_layers + (
-        shared_parameters(setting.model).of_device(1)
-    )
+    return layer_parameters(setting.model).total * setting.model.num_layers + (shared_parameters(setting.model).total)
 
 
 def stage_bytes(setting: Setting, *, mlp_again: bool = False, sequence_parallel: bool = True) -> np.ndarray:

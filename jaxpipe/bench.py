@@ -69,7 +69,7 @@ def execute(values: FlagValues) -> None:
     keep_freed_memory()
     config = config_of(values)
     if values.num_processes > 1:
-        config.mesh.data, config.mesh.pipe, config.mesh.tensor = 1, values.num_processes, 1
+        config.mesh.update(data=1, pipe=values.num_processes, expert=1, tensor=1)
     check(config, name=config_flags.get_config_filename(values["config"]))
     if pinned.is_launched(values):
         pinned.join(values)

@@ -126,4 +126,4 @@ class StateForm:
 
 def _of_number(leaf: Any) -> Part:
     """The distribution of a leaf that is not a parameter: every device holds all of it."""
-    return Part(None, None, (), (), 1, tuple(leaf.shape), stacked=False)
+    return Part((), None, (), (), 1, tuple(leaf.shape), stacked=False)

@@ -35,17 +35,17 @@ class Topology:
         """The number of GPUs of all nodes."""
         return self.num_nodes * self.gpus_per_node
 
-    def check_holds(self, *, data: int = 1, pipe: int, tensor: int = 1) -> None:
+    def check_holds(self, *, data: int = 1, pipe: int, expert: int = 1, tensor: int = 1) -> None:
         """Raises ConfigError if a mesh of this shape needs more GPUs than there are."""
-        num_needed = math.prod((data, pipe, tensor))
+        num_needed = math.prod((data, pipe, expert, tensor))
         if num_needed > self.num_gpus:
             num_nodes = -(-num_needed // self.gpus_per_node)
             raise ConfigError(
                 explain(
                     f"a mesh of {num_needed} GPUs, and topology={self} has {self.num_gpus}",
-                    rule="topology-size: data x pipe x tensor is at most nodes x GPUs of a node",
+                    rule="topology-size: data x pipe x expert x tensor is at most nodes x GPUs of a node",
                     picture=(
-                        f"{data} x {pipe} x {tensor} = {num_needed} > {self.num_nodes} x"
+                        f"{data} x {pipe} x {expert} x {tensor} = {num_needed} > {self.num_nodes} x"
                         f" {self.gpus_per_node} = {self.num_gpus}"
                     ),
                     repair=f"set a smaller mesh, or topology={self.hardware.name}:{num_nodes}x{self.gpus_per_node}",

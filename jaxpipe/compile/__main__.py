@@ -17,6 +17,7 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import config_flags
 
+from jaxpipe.cluster.assignment import describe_mesh
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile.gpus import absent_gpus, check_compilable, check_plugin
 from jaxpipe.compile.report import report, to_text
@@ -59,7 +60,7 @@ def execute(values: FlagValues) -> None:
         return
     schedule, num_microbatches = config.pipeline.schedule, config.pipeline.num_microbatches
     print(
-        f"step         {schedule}, data {mesh.data} x pipe {mesh.pipe} x tensor {mesh.tensor}, {num_microbatches}"
+        f"step         {schedule}, {describe_mesh(mesh)}, {num_microbatches}"
         f" microbatches of {config.data.batch_size // num_microbatches} sequences\n"
         f"devices      {topology}: {len(devices)} x {devices[0].device_kind}, none of them needed; jax"
         f" {jax.__version__}\n"

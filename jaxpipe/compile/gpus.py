@@ -7,6 +7,7 @@ compiled. The checks find missing packages and unsupported settings before anyth
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shutil
 from typing import Any
@@ -17,6 +18,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.cluster.hardware import target_config
 from jaxpipe.cluster.topology import Topology
+from jaxpipe.config import mesh_axes
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh.xla_flags import DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags
 
@@ -87,14 +89,14 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
                 repair="give --topology with another GPU; python -m jaxpipe.plan needs no compiler",
             )
         )
-    mesh = config.mesh
-    num_needed = mesh.data * mesh.pipe * mesh.tensor
+    mesh, axes = config.mesh, mesh_axes(config)
+    num_needed = math.prod(axes.values())
     if num_needed != topology.num_gpus:
         raise ConfigError(
             explain(
                 f"a mesh of {num_needed} devices for a topology of {topology.num_gpus} GPUs",
-                rule="compile-devices: data x pipe x tensor is nodes x GPUs of a node",
-                picture=f"{mesh.data} x {mesh.pipe} x {mesh.tensor} = {num_needed}, not"
+                rule="compile-devices: data x pipe x expert x tensor is nodes x GPUs of a node",
+                picture=f"{' x '.join(map(str, axes.values()))} = {num_needed}, not"
                 f" {topology.num_nodes} x {topology.gpus_per_node} = {topology.num_gpus}",
                 repair=_repair(mesh, topology),
             )
@@ -119,7 +121,7 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
 
 def _repair(mesh: ConfigDict, topology: Topology) -> str:
     """A legal value for `mesh.data`, or else another number of nodes."""
-    of_one_pipeline = mesh.pipe * mesh.tensor
+    of_one_pipeline = mesh.pipe * mesh.expert * mesh.tensor
     if topology.num_gpus % of_one_pipeline == 0:
         return f"set mesh.data={topology.num_gpus // of_one_pipeline}"
     num_nodes, remainder = divmod(mesh.data * of_one_pipeline, topology.gpus_per_node)

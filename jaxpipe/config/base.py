@@ -39,7 +39,7 @@ def base_config(family: str = "gpt") -> ConfigDict:
     # forward and backward likewise, only ratios matter; or a file of jaxpipe.measure. "auto": those of a known GPU,
     # else by model.recompute, except for times in options.
     config.pipeline.costs = "auto"
-    config.pipeline.num_microbatches = 16  # of one step; times mesh.data divides data.batch_size
+    config.pipeline.num_microbatches = 16  # of one step; times mesh.data x mesh.expert divides data.batch_size
     config.pipeline.layers_per_stage = "auto"  # one count a stage, as "4,4,3,5"; "auto": as balanced as possible
     config.pipeline.embedding_layers = 0.0  # cost of the embedding in the first stage, in layers, for "auto"
     config.pipeline.head_layers = 0.0  # cost of head and loss in the last stage, in layers, for "auto"
@@ -47,6 +47,9 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.mesh = _section()
     config.mesh.data = 1  # copies of the pipeline
     config.mesh.pipe = 8  # devices of one pipeline
+    config.mesh.expert = (
+        1  # devices among which the experts of a layer are split; they split microbatches, as data does
+    )
     config.mesh.tensor = 1  # devices that share each layer
     config.mesh.platform = "auto"  # "gpu", "cpu" (virtual devices); "auto": GPUs where the mesh fits, else cpu
     # Which device holds which stage: "contiguous", in the order of the devices; "pair_adjacent", both devices of a pair
@@ -71,8 +74,8 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.optimizer.epsilon = 1e-8  # of AdamW
     config.optimizer.muon_beta = 0.95  # momentum of Muon
     config.optimizer.max_grad_norm = 1.0  # gradients with a larger global norm are scaled to this
-    # Parameters and optimizer state: True shards them over mesh.data, those of embedding and head over
-    # mesh.data x mesh.pipe; False keeps them whole on each device.
+    # Parameters and optimizer state: True shards them over mesh.data x mesh.expert, those of experts over mesh.data,
+    # those of embedding and head over mesh.data x mesh.expert x mesh.pipe; False keeps them whole on each device.
     config.optimizer.zero1 = True
 
     config.train = _section()

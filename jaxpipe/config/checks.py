@@ -177,6 +177,7 @@ def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_fields(config)
     yield lambda: check_attention_kernel(config)
     yield lambda: check_tensor(config)
+    yield lambda: check_experts(config)
     yield from _given_relations(config)
 
 
@@ -188,7 +189,7 @@ def _given_relations(config: ConfigDict) -> Checks:
     yield lambda: check_best(config)
 
 
-# ---- Divisibility: the batch over `data` and microbatches, the model over `tensor`
+# ---- Divisibility: the batch over `data`, `expert` and microbatches, the model over `tensor` and `expert`
 
 ROWS = "rows of the token table"
 
@@ -225,10 +226,33 @@ def check_tensor(config: ConfigDict) -> None:
         )
 
 
+def check_experts(config: ConfigDict) -> None:
+    """Raises ConfigError unless `mesh.expert` divides the experts of a layer."""
+    try:
+        num = model_config(config).anatomy.num_experts
+    except ConfigError:
+        return  # `check` reports it by itself
+    expert = config.mesh.expert
+    if num % expert == 0:
+        return
+    if num == 1:
+        subject, picture = f"mesh.expert={expert} of a model without experts", f"model.family={config.model.family!r}"
+        repair = f"set mesh.expert=1, and for example mesh.data={config.mesh.data * expert}"
+    else:
+        nearest = min((n for n in range(1, num + 1) if num % n == 0), key=lambda n: abs(n - expert))
+        subject = f"mesh.expert={expert} does not divide model.num_experts={num}"
+        picture = f"{num} = {expert} x {num // expert} + {num % expert}"
+        repair = f"set mesh.expert={nearest}, the nearest legal value"
+    rule = "expert-divides: every device of mesh.expert has equally many experts"
+    raise ConfigError(explain(subject, rule=rule, picture=picture, repair=repair))
+
+
 def check_batch(config: ConfigDict) -> None:
     """Raises ConfigError unless the batch divides into equal microbatches on every copy of the pipeline."""
     batch_size = config.data.batch_size
-    num_parts = config.pipeline.num_microbatches * config.mesh.data
+    mesh = config.mesh
+    num_parts = config.pipeline.num_microbatches * mesh.data * mesh.expert
+    experts = f" x mesh.expert={mesh.expert}" if mesh.expert > 1 else ""
     remainder = batch_size % num_parts
     if remainder:
         lower, upper = batch_size - remainder, batch_size - remainder + num_parts
@@ -237,7 +261,7 @@ def check_batch(config: ConfigDict) -> None:
             explain(
                 (
                     f"data.batch_size={batch_size} does not divide into pipeline.num_microbatches="
-                    f"{config.pipeline.num_microbatches} x mesh.data={config.mesh.data} = {num_parts}"
+                    f"{config.pipeline.num_microbatches} x mesh.data={mesh.data}{experts} = {num_parts}"
                     " equal parts"
                 ),
                 rule="batch-divides: every device gets equally many sequences of every microbatch",

@@ -11,6 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.assignment import AXES
 from jaxpipe.data.packing import DOCUMENTS
 from jaxpipe.errors import ConfigError, check_choice, explain
 from jaxpipe.models import Family, ModelConfig, family_named
@@ -58,6 +59,11 @@ def number_of(config: ConfigDict, field: str) -> int | None:
             )
         )
     return int(value)
+
+
+def mesh_axes(config: ConfigDict) -> dict[str, int]:
+    """The sizes of the config's mesh by axis."""
+    return {name: config.mesh[name] for name in AXES}
 
 
 def check_family(config: ConfigDict) -> None:

@@ -1,13 +1,15 @@
 """Bytes that a device sends in a step, by purpose and link.
 
 Counted as the program sends: messages between stages, pages of BPipe, gradients between the two holders of a stage,
-sums of gradients and gathers of compute copies over `data` (and `pipe`, of embedding and head), and the collectives of
-`tensor`. For each kind and link it is the device that sends most. What devices of a group send in collectives crosses
+sums of gradients and gathers of compute copies over `data` and `expert` (and `pipe`, of embedding and head), and the
+collectives of `tensor` and of `expert`. For each
+kind and link it is the device that sends most. What devices of a group send in collectives crosses
 nodes where any of the group's devices stand in several.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,11 +17,12 @@ import numpy as np
 
 from jaxpipe.estimate.clock import moved_slots
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting, layer_residuals
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import sent_bytes
+from jaxpipe.models.dispatch import Capacity
 
-KINDS = ("messages", "pages", "exchange", "gradients", "copies", "tensor")
+KINDS = ("messages", "pages", "exchange", "gradients", "copies", "tensor", "experts")
 # Collectives of the stream over `tensor`, of one layer (`jaxpipe.models.linear`): forward gathers it before two
 # matmuls and scatters sums of it after two. Backward does the same the other way around, and gathers it before the
 # two for the gradients of their kernels. A layer that is computed again lacks the last sum.
@@ -27,6 +30,12 @@ FORWARD_COLLECTIVES = 4
 INPUT_GRADIENT_COLLECTIVES = 4
 WEIGHT_GRADIENT_COLLECTIVES = 2
 AGAIN_COLLECTIVES = 3
+# Of rows of experts over `expert`, of one layer (`jaxpipe.models.dispatch`): to the experts and back, in backward the
+# same of their gradients, and to the experts once more for those of the kernels. Again: to the experts.
+FORWARD_DISPATCHES = 2
+INPUT_GRADIENT_DISPATCHES = 2
+WEIGHT_GRADIENT_DISPATCHES = 1
+AGAIN_DISPATCHES = 1
 
 
 @dataclass(frozen=True)
@@ -48,8 +57,8 @@ def communication(setting: Setting) -> tuple[Sent, ...]:
     """Bytes sent of each kind over each kind of link, without those that are 0."""
     places = places_of(setting)
     layers = max(layers_of_devices(setting))
-    parameters = layers * layer_parameters(setting.model).of_device(setting.tensor)
-    shared = shared_parameters(setting.model).of_device(setting.tensor)
+    by_copies = layer_parameters(setting.model).by_copies(setting)
+    shared = shared_parameters(setting.model).of_device(setting)
     item, passes = ITEMSIZE[setting.dtype], 1 if setting.zero1 else 2
 
     def collective(kind: str, group: Group, num_bytes: float) -> Sent:
@@ -58,12 +67,13 @@ def communication(setting: Setting) -> tuple[Sent, ...]:
     sent = [
         *_over_links(setting, "messages", num_messages(setting) * message_bytes(setting)),
         *_over_links(setting, "pages", _pages(setting)),
-        *_over_links(setting, "exchange", _exchange(setting, parameters)),
-        collective("gradients", places.data, passes * FLOAT32_BYTES * parameters),
+        *_over_links(setting, "exchange", _exchange(setting, layers)),
+        *(collective("gradients", group, passes * FLOAT32_BYTES * layers * number) for group, number in by_copies),
         collective("gradients", places.shared, passes * FLOAT32_BYTES * shared),
-        collective("copies", places.data, setting.zero1 * item * parameters),
+        *(collective("copies", group, setting.zero1 * item * layers * number) for group, number in by_copies),
         collective("copies", places.shared, setting.zero1 * item * shared),
         collective("tensor", places.tensor, _tensor(setting, layers)),
+        collective("experts", places.expert, _experts(setting, layers)),
     ]
     totals = {(each.kind, each.in_node): 0.0 for each in sent if each.num_bytes}
     for each in sent:
@@ -103,11 +113,11 @@ def _pages(setting: Setting) -> np.ndarray:
     return slots * layer_residuals(setting).page_bytes * max(setting.layers_per_stage)
 
 
-def _exchange(setting: Setting, parameters: float) -> np.ndarray:
+def _exchange(setting: Setting, layers: int) -> np.ndarray:
     """Bytes of gradients and compute copies between the holders of a stage, [source device, target device]."""
     num_bytes = np.zeros((setting.pipe, setting.pipe))
     if placement_of(setting).num_replicas == 2:
-        own = parameters / 2 / (setting.data if setting.zero1 else 1)
+        own = layers * layer_parameters(setting.model).owned_by_device(setting) / 2
         num_bytes[range(setting.pipe), range(setting.pipe)[::-1]] = own * (FLOAT32_BYTES + ITEMSIZE[setting.dtype])
     return num_bytes
 
@@ -118,3 +128,25 @@ def _tensor(setting: Setting, layers: int) -> float:
     per_layer += AGAIN_COLLECTIVES if setting.model.recompute == "full" else 0
     microbatches = setting.num_microbatches / placement_of(setting).num_replicas
     return layers * microbatches * per_layer * message_bytes(setting) * setting.tensor
+
+
+def dispatch_bytes(setting: Setting) -> float:
+    """Bytes of the rows that one collective over `expert` brings to a device, its own included; 0 without experts.
+
+    With a capacity, the rows of all experts for its sequences; dropless, the tokens of all devices of `expert`.
+    """
+    if setting.expert == 1:
+        return 0.0
+    dispatch = dispatch_of_setting(setting)
+    rows = setting.expert * setting.microbatch_size * setting.seq_len
+    if isinstance(dispatch, Capacity):
+        rows = math.prod(dispatch.shape(setting.microbatch_size, setting.seq_len))
+    return rows * setting.anatomy.hidden * ITEMSIZE[setting.dtype]
+
+
+def _experts(setting: Setting, layers: int) -> float:
+    """Bytes of the rows that collectives of `expert` move."""
+    per_layer = FORWARD_DISPATCHES + INPUT_GRADIENT_DISPATCHES + WEIGHT_GRADIENT_DISPATCHES
+    per_layer += AGAIN_DISPATCHES if setting.model.recompute == "full" else 0
+    microbatches = setting.num_microbatches / placement_of(setting).num_replicas
+    return layers * microbatches * per_layer * dispatch_bytes(setting)

@@ -8,6 +8,7 @@ known GPU; how much a layer recomputes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import are_decided, costs_by, has_times, is_costs_file, written_costs
-from jaxpipe.config.model import family_of
+from jaxpipe.config.model import family_of, mesh_axes
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
@@ -97,5 +98,4 @@ def stage_costs(times: Times, layers_per_stage: Sequence[int]) -> Costs:
 
 def _one_node(config: ConfigDict) -> Topology:
     """A node that holds the mesh, for measured times of actions, which do not depend on the kind of GPU."""
-    mesh = config.mesh
-    return Topology(next(iter(HARDWARE.values())), 1, mesh.data * mesh.pipe * mesh.tensor)
+    return Topology(next(iter(HARDWARE.values())), 1, math.prod(mesh_axes(config).values()))

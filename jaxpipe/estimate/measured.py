@@ -167,6 +167,7 @@ def subject_of(setting: Setting) -> dict[str, Any]:
         seq_len=setting.seq_len,
         num_predicted=setting.num_predicted,
         tensor=setting.tensor,
+        **({"expert": setting.expert} if setting.expert > 1 else {}),  # which no measurement has
     )
 
 
@@ -207,7 +208,7 @@ def _with_update_of(times: Times, measurement: Measurement, setting: Setting) ->
     num_layers_parameters = num_layers * measurement.num_layer_parameters
     num_shared = measurement.num_shared_parameters
     if setting.zero1:
-        num_layers_parameters /= setting.data
-        num_shared /= setting.data * setting.pipe
+        num_layers_parameters /= setting.num_copies
+        num_shared /= setting.num_copies * setting.pipe
     share = (num_layers_parameters + num_shared) / measurement.num_update_parameters
     return replace(times, update_s=share * times.update_s)

@@ -98,7 +98,7 @@ def _embed_backward(setting: Setting) -> int:
 def _buffers(setting: Setting) -> Buffers:
     of, itemsize = layer_sizes(setting), ITEMSIZE[setting.dtype]
     return Buffers(
-        kernels=itemsize * layer_parameters(setting.model).of_device(setting.tensor),
+        kernels=itemsize * layer_parameters(setting.model).of_device(setting),
         local=itemsize * of.stream,
         stream=itemsize * of.stream * setting.tensor,
         width=itemsize * of.width,
@@ -339,4 +339,4 @@ def batch_bytes(setting: Setting) -> int:
         per_sequence = (2 + setting.packs_documents) * setting.seq_len  # tokens, targets; positions
     else:  # tokens, token types, padding mask; places and targets; the order
         per_sequence = 3 * setting.seq_len + 2 * setting.num_predicted + setting.anatomy.sentence_order
-    return INT32_BYTES * per_sequence * setting.batch_size // setting.data
+    return INT32_BYTES * per_sequence * setting.batch_size // setting.num_copies

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE
-from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.setting import Group, Setting, places_of
 from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
 
 
@@ -20,16 +20,40 @@ class Parameters:
     """Number of parameters, of one layer or of embedding and head.
 
     Attributes:
-        split: parameters split over `tensor`, counted over all devices.
+        split: parameters split over `tensor` alone, counted over all devices.
         whole: parameters that each device has whole.
+        experts: parameters split over `expert` and `tensor`.
     """
 
     split: int
     whole: int
+    experts: int
 
-    def of_device(self, tensor: int) -> int:
-        """Number of parameters that one of `tensor` devices computes with."""
-        return self.split // tensor + self.whole
+    @property
+    def total(self) -> int:
+        """Number of parameters over all devices."""
+        return self.split + self.whole + self.experts
+
+    def dense_of_device(self, setting: Setting) -> int:
+        """Number of parameters that a device computes with, without experts."""
+        return self.split // setting.tensor + self.whole
+
+    def experts_of_device(self, setting: Setting) -> int:
+        """Number of parameters of a device's experts."""
+        return self.experts // (setting.expert * setting.tensor)
+
+    def of_device(self, setting: Setting) -> int:
+        """Number of parameters that a device computes with."""
+        return self.dense_of_device(setting) + self.experts_of_device(setting)
+
+    def by_copies(self, setting: Setting) -> tuple[tuple[Group, int], ...]:
+        """(devices with equal copies, parameters of a device that are copied so), for a layer's parameters."""
+        places = places_of(setting)
+        return (places.copies, self.dense_of_device(setting)), (places.data, self.experts_of_device(setting))
+
+    def owned_by_device(self, setting: Setting) -> float:
+        """Number of a layer's parameters whose masters a device has."""
+        return sum(number / (group.size if setting.zero1 else 1) for group, number in self.by_copies(setting))
 
 
 @cache
@@ -45,8 +69,11 @@ def shared_parameters(model: ModelConfig) -> Parameters:
 
 
 def _counted(shapes: tuple[ParameterShape, ...]) -> Parameters:
-    split = sum(shape.size for shape in shapes if shape.split is not None)
-    return Parameters(split, sum(shape.size for shape in shapes) - split)
+    split, whole, experts = (
+        sum(shape.size for shape in shapes if (shape.split_experts is not None, shape.split is not None) in kinds)
+        for kinds in ([(False, True)], [(False, False)], [(True, True), (True, False)])
+    )
+    return Parameters(split, whole, experts)
 
 
 # ---- Bytes of masters, compute copies and gradients
@@ -85,11 +112,11 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int) -> Paramete
     masters = NUM_COUNTERS * FLOAT32_BYTES
     weights = gradients = exchanged = 0
     for parameters, owned, computed, num_copies in (
-        (shapes.layer, rows, rows * replicas, setting.data),
-        (shapes.shared, 1, 1, setting.data * setting.pipe),
+        (shapes.layer, rows, rows * replicas, setting.num_copies),
+        (shapes.shared, 1, 1, setting.num_copies * setting.pipe),
     ):
         for parameter in parameters:
-            size = math.prod(parameter.local_dims(setting.tensor))
+            size = math.prod(parameter.local_dims(expert=setting.expert, tensor=setting.tensor))
             num_parts = _num_parts(parameter, setting, num_copies)
             has_one = setting.optimizer == "muon" and parameters is shapes.layer and len(parameter.dims) >= 2
             num_masters = 1 + (1 if has_one else NUM_MOMENTS[setting.optimizer])
@@ -103,5 +130,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int) -> Paramete
 
 def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int) -> int:
     """Number of devices over which masters are split: those with equal copies, if they divide any dim."""
-    divides = any(size % num_copies == 0 for size in parameter.local_dims(setting.tensor))
+    num_copies = setting.data if parameter.split_experts is not None else num_copies
+    dims = parameter.local_dims(expert=setting.expert, tensor=setting.tensor)
+    divides = any(size % num_copies == 0 for size in dims)
     return num_copies if setting.zero1 and divides else 1

@@ -6,10 +6,13 @@ compares them with what the layer's own vjp saves. Left to others: lifetimes (`c
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from jaxpipe.estimate.setting import Setting
-from jaxpipe.models.experts import CHOSEN, num_tiles, tile_size
+from jaxpipe.mesh.collectives import Axis
+from jaxpipe.models.dispatch import Capacity, Dispatch, dispatch_of
+from jaxpipe.models.experts import CHOSEN
 
 FLOAT32_BYTES = 4
 ITEMSIZE = {"float32": FLOAT32_BYTES, "bfloat16": 2}
@@ -58,8 +61,14 @@ def feed_forward_rows(setting: Setting) -> int:
     anatomy, num_tokens = setting.anatomy, setting.microbatch_size * setting.seq_len
     if anatomy.num_experts == 1:
         return num_tokens
-    choices = num_tokens * anatomy.experts_per_token
-    return num_tiles(choices, anatomy.num_experts) * tile_size(choices, anatomy.num_experts)
+    return math.prod(dispatch_of_setting(setting).shape(setting.microbatch_size, setting.seq_len))
+
+
+def dispatch_of_setting(setting: Setting) -> Dispatch:
+    """How tokens come to the experts of a layer that has several."""
+    of = setting.anatomy
+    expert = Axis("expert", setting.expert)
+    return dispatch_of(of.num_experts, of.experts_per_token, of.capacity_factor, expert)
 
 
 @dataclass(frozen=True)
@@ -191,15 +200,16 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
 
 
 def routing_residuals(setting: Setting) -> Arrays:
-    """What experts save besides rows, four bytes each: see `jaxpipe.models.experts.Tiles` and `Routing`."""
-    anatomy, rows = setting.anatomy, feed_forward_rows(setting)
+    """What experts save besides rows, four bytes each: see `jaxpipe.models.dispatch.Tiles` and `Routing`."""
+    anatomy, rows, dispatch = setting.anatomy, feed_forward_rows(setting), dispatch_of_setting(setting)
     choices = setting.microbatch_size * setting.seq_len * anatomy.experts_per_token
+    of_all = choices * (1 if isinstance(dispatch, Capacity) else setting.expert)
     return {
         CHOSEN: choices // setting.tensor,
-        "weights of the chosen": choices,
+        "weights of the chosen": of_all,
         "choice of a row": rows,
-        "row of a choice": choices,
-        EXPERT_OF_TILE: num_tiles(choices, anatomy.num_experts),
+        "row of a choice": of_all,
+        EXPERT_OF_TILE: dispatch.shape(setting.microbatch_size, setting.seq_len)[0],
         "share of an expert": anatomy.num_experts,
     }
 

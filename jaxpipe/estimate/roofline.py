@@ -17,9 +17,14 @@ from jaxpipe.cluster.hardware import Hardware
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.communication import (
     AGAIN_COLLECTIVES,
+    AGAIN_DISPATCHES,
     FORWARD_COLLECTIVES,
+    FORWARD_DISPATCHES,
     INPUT_GRADIENT_COLLECTIVES,
+    INPUT_GRADIENT_DISPATCHES,
     WEIGHT_GRADIENT_COLLECTIVES,
+    WEIGHT_GRADIENT_DISPATCHES,
+    dispatch_bytes,
     message_bytes,
 )
 from jaxpipe.estimate.residuals import ITEMSIZE
@@ -158,20 +163,30 @@ class Roofline:
             ConfigError: the GPU reaches a fraction of its peak that is not known.
         """
         matmuls, moved, drawn, dtype = layer_matmuls(setting), traffic(setting), dropout_draws(setting), setting.dtype
-        collective_s = self.gather_s(places_of(setting).tensor, message_bytes(setting) * setting.tensor)
+        places, is_again = places_of(setting), setting.model.recompute == "full"
+        collective_s = self.gather_s(places.tensor, message_bytes(setting) * setting.tensor)
+        dispatch_s = self.gather_s(places.expert, dispatch_bytes(setting))  # an all-to-all as a gather of as many bytes
 
         def part_s(
-            of: Iterable[Matmul], num_bytes: float, num_drawn: int, *, collectives: int, kernels: float
+            of: Iterable[Matmul],
+            num_bytes: float,
+            num_drawn: int,
+            *,
+            collectives: int,
+            kernels: float,
+            dispatches: int = 0,
         ) -> float:
             computed_s = sum(self.matmul_s(matmul, dtype) for matmul in of) + self.draw_s(num_drawn)
-            return computed_s + self.memory_s(num_bytes) + collectives * collective_s + kernels * self.kernel_s
+            sent_s = collectives * collective_s + dispatches * dispatch_s
+            return computed_s + self.memory_s(num_bytes) + sent_s + kernels * self.kernel_s
 
-        again, half = AGAIN_COLLECTIVES * (setting.model.recompute == "full"), self.backward_kernels / 2
+        again, half = AGAIN_COLLECTIVES * is_again, self.backward_kernels / 2
         input_gradient_s = part_s(
             matmuls.input_gradient,
             moved.input_gradient,
             drawn.backward,
             collectives=INPUT_GRADIENT_COLLECTIVES + again,
+            dispatches=INPUT_GRADIENT_DISPATCHES + AGAIN_DISPATCHES * is_again,
             kernels=half,
         )
         weight_gradient_s = part_s(
@@ -179,6 +194,7 @@ class Roofline:
             moved.weight_gradient,
             0,
             collectives=WEIGHT_GRADIENT_COLLECTIVES,
+            dispatches=WEIGHT_GRADIENT_DISPATCHES,
             kernels=half,
         )
         return Times(
@@ -187,6 +203,7 @@ class Roofline:
                 moved.forward,
                 drawn.forward,
                 collectives=FORWARD_COLLECTIVES,
+                dispatches=FORWARD_DISPATCHES,
                 kernels=self.forward_kernels,
             ),
             layer_backward_s=input_gradient_s + weight_gradient_s,

@@ -6,6 +6,7 @@ be compared, hashed and changed with `dataclasses.replace`. Left to others: time
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,9 +14,9 @@ from functools import cache, cached_property
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxpipe.cluster.assignment import Assignment, assign
+from jaxpipe.cluster.assignment import AXES, Assignment, assign
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.config import layers_per_stage, model_config
+from jaxpipe.config import layers_per_stage, mesh_axes, model_config
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import options_with_times
 from jaxpipe.config.model import family_of
@@ -43,6 +44,7 @@ class Setting:
         num_microbatches: microbatches of one step, on each copy of the pipeline.
         layers_per_stage: [stage] number of layers.
         data, pipe, tensor: copies of the pipeline; devices of one; devices that share a layer.
+        expert: devices among which the experts of a layer are split.
         order: order of the mesh, one of `jaxpipe.cluster.assignment.ORDERS`.
         zero1: whether masters and optimizer state are split over `data`.
         topology: nodes and GPUs; the mesh may be smaller.
@@ -71,6 +73,7 @@ class Setting:
     costs: str = AUTO
     optimizer: str = "adamw"
     packs_documents: bool = False
+    expert: int = 1
 
     def __post_init__(self) -> None:
         self.topology.check_computes(self.dtype)
@@ -97,23 +100,27 @@ class Setting:
     @property
     def num_gpus(self) -> int:
         """GPUs of the mesh."""
-        return self.data * self.pipe * self.tensor
+        return math.prod(self.axes.values())
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Sizes of the mesh by axis."""
+        return {name: getattr(self, name) for name in AXES}
+
+    @property
+    def num_copies(self) -> int:
+        """Devices that compute with equal copies of a layer's parameters, except for experts': data x expert."""
+        return self.data * self.expert
 
     @property
     def microbatch_size(self) -> int:
-        """Sequences of one microbatch on one copy of the pipeline."""
-        return self.batch_size // (self.data * self.num_microbatches)
+        """Sequences of one microbatch on one device."""
+        return self.batch_size // (self.num_copies * self.num_microbatches)
 
     @cached_property
     def assignment(self) -> Assignment:
         """Assignment of GPUs to places in the mesh."""
-        return assign(
-            self.order,
-            data=self.data,
-            pipe=self.pipe,
-            tensor=self.tensor,
-            gpus_per_node=self.topology.gpus_per_node,
-        )
+        return assign(self.order, **self.axes, gpus_per_node=self.topology.gpus_per_node)
 
 
 def undecided(config: ConfigDict, topology: Topology) -> Setting:
@@ -123,8 +130,7 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
         ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the GPUs lack `model.dtype`.
         ScheduleError: the schedule cannot be built.
     """
-    mesh, schedule = config.mesh, outline(config)
-    axes = {"data": mesh.data, "pipe": mesh.pipe, "tensor": mesh.tensor}
+    mesh, schedule, axes = config.mesh, outline(config), mesh_axes(config)
     topology.check_holds(**axes)
     return Setting(
         model=model_config(config),
@@ -205,30 +211,44 @@ class Places:
     Attributes:
         apart: [device, device] whether two devices of `pipe` are in different nodes, in any copy of the pipeline.
         tensor: the group that shares a layer, the worst one.
+        expert: the group among which experts are split, the worst one.
         data: the group of a device and its counterparts in other copies of the pipeline, the worst one.
-        shared: all devices of `data` and `pipe`, which share embedding and head.
+        copies: the group over `data` and `expert`, the worst one.
+        shared: all devices of `data`, `expert` and `pipe`, which share embedding and head.
     """
 
     apart: np.ndarray
     tensor: Group
+    expert: Group
     data: Group
+    copies: Group
     shared: Group
 
 
 def places_of(setting: Setting) -> Places:
     """Places of the devices of the setting's mesh."""
-    return _places(setting.order, setting.data, setting.pipe, setting.tensor, setting.topology.gpus_per_node)
+    return _places(setting.order, tuple(setting.axes.items()), setting.topology.gpus_per_node)
 
 
 @cache
-def _places(order: str, data: int, pipe: int, tensor: int, gpus_per_node: int) -> Places:
-    nodes = assign(order, data=data, pipe=pipe, tensor=tensor, gpus_per_node=gpus_per_node).nodes
-    flat = nodes.transpose(1, 0, 2).reshape(pipe, -1)
+def _places(order: str, axes: tuple[tuple[str, int], ...], gpus_per_node: int) -> Places:
+    sizes = dict(axes)
+    nodes = assign(order, **sizes, gpus_per_node=gpus_per_node).nodes.reshape(*sizes.values())
+    flat = np.moveaxis(nodes, 1, 0).reshape(sizes["pipe"], -1)
+
+    def worst(*along: str) -> Group:
+        """Of the groups along these axes the one with the fewest members in a node."""
+        places = [AXES.index(axis) for axis in along]
+        last = np.moveaxis(nodes, places, range(-len(places), 0))
+        return _worst(last.reshape(-1, math.prod(sizes[axis] for axis in along)))
+
     return Places(
         apart=(flat[:, None] != flat[None]).any(axis=-1),
-        tensor=_worst(nodes.reshape(-1, tensor)),
-        data=_worst(nodes.transpose(1, 2, 0).reshape(-1, data)),
-        shared=_worst(nodes.transpose(2, 0, 1).reshape(tensor, -1)),
+        tensor=worst("tensor"),
+        expert=worst("expert"),
+        data=worst("data"),
+        copies=worst("data", "expert"),
+        shared=worst("data", "expert", "pipe"),
     )
 
 

@@ -162,7 +162,6 @@ def _seconds(
     layers, places = np.array(setting.layers_per_stage), places_of(setting)
     of_kind = stage_seconds(times, setting.layers_per_stage)
     near, far = _links(places.apart, source)
-    gradients = FLOAT32_BYTES * layer_parameters(setting.model).of_device(setting.tensor)
     latency = np.where(places.apart, far.latency_s, near.latency_s)
     per_byte = np.where(places.apart, 1 / far.bytes_per_s, 1 / near.bytes_per_s)
     num_bytes = message_bytes(setting)
@@ -178,7 +177,7 @@ def _seconds(
         slot_bytes=layers * layer_residuals(setting).page_bytes,
         # The program sends a stage's gradients one way and those of another stage the other way at the same time, which
         # takes as long as half of each there and back.
-        exchange_bytes=layers * gradients / (setting.data if setting.zero1 else 1) / 2,
+        exchange_bytes=layers * FLOAT32_BYTES * layer_parameters(setting.model).owned_by_device(setting) / 2,
     )
 
 
@@ -203,28 +202,30 @@ def _links(apart: np.ndarray, source: TimeSource) -> tuple[Link, Link]:
 
 
 def _closing_s(setting: Setting, source: TimeSource) -> np.ndarray:
-    """Seconds to sum a stage's gradients over `data`, [stage]: scattered with ZeRO-1, else gathered again."""
-    gradients = FLOAT32_BYTES * layer_parameters(setting.model).of_device(setting.tensor)
-    passes = 1 if setting.zero1 else 2
-    return np.array(setting.layers_per_stage) * passes * source.gather_s(places_of(setting).data, gradients)
+    """Seconds to sum a stage's gradients over their copies, [stage]: scattered with ZeRO-1, else gathered again."""
+    by_copies = layer_parameters(setting.model).by_copies(setting)
+    layer_s = sum(source.gather_s(group, FLOAT32_BYTES * number) for group, number in by_copies if number)
+    return np.array(setting.layers_per_stage) * (1 if setting.zero1 else 2) * layer_s
 
 
 def _copies_s(setting: Setting, source: TimeSource) -> float:
     """Seconds to gather the compute copies of layers, embedding and head."""
     places, placement, item = places_of(setting), placement_of(setting), ITEMSIZE[setting.dtype]
-    held = item * max(layers_of_devices(setting)) * layer_parameters(setting.model).of_device(setting.tensor)
-    shared = item * shared_parameters(setting.model).of_device(setting.tensor)
+    parameters, most = layer_parameters(setting.model), max(layers_of_devices(setting))
+    shared = item * shared_parameters(setting.model).of_device(setting)
     seconds = 0.0
     if setting.zero1:
-        seconds += source.gather_s(places.data, held) + source.gather_s(places.shared, shared)
+        by_copies = parameters.by_copies(setting)
+        seconds += sum(source.gather_s(group, item * most * number) for group, number in by_copies if number)
+        seconds += source.gather_s(places.shared, shared)
     if placement.num_replicas == 2:
         is_apart = bool(places.apart[range(setting.pipe), range(setting.pipe)[::-1]].any())
-        own = held / 2 / (setting.data if setting.zero1 else 1)
+        own = item * most * parameters.owned_by_device(setting) / 2
         seconds += source.link(in_node=not is_apart).seconds(own)
     return seconds
 
 
 def _shared_s(setting: Setting, source: TimeSource) -> float:
-    """Seconds to sum the gradients of embedding and head over `data` and `pipe`, after all actions."""
-    num_bytes = FLOAT32_BYTES * shared_parameters(setting.model).of_device(setting.tensor)
+    """Seconds to sum the gradients of embedding and head over their copies, after all actions."""
+    num_bytes = FLOAT32_BYTES * shared_parameters(setting.model).of_device(setting)
     return source.gather_s(places_of(setting).shared, num_bytes) * (1 if setting.zero1 else 2)

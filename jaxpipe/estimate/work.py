@@ -10,12 +10,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_residuals, layer_sizes
+from jaxpipe.estimate.residuals import (
+    FLOAT32_BYTES,
+    ITEMSIZE,
+    dispatch_of_setting,
+    feed_forward_rows,
+    layer_residuals,
+    layer_sizes,
+)
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import chunks_of
-from jaxpipe.models.experts import tile_size
+from jaxpipe.models.dispatch import Capacity
 
 
 @dataclass(frozen=True)
@@ -131,8 +138,11 @@ def _attention_kernels(setting: Setting) -> tuple[Matmul, Matmul]:
 def _feed_forward_kernels(setting: Setting) -> tuple[list[Matmul], Matmul]:
     anatomy, num, rows = setting.anatomy, 1, feed_forward_rows(setting)
     if anatomy.num_experts > 1:
-        rows = tile_size(_tokens(setting) * anatomy.experts_per_token, anatomy.num_experts)
-        num = feed_forward_rows(setting) // rows
+        dispatch = dispatch_of_setting(setting)
+        num, rows = dispatch.shape(setting.microbatch_size, setting.seq_len)
+        if not isinstance(dispatch, Capacity):  # tiles in use where every device's experts have as many choices
+            local = anatomy.num_experts // setting.expert
+            num = (_tokens(setting) * anatomy.experts_per_token + local * (rows - 1)) // rows
     hidden, width = anatomy.hidden, anatomy.width // setting.tensor
     return [Matmul(rows, width, hidden, num)] * anatomy.num_up, Matmul(rows, hidden, width, num)
 
@@ -273,7 +283,7 @@ def traffic(setting: Setting) -> Traffic:
     forward = again + moved + softmax + item * 2 * 3 * of.stream  # two sums of two streams
     recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
     # A layer's gradient is the output of a kernel of its own; another one adds it: reads it, reads and writes its sum.
-    added = layer_parameters(setting.model).of_device(setting.tensor) * (item + 2 * FLOAT32_BYTES)
+    added = layer_parameters(setting.model).of_device(setting) * (item + 2 * FLOAT32_BYTES)
     return Traffic(
         forward=forward + 2 * layer_residuals(setting).page_bytes,
         input_gradient=2 * forward + recomputed,
@@ -307,9 +317,10 @@ def update_bytes(setting: Setting) -> float:
     AdamW reads masters, gradients and two moments, and writes all but the gradients; the norm reads the gradients once
     more; all are float32, and with ZeRO-1 a device does this for its part. Compute copies are cast from the masters.
     """
-    layers = max(layers_of_devices(setting)) * layer_parameters(setting.model).of_device(setting.tensor)
-    shared = shared_parameters(setting.model).of_device(setting.tensor)
-    masters = layers / placement_of(setting).num_replicas
-    masters = masters / setting.data + shared / (setting.data * setting.pipe) if setting.zero1 else masters + shared
+    parameters, most = layer_parameters(setting.model), max(layers_of_devices(setting))
+    layers = most * parameters.of_device(setting)
+    shared = shared_parameters(setting.model).of_device(setting)
+    owned_shared = shared / (setting.num_copies * setting.pipe) if setting.zero1 else shared
+    masters = most * parameters.owned_by_device(setting) / placement_of(setting).num_replicas + owned_shared
     copied = FLOAT32_BYTES + ITEMSIZE[setting.dtype]
     return masters * (8 * FLOAT32_BYTES + copied) + (layers + shared) * FLOAT32_BYTES

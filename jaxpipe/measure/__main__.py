@@ -103,7 +103,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
         ConfigError: a size is not a whole number from 1 to 99999.
     """
     if written is None:
-        return [config.data.batch_size // (config.mesh.data * config.pipeline.num_microbatches)]
+        return [config.data.batch_size // (config.mesh.data * config.mesh.expert * config.pipeline.num_microbatches)]
     wrong = [size for size in written if not re.fullmatch("[1-9][0-9]{0,4}", size)]
     if wrong or not written:
         raise ConfigError(

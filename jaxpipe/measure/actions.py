@@ -81,7 +81,7 @@ def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: 
     config.model.num_layers = NUM_STAGES * num_layers
     config.data.batch_size = microbatch_size * NUM_MICROBATCHES
     config.pipeline.num_microbatches = NUM_MICROBATCHES
-    config.mesh.update(data=1, pipe=1)
+    config.mesh.update(data=1, pipe=1, expert=1)
     tensor = config.mesh.tensor
     model = LanguageModel(model_config(config), TensorAxis(tensor, config.mesh.deterministic))
 

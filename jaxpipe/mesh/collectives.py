@@ -7,7 +7,7 @@ added in the same order everywhere and give the same digits, at the price of mor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import jax
@@ -37,30 +37,25 @@ def gather_over(x: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class TensorAxis:
-    """Collectives over the devices that share each layer; with one device they return their argument.
+class Axis:
+    """Collectives over the devices along one axis of the mesh; with one device they return their argument.
 
-    `gather` and `scatter_sum` are each other's transposes. `sum`, `sum_over_batch` and `max` are for values that no
-    gradient passes through, `once` for values that every device computes alike from gathered ones.
+    `gather` and `scatter_sum` are each other's transposes, and `exchange` is its own. `sum` and `max` are for values
+    that no gradient passes through, `once` for values that every device computes alike from gathered ones.
 
     Attributes:
+        name: name of the axis.
         size: number of devices.
         deterministic: whether sums add in mesh order.
-        num_data: number of such groups of devices, which share each microbatch: the mesh's `data`.
     """
 
+    name: str
     size: int = 1
     deterministic: bool = False
-    num_data: int = 1
-
-    @property
-    def num_sharing(self) -> int:
-        """Devices that share a microbatch in one stage."""
-        return self.size * self.num_data
 
     def index(self) -> jax.Array | int:
         """The index of this device along the axis."""
-        return 0 if self.size == 1 else lax.axis_index("tensor")
+        return 0 if self.size == 1 else lax.axis_index(self.name)
 
     def gather(self, x: jax.Array, dim: int) -> jax.Array:
         """All devices' parts of `x` along `dim`."""
@@ -70,14 +65,13 @@ class TensorAxis:
         """This device's part, along `dim`, of the sum of all devices' `x`."""
         return x if self.size == 1 else _scatter_sum(x, self, dim)
 
+    def exchange(self, x: jax.Array) -> jax.Array:
+        """What all devices have for this one: `x` is "device ...", to each, and the result from each (all-to-all)."""
+        return x if self.size == 1 else lax.all_to_all(x, self.name, 0, 0)
+
     def sum(self, x: jax.Array) -> jax.Array:
         """The sum of all devices' `x`."""
-        return x if self.size == 1 else sum_over(x, ("tensor",), deterministic=self.deterministic)
-
-    def sum_over_batch(self, x: jax.Array) -> jax.Array:
-        """The sum of `x` over all devices that share a microbatch in one stage."""
-        axes = [name for name, size in (("data", self.num_data), ("tensor", self.size)) if size > 1]
-        return sum_over(x, axes, deterministic=self.deterministic)
+        return x if self.size == 1 else sum_over(x, (self.name,), deterministic=self.deterministic)
 
     def once(self, x: jax.Array) -> jax.Array:
         """Returns `x`, equal on all devices; only the first passes its gradient on, so that a sum counts it once."""
@@ -85,24 +79,53 @@ class TensorAxis:
 
     def max(self, x: jax.Array) -> jax.Array:
         """The largest of all devices' `x`."""
-        return x if self.size == 1 else lax.pmax(x, "tensor")
+        return x if self.size == 1 else lax.pmax(x, self.name)
+
+
+@dataclass(frozen=True)
+class TensorAxis(Axis):
+    """The devices that share each layer, and the others that have parts of the same microbatches.
+
+    Attributes:
+        num_data, num_expert: sizes of the mesh's `data` and `expert`, over which each microbatch is split.
+    """
+
+    name: str = field(default="tensor", init=False)
+    num_data: int = 1
+    num_expert: int = 1
+
+    @property
+    def expert(self) -> Axis:
+        """The devices among which a layer's experts are split."""
+        return Axis("expert", self.num_expert, self.deterministic)
+
+    @property
+    def num_sharing(self) -> int:
+        """Devices that share a microbatch in one stage."""
+        return self.size * self.num_data * self.num_expert
+
+    def sum_over_batch(self, x: jax.Array) -> jax.Array:
+        """The sum of `x` over all devices that share a microbatch in one stage; no gradient passes through it."""
+        sizes = {"data": self.num_data, "expert": self.num_expert, "tensor": self.size}
+        axes = [name for name, size in sizes.items() if size > 1]
+        return sum_over(x, axes, deterministic=self.deterministic)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gather(x: jax.Array, tensor: TensorAxis, dim: int) -> jax.Array:
-    return gather_over(x, ("tensor",), dim)
+def _gather(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
+    return gather_over(x, (axis.name,), dim)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _scatter_sum(x: jax.Array, tensor: TensorAxis, dim: int) -> jax.Array:
-    return scatter_sum_over(x, ("tensor",), dim, deterministic=tensor.deterministic)
+def _scatter_sum(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
+    return scatter_sum_over(x, (axis.name,), dim, deterministic=axis.deterministic)
 
 
 _gather.defvjp(
-    lambda x, tensor, dim: (_gather(x, tensor, dim), None),
-    lambda tensor, dim, _, gradient: (_scatter_sum(gradient, tensor, dim),),
+    lambda x, axis, dim: (_gather(x, axis, dim), None),
+    lambda axis, dim, _, gradient: (_scatter_sum(gradient, axis, dim),),
 )
 _scatter_sum.defvjp(
-    lambda x, tensor, dim: (_scatter_sum(x, tensor, dim), None),
-    lambda tensor, dim, _, gradient: (_gather(gradient, tensor, dim),),
+    lambda x, axis, dim: (_scatter_sum(x, axis, dim), None),
+    lambda axis, dim, _, gradient: (_gather(gradient, axis, dim),),
 )

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxpipe.cluster.assignment import assign
+from jaxpipe.cluster.assignment import AXES, assign
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh.xla_flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags
 
@@ -66,7 +66,7 @@ def choose_devices(
     """`num_devices` devices: GPUs if there are enough, else virtual CPU devices.
 
     Args:
-        num_devices: data x pipe x tensor.
+        num_devices: data x pipe x expert x tensor.
         platform: "gpu" or "cpu" takes only these; "auto" prefers GPUs.
         deterministic: whether a device adds in the same order every time.
         num_processes: number of joined processes, each with an equal share of the devices.
@@ -155,37 +155,45 @@ def _check_count(found: list[Any], num_needed: int, kind: str, *, repair: str) -
         raise ConfigError(
             explain(
                 f"the mesh needs {num_needed} devices and there are {len(found)} {kind}",
-                rule="mesh-devices: mesh.data x mesh.pipe x mesh.tensor is at most the number of devices",
+                rule="mesh-devices: data x pipe x expert x tensor of mesh is at most the number of devices",
                 picture=f"{num_needed} > {len(found)}",
                 repair=f"set a smaller mesh, or {repair}",
             )
         )
 
 
-AXES = ("data", "pipe", "tensor")
+BATCH_AXES = ("data", "expert")  # over which the sequences of a microbatch are split
 
 
-def make_mesh(*, data: int = 1, pipe: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh with axes `data`, `pipe` and `tensor`, `tensor` innermost.
+def num_batch_parts(mesh: Mesh) -> int:
+    """Parts that each microbatch is split into: the devices of `data` x `expert`."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def make_mesh(
+    *, data: int = 1, pipe: int = 1, expert: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """The mesh with axes `data`, `pipe`, `expert` and `tensor`, `tensor` innermost.
 
     Args:
         data: copies of the pipeline, each with its part of every microbatch.
         pipe: devices of one pipeline.
+        expert: devices among which the experts of a layer are split; they split every microbatch too.
         tensor: devices that share each layer.
-        devices: data x pipe x tensor devices, in mesh order; by default the first of `jax.devices()`.
+        devices: data x pipe x expert x tensor devices, in mesh order; by default the first of `jax.devices()`.
 
     Raises:
-        ConfigError: there are not data x pipe x tensor devices.
+        ConfigError: there are not so many devices.
     """
-    shape = (data, pipe, tensor)
+    shape = (data, pipe, expert, tensor)
     num_needed = math.prod(shape)
     found = list(jax.devices()[:num_needed] if devices is None else devices)
     if len(found) != num_needed:
         raise ConfigError(
             explain(
                 f"the mesh has {num_needed} devices, and {len(found)} are given",
-                rule="mesh-devices: data x pipe x tensor is the number of devices",
-                picture=f"{data} x {pipe} x {tensor} = {num_needed}",
+                rule="mesh-devices: data x pipe x expert x tensor is the number of devices",
+                picture=f"{data} x {pipe} x {expert} x {tensor} = {num_needed}",
                 repair=f"set axes that multiply to {len(found)}, or give {num_needed} devices",
             )
         )
@@ -200,6 +208,7 @@ def order_devices(
     *,
     data: int = 1,
     pipe: int,
+    expert: int = 1,
     tensor: int = 1,
     order: str = "pair_adjacent",
     gpus_per_node: int | None = None,
@@ -207,9 +216,10 @@ def order_devices(
     """`devices` in the order that `make_mesh` takes, so that the mesh follows `order`.
 
     Args:
-        devices: data x pipe x tensor devices; node by node if `gpus_per_node` is given.
+        devices: data x pipe x expert x tensor devices; node by node if `gpus_per_node` is given.
         data: copies of the pipeline.
         pipe: devices of one pipeline.
+        expert: devices among which the experts of a layer are split.
         tensor: devices that share each layer.
         order: the order of the devices, one of `jaxpipe.cluster.assignment.ORDERS`; "contiguous" keeps the given order.
         gpus_per_node: None asks the devices. On GPUs a node is what JAX calls a slice: the GPUs of one host or of one
@@ -222,7 +232,7 @@ def order_devices(
         gpus_per_node = len(devices)
     elif gpus_per_node is None:
         devices, gpus_per_node = node_by_node(devices)
-    gpus = assign(order, data=data, pipe=pipe, tensor=tensor, gpus_per_node=gpus_per_node).gpus
+    gpus = assign(order, data=data, pipe=pipe, expert=expert, tensor=tensor, gpus_per_node=gpus_per_node).gpus
     return tuple(devices[gpu] for gpu in gpus.ravel())
 
 

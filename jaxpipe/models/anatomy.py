@@ -32,6 +32,7 @@ class Anatomy:
         num_up: matmuls from the stream to `width`: 1, or 2 if the activation is gated.
         num_experts: feed forwards of a layer; more than 1: a router sends each token to some of them.
         experts_per_token: feed forwards that a token goes through.
+        capacity_factor: see `jaxpipe.models.dispatch.Capacity`; None: no token is dropped.
         vocab_size: tokens are 0 .. vocab_size - 1.
         num_rows: rows of the token table and of the head's kernel, at least `vocab_size`.
         causal: whether a query sees no keys after it.
@@ -55,6 +56,7 @@ class Anatomy:
     num_rows: int
     num_experts: int = 1
     experts_per_token: int = 1
+    capacity_factor: float | None = None
     causal: bool = True
     window: int | None = None
     parallel: bool = False
@@ -79,24 +81,33 @@ class ParameterShape:
     Attributes:
         dims: dims of the whole parameter.
         split: the dim split over `tensor`, or None.
+        split_experts: the dim split over `expert`, or None.
     """
 
     dims: tuple[int, ...]
     split: int | None = None
+    split_experts: int | None = None
+
+    @property
+    def splits(self) -> tuple[tuple[str, int], ...]:
+        """(axis, dim) of the dims that are split."""
+        named = (("expert", self.split_experts), ("tensor", self.split))
+        return tuple((axis, dim) for axis, dim in named if dim is not None)
 
     @property
     def size(self) -> int:
         """Elements of the whole parameter."""
         return math.prod(self.dims)
 
-    def local_dims(self, tensor: int) -> tuple[int, ...]:
-        """Dims on one of `tensor` devices.
+    def local_dims(self, *, expert: int = 1, tensor: int = 1) -> tuple[int, ...]:
+        """Dims on one of expert x tensor devices.
 
         Example:
-            >>> ParameterShape((128, 24), split=0).local_dims(4)
+            >>> ParameterShape((128, 24), split=0).local_dims(tensor=4)
             (32, 24)
         """
-        return tuple(size // tensor if dim == self.split else size for dim, size in enumerate(self.dims))
+        parts = {dim: {"expert": expert, "tensor": tensor}[axis] for axis, dim in self.splits}
+        return tuple(size // parts.get(dim, 1) for dim, size in enumerate(self.dims))
 
 
 def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None = None) -> int:

@@ -75,7 +75,7 @@ class LanguageModel:
 
     @cached_property
     def specs(self) -> Params:
-        """PartitionSpecs over `tensor` of the shared parameters and of the parameters of one layer."""
+        """PartitionSpecs of the shared parameters and of the parameters of one layer."""
         shared = {name: _specs(self._abstract(name)) for name in ("embedding", "head")}
         return {"shared": shared, "layers": _specs(self._abstract("block"))}
 
@@ -330,17 +330,18 @@ def _params(module: nnx.Module) -> Params:
 
 
 def _specs(module: nnx.Module) -> Params:
-    """The PartitionSpec of each parameter, by its metadata `split`."""
+    """The PartitionSpec of each parameter, by its metadata: the dims split over `tensor`, and over `expert`."""
 
     def spec(param: nnx.Param) -> P:
-        split = param.get_metadata().get("split")
-        return P() if split is None else P(*[None] * split, "tensor")
+        dims = {dim: axis for axis, dim in _shape(param).splits}
+        return P(*(dims.get(dim) for dim in range(max(dims, default=-1) + 1)))
 
     return _each_param(module, spec)
 
 
 def _shape(param: nnx.Param) -> ParameterShape:
-    return ParameterShape(param.shape, param.get_metadata().get("split"))
+    found = param.get_metadata()
+    return ParameterShape(param.shape, found.get("split"), found.get("split_experts"))
 
 
 def _each_param(module: nnx.Module, of: Callable[[nnx.Param], Any]) -> Params:

@@ -29,6 +29,7 @@ class MixtureConfig(LlamaConfig):
         num_experts: experts of a layer, >= 2.
         experts_per_token: those that a token goes to, 1 to `num_experts`.
         normalize_weights, balance_loss, z_loss: see `jaxpipe.models.experts.Routing`.
+        dispatch: "dropless", or "capacity" with `capacity_factor`: see `jaxpipe.models.dispatch`.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
@@ -39,6 +40,8 @@ class MixtureConfig(LlamaConfig):
     normalize_weights: bool = True
     balance_loss: float = 0.0
     z_loss: float = 0.0
+    dispatch: str = "dropless"
+    capacity_factor: float = 1.25
 
     def __post_init__(self) -> None:
         """Raises ConfigError if the sizes and choices do not fit together."""
@@ -64,12 +67,24 @@ class MixtureConfig(LlamaConfig):
     @property
     def anatomy(self) -> Anatomy:
         """Anatomy of the model."""
-        return replace(super().anatomy, num_experts=self.num_experts, experts_per_token=self.experts_per_token)
+        return replace(
+            super().anatomy,
+            num_experts=self.num_experts,
+            experts_per_token=self.experts_per_token,
+            capacity_factor=self.routing.capacity_factor,
+        )
 
     @property
     def routing(self) -> Routing:
         """How its routers choose."""
-        return Routing(self.num_experts, self.experts_per_token, self.normalize_weights, self.balance_loss, self.z_loss)
+        return Routing(
+            self.num_experts,
+            self.experts_per_token,
+            self.normalize_weights,
+            self.balance_loss,
+            self.z_loss,
+            self.capacity_factor if self.dispatch == "capacity" else None,
+        )
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of valid "targets" of a batch, int32; with losses of routers a dict, those by the number of tokens."""
@@ -95,6 +110,7 @@ class MixtureConfig(LlamaConfig):
         )
 
 
+DISPATCH = ("dropless", "capacity")
 _NOT_OF_EXPERTS = ("feed_forward_bias",)
 _FIELDS = {
     **{name: value for name, value in LLAMA.fields.items() if name not in _NOT_OF_EXPERTS},
@@ -102,6 +118,8 @@ _FIELDS = {
     "experts_per_token": 2,  # experts that a token goes to
     "normalize_weights": True,  # whether the weights of a token's experts are divided by their sum
     "balance_loss": 0.02,  # factor of the loss that balances the experts' loads, mean over layers; 0.0: none
+    "dispatch": "dropless",  # or "capacity": an expert has rows for so many choices, the rest are dropped
+    "capacity_factor": 1.25,  # of "capacity": rows of an expert, in terms of equal shares of the choices
     "z_loss": 0.0,  # factor of the loss that keeps the routers' logits small, mean over layers; 0.0: none
 }
 
@@ -111,7 +129,7 @@ def _family(name: str, *, example: str, **fields: Any) -> Family:
         name=name,
         fields={**_FIELDS, **fields},
         words=LLAMA.words,
-        choices=LLAMA.choices,
+        choices={**LLAMA.choices, "dispatch": DISPATCH},
         build=lambda fields, seq_len: MixtureConfig(**with_rotary_scaling(fields)),
         check=check_rotary_scaling,
         example=example,

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.lowering import IDLE
-from jaxpipe.mesh import Randomness
+from jaxpipe.mesh import BATCH_AXES, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions, with_losses
 from jaxpipe.program.ends import embed_backward, head_backward
@@ -71,7 +71,7 @@ class Actions:
             params=params,
             batch=batch,
             scale=shapes.losses.apart(scale),
-            random=None if key is None else Randomness(key, lax.axis_index("data") * microbatch_size),
+            random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
             first_layer=jnp.asarray(layout.first_layer)[device],
             num_layers=jnp.asarray(layout.num_held)[device],
             static_num_layers=layers_per_stage[0] if equal else None,

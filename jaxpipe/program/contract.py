@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
-from jaxpipe.mesh import Randomness
-from jaxpipe.mesh.devices import AXES
+from jaxpipe.mesh import AXES, Randomness, num_batch_parts
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 PyTree = Any
@@ -39,7 +38,7 @@ class StageFunctions:
         head_backward: (shared, x, microbatch, scale, sums) -> (result of `head`, gradient of `x`, sums): the gradients
             of the losses times `scale`, one float32 factor for each loss. None: `jax.vjp` of `head`.
         specs: {"shared", "layers"}: for each parameter of one layer, and each shared one, the PartitionSpec that
-            names the dim split over `tensor`, for example P(None, "tensor"); None if none is split.
+            names the dim split over `tensor`, for example P(None, "tensor"), and that over `expert`; None if none is.
 
     `shared` are the parameters of embedding and head (a tied one is used by both), `microbatch` is
     the batch's pytree without its leading microbatch axis. Parts that all layers read, such as a padding mask, are sent
@@ -49,6 +48,8 @@ class StageFunctions:
     Over a `tensor` axis of several devices, each calls the functions together with the others, with its
     part of the split parameters, and may exchange values with them. All of them must get the same losses from
     `head` and `layer`. The gradient of a parameter that is not split is the sum over the devices of their gradients.
+    Over `expert`, devices have other sequences of a microbatch, as over `data`; a parameter split over it has the
+    gradient of all their sequences, which the layer's own exchanges bring.
     """
 
     embed: Callable[[PyTree, PyTree, Randomness | None], Any]
@@ -142,7 +143,7 @@ def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunc
             explain(
                 f"the mesh has axes {tuple(mesh.axis_names)}.",
                 rule=f"mesh-axes: a mesh has the axes {AXES}, in this order",
-                repair="make it with jaxpipe.mesh.make_mesh(data=..., pipe=..., tensor=...)",
+                repair="make it with jaxpipe.mesh.make_mesh(data=..., pipe=..., expert=..., tensor=...)",
             )
         )
     num_pipe, num_tensor = mesh.shape["pipe"], mesh.shape["tensor"]
@@ -195,14 +196,14 @@ def check_inputs(
                     repair="pass the parameters through pipeline.to_stages first",
                 )
             )
-    num_data = mesh.shape["data"]
+    num_parts = num_batch_parts(mesh)
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        if leaf.ndim < 2 or leaf.shape[0] != schedule.num_microbatches or leaf.shape[1] % num_data:
+        if leaf.ndim < 2 or leaf.shape[0] != schedule.num_microbatches or leaf.shape[1] % num_parts:
             raise CompileError(
                 explain(
                     f"batch{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
                     rule=f"batch: leaves are [num_microbatches={schedule.num_microbatches}, microbatch size, ...], "
-                    f"the size a multiple of data={num_data}",
+                    f"the size a multiple of data x expert={num_parts}",
                     repair="reshape the global batch to [num_microbatches, -1, ...]",
                 )
             )

@@ -1,8 +1,9 @@
 """Partitions parameters over devices, gathers compute copies from the parts, and reduces gradients to them.
 
-A model says which dim of a parameter is split over `tensor`. Devices that compute with equal copies (of a
-layer: those along `data`; of a shared parameter: those along `data` and `pipe`) also hold one part each of
-the master copy, of its optimizer state and of its reduced gradient, along the first dim that divides.
+A model says which dim of a parameter is split over `tensor`, and which over `expert`. Devices that compute with equal
+copies (of a layer: those along `data` and `expert`, of experts along `data` alone; of a shared parameter: also those
+along `pipe`) also hold one part each of the master copy, of its optimizer state and of its reduced gradient, along the
+first dim that divides.
 Source: ZeRO stage 1, Rajbhandari et al., SC 2020, section 5.1.
 """
 
@@ -21,10 +22,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
+from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 from jaxpipe.program.in_place import cond_in_place
 
 PyTree = Any
+SPLIT_AXES = ("expert", "tensor")  # over which a model splits parameters
 STACKED = ("pipe", None, None)  # spec of [device, chunk, layer], the first dims of a staged layer parameter
 
 
@@ -33,7 +36,7 @@ class Part:
     """The part of one parameter that a device holds; dims are those of one layer's parameter, or of a shared one.
 
     Attributes:
-        tensor_dim: the dim split over `tensor`, or None.
+        split_dims: (axis, dim) that the model splits over `expert` or `tensor`, where these have several devices.
         master_dim: the dim of a device's compute copy along which master copies are split, or None.
         copy_axes: mesh axes of more than one device along which compute copies are equal.
         partial_axes: mesh axes of more than one device, besides `copy_axes`, over which gradients are summed.
@@ -42,7 +45,7 @@ class Part:
         stacked: whether the parameter belongs to layers, with [device, chunk, layer] before these dims.
     """
 
-    tensor_dim: int | None
+    split_dims: tuple[tuple[str, int], ...]
     master_dim: int | None
     copy_axes: tuple[str, ...]
     partial_axes: tuple[str, ...]
@@ -67,14 +70,14 @@ class Part:
     def split_axes(self) -> tuple[str, ...]:
         """The mesh axes whose devices hold different parts of the master copy."""
         over_pipe = ("pipe",) if self.stacked else ()
-        over_tensor = ("tensor",) if self.tensor_dim is not None else ()
-        return over_pipe + over_tensor + (self.copy_axes if self.master_dim is not None else ())
+        over_others = tuple(axis for axis, _ in self.split_dims)
+        return over_pipe + over_others + (self.copy_axes if self.master_dim is not None else ())
 
     def spec(self, *, master: bool = True) -> P:
         """The PartitionSpec of the whole parameter, as master or as compute copies."""
         dims: list[Any] = [()] * len(self.compute_shape)
-        if self.tensor_dim is not None:
-            dims[self.tensor_dim] = ("tensor",)
+        for axis, dim in self.split_dims:
+            dims[dim] += (axis,)
         if master and self.master_dim is not None:
             dims[self.master_dim] += self.copy_axes
         return P(*(STACKED if self.stacked else ()), *(dim or None for dim in dims))
@@ -96,14 +99,13 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
 
     Args:
         params: staged parameters {"shared", "layers"}, or their shapes.
-        specs: a PartitionSpec for every parameter, of the dims of one layer's parameter, naming `tensor` or
-            nothing; None if no parameter is split over `tensor`.
-        mesh: the mesh, with axes `data`, `pipe`, `tensor`.
+        specs: a PartitionSpec for every parameter, of the dims of one layer's parameter, each naming `expert`,
+            `tensor` or nothing; None if no parameter is split.
+        mesh: the mesh.
         split_masters: whether master copies are split over devices; False keeps them whole on each.
 
     Raises:
-        CompileError: `specs` has other leaves than `params`, names another axis than `tensor`, or a dim does not
-            divide.
+        CompileError: `specs` has other leaves than `params`, names another axis, or a dim does not divide.
     """
     if specs is None:
         specs = jax.tree.map(lambda _: P(), params)
@@ -130,53 +132,54 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
 
 def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bool, split_masters: bool) -> Part:
     """The Part of one parameter; `shape` is that of one layer's parameter, or of a shared one."""
-    num_tensor = mesh.shape["tensor"]
-    tensor_dim = _tensor_dim(name, shape, spec, num_tensor)
-    if tensor_dim is not None:
-        shape = (*shape[:tensor_dim], shape[tensor_dim] // num_tensor, *shape[tensor_dim + 1 :])
+    split_dims = _split_dims(name, shape, spec, mesh)
+    for axis, dim in split_dims:
+        shape = (*shape[:dim], shape[dim] // mesh.shape[axis], *shape[dim + 1 :])
+    split = [axis for axis, _ in split_dims]
     # The master copy is split over the devices with equal compute copies, along the first dim that divides.
-    copies = tuple(axis for axis in (("data",) if stacked else ("data", "pipe")) if mesh.shape[axis] > 1)
+    holders = BATCH_AXES if stacked else (*BATCH_AXES, "pipe")
+    copies = tuple(axis for axis in holders if mesh.shape[axis] > 1 and axis not in split)
     num_copies = math.prod(mesh.shape[axis] for axis in copies)
     divides = [dim for dim, size in enumerate(shape) if copies and split_masters and size % num_copies == 0]
     return Part(
-        tensor_dim=tensor_dim,
+        split_dims=split_dims,
         master_dim=divides[0] if divides else None,
         copy_axes=copies,
-        partial_axes=("tensor",) if num_tensor > 1 and tensor_dim is None else (),
+        partial_axes=("tensor",) if mesh.shape["tensor"] > 1 and "tensor" not in split else (),
         num_copies=num_copies,
         compute_shape=shape,
         stacked=stacked,
     )
 
 
-def _tensor_dim(name: str, shape: tuple[int, ...], spec: P, num_tensor: int) -> int | None:
-    """The dim that `spec` splits over the `tensor` devices; None if none is, or if there is one device.
+def _split_dims(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh) -> tuple[tuple[str, int], ...]:
+    """The (axis, dim) of `spec` whose axes have several devices.
 
     Raises:
-        CompileError: `spec` has another form, or the dim does not divide.
+        CompileError: `spec` has another form, or a dim does not divide.
     """
-    split = [dim for dim, axis in enumerate(spec) if axis is not None]
-    if any(spec[dim] != "tensor" for dim in split) or len(split) > 1 or len(spec) > len(shape):
+    named = [(axis, dim) for dim, axis in enumerate(spec) if axis is not None]
+    axes = [axis for axis, _ in named]
+    if any(axis not in SPLIT_AXES for axis in axes) or len(set(axes)) < len(axes) or len(spec) > len(shape):
         raise CompileError(
             explain(
                 f"{name} of shape {shape} has the spec {spec}.",
-                rule="tensor-spec: a parameter is split along at most one of its dims, over 'tensor'",
+                rule="split-spec: a parameter is split along at most one of its dims over 'tensor', and over 'expert'",
                 repair="give P() or for example P(None, 'tensor')",
             )
         )
-    if not split or num_tensor == 1:
-        return None
-    size, rest = divmod(shape[split[0]], num_tensor)
-    if rest:
-        raise CompileError(
-            explain(
-                f"{name} of shape {shape} is split along dim {split[0]} over tensor={num_tensor}.",
-                rule="tensor-divides: the dim is a multiple of the devices",
-                picture=f"{shape[split[0]]} = {num_tensor} x {size} + {rest}",
-                repair="choose sizes or a tensor axis that divide",
+    for axis, dim in named:
+        size, rest = divmod(shape[dim], mesh.shape[axis])
+        if rest:
+            raise CompileError(
+                explain(
+                    f"{name} of shape {shape} is split along dim {dim} over {axis}={mesh.shape[axis]}.",
+                    rule=f"{axis}-divides: the dim is a multiple of the devices",
+                    picture=f"{shape[dim]} = {mesh.shape[axis]} x {size} + {rest}",
+                    repair=f"choose sizes or a {axis} axis that divide",
+                )
             )
-        )
-    return split[0]
+    return tuple((axis, dim) for axis, dim in named if mesh.shape[axis] > 1)
 
 
 def compute_copies(held: PyTree, parts: PyTree, dtype: Any, *, pairs: Sequence[tuple[int, int]] = ()) -> PyTree:
@@ -296,7 +299,7 @@ def sums_over_devices(
     def sums(terms: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         loss, shared = terms
         return (
-            jax.tree.map(lambda leaf: sum_over(leaf, ("data", "pipe"), deterministic=deterministic), loss),
+            jax.tree.map(lambda leaf: sum_over(leaf, (*BATCH_AXES, "pipe"), deterministic=deterministic), loss),
             jax.tree.map(lambda leaf, part: part.reduce(leaf, deterministic=deterministic), shared, of_shared),
         )
 
@@ -322,7 +325,7 @@ def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool
     Args:
         grads: gradients, staged and sharded as the parameters.
         parts: the Part of every parameter.
-        mesh: the mesh, with axes `data`, `pipe`, `tensor`.
+        mesh: the mesh.
         deterministic: whether terms are added in mesh order.
 
     Returns:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.mesh import permutes_block
+from jaxpipe.mesh import BATCH_AXES, permutes_block
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Row, initial_carry, table_operands
 from jaxpipe.program.contract import StageFunctions, check_actions, check_mesh, check_numbers, scale_of_each
@@ -31,7 +31,7 @@ from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
 
 PyTree = Any
-_BATCH = P(None, "data")  # spec of leaves [num_microbatches, microbatch size, ...]
+_BATCH = P(None, BATCH_AXES)  # spec of leaves [num_microbatches, microbatch size, ...]
 
 
 class Pipeline:
@@ -149,7 +149,7 @@ class Pipeline:
 
     @property
     def batch_sharding(self) -> NamedSharding:
-        """Sharding of batch leaves [num_microbatches, microbatch size, ...]: their second axis over `data`."""
+        """Sharding of batch leaves [num_microbatches, microbatch size, ...]: the second over `data` and `expert`."""
         return NamedSharding(self.mesh, _BATCH)
 
     def shapes(self, params: PyTree, batch: PyTree, *, random: bool = True) -> StepShapes:

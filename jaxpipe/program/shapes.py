@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.mesh import Randomness
+from jaxpipe.mesh import Randomness, num_batch_parts
 from jaxpipe.program.contract import Losses, StageFunctions, check_functions, check_inputs, shapes_on_a_device
 from jaxpipe.program.partition import Part, partition
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
@@ -73,7 +73,7 @@ def step_shapes(
     Args:
         table: the table that the step executes.
         functions: functions of the model.
-        mesh: the mesh, with axes `data`, `pipe`, `tensor`.
+        mesh: the mesh.
         layout: layout of the staged parameters.
         params: staged parameters, or their shapes.
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
@@ -87,11 +87,13 @@ def step_shapes(
     check_inputs(table.schedule, mesh, layout.canonical.shape, params, batch)
     parts = partition(params, functions.specs, mesh, split_masters=split_masters)
 
+    num_parts = num_batch_parts(mesh)
+
     def copy(leaf: Any, part: Part) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(part.compute_shape, leaf.dtype if dtype is None else dtype)
 
     def of_one_device(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((leaf.shape[1] // mesh.shape["data"], *leaf.shape[2:]), leaf.dtype)
+        return jax.ShapeDtypeStruct((leaf.shape[1] // num_parts, *leaf.shape[2:]), leaf.dtype)
 
     of_layers = jax.tree.map(copy, params, parts)
     copies = {"shared": of_layers["shared"], "layer": of_layers["layers"]}

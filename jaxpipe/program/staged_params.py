@@ -166,13 +166,13 @@ class Canonical:
     [num_layers, ...] is split over `pipe` along a dim of the layer instead, the first that divides: an all-to-all
     converts one into the other; in between every device has its slice of all layers, which it puts in order.
     A leaf without a dim that divides (a norm, a scalar) is gathered, so every device holds all its layers. Shared
-    parameters are canonical already. The split over `data` and `tensor` is unchanged.
+    parameters are canonical already. The split over other axes is unchanged.
 
     Its methods take lists of arrays, which are copied at the same time: the caller decides how many.
 
     Attributes:
         layout: layout of the staged arrays.
-        mesh: the mesh, with axes `data`, `pipe`, `tensor`.
+        mesh: the mesh.
     """
 
     layout: StagedLayout

@@ -22,6 +22,7 @@ from jaxpipe.data import (
 )
 from jaxpipe.data.packing import NONE, WINDOWS
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.mesh import num_batch_parts
 from jaxpipe.program import Pipeline
 
 
@@ -106,7 +107,7 @@ def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequ
 def local_rows(pipeline: Pipeline, microbatch_size: int) -> np.ndarray:
     """The rows of every microbatch that the devices of this process hold, ascending: "row".
 
-    All rows if this process has devices of every `data` index, as when the pipe axis spans the processes.
+    All rows if this process has devices of every `data` and `expert` index, as when the pipe axis spans the processes.
     """
     indices = pipeline.batch_sharding.addressable_devices_indices_map((1, microbatch_size)).values()
     return np.unique([np.arange(microbatch_size)[index[1]] for index in indices if index is not None])
@@ -120,12 +121,12 @@ def put_batch(pipeline: Pipeline, batch: Batch, rows: np.ndarray | None = None) 
         batch: leaves "num_microbatches row ...", with equal numbers in all processes that hold a row.
         rows: the result of `local_rows` if `batch` has these rows only; None if it has all.
     """
-    num_data = pipeline.mesh.shape["data"]
+    num_parts = num_batch_parts(pipeline.mesh)
 
     def put(leaf: np.ndarray) -> jax.Array:
         num_microbatches, num_rows, *rest = leaf.shape
         if rows is not None:
-            num_rows = num_rows * num_data // len(local_rows(pipeline, num_data))
+            num_rows = num_rows * num_parts // len(local_rows(pipeline, num_parts))
 
         def shard(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None  # JAX asks for the devices of this process only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from ml_collections import ConfigDict
 from jaxpipe.checkpoints import restore_params
 from jaxpipe.cluster.hardware import known_hardware
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.config import build_schedule, expected_costs, layers_per_stage
+from jaxpipe.config import build_schedule, expected_costs, layers_per_stage, mesh_axes
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.model import check_attention_kernel
 from jaxpipe.config.pipeline import orders_to_try
@@ -81,7 +82,7 @@ def devices_of(config: ConfigDict, *, num_processes: int = 1) -> Devices:
         ConfigError: devices are missing.
     """
     mesh = config.mesh
-    num_devices = mesh.data * mesh.pipe * mesh.tensor
+    num_devices = math.prod(mesh_axes(config).values())
     return choose_devices(
         num_devices, platform=mesh.platform, deterministic=mesh.deterministic, num_processes=num_processes
     )
@@ -123,8 +124,8 @@ def pipeline_of(
 
     Args:
         config: the checked config.
-        model: the functions of the model, for the mesh's `tensor` axis.
-        devices: mesh.data x mesh.pipe x mesh.tensor devices in any order; `mesh.order` assigns the stages.
+        model: the functions of the model, for this mesh.
+        devices: the mesh's devices in any order; `mesh.order` assigns the stages.
         gpus_per_node: None asks the devices.
 
     Raises:
@@ -132,7 +133,7 @@ def pipeline_of(
     """
     mesh, schedule = config.mesh, build_schedule(config)
     _check_attention(config, devices)
-    axes = {"data": mesh.data, "pipe": mesh.pipe, "tensor": mesh.tensor}
+    axes = mesh_axes(config)
     orders = orders_to_try(schedule) if mesh.order == AUTO else (mesh.order,)
     devices = _in_first_order(devices, axes, orders, gpus_per_node)
     layers = layers_per_stage(config)

@@ -85,7 +85,7 @@ class Task:
 def language_model(config: ConfigDict) -> LanguageModel:
     """The model of a checked config, for its `mesh.tensor`."""
     mesh = config.mesh
-    return LanguageModel(model_config(config), TensorAxis(mesh.tensor, mesh.deterministic, mesh.data))
+    return LanguageModel(model_config(config), TensorAxis(mesh.tensor, mesh.deterministic, mesh.data, mesh.expert))
 
 
 def task_of(config: ConfigDict) -> Task:

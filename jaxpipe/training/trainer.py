@@ -19,7 +19,7 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
-from jaxpipe.config import base_config, check
+from jaxpipe.config import base_config, check, mesh_axes
 from jaxpipe.config.pipeline import is_known
 from jaxpipe.distributed.log import logging_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
@@ -129,7 +129,7 @@ def fit(
     ):
         path, task = run_folder.check(str(workdir)), None
         if model is not None:
-            if min(config.mesh.data, config.mesh.pipe, config.mesh.tensor) > 0:
+            if min(mesh_axes(config).values()) > 0:
                 devices_of(config, num_processes=processes.count)  # before the batches use JAX
             task = given_task(
                 config, model=model, params=params, train_batches=train_batches, heldout_batches=heldout_batches

@@ -37,7 +37,7 @@ def test_messages_of_table_6(schedule, per_microbatch, num_devices, num_microbat
 def test_gradients_between_replicas_of_table_6():
     """M_grad: a device sends the gradients of half of what it holds, here in float32, and its compute copies before."""
     choices = {"schedule": "chimera", "pipe": 4, "topology": "a100-80g:1x8"}
-    half = 6 * layer_parameters(gpt_setting(**choices).model).of_device(1)
+    half = 6 * layer_parameters(gpt_setting(**choices).model).total
     assert sent("exchange", **choices) == {True: (4 + 2) * half}
     assert sent("exchange", schedule="1f1b") == {}
 
@@ -91,7 +91,7 @@ def test_links_by_where_devices_stand():
 def test_sums_and_copies_of_data():
     """Each of n devices sends (n - 1) / n of float32 gradients, and of 16-bit copies; without ZeRO-1 the sums twice."""
     model = gpt_setting().model
-    num_layers, num_shared = 6 * layer_parameters(model).of_device(1), shared_parameters(model).of_device(1)
+    num_layers, num_shared = 6 * layer_parameters(model).total, shared_parameters(model).total
     num = num_layers * 3 / 4 + num_shared * 15 / 16
     split = {"data": 4, "topology": "a100-80g:1x16"}
     assert sent("gradients", **split) == {True: 4 * num}

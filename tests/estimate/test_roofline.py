@@ -128,7 +128,7 @@ def test_dropout_draws_a_number_for_each_probability_and_for_what_is_added():
 def test_update_by_hand():
     """One GPU, P parameters: 8 float32 reads and writes of each, 4 + 2 for the copy, 4 for the sum set to zero."""
     alone = gpt_setting(pipe=1)
-    num = 24 * layer_parameters(alone.model).of_device(1) + shared_parameters(alone.model).of_device(1)
+    num = 24 * layer_parameters(alone.model).total + shared_parameters(alone.model).total
     assert num == 24 * (12 * 1024**2 + 13 * 1024) + (51200 + 1024 + 2) * 1024
     assert update_bytes(alone) == (32 + 6 + 4) * num
     assert update_bytes(gpt_setting(pipe=1, data=4)) == (38 / 4 + 4) * num

@@ -148,10 +148,8 @@ def test_sums_of_gradients_in_rounds_hide_behind_the_actions_of_others():
     """N = 1: a stage's sum stands beside the next one's backward, so only that of the first stage is left over."""
     setting = gpt_setting(pipe=4, num_microbatches=1, data=2, topology="a100-80g:1x8", zero1=False)
     near = Link(0.0, 1e9)
-    gradients = 4 * layer_parameters(setting.model).of_device(1)
-    shared_s = 2 * Given(near=near).gather_s(
-        places_of(setting).shared, 4 * shared_parameters(setting.model).of_device(1)
-    )
+    gradients = 4 * layer_parameters(setting.model).total
+    shared_s = 2 * Given(near=near).gather_s(places_of(setting).shared, 4 * shared_parameters(setting.model).total)
     in_rounds = estimate(setting, Given(near=near))
     at_once = estimate(setting, Given(near=near), Program(reduces_in_rounds=False))
     stage_s = 6 * 2 * gradients / 2 / 1e9

@@ -10,7 +10,7 @@ from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors
 
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models import LanguageModel, experts
+from jaxpipe.models import LanguageModel, dispatch, experts
 from jaxpipe.schedules import REGISTRY, build, split_backward
 
 BOUND = 1e-5
@@ -22,7 +22,9 @@ class Case(NamedTuple):
     schedule: str
     recompute: str = "none"
     data: int = 1
+    expert: int = 1
     tensor: int = 1
+    dispatch: str = "dropless"
     num_devices: int = 2
     num_microbatches: int = 4
     split: bool = False
@@ -37,13 +39,16 @@ def covering() -> list[Case]:
     for each, name in enumerate(sorted(REGISTRY)):
         for turn, family in enumerate(("mixtral", "qwen3_moe")):
             d = 4 if name in ("bpipe",) or (each + turn) % 3 == 0 else 2
+            expert, tensor = ((1, 2), (2, 1), (1, 1) if d == 4 else (4, 1), (2, 1))[(each + turn) % 4]
             cases.append(
                 Case(
                     family,
                     name,
                     recompute=("none", "attention", "full")[(each + 2 * turn) % 3],
-                    data=1 + ((each + turn) % 2 if d == 2 else 0),
-                    tensor=1 + (each // 2 + turn) % 2,
+                    data=8 // (d * expert * tensor) if (each + turn) % 2 else 1,
+                    expert=expert,
+                    tensor=tensor,
+                    dispatch=("dropless", "capacity")[(each // 2 + turn) % 2],
                     num_devices=d,
                     num_microbatches=2 * d + turn,
                     split=(each + turn) % 4 == 0 and not REGISTRY[name].has_split_backward,
@@ -53,8 +58,16 @@ def covering() -> list[Case]:
 
 
 CASES = tiers(
-    [Case("mixtral", "1f1b", data=2), Case("qwen3_moe", "zb_v", recompute="full", tensor=2)],
+    [
+        Case("mixtral", "1f1b", data=2),
+        Case("qwen3_moe", "zb_v", recompute="full", tensor=2),
+        Case("mixtral", "zb_h1", expert=2, tensor=2, dispatch="capacity"),
+    ],
     ci=[
+        Case("qwen3_moe", "1f1b", data=2, expert=2),
+        Case("qwen3_moe", "zb_v", recompute="full", expert=4),
+        Case("mixtral", "bitpipe", data=2, expert=2, dispatch="capacity"),
+        Case("mixtral", "interleaved_1f1b", recompute="full", expert=4, dispatch="capacity"),
         Case("qwen3_moe", "chimera", recompute="attention", data=2, tensor=2),
         Case("mixtral", "bpipe", num_devices=4, num_microbatches=6, tensor=2),
         Case("mixtral", "dualpipe_v", data=2),
@@ -62,6 +75,19 @@ CASES = tiers(
     ],
     slow=covering(),
 )
+
+
+def model_of(case: Case, *, num_layers: int) -> Any:
+    """Of capacity, a sixth of the choices or so are dropped."""
+    sizes = {"num_experts": 8} if case.expert > 1 else {}
+    dispatch = {"dispatch": case.dispatch, "capacity_factor": 0.75}
+    return config_of(case.family, num_layers=num_layers, recompute=case.recompute, **sizes, **dispatch)
+
+
+def batch_of(case: Case) -> Any:
+    """Four sequences a microbatch where as many devices split it."""
+    parts = [random_batch(case.num_microbatches, seed=seed) for seed in range(1, 1 + -(-case.data * case.expert // 2))]
+    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
 
 
 def expected(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any]:
@@ -83,15 +109,16 @@ def expected(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any
 def found(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any]:
     schedule = build(case.schedule, num_devices=case.num_devices, num_microbatches=case.num_microbatches)
     schedule = split_backward(schedule) if case.split else schedule
-    pipeline = pipeline_of(schedule, config, data=case.data, tensor=case.tensor)
+    mesh = {axis: getattr(case, axis) for axis in ("data", "expert", "tensor")}
+    pipeline = pipeline_of(schedule, config, **mesh)
     losses, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch, SCALE)
     return losses, pipeline.from_stages(grads)
 
 
 def errors_of(case: Case) -> dict[str, float]:
     schedule = build(case.schedule, num_devices=case.num_devices, num_microbatches=case.num_microbatches)
-    config = config_of(case.family, num_layers=schedule.num_stages + 1, recompute=case.recompute)
-    params, batch = random_params(config), random_batch(case.num_microbatches, seed=1)
+    config = model_of(case, num_layers=schedule.num_stages + 1)
+    params, batch = random_params(config), batch_of(case)
     losses, grads = found(case, config, params, batch)
     wanted, wanted_grads = expected(case, config, params, batch)
     of_losses = {name: float(abs(losses[name] - wanted[name]) / abs(wanted[name])) for name in SCALE}
@@ -105,42 +132,48 @@ def test_losses_and_gradients_are_those_of_one_device(case):
     assert max(errors.values()) < BOUND, errors
 
 
-def without_a_token(chosen: jax.Array, num_experts: int) -> experts.Tiles:
+TILES_OF, LOSS_SUMS, OWN = dispatch.Dropless.tiles, experts.Routing.loss_sums, dispatch.Dropless.own
+
+
+def without_a_token(self: dispatch.Dropless, chosen: jax.Array) -> dispatch.Tiles:
     """The first choice's row is one that is filled up."""
-    tiles = TILES_OF(chosen, num_experts)
-    first = tiles.row[0, 0]
-    return experts.Tiles(
-        tiles.choice.at[first // tiles.choice.shape[1], first % tiles.choice.shape[1]].set(chosen.size),
-        tiles.row,
-        tiles.expert,
-    )
+    tiles = TILES_OF(self, chosen)
+    first, size = tiles.row[0, 0], tiles.choice.shape[1]
+    return dispatch.Tiles(tiles.choice.at[first // size, first % size].set(tiles.row.size), tiles.row, tiles.expert)
+
+
+def of_own_experts_alone(self: dispatch.Dropless, y: jax.Array, seq_len: int) -> jax.Array:
+    """The sum over the devices of other experts is missing."""
+    of_all = y.reshape(self.expert.size, -1, seq_len, *y.shape[1:])
+    return of_all[self.expert.index()]
 
 
 def of_this_device_alone(self: TensorAxis, x: jax.Array) -> jax.Array:
     return x * self.num_sharing
 
 
-TILES_OF, LOSS_SUMS = experts.tiles_of, experts.Routing.loss_sums
-
-
 @pytest.mark.parametrize(
-    ("patched", "name", "wrong"),
+    ("patched", "name", "wrong", "axis"),
     [
-        pytest.param(experts, "tiles_of", without_a_token, id="a token without its expert"),
-        pytest.param(TensorAxis, "sum_over_batch", of_this_device_alone, id="load of one device", marks=pytest.mark.ci),
+        pytest.param(dispatch.Dropless, "tiles", without_a_token, "data", id="a token without its expert"),
+        pytest.param(dispatch.Dropless, "own", of_own_experts_alone, "expert", id="no sum over experts"),
+        pytest.param(
+            TensorAxis, "sum_over_batch", of_this_device_alone, "data", id="load of one device", marks=pytest.mark.ci
+        ),
         pytest.param(
             experts.Routing,
             "loss_sums",
             lambda self, *arguments: {n: 2 * v for n, v in LOSS_SUMS(self, *arguments).items()},
+            "data",
             id="losses twice",
             marks=pytest.mark.ci,
         ),
     ],
 )
-def test_a_mistake_would_be_seen(patched, name, wrong, monkeypatch):
-    case = Case("mixtral", "1f1b", data=2)
-    config = config_of(case.family, num_layers=3)
-    params, batch = random_params(config), random_batch(case.num_microbatches, seed=1)
+def test_a_mistake_would_be_seen(patched, name, wrong, axis, monkeypatch):
+    case = Case("mixtral", "1f1b")._replace(**{axis: 2})
+    config = model_of(case, num_layers=3)
+    params, batch = random_params(config), batch_of(case)
     wanted = expected(case, config, params, batch)[1]
     monkeypatch.setattr(patched, name, wrong)
     jax.clear_caches()  # checkpointed functions are traced once
@@ -160,16 +193,30 @@ def test_losses_of_routers_are_those_of_their_papers():
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 64, 1000])
 def test_each_choice_has_a_row_of_its_expert(num_tokens):
-    chosen = np.random.default_rng(0).integers(5, size=(num_tokens, 2)).astype(np.int32)
-    tiles = jax.tree.map(np.asarray, experts.tiles_of(jnp.asarray(chosen), 5))
+    chosen = np.random.default_rng(0).integers(5, size=(1, num_tokens, 2)).astype(np.int32)
+    tiles = jax.tree.map(np.asarray, dispatch.Dropless(5, 2).tiles(jnp.asarray(chosen)))
     size = tiles.choice.shape[1]
     flat = tiles.choice.reshape(-1)
     np.testing.assert_array_equal(flat[tiles.row.reshape(-1)], np.arange(chosen.size))
-    np.testing.assert_array_equal(tiles.expert[tiles.row // size], chosen)
+    np.testing.assert_array_equal(tiles.expert[tiles.row // size], chosen[0])
     assert (flat == chosen.size).sum() == flat.size - chosen.size
 
 
+def test_capacity_serves_the_first_choices_of_each_sequence():
+    chosen = np.random.default_rng(0).integers(4, size=(3, 16, 2)).astype(np.int32)
+    way = dispatch.Capacity(4, 2, 0.75)
+    assert way.rows(16) == 6
+    tiles = jax.tree.map(np.asarray, way.tiles(jnp.asarray(chosen)))
+    has_row = tiles.row.reshape(chosen.shape) < tiles.choice.size
+    for one, served in zip(chosen.reshape(3, -1), has_row.reshape(3, -1), strict=True):
+        for expert in range(4):
+            assert served[one == expert].tolist() == [place < 6 for place in range((one == expert).sum())]
+    kept = tiles.row.reshape(-1)[has_row.reshape(-1)]
+    np.testing.assert_array_equal(tiles.choice.reshape(-1)[kept], np.flatnonzero(has_row.reshape(-1)))
+    np.testing.assert_array_equal(kept // tiles.choice.shape[1], chosen.reshape(-1)[has_row.reshape(-1)])
+
+
 def test_few_rows_are_filled_up():
-    for num_rows, num_experts in ((2 * 4096, 8), (8 * 4096, 128), (8 * 8192, 128)):
-        rows = experts.num_tiles(num_rows, num_experts) * experts.tile_size(num_rows, num_experts)
-        assert rows <= 1.1 * num_rows
+    for num_tokens, num_experts, num_chosen in ((4096, 8, 2), (4096, 128, 8), (8192, 128, 8)):
+        tiles, size = dispatch.Dropless(num_experts, num_chosen).shape(1, num_tokens)
+        assert tiles * size <= 1.1 * num_tokens * num_chosen

@@ -84,9 +84,20 @@ def test_split_axes_are_those_whose_devices_hold_other_parts():
     assert part_of((3, 3), P(), stacked=False).split_axes == ()
 
 
+def test_experts_are_copied_along_data_alone():
+    mesh = {"data": 2, "pipe": 1, "expert": 2, "tensor": 2}
+    experts = part_of((4, 6, 8), P("expert", None, "tensor"), stacked=True, **mesh)
+    assert (experts.compute_shape, experts.copy_axes, experts.partial_axes) == ((2, 6, 4), ("data",), ())
+    assert experts.spec() == P("pipe", None, None, ("expert", "data"), None, "tensor")
+    dense = part_of((4, 6), P(), stacked=True, **mesh)
+    assert (dense.compute_shape, dense.copy_axes, dense.partial_axes) == ((4, 6), ("data", "expert"), ("tensor",))
+    with pytest.raises(CompileError, match=r"(?s)\n  rule expert-divides: .*\n      3 = 2 x 1 \+ 1\n  repair: "):
+        part_of((3, 6), P("expert"), stacked=True, **mesh)
+
+
 def test_axes_of_one_device_split_and_sum_nothing():
     part = part_of((8, 8), P("tensor"), stacked=True, data=1, pipe=2, tensor=1)
-    assert (part.tensor_dim, part.master_dim, part.copy_axes, part.partial_axes) == (None, None, (), ())
+    assert (part.split_dims, part.master_dim, part.copy_axes, part.partial_axes) == ((), None, (), ())
     assert not part.is_summed
     assert part.spec() == P("pipe", None, None, None, None)
     assert part_of((8, 8), P(), stacked=False, pipe=2).copy_axes == ("pipe",)
@@ -107,7 +118,7 @@ def test_without_specs_nothing_is_split_over_tensor():
 )
 @pytest.mark.parametrize("stacked", [True, False])
 def test_specs_of_another_form_are_refused(shape, spec, stacked):
-    with pytest.raises(CompileError, match=r"(?s)params\['\w+'\]\['leaf'\] .*\n  rule tensor-spec: .*\n  repair: "):
+    with pytest.raises(CompileError, match=r"(?s)params\['\w+'\]\['leaf'\] .*\n  rule split-spec: .*\n  repair: "):
         part_of(shape, spec, stacked=stacked)
 
 

@@ -90,17 +90,18 @@ def pipeline_of(
     config: ModelConfig,
     *,
     data: int = 1,
+    expert: int = 1,
     tensor: int = 1,
     devices: Any = None,
     deterministic: bool = False,
     num_layers: int | None = None,
     **options: Any,
 ) -> Pipeline:
-    """The model of `config`, or as many layers of it, on a data x pipe x tensor mesh."""
-    model = LanguageModel(config, TensorAxis(tensor, deterministic, data))
+    """The model of `config`, or as many layers of it, on a data x pipe x expert x tensor mesh."""
+    model = LanguageModel(config, TensorAxis(tensor, deterministic, data, expert))
     return Pipeline(
         schedule,
-        make_mesh(data=data, pipe=schedule.num_devices, tensor=tensor, devices=devices),
+        make_mesh(data=data, pipe=schedule.num_devices, expert=expert, tensor=tensor, devices=devices),
         StageFunctions.of(model),
         num_layers=num_layers or config.num_layers,
         deterministic=deterministic,

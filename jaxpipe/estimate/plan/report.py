@@ -14,6 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.assignment import describe_mesh
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.command_line import write_output
 from jaxpipe.config import base_config, check
@@ -31,6 +32,7 @@ _HEADINGS = (
     "schedule",
     "data",
     "pipe",
+    "expert",
     "tensor",
     "microbatches",
     "recompute",
@@ -103,6 +105,9 @@ def _nothing_fits(plan: Plan) -> list[str]:
 
 def _table(rows: Sequence[Row], parts: Sequence[Breakdown]) -> list[str]:
     cells = [_HEADINGS, *(_cells(i, row, part) for i, (row, part) in enumerate(zip(rows, parts, strict=True), 1))]
+    if all(row.setting.expert == 1 for row in rows):
+        place = _HEADINGS.index("expert")
+        cells = [line[:place] + line[place + 1 :] for line in cells]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 
@@ -115,6 +120,7 @@ def _cells(rank: int, row: Row, parts: Breakdown) -> tuple[str, ...]:
         ", ".join(map(describe_schedule, (setting, *row.equal))),
         str(setting.data),
         str(setting.pipe),
+        str(setting.expert),
         str(setting.tensor),
         f"{setting.num_microbatches} of {setting.microbatch_size}",
         setting.model.recompute,
@@ -201,9 +207,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "num_microbatches": setting.num_microbatches,
         "microbatch_size": setting.microbatch_size,
         "layers_per_stage": list(setting.layers_per_stage),
-        "data": setting.data,
-        "pipe": setting.pipe,
-        "tensor": setting.tensor,
+        **setting.axes,
         "order": setting.order,
         "recompute": setting.model.recompute,
     }
@@ -228,7 +232,7 @@ def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
     )
     if len(set(setting.layers_per_stage)) == 1:
         planned.pipeline.layers_per_stage = AUTO
-    planned.mesh.update(data=setting.data, pipe=setting.pipe, tensor=setting.tensor, order=setting.order)
+    planned.mesh.update(**setting.axes, order=setting.order)
     planned.mesh.platform = AUTO
     check(planned, name="the planned config")
     return planned
@@ -302,8 +306,7 @@ def _docstring(path: str, row: Row, command: str) -> list[str]:
         f'"""{stem}: {setting.schedule_name}, planned for {setting.topology}.',
         "",
         f"Command:  python -m jaxpipe.train --config={_in_docstring(path)} --workdir=runs/{stem}",
-        f"Hardware: {setting.num_gpus} x {hardware.description}"
-        f" (data {setting.data} x pipe {setting.pipe} x tensor {setting.tensor})",
+        f"Hardware: {setting.num_gpus} x {hardware.description} ({describe_mesh(setting.axes)})",
         f"Time:     {estimate.step_s:.3f} s a step, {estimate.samples_per_s:.2f} sequences/s, as predicted",
         f"Number:   MFU {estimate.mfu:.1%}, bubble ratio {estimate.bubble_ratio:.3f},"
         f" {gib(row.held.total, '.1f')} of {gib(hardware.memory_bytes, '.1f')} GiB of a GPU, as predicted",

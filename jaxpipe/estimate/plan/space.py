@@ -8,6 +8,7 @@ of a step (`search`).
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from itertools import groupby
 
 from ml_collections import ConfigDict
 
-from jaxpipe.cluster.assignment import ORDERS, assign
+from jaxpipe.cluster.assignment import AXES, ORDERS, assign, describe_mesh
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.config.base import AUTO
@@ -85,7 +86,7 @@ def legal_placement(variant: Variant, pipe: int) -> Placement:
     return placement
 
 
-Mesh = tuple[int, int, int]  # data, pipe, tensor
+Mesh = dict[str, int]  # sizes by axis
 
 
 @dataclass(frozen=True)
@@ -121,20 +122,24 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
             tensors.append(tensor)
         else:
             illegal["because mesh.tensor does not divide the model"] += 1
-    meshes = _meshes(base, tensors)
+    sharing = [
+        (expert, tensor)
+        for tensor in tensors
+        for expert in _divisors(topology.gpus_per_node // tensor)
+        if base.anatomy.num_experts % expert == 0
+    ]
+    meshes = _meshes(base, sharing)
     recomputes = _recomputes(base)
     groups = tuple(
         replace(
             base,
-            data=data,
-            pipe=pipe,
-            tensor=tensor,
+            **mesh,
             num_microbatches=num_microbatches,
-            layers_per_stage=even_split(base.model.num_layers, pipe),
+            layers_per_stage=even_split(base.model.num_layers, mesh["pipe"]),
             model=replace(base.model, recompute=recompute),
         )
-        for data, pipe, tensor in meshes
-        for num_microbatches in _divisors(base.batch_size // data)
+        for mesh in meshes
+        for num_microbatches in _divisors(base.batch_size // (mesh["data"] * mesh["expert"]))
         for recompute in recomputes
     )
     for group in groups:
@@ -144,8 +149,7 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
                 illegal["because the schedule is not for so many devices"] += 1
             elif placement.num_stages > base.model.num_layers:
                 illegal["because they have more stages than layers"] += 1
-    data, pipe, tensor = meshes[0]
-    return Space(groups, data * pipe * tensor, illegal)
+    return Space(groups, math.prod(meshes[0].values()), illegal)
 
 
 def legal_variants(group: Setting) -> tuple[Variant, ...]:
@@ -158,16 +162,15 @@ def legal_variants(group: Setting) -> tuple[Variant, ...]:
 
 def orders_of(setting: Setting) -> tuple[str, ...]:
     """The orders of the mesh that place GPUs differently; the first of equal ones."""
-    topology = setting.topology
-    return _orders(setting.data, setting.pipe, setting.tensor, topology.gpus_per_node)
+    return _orders(tuple(setting.axes.items()), setting.topology.gpus_per_node)
 
 
 @cache
-def _orders(data: int, pipe: int, tensor: int, gpus_per_node: int) -> tuple[str, ...]:
+def _orders(axes: tuple[tuple[str, int], ...], gpus_per_node: int) -> tuple[str, ...]:
     found: dict[bytes, str] = {}
     for order in ("contiguous", *ORDERS):
         try:
-            assignment = assign(order, data=data, pipe=pipe, tensor=tensor, gpus_per_node=gpus_per_node)
+            assignment = assign(order, **dict(axes), gpus_per_node=gpus_per_node)
         except ConfigError:
             continue
         found.setdefault(assignment.gpus.tobytes(), order)
@@ -182,7 +185,7 @@ def _base(config: ConfigDict, topology: Topology) -> Setting:
         schedule=ALONE, options="", costs=AUTO, num_microbatches=1, layers_per_stage=AUTO, embedding_layers=0.0
     )
     plain.pipeline.head_layers = 0.0
-    plain.mesh.update(data=1, pipe=1, tensor=1, order="contiguous")
+    plain.mesh.update(**dict.fromkeys(AXES, 1), order="contiguous")
     check(plain)
     return setting_of(plain, topology)
 
@@ -197,15 +200,16 @@ def _tensor_divides(config: ConfigDict, tensor: int) -> bool:
     return True
 
 
-def _meshes(base: Setting, tensors: list[int]) -> list[Mesh]:
-    """The legal meshes of all GPUs, or of as many as any legal mesh has."""
+def _meshes(base: Setting, sharing: list[tuple[int, int]]) -> list[Mesh]:
+    """The legal meshes of all GPUs, or of as many as any legal mesh has; `sharing` are legal (expert, tensor)."""
     for num_gpus in range(base.topology.num_gpus, 0, -1):
         meshes = [
-            (num_gpus // tensor // pipe, pipe, tensor)
-            for tensor in tensors
-            if num_gpus % tensor == 0
-            for pipe in _divisors(num_gpus // tensor)
-            if pipe <= base.model.num_layers and base.batch_size % (num_gpus // tensor // pipe) == 0
+            {"data": data, "pipe": pipe, "expert": expert, "tensor": tensor}
+            for expert, tensor in sharing
+            if num_gpus % (expert * tensor) == 0
+            for pipe in _divisors(num_gpus // (expert * tensor))
+            for data in [num_gpus // (expert * tensor * pipe)]
+            if pipe <= base.model.num_layers and base.batch_size % (data * expert) == 0
         ]
         if meshes:
             return meshes
@@ -250,6 +254,6 @@ def describe_layers(layers_per_stage: Sequence[int]) -> str:
 def describe_setting(setting: Setting) -> str:
     """All choices of a plan's row, except the partition."""
     return (
-        f"{describe_schedule(setting)}, data {setting.data} x pipe {setting.pipe} x tensor {setting.tensor}, "
+        f"{describe_schedule(setting)}, {describe_mesh(setting.axes)}, "
         f"{setting.num_microbatches} microbatches of {setting.microbatch_size}, recompute {setting.model.recompute}"
     )

@@ -1,0 +1,337 @@
+"""Dispatch: the tokens' rows for their experts, in tiles of one expert each, and the sum of what comes back.
+
+There is a static number of tiles, whatever the router chooses, and each is a product with the kernel of one expert.
+`jax.lax.ragged_dot` is not used: XLA multiplies every row with every expert (jax 0.10.2). Over the mesh's `expert` each
+device has some experts of a layer, and tokens of its own.
+
+`Dropless` computes every choice. Rows are sorted by expert, and each expert's are filled up to whole tiles. A device
+reads the tokens of all devices, since all may choose its experts: it has tiles for that, and computes those in use.
+`Capacity` gives every expert a fixed number of rows for each sequence. Choices are served in the order of the tokens;
+those beyond are dropped, so the same on every mesh. Rows travel to their expert's device and back.
+Source: Lepikhin et al., GShard, ICLR 2021, section 3.2, for capacity; Gale et al., MegaBlocks, MLSys 2023, for tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpipe.mesh.collectives import Axis, gather_over
+
+MIN_TILE, MAX_TILE = 8, 512  # rows
+ALONE = Axis("expert")  # one device has all experts
+PADDING = 0.1  # rows that are filled up, as a fraction of those with tokens
+
+
+def tile_size(num_rows: int, num_experts: int) -> int:
+    """Rows of a tile: a power of two of which the experts' last tiles waste a tenth of `num_rows` at most.
+
+    Example:
+        >>> tile_size(16384, num_experts=8), tile_size(64, num_experts=8)
+        (128, 8)
+    """
+    largest = min(max(int(PADDING * num_rows) // num_experts, MIN_TILE), MAX_TILE)
+    return 1 << (largest.bit_length() - 1)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["choice", "row", "expert"], meta_fields=[])
+@dataclass(frozen=True)
+class Tiles:
+    """Where the tokens' rows are, int32. A choice is one of the experts of one token.
+
+    Attributes:
+        choice: "tile row" the choice whose row it is; the number of choices where it is filled up.
+        row: "token k" the row of each choice, counted through all tiles; the number of rows where it has none.
+        expert: "tile" whose rows a tile has, among the experts of this device; their number where it has none.
+    """
+
+    choice: jax.Array
+    row: jax.Array
+    expert: jax.Array
+
+
+def queues(key: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
+    """The place of each element in the queue of its key, in order, and the length of each queue.
+
+    Args:
+        key: int32 "element", 0 to `num` - 1.
+        num: number of queues.
+
+    Example:
+        >>> place, length = queues(jnp.array([1, 0, 1]), 2)
+        >>> place.tolist(), length.tolist()
+        ([0, 0, 1], [1, 2])
+    """
+    order = jnp.argsort(key, stable=True)
+    length = jnp.bincount(key, length=num).astype(jnp.int32)
+    first = jnp.cumsum(length) - length
+    place = jnp.zeros_like(key).at[order].set(jnp.arange(key.size, dtype=jnp.int32) - first[key[order]])
+    return place, length
+
+
+def _choices_at(row: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """The choice "tile row" of each row, given the row of each choice."""
+    choice = jnp.full(math.prod(shape), row.size, jnp.int32)
+    return choice.at[row.reshape(-1)].set(jnp.arange(row.size, dtype=jnp.int32), mode="drop").reshape(shape)
+
+
+@dataclass(frozen=True)
+class Dropless:
+    """All choices are computed.
+
+    Attributes:
+        num_experts: experts of a layer.
+        num_chosen: experts of a token.
+        expert: the devices among which the experts are split.
+    """
+
+    num_experts: int
+    num_chosen: int
+    expert: Axis = ALONE
+
+    @property
+    def num_local(self) -> int:
+        """Experts of a device."""
+        return self.num_experts // self.expert.size
+
+    @property
+    def has_idle_tiles(self) -> bool:
+        """Whether many tiles may have no rows."""
+        return self.expert.size > 1
+
+    def shape(self, batch: int, seq_len: int) -> tuple[int, int]:
+        """Tiles, and rows of one: enough however the sequences of all devices, `batch` on each, are routed."""
+        num_tokens = batch * seq_len * self.expert.size
+        size = tile_size(num_tokens * self.num_chosen, self.num_experts)
+        most = num_tokens * min(self.num_chosen, self.num_local)
+        return (most + self.num_local * (size - 1)) // size, size
+
+    def tiles(self, chosen: jax.Array) -> Tiles:
+        """The tiles of tokens whose experts are `chosen`, int32 "batch seq k".
+
+        Example:
+            Three tokens of one expert each, of two; tiles of eight rows.
+
+            >>> tiles = Dropless(2, 1).tiles(jnp.array([[[1], [0], [1]]]))
+            >>> tiles.expert.tolist(), tiles.row[:, 0].tolist(), tiles.choice[1, :3].tolist()
+            ([0, 1, 2], [8, 0, 9], [0, 2, 3])
+        """
+        num, size = self.shape(*chosen.shape[:2])
+        of_all = chosen if self.expert.size == 1 else gather_over(chosen, ("expert",), 0)
+        own = of_all.reshape(-1) - self.expert.index() * self.num_local
+        key = jnp.where((own >= 0) & (own < self.num_local), own, self.num_local)
+        place, length = queues(key, self.num_local + 1)
+        last_tile = jnp.cumsum(-(-length[:-1] // size))
+        first_row = size * jnp.concatenate([jnp.zeros(1, jnp.int32), last_tile])
+        row = jnp.where(key < self.num_local, first_row[key] + place, num * size)
+        expert = jnp.searchsorted(last_tile, jnp.arange(num), side="right").astype(jnp.int32)
+        return Tiles(_choices_at(row, (num, size)), row.reshape(-1, self.num_chosen), expert)
+
+    def whole(self, x: jax.Array) -> jax.Array:
+        """The tokens "token ..." whose rows this device may have, of its own "batch seq ..."."""
+        whole = self.expert.gather(x, 0)
+        return whole.reshape(-1, *whole.shape[2:])
+
+    def own(self, y: jax.Array, seq_len: int) -> jax.Array:
+        """Sums of "token ..." over the devices that have rows of this device's tokens: "batch seq ..."."""
+        return self.expert.scatter_sum(y.reshape(-1, seq_len, *y.shape[1:]), 0)
+
+    def to_experts(self, rows: jax.Array) -> jax.Array:
+        """Rows "tile row ..." on the devices of their experts: as they are."""
+        return rows
+
+    def to_tokens(self, rows: jax.Array) -> jax.Array:
+        """The inverse of `to_experts`."""
+        return rows
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Each expert computes as many choices of a sequence as it has rows for.
+
+    Attributes:
+        num_experts: experts of a layer.
+        num_chosen: experts of a token.
+        factor: rows of an expert for a sequence, in terms of the choices that each would have if all had as many.
+        expert: the devices among which the experts are split.
+    """
+
+    num_experts: int
+    num_chosen: int
+    factor: float
+    expert: Axis = ALONE
+
+    has_idle_tiles = False
+
+    def rows(self, seq_len: int) -> int:
+        """Rows of an expert for a sequence; no more than tokens.
+
+        Example:
+            >>> Capacity(8, 2, 1.25).rows(4096)
+            1280
+        """
+        return min(math.ceil(self.factor * self.num_chosen * seq_len / self.num_experts), seq_len)
+
+    def shape(self, batch: int, seq_len: int) -> tuple[int, int]:
+        """Tiles, and rows of one, after `to_experts`: one for each expert of the device."""
+        return self.num_experts // self.expert.size, self.expert.size * batch * self.rows(seq_len)
+
+    def tiles(self, chosen: jax.Array) -> Tiles:
+        """The tiles of this device's tokens, whose experts are `chosen`, int32 "batch seq k"; `expert` is of arrivals.
+
+        Example:
+            Both tokens choose expert 1, which has one row.
+
+            >>> Capacity(2, 1, 1.0).tiles(jnp.array([[[1], [1]]])).row[:, 0].tolist()
+            [1, 2]
+        """
+        batch, seq_len, _ = chosen.shape
+        size, num = self.rows(seq_len), self.num_experts
+        sequence = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
+        place, _ = queues((sequence * num + chosen).reshape(-1), batch * num)
+        place = place.reshape(chosen.shape)
+        row = jnp.where(place < size, (chosen * batch + sequence) * size + place, num * batch * size)
+        arrived = jnp.arange(num // self.expert.size, dtype=jnp.int32)
+        return Tiles(_choices_at(row, (num, batch * size)), row.reshape(-1, self.num_chosen), arrived)
+
+    def whole(self, x: jax.Array) -> jax.Array:
+        """The tokens "token ..." whose rows this device sends: its own."""
+        return x.reshape(-1, *x.shape[2:])
+
+    def own(self, y: jax.Array, seq_len: int) -> jax.Array:
+        """The inverse of `whole`."""
+        return y.reshape(-1, seq_len, *y.shape[1:])
+
+    def to_experts(self, rows: jax.Array) -> jax.Array:
+        """Rows "expert row ..." of this device's tokens become those of all tokens for this device's experts."""
+        if self.expert.size == 1:
+            return rows
+        arrived = self.expert.exchange(rows.reshape(self.expert.size, -1, *rows.shape[1:]))
+        return jnp.moveaxis(arrived, 0, 1).reshape(arrived.shape[1], -1, *rows.shape[2:])
+
+    def to_tokens(self, rows: jax.Array) -> jax.Array:
+        """The inverse of `to_experts`."""
+        if self.expert.size == 1:
+            return rows
+        apart = jnp.moveaxis(rows.reshape(rows.shape[0], self.expert.size, -1, *rows.shape[2:]), 1, 0)
+        return self.expert.exchange(apart).reshape(self.num_experts, -1, *rows.shape[2:])
+
+
+Dispatch = Dropless | Capacity
+
+
+def dispatch_of(num_experts: int, num_chosen: int, factor: float | None, expert: Axis) -> Dispatch:
+    """`Capacity` of a factor, or `Dropless` without one."""
+    if factor is None:
+        return Dropless(num_experts, num_chosen, expert)
+    return Capacity(num_experts, num_chosen, factor, expert)
+
+
+# ---- From tokens to rows, and back
+
+
+@jax.custom_vjp
+def spread(x: jax.Array, tiles: Tiles) -> jax.Array:
+    """Rows "tile row hidden" of tokens `x` "token hidden"; zeros where tiles are filled up."""
+    return jnp.take(x, tiles.choice // tiles.row.shape[1], axis=0, mode="fill", fill_value=0)
+
+
+@jax.custom_vjp
+def collect(rows: jax.Array, tiles: Tiles) -> jax.Array:
+    """The sum "token hidden" of the rows of each token's choices; the transpose of `spread`."""
+    found = jnp.take(rows.reshape(-1, rows.shape[-1]), tiles.row, axis=0, mode="fill", fill_value=0)
+    return found.sum(axis=1, dtype=jnp.float32).astype(rows.dtype)
+
+
+@jax.custom_vjp
+def spread_weights(weights: jax.Array, tiles: Tiles) -> jax.Array:
+    """The weight "tile row" of each row, of `weights` "token k"."""
+    return jnp.take(weights.reshape(-1), tiles.choice, mode="fill", fill_value=0)
+
+
+# As gathers: what JAX makes of their transposes would scatter, and add in no order on a GPU.
+spread.defvjp(lambda x, tiles: (spread(x, tiles), tiles), lambda tiles, d: (collect(d, tiles), None))
+collect.defvjp(lambda rows, tiles: (collect(rows, tiles), tiles), lambda tiles, d: (spread(d, tiles), None))
+spread_weights.defvjp(
+    lambda weights, tiles: (spread_weights(weights, tiles), tiles),
+    lambda tiles, d: (jnp.take(d.reshape(-1), tiles.row, mode="fill", fill_value=0), None),
+)
+
+
+# ---- Products of tiles
+
+
+def grouped(rows: jax.Array, kernels: jax.Array, expert: jax.Array, has_idle_tiles: bool) -> jax.Array:
+    """Products "tile row out" of tiles with their experts' kernels.
+
+    Args:
+        rows: "tile row in".
+        kernels: "expert in out".
+        expert: int32 "tile".
+        has_idle_tiles: whether to skip tiles of no expert; else their product is computed, of rows that are zeros.
+    """
+    return _grouped(has_idle_tiles, rows, kernels, expert)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grouped(has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
+    def tile(_: None, turn: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        rows, expert = turn
+        like = jnp.zeros((rows.shape[0], kernels.shape[-1]), rows.dtype)
+        return None, _if_used(lambda kernel, _: rows @ kernel, kernels, expert, like, has_idle_tiles)
+
+    return lax.scan(tile, None, (rows, expert))[1]
+
+
+def _grouped_backward(
+    has_idle_tiles: bool, saved: tuple[jax.Array, jax.Array, jax.Array], d: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    rows, kernels, expert = saved
+
+    def tile(_: None, turn: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        d, expert = turn
+        like = jnp.zeros((d.shape[0], kernels.shape[1]), d.dtype)
+        return None, _if_used(lambda kernel, _: d @ kernel.T, kernels, expert, like, has_idle_tiles)
+
+    def add(sums: jax.Array, turn: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        rows, d, expert = turn
+
+        def added(total: jax.Array, sums: jax.Array) -> jax.Array:
+            total = total + jnp.einsum("ri,ro->io", rows, d, preferred_element_type=jnp.float32)
+            return lax.dynamic_update_index_in_dim(sums, total, expert, 0)
+
+        return _if_used(added, sums, expert, sums, has_idle_tiles), None
+
+    # Two scans, since a split backward does the second later.
+    _, d_rows = lax.scan(tile, None, (d, expert))
+    d_kernels, _ = lax.scan(add, jnp.zeros(kernels.shape, jnp.float32), (rows, d, expert))
+    return d_rows, d_kernels.astype(kernels.dtype), None
+
+
+def _if_used(
+    function: Callable[[jax.Array, jax.Array], jax.Array],
+    of_experts: jax.Array,
+    expert: jax.Array,
+    otherwise: jax.Array,
+    has_idle_tiles: bool,
+) -> jax.Array:
+    """`function(of_experts[expert], otherwise)`, or `otherwise` for a tile of no expert."""
+
+    def used(otherwise: jax.Array) -> jax.Array:
+        return function(lax.dynamic_index_in_dim(of_experts, expert, 0, keepdims=False), otherwise)
+
+    if not has_idle_tiles:
+        return used(otherwise)
+    return lax.cond(expert < of_experts.shape[0], used, lambda otherwise: otherwise, otherwise)
+
+
+_grouped.defvjp(
+    lambda has_idle_tiles, *arrays: (_grouped(has_idle_tiles, *arrays), arrays),
+    _grouped_backward,
+)
