@@ -30,11 +30,13 @@ FORWARD_COLLECTIVES = 4
 INPUT_GRADIENT_COLLECTIVES = 4
 WEIGHT_GRADIENT_COLLECTIVES = 2
 AGAIN_COLLECTIVES = 3
-# Of rows of experts over `expert`, of one layer (`jaxpipe.models.dispatch`): to the experts and back, in backward the
-# same of their gradients, and to the experts once more for those of the kernels. Again: to the experts.
+# Of rows of experts over `expert`, of one layer (`jaxpipe.models.dispatch`): to the experts and back, and in backward
+# the same of their gradients. For the gradients of kernels rows go to the experts once more; where W is apart, so do
+# the gradients. A layer that is computed again sends rows to the experts.
 FORWARD_DISPATCHES = 2
 INPUT_GRADIENT_DISPATCHES = 2
-WEIGHT_GRADIENT_DISPATCHES = 1
+WEIGHT_GRADIENT_DISPATCHES = 2
+BACKWARD_DISPATCHES = 3
 AGAIN_DISPATCHES = 1
 
 
@@ -146,7 +148,7 @@ def dispatch_bytes(setting: Setting) -> float:
 
 def _experts(setting: Setting, layers: int) -> float:
     """Bytes of the rows that collectives of `expert` move."""
-    per_layer = FORWARD_DISPATCHES + INPUT_GRADIENT_DISPATCHES + WEIGHT_GRADIENT_DISPATCHES
+    per_layer = FORWARD_DISPATCHES + BACKWARD_DISPATCHES
     per_layer += AGAIN_DISPATCHES if setting.model.recompute == "full" else 0
     microbatches = setting.num_microbatches / placement_of(setting).num_replicas
     return layers * microbatches * per_layer * dispatch_bytes(setting)

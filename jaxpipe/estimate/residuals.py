@@ -184,7 +184,11 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
         "gradient of queries, keys and values": of.queries + 2 * of.keys,
         **norms,
         **({"attended": of.queries} if full else {}),
-        **({EXPERT_OF_TILE: routing[EXPERT_OF_TILE]} if full and routing else {}),
+        **(
+            {EXPERT_OF_TILE: routing[EXPERT_OF_TILE]}
+            if full and routing and setting.anatomy.capacity_factor is None
+            else {}
+        ),
         **of_routing,
     }
     kept_for_w = [] if full or not routing else [EXPERT_OF_TILE]

@@ -18,6 +18,7 @@ from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.communication import (
     AGAIN_COLLECTIVES,
     AGAIN_DISPATCHES,
+    BACKWARD_DISPATCHES,
     FORWARD_COLLECTIVES,
     FORWARD_DISPATCHES,
     INPUT_GRADIENT_COLLECTIVES,
@@ -94,6 +95,8 @@ class Protocol:
     network_step_s: float
     fraction: float
 
+
+_REPEATED_DISPATCHES = INPUT_GRADIENT_DISPATCHES + WEIGHT_GRADIENT_DISPATCHES - BACKWARD_DISPATCHES  # by W
 
 # Low latency (LL), LL128 and simple. Source: NCCL, src/graph/tuning.cc, commit 01afd20: baseLat and hwLat of rings.
 PROTOCOLS = (
@@ -206,7 +209,7 @@ class Roofline:
                 dispatches=FORWARD_DISPATCHES,
                 kernels=self.forward_kernels,
             ),
-            layer_backward_s=input_gradient_s + weight_gradient_s,
+            layer_backward_s=input_gradient_s + weight_gradient_s - _REPEATED_DISPATCHES * dispatch_s,
             layer_input_gradient_s=input_gradient_s,
             layer_weight_gradient_s=weight_gradient_s,
             embed_forward_s=part_s((), moved.embed_forward, drawn.embed, collectives=1, kernels=1),

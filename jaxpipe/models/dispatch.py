@@ -120,7 +120,7 @@ class Dropless:
 
             >>> tiles = Dropless(2, 1).tiles(jnp.array([[[1], [0], [1]]]))
             >>> tiles.expert.tolist(), tiles.row[:, 0].tolist(), tiles.choice[1, :3].tolist()
-            ([0, 1, 2], [8, 0, 9], [0, 2, 3])
+            ([0, 1], [8, 0, 9], [0, 2, 3])
         """
         num, size = self.shape(*chosen.shape[:2])
         of_all = chosen if self.expert.size == 1 else gather_over(chosen, ("expert",), 0)
@@ -130,7 +130,7 @@ class Dropless:
         last_tile = jnp.cumsum(-(-length[:-1] // size))
         first_row = size * jnp.concatenate([jnp.zeros(1, jnp.int32), last_tile])
         row = jnp.where(key < self.num_local, first_row[key] + place, num * size)
-        expert = jnp.searchsorted(last_tile, jnp.arange(num), side="right").astype(jnp.int32)
+        expert = (jnp.arange(num)[:, None] >= last_tile).sum(axis=1, dtype=jnp.int32)
         return Tiles(_choices_at(row, (num, size)), row.reshape(-1, self.num_chosen), expert)
 
     def whole(self, x: jax.Array) -> jax.Array:

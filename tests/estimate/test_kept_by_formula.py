@@ -21,22 +21,25 @@ SIZES: dict[str, Any] = {"num_layers": 1, "hidden": HIDDEN, "num_heads": 4, "voc
 KEEPS = (("xla", "none"), ("xla", "attention"), ("xla", "full"), ("chunked", "none"), ("chunked", "full"))
 
 
-def model_of(family: str, attention: str, recompute: str, *, dropout: float = 0.0) -> ModelConfig:
+def model_of(
+    family: str, attention: str, recompute: str, *, dropout: float = 0.0, dispatch: str = "dropless"
+) -> ModelConfig:
     choices: dict[str, Any] = {**SIZES, "attention": attention, "recompute": recompute}
     if family in ("llama", "qwen3"):
         return LlamaConfig(**choices, num_kv_heads=2, head_size=10, query_key_norm=family == "qwen3")
     if family == "mixtral":
-        return MixtureConfig(**choices, num_kv_heads=2, head_size=10, num_experts=3, balance_loss=0.1)
+        choices |= {"num_experts": 6, "balance_loss": 0.1, "dispatch": dispatch}
+        return MixtureConfig(**choices, num_kv_heads=2, head_size=10)
     rates = dict.fromkeys(("embedding_dropout", "attention_dropout", "hidden_dropout"), dropout)
     return {"gpt": GPTConfig, "bert": BertConfig}[family](**choices, **rates, num_positions=SEQ_LEN)
 
 
-def setting(model: ModelConfig, schedule: str, dtype: str, tensor: int) -> Setting:
+def setting(model: ModelConfig, schedule: str, dtype: str, tensor: int, expert: int = 1) -> Setting:
     return Setting(
         model=model,
         dtype=dtype,
         seq_len=SEQ_LEN,
-        batch_size=NUM_MICROBATCHES * MICROBATCH_SIZE,
+        batch_size=NUM_MICROBATCHES * MICROBATCH_SIZE * expert,
         num_predicted=NUM_PREDICTED if isinstance(model, BertConfig) else None,
         schedule_name=schedule,
         options="",
@@ -48,15 +51,16 @@ def setting(model: ModelConfig, schedule: str, dtype: str, tensor: int) -> Setti
         order="contiguous",
         zero1=True,
         topology=parse_topology("a100-80g:1x8"),
+        expert=expert,
     )
 
 
 def storage(of: Setting) -> Storage:
     """What the program itself would keep."""
-    model = LanguageModel(of.model, TensorAxis(of.tensor))
+    model = LanguageModel(of.model, TensorAxis(of.tensor, num_expert=of.expert))
     pipeline = Pipeline(
         build(of.schedule_name, num_devices=1, num_microbatches=NUM_MICROBATCHES),
-        make_mesh(data=1, pipe=1, tensor=of.tensor),
+        make_mesh(data=1, pipe=1, expert=of.expert, tensor=of.tensor),
         StageFunctions.of(model),
         num_layers=1,
         dtype=of.dtype,
@@ -67,10 +71,19 @@ def storage(of: Setting) -> Storage:
         words = dict.fromkeys(("predicted", "targets"), (NUM_PREDICTED,))
         shapes |= {**dict.fromkeys(("token_types", "padding_mask"), (SEQ_LEN,)), **words, "sentence_order": ()}
     batch = {
-        name: jax.ShapeDtypeStruct((NUM_MICROBATCHES, MICROBATCH_SIZE, *shape), np.int32)
+        name: jax.ShapeDtypeStruct((NUM_MICROBATCHES, MICROBATCH_SIZE * of.expert, *shape), np.int32)
         for name, shape in shapes.items()
     }
     return pipeline.shapes(params, batch, random=of.anatomy.has_dropout).storage
+
+
+OF_EXPERTS = (
+    ("dropless", 3, 2, "none"),
+    ("capacity", 2, 1, "full"),
+    ("dropless", 2, 1, "full"),
+    ("capacity", 1, 2, "full"),
+    ("capacity", 1, 1, "none"),
+)
 
 
 def num_bytes(arrays: Any) -> int:
@@ -101,7 +114,22 @@ def cases():
 
 @pytest.mark.parametrize(("family", "dropout", "dtype", "tensor", "attention", "recompute"), list(cases()))
 def test_a_layer_keeps_what_its_vjp_keeps(family, dropout, dtype, tensor, attention, recompute):
-    of = setting(model_of(family, attention, recompute, dropout=dropout), "zb_h1", dtype, tensor)
+    check_storage(setting(model_of(family, attention, recompute, dropout=dropout), "zb_h1", dtype, tensor))
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "expert", "tensor", "recompute"),
+    [
+        ("capacity", 3, 2, "none"),
+        *(pytest.param(*case, marks=pytest.mark.ci) for case in OF_EXPERTS),
+    ],
+)
+def test_a_layer_of_experts_keeps_what_its_vjp_keeps(dispatch, expert, tensor, recompute):
+    model = model_of("mixtral", "chunked", recompute, dispatch=dispatch)
+    check_storage(setting(model, "zb_h1", "bfloat16", tensor, expert))
+
+
+def check_storage(of: Setting) -> None:
     found, layer = storage(of), layer_residuals(of)
     residuals, deferred = found.saved.residuals, found.saved.deferred
     assert sorted(array.size for array in residuals) == sorted(layer.saved.values())

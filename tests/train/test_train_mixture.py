@@ -73,3 +73,48 @@ def test_muon_takes_each_expert_as_a_matrix(mixture):
     done = run("train", *files, *ARGUMENTS, "--config.train.steps=4")
     assert done.returncode == 0, done.stderr
     assert metrics(mixture / "muon")[-1]["loss"] < metrics(mixture / "muon")[0]["loss"]
+
+
+def test_experts_over_devices(mixture):
+    """The losses are those of a run whose devices have all experts; it goes on where others have them."""
+    files = [f"--config={mixture}/mixture.py", f"--workdir={mixture}/experts"]
+    mesh = ["--config.mesh.data=1", "--config.mesh.pipe=2", "--config.mesh.expert=4", "--config.pipeline.schedule=zb_v"]
+    done = run("train", *files, *ARGUMENTS, *mesh)
+    assert done.returncode == 0, done.stderr
+    for found, wanted in zip(metrics(mixture / "experts"), metrics(mixture / "run")[:12], strict=True):
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
+    others = ["--config.mesh.data=1", "--config.mesh.expert=2", "--config.mesh.tensor=2", "--config.train.steps=15"]
+    done = run("train", *files, *ARGUMENTS, *others)
+    assert done.returncode == 0, done.stderr
+    for found, wanted in zip(metrics(mixture / "experts"), metrics(mixture / "run"), strict=True):
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
+
+
+def test_capacity_drops_the_same_tokens_on_every_mesh(mixture):
+    files = [f"--config={mixture}/mixture.py", *ARGUMENTS, "--config.train.steps=4"]
+    files += ["--config.model.dispatch=capacity", "--config.model.capacity_factor=0.8"]
+    rows = []
+    for axis, name in (("data", "copies"), ("expert", "split")):
+        mesh = ["--config.mesh.data=1", f"--config.mesh.{axis}=2"]
+        done = run("train", *files, *mesh, f"--workdir={mixture}/{name}")
+        assert done.returncode == 0, done.stderr
+        rows.append([row["loss"] for row in metrics(mixture / name)])
+    assert rows[0] == pytest.approx(rows[1], rel=1e-5)
+    dropless = [row["loss"] for row in metrics(mixture / "run")[:4]]
+    assert rows[0] != pytest.approx(dropless, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("argument", "rule"),
+    [
+        ("mesh.expert=3", "expert-divides"),
+        ("model.experts_per_token=5", "chosen-experts"),
+        ("model.capacity_factor=0.0", "field-range"),
+        ("model.dispatch=by_all", "model.dispatch"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_compiled(mixture, argument, rule):
+    done = run("train", f"--config={mixture}/mixture.py", f"--workdir={mixture}/none", f"--config.{argument}")
+    assert done.returncode != 0
+    assert rule in done.stderr
+    assert not (mixture / "none").exists()

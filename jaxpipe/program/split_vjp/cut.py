@@ -24,7 +24,7 @@ Atom = core.Var | core.Literal
 # Primitives that compute nothing: the second half may repeat them, so that the smaller of the two forms of a value is
 # saved. It may also repeat primitives that make random keys, which no page can hold.
 _FORM = {"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "reshape", "rev", "squeeze", "transpose"}
-_FORM |= {"all_gather", "gather"}
+_FORM |= {"all_gather", "all_to_all", "gather"}
 _PRODUCTS = {"conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general"}
 _COMBINE = ("reduce", "scatter", "select_and_scatter")  # their jaxprs combine two elements into one
 _FOREIGN = {"custom_call", "ffi_call", "pallas_call", "pure_callback", "triton_kernel_call"}
