@@ -1,4 +1,4 @@
-"""A Llama of transformers, trained here on a mesh, is what transformers and PyTorch's AdamW make of it.
+"""A Llama and a Mixtral of transformers, trained here on a mesh, are what transformers and PyTorch's AdamW make of it.
 
 Both compute in float32 and round in other orders, a few 1e-7 of a gradient. AdamW divides by the root of the second
 moment, which makes noise of the smallest gradients as large as any: 1e-3 of what three steps change is asked of each
@@ -23,31 +23,45 @@ from jaxpipe.training.run_folder import read_config
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS, LARGEST_ERROR = 3, 1e-3
-MESH = ["--config.mesh.data=2", "--config.mesh.pipe=2", "--config.mesh.tensor=2", "--config.mesh.platform=cpu"]
+MESH = ["--config.mesh.data=2", "--config.mesh.pipe=2", "--config.mesh.platform=cpu"]
+SIZES = LLAMA | {"vocab_size": 300, "num_hidden_layers": 4, "num_attention_heads": 4, "tie_word_embeddings": False}
+# Class of a model, its sizes, and what its run has besides.
+MODELS = {
+    "llama": ("LlamaForCausalLM", SIZES, ["--config.mesh.tensor=2"]),
+    "mixtral": (
+        "MixtralForCausalLM",
+        SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        ["--config.mesh.expert=2", "--config.model.balance_loss=0.0"],
+    ),
+}
 BATCH = [
-    *("--config.data.batch_size=8", "--config.data.seq_len=16", "--config.pipeline.num_microbatches=4"),
+    *("--config.data.batch_size=16", "--config.data.seq_len=16", "--config.pipeline.num_microbatches=4"),
     *("--config.data.files=auto", "--config.data.packing=windows", "--config.optimizer.weight_decay=0.1"),
 ]
 STEPS = [f"--config.train.steps={NUM_STEPS}", "--config.optimizer.learning_rate=0.01"]
 
 
+@pytest.fixture(scope="module", params=MODELS)
+def case(request):
+    return MODELS[request.param]
+
+
 @pytest.fixture(scope="module")
-def original(transformers, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("llama") / "original"
-    sizes = LLAMA | {"vocab_size": 300, "num_hidden_layers": 4, "num_attention_heads": 4, "tie_word_embeddings": False}
-    new_model(transformers, "LlamaForCausalLM", sizes).save_pretrained(folder)
+def original(transformers, tmp_path_factory, case):
+    folder = tmp_path_factory.mktemp("model") / "original"
+    new_model(transformers, *case[:2]).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def trained(original):
+def trained(original, case):
     """The folder of our run; converted beside it, and converted back."""
     folder = original.parent
     convert(f"hf:{original}", str(folder / "converted"))
     done = subprocess.run(
         [
             *(sys.executable, "-m", "jaxpipe.train", f"--config=configs/finetune.py:{folder / 'converted'}"),
-            *(f"--workdir={folder / 'run'}", *MESH, *BATCH, *STEPS),
+            *(f"--workdir={folder / 'run'}", *MESH, *case[2], *BATCH, *STEPS),
         ],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
@@ -69,7 +83,8 @@ def train_in_torch(model, run: Path) -> list[float]:
     # Decay for matrix products alone, not for norms and embeddings; the head's product is one.
     groups: dict[float, list] = {optimizer.weight_decay: [], 0.0: []}
     for name, parameter in model.named_parameters():
-        groups[optimizer.weight_decay if "proj" in name or "lm_head" in name else 0.0].append(parameter)
+        is_product = any(part in name for part in ("proj", "lm_head", ".gate."))
+        groups[optimizer.weight_decay if is_product else 0.0].append(parameter)
     adamw = torch.optim.AdamW(
         [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()],
         betas=(optimizer.beta1, optimizer.beta2),
@@ -95,11 +110,11 @@ def numbers(model) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.ci
-def test_three_steps_on_a_mesh_are_those_of_torch(transformers, original, trained):
-    model = load(transformers, original, "LlamaForCausalLM")
+def test_three_steps_on_a_mesh_are_those_of_torch(transformers, original, trained, case):
+    model = load(transformers, original, case[0])
     before = {name: value.copy() for name, value in numbers(model).items()}
     losses = train_in_torch(model, trained)
-    wanted, found = numbers(model), numbers(load(transformers, trained.parent / "back", "LlamaForCausalLM"))
+    wanted, found = numbers(model), numbers(load(transformers, trained.parent / "back", case[0]))
     # What the model brought along went with the run: it comes back in the form that it had.
     assert (trained.parent / "back" / "config.json").read_bytes() == (original / "config.json").read_bytes()
     rows = [json.loads(line) for line in (trained / METRICS).read_text().splitlines()]
