@@ -20,6 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.mesh.collectives import Axis, gather_over
+from jaxpipe.models.anatomy import MEASURED
 from jaxpipe.models.dispatch import Dispatch, Tiles, collect, dispatch_of, grouped, spread, spread_weights
 from jaxpipe.models.linear import Linear, RMSNorm
 
@@ -59,6 +60,13 @@ class Routing:
         return tuple(name for name, factor in self._factors.items() if factor)
 
     @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of what a layer measures."""
+        names = ("fullest_expert", "emptiest_expert", "router_entropy")
+        dropped = () if self.capacity_factor is None else ("dropped_choices",)
+        return tuple(MEASURED + name for name in (*names, *dropped))
+
+    @property
     def _factors(self) -> dict[str, float]:
         return {"balance": self.balance_loss, "router_z": self.z_loss}
 
@@ -74,6 +82,25 @@ class Routing:
             "router_z": jnp.square(jax.nn.logsumexp(logits, axis=-1)).sum(),
         }
         return {name: self._factors[name] / num_layers * found[name] for name in self.losses}
+
+    def measured_sums(
+        self, logits: jax.Array, share: jax.Array, tiles: Tiles, tensor: TensorAxis, num_layers: int
+    ) -> dict[str, jax.Array]:
+        """Sums over the tokens of all of `tensor`, whose means over layers and tokens a run tells.
+
+        They are the load of the fullest and of the emptiest expert in a microbatch, where 1 is the mean, the entropy of
+        a token's probabilities in nats, and the fraction of choices that are dropped.
+        """
+        num_tokens = logits.shape[0] * logits.shape[1] * tensor.size
+        load, chances = share * self.num_experts / self.num_chosen, jax.nn.log_softmax(logits)
+        dropped = jnp.sum(tiles.row == tiles.choice.size, dtype=jnp.float32) / self.num_chosen
+        found = (
+            num_tokens * load.max(),
+            num_tokens * load.min(),
+            -tensor.sum((jnp.exp(chances) * chances).sum()),
+            dropped,
+        )
+        return {name: value / num_layers for name, value in zip(self.measures, found, strict=False)}
 
 
 class Kernels(nnx.Module):
@@ -121,7 +148,7 @@ class Experts(nnx.Module):
         self.routing, self.activation, self.num_layers, self.tensor = routing, activation, num_layers, tensor
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The experts' addition to the stream `x` "batch local_seq hidden", and sums of the router's losses."""
+        """The experts' addition to the stream `x` "batch local_seq hidden", and sums of losses and measures."""
         routing, tensor, arrays = self.routing, self.tensor, (x, self.norm.arrays(), self.router.arrays()["kernel"])
         x_apart, norm_apart, router_apart = lax.stop_gradient(arrays)
         logits = _logits(self.norm.apply(x_apart, norm_apart), router_apart)
@@ -133,6 +160,7 @@ class Experts(nnx.Module):
         kernels = self.gate.kernel[...], self.up.kernel[...]
         static = self.norm.apply, routing, tensor, self.num_layers
         inputs, weights, losses = _to_experts(*static, *arrays, kernels, chosen, share, tiles)
+        losses |= lax.stop_gradient(routing.measured_sums(logits, share, tiles, tensor, self.num_layers))
         weights = dispatch.whole(tensor.gather(weights, 1))
         y = _from_experts(self.activation, dispatch, inputs, weights, self.down.kernel[...], tiles)
         return tensor.scatter_sum(dispatch.own(y, x.shape[1] * tensor.size), 1), losses

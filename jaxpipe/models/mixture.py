@@ -87,11 +87,9 @@ class MixtureConfig(LlamaConfig):
         )
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
-        """Number of valid "targets" of a batch, int32; with losses of routers a dict, those by the number of tokens."""
-        words, of_layers = super().num_losses(batch), self.routing.losses
-        if not of_layers:
-            return words
-        return {"words": words} | dict.fromkeys(of_layers, math.prod(batch["targets"].shape))
+        """Number of valid "targets" of a batch, int32; of all that routers sum, the number of tokens."""
+        of_layers = (*self.routing.losses, *self.routing.measures)
+        return {"words": super().num_losses(batch)} | dict.fromkeys(of_layers, math.prod(batch["targets"].shape))
 
     def new_feed_forward(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Router and experts."""

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.checkpoints.state import has_tree_of, is_masked
+from jaxpipe.models.anatomy import MEASURED
 from jaxpipe.program import Pipeline
 from jaxpipe.training.task import Trained
 
@@ -185,7 +186,7 @@ def mean_factors(num_losses: Any) -> Any:
 
 
 def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
-    """The loss of a run, which is the sum of all means, followed by the mean of each kind if there are several.
+    """The loss of a run, the sum of all means; then each if there are several, and what is measured beside them.
 
     Args:
         means: the mean loss, or a dict of one for each kind.
@@ -196,9 +197,18 @@ def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
         {'eval_loss': 2.5}
         >>> name_losses({"masked_lm": 2.5, "sentence_order": 0.5})
         {'loss': 3.0, 'masked_lm_loss': 2.5, 'sentence_order_loss': 0.5}
+        >>> name_losses({"words": 2.5, "measured_fullest_expert": 1.5})
+        {'loss': 2.5, 'words_loss': 2.5, 'fullest_expert': 1.5}
     """
-    kinds = {f"{prefix}{kind}_loss": mean for kind, mean in means.items()} if isinstance(means, dict) else {}
-    return {f"{prefix}loss": sum(jax.tree.leaves(means)), **kinds}
+    if not isinstance(means, dict):
+        return {f"{prefix}loss": means}
+    measured = {kind: mean for kind, mean in means.items() if kind.startswith(MEASURED)}
+    kinds = {kind: mean for kind, mean in means.items() if kind not in measured}
+    return {
+        f"{prefix}loss": sum(kinds.values()),
+        **{f"{prefix}{kind}_loss": mean for kind, mean in kinds.items()},
+        **{f"{prefix}{kind.removeprefix(MEASURED)}": mean for kind, mean in measured.items()},
+    }
 
 
 def format_losses(losses: dict[str, float], *, unit: str) -> str:

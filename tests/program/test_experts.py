@@ -15,6 +15,7 @@ from jaxpipe.schedules import REGISTRY, build, split_backward
 
 BOUND = 1e-5
 SCALE = {"words": 0.01, "balance": 0.02, "router_z": 0.03}
+MEASURED = dict.fromkeys(("measured_fullest_expert", "measured_emptiest_expert", "measured_router_entropy"), 0.01)
 
 
 class Case(NamedTuple):
@@ -84,6 +85,11 @@ def model_of(case: Case, *, num_layers: int) -> Any:
     return config_of(case.family, num_layers=num_layers, recompute=case.recompute, **sizes, **dispatch)
 
 
+def scale_of(case: Case) -> dict[str, float]:
+    dropped = {"measured_dropped_choices": 0.01} if case.dispatch == "capacity" else {}
+    return SCALE | MEASURED | dropped
+
+
 def batch_of(case: Case) -> Any:
     """Four sequences a microbatch where as many devices split it."""
     parts = [random_batch(case.num_microbatches, seed=seed) for seed in range(1, 1 + -(-case.data * case.expert // 2))]
@@ -99,7 +105,8 @@ def expected(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any
             model.loss_sum(params, jax.tree.map(lambda leaf, m=m: leaf[m], batch), None, m)
             for m in range(case.num_microbatches)
         ]
-        losses = {name: SCALE[name] * sum(each[name] for each in sums) for name in SCALE}
+        scale = scale_of(case)
+        losses = {name: scale[name] * sum(each[name] for each in sums) for name in scale}
         return sum(losses.values()), losses
 
     grads, losses = jax.jit(jax.grad(total, has_aux=True))(params)
@@ -111,7 +118,7 @@ def found(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any]:
     schedule = split_backward(schedule) if case.split else schedule
     mesh = {axis: getattr(case, axis) for axis in ("data", "expert", "tensor")}
     pipeline = pipeline_of(schedule, config, **mesh)
-    losses, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch, SCALE)
+    losses, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch, scale_of(case))
     return losses, pipeline.from_stages(grads)
 
 
@@ -121,8 +128,8 @@ def errors_of(case: Case) -> dict[str, float]:
     params, batch = random_params(config), batch_of(case)
     losses, grads = found(case, config, params, batch)
     wanted, wanted_grads = expected(case, config, params, batch)
-    of_losses = {name: float(abs(losses[name] - wanted[name]) / abs(wanted[name])) for name in SCALE}
-    assert losses.keys() == SCALE.keys()
+    of_losses = {name: float(abs(losses[name] - wanted[name]) / abs(wanted[name])) for name in wanted}
+    assert losses.keys() == wanted.keys() == scale_of(case).keys()
     return of_losses | relative_errors(grads, wanted_grads)
 
 

@@ -42,6 +42,8 @@ def test_words_and_balance_are_told_apart(mixture):
         assert row["loss"] == pytest.approx(row["words_loss"] + row["balance_loss"], rel=1e-6)
         # The factor times the experts of a token if all are used alike; the most is the factor times all experts.
         assert 0.99 * 0.02 * 2 < row["balance_loss"] < 0.02 * 4
+        assert 0 <= row["emptiest_expert"] <= 1 <= row["fullest_expert"] <= 2
+        assert 0 < row["router_entropy"] <= math.log(4) + 1e-6
     assert rows[-1].keys() >= {"eval_loss", "eval_words_loss", "eval_balance_loss"}
 
 
@@ -99,6 +101,7 @@ def test_capacity_drops_the_same_tokens_on_every_mesh(mixture):
         done = run("train", *files, *mesh, f"--workdir={mixture}/{name}")
         assert done.returncode == 0, done.stderr
         rows.append([row["loss"] for row in metrics(mixture / name)])
+        assert all(0 < row["dropped_choices"] < 0.5 for row in metrics(mixture / name))
     assert rows[0] == pytest.approx(rows[1], rel=1e-5)
     dropless = [row["loss"] for row in metrics(mixture / "run")[:4]]
     assert rows[0] != pytest.approx(dropless, rel=1e-5)
