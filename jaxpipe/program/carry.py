@@ -9,13 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering import IDLE, RoundTable
-from jaxpipe.program.partition import Part
 from jaxpipe.program.shapes import StepShapes
-from jaxpipe.program.storage import Pool, Pools, Storage
+from jaxpipe.program.storage import Page, Pool, Pools, Storage, pool_for
 
 PyTree = Any
 Integers = Any  # numpy arrays in the table, jax arrays in the program
-Page = list[jax.Array]  # [dtype] -> [1, width]
 
 
 class State(NamedTuple):
@@ -35,7 +33,7 @@ class Carry(NamedTuple):
     out: jax.Array  # x.shape: output of the last action
     inbox: jax.Array  # [num_inbox + 1, *x.shape] messages that wait for their reader
     send_buffer_pages: list[Page]  # [lane] pages that the next round sends to the paired device
-    send_buffer_grads: list[PyTree]  # [lane] gradients of a layer that the next round sends to the stage's owner
+    send_buffer_grads: list[Page]  # [lane] gradients of a layer that the next round sends to the stage's owner
     complete: jax.Array  # chunk whose gradients the next round sums over devices, or IDLE
 
 
@@ -99,12 +97,6 @@ def initial_carry(shapes: StepShapes, params: PyTree, scale: PyTree) -> Carry:
     def pages(pool: Pool, number: int | None = None) -> list[jax.Array]:
         return [empty(row.shape, row.dtype) for row in pool.like(number)]
 
-    def one_layer() -> PyTree:
-        def empty_part(leaf: jax.Array, part: Part) -> jax.Array:
-            return empty((1, 1, *part.master_shape), jnp.float32)
-
-        return jax.tree.map(empty_part, params["layers"], shapes.parts["layers"])
-
     sums = params if table.has_backward else {"shared": (), "layers": ()}
     message = empty(x_like.shape, x_like.dtype)
     state = State(
@@ -119,7 +111,7 @@ def initial_carry(shapes: StepShapes, params: PyTree, scale: PyTree) -> Carry:
         out=message,
         inbox=empty((table.inbox.num_inbox + 1, *x_like.shape), x_like.dtype),
         send_buffer_pages=[pages(storage.pools[0], 1) for _ in range(table.num_page_lanes)],
-        send_buffer_grads=[one_layer() for _ in range(table.num_gradient_lanes)],
+        send_buffer_grads=[pages(pool_for(1, shapes.sent_layer)) for _ in range(table.num_gradient_lanes)],
         complete=jnp.int32(IDLE),
     )
 

@@ -37,8 +37,9 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.inbox import FIRST_PERMUTE, OWN
 from jaxpipe.lowering.permutes import Pair
-from jaxpipe.program.carry import Page, Row, State
+from jaxpipe.program.carry import Row, State
 from jaxpipe.program.in_place import guarded_index, sequenced
+from jaxpipe.program.storage import Page, PageForm, pool_for
 
 PyTree = Any
 
@@ -134,38 +135,40 @@ def read_pages(
 # Gradients of layers that two devices hold
 
 
-def send_grads(table: RoundTable, round_type: int, send_buffer: Sequence[PyTree]) -> list[PyTree]:
+def send_grads(table: RoundTable, round_type: int, send_buffer: Sequence[Page]) -> list[Page]:
     """Sends the gradients read at the end of the round before; returns the arrived gradients, [lane]."""
     return _send(table.gradient_permutes[round_type], send_buffer, partial(grads_scope, round_type))
 
 
-def add_grads(row: Row, arrived: Sequence[PyTree], state: State) -> State:
-    """Returns `state` with the arrived gradients added to the sums that the table names."""
+def add_grads(form: PageForm, row: Row, arrived: Sequence[Page], state: State) -> State:
+    """Returns `state` with the arrived gradients, pages of `form`, added to the sums that the table names."""
 
-    def add_layer(lane: int, gradients: PyTree, sums: PyTree, _: jax.Array) -> PyTree:
+    def add_layer(lane: int, page: Page, sums: PyTree, _: jax.Array) -> PyTree:
         def add_leaf(total: jax.Array, value: jax.Array) -> jax.Array:
+            value = value[None, None]
             place = (row.recv_layer[lane, 0], row.recv_layer[lane, 1]) + (0,) * (total.ndim - 2)
             return lax.dynamic_update_slice(total, lax.dynamic_slice(total, place, value.shape) + value, place)
 
-        return jax.tree.map(add_leaf, sums, gradients)
+        values = form.read(page, pool_for(1, form), 0)
+        return jax.tree.map(add_leaf, sums, jax.tree.unflatten(jax.tree.structure(sums), values))
 
     layers, num_done = _store(row.num_layer_recvs, arrived, add_layer, state.grads["layers"], state.num_done)
     return state._replace(grads={**state.grads, "layers": layers}, num_done=num_done)
 
 
 def read_grads(
-    table: RoundTable, round_type: int, row: Row, send_buffer: Sequence[PyTree], state: State
-) -> tuple[list[PyTree], State]:
-    """Returns the buffer with the gradients that travel in the next round, and the new `state`."""
-    sums = state.grads["layers"]
+    form: PageForm, table: RoundTable, round_type: int, row: Row, send_buffer: Sequence[Page], state: State
+) -> tuple[list[Page], State]:
+    """Returns the buffer with the gradients, pages of `form`, that travel in the next round, and the new `state`."""
+    sums = jax.tree.leaves(state.grads["layers"])
 
-    def read_layer(lane: int, like: PyTree, num_done: jax.Array) -> PyTree:
-        chunk = guarded_index(row.send_layer[lane, 0], num_done)
-
-        def read_leaf(total: jax.Array, like: jax.Array) -> jax.Array:
-            return lax.dynamic_slice(total, (chunk, row.send_layer[lane, 1]) + (0,) * (total.ndim - 2), like.shape)
-
-        return jax.tree.map(read_leaf, sums, like)
+    def read_layer(lane: int, page: Page, num_done: jax.Array) -> Page:
+        place = guarded_index(row.send_layer[lane, 0], num_done), row.send_layer[lane, 1]
+        values = [
+            lax.dynamic_slice(total, place + (0,) * len(like.shape), (1, 1, *like.shape))
+            for total, like in zip(sums, form.arrays, strict=True)
+        ]
+        return form.write(page, pool_for(1, form), 0, values)
 
     num_lanes = table.exchange_grids.num_sends[table.round_type == round_type].max()
     grads, num_done = _read(num_lanes, row.num_layer_sends, send_buffer, read_layer, state.num_done)

@@ -25,6 +25,7 @@ from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 from jaxpipe.program.in_place import cond_in_place
+from jaxpipe.program.storage import Page, PageForm, pool_for
 
 PyTree = Any
 SPLIT_AXES = ("expert", "tensor")  # over which a model splits parameters
@@ -218,25 +219,42 @@ def _gather_layers(layers: PyTree, parts: PyTree) -> PyTree:
 def _gather_both(
     layers: PyTree, parts: PyTree, cast: Callable[[jax.Array], jax.Array], pairs: Sequence[tuple[int, int]]
 ) -> PyTree:
-    """Compute copies of a device's own layers and of its partner's, layer by layer; only parts travel along `pipe`."""
+    """Compute copies of a device's own layers and of its partner's; the parts of a layer travel as one page."""
     leaves, structure = jax.tree.flatten(layers)
     parts = jax.tree.leaves(parts)
     num_chunks, num_layers = leaves[0].shape[:2]
+    dtypes = [jax.eval_shape(cast, leaf).dtype for leaf in leaves]
+    form = layer_form(parts, dtypes)
+    pool = pool_for(1, form)
 
-    def layer(i: jax.Array, copies: list[jax.Array]) -> list[jax.Array]:
+    def layer(i: jax.Array, walk: tuple[Page, list[jax.Array]]) -> tuple[Page, list[jax.Array]]:
+        page, copies = walk
         chunk, row = i // num_layers, i % num_layers
-        for k, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
-            own = cast(lax.dynamic_slice(leaf, (chunk, row) + (0,) * (leaf.ndim - 2), (1, 1, *leaf.shape[2:])))[0, 0]
-            for first, held in ((0, own), (num_chunks, lax.ppermute(own, "pipe", pairs))):
-                copy = part.gather(held)[None, None]
+        own = [
+            cast(lax.dynamic_slice(leaf, (chunk, row) + (0,) * (leaf.ndim - 2), (1, 1, *leaf.shape[2:])))[0, 0]
+            for leaf in leaves
+        ]
+        page = form.write(page, pool, 0, own)
+        partners = form.read([lax.ppermute(sent, "pipe", pairs) for sent in page], pool, 0)
+        for first, held in ((0, own), (num_chunks, partners)):
+            for k, part in enumerate(parts):
+                copy = part.gather(held[k])[None, None]
                 copies[k] = lax.dynamic_update_slice(copies[k], copy, (first + chunk, row) + (0,) * (copy.ndim - 2))
-        return copies
+        return page, copies
 
+    page = [jnp.zeros(sent.shape, sent.dtype) for sent in pool.like()]
     copies = [
-        jnp.zeros((2 * num_chunks, num_layers, *part.compute_shape), jax.eval_shape(cast, leaf).dtype)
-        for leaf, part in zip(leaves, parts, strict=True)
+        jnp.zeros((2 * num_chunks, num_layers, *part.compute_shape), dtype)
+        for part, dtype in zip(parts, dtypes, strict=True)
     ]
-    return jax.tree.unflatten(structure, lax.fori_loop(0, num_chunks * num_layers, layer, copies))
+    return jax.tree.unflatten(structure, lax.fori_loop(0, num_chunks * num_layers, layer, (page, copies))[1])
+
+
+def layer_form(parts: Sequence[Part], dtypes: Sequence[Any]) -> PageForm:
+    """The page in which the parts of one layer travel to the stage's other holder: one array for each dtype."""
+    return PageForm(
+        tuple(jax.ShapeDtypeStruct(part.master_shape, dtype) for part, dtype in zip(parts, dtypes, strict=True))
+    )
 
 
 def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministic: bool) -> PyTree:

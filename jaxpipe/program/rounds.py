@@ -119,8 +119,10 @@ def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry
     message = channels.read_message(table, round_type, row, arrived, own, inbox)
     state = channels.store_pages(row, landed, state._replace(message=message, grads=grads))
     pages, state = channels.read_pages(table, round_type, row, carry.send_buffer_pages, state)
-    state = channels.add_grads(row, gradients, state)
-    leaving, state = channels.read_grads(table, round_type, row, carry.send_buffer_grads, state)
+    state = channels.add_grads(actions.shapes.sent_layer, row, gradients, state)
+    leaving, state = channels.read_grads(
+        actions.shapes.sent_layer, table, round_type, row, carry.send_buffer_grads, state
+    )
     produces_none = (row.kind == IDLE) | (row.kind == Kind.W)
     out = jnp.where(produces_none, carry.out, own) if table.has_delays else own
     return Carry(state, out, inbox, pages, leaving, jnp.where(row.completes == 1, row.chunk, IDLE))

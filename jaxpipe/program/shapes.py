@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -18,10 +19,10 @@ import numpy as np
 from jaxpipe.lowering import RoundTable
 from jaxpipe.mesh import Randomness, num_batch_parts
 from jaxpipe.program.contract import Losses, StageFunctions, check_functions, check_inputs, shapes_on_a_device
-from jaxpipe.program.partition import Part, partition
+from jaxpipe.program.partition import Part, layer_form, partition
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
-from jaxpipe.program.storage import SavedResiduals, Storage, make_storage
+from jaxpipe.program.storage import PageForm, SavedResiduals, Storage, make_storage, pool_for
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
 
 PyTree = Any
@@ -54,6 +55,12 @@ class StepShapes:
     storage: Storage
     vjp: LayerVjp | None
     split: SplitBackward | None
+
+    @cached_property
+    def sent_layer(self) -> PageForm:
+        """The page in which the float32 gradients of one layer travel to the stage's owner."""
+        parts = jax.tree.leaves(self.parts["layers"])
+        return layer_form(parts, [jnp.float32] * len(parts))
 
 
 def step_shapes(
@@ -209,7 +216,7 @@ def _payload_bytes(shapes: StepShapes) -> dict[str, int]:
     return {
         "messages": _num_bytes(shapes.message),
         "pages": shapes.storage.pools[0].page_bytes,
-        "gradients": sum(4 * math.prod(part.master_shape) for part in jax.tree.leaves(shapes.parts["layers"])),
+        "gradients": pool_for(1, shapes.sent_layer).page_bytes,
     }
 
 

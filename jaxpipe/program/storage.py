@@ -32,6 +32,7 @@ _MAX_SUMS = 10_000  # array sizes to compare; a layer has a dozen arrays, mostly
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 Pools = list[list[jax.Array]]  # [pool][dtype] -> [num_pages, width]
+Page = list[jax.Array]  # [dtype] -> [1, width]
 
 
 @dataclass(frozen=True)

@@ -99,11 +99,11 @@ def poison(monkeypatch):
         slots = [[leaf.at[pages].set(jnp.nan, mode="drop") for leaf in pool] for pool in state.pools[:1]]
         return departing, state._replace(pools=[*slots, *state.pools[1:]])
 
-    def add_from_poisoned_arrivals(row, arrived, state):
-        return add(row, poisoned_from(arrived, row.num_layer_recvs), state)
+    def add_from_poisoned_arrivals(form, row, arrived, state):
+        return add(form, row, poisoned_from(arrived, row.num_layer_recvs), state)
 
-    def read_gradients_into_poisoned_lanes(table, round_type, row, leaving, state):
-        return read_gradients(table, round_type, row, poisoned_from(leaving, 0), state)
+    def read_gradients_into_poisoned_lanes(form, table, round_type, row, leaving, state):
+        return read_gradients(form, table, round_type, row, poisoned_from(leaving, 0), state)
 
     def fill():
         monkeypatch.setattr("jaxpipe.program.carry.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))

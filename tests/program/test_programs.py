@@ -174,6 +174,26 @@ def test_at_most_four_permutes_are_in_a_round_of_bpipe(spec):
     assert max(in_round.values()) <= 4
 
 
+@pytest.mark.parametrize("spec", cases("bitpipe", "dualpipe"), ids=str)
+def test_all_of_a_layer_travels_in_one_permute_to_the_other_holder(spec):
+    """Its gradients in each lane of a type of rounds, and its parameters once a step."""
+    found = program(spec)
+    permutes = Counter(
+        (re.findall(r"type\d+_[a-z]+\d+", instruction.rest) or ["parameters"])[-1]
+        for computation in computations(found.text)[0].values()
+        for instruction in computation.instructions
+        if instruction.opcode == "collective-permute"
+    )
+    lanes = [
+        grads_scope(round_type, lane)
+        for round_type, lanes in enumerate(found.pipeline.table.gradient_permutes)
+        for lane in range(len(lanes))
+    ]
+    assert {name: number for name, number in permutes.items() if "_permute" not in name} == dict.fromkeys(
+        [*lanes, "parameters"], 1
+    )
+
+
 def test_one_and_several_lanes_are_among_these():
     nums = {num_page_lanes(spec) for spec in (*FEW, *MORE) if spec.schedule == "bpipe"}
     assert 1 in nums
