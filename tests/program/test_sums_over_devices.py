@@ -4,7 +4,7 @@ In the round of that action itself, the sum would hold the message up, and with 
 the end of 1F1B the sums of all stages would stand one after the other.
 """
 
-from itertools import takewhile
+from itertools import dropwhile
 
 import jax
 import jax.extend.core as core
@@ -22,9 +22,9 @@ SUMS = {"psum", "psum_scatter", "reduce_scatter", "psum_invariant"}
 
 
 def rounds_of(pipeline, params, batch) -> list[list[core.JaxprEqn]]:
-    """[type of round with work] what it does, up to the barrier that its message leaves behind."""
+    """[type of round with work] what it does, up to the last barrier, which its message leaves behind."""
     jaxpr = jax.make_jaxpr(pipeline.loss_and_grads)(params, batch, 1.0).jaxpr
-    return [list(takewhile(lambda each: not is_barrier(each), body.eqns)) for body in bodies_of(jaxpr)]
+    return [list(dropwhile(lambda each: not is_barrier(each), body.eqns[::-1]))[::-1] for body in bodies_of(jaxpr)]
 
 
 def bodies_of(jaxpr) -> list:
