@@ -20,7 +20,7 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.config.costs import costs_by, times_written
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate.parameters import layer_parameters, parameter_bytes
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals, layer_sizes
+from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.work import local_rows, predicted_tokens
 from jaxpipe.lowering import lower
@@ -39,6 +39,7 @@ class Buffers:
         kernels: the gradients of all kernels of a layer, in the layer's compute dtype.
         local, stream: "batch seq hidden", split along the sequence over `tensor`, and gathered.
         width: "batch seq local_width".
+        rows: "tile row hidden" of experts, 0 without any.
         scores: scores that attention's backward holds at its largest block of queries.
     """
 
@@ -46,6 +47,7 @@ class Buffers:
     local: int
     stream: int
     width: int
+    rows: int
     scores: int
 
 
@@ -63,8 +65,10 @@ def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backwar
         # Gradients of kernels come last, and their factors wait: five of a stream and of a width were observed, if all
         # scores are one block, one.
         waiting = 1 if setting.model.attention == "xla" else 5
-        in_attention = of.scores + waiting * (of.stream + of.width)
-        parts["layer_backward"] = again + max(in_attention, of.kernels + 4 * of.stream)
+        in_attention = of.scores + waiting * (of.stream + (of.stream if of.rows else of.width))
+        # Experts: four of the rows and of the widths, and the float32 sum of one of three kernels, were observed.
+        in_experts = 4 * (of.rows + of.width) + of.kernels // 2 if of.rows else 0
+        parts["layer_backward"] = again + max(in_attention, in_experts, of.kernels + 4 * of.stream)
     if has_split_backward:
         scores = _scores(setting, has_dropout=False)  # observed: dropout keeps no additional array of scores
         parts["layer_input_gradient"] = again + scores + 3 * of.stream + 3 * of.width // 2
@@ -102,6 +106,7 @@ def _buffers(setting: Setting) -> Buffers:
         local=itemsize * of.stream,
         stream=itemsize * of.stream * setting.tensor,
         width=itemsize * of.width,
+        rows=itemsize * feed_forward_rows(setting) * setting.anatomy.hidden if setting.anatomy.num_experts > 1 else 0,
         scores=_scores(setting, has_dropout=setting.anatomy.has_dropout),
     )
 

@@ -28,7 +28,7 @@ class Breakdown:
 
     Attributes:
         compute_s: actions of the busiest device.
-        tensor_s: collectives of `tensor`, which stand between the matmuls; part of `compute_s` with measured costs.
+        collectives_s: collectives of `tensor` and `expert`, which stand between matmuls; part of measured `compute_s`.
         bubble_s: time in which the busiest device waits for actions of others.
         transfers_s: time by which messages, pages and exchanged gradients lengthen the pipeline.
         reduction_s: sums of gradients over devices, as far as they are not hidden, and gathers of compute copies.
@@ -36,7 +36,7 @@ class Breakdown:
     """
 
     compute_s: float
-    tensor_s: float
+    collectives_s: float
     bubble_s: float
     transfers_s: float
     reduction_s: float
@@ -62,7 +62,7 @@ def breakdown_of(found: Estimate, source: TimeSource) -> Breakdown:
     bubble_s = all_free.pipeline_s * all_free.bubble_ratio
     return Breakdown(
         compute_s=all_free.pipeline_s - bubble_s,
-        tensor_s=links_free.pipeline_s - all_free.pipeline_s,
+        collectives_s=links_free.pipeline_s - all_free.pipeline_s,
         bubble_s=bubble_s,
         transfers_s=found.pipeline_s - links_free.pipeline_s,
         reduction_s=found.reduce_s + found.copies_s,
@@ -89,7 +89,7 @@ class _LinksFree:
 
 
 def _without_links(roofline: Roofline) -> Roofline:
-    """A roofline whose collectives of `tensor` take no time either."""
+    """A roofline whose collectives of layers take no time either."""
     return replace(
         roofline,
         nvlink_fraction=math.inf,
@@ -105,7 +105,7 @@ def _without_links(roofline: Roofline) -> Roofline:
 
 _WORDS = {
     "compute_s": "computing",
-    "tensor_s": "tensor collectives",
+    "collectives_s": "collectives of layers",
     "bubble_s": "bubble",
     "transfers_s": "transfers",
     "reduction_s": "sums over devices",

@@ -71,7 +71,7 @@ def test_shares_are_the_step(plan, told):
     for row, shares in zip(plan.rows, told[0], strict=True):
         assert sum(vars(shares).values()) == pytest.approx(row.step_s)
         assert min(vars(shares).values()) >= -1e-9
-        assert (shares.tensor_s > 0) == (row.setting.tensor > 1)
+        assert (shares.collectives_s > 0) == (row.setting.tensor > 1)
         assert (shares.reduction_s > 0) == (row.setting.data * row.setting.pipe > 1)
 
 
