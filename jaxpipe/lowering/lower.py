@@ -199,7 +199,7 @@ class Folding:
         yield self.fold(earliest_rounds(self.compute), num_positions=1)
         rounds, send_round = lockstep_rounds(self.compute, in_forwards(costs))
         yield self.fold(rounds, num_positions=LOCKSTEP_ROUNDS, send_round=send_round)
-        if not self.schedule.has_transfers:
+        if not self.schedule.has_transfers and not self.schedule.has_head_actions:
             yield from self.fitted_candidates(costs)
 
     def fitted_candidates(self, costs: Costs) -> Iterator[RoundTable]:
@@ -229,7 +229,13 @@ class Folding:
             send_round: [A] rounds of the messages; by default those after `rounds`.
         """
         send_round = rounds + 1 if send_round is None else send_round
-        num_rounds = int(max(rounds.max(), send_round[self._senders].max(initial=0))) + 1
+        if (
+            self.compute.has_head_actions
+        ):  # the first round looks up rows of the embedding, the last adds to its gradient
+            rounds, send_round = rounds + 1, send_round + 1
+        num_rounds = (
+            int(max(rounds.max() + self.compute.has_head_actions, send_round[self._senders].max(initial=0))) + 1
+        )
         round_type = np.arange(num_rounds) % num_positions
         table = RoundTable(
             self.compute, self.layers_per_stage, rounds, send_round, round_type, NO_PARKED_PAGES, NO_EXCHANGE

@@ -75,7 +75,7 @@ def allocate_pages(
     of_layer = np.zeros((*shape, max(layers_per_stage)), np.int32)
     send_page, recv_page = (np.zeros((*shape, num_lanes), np.int32) for _ in range(2))
     num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
-    if not (schedule.columns.kind > Kind.F).any():
+    if not schedule.columns.is_kind(Kind.B, Kind.I).any():
         return Pages(of_layer, send_page, num_sends, recv_page, num_recvs, 0, 0)
 
     held = _held(schedule.columns, span, writer, rounds, layers_per_stage, parked)

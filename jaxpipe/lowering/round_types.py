@@ -18,6 +18,7 @@ from operator import or_
 
 import numpy as np
 
+from jaxpipe.lowering.collectives import NO_MICROBATCH
 from jaxpipe.lowering.table import RoundTable
 
 MAX_TYPES = 24  # each is a loop of the program, or a branch of one
@@ -105,6 +106,9 @@ def _needed_pairs(table: RoundTable) -> list[int]:
     needed = [(0 * sender, table.send_round[sender], device[sender], device[reader])]
     for channel, sends in ((1, table.parked.sends), (2, table.exchange.sends)):
         needed.append((3 * sends.lane + channel, sends.round, sends.source, sends.target))
+    if table.collectives:
+        rounds, collective = np.nonzero(table.collectives.microbatch != NO_MICROBATCH)
+        needed.append((-1 - collective, rounds, 0 * rounds, 0 * rounds))
     lane, rounds, source, target = (np.concatenate(parts) for parts in zip(*needed, strict=True))
     _, bit = np.unique(np.stack([lane, source, target]), axis=1, return_inverse=True)
     masks = [0] * table.num_rounds

@@ -31,7 +31,7 @@ def earliest_rounds(compute: Schedule) -> np.ndarray:
         [0, 5, 2, 3]
     """
     one = float(REMOTE_ROUNDS - LOCAL_ROUNDS)
-    costs = Costs(forward=1.0, backward=1.0, input_gradient=1.0, weight_gradient=1.0, transfer=one)
+    costs = Costs(backward=1.0, head_statistics=1.0, head_gradients=1.0, transfer=one)
     return simulate(compute, costs).start.astype(int)
 
 
@@ -44,7 +44,8 @@ def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, r
         period: number of rounds.
         remote: rounds from an action to the one on another device that reads its message.
     """
-    columns, message = compute.columns, dependencies(compute).message
+    columns, needs = compute.columns, dependencies(compute)
+    message, all_of = needs.message, needs.all_of.tolist()
     in_order = np.argsort(simulate(compute, Costs(backward=1.0)).start, kind="stable").tolist()
     distance = np.where(columns.device[message] == columns.device, LOCAL_ROUNDS, remote).tolist()
     position, message, residue = columns.position.tolist(), message.tolist(), residue.tolist()
@@ -53,6 +54,7 @@ def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, r
         earliest = rounds[i - 1] + LOCAL_ROUNDS if position[i] else 0
         if message[i] >= 0:
             earliest = max(earliest, rounds[message[i]] + distance[i])
+        earliest = max([earliest, *(rounds[each] + REMOTE_ROUNDS for each in all_of[i] if each >= 0)])
         rounds[i] = earliest + ((residue[i] - earliest) % period if residue[i] >= 0 else 0)
     return np.array(rounds)
 
@@ -126,7 +128,8 @@ def periodic_rounds(compute: Schedule, period: int, *, lengths: np.ndarray | Non
         [0, 4, 5, 9, 2, 3, 6, 7]
     """
     columns = compute.columns
-    sender, remote = dependencies(compute).messages_between(columns.device)
+    needs = dependencies(compute)
+    sender, remote = map(np.append, needs.messages_between(columns.device), needs.meetings)
     following = np.flatnonzero(columns.position > 0)
     before = np.concatenate([following - 1, sender])
     after = np.concatenate([following, remote])
@@ -193,6 +196,8 @@ def in_forwards(costs: Costs) -> np.ndarray:
         (Kind.B, costs.backward),
         (Kind.I, costs.input_gradient),
         (Kind.W, costs.weight_gradient),
+        (Kind.S, costs.head_statistics),
+        (Kind.T, costs.head_gradients),
     ):
         times[kind] = np.mean(cost)
     return np.maximum(np.round(times / (times[Kind.F] or 1.0)), 1).astype(int)
@@ -215,7 +220,7 @@ def lockstep_rounds(compute: Schedule, lengths: np.ndarray) -> tuple[np.ndarray,
     """
     lengths = np.minimum(lengths, LONGEST)
     of_kind = lengths.astype(float)
-    costs = Costs(*of_kind[:4].tolist())
+    costs = Costs(*of_kind[:4].tolist(), head_statistics=of_kind[Kind.S], head_gradients=of_kind[Kind.T])
     timeline = simulate(compute, costs)
     start, end = timeline.start.astype(int), timeline.end.astype(int)
     return LOCKSTEP_ROUNDS * start + lengths[compute.columns.kind], LOCKSTEP_ROUNDS * end

@@ -13,6 +13,7 @@ from itertools import chain
 
 import numpy as np
 
+from jaxpipe.lowering.collectives import NO_MICROBATCH, Collective, Collectives, plan_collectives
 from jaxpipe.lowering.exchange import ExchangeGrids, GradientExchange, exchange_grids
 from jaxpipe.lowering.inbox import Inbox, allocate_inbox
 from jaxpipe.lowering.pages import Pages, Span, allocate_pages
@@ -35,6 +36,7 @@ class RoundTable:
     round_type: np.ndarray  # [R] the type of each round, 0 to num_types - 1
     parked: ParkedPages  # pages that travel to the paired device and back
     exchange: GradientExchange  # gradients that travel to the other holder of their stage
+    meetings: tuple[int, ...] = ()  # rounds in which all devices meet, if there are collectives
 
     # ---- Rounds ----
 
@@ -129,7 +131,7 @@ class RoundTable:
     @cached_property
     def has_backward(self) -> bool:
         """Whether the table has any backward; a forward-only table keeps no residuals."""
-        return bool((self.schedule.columns.kind > Kind.F).any())
+        return bool(self.schedule.columns.is_kind(Kind.B, Kind.I).any())
 
     # ---- What travels between devices ----
 
@@ -152,6 +154,19 @@ class RoundTable:
             permutes_of({(source, target) for i, source, target in pairs if i == index})
             for index in range(self.num_types)
         )
+
+    @cached_property
+    def collectives(self) -> Collectives | None:
+        """The collectives over all devices, of a schedule with S and T; None without them."""
+        return plan_collectives(self.schedule, self.rounds, self.num_rounds, np.array(self.meetings, int))
+
+    @cached_property
+    def collectives_of_type(self) -> np.ndarray:
+        """[type, collective] whether any round of the type has it; then all of its rounds run it."""
+        found = np.zeros((self.num_types, len(Collective)), bool)
+        if self.collectives:
+            np.logical_or.at(found, self.round_type, self.collectives.microbatch != NO_MICROBATCH)
+        return found
 
     @cached_property
     def asked_messages(self) -> np.ndarray:

@@ -28,7 +28,8 @@ class Kind(enum.IntEnum):
 
     F is the forward and B the whole backward; I (input gradient) followed by W (weight gradient) is the backward in two
     parts (zero-bubble papers write B for our I). EVICT sends activations of a stage to the paired device, LOAD brings
-    them back. SYNC says that the gradients of a stage are complete.
+    them back. SYNC says that the gradients of a stage are complete. S and T are the head after the last stage, of which
+    every device has some rows of the vocabulary: S finds the statistics of its softmax, T its gradients.
     """
 
     F = 0
@@ -38,12 +39,15 @@ class Kind(enum.IntEnum):
     EVICT = 4
     LOAD = 5
     SYNC = 6
+    S = 7
+    T = 8
 
 
-COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
+HEAD_KINDS = frozenset({Kind.S, Kind.T})  # one of each microbatch in every device's row
+COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W}) | HEAD_KINDS
 TRANSFER_KINDS = frozenset({Kind.EVICT, Kind.LOAD})  # of activations, between the two devices of a pair
 
-_TEXT = re.compile(r"([0-9]{1,9})(EVICT|LOAD|SYNC|F|B|I|W)([0-9]{0,9})(?:@([0-9]{1,9}))?")
+_TEXT = re.compile(r"([0-9]{1,9})(EVICT|LOAD|SYNC|F|B|I|W|S|T)([0-9]{0,9})(?:@([0-9]{1,9}))?")
 
 
 class Action(NamedTuple):
@@ -162,6 +166,11 @@ class Schedule:
     def has_split_backward(self) -> bool:
         """Whether any backward is in two parts, I and W."""
         return bool(self.columns.is_kind(Kind.W).any())
+
+    @cached_property
+    def has_head_actions(self) -> bool:
+        """Whether the head is split over all devices: S and T."""
+        return bool(self.columns.is_kind(*HEAD_KINDS).any())
 
     @cached_property
     def columns(self) -> Columns:

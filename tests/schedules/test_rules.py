@@ -38,6 +38,8 @@ BROKEN = {
     "evict-load": schedule_of("0F0 0EVICT0 0B0", "1F0 1B0"),
     "sync-last": schedule_of("0F0 0SYNC 0B0"),
     "sync-both": schedule_of("0F0 0B0 0SYNC", "1F0 1B0", placement=TWO_WAYS),
+    "head-everywhere": schedule_of("0F0 0S0 0B0"),
+    "head-in-order": schedule_of("0F0 0T0 0S0 0B0"),
     "acyclic": schedule_of("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0", num_microbatches=2),
 }
 
@@ -75,6 +77,23 @@ MORE_BROKEN = [
     ("sync-last", schedule_of("0F0 0B0 0SYNC 0SYNC")),
     ("sync-last", schedule_of("0F0 0I0 0SYNC 0W0")),
     ("sync-both", schedule_of("0F0 0B0 0SYNC", "1F0 1B0 0SYNC@1 1SYNC", placement=TWO_WAYS)),
+    ("head-everywhere", schedule_of("0F0 1S0 1T0 0B0", "1F0 1B0")),
+    ("head-everywhere", schedule_of("0F0 0S0 0S0 0T0 0B0")),
+    ("head-everywhere", schedule_of("0F0 0S0 0T0 1F0 1B0 0B0", placement=Placement(1, ((0, 0),)))),
+    ("head-everywhere", schedule_of("0F0 1S0 1T0 0B0", "1F0 1S0 1T0 1B0", placement=TWO_WAYS)),
+    (
+        "head-in-order",
+        schedule_of(
+            "0F0 0F1 1S0 1S1 1T0 1T1 0B0 0B1", "1F0 1F1 1S1 1S0 1T0 1T1 1B0 1B1", num_microbatches=2
+        ),
+    ),
+    # a T waits for the S of the other device, which waits for the T of this one
+    (
+        "acyclic",
+        schedule_of(
+            "0F0 0F1 1S0 1T0 1S1 1T1 0B0 0B1", "1F0 1F1 1B0 1S0 1S1 1T0 1T1 1B1", num_microbatches=2
+        ),
+    ),
     # three devices wait in a circle of two; the first waits for them
     (
         "acyclic",
@@ -91,6 +110,7 @@ LEGAL = {
     "shares": schedule_of("0F0 0EVICT0 0LOAD0 0B0", "1F0 1B0", parked=(Fraction(2, 5), Fraction(1))),
     "two replicas": schedule_of("0F0 1F1@1 1B1@1 0B0", "0F1@1 1F0 1B0 0B1@1", placement=TWO_WAYS, num_microbatches=2),
     "two replicas that are summed": schedule_of("0F0 0B0 0SYNC 1SYNC@1", "1F0 1B0 1SYNC 0SYNC@1", placement=TWO_WAYS),
+    "the head of two devices": schedule_of("0F0 1S0 1T0 0B0", "1F0 1S0 1T0 1B0"),
     "two stages on a device": schedule_of("0F0 1F0 1B0 0B0", placement=Placement(1, ((0, 0),))),
 }
 

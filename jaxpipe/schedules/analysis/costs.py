@@ -25,6 +25,7 @@ class Costs:
     Attributes:
         forward, backward, input_gradient, weight_gradient: times of one stage's F, B, I, W; one number, or
             one for each stage.
+        head_statistics, head_gradients: times of S and T, where a device has its rows of the head.
         transfer: time of one message between two devices.
         link: (source device, target device) -> time of a message, where it differs from `transfer`.
         slot_messages: bytes of a slot / bytes of a message: a whole EVICT or LOAD takes this many times as
@@ -43,6 +44,8 @@ class Costs:
     backward: Cost = 2.0
     input_gradient: Cost = 1.0
     weight_gradient: Cost = 1.0
+    head_statistics: float = 0.25
+    head_gradients: float = 0.5
     transfer: float = 0.0
     link: dict[tuple[int, int], float] = field(default_factory=dict)
     slot_messages: float = 17.0
@@ -83,6 +86,8 @@ class Costs:
             Kind.B: self.backward,
             Kind.I: self.input_gradient,
             Kind.W: self.weight_gradient,
+            Kind.S: self.head_statistics,
+            Kind.T: self.head_gradients,
         }
         for kind, cost in costs.items():
             if np.ndim(cost) and len(cost) != num_stages:  # pyright: ignore[reportArgumentType]

@@ -23,12 +23,21 @@ class Dependencies:
         local: [A] the F of the same stage (for B and I), the I of the same stage (for W).
         load: [A] the LOAD that brings back the activations that a B, I or W reads.
         met: [A] the SYNC of the same stage in the other replica (for SYNC).
+        all_of: [A, D] the actions that meet before it, which no single message tells: for S the F of the last stage,
+            for T the S of all devices, for the last stage's B or I the T of all devices; [A, 0] without S and T.
     """
 
     message: np.ndarray
     local: np.ndarray
     load: np.ndarray
     met: np.ndarray
+    all_of: np.ndarray
+
+    @property
+    def meetings(self) -> tuple[np.ndarray, np.ndarray]:
+        """The actions of `all_of`, and the ones that wait for them, [E] and [E]."""
+        reader, place = np.nonzero(self.all_of >= 0)
+        return self.all_of[reader, place], reader
 
     def messages_between(self, device: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The sender and the reader of each of the M messages between two devices, [M] and [M].
@@ -63,12 +72,34 @@ def dependencies(schedule: Schedule) -> Dependencies:
     later = is_f & (stage > 0)
     message[later] = forward[stage[later] - 1, microbatch[later]]
     turn = is_b & (stage == num_stages - 1)
-    message[turn] = forward[stage[turn], microbatch[turn]]
+    if not schedule.has_head_actions:
+        message[turn] = forward[stage[turn], microbatch[turn]]
     earlier = is_b & ~turn
     message[earlier] = backward[stage[earlier] + 1, microbatch[earlier]]
     local[is_b] = forward[stage[is_b], microbatch[is_b]]
     local[is_w] = backward[stage[is_w], microbatch[is_w]]
-    return Dependencies(message, local, _loads(schedule), _met(schedule))
+    return Dependencies(message, local, _loads(schedule), _met(schedule), _all_of(schedule, forward[-1], turn))
+
+
+def _all_of(schedule: Schedule, forward: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """`Dependencies.all_of`.
+
+    Args:
+        schedule: the schedule.
+        forward: [microbatch] the last stage's F.
+        turn: [A] whether it is a B or I of the last stage.
+    """
+    columns = schedule.columns
+    if not schedule.has_head_actions:
+        return np.empty((len(turn), 0), int)
+    found = np.full((len(turn), schedule.num_devices), -1)
+    is_s, is_t = columns.is_kind(Kind.S), columns.is_kind(Kind.T)
+    found[is_s, 0] = forward[columns.microbatch[is_s]]
+    for senders, readers in ((is_s, is_t), (is_t, turn)):
+        table = np.full((schedule.num_microbatches, schedule.num_devices), -1)
+        table[columns.microbatch[senders], columns.device[senders]] = np.flatnonzero(senders)
+        found[readers] = table[columns.microbatch[readers]]
+    return found
 
 
 def _loads(schedule: Schedule) -> np.ndarray:
@@ -123,6 +154,7 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
         ([0, 2, 3, 1], {})
     """
     first, message, local = schedule.columns.first.tolist(), needs.message.tolist(), needs.local.tolist()
+    all_of = needs.all_of.tolist()
     done = bytearray(len(message) + 1)
     done[-1] = True  # the index -1 stands for no dependency
     order: list[int] = []
@@ -130,7 +162,12 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
     while len(order) != num_before:
         num_before = len(order)
         for device, index in enumerate(position):
-            while index < first[device + 1] and done[message[index]] and done[local[index]]:
+            while (
+                index < first[device + 1]
+                and done[message[index]]
+                and done[local[index]]
+                and all(done[each] for each in all_of[index])
+            ):
                 done[index] = True
                 order.append(index)
                 index += 1

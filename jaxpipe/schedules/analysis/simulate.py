@@ -144,16 +144,18 @@ class Clock:
         previous = previous_in_row(schedule, ~is_transfer)
 
         # Below, actions other than transfers are named by their place in `_sorted`; their number stands for none.
-        level = _levels(order, previous.tolist(), needs.message.tolist())
+        level = _levels(order, previous.tolist(), needs.message.tolist(), needs.all_of.tolist())
         actions = np.flatnonzero(~is_transfer)
         self._sorted = actions[np.argsort(level[actions], kind="stable")]
         place = np.full(num_actions + 1, len(actions))
         place[self._sorted] = np.arange(len(actions))
         previous, message = place[previous], place[needs.message[self._sorted]]
+        self._all_of = place[needs.all_of[self._sorted]]
+        self._meets = needs.all_of.max(axis=1, initial=-1) >= 0
         self._behind, self._sent_by = previous[self._sorted], message
         bounds = [*np.flatnonzero(np.diff(level[self._sorted], prepend=-1)), len(actions)]
         self._levels = [
-            (slice(first, last), self._behind[first:last], message[first:last])
+            (slice(first, last), self._behind[first:last], message[first:last], self._all_of[first:last])
             for first, last in itertools.pairwise(bounds)
         ]
         load = needs.load[self._sorted]
@@ -202,8 +204,10 @@ class Clock:
         """[P] start and end of the sorted actions, and [P + 1] when their devices are free again, 0 for none."""
         end = np.zeros(len(duration) + 1)
         free = end if closing is None else end.copy()
-        for level, previous, message in self._levels:
+        for level, previous, message, all_of in self._levels:
             ready = end.take(message)
+            if all_of.shape[1]:
+                np.maximum(ready, end[all_of].max(axis=1), out=ready)
             ready += travel[level]
             if arrivals is not None:
                 np.maximum(ready, arrivals[level], out=ready)
@@ -212,7 +216,10 @@ class Clock:
             if closing is not None:
                 np.add(end[level], closing[level], out=free[level])
         # The starts, by the same operations for all actions at once.
-        start = np.maximum(end[self._sent_by] + travel, free[self._behind])
+        sent = end[self._sent_by]
+        if self._all_of.shape[1]:
+            sent = np.maximum(sent, end[self._all_of].max(axis=1))
+        start = np.maximum(sent + travel, free[self._behind])
         return (start if arrivals is None else np.maximum(start, arrivals)), end[:-1], free
 
     def _transfer(self, start: np.ndarray, end: np.ndarray, free: np.ndarray, duration: np.ndarray) -> None:
@@ -240,9 +247,13 @@ class Clock:
         return adds[::-1][last]
 
     def travel_times(self, link: np.ndarray) -> np.ndarray:
-        """[A] time of the message that each action waits for; `link` is [source device, target device] times."""
+        """[A] time of the message that each action waits for; `link` is [source device, target device] times.
+
+        What all devices send or get takes as long as a message over the slowest link.
+        """
         device = self.schedule.columns.device
-        return np.where(self._message >= 0, link[device[self._message], device], 0.0)
+        travel = np.where(self._message >= 0, link[device[self._message], device], 0.0)
+        return np.where(self._meets, link.max(), travel)
 
     def transfer_times(
         self, latency: np.ndarray, per_unit: np.ndarray, slot: np.ndarray, gradients: np.ndarray
@@ -268,9 +279,9 @@ class Clock:
         return times
 
 
-def _levels(order: list[int], previous: list[int], message: list[int]) -> np.ndarray:
+def _levels(order: list[int], previous: list[int], message: list[int], all_of: list[list[int]]) -> np.ndarray:
     """[A] length of the longest chain of actions that each one waits for; in `order` every action follows its chain."""
     level = [-1] * (len(order) + 1)  # the last entry is for the index -1
     for index in order:
-        level[index] = max(level[previous[index]], level[message[index]]) + 1
+        level[index] = max(level[previous[index]], level[message[index]], *(level[each] for each in all_of[index])) + 1
     return np.array(level[:-1])

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Rows, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, Action, Kind, Rows, Schedule
 
 
 def next_multiple(count: int, of: int) -> int:
@@ -60,8 +60,9 @@ def drop_padding(rows: Iterable[Iterable[Action]], *, num_microbatches: int) -> 
 
 
 def forwards_only(schedule: Schedule) -> Schedule:
-    """Returns `schedule` with only its F actions, for evaluation."""
-    rows = tuple(tuple(action for action in row if action.kind == Kind.F) for row in schedule.rows)
+    """Returns `schedule` with only its F actions, and S and T if it has any, for evaluation."""
+    kept = {Kind.F} | HEAD_KINDS
+    rows = tuple(tuple(action for action in row if action.kind in kept) for row in schedule.rows)
     return Schedule(f"{schedule.name} forwards", schedule.placement, schedule.num_microbatches, rows)
 
 

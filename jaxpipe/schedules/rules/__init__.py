@@ -21,6 +21,7 @@ from jaxpipe.schedules.rules.dataflow import (
     sync_both,
     sync_last,
 )
+from jaxpipe.schedules.rules.head import head_everywhere, head_in_order
 from jaxpipe.schedules.rules.layout import holder, mirrored, one_replica, placement, range_, row_per_device
 from jaxpipe.schedules.rules.view import View, Violation, message
 from jaxpipe.schedules.schedule import Schedule
@@ -47,6 +48,10 @@ RULES = {
     "sync-last": "a stage has at most one SYNC, after its last backward",
     "sync-both": "of two replicas, either both copies of a stage have a SYNC or neither: "
     "their gradients are summed with each other's",
+    "head-everywhere": "if any row has an S or T, every row has one S and one T of the last stage for each microbatch, "
+    "and there is one replica",
+    "head-in-order": "on a device, the S of a microbatch precedes its T; the S of all rows are in one order, "
+    "and so are the T",
     "acyclic": "rows and messages together have no circle of actions that wait for each other",
 }
 
@@ -93,6 +98,8 @@ def violations(schedule: Schedule) -> list[Violation]:
         evict_load,
         sync_last,
         sync_both,
+        head_everywhere,
+        head_in_order,
     ):
         found += rule(view)
     return found or list(acyclic(view))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order
+from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies, execution_order
 from jaxpipe.schedules.rules.view import View, Violation
 from jaxpipe.schedules.schedule import TRANSFER_KINDS, Action, Kind
 
@@ -126,10 +126,10 @@ def acyclic(view: View) -> Iterator[Violation]:
     """Yields one circle of devices that wait for each other, if there is any."""
     schedule = view.schedule
     needs = dependencies(schedule)
-    message = needs.message.tolist()
-    _, blocked = execution_order(schedule, needs)
+    order, blocked = execution_order(schedule, needs)
     if not blocked:
         return
+    message = _first_missing(needs, order)
     # Every message of a complete schedule has a sender, and it stands at or after the position at which
     # its own device is blocked: so following senders from any blocked device leads into a circle.
     device_of = view.columns.device
@@ -154,6 +154,17 @@ def acyclic(view: View) -> Iterator[Violation]:
         f"to before position {before[1]}",
         tuple(view.place(blocked[d]) for d in circle),
     )
+
+
+def _first_missing(needs: Dependencies, done: list[int]) -> list[int]:
+    """[A] of the actions that each one waits for, on other devices, one that is not among `done`; else its message."""
+    message = needs.message.copy()
+    if needs.all_of.shape[1]:
+        is_done = np.zeros(len(message) + 1, bool)
+        is_done[done] = is_done[-1] = True
+        missing = np.where(is_done[needs.all_of], -1, needs.all_of).max(axis=1)
+        message = np.where(missing >= 0, missing, message)
+    return message.tolist()
 
 
 def parked_share(view: View) -> Iterator[Violation]:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from jaxpipe.errors import explain
-from jaxpipe.schedules.schedule import NO_MICROBATCH, Action, Columns, Kind, Schedule
+from jaxpipe.schedules.schedule import HEAD_KINDS, NO_MICROBATCH, Action, Columns, Kind, Schedule
 
 NUM_SHOWN = 5
 _NUM_PICTURED = 4  # rows in the picture of one violation
@@ -120,11 +120,11 @@ class View:
 
     @cached_property
     def held(self) -> np.ndarray:
-        """[A] whether the action is in range and stands in the row of its stage's holder."""
+        """[A] whether the action is in range and stands in the row of its stage's holder; S and T, in any row."""
         columns, held = self.columns, self.in_range.copy()
         devices = np.array(self.schedule.placement.devices)
         held[held] = devices[columns.replica[held], columns.stage[held]] == columns.device[held]
-        return held
+        return held | (self.in_range & columns.is_kind(*HEAD_KINDS))
 
     @cached_property
     def count(self) -> dict[Kind, np.ndarray]:

@@ -1,0 +1,91 @@
+"""The head over all devices: S and T of every microbatch woven into every row, and backwards as much later.
+
+A head on the last stage makes its device the slowest. Split by rows of the vocabulary, every device does its part of
+each microbatch's head: S after the last stage's F, T when the S of all devices are done; the last stage's backward
+waits for the T of all devices. These two waits cost two microbatches more in flight, not time: in the pattern that
+repeats, every device always has something else to do.
+
+Goes in: a schedule. Comes out: one with S and T. How heads are split is left to the program.
+
+Source: Yeung et al., Balancing Pipeline Parallelism with Vocabulary Parallelism, MLSys 2025 (arXiv 2411.05288), section
+4: S and T are the passes of its Algorithm 1 ("Vocab-1"), placed in the building block of the schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.schedule import Action, Kind, Schedule
+
+NUM_WAITS = 2  # intervals between an F of the last stage and its backward: for S, and for T
+
+
+def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
+    """Returns `schedule` with S and T in every row.
+
+    On the asynchronous clock every action has a time. Backwards are moved by two intervals, the time in which a
+    device does all of one microbatch; S gets the time at which its microbatch leaves the last stage, T is one interval
+    later. Each row is then sorted by time, so that no device waits for itself: of every two actions of which one waits
+    for the other, that one is later.
+
+    Args:
+        schedule: a schedule of one replica without transfers.
+        costs: costs of the stages, without those of the head.
+
+    Raises:
+        ScheduleError: the schedule has two replicas, transfers, or S and T already.
+
+    Example:
+        1F1B on two devices: device 0 has two more microbatches in flight.
+
+        >>> from jaxpipe.schedules.methods.registry import build
+        >>> for row in vocabulary(build("1f1b", num_devices=2, num_microbatches=4)).rows:
+        ...     print(" ".join(map(str, row)))
+        0F0 0F1 1S0 1T0 1S1 0F2 1T1 1S2 0F3 0B0 1T2 1S3 0B1 1T3 0B2 0B3
+        1F0 1S0 1F1 1T0 1S1 1F2 1T1 1S2 1B0 1F3 1T2 1S3 1B1 1T3 1B2 1B3
+    """
+    _check(schedule)
+    costs = replace(costs or Costs(), transfer=0.0, link={})
+    columns, timeline = schedule.columns, simulate(schedule, costs)
+    times = costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
+    interval = times.sum() / schedule.num_devices / schedule.num_microbatches
+    is_forward = columns.is_kind(Kind.F)
+    key = timeline.start + np.where(is_forward, 0.0, NUM_WAITS * interval)
+    last = schedule.num_stages - 1
+    leaves = np.empty(schedule.num_microbatches)
+    of_last = np.flatnonzero(is_forward & (columns.stage == last))
+    leaves[columns.microbatch[of_last]] = timeline.end[of_last]
+    head = [
+        (float(leaves[microbatch] + wait * interval), Action(kind, last, microbatch))
+        for microbatch in range(schedule.num_microbatches)
+        for wait, kind in enumerate((Kind.S, Kind.T))
+    ]
+    rows = []
+    for device, row in enumerate(schedule.rows):
+        first = int(columns.first[device])
+        timed = [(float(key[first + position]), action) for position, action in enumerate(row)]
+        # Rounding keeps equal times equal; the head goes first.
+        rows.append(tuple(action for _, action in sorted(head + timed, key=lambda each: round(each[0], 9))))
+    return replace(schedule, name=f"{schedule.name} vocabulary", rows=tuple(rows))
+
+
+def _check(schedule: Schedule) -> None:
+    reasons = {
+        f"num_replicas={schedule.num_replicas}": schedule.num_replicas > 1,
+        "EVICT and LOAD": schedule.has_transfers,
+        "S and T already": schedule.has_head_actions,
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    if found:
+        raise ScheduleError(
+            explain(
+                f"the head cannot be split over the devices of {schedule.name!r}, which has {found[0]}.",
+                rule="vocabulary-pattern: S and T are woven into schedules of one replica without transfers",
+                repair="take for example 1f1b, interleaved_1f1b, zb_h1 or gpipe, or keep the head on the last stage",
+            )
+        )
