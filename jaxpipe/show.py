@@ -228,7 +228,8 @@ def _show(values: FlagValues) -> None:
 def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
     """A config's schedule, the costs that it is made for, layers of its largest stage, and a line on the costs."""
     from jaxpipe.cluster.topology import parse_topology
-    from jaxpipe.config import build_schedule, check, expected_costs, layers_per_stage
+    from jaxpipe.config import build_schedule, check, layers_per_stage
+    from jaxpipe.config.costs import costs_of_stages
     from jaxpipe.estimate import decide_costs
 
     config = values.config
@@ -239,7 +240,7 @@ def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
     config.pipeline.costs = decided.costs
     schedule, layers = build_schedule(config), layers_per_stage(config)
     ratios = {name: getattr(Costs(), name) * max(layers) for name in _RATIOS}
-    costs = replace(expected_costs(config).of_layers(layers), **ratios)
+    costs = replace(costs_of_stages(config, schedule, layers), **ratios)
     return schedule, costs, max(layers), f"costs     {decided.costs}: {decided.source}"
 
 

@@ -21,8 +21,9 @@ from jaxpipe.config.model import (
     check_fields,
     check_words_and_numbers,
     model_config,
+    vocab_pipe,
 )
-from jaxpipe.config.pipeline import check_schedule_name, layers_per_stage, outline
+from jaxpipe.config.pipeline import check_schedule_name, check_vocab_over_pipe, layers_per_stage, outline
 from jaxpipe.data.packing import PACKING
 from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
 from jaxpipe.files import local_path
@@ -184,6 +185,7 @@ def _relations(config: ConfigDict) -> Checks:
 def _given_relations(config: ConfigDict) -> Checks:
     """Those that do not depend on what a model is made of."""
     yield lambda: layers_per_stage(config)
+    yield lambda: check_vocab_over_pipe(config)
     yield lambda: check_batch(config)
     yield lambda: check_kept_steps(config)
     yield lambda: check_best(config)
@@ -211,6 +213,17 @@ def check_tensor(config: ConfigDict) -> None:
     if anatomy.num_kv_heads == anatomy.num_heads and "num_kv_heads" not in config.model:
         del sizes["model.num_kv_heads"]
     broken = {path: size for path, size in sizes.items() if size % tensor}
+    num_parts = tensor * vocab_pipe(config)
+    if not broken and anatomy.num_rows % num_parts:
+        size = anatomy.num_rows
+        raise ConfigError(
+            explain(
+                f"mesh.pipe={config.mesh.pipe} x mesh.tensor={tensor} does not divide {ROWS}={size}",
+                rule="vocab-over-pipe: every device has equally many rows of the token table",
+                picture=f"{ROWS}: {size} = {num_parts} x {size // num_parts} + {size % num_parts}",
+                repair=f"set model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}",
+            )
+        )
     if broken:
         common = math.gcd(*sizes.values())
         nearest = min((n for n in range(1, common + 1) if common % n == 0), key=lambda n: abs(n - tensor))
@@ -275,7 +288,7 @@ def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
     """A further repair if only the rows of the token table do not divide: more padding rows."""
     if list(broken) != [ROWS]:
         return ""
-    return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, config.mesh.tensor)}"
+    return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, config.mesh.tensor * vocab_pipe(config))}"
 
 
 # ---- Checkpoints that are kept must be written, and measured

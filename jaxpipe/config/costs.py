@@ -6,14 +6,18 @@ Orders are made, rounds are laid out and predictions are made for them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.config.base import AUTO
+from jaxpipe.config.model import model_config
 from jaxpipe.errors import ConfigError, ScheduleError, explain
-from jaxpipe.schedules import Costs
+from jaxpipe.models.anatomy import head_in_layers
+from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.methods.option import TIMES, parse_options
 from jaxpipe.schedules.methods.registry import find_method
@@ -81,6 +85,17 @@ def expected_costs(config: ConfigDict) -> Costs:
     """
     pipeline = config.pipeline
     return costs_by(config.model.recompute, times_written(pipeline.options, pipeline.costs))
+
+
+def costs_of_stages(config: ConfigDict, schedule: Schedule, layers_per_stage: Sequence[int]) -> Costs:
+    """The expected costs of the stages of a checked config's `schedule`, and of S and T if it has any."""
+    costs = expected_costs(config).of_layers(layers_per_stage)
+    if not schedule.has_head_actions:
+        return costs
+    # A third of the head's matrix products is in S; every device does 1 / pipe of them, and a stage of as many layers.
+    layers = config.model.num_layers / schedule.placement.num_chunks
+    forward = head_in_layers(model_config(config), seq_len=config.data.seq_len) / layers * float(np.mean(costs.forward))
+    return replace(costs, head_statistics=forward, head_gradients=2.0 * forward)
 
 
 def times_written(options: str, costs: str) -> str:

@@ -27,6 +27,11 @@ def family_of(config: ConfigDict) -> Family:
     return family_named(config.model.family)
 
 
+def vocab_pipe(config: ConfigDict) -> int:
+    """Devices of `pipe` over which a config splits the vocabulary; 1: it does not."""
+    return config.mesh.pipe if config.pipeline.vocab_over_pipe else 1
+
+
 def model_section(name: str) -> dict[str, Any]:
     """All fields of `model` of a family, with their defaults."""
     return {"family": name, **family_named(name).fields}

@@ -8,13 +8,15 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.costs import options_of, options_with_times
+from jaxpipe.config.costs import expected_costs, options_of, options_with_times
+from jaxpipe.config.model import family_of
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.program import balanced_split
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import REGISTRY, Schedule, build, read_schedule
 from jaxpipe.schedules.files import ENDINGS, is_file_name
 from jaxpipe.schedules.methods.registry import find_method
+from jaxpipe.schedules.passes.vocabulary import vocabulary
 
 
 def build_schedule(config: ConfigDict) -> Schedule:
@@ -36,7 +38,42 @@ def build_schedule(config: ConfigDict) -> Schedule:
     options = options_with_times(pipeline.schedule, pipeline.options, pipeline.costs)
     schedule = named_schedule(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, options)
     _check_sizes(config, schedule)
-    return schedule
+    return vocabulary(schedule, expected_costs(config)) if needs_head_actions(config, schedule) else schedule
+
+
+def needs_head_actions(config: ConfigDict, schedule: Schedule) -> bool:
+    """Whether S and T are missing in `schedule`: a file may have them."""
+    return config.pipeline.vocab_over_pipe and not schedule.has_head_actions
+
+
+def check_vocab_over_pipe(config: ConfigDict) -> None:
+    """Raises ConfigError for a vocabulary that cannot be split over `mesh.pipe`; see `check_tensor` for its rows."""
+    if not config.pipeline.vocab_over_pipe:
+        return
+    family = family_of(config)
+    reasons = {
+        f"mesh.pipe={config.mesh.pipe}": config.mesh.pipe == 1,
+        f"model.family={config.model.family!r}, whose head has parts that are not split": family.masked,
+        f"model.family={config.model.family!r}, whose head is one function": family.is_given,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(
+                explain(
+                    f"pipeline.vocab_over_pipe=True with {reason}",
+                    rule="vocab-over-pipe: several stages share the rows of a causal language model's vocabulary",
+                    repair="set pipeline.vocab_over_pipe=False",
+                )
+            )
+    costs = [name for name in ("embedding_layers", "head_layers") if config.pipeline[name]]
+    if costs:
+        raise ConfigError(
+            explain(
+                f"pipeline.vocab_over_pipe=True with pipeline.{costs[0]}={config.pipeline[costs[0]]}",
+                rule="balance-costs: all devices have equal parts of embedding and head, so no stage has fewer layers",
+                repair=f"set {' and '.join(f'pipeline.{name}=0.0' for name in costs)}",
+            )
+        )
 
 
 def outline(config: ConfigDict) -> Schedule:

@@ -88,11 +88,13 @@ class TensorAxis(Axis):
 
     Attributes:
         num_data, num_expert: sizes of the mesh's `data` and `expert`, over which each microbatch is split.
+        num_pipe: devices of `pipe` over which the vocabulary is split as well; 1: it is not.
     """
 
     name: str = field(default="tensor", init=False)
     num_data: int = 1
     num_expert: int = 1
+    num_pipe: int = 1
 
     @property
     def expert(self) -> Axis:
@@ -103,6 +105,15 @@ class TensorAxis(Axis):
     def num_sharing(self) -> int:
         """Devices that share a microbatch in one stage."""
         return self.size * self.num_data * self.num_expert
+
+    @property
+    def num_vocab_parts(self) -> int:
+        """Devices that have rows of the vocabulary."""
+        return self.size * self.num_pipe
+
+    def vocab_index(self) -> jax.Array | int:
+        """The index of this device among those that have rows of the vocabulary."""
+        return self.index() if self.num_pipe == 1 else self.index() * self.num_pipe + lax.axis_index("pipe")
 
     def sum_over_batch(self, x: jax.Array) -> jax.Array:
         """The sum of `x` over all devices that share a microbatch in one stage; no gradient passes through it."""

@@ -144,6 +144,25 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
         >>> f"{model_flops(gpt3, seq_len=2048) / 2048 / 1e12:.3f} TFLOP a token"
         '1.076 TFLOP a token'
     """
+    layer, head = _multiplications(config, seq_len, num_predicted)
+    return PASSES * 2 * (config.num_layers * layer + head)
+
+
+def head_in_layers(config: ModelConfig, *, seq_len: int) -> float:
+    """The work of a causal model's head, in layers, matrix products alone.
+
+    Example:
+        >>> from jaxpipe.models import GPTConfig
+        >>> gpt3_125m = GPTConfig(num_layers=12, hidden=768, num_heads=12, vocab_size=51200, num_positions=2048)
+        >>> round(head_in_layers(gpt3_125m, seq_len=2048), 2)
+        3.85
+    """
+    layer, head = _multiplications(config, seq_len, None)
+    return head / layer
+
+
+def _multiplications(config: ModelConfig, seq_len: int, num_predicted: int | None) -> tuple[int, int]:
+    """Multiplications of a forward of one sequence: in a layer, and in the head."""
     anatomy = config.anatomy
     h, a, d = anatomy.hidden, anatomy.num_heads, anatomy.head_size
     num_keys = min(seq_len, anatomy.window or seq_len)
@@ -153,7 +172,7 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
         feed_forward += h * anatomy.num_experts
     layer = h * d * (2 * a + 2 * anatomy.num_kv_heads) + feed_forward + 2 * num_keys * a * d
     head = num_predicted * (h * anatomy.vocab_size + _size(anatomy.head_matmuls)) + _size(anatomy.sequence_matmuls)
-    return PASSES * 2 * (config.num_layers * seq_len * layer + head)
+    return seq_len * layer, head
 
 
 def _size(matmuls: MatmulSizes) -> int:

@@ -32,6 +32,14 @@ class KernelSums(NamedTuple):
     bias: jax.Array | None
 
 
+class Statistics(NamedTuple):
+    """Of some of each token's logits, float32 "tokens": all there is to know of them for the softmax of all."""
+
+    largest: jax.Array
+    total: jax.Array  # the sum of the exponentials of logits less the largest
+    chosen: jax.Array  # the target's logit, 0 if it is not among them
+
+
 def cross_entropy_sum(
     x: jax.Array,
     kernel: jax.Array,
@@ -82,12 +90,96 @@ def cross_entropy_backward(
     def chunk(carry: tuple[jax.Array, KernelSums], tokens: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
         (loss, sums), (x, targets) = carry, tokens
         of_chunk, d_logits = _of_chunk(x, targets, kernel, bias, tensor, vocab_size, scale)
-        d_kernel = jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
-        d_bias = None if sums.bias is None else sums.bias + d_logits.astype(jnp.float32).sum(axis=0)
-        return (loss + of_chunk, KernelSums(sums.kernel + d_kernel, d_bias)), d_logits @ kernel
+        return (loss + of_chunk, _added(sums, d_logits, x)), d_logits @ kernel
 
     (loss, sums), dx = lax.scan(chunk, (jnp.zeros((), jnp.float32), sums), _chunks(x, targets, kernel))
     return loss, dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
+
+
+# The same in two parts, for a vocabulary that `pipe` splits too: what one device finds alone, and what is left to
+# do when the statistics of all devices are there.
+
+
+def softmax_of_part(
+    x: jax.Array,
+    kernel: jax.Array,
+    targets: jax.Array,
+    tensor: TensorAxis,
+    *,
+    bias: jax.Array | None = None,
+    vocab_size: int | None = None,
+) -> tuple[jax.Array, Statistics]:
+    """Exponentials of this device's logits, and the statistics of the logits of all devices of `tensor`.
+
+    Args:
+        x, kernel, targets, tensor, bias, vocab_size: as in `cross_entropy_sum`.
+
+    Returns:
+        "chunk tokens local_vocab" in the dtype of `x`; "chunk tokens" each.
+    """
+
+    def chunk(tokens: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Statistics]:
+        exponentials, _, statistics = _softmax(*tokens, kernel, bias, tensor, vocab_size)
+        return exponentials.astype(x.dtype), statistics
+
+    return lax.map(chunk, _chunks(x, targets, kernel))
+
+
+def loss_of_parts(parts: Statistics, targets: jax.Array) -> jax.Array:
+    """The result of `cross_entropy_sum` from the statistics of all parts, "part chunk tokens" each."""
+    whole = _whole(parts)
+    padding = whole.total.size - targets.size
+    return _loss(whole, jnp.pad(targets.reshape(-1), (0, padding), constant_values=-1).reshape(whole.total.shape))
+
+
+def backward_of_part(
+    x: jax.Array,
+    kernel: jax.Array,
+    targets: jax.Array,
+    tensor: TensorAxis,
+    *,
+    exponentials: jax.Array,
+    parts: Statistics,
+    scale: jax.Array | float,
+    sums: KernelSums,
+    bias: jax.Array | None = None,
+    vocab_size: int | None = None,
+) -> tuple[jax.Array, KernelSums]:
+    """What `cross_entropy_backward` returns besides the loss; the gradient for `x` is this device's term.
+
+    Args:
+        x, kernel, targets, tensor, scale, sums: as in `cross_entropy_backward`.
+        exponentials: from `softmax_of_part`.
+        parts: the statistics of all devices of `pipe`, "part chunk tokens" each.
+        bias, vocab_size: not read.
+    """
+    del bias, vocab_size
+    own = parts.largest[lax.axis_index("pipe")]
+    whole = _whole(parts)
+    factor = jnp.exp(own - whole.largest) / whole.total
+    rows = jnp.arange(kernel.shape[0]) + tensor.vocab_index() * kernel.shape[0]
+
+    def chunk(sums: KernelSums, tokens: Any) -> tuple[KernelSums, jax.Array]:
+        (x, targets), exponentials, factor = tokens
+        probabilities = exponentials.astype(jnp.float32) * factor[:, None]
+        d_logits = _d_logits(probabilities, targets[:, None] == rows, targets, scale).astype(x.dtype)
+        return _added(sums, d_logits, x), d_logits @ kernel
+
+    sums, dx = lax.scan(chunk, sums, (_chunks(x, targets, kernel), exponentials, factor))
+    return dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
+
+
+def _whole(parts: Statistics) -> Statistics:
+    """The statistics of all logits from those of parts, along the first axis."""
+    largest = parts.largest.max(axis=0)
+    total = (parts.total * jnp.exp(parts.largest - largest)).sum(axis=0)
+    return Statistics(largest, total, parts.chosen.sum(axis=0))
+
+
+def _added(sums: KernelSums, d_logits: jax.Array, x: jax.Array) -> KernelSums:
+    d_kernel = jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
+    d_bias = None if sums.bias is None else sums.bias + d_logits.astype(jnp.float32).sum(axis=0)
+    return KernelSums(sums.kernel + d_kernel, d_bias)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -143,17 +235,44 @@ def _of_chunk(
     scale: jax.Array | float,
 ) -> tuple[jax.Array, jax.Array]:
     """Loss of some tokens "tokens hidden", and its gradient times `scale` for their logits "tokens local_vocab"."""
+    exponentials, is_target, statistics = _softmax(x, targets, kernel, bias, tensor, vocab_size)
+    d_logits = _d_logits(exponentials / statistics.total[:, None], is_target, targets, scale)
+    return _loss(statistics, targets), d_logits.astype(x.dtype)
+
+
+def _softmax(
+    x: jax.Array,
+    targets: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    tensor: TensorAxis,
+    vocab_size: int | None,
+) -> tuple[jax.Array, jax.Array, Statistics]:
+    """Exponentials of logits "tokens local_vocab", less the largest of `tensor`; where the targets are; statistics."""
     of_rows = logits(x, kernel, bias)
-    rows = jnp.arange(kernel.shape[0]) + tensor.index() * kernel.shape[0]
-    if vocab_size is not None and vocab_size < kernel.shape[0] * tensor.size:
+    rows = jnp.arange(kernel.shape[0]) + tensor.vocab_index() * kernel.shape[0]
+    if vocab_size is not None and vocab_size < kernel.shape[0] * tensor.num_vocab_parts:
         of_rows = jnp.where(rows < vocab_size, of_rows, -jnp.inf)
     is_target = targets[:, None] == rows  # nowhere for a target below 0
     largest = tensor.max(of_rows.max(axis=-1))
+    if tensor.num_pipe > 1:  # all rows here may be no tokens
+        largest = jnp.maximum(largest, jnp.finfo(jnp.float32).min)
     exponentials = jnp.exp(of_rows - largest[:, None])
     total, chosen = tensor.sum(jnp.stack([exponentials.sum(-1), jnp.where(is_target, of_rows, 0.0).sum(-1)]))
-    loss = jnp.where(targets >= 0, jnp.log(total) + largest - chosen, 0.0).sum()
-    d_logits = jnp.where(targets[:, None] >= 0, scale * (exponentials / total[:, None] - is_target), 0.0)
-    return loss, d_logits.astype(x.dtype)
+    return exponentials, is_target, Statistics(largest, total, chosen)
+
+
+def _loss(statistics: Statistics, targets: jax.Array) -> jax.Array:
+    """Sum of the losses of some tokens, from the statistics of all logits."""
+    of_each = jnp.log(statistics.total) + statistics.largest - statistics.chosen
+    return jnp.where(targets >= 0, of_each, 0.0).sum()
+
+
+def _d_logits(
+    probabilities: jax.Array, is_target: jax.Array, targets: jax.Array, scale: jax.Array | float
+) -> jax.Array:
+    """Gradient of the loss times `scale` for the logits "tokens local_vocab"."""
+    return jnp.where(targets[:, None] >= 0, scale * (probabilities - is_target), 0.0)
 
 
 def _chunks(x: jax.Array, targets: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:

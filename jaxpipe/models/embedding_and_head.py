@@ -72,7 +72,10 @@ class Embedding(nnx.Module):
 
     def with_rows(self, rows: jax.Array, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """The residual stream "batch local_seq hidden" from `rows`: all but the lookup of tokens."""
-        x = self.tensor.scatter_sum(rows, 1)
+        return self.with_own_rows(self.tensor.scatter_sum(rows, 1), microbatch, random)
+
+    def with_own_rows(self, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
+        """The residual stream from the rows of this device's positions, "batch local_seq hidden"."""
         first_position = self.tensor.index() * x.shape[1]
 
         def own(whole: jax.Array) -> jax.Array:
@@ -93,10 +96,10 @@ class Embedding(nnx.Module):
 
     def _own(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Each token's row in this device's part of the table, 0 for others' tokens; and which tokens are its own."""
-        if self.tensor.size == 1:
+        if self.tensor.num_vocab_parts == 1:
             return tokens, None
         num_rows = self.token.shape[0]
-        row = tokens - self.tensor.index() * num_rows
+        row = tokens - self.tensor.vocab_index() * num_rows
         is_own = (row >= 0) & (row < num_rows)
         return jnp.where(is_own, row, 0), is_own
 

@@ -25,6 +25,7 @@ from jaxpipe.models.block import with_losses
 from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
+from jaxpipe.models.over_pipe import EndsOverPipe
 
 Params = dict[str, Any]
 Microbatch = dict[str, jax.Array]
@@ -75,8 +76,12 @@ class LanguageModel:
 
     @cached_property
     def specs(self) -> Params:
-        """PartitionSpecs of the shared parameters and of the parameters of one layer."""
-        shared = {name: _specs(self._abstract(name)) for name in ("embedding", "head")}
+        """PartitionSpecs of the shared parameters and of the parameters of one layer.
+
+        What is split over `tensor` among the shared ones are rows of the vocabulary, which `pipe` may split too.
+        """
+        axes = "tensor" if self.tensor.num_pipe == 1 else ("tensor", "pipe")
+        shared = {name: _specs(self._abstract(name), axes) for name in ("embedding", "head")}
         return {"shared": shared, "layers": _specs(self._abstract("block"))}
 
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
@@ -131,6 +136,8 @@ class LanguageModel:
         _, vjp = jax.vjp(with_rows, shared["embedding"], embedding.rows(microbatch))
         d_params, d_rows = vjp(dx)
         token = embedding.add_at_rows(sums["embedding"]["token"], microbatch, d_rows)
+        if self.tensor.num_pipe > 1:  # all devices add to their rows; the rest is the same on all and counts once
+            d_params = jax.tree.map(lambda leaf: jnp.where(jax.lax.axis_index("pipe") == 0, leaf, 0), d_params)
         return {**sums, "embedding": {**_added(sums["embedding"], d_params), "token": token}}
 
     def head_backward(
@@ -164,6 +171,11 @@ class LanguageModel:
         if of_words.bias is not None:
             sums["head"] = {**sums["head"], "bias": of_words.bias}
         return head.losses(words, others), dx, {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
+
+    @property
+    def over_pipe(self) -> EndsOverPipe | None:
+        """Embedding and head by parts, if their rows are split over `pipe`."""
+        return EndsOverPipe(self) if self.tensor.num_pipe > 1 else None
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of terms in each sum of `loss_sum` over a batch of any number of dims: its structure, int32."""
@@ -329,11 +341,11 @@ def _params(module: nnx.Module) -> Params:
     return nnx.to_pure_dict(nnx.state(module, nnx.Param))
 
 
-def _specs(module: nnx.Module) -> Params:
+def _specs(module: nnx.Module, tensor: str | tuple[str, ...] = "tensor") -> Params:
     """The PartitionSpec of each parameter, by its metadata: the dims split over `tensor`, and over `expert`."""
 
     def spec(param: nnx.Param) -> P:
-        dims = {dim: axis for axis, dim in _shape(param).splits}
+        dims = {dim: tensor if axis == "tensor" else axis for axis, dim in _shape(param).splits}
         return P(*(dims.get(dim) for dim in range(max(dims, default=-1) + 1)))
 
     return _each_param(module, spec)

@@ -19,6 +19,7 @@ from jax import lax
 
 from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import BATCH_AXES, Randomness
+from jaxpipe.program import over_pipe
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions, with_losses
 from jaxpipe.program.ends import embed_backward, head_backward
@@ -90,6 +91,8 @@ class Actions:
             Kind.B: self._backward,
             Kind.I: self._input_gradient,
             Kind.W: self._weight_gradient,
+            Kind.S: self._head_statistics,
+            Kind.T: self._head_gradients,
         }[kind]
 
         def act(state: State) -> State:
@@ -113,7 +116,10 @@ class Actions:
         return None if self.random is None else self.random.at(row.microbatch, layer)
 
     def _microbatch(self, row: Row) -> PyTree:
-        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row.microbatch, 0, False), self.batch)
+        return over_pipe.read(self.batch, row.microbatch)
+
+    def _is_last(self, row: Row) -> jax.Array:
+        return row.stage == self.shapes.table.schedule.num_stages - 1
 
     def _layer_params(self, row: Row, layer: jax.Array) -> PyTree:
         return jax.tree.map(lambda leaf: _at(leaf, row.chunk, layer), self.params["layers"])
@@ -124,9 +130,7 @@ class Actions:
     def _forward(self, row: Row, state: State) -> State:
         functions, shared, microbatch = self.functions, self.params["shared"], self._microbatch(row)
         vjp = self.shapes.vjp
-        x = cond_in_place(
-            row.stage == 0, lambda _: functions.embed(shared, microbatch, self._random(row, EMBEDDING)), state.message
-        )
+        x = cond_in_place(row.stage == 0, lambda _: self._embed(row, state), state.message)
 
         def layer(i: jax.Array, walk: tuple[jax.Array, Pools, PyTree]) -> tuple[jax.Array, Pools, PyTree]:
             x, pools, totals = walk
@@ -149,8 +153,10 @@ class Actions:
             value, dy, sums = head_backward(functions, shared, y, microbatch, self.scale.head, sums)
             return dy, _add_scaled(loss, self.scale.head, value), sums
 
-        is_last = row.stage == self.shapes.table.schedule.num_stages - 1
-        message, of_head, sums = cond_in_place(is_last, turn_around, (y, losses.head, state.grads["shared"]))
+        if functions.over_pipe:
+            ends = self._left(row, self._is_last(row), y, state)
+            return state._replace(message=y, pools=pools, loss=Losses(losses.head, of_layers).joined, ends=ends)
+        message, of_head, sums = cond_in_place(self._is_last(row), turn_around, (y, losses.head, state.grads["shared"]))
         loss = Losses(of_head, of_layers).joined
         return state._replace(message=message, pools=pools, grads={**state.grads, "shared": sums}, loss=loss)
 
@@ -166,7 +172,7 @@ class Actions:
             d_params, dx = vjp.backward(params, residuals, result, *given)
             return dx, _add_layer(sums, row.chunk, i, jax.tree.leaves(d_params))
 
-        dx, layers = lax.fori_loop(0, self._num_layers_of(row), layer, (state.message, state.grads["layers"]))
+        dx, layers = lax.fori_loop(0, self._num_layers_of(row), layer, (self._dy(row, state), state.grads["layers"]))
         return self._finish_backward(row, state, dx, layers)
 
     def _input_gradient(self, row: Row, state: State) -> State:
@@ -190,7 +196,7 @@ class Actions:
             return dx, sums, deferred, pools, num_done
 
         deferred = [jnp.zeros(like.shape, like.dtype) for like in storage.saved.deferred]
-        walk = state.message, state.grads["layers"], deferred, state.pools, state.num_done
+        walk = self._dy(row, state), state.grads["layers"], deferred, state.pools, state.num_done
         dx, layers, _, pools, _ = lax.fori_loop(0, self._num_layers_of(row), layer, walk)
         return self._finish_backward(row, state, dx, layers)._replace(pools=pools)
 
@@ -210,6 +216,77 @@ class Actions:
         layers = lax.fori_loop(0, self._num_layers_of(row), layer, state.grads["layers"])
         return state._replace(grads={**state.grads, "layers": layers})
 
+    # Embedding and head, if they are split over `pipe`; see `over_pipe`
+
+    def rows(self, microbatch: jax.Array) -> jax.Array:
+        """This device's term of the rows of a microbatch's tokens; of any microbatch for NO_MICROBATCH."""
+        assert self.functions.over_pipe
+        return self.functions.over_pipe.rows(
+            self.params["shared"], over_pipe.read(self.batch, jnp.maximum(microbatch, 0))
+        )
+
+    def scatter(self, microbatch: jax.Array, dx: jax.Array, sums: PyTree) -> PyTree:
+        """Returns sums of the shared parameters' gradients with those of the embedding added."""
+        assert self.functions.over_pipe
+        random = None if self.random is None else self.random.at(microbatch, EMBEDDING)
+        of_microbatch = over_pipe.read(self.batch, microbatch)
+        return self.functions.over_pipe.embed_backward(self.params["shared"], of_microbatch, random, dx, sums)
+
+    def _embed(self, row: Row, state: State) -> jax.Array:
+        functions, shared, microbatch = self.functions, self.params["shared"], self._microbatch(row)
+        random = self._random(row, EMBEDDING)
+        if not functions.over_pipe:
+            return functions.embed(shared, microbatch, random)
+        return functions.over_pipe.embed(
+            shared, over_pipe.read(state.ends.entries, row.ends.entry_in), microbatch, random
+        )
+
+    def _left(self, row: Row, is_wanted: jax.Array, value: jax.Array, state: State) -> over_pipe.Ends:
+        """The storage with `value` in the entry of the action, if it is wanted."""
+
+        def write(entries: jax.Array) -> jax.Array:
+            return over_pipe.written(entries, row.ends.entry_out, value)
+
+        return state.ends._replace(entries=cond_in_place(is_wanted, write, state.ends.entries))
+
+    def _dy(self, row: Row, state: State) -> jax.Array:
+        """The gradient of the stage's output."""
+        if not self.functions.over_pipe:
+            return state.message
+        return cond_in_place(
+            self._is_last(row), lambda _: over_pipe.read(state.ends.entries, row.ends.entry_in), state.message
+        )
+
+    def _head_statistics(self, row: Row, state: State) -> State:
+        assert self.functions.over_pipe
+        x = over_pipe.read(state.ends.entries, row.ends.entry_in)
+        kept, own = self.functions.over_pipe.statistics(self.params["shared"], x, self._microbatch(row))
+        ends = state.ends._replace(own=over_pipe.written(state.ends.own, row.ends.slot, own))
+        if self.shapes.table.has_backward:
+            ends = ends._replace(kept=over_pipe.written(ends.kept, row.ends.slot, kept))
+        return state._replace(ends=ends)
+
+    def _head_gradients(self, row: Row, state: State) -> State:
+        assert self.functions.over_pipe
+        head, ends, shared, microbatch = (
+            self.functions.over_pipe,
+            state.ends,
+            self.params["shared"],
+            self._microbatch(row),
+        )
+        statistics = over_pipe.read(ends.statistics, row.ends.slot)
+        # All devices know the loss; one counts it.
+        counted = jax.tree.map(lambda factor: jnp.where(lax.axis_index("pipe") == 0, factor, 0.0), self.scale.head)
+        losses = self.shapes.losses.apart(state.loss)
+        of_head = _add_scaled(losses.head, counted, head.losses(shared, statistics, microbatch))
+        state = state._replace(loss=Losses(of_head, losses.layers).joined)
+        if not self.shapes.table.has_backward:
+            return state
+        x, kept = over_pipe.read(ends.entries, row.ends.entry_in), over_pipe.read(ends.kept, row.ends.slot)
+        dx, sums = head.gradients(shared, x, kept, statistics, microbatch, self.scale.head, state.grads["shared"])
+        ends = ends._replace(entries=over_pipe.written(ends.entries, row.ends.entry_out, dx))
+        return state._replace(grads={**state.grads, "shared": sums}, ends=ends)
+
     def _last_first(self, row: Row, turn: jax.Array) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
         """The layer of a turn in a reverse walk, its parameters, and the microbatch with its randomness."""
         i = self._num_layers_of(row) - 1 - turn
@@ -218,6 +295,9 @@ class Actions:
 
     def _finish_backward(self, row: Row, state: State, dx: jax.Array, layers: PyTree) -> State:
         """Returns `state` with `dx`, the gradient of the stage's input, as the message, or passed to the embedding."""
+        if self.functions.over_pipe:
+            ends = self._left(row, row.stage == 0, dx, state)
+            return state._replace(message=dx, grads={**state.grads, "layers": layers}, ends=ends)
         shared, microbatch = self.params["shared"], self._microbatch(row)
 
         def embed(sums: PyTree) -> PyTree:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering import IDLE, RoundTable
+from jaxpipe.program.over_pipe import ends_rows, initial_ends
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.storage import Page, Pool, Pools, Storage, pool_for
 
@@ -24,6 +25,7 @@ class State(NamedTuple):
     grads: PyTree  # float32 running sums: {"shared", "layers": [chunk, layer, ...]}
     loss: PyTree  # float32 running sums, one for each kind of loss
     num_done: jax.Array  # int32: accesses to storage so far, which orders them; see `in_place.sequenced`
+    ends: Any  # `over_pipe.Ends` if embedding and head are split over `pipe`, else None
 
 
 class Carry(NamedTuple):
@@ -57,6 +59,7 @@ class Row(NamedTuple):
     num_layer_sends: Integers
     recv_layer: Integers  # [lane, (chunk, layer)]
     num_layer_recvs: Integers
+    ends: Any  # `over_pipe.EndsRow`, or None
 
 
 def table_operands(table: RoundTable, storage: Storage) -> Row:
@@ -80,6 +83,7 @@ def table_operands(table: RoundTable, storage: Storage) -> Row:
         num_layer_sends=grids.num_sends,
         recv_layer=grids.recv_layer,
         num_layer_recvs=grids.num_recvs,
+        ends=ends_rows(table),
     )
     return jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)
 
@@ -105,6 +109,7 @@ def initial_carry(shapes: StepShapes, params: PyTree, scale: PyTree) -> Carry:
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
         loss=jax.tree.map(jnp.zeros_like, scale),
         num_done=jnp.zeros((), jnp.int32),
+        ends=initial_ends(table, x_like, shapes.kept, shapes.statistics, empty),
     )
     return Carry(
         state,

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import AXES, Randomness, num_batch_parts
+from jaxpipe.program.split_ends import SplitEnds
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 PyTree = Any
@@ -40,6 +41,7 @@ class StageFunctions:
             of the losses times `scale`, one float32 factor for each loss. None: `jax.vjp` of `head`.
         specs: {"shared", "layers"}: for each parameter of one layer, and each shared one, the PartitionSpec that
             names the dim split over `tensor`, for example P(None, "tensor"), and that over `expert`; None if none is.
+        over_pipe: embedding and head by parts, for schedules with S and T; `embed` and `head` are not called then.
 
     `shared` are the parameters of embedding and head (a tied one is used by both), `microbatch` is
     the batch's pytree without its leading microbatch axis. Parts that all layers read, such as a padding mask, are sent
@@ -59,6 +61,7 @@ class StageFunctions:
     embed_backward: Callable[[PyTree, PyTree, Randomness | None, Any, PyTree], PyTree] | None = None
     head_backward: Callable[[PyTree, Any, PyTree, PyTree, PyTree], tuple[PyTree, Any, PyTree]] | None = None
     specs: PyTree | None = None
+    over_pipe: SplitEnds | None = None
 
     @classmethod
     def of(cls, model: Any) -> StageFunctions:
@@ -70,6 +73,7 @@ class StageFunctions:
             embed_backward=getattr(model, "embed_backward", None),
             head_backward=getattr(model, "head_backward", None),
             specs=model.specs,
+            over_pipe=SplitEnds.of(getattr(model, "over_pipe", None)),
         )
 
 
@@ -113,8 +117,19 @@ class Losses:
         return Losses(head, {name: joined[name] for name in self.layers})
 
 
-def check_actions(schedule: Schedule) -> None:
-    """Raises CompileError if `schedule` has actions that the program does not run."""
+def check_actions(schedule: Schedule, functions: StageFunctions) -> None:
+    """Raises CompileError if `schedule` has actions that the program does not run, or not with these functions."""
+    if schedule.has_head_actions != bool(functions.over_pipe):
+        which = "are not" if schedule.has_head_actions else "are"
+        raise CompileError(
+            explain(
+                f"embedding and head of the model {which} split over `pipe`, and schedule {schedule.name!r} has "
+                f"{'S and T' if schedule.has_head_actions else 'no S and T'}.",
+                rule="split-head: a head that is split over `pipe` runs in S and T, another one on the last stage",
+                repair="give both, vocabulary(schedule) and functions with `over_pipe`, for example "
+                "StageFunctions.of(LanguageModel(config, TensorAxis(num_pipe=...))), or neither",
+            )
+        )
     if schedule.num_replicas == 1 and schedule.columns.is_kind(Kind.SYNC).any():
         raise CompileError(
             explain(

@@ -37,7 +37,8 @@ class Part:
     """The part of one parameter that a device holds; dims are those of one layer's parameter, or of a shared one.
 
     Attributes:
-        split_dims: (axis, dim) that the model splits over `expert` or `tensor`, where these have several devices.
+        split_dims: (axis, dim) that the model splits over `expert` or `tensor`, and rows of a vocabulary maybe over `pipe`,
+            where these have several devices.
         master_dim: the dim of a device's compute copy along which master copies are split, or None.
         copy_axes: mesh axes of more than one device along which compute copies are equal.
         partial_axes: mesh axes of more than one device, besides `copy_axes`, over which gradients are summed.
@@ -133,7 +134,7 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
 
 def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bool, split_masters: bool) -> Part:
     """The Part of one parameter; `shape` is that of one layer's parameter, or of a shared one."""
-    split_dims = _split_dims(name, shape, spec, mesh)
+    split_dims = _split_dims(name, shape, spec, mesh, allowed=SPLIT_AXES if stacked else (*SPLIT_AXES, "pipe"))
     for axis, dim in split_dims:
         shape = (*shape[:dim], shape[dim] // mesh.shape[axis], *shape[dim + 1 :])
     split = [axis for axis, _ in split_dims]
@@ -153,15 +154,18 @@ def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bo
     )
 
 
-def _split_dims(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh) -> tuple[tuple[str, int], ...]:
-    """The (axis, dim) of `spec` whose axes have several devices.
+def _split_dims(
+    name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, allowed: Sequence[str]
+) -> tuple[tuple[str, int], ...]:
+    """The (axis, dim) of `spec` whose axes, all of them `allowed`, have several devices.
 
     Raises:
         CompileError: `spec` has another form, or a dim does not divide.
     """
-    named = [(axis, dim) for dim, axis in enumerate(spec) if axis is not None]
+    entries = [(each if isinstance(each, tuple) else (each,), dim) for dim, each in enumerate(spec) if each is not None]
+    named = [(axis, dim) for axes, dim in entries for axis in axes]
     axes = [axis for axis, _ in named]
-    if any(axis not in SPLIT_AXES for axis in axes) or len(set(axes)) < len(axes) or len(spec) > len(shape):
+    if any(axis not in allowed for axis in axes) or len(set(axes)) < len(axes) or len(spec) > len(shape):
         raise CompileError(
             explain(
                 f"{name} of shape {shape} has the spec {spec}.",
@@ -169,15 +173,17 @@ def _split_dims(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh) -> tuple
                 repair="give P() or for example P(None, 'tensor')",
             )
         )
-    for axis, dim in named:
-        size, rest = divmod(shape[dim], mesh.shape[axis])
+    for axes, dim in entries:
+        num_parts = math.prod(mesh.shape[axis] for axis in axes)
+        size, rest = divmod(shape[dim], num_parts)
         if rest:
+            sizes = " x ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
             raise CompileError(
                 explain(
-                    f"{name} of shape {shape} is split along dim {dim} over {axis}={mesh.shape[axis]}.",
-                    rule=f"{axis}-divides: the dim is a multiple of the devices",
-                    picture=f"{shape[dim]} = {mesh.shape[axis]} x {size} + {rest}",
-                    repair=f"choose sizes or a {axis} axis that divide",
+                    f"{name} of shape {shape} is split along dim {dim} over {sizes}.",
+                    rule=f"{axes[0]}-divides: the dim is a multiple of the devices",
+                    picture=f"{shape[dim]} = {num_parts} x {size} + {rest}",
+                    repair=f"choose sizes or a {axes[0]} axis that divide",
                 )
             )
     return tuple((axis, dim) for axis, dim in named if mesh.shape[axis] > 1)

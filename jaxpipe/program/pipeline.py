@@ -95,7 +95,7 @@ class Pipeline:
         """
         check_numbers()
         check(schedule)
-        check_actions(schedule)
+        check_actions(schedule, functions)
         check_mesh(schedule, mesh, functions)
         self.schedule, self.mesh, self.functions = schedule, mesh, functions
         if layers_per_stage is None:

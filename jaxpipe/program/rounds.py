@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxpipe.lowering import IDLE, RoundTable
-from jaxpipe.program import channels
+from jaxpipe.program import channels, over_pipe
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.schedules.schedule import Kind
@@ -79,6 +79,7 @@ def has_messages_alone(table: RoundTable, round_type: int, *, has_reductions: bo
         or table.pages.num_sends[here].any()
         or table.exchange_grids.num_sends[here].any()
         or (has_reductions and table.follows_completion[round_type])
+        or table.collectives_of_type[round_type].any()
     )
 
 
@@ -107,6 +108,7 @@ def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry
     arrived = channels.send_messages(table, round_type, carry.out)
     landed = channels.send_pages(table, round_type, carry.send_buffer_pages)
     gradients = channels.send_grads(table, round_type, carry.send_buffer_grads)
+    met = over_pipe.exchange(table, round_type, actions, row.ends, carry.state.ends) if row.ends else {}
 
     # 2. The action of this device, if any; every device traces all kinds that any device has in rounds of this type.
     state = carry.state
@@ -116,14 +118,15 @@ def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry
         state = actions.reduce(carry.complete, state)
 
     # 3. Nothing below this barrier moves above it, and the permutes do not move below the action.
-    arrived, landed, gradients, own, grads = lax.optimization_barrier(
-        (arrived, landed, gradients, state.message, state.grads)
+    arrived, landed, gradients, own, grads, met = lax.optimization_barrier(
+        (arrived, landed, gradients, state.message, state.grads, met)
     )
 
     # 4. Arrivals are stored, and the payloads of the next round are read.
     inbox = channels.store_messages(table, round_type, row, arrived, own, carry.inbox)
     message = channels.read_message(table, round_type, row, arrived, own, inbox)
     state = channels.store_pages(row, landed, state._replace(message=message, grads=grads))
+    state = over_pipe.store(actions, row.ends, met, state) if met else state
     pages, state = channels.read_pages(table, round_type, row, carry.send_buffer_pages, state)
     state = channels.add_grads(actions.shapes.sent_layer, row, gradients, state)
     leaving, state = channels.read_grads(

@@ -43,6 +43,7 @@ class StepShapes:
         storage: storage of saved residuals; empty for forwards alone.
         vjp: forward and backward of a layer; None for forwards alone.
         split: I and W of a layer's backward, if the table has any.
+        kept, statistics: what S leaves for T, and tells all devices; empty if the head is not split over `pipe`.
     """
 
     table: RoundTable
@@ -55,6 +56,8 @@ class StepShapes:
     storage: Storage
     vjp: LayerVjp | None
     split: SplitBackward | None
+    kept: PyTree
+    statistics: PyTree
 
     @cached_property
     def sent_layer(self) -> PageForm:
@@ -106,6 +109,9 @@ def step_shapes(
     copies = {"shared": of_layers["shared"], "layer": of_layers["layers"]}
     microbatch = jax.tree.map(of_one_device, batch)
     message, losses = check_functions(functions, mesh, copies, microbatch)
+    kept = statistics = ()
+    if ends := functions.over_pipe:
+        kept, statistics = shapes_on_a_device(mesh, ends.statistics, copies["shared"], message, microbatch)
     saved, vjp, split = SavedResiduals(()), None, None
     if table.has_backward:
         given = microbatch, Randomness.like() if random else None
@@ -122,6 +128,8 @@ def step_shapes(
         storage=make_storage(table, saved),
         vjp=vjp,
         split=split,
+        kept=kept if table.has_backward else (),
+        statistics=statistics,
     )
 
 

@@ -18,6 +18,7 @@ from jaxpipe.cluster.hardware import known_hardware
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import build_schedule, expected_costs, layers_per_stage, mesh_axes
 from jaxpipe.config.base import AUTO
+from jaxpipe.config.costs import costs_of_stages
 from jaxpipe.config.model import check_attention_kernel
 from jaxpipe.config.pipeline import orders_to_try
 from jaxpipe.distributed.log import say
@@ -146,7 +147,7 @@ def pipeline_of(
         dtype=config.model.dtype,
         split_masters=config.optimizer.zero1,
         deterministic=mesh.deterministic,
-        costs=expected_costs(config).of_layers(layers),
+        costs=costs_of_stages(config, schedule, layers),
     )
 
 

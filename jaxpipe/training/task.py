@@ -15,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.config import model_config
-from jaxpipe.config.model import family_of
+from jaxpipe.config.model import family_of, vocab_pipe
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import LanguageModel
@@ -83,9 +83,12 @@ class Task:
 
 
 def language_model(config: ConfigDict) -> LanguageModel:
-    """The model of a checked config, for its `mesh.tensor`."""
+    """The model of a checked config, for its mesh."""
     mesh = config.mesh
-    return LanguageModel(model_config(config), TensorAxis(mesh.tensor, mesh.deterministic, mesh.data, mesh.expert))
+    return LanguageModel(
+        model_config(config),
+        TensorAxis(mesh.tensor, mesh.deterministic, mesh.data, mesh.expert, vocab_pipe(config)),
+    )
 
 
 def task_of(config: ConfigDict) -> Task:

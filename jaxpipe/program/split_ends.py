@@ -1,0 +1,42 @@
+"""The contract of an embedding and a head whose parameters are split over `pipe`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jaxpipe.mesh import Randomness
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class SplitEnds:
+    """Embedding and head whose parameters are split over `pipe` too: every device has a part of each.
+
+    Their specs name ("tensor", "pipe"). All devices call these functions with the same microbatch, between collectives:
+
+    Attributes:
+        rows: (shared, microbatch) -> this device's term of an array of the shape and dtype of x; it may use `tensor`.
+        embed: (shared, rows, microbatch, random) -> x, from the sum of all terms. Runs inside the first stage's F.
+        embed_backward: (shared, microbatch, random, dx, sums) -> sums, on every device, with the gradient of x.
+        statistics: (shared, x, microbatch) -> (kept, statistics): what `gradients` needs again, and small arrays
+            that it needs of all devices. Runs inside S.
+        losses: (shared, statistics, microbatch) -> result of `head`, the same on all devices; the statistics are
+            those of all devices, in a first axis. Runs inside T.
+        gradients: (shared, x, kept, statistics, microbatch, scale, sums) -> (this device's term of the gradient of x,
+            sums with its terms of the others added). Runs inside T.
+    """
+
+    rows: Callable[[PyTree, PyTree], Any]
+    embed: Callable[[PyTree, Any, PyTree, Randomness | None], Any]
+    embed_backward: Callable[[PyTree, PyTree, Randomness | None, Any, PyTree], PyTree]
+    statistics: Callable[[PyTree, Any, PyTree], tuple[PyTree, PyTree]]
+    losses: Callable[[PyTree, PyTree, PyTree], PyTree]
+    gradients: Callable[..., tuple[Any, PyTree]]
+
+    @classmethod
+    def of(cls, ends: Any) -> SplitEnds | None:
+        """The functions of an object that has them as attributes; None of None."""
+        return ends and cls(**{each.name: getattr(ends, each.name) for each in fields(cls)})
