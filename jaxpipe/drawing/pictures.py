@@ -25,6 +25,8 @@ HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 
     Kind.EVICT: "#b5352c",
     Kind.LOAD: "#e3bd2b",
     Kind.SYNC: "#555555",
+    Kind.S: "#7fb8d6",
+    Kind.T: "#c9739f",
 }
 NAMES = {
     Kind.F: "forward",
@@ -33,6 +35,8 @@ NAMES = {
     Kind.W: "weight gradient",
     Kind.EVICT: "EVICT to partner",
     Kind.LOAD: "LOAD from partner",
+    Kind.S: "head: statistics",
+    Kind.T: "head: gradients",
 }
 STORED = {  # attributes of Stored, from below -> colour and name of what a device stores
     "own": ("#1b6ca8", "own stages"),

@@ -19,6 +19,7 @@ from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import are_decided, costs_by, has_times, is_costs_file, written_costs
 from jaxpipe.config.model import family_of, mesh_axes
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
@@ -71,9 +72,18 @@ def setting_of(config: ConfigDict, topology: Topology) -> Setting:
     """The setting of a checked config on `topology`, with decided costs.
 
     Raises:
-        ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the costs cannot be decided.
+        ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the costs cannot be decided; the
+            head is split over `pipe`.
         ScheduleError: the schedule cannot be built.
     """
+    if config.pipeline.vocab_over_pipe:
+        raise ConfigError(
+            explain(
+                "pipeline.vocab_over_pipe=True",
+                rule="estimated-head: predicted times and bytes have the head on the last stage",
+                repair="set pipeline.vocab_over_pipe=False; jaxpipe.show and a compiled step know the split head",
+            )
+        )
     return replace(undecided(config, topology), costs=decide_costs(config, topology).costs)
 
 

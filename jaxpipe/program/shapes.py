@@ -176,7 +176,7 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
             in their
         page; transit: see `transit_bytes`; weights: compute copies of the parameters, if they are not the masters
         themselves; gradients: float32 running sums; messages: those that wait, the current one, the one sent and one
-        for each permute in flight.
+        for each permute in flight; head: entries and slots of one that is split over `pipe`.
     """
     table, storage, num_replicas = shapes.table, shapes.storage, shapes.table.schedule.num_replicas
     num_in_flight = max(map(len, table.permutes), default=0)
@@ -195,7 +195,17 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
         "transit": transit_bytes(shapes),
         **kinds,
         "messages": (table.inbox.num_inbox + 1 + 2 + num_in_flight) * _num_bytes(shapes.message),
+        **({"head": _head_bytes(shapes)} if table.collectives else {}),
     }
+
+
+def _head_bytes(shapes: StepShapes) -> int:
+    """Bytes of what waits between the actions and collectives of a head that is split over `pipe`."""
+    plan, num_devices = shapes.table.collectives, shapes.table.schedule.num_devices
+    assert plan
+    kept, statistics = (sum(map(_num_bytes, jax.tree.leaves(tree))) for tree in (shapes.kept, shapes.statistics))
+    in_slots = (plan.num_slots + 1) * (kept + (1 + num_devices) * statistics)
+    return in_slots + (plan.num_entries + 1) * _num_bytes(shapes.message)
 
 
 def transit_bytes(shapes: StepShapes) -> int:

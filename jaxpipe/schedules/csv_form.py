@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Action, Schedule, parse_action
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, TRANSFER_KINDS, Action, Schedule, parse_action
 
 _SHARE = re.compile(r"[0-9]{1,9}(/0{0,9}[1-9][0-9]{0,8})?")
 
@@ -32,7 +32,7 @@ def parse_shares(texts: Sequence[str]) -> tuple[Fraction, ...] | None:
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _KINDS = COMPUTE_KINDS | TRANSFER_KINDS
 _PARKED = "# parked:"
-_RULE = "compute-only-csv: one line per device; a cell is stage, F B I W EVICT or LOAD, microbatch, as in 2F0, or empty"
+_RULE = "compute-only-csv: one line per device; a cell is stage, F B I W S T EVICT or LOAD, microbatch, as in 2F0, or empty"
 
 
 def to_csv(schedule: Schedule) -> str:
@@ -112,6 +112,9 @@ def from_csv(text: str, *, name: str) -> Schedule:
         for cell, content in enumerate(line):
             where = f"device {device}, cell {cell}"
             for action in _parse(content.strip(), name, where):
+                if action.kind in HEAD_KINDS:  # on every device
+                    row.append(action)
+                    continue
                 holder, first = found.setdefault(action.stage, (device, f"{where}: {action}"))
                 if holder != device:
                     raise ScheduleError(

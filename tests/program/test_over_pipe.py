@@ -1,0 +1,175 @@
+"""Embedding and head split by rows over `pipe`: loss and every gradient are those of plain `jax.grad`.
+
+The bound is that of `test_gradients`: 1e-5 of each parameter's norm in each layer. The companions show that a device's
+largest logit left out, and a row counted twice, would be seen.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from tiers import tiers
+from tiny_models import config_of, random_batch, random_params, relative_errors
+from tiny_training import mean_loss_and_grads
+
+from jaxpipe.errors import CompileError
+from jaxpipe.mesh import TensorAxis, make_mesh
+from jaxpipe.models import LanguageModel, cross_entropy
+from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.schedules import build
+from jaxpipe.schedules.passes.vocabulary import vocabulary
+
+LARGEST_ERROR = 1e-5
+
+
+class Case(NamedTuple):
+    schedule: str
+    family: str
+    pipe: int
+    num_microbatches: int
+    num_layers: int
+    data: int = 1
+    tensor: int = 1
+    tied: bool = False
+    dropout: float = 0.0
+    vocab_multiple: int = 1
+    split_masters: bool = True
+    deterministic: bool = False
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self))
+
+
+ONE = Case("1f1b", "llama", 2, 3, 2)
+CASES = tiers(
+    [ONE],
+    ci=[
+        Case("1f1b", "gpt", 4, 6, 4, tied=True, dropout=0.3),
+        Case("interleaved_1f1b", "llama", 2, 4, 4, data=2),
+        Case("zb_h1", "gpt", 4, 3, 4, tied=True),
+        Case("1f1b", "gpt", 2, 4, 2, data=2, tensor=2, tied=True, dropout=0.3),
+        Case("1f1b", "gpt", 3, 2, 3, vocab_multiple=36),
+    ],
+    slow=[
+        Case("gpipe", "llama", 4, 3, 4),
+        Case("1f1b", "llama", 4, 9, 4, data=2, tied=True),
+        Case("zb_h1", "llama", 2, 4, 4, data=2, tensor=2),
+        Case("gpipe", "gpt", 2, 5, 4, data=2, tied=True, dropout=0.3, split_masters=False),
+        Case("interleaved_1f1b", "gpt", 4, 8, 8, tied=True, deterministic=True),
+        Case("v_half", "qwen3", 4, 6, 8, tied=True),
+        Case("zb_v", "qwen3", 2, 4, 4, tensor=2),
+        Case("breadth_first", "llama", 2, 4, 4),
+        Case("dualpipe_v", "gpt", 2, 4, 4, tied=True),
+        Case("hanayo", "llama", 4, 4, 8, vocab_multiple=64),
+        Case("1f1b", "mixtral", 2, 4, 2, data=2),
+        Case("zb_h2", "qwen3_moe", 4, 8, 4),
+        Case("1f1b", "gpt", 8, 5, 8, tied=True),
+        Case("1f1b", "llama", 8, 16, 8, vocab_multiple=48),  # two devices have no tokens at all
+    ],
+)
+
+
+def config_of_case(case: Case) -> Any:
+    choices = {"tie_embeddings": case.tied, "vocab_multiple": case.vocab_multiple}
+    return config_of(case.family, num_layers=case.num_layers, dropout=case.dropout, **choices)
+
+
+def pipeline_of_case(case: Case) -> Pipeline:
+    schedule = vocabulary(build(case.schedule, num_devices=case.pipe, num_microbatches=case.num_microbatches))
+    model = LanguageModel(
+        config_of_case(case), TensorAxis(case.tensor, case.deterministic, case.data, num_pipe=case.pipe)
+    )
+    return Pipeline(
+        schedule,
+        make_mesh(data=case.data, pipe=case.pipe, tensor=case.tensor),
+        StageFunctions.of(model),
+        num_layers=case.num_layers,
+        split_masters=case.split_masters,
+        deterministic=case.deterministic,
+    )
+
+
+def errors_of(case: Case) -> dict[str, float]:
+    """Relative errors of the gradients, and of the loss."""
+    config, pipeline = config_of_case(case), pipeline_of_case(case)
+    params, batch = random_params(config), random_batch(case.num_microbatches, seed=0)
+    staged = jax.jit(pipeline.to_stages, out_shardings=pipeline.shardings(jax.eval_shape(pipeline.to_stages, params)))
+    key = jax.random.key(3) if case.dropout else None
+    scale = 1 / (batch["targets"] >= 0).sum()
+    num_losses = LanguageModel(config).num_losses(batch)
+    factor = scale if not isinstance(num_losses, dict) else jax.tree.map(lambda number: 1 / number, num_losses)
+    losses, grads = pipeline.loss_and_grads(staged(params), batch, factor, key)
+    wanted_loss, wanted = mean_loss_and_grads(config, params, batch, key)
+    errors = relative_errors(jax.tree.map(np.asarray, pipeline.from_stages(grads)), wanted)
+    loss = sum(map(float, jax.tree.leaves(losses)))
+    errors["loss"] = abs(loss / float(wanted_loss) - 1)
+    if key is None:
+        alone = sum(map(float, jax.tree.leaves(pipeline.loss(staged(params), batch, factor))))
+        errors["loss alone"] = abs(alone / float(wanted_loss) - 1)
+    return errors
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_loss_and_every_gradient_are_those_of_plain_grad(case):
+    errors = errors_of(case)
+    assert max(errors.values()) <= LARGEST_ERROR, errors
+
+
+def without_the_largest_of_a_part(monkeypatch) -> None:
+    whole = cross_entropy._whole
+
+    def lost(parts):
+        return whole(parts._replace(largest=parts.largest.at[1].set(parts.largest[0])))
+
+    monkeypatch.setattr(cross_entropy, "_whole", lost)
+
+
+def with_rows_twice(monkeypatch) -> None:
+    monkeypatch.setattr(TensorAxis, "vocab_index", lambda self: 0)
+
+
+def with_a_loss_of_its_own(monkeypatch) -> None:
+    """As if no statistics were exchanged."""
+    monkeypatch.setattr(
+        cross_entropy, "_whole", lambda parts: jax.tree.map(lambda leaf: leaf[jax.lax.axis_index("pipe")], parts)
+    )
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "spoil", [without_the_largest_of_a_part, with_rows_twice, with_a_loss_of_its_own], ids=lambda spoil: spoil.__name__
+)
+def test_the_bounds_would_show_what_is_lost(spoil, monkeypatch):
+    spoil(monkeypatch)
+    errors = errors_of(ONE)
+    assert errors["loss"] > 100 * LARGEST_ERROR
+    assert errors["shared['head']['kernel']"] > 100 * LARGEST_ERROR
+
+
+def test_every_device_has_its_rows_of_table_and_kernel():
+    pipeline = pipeline_of_case(ONE)
+    params = pipeline.to_stages(random_params(config_of_case(ONE)))
+    shardings = pipeline.shardings(params)["shared"]
+    for owner, name in (("embedding", "token"), ("head", "kernel")):
+        shape = params["shared"][owner][name].shape
+        assert shardings[owner][name].shard_shape(shape) == (shape[0] // 2, shape[1])
+    copies = pipeline.shapes(params, random_batch(3, seed=0), random=False).copies["shared"]
+    assert copies["head"]["kernel"].shape == (16, 16)  # compute copies, and float32 sums of gradients like them
+
+
+def test_head_and_schedule_go_together():
+    case, mesh = ONE, make_mesh(pipe=2)
+    plain = build("1f1b", num_devices=2, num_microbatches=3)
+    split = StageFunctions.of(LanguageModel(config_of_case(case), TensorAxis(num_pipe=2)))
+    whole = StageFunctions.of(LanguageModel(config_of_case(case)))
+    for schedule, functions in ((plain, split), (vocabulary(plain), whole)):
+        with pytest.raises(CompileError, match="split-head"):
+            Pipeline(schedule, mesh, functions, num_layers=2)
+
+
+def test_rows_that_do_not_divide_are_told_before_compilation():
+    pipeline = pipeline_of_case(Case("1f1b", "gpt", 3, 2, 3))  # 32 rows
+    params = random_params(config_of_case(Case("1f1b", "gpt", 3, 2, 3)))
+    with pytest.raises(CompileError, match=r"tensor=1 x pipe=3"):
+        pipeline.shapes(pipeline.to_stages(params), random_batch(2, seed=0))

@@ -1,0 +1,70 @@
+"""A head over all devices: makespan and activations against a model that is split perfectly, and what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxpipe.errors import ScheduleError
+from jaxpipe.schedules import Costs, build, check, simulate
+from jaxpipe.schedules.analysis.activations import peak_activations
+from jaxpipe.schedules.csv_form import from_csv, to_csv
+from jaxpipe.schedules.files import from_json, to_json
+from jaxpipe.schedules.methods.registry import REGISTRY
+from jaxpipe.schedules.passes.vocabulary import vocabulary
+from jaxpipe.schedules.schedule import Kind
+
+REFUSED = {"bpipe", "chimera", "gems", "mixpipe", "bitpipe", "dualpipe"}
+COSTS = Costs(head_statistics=0.1, head_gradients=0.2)
+
+
+def split(name: str, num_devices: int, num_microbatches: int | None = None):
+    return vocabulary(build(name, num_devices=num_devices, num_microbatches=num_microbatches or 4 * num_devices))
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_methods_of_one_replica_without_transfers_have_a_pattern(name):
+    if name in REFUSED:
+        with pytest.raises(ScheduleError, match=f"vocabulary-pattern(.|\n)*1f1b") as error:
+            split(name, 4)
+        assert name in str(error.value)
+        return
+    for num_devices, num_microbatches in ((1, 1), (2, 5), (4, 3), (4, 16), (5, 7)):
+        found = check(split(name, num_devices, num_microbatches))
+        kept = tuple(tuple(a for a in row if a.kind not in (Kind.S, Kind.T)) for row in found.rows)
+        # The pass moves nothing from one device to another.
+        whole = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
+        assert list(map(sorted, kept)) == list(map(sorted, whole.rows))
+
+
+def test_it_is_not_split_twice():
+    with pytest.raises(ScheduleError, match="S and T already"):
+        vocabulary(split("1f1b", 2))
+
+
+@pytest.mark.parametrize("num_devices", [2, 4, 8, 16])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "gpipe"])
+def test_it_costs_two_microbatches_and_at_most_an_interval_for_each_wait(name, num_devices):
+    """Against a model whose head is no work: its makespan, in proportion to the work that the head adds."""
+    schedule = build(name, num_devices=num_devices, num_microbatches=4 * num_devices)
+    chunks = schedule.placement.num_chunks
+    costs = replace(COSTS, head_statistics=COSTS.head_statistics * chunks, head_gradients=COSTS.head_gradients * chunks)
+    of_layers, of_head = 3.0 * chunks, costs.head_statistics + costs.head_gradients
+    perfect = simulate(schedule, costs).makespan * (of_layers + of_head) / of_layers
+    found = vocabulary(schedule)
+    assert simulate(found, costs).makespan <= perfect + 2 * (of_layers + of_head)
+    peaks = peak_activations(schedule)
+    assert (peak_activations(found) <= np.minimum(peaks + 2, 4 * num_devices)).all()
+
+
+def test_every_device_does_the_same_work():
+    found = split("1f1b", 4)
+    columns = found.columns
+    work = np.bincount(columns.device, COSTS.of_kind(4)[columns.kind, columns.stage])
+    assert work.max() / work.mean() == pytest.approx(1.0)
+
+
+def test_text_forms_keep_it():
+    found = split("1f1b", 2)
+    assert from_json(to_json(found)) == found
+    assert from_csv(to_csv(found), name=found.name) == found
