@@ -72,7 +72,7 @@ def setting_of(config: ConfigDict, topology: Topology) -> Setting:
     """The setting of a checked config on `topology`, with decided costs.
 
     Raises:
-        ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the costs cannot be decided; the
+        ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; costs cannot be decided; the
             head is split over `pipe`.
         ScheduleError: the schedule cannot be built.
     """

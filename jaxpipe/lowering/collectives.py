@@ -12,7 +12,6 @@ A vocabulary that is split over all devices has five of them for a microbatch:
 
 Like a message, each begins with a round and ends before the next one: it travels while the actions of its round
 compute. All devices take part, so all have it in the same round, and none ends that round before all have begun it.
-Rounds in which all devices meet anyway (`meetings`) are preferred.
 
 What waits is in an entry, an array like a message, and in a slot, what S leaves for T; both have the same index on
 every device. A microbatch has an entry from LOOKUP to its first F, one from its last F over S and T to its first
@@ -22,7 +21,6 @@ backward, and one from its last backward to SCATTER.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,21 +54,19 @@ class Collectives:
     num_slots: int
 
 
-def plan_collectives(
-    schedule: Schedule, rounds: np.ndarray, num_rounds: int, meetings: np.ndarray
-) -> Collectives | None:
+def plan_collectives(schedule: Schedule, rounds: np.ndarray, num_rounds: int) -> Collectives | None:
     """The collectives of a schedule with S and T; None for one without.
+
+    Each comes as soon as it may, LOOKUP as late. No round has the same one twice: all rows have S and T in one order.
 
     Args:
         schedule: a schedule of compute actions alone.
         rounds: [A] round of each action.
         num_rounds: rounds of a step.
-        meetings: rounds that are preferred, sorted.
     """
     if not schedule.has_head_actions:
         return None
     columns, last = schedule.columns, schedule.num_stages - 1
-    has_backward = bool(columns.is_kind(Kind.B, Kind.I).any())
 
     def extremes(*kinds: Kind, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """[microbatch] the first and the last round of the actions of these kinds and this stage."""
@@ -81,24 +77,17 @@ def plan_collectives(
         return first, final
 
     first_f, last_f = extremes(Kind.F, stage=0)[0], extremes(Kind.F, stage=last)[1]
-    (first_s, last_s), (first_t, last_t) = extremes(Kind.S, stage=last), extremes(Kind.T, stage=last)
-    never = np.full_like(first_f, num_rounds)
-    windows = {  # the first and the last round that a collective may have
-        Collective.LOOKUP: (0 * first_f, first_f - 1),
-        Collective.BROADCAST: (last_f + 1, first_s - 1),
-        Collective.STATISTICS: (last_s + 1, first_t - 1),
-    }
-    turn, end = extremes(Kind.B, Kind.I, stage=last)[0], extremes(Kind.B, Kind.I, stage=0)[1]
-    if has_backward:
-        windows[Collective.REDUCE] = last_t + 1, turn - 1
-        windows[Collective.SCATTER] = end + 1, never - 1
+    (first_s, last_s), (_, last_t) = extremes(Kind.S, stage=last), extremes(Kind.T, stage=last)
     chosen = {
-        collective: _rounds_in(*window, meetings, is_early=collective != Collective.LOOKUP)
-        for collective, window in windows.items()
+        Collective.LOOKUP: first_f - 1,
+        Collective.BROADCAST: last_f + 1,
+        Collective.STATISTICS: last_s + 1,
     }
-    lives = [(chosen[Collective.LOOKUP], first_f), (last_f, turn if has_backward else first_s * 0 + last_s)]
-    if has_backward:
-        lives.append((end, chosen[Collective.SCATTER]))
+    lives = [(chosen[Collective.LOOKUP], first_f), (last_f, last_s)]
+    if has_backward := bool(columns.is_kind(Kind.B, Kind.I).any()):
+        turn, end = extremes(Kind.B, Kind.I, stage=last)[0], extremes(Kind.B, Kind.I, stage=0)[1]
+        chosen |= {Collective.REDUCE: last_t + 1, Collective.SCATTER: end + 1}
+        lives[1:] = [(last_f, turn), (end, end + 1)]
     start, stop = (np.concatenate(each) for each in zip(*lives, strict=True))
     units, num_entries = allocate(start, stop, np.ones_like(start))
     entries = np.array([taken[0] for taken in units]).reshape(len(lives), -1)
@@ -129,32 +118,3 @@ def plan_collectives(
             if of_microbatch is not None:
                 target[actions] = of_microbatch[columns.microbatch[actions]]
     return Collectives(microbatch, entry, slot, entry_in, entry_out, num_entries, num_slots)
-
-
-def _rounds_in(first: np.ndarray, last: np.ndarray, meetings: np.ndarray, *, is_early: bool) -> np.ndarray:
-    """[microbatch] a round of its own for each, between `first` and `last`: a meeting if one is free.
-
-    Args:
-        first, last: [microbatch] the rounds that are allowed.
-        meetings: rounds that are preferred, sorted.
-        is_early: whether the earliest is taken, not the latest.
-
-    Example:
-        >>> _rounds_in(np.array([1, 2]), np.array([8, 9]), np.array([4, 8]), is_early=True).tolist()
-        [4, 8]
-        >>> _rounds_in(np.array([1, 2]), np.array([3, 6]), np.array([5]), is_early=False).tolist()
-        [3, 5]
-    """
-    taken: set[int] = set()
-    found = np.zeros_like(first)
-
-    def candidates(m: int) -> Iterable[int]:
-        window = range(int(first[m]), int(last[m]) + 1)
-        preferred = meetings[slice(*np.searchsorted(meetings, [window.start, window.stop]))].tolist()
-        yield from preferred if is_early else reversed(preferred)
-        yield from window if is_early else reversed(window)
-
-    for m in np.argsort(first if is_early else -last, kind="stable").tolist():
-        found[m] = next(each for each in candidates(m) if each not in taken)
-        taken.add(int(found[m]))
-    return found

@@ -36,7 +36,6 @@ class RoundTable:
     round_type: np.ndarray  # [R] the type of each round, 0 to num_types - 1
     parked: ParkedPages  # pages that travel to the paired device and back
     exchange: GradientExchange  # gradients that travel to the other holder of their stage
-    meetings: tuple[int, ...] = ()  # rounds in which all devices meet, if there are collectives
 
     # ---- Rounds ----
 
@@ -158,7 +157,7 @@ class RoundTable:
     @cached_property
     def collectives(self) -> Collectives | None:
         """The collectives over all devices, of a schedule with S and T; None without them."""
-        return plan_collectives(self.schedule, self.rounds, self.num_rounds, np.array(self.meetings, int))
+        return plan_collectives(self.schedule, self.rounds, self.num_rounds)
 
     @cached_property
     def collectives_of_type(self) -> np.ndarray:

@@ -32,7 +32,9 @@ def parse_shares(texts: Sequence[str]) -> tuple[Fraction, ...] | None:
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _KINDS = COMPUTE_KINDS | TRANSFER_KINDS
 _PARKED = "# parked:"
-_RULE = "compute-only-csv: one line per device; a cell is stage, F B I W S T EVICT or LOAD, microbatch, as in 2F0, or empty"
+_RULE = (
+    "compute-only-csv: one line per device; a cell is stage, F B I W S T EVICT or LOAD, microbatch, as in 2F0, or empty"
+)
 
 
 def to_csv(schedule: Schedule) -> str:

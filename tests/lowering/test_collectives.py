@@ -1,4 +1,4 @@
-"""Collectives over all of `pipe`: each once, between the actions that it joins; storage that is overwritten by nothing."""
+"""Collectives over all of `pipe`: each once, between the actions that it joins; nothing that waits is overwritten."""
 
 from itertools import pairwise
 

@@ -25,7 +25,7 @@ def split(name: str, num_devices: int, num_microbatches: int | None = None):
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_methods_of_one_replica_without_transfers_have_a_pattern(name):
     if name in REFUSED:
-        with pytest.raises(ScheduleError, match=f"vocabulary-pattern(.|\n)*1f1b") as error:
+        with pytest.raises(ScheduleError, match="vocabulary-pattern") as error:
             split(name, 4)
         assert name in str(error.value)
         return
