@@ -24,7 +24,13 @@ DATA, SCHEDULE = "data.json", "schedule.json"  # in the run's folder
 FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
 FREE_OF_DATA = ("files", "tokenizer")  # may change once the run has a fingerprint of its tokens
 DECIDED = ("mesh.platform",)  # "auto" in one config, the decided platform in the other
-DECIDES_SCHEDULE = {"mesh.pipe", "pipeline.schedule", "pipeline.options", "pipeline.num_microbatches"}
+DECIDES_SCHEDULE = {
+    "mesh.pipe",
+    "pipeline.schedule",
+    "pipeline.options",
+    "pipeline.num_microbatches",
+    "pipeline.vocab_over_pipe",
+}
 _MOST_SHOWN = 5
 
 
