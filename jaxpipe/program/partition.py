@@ -37,7 +37,7 @@ class Part:
     """The part of one parameter that a device holds; dims are those of one layer's parameter, or of a shared one.
 
     Attributes:
-        split_dims: (axis, dim) that the model splits over `expert` or `tensor`, and rows of a vocabulary maybe over `pipe`,
+        split_dims: (axis, dim) that the model splits over `expert` or `tensor`, or rows of a vocabulary over `pipe`,
             where these have several devices.
         master_dim: the dim of a device's compute copy along which master copies are split, or None.
         copy_axes: mesh axes of more than one device along which compute copies are equal.
