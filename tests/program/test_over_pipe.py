@@ -36,6 +36,7 @@ class Case(NamedTuple):
     vocab_multiple: int = 1
     split_masters: bool = True
     deterministic: bool = False
+    expert: int = 1
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
@@ -64,6 +65,7 @@ CASES = tiers(
         Case("hanayo", "llama", 4, 4, 8, vocab_multiple=64),
         Case("1f1b", "mixtral", 2, 4, 2, data=2),
         Case("zb_h2", "qwen3_moe", 4, 8, 4),
+        Case("1f1b", "mixtral", 2, 3, 2, expert=2),
         Case("1f1b", "gpt", 8, 5, 8, tied=True),
         Case("1f1b", "llama", 8, 16, 8, vocab_multiple=48),  # two devices have no tokens at all
     ],
@@ -72,17 +74,18 @@ CASES = tiers(
 
 def config_of_case(case: Case) -> Any:
     choices = {"tie_embeddings": case.tied, "vocab_multiple": case.vocab_multiple}
+    choices |= {"num_experts": 4} if case.expert > 1 else {}
     return config_of(case.family, num_layers=case.num_layers, dropout=case.dropout, **choices)
 
 
 def pipeline_of_case(case: Case) -> Pipeline:
     schedule = vocabulary(build(case.schedule, num_devices=case.pipe, num_microbatches=case.num_microbatches))
     model = LanguageModel(
-        config_of_case(case), TensorAxis(case.tensor, case.deterministic, case.data, num_pipe=case.pipe)
+        config_of_case(case), TensorAxis(case.tensor, case.deterministic, case.data, case.expert, num_pipe=case.pipe)
     )
     return Pipeline(
         schedule,
-        make_mesh(data=case.data, pipe=case.pipe, tensor=case.tensor),
+        make_mesh(data=case.data, expert=case.expert, pipe=case.pipe, tensor=case.tensor),
         StageFunctions.of(model),
         num_layers=case.num_layers,
         split_masters=case.split_masters,
