@@ -90,7 +90,9 @@ def cross_entropy_backward(
     def chunk(carry: tuple[jax.Array, KernelSums], tokens: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
         (loss, sums), (x, targets) = carry, tokens
         of_chunk, d_logits = _of_chunk(x, targets, kernel, bias, tensor, vocab_size, scale)
-        return (loss + of_chunk, _added(sums, d_logits, x)), d_logits @ kernel
+        d_kernel = jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
+        d_bias = None if sums.bias is None else sums.bias + d_logits.astype(jnp.float32).sum(axis=0)
+        return (loss + of_chunk, KernelSums(sums.kernel + d_kernel, d_bias)), d_logits @ kernel
 
     (loss, sums), dx = lax.scan(chunk, (jnp.zeros((), jnp.float32), sums), _chunks(x, targets, kernel))
     return loss, dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
@@ -151,7 +153,7 @@ def backward_of_part(
         x, kernel, targets, tensor, scale, sums: as in `cross_entropy_backward`.
         exponentials: from `softmax_of_part`.
         parts: the statistics of all devices of `pipe`, "part chunk tokens" each.
-        bias, vocab_size: not read.
+        bias, vocab_size: not read; a head with a bias is refused by name before.
     """
     del bias, vocab_size
     own = parts.largest[lax.axis_index("pipe")]
@@ -161,9 +163,10 @@ def backward_of_part(
 
     def chunk(sums: KernelSums, tokens: Any) -> tuple[KernelSums, jax.Array]:
         (x, targets), exponentials, factor = tokens
-        probabilities = exponentials.astype(jnp.float32) * factor[:, None]
-        d_logits = _d_logits(probabilities, targets[:, None] == rows, targets, scale).astype(x.dtype)
-        return _added(sums, d_logits, x), d_logits @ kernel
+        probabilities, is_target = exponentials.astype(jnp.float32) * factor[:, None], targets[:, None] == rows
+        d_logits = jnp.where(targets[:, None] >= 0, scale * (probabilities - is_target), 0.0).astype(x.dtype)
+        d_kernel = jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
+        return KernelSums(sums.kernel + d_kernel, sums.bias), d_logits @ kernel
 
     sums, dx = lax.scan(chunk, sums, (_chunks(x, targets, kernel), exponentials, factor))
     return dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
@@ -174,12 +177,6 @@ def _whole(parts: Statistics) -> Statistics:
     largest = parts.largest.max(axis=0)
     total = (parts.total * jnp.exp(parts.largest - largest)).sum(axis=0)
     return Statistics(largest, total, parts.chosen.sum(axis=0))
-
-
-def _added(sums: KernelSums, d_logits: jax.Array, x: jax.Array) -> KernelSums:
-    d_kernel = jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
-    d_bias = None if sums.bias is None else sums.bias + d_logits.astype(jnp.float32).sum(axis=0)
-    return KernelSums(sums.kernel + d_kernel, d_bias)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -236,8 +233,9 @@ def _of_chunk(
 ) -> tuple[jax.Array, jax.Array]:
     """Loss of some tokens "tokens hidden", and its gradient times `scale` for their logits "tokens local_vocab"."""
     exponentials, is_target, statistics = _softmax(x, targets, kernel, bias, tensor, vocab_size)
-    d_logits = _d_logits(exponentials / statistics.total[:, None], is_target, targets, scale)
-    return _loss(statistics, targets), d_logits.astype(x.dtype)
+    loss, total = _loss(statistics, targets), statistics.total
+    d_logits = jnp.where(targets[:, None] >= 0, scale * (exponentials / total[:, None] - is_target), 0.0)
+    return loss, d_logits.astype(x.dtype)
 
 
 def _softmax(
@@ -264,15 +262,8 @@ def _softmax(
 
 def _loss(statistics: Statistics, targets: jax.Array) -> jax.Array:
     """Sum of the losses of some tokens, from the statistics of all logits."""
-    of_each = jnp.log(statistics.total) + statistics.largest - statistics.chosen
-    return jnp.where(targets >= 0, of_each, 0.0).sum()
-
-
-def _d_logits(
-    probabilities: jax.Array, is_target: jax.Array, targets: jax.Array, scale: jax.Array | float
-) -> jax.Array:
-    """Gradient of the loss times `scale` for the logits "tokens local_vocab"."""
-    return jnp.where(targets[:, None] >= 0, scale * (probabilities - is_target), 0.0)
+    largest, total, chosen = statistics
+    return jnp.where(targets >= 0, jnp.log(total) + largest - chosen, 0.0).sum()
 
 
 def _chunks(x: jax.Array, targets: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:

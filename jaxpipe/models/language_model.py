@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh import Randomness, TensorAxis
 from jaxpipe.models.anatomy import ParameterShape, model_flops
 from jaxpipe.models.attention import Cache
@@ -175,7 +176,17 @@ class LanguageModel:
     @property
     def over_pipe(self) -> EndsOverPipe | None:
         """Embedding and head by parts, if their rows are split over `pipe`."""
-        return EndsOverPipe(self) if self.tensor.num_pipe > 1 else None
+        if self.tensor.num_pipe == 1:
+            return None
+        if "bias" in self.specs["shared"]["head"]:
+            raise ConfigError(
+                explain(
+                    f"a {type(self.config).__name__} with num_pipe={self.tensor.num_pipe}, whose head has a bias",
+                    rule="vocab-over-pipe: several stages share the rows of a causal language model's vocabulary",
+                    repair="give TensorAxis(num_pipe=1)",
+                )
+            )
+        return EndsOverPipe(self)
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of terms in each sum of `loss_sum` over a batch of any number of dims: its structure, int32."""

@@ -130,7 +130,7 @@ class Actions:
     def _forward(self, row: Row, state: State) -> State:
         functions, shared, microbatch = self.functions, self.params["shared"], self._microbatch(row)
         vjp = self.shapes.vjp
-        x = cond_in_place(row.stage == 0, lambda _: self._embed(row, state), state.message)
+        x = cond_in_place(row.stage == 0, lambda _: self._embed(row, state, microbatch), state.message)
 
         def layer(i: jax.Array, walk: tuple[jax.Array, Pools, PyTree]) -> tuple[jax.Array, Pools, PyTree]:
             x, pools, totals = walk
@@ -232,8 +232,8 @@ class Actions:
         of_microbatch = over_pipe.read(self.batch, microbatch)
         return self.functions.over_pipe.embed_backward(self.params["shared"], of_microbatch, random, dx, sums)
 
-    def _embed(self, row: Row, state: State) -> jax.Array:
-        functions, shared, microbatch = self.functions, self.params["shared"], self._microbatch(row)
+    def _embed(self, row: Row, state: State, microbatch: PyTree) -> jax.Array:
+        functions, shared = self.functions, self.params["shared"]
         random = self._random(row, EMBEDDING)
         if not functions.over_pipe:
             return functions.embed(shared, microbatch, random)

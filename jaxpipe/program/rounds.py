@@ -133,5 +133,7 @@ def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry
         actions.shapes.sent_layer, table, round_type, row, carry.send_buffer_grads, state
     )
     produces_none = (row.kind == IDLE) | (row.kind == Kind.W)
+    if table.collectives:  # S and T leave entries
+        produces_none |= row.kind > Kind.W
     out = jnp.where(produces_none, carry.out, own) if table.has_delays else own
     return Carry(state, out, inbox, pages, leaving, jnp.where(row.completes == 1, row.chunk, IDLE))

@@ -13,7 +13,7 @@ from tiers import tiers
 from tiny_models import config_of, random_batch, random_params, relative_errors
 from tiny_training import mean_loss_and_grads
 
-from jaxpipe.errors import CompileError
+from jaxpipe.errors import CompileError, ConfigError
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import LanguageModel, cross_entropy
 from jaxpipe.program import Pipeline, StageFunctions
@@ -176,3 +176,9 @@ def test_rows_that_do_not_divide_are_told_before_compilation():
     params = random_params(config_of_case(Case("1f1b", "gpt", 3, 2, 3)))
     with pytest.raises(CompileError, match=r"tensor=1 x pipe=3"):
         pipeline.shapes(pipeline.to_stages(params), random_batch(2, seed=0))
+
+
+def test_a_head_of_more_parts_is_refused_by_name():
+    model = LanguageModel(config_of("bert", num_layers=2), TensorAxis(num_pipe=2))
+    with pytest.raises(ConfigError, match="BertConfig with num_pipe=2"):
+        StageFunctions.of(model)
