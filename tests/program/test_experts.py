@@ -66,9 +66,7 @@ CASES = tiers(
     ],
     ci=[
         Case("qwen3_moe", "1f1b", data=2, expert=2),
-        Case("qwen3_moe", "zb_v", recompute="full", expert=4),
         Case("mixtral", "bitpipe", data=2, expert=2, dispatch="capacity"),
-        Case("mixtral", "interleaved_1f1b", recompute="full", expert=4, dispatch="capacity"),
         Case("qwen3_moe", "chimera", recompute="attention", data=2, tensor=2),
         Case("mixtral", "bpipe", num_devices=4, num_microbatches=6, tensor=2),
         Case("mixtral", "dualpipe_v", data=2),
