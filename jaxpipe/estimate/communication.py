@@ -9,7 +9,6 @@ nodes where any of the group's devices stand in several.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,7 +19,6 @@ from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting, layer_residuals
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import sent_bytes
-from jaxpipe.models.dispatch import Capacity
 
 KINDS = ("messages", "pages", "exchange", "gradients", "copies", "tensor", "experts")
 # Collectives of the stream over `tensor`, of one layer (`jaxpipe.models.linear`): forward gathers it before two
@@ -139,10 +137,7 @@ def dispatch_bytes(setting: Setting) -> float:
     """
     if setting.expert == 1:
         return 0.0
-    dispatch = dispatch_of_setting(setting)
-    rows = setting.expert * setting.microbatch_size * setting.seq_len
-    if isinstance(dispatch, Capacity):
-        rows = math.prod(dispatch.shape(setting.microbatch_size, setting.seq_len))
+    rows = dispatch_of_setting(setting).moved_rows(setting.microbatch_size, setting.seq_len)
     return rows * setting.anatomy.hidden * ITEMSIZE[setting.dtype]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.mesh.collectives import Axis
-from jaxpipe.models.dispatch import Capacity, Dispatch, dispatch_of
+from jaxpipe.models.dispatch import Dispatch, dispatch_of
 from jaxpipe.models.experts import CHOSEN
 
 FLOAT32_BYTES = 4
@@ -207,7 +207,7 @@ def routing_residuals(setting: Setting) -> Arrays:
     """What experts save besides rows, four bytes each: see `jaxpipe.models.dispatch.Tiles` and `Routing`."""
     anatomy, rows, dispatch = setting.anatomy, feed_forward_rows(setting), dispatch_of_setting(setting)
     choices = setting.microbatch_size * setting.seq_len * anatomy.experts_per_token
-    of_all = choices * (1 if isinstance(dispatch, Capacity) else setting.expert)
+    of_all = choices * dispatch.num_sources
     return {
         CHOSEN: choices // setting.tensor,
         "weights of the chosen": of_all,

@@ -22,7 +22,6 @@ from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import chunks_of
-from jaxpipe.models.dispatch import Capacity
 
 
 @dataclass(frozen=True)
@@ -139,10 +138,8 @@ def _feed_forward_kernels(setting: Setting) -> tuple[list[Matmul], Matmul]:
     anatomy, num, rows = setting.anatomy, 1, feed_forward_rows(setting)
     if anatomy.num_experts > 1:
         dispatch = dispatch_of_setting(setting)
-        num, rows = dispatch.shape(setting.microbatch_size, setting.seq_len)
-        if not isinstance(dispatch, Capacity):  # tiles in use where every device's experts have as many choices
-            local = anatomy.num_experts // setting.expert
-            num = (_tokens(setting) * anatomy.experts_per_token + local * (rows - 1)) // rows
+        _, rows = dispatch.shape(setting.microbatch_size, setting.seq_len)
+        num = dispatch.used_tiles(setting.microbatch_size, setting.seq_len)
     hidden, width = anatomy.hidden, anatomy.width // setting.tensor
     return [Matmul(rows, width, hidden, num)] * anatomy.num_up, Matmul(rows, hidden, width, num)
 

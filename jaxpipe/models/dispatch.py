@@ -105,6 +105,20 @@ class Dropless:
         """Whether many tiles may have no rows."""
         return self.expert.size > 1
 
+    @property
+    def num_sources(self) -> int:
+        """Devices whose tokens a device spreads into rows."""
+        return self.expert.size
+
+    def used_tiles(self, batch: int, seq_len: int) -> int:
+        """Tiles with rows where every device's experts have as many choices."""
+        size = self.shape(batch, seq_len)[1]
+        return (batch * seq_len * self.num_chosen + self.num_local * (size - 1)) // size
+
+    def moved_rows(self, batch: int, seq_len: int) -> int:
+        """Rows that a collective over the devices brings to each, its own included: the tokens of all."""
+        return self.expert.size * batch * seq_len
+
     def shape(self, batch: int, seq_len: int) -> tuple[int, int]:
         """Tiles, and rows of one: enough however the sequences of all devices, `batch` on each, are routed."""
         num_tokens = batch * seq_len * self.expert.size
@@ -168,6 +182,7 @@ class Capacity:
     expert: Axis = ALONE
 
     has_idle_tiles = False
+    num_sources = 1
 
     def rows(self, seq_len: int) -> int:
         """Rows of an expert for a sequence; no more than tokens.
@@ -181,6 +196,14 @@ class Capacity:
     def shape(self, batch: int, seq_len: int) -> tuple[int, int]:
         """Tiles, and rows of one, after `to_experts`: one for each expert of the device."""
         return self.num_experts // self.expert.size, self.expert.size * batch * self.rows(seq_len)
+
+    def used_tiles(self, batch: int, seq_len: int) -> int:
+        """Tiles with rows: all."""
+        return self.shape(batch, seq_len)[0]
+
+    def moved_rows(self, batch: int, seq_len: int) -> int:
+        """Rows that a collective over the devices brings to each, its own included."""
+        return math.prod(self.shape(batch, seq_len))
 
     def tiles(self, chosen: jax.Array) -> Tiles:
         """The tiles of this device's tokens, whose experts are `chosen`, int32 "batch seq k"; `expert` is of arrivals.
