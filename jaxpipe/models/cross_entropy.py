@@ -163,8 +163,8 @@ def backward_of_part(
 
     def chunk(sums: KernelSums, tokens: Any) -> tuple[KernelSums, jax.Array]:
         (x, targets), exponentials, factor = tokens
-        probabilities = exponentials.astype(jnp.float32) * factor[:, None]
-        d_logits = _of_logits(probabilities, targets[:, None] == rows, targets, scale).astype(x.dtype)
+        probabilities, is_target = exponentials.astype(jnp.float32) * factor[:, None], targets[:, None] == rows
+        d_logits = jnp.where(targets[:, None] >= 0, scale * (probabilities - is_target), 0.0).astype(x.dtype)
         d_kernel = jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
         return KernelSums(sums.kernel + d_kernel, sums.bias), d_logits @ kernel
 
@@ -234,14 +234,8 @@ def _of_chunk(
     """Loss of some tokens "tokens hidden", and its gradient times `scale` for their logits "tokens local_vocab"."""
     exponentials, is_target, statistics = _softmax(x, targets, kernel, bias, tensor, vocab_size)
     loss, total = _loss(statistics, targets), statistics.total
-    return loss, _of_logits(exponentials / total[:, None], is_target, targets, scale).astype(x.dtype)
-
-
-def _of_logits(
-    probabilities: jax.Array, is_target: jax.Array, targets: jax.Array, scale: jax.Array | float
-) -> jax.Array:
-    """The gradient, float32 "tokens local_vocab", of the losses of some tokens times `scale`, for their logits."""
-    return jnp.where(targets[:, None] >= 0, scale * (probabilities - is_target), 0.0)
+    d_logits = jnp.where(targets[:, None] >= 0, scale * (exponentials / total[:, None] - is_target), 0.0)
+    return loss, d_logits.astype(x.dtype)
 
 
 def _softmax(
