@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,8 @@ from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
 from jaxpipe.errors import CheckpointError
 from jaxpipe.program import Pipeline
+
+_OLDER = "older."  # in the names of arrays
 
 
 class Checkpoints:
@@ -139,6 +142,8 @@ class Checkpoints:
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
         """Returns the step and the state of a checkpoint: the newest undamaged one, or that of `step`.
 
+        One of a schedule with flush lacks what one without needs of the step before: its `older` is None.
+
         A checkpoint that the run of this folder deletes meanwhile is passed over.
 
         Args:
@@ -154,10 +159,13 @@ class Checkpoints:
 
         def read(chosen: Choice) -> tuple[int, Any]:
             folder = chosen.folder
-            check_same(read_whole(folder, lambda: shapes(folder)), form.shapes, folder=folder)
+            saved, wanted = read_whole(folder, lambda: shapes(folder)), form
+            if not any(name.startswith(_OLDER) for name in saved):
+                wanted = StateForm(replace(like, older=None), like.params, self._pipeline)
+            check_same(saved, wanted.shapes, folder=folder)
             if not self._read_only:
                 self._set_aside(chosen.damaged, "damaged")
-            return chosen.step, form.to_state(lambda leaves: read_whole(folder, lambda: read_arrays(folder, leaves)))
+            return chosen.step, wanted.to_state(lambda leaves: read_whole(folder, lambda: read_arrays(folder, leaves)))
 
         self._last, state = read_newest(self.folder, read, step=step, say=self._say)
         return self._last, state
@@ -221,18 +229,18 @@ class Saver:
     def after_step(
         self,
         step: int,
-        state: Any,
+        state: Callable[[], Any],
         *,
         is_due: bool,
         is_last: bool,
         config: dict[str, Any],
         heldout_loss: float | None,
     ) -> None:
-        """Starts to save `state` if that is due, or if an earlier state could not be written; call it after every step.
+        """Starts to save a state if that is due, or if an earlier one could not be written; call it after every step.
 
         Args:
             step: number of steps done.
-            state: the train state.
+            state: returns the train state.
             is_due: whether the run saves after this step.
             is_last: whether no step follows; then this returns when the checkpoint is complete.
             config: config of the run, as JSON can hold it.
@@ -246,7 +254,7 @@ class Saver:
                 self._checkpoints.check()
                 if is_due if self._again_s is None else is_last or time.monotonic() >= self._again_s:
                     self._again_s = None
-                    self._checkpoints.save(step, state, config=config, heldout_loss=heldout_loss)
+                    self._checkpoints.save(step, state(), config=config, heldout_loss=heldout_loss)
                 if is_last:
                     self._checkpoints.wait()
                 return

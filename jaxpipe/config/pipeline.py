@@ -13,9 +13,9 @@ from jaxpipe.config.model import family_of
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.program import balanced_split
 from jaxpipe.python_file import is_python_file
-from jaxpipe.schedules import REGISTRY, Schedule, build, read_schedule
+from jaxpipe.schedules import Schedule, build, read_schedule
 from jaxpipe.schedules.files import ENDINGS, is_file_name
-from jaxpipe.schedules.methods.registry import find_method
+from jaxpipe.schedules.methods.registry import find_method, method_names
 from jaxpipe.schedules.passes.vocabulary import vocabulary
 
 
@@ -108,7 +108,9 @@ def named_schedule(name: str, num_devices: int, num_microbatches: int, options: 
 def is_known(name: str) -> bool:
     """Whether there is a schedule of this name: a registered method, or a file."""
     is_file = is_file_name(name) or is_python_file(name)
-    return Path(name.partition(":")[0] if is_python_file(name) else name).is_file() if is_file else name in REGISTRY
+    return (
+        Path(name.partition(":")[0] if is_python_file(name) else name).is_file() if is_file else name in method_names()
+    )
 
 
 def check_schedule_name(config: ConfigDict) -> None:
@@ -116,12 +118,12 @@ def check_schedule_name(config: ConfigDict) -> None:
     name = config.pipeline.schedule
     if is_python_file(name):
         find_method(name)
-    elif name not in REGISTRY and not is_file_name(name):
+    elif name not in method_names() and not is_file_name(name):
         raise ConfigError(
             explain(
-                f"pipeline.schedule={name!r} is not known.{closest(name, list(REGISTRY))}",
+                f"pipeline.schedule={name!r} is not known.{closest(name, method_names())}",
                 rule=(
-                    f"field-choice: pipeline.schedule is one of {', '.join(sorted(REGISTRY))}, or"
+                    f"field-choice: pipeline.schedule is one of {', '.join(method_names())}, or"
                     f" the path of a file whose name ends in {' or '.join(ENDINGS)},"
                     f" or of a method's, which ends in .py"
                 ),
@@ -155,16 +157,14 @@ def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:
     path, mesh, pipeline = config.pipeline.schedule, config.mesh, config.pipeline
     sizes = (
         ("mesh.pipe", mesh.pipe, schedule.num_devices),
-        ("pipeline.num_microbatches", pipeline.num_microbatches, schedule.num_microbatches),
+        ("pipeline.num_microbatches", pipeline.num_microbatches, schedule.batch_size),
     )
     if differ := [(name, ours, theirs) for name, ours, theirs in sizes if ours != theirs]:
         raise ConfigError(
             explain(
                 f"{', '.join((f'{name}={ours}' for name, ours, _ in differ))} with pipeline.schedule={path!r}",
                 rule="file-sizes: a schedule from a file fits its own numbers of devices and microbatches only",
-                picture=(
-                    f"in the file: num_devices={schedule.num_devices}, num_microbatches={schedule.num_microbatches}"
-                ),
+                picture=(f"in the file: num_devices={schedule.num_devices}, num_microbatches={schedule.batch_size}"),
                 repair=(
                     f"set {' and '.join((f'{name}={theirs}' for name, _, theirs in differ))}, or"
                     " make a schedule of these sizes with jaxpipe.optimize"

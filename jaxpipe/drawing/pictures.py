@@ -27,6 +27,7 @@ HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 
     Kind.SYNC: "#555555",
     Kind.S: "#7fb8d6",
     Kind.T: "#c9739f",
+    Kind.UPDATE: "#1a1a1a",
 }
 NAMES = {
     Kind.F: "forward",
@@ -37,6 +38,7 @@ NAMES = {
     Kind.LOAD: "LOAD from partner",
     Kind.S: "head: statistics",
     Kind.T: "head: gradients",
+    Kind.UPDATE: "update of the weights",
 }
 STORED = {  # attributes of Stored, from below -> colour and name of what a device stores
     "own": ("#1b6ca8", "own stages"),

@@ -9,8 +9,8 @@ and their backward: its message is the gradient of its output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -48,6 +48,7 @@ class Actions:
     num_layers: jax.Array  # [chunk]
     static_num_layers: int | None  # layers of every stage if equal (XLA then knows the trip count), else None
     deterministic: bool  # whether sums over devices are added in mesh order
+    updates: Any = None  # `updates.Updates` in a run without flush; then batch, scale and random are [lap, ...]
 
     @classmethod
     def on_this_device(
@@ -81,27 +82,31 @@ class Actions:
 
     @property
     def has_reductions(self) -> bool:
-        """Whether several devices have terms of the gradient of any layer's parameter."""
-        return any(part.is_summed for part in jax.tree.leaves(self.shapes.parts["layers"]))
+        """Whether gradients of layers are summed over devices when they are complete; an UPDATE does it itself."""
+        return not self.updates and any(part.is_summed for part in jax.tree.leaves(self.shapes.parts["layers"]))
 
     def run(self, kind: Kind, row: Row, state: State) -> State:
         """Returns `state` after the action of `kind`, on devices whose row has it."""
-        action = {
-            Kind.F: self._forward,
-            Kind.B: self._backward,
-            Kind.I: self._input_gradient,
-            Kind.W: self._weight_gradient,
-            Kind.S: self._head_statistics,
-            Kind.T: self._head_gradients,
-        }[kind]
 
         def act(state: State) -> State:
-            return action(row, state)._replace(num_done=state.num_done + 1)
+            if kind is Kind.UPDATE:
+                after = self.updates.of_stage(self, row, state)
+            else:
+                after = self._in_batch(ACTIONS[kind], row, state) if self.updates else ACTIONS[kind](self, row, state)
+            return after._replace(num_done=state.num_done + 1)
 
         # As in `sequenced`: an action that writes the pool waits for the one that reads it, so that XLA makes no copy
         # of the pool for the reader.
         is_next = state.num_done >= 0
         return cond_in_place((row.kind == kind) & is_next, act, state)
+
+    def _in_batch(self, action: Callable[[Actions, Row, State], State], row: Row, state: State) -> State:
+        """Runs `action` with the weights, tokens, factors, random numbers and sums of losses of its batch."""
+        lap = row.run.lap
+        batch, scale, random = over_pipe.read((self.batch, self.scale, self.random), lap)
+        here = replace(self, params=state.run.copies, batch=batch, scale=scale, random=random)
+        after = action(here, row, state._replace(loss=over_pipe.read(state.loss, lap)))
+        return after._replace(loss=over_pipe.written(state.loss, lap, after.loss))
 
     def reduce(self, chunk: jax.Array, state: State) -> State:
         """Returns `state` with the gradients of `chunk` summed over the devices that have terms; as is for IDLE."""
@@ -122,9 +127,11 @@ class Actions:
         return row.stage == self.shapes.table.schedule.num_stages - 1
 
     def _layer_params(self, row: Row, layer: jax.Array) -> PyTree:
-        return jax.tree.map(lambda leaf: _at(leaf, row.chunk, layer), self.params["layers"])
+        chunk = row.run.copied_chunk if self.updates else row.chunk
+        return jax.tree.map(lambda leaf: _at(leaf, chunk, layer), self.params["layers"])
 
-    def _num_layers_of(self, row: Row) -> int | jax.Array:
+    def num_layers_of(self, row: Row) -> int | jax.Array:
+        """Layers of the stage in `row`."""
         return self.num_layers[row.chunk] if self.static_num_layers is None else self.static_num_layers
 
     def _forward(self, row: Row, state: State) -> State:
@@ -144,7 +151,7 @@ class Actions:
             return y, pools, _add_scaled(totals, self.scale.layers, losses)
 
         losses = self.shapes.losses.apart(state.loss)
-        y, pools, of_layers = lax.fori_loop(0, self._num_layers_of(row), layer, (x, state.pools, losses.layers))
+        y, pools, of_layers = lax.fori_loop(0, self.num_layers_of(row), layer, (x, state.pools, losses.layers))
 
         def turn_around(walk: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
             y, loss, sums = walk
@@ -172,7 +179,7 @@ class Actions:
             d_params, dx = vjp.backward(params, residuals, result, *given)
             return dx, _add_layer(sums, row.chunk, i, jax.tree.leaves(d_params))
 
-        dx, layers = lax.fori_loop(0, self._num_layers_of(row), layer, (self._dy(row, state), state.grads["layers"]))
+        dx, layers = lax.fori_loop(0, self.num_layers_of(row), layer, (self._dy(row, state), state.grads["layers"]))
         return self._finish_backward(row, state, dx, layers)
 
     def _input_gradient(self, row: Row, state: State) -> State:
@@ -197,7 +204,7 @@ class Actions:
 
         deferred = [jnp.zeros(like.shape, like.dtype) for like in storage.saved.deferred]
         walk = self._dy(row, state), state.grads["layers"], deferred, state.pools, state.num_done
-        dx, layers, _, pools, _ = lax.fori_loop(0, self._num_layers_of(row), layer, walk)
+        dx, layers, _, pools, _ = lax.fori_loop(0, self.num_layers_of(row), layer, walk)
         return self._finish_backward(row, state, dx, layers)._replace(pools=pools)
 
     def _weight_gradient(self, row: Row, state: State) -> State:
@@ -213,7 +220,7 @@ class Actions:
                 sums, row.chunk, i, split.weight_gradient(params, shared, deferred, self.scale.layers, *given)
             )
 
-        layers = lax.fori_loop(0, self._num_layers_of(row), layer, state.grads["layers"])
+        layers = lax.fori_loop(0, self.num_layers_of(row), layer, state.grads["layers"])
         return state._replace(grads={**state.grads, "layers": layers})
 
     # Embedding and head, if they are split over `pipe`; see `over_pipe`
@@ -289,7 +296,7 @@ class Actions:
 
     def _last_first(self, row: Row, turn: jax.Array) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
         """The layer of a turn in a reverse walk, its parameters, and the microbatch with its randomness."""
-        i = self._num_layers_of(row) - 1 - turn
+        i = self.num_layers_of(row) - 1 - turn
         random = self._random(row, self.first_layer[row.chunk] + i)
         return i, self._layer_params(row, i), (self._microbatch(row), random)
 
@@ -305,6 +312,16 @@ class Actions:
 
         sums = cond_in_place(row.stage == 0, embed, state.grads["shared"])
         return state._replace(message=dx, grads={"shared": sums, "layers": layers})
+
+
+ACTIONS: dict[Kind, Callable[[Actions, Row, State], State]] = {
+    Kind.F: Actions._forward,
+    Kind.B: Actions._backward,
+    Kind.I: Actions._input_gradient,
+    Kind.W: Actions._weight_gradient,
+    Kind.S: Actions._head_statistics,
+    Kind.T: Actions._head_gradients,
+}
 
 
 def _add_scaled(totals: PyTree, scale: PyTree, values: PyTree) -> PyTree:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering import IDLE, RoundTable
+from jaxpipe.lowering.run_table import RunTable
 from jaxpipe.program.over_pipe import ends_rows, initial_ends
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.storage import Page, Pool, Pools, Storage, pool_for
@@ -26,6 +27,7 @@ class State(NamedTuple):
     loss: PyTree  # float32 running sums, one for each kind of loss
     num_done: jax.Array  # int32: accesses to storage so far, which orders them; see `in_place.sequenced`
     ends: Any  # `over_pipe.Ends` if embedding and head are split over `pipe`, else None
+    run: Any = None  # `updates.Updated` in a run without flush, else None
 
 
 class Carry(NamedTuple):
@@ -60,6 +62,15 @@ class Row(NamedTuple):
     recv_layer: Integers  # [lane, (chunk, layer)]
     num_layer_recvs: Integers
     ends: Any  # `over_pipe.EndsRow`, or None
+    run: Any = None  # RunRow, or None
+
+
+class RunRow(NamedTuple):
+    """What a device's line has besides in a run without flush; as in `jaxpipe.lowering.run_table`."""
+
+    lap: Integers
+    copied_chunk: Integers  # place of the chunk among the compute copies of both versions
+    event: Integers
 
 
 def table_operands(table: RoundTable, storage: Storage) -> Row:
@@ -84,8 +95,16 @@ def table_operands(table: RoundTable, storage: Storage) -> Row:
         recv_layer=grids.recv_layer,
         num_layer_recvs=grids.num_recvs,
         ends=ends_rows(table),
+        run=_run_rows(table),
     )
     return jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)
+
+
+def _run_rows(table: RoundTable) -> RunRow | None:
+    """The table's grids of a run without flush; None for another table. `copied_chunk` depends on the call."""
+    if not isinstance(table, RunTable):
+        return None
+    return RunRow(table.lap, table.chunk, np.broadcast_to(table.event[:, None], table.kind.shape))
 
 
 def initial_carry(shapes: StepShapes, params: PyTree, scale: PyTree) -> Carry:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -86,6 +87,7 @@ def with_losses(found: Any) -> tuple[Any, dict[str, Any]]:
     return found if has_losses else (found, {})
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["head", "layers"], meta_fields=[])
 @dataclass(frozen=True)
 class Losses:
     """The losses of a step: those of the head, and those that every layer adds to.

@@ -88,6 +88,13 @@ class Part:
         """The compute copy of one layer's parameter, or of a shared one, gathered from the devices' parts."""
         return held if self.master_dim is None else gather_over(held, self.copy_axes, self.master_dim)
 
+    def own(self, copy: jax.Array, *, num_leading: int = 0) -> jax.Array:
+        """This device's part of compute copies, the inverse of `gather`; `num_leading` dims count the copies."""
+        if self.master_dim is None:
+            return copy
+        size, dim = self.master_shape[self.master_dim], num_leading + self.master_dim
+        return lax.dynamic_slice_in_dim(copy, lax.axis_index(self.copy_axes) * size, size, dim)
+
     def reduce(self, gradient: jax.Array, *, deterministic: bool) -> jax.Array:
         """This device's part of a gradient, summed over all devices that have terms of it."""
         if self.master_dim is None:
@@ -308,9 +315,6 @@ def sums_over_devices(
 ) -> tuple[PyTree, PyTree]:
     """Loss and gradients of the step from each device's running sums; without gradients if there are none.
 
-    The sums over devices wait for the last loop of rounds, as `in_place.sequenced` does: XLA sees that no round of that
-    loop changes them, and on CPUs a device that began with them would wait for one that is still sending its messages.
-
     Args:
         loss: this device's running sums.
         grads: this device's running sums; those of layers have been reduced chunk by chunk, see `reduce_chunk`.
@@ -328,12 +332,8 @@ def sums_over_devices(
         )
 
     has_grads = bool(jax.tree.leaves(grads))
-    terms, of_shared = (loss, grads["shared"]), parts["shared"] if has_grads else ()
-    zero = jnp.minimum(
-        num_done, 0
-    )  # not a constant: XLA would make these arrays at the start of the step and keep them
-    empty = jax.tree.map(lambda like: jnp.full(like.shape, zero, like.dtype), jax.eval_shape(sums, terms))
-    _, (loss, shared) = cond_in_place(num_done >= 0, lambda walk: (walk[0], sums(walk[0])), (terms, empty))
+    of_shared = parts["shared"] if has_grads else ()
+    loss, shared = after_rounds(sums, (loss, grads["shared"]), num_done)
     if not has_grads:
         return loss, grads
     owned = jax.tree.map(lambda leaf: leaf[:num_owned], grads["layers"])
@@ -341,10 +341,51 @@ def sums_over_devices(
     return loss, {"shared": shared, "layers": layers}
 
 
+def after_rounds(sums: Callable[[PyTree], PyTree], terms: PyTree, num_done: jax.Array) -> PyTree:
+    """Returns `sums(terms)`, sums over devices, which wait for the last loop of rounds, as `in_place.sequenced` does.
+
+    Else XLA would see that no round of that loop changes some of them, and on CPUs a device that began with these would
+    wait for one that is still sending its messages.
+
+    Args:
+        sums: sums over devices.
+        terms: this device's.
+        num_done: accesses to storage so far, which the last loop counts on.
+    """
+    # Not a constant: XLA would make these arrays at the start of the step and keep them.
+    zero = jnp.minimum(num_done, 0)
+    empty = jax.tree.map(lambda like: jnp.full(like.shape, zero, like.dtype), jax.eval_shape(sums, terms))
+    return cond_in_place(num_done >= 0, lambda walk: (walk[0], sums(walk[0])), (terms, empty))[1]
+
+
+def sum_of_parts(
+    values: Sequence[jax.Array], parts: Sequence[Part], *, beside: Sequence[str] = (), deterministic: bool
+) -> jax.Array:
+    """The sum of each of `values` over the devices that hold different parts of a parameter; inside `shard_map`.
+
+    Values of parameters that are split over the same axes are summed together: one vector is sent for each such group.
+
+    Args:
+        values: [leaf] scalars of this device's part.
+        parts: [leaf] the Part of each parameter.
+        beside: axes over which nothing is summed.
+        deterministic: whether terms are added in mesh order.
+
+    Returns:
+        "leaf".
+    """
+    terms: dict[tuple[str, ...], list[jax.Array]] = {}
+    places: dict[tuple[str, ...], list[int]] = {}
+    for place, (value, part) in enumerate(zip(values, parts, strict=True)):
+        axes = tuple(axis for axis in part.split_axes if axis not in beside)
+        terms.setdefault(axes, []).append(value)
+        places.setdefault(axes, []).append(place)
+    vectors = [sum_over(jnp.stack(each), axes, deterministic=deterministic) for axes, each in terms.items()]
+    return jnp.concatenate(vectors)[np.argsort(np.concatenate(list(places.values())))]
+
+
 def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool) -> jax.Array:
     """The sum of squares of each gradient over all devices; traceable.
-
-    Gradients that are split over the same axes are summed together: one vector is sent for each such group.
 
     Args:
         grads: gradients, staged and sharded as the parameters.
@@ -357,13 +398,8 @@ def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool
     """
 
     def sums(grads: PyTree) -> jax.Array:
-        squares: dict[tuple[str, ...], list[jax.Array]] = {}
-        places: dict[tuple[str, ...], list[int]] = {}
-        for place, (leaf, part) in enumerate(zip(jax.tree.leaves(grads), jax.tree.leaves(parts), strict=True)):
-            squares.setdefault(part.split_axes, []).append(jnp.square(leaf).sum())
-            places.setdefault(part.split_axes, []).append(place)
-        vectors = [sum_over(jnp.stack(terms), axes, deterministic=deterministic) for axes, terms in squares.items()]
-        return jnp.concatenate(vectors)[np.argsort(np.concatenate(list(places.values())))]
+        squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(grads)]
+        return sum_of_parts(squares, jax.tree.leaves(parts), deterministic=deterministic)
 
     specs = jax.tree.map(lambda part: part.spec(), parts)
     return jax.shard_map(sums, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(grads)

@@ -29,7 +29,9 @@ PyTree = Any
 END = -1  # stands behind the loop of the last round
 
 
-def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> Carry:
+def run_rounds(
+    table: RoundTable, actions: Actions, rows: Row, carry: Carry, round_type: np.ndarray | None = None
+) -> Carry:
     """The carry after all rounds of `table`.
 
     Each type of rounds with work is a loop over consecutive rounds of that type; one more is over rounds in which
@@ -41,12 +43,14 @@ def run_rounds(table: RoundTable, actions: Actions, rows: Row, carry: Carry) -> 
         actions: actions of this device.
         rows: this device's line of the table for every round, leaves [R, ...].
         carry: the carry before the first round.
+        round_type: types of these rounds, if they are some of the table's.
     """
     types = range(table.num_types)
     light = [each for each in types if has_messages_alone(table, each, has_reductions=actions.has_reductions)]
     loops = [[each] for each in types if each not in light] + [light] * bool(light)
     place = {each: (loop, branch) for loop, members in enumerate(loops) for branch, each in enumerate(members)}
-    loop_of, branch_of = np.array([*(place[each] for each in table.round_type.tolist()), (END, 0)], np.int32).T
+    round_type = table.round_type if round_type is None else round_type
+    loop_of, branch_of = np.array([*(place[each] for each in round_type.tolist()), (END, 0)], np.int32).T
     loop_of, branch_of = jnp.asarray(loop_of), jnp.asarray(branch_of)
 
     def run_loop(walk: tuple[jax.Array, Carry], loop: int) -> tuple[jax.Array, Carry]:
@@ -116,6 +120,8 @@ def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry
         state = actions.run(Kind(kind), row, state)
     if actions.has_reductions and table.follows_completion[round_type]:
         state = actions.reduce(carry.complete, state)
+    if actions.updates:
+        state = actions.updates.meet(table, round_type, row, state)
 
     # 3. Nothing below this barrier moves above it, and the permutes do not move below the action.
     arrived, landed, gradients, own, grads, met = lax.optimization_barrier(

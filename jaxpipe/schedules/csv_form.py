@@ -2,8 +2,9 @@
 
 One line per device, cells as `2F0`; empty cells are idle and are dropped. PyTorch (`torch.distributed.pipelining`)
 writes this with `_dump_csv(file, format="compute_only")` and reads it with `_load_csv(file, format="compute_only")`.
-Its cells `(2F0;1B3)OVERLAP_F_B` are read as their parts in order. Cells `0EVICT2` and `0LOAD2` are ours, as is a first
-line `# parked: 1/2 1 1 1`, one fraction for each stage. The format cannot hold replicas or SYNC; JSON can (`files`).
+Its cells `(2F0;1B3)OVERLAP_F_B` are read as their parts in order. Cells `0EVICT2`, `0LOAD2` and `0UPDATE1` are ours, as
+are first lines `# parked: 1/2 1 1 1`, one fraction for each stage, and `# delays: 1 1 1 1`; of rows with delays the
+UPDATEs count the batches. The format cannot hold replicas or SYNC; JSON can (`files`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, TRANSFER_KINDS, Action, Schedule, parse_action
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, TRANSFER_KINDS, Action, Kind, Schedule, parse_action
 
 _SHARE = re.compile(r"[0-9]{1,9}(/0{0,9}[1-9][0-9]{0,8})?")
 
@@ -32,8 +33,10 @@ def parse_shares(texts: Sequence[str]) -> tuple[Fraction, ...] | None:
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _KINDS = COMPUTE_KINDS | TRANSFER_KINDS
 _PARKED = "# parked:"
+_DELAYS = "# delays:"
 _RULE = (
-    "compute-only-csv: one line per device; a cell is stage, F B I W S T EVICT or LOAD, microbatch, as in 2F0, or empty"
+    "compute-only-csv: one line per device; a cell is stage, F B I W S T EVICT LOAD or UPDATE, microbatch, as in 2F0, "
+    "or empty"
 )
 
 
@@ -67,6 +70,7 @@ def to_csv(schedule: Schedule) -> str:
                     )
                 )
     head = f"{_PARKED} {' '.join(map(str, schedule.parked))}\n" if schedule.parked else ""
+    head += f"{_DELAYS} {' '.join(map(str, schedule.delays))}\n" if schedule.delays else ""
     return head + "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
 
 
@@ -106,6 +110,7 @@ def from_csv(text: str, *, name: str) -> Schedule:
         ((0, 1),)
     """
     shares, text = _split_shares(text, name)
+    delays, text = _split_delays(text, name)
     lines = [line.split(",") for line in text.rstrip().splitlines()]
     rows: list[tuple[Action, ...]] = []
     found: dict[int, tuple[int, str]] = {}  # stage -> its device, and the first cell of that stage
@@ -130,9 +135,11 @@ def from_csv(text: str, *, name: str) -> Schedule:
         rows.append(tuple(row))
     devices = {stage: device for stage, (device, _) in found.items()}
     num_stages = _count(devices, "stage", name)
-    num_microbatches = _count({action.microbatch for row in rows for action in row}, "microbatch", name)
+    actions = [action for row in rows for action in row]
+    num_microbatches = _count({each.microbatch for each in actions if each.kind != Kind.UPDATE}, "microbatch", name)
+    num_batches = len({each.microbatch for each in actions if each.kind == Kind.UPDATE}) if delays else 1
     placement = Placement(len(rows), (tuple(devices[stage] for stage in range(num_stages)),))
-    return Schedule(name, placement, num_microbatches, tuple(rows), shares)
+    return Schedule(name, placement, num_microbatches, tuple(rows), shares, delays, num_batches)
 
 
 def _split_shares(text: str, name: str) -> tuple[tuple[Fraction, ...], str]:
@@ -150,6 +157,23 @@ def _split_shares(text: str, name: str) -> tuple[tuple[Fraction, ...], str]:
             )
         )
     return shares, rows
+
+
+def _split_delays(text: str, name: str) -> tuple[tuple[int, ...], str]:
+    """The delays in the line above the rows, if there is one, and the rows."""
+    if not text.startswith(_DELAYS):
+        return (), text
+    line, _, rows = text.partition("\n")
+    delays = line.removeprefix(_DELAYS).split()
+    if not delays or not all(re.fullmatch("[0-9]{1,3}", delay) for delay in delays):
+        raise ScheduleError(
+            explain(
+                f"{name!r}, first lines: {line.strip()!r} does not list delays.",
+                rule=f"{_RULE}; a line above may have the delay of each stage, as {_DELAYS} 1 1",
+                repair="write one whole number for each stage, or leave the line out",
+            )
+        )
+    return tuple(map(int, delays)), rows
 
 
 def _parse(content: str, name: str, where: str) -> tuple[Action, ...]:

@@ -1,8 +1,9 @@
 """Schedules in files: JSON for every schedule, CSV for those of one replica; the file's ending says which.
 
 JSON is one object: `name`, `num_devices`, `num_microbatches`, `devices` ([replica][stage] -> device), `rows`
-([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`), and, if EVICT moves less than whole
-microbatches, `parked` ([stage] -> fraction, as `2/5`). CSV is in `csv_form`.
+([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`), if EVICT moves less than whole microbatches
+`parked` ([stage] -> fraction, as `2/5`), and if the rows are of several batches `delays` and `num_batches`. CSV is in
+`csv_form`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Action, Schedule, parse_action
 
 _KEYS = ["name", "num_devices", "num_microbatches", "devices", "rows"]
-_OPTIONAL = ["parked", "numbers"]
-_RULE = f"schedule-json: one object with the keys {', '.join(_KEYS)}; parked, where needed; numbers, which are not read"
+_OPTIONAL = ["parked", "delays", "num_batches", "numbers"]
+_RULE = (
+    f"schedule-json: one object with the keys {', '.join(_KEYS)}; parked, delays and num_batches, where needed; "
+    "numbers, which are not read"
+)
 
 
 def to_json(schedule: Schedule, *, numbers: str = "") -> str:
@@ -48,6 +52,8 @@ def to_json(schedule: Schedule, *, numbers: str = "") -> str:
     }
     if schedule.parked:
         head["parked"] = [str(share) for share in schedule.parked]
+    if schedule.delays:
+        head |= {"delays": schedule.delays, "num_batches": schedule.num_batches}
     rows = ",\n".join("  " + json.dumps([str(action) for action in row]) for row in schedule.rows)
     more = f', "numbers": {numbers}' if numbers else ""
     return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]{more}}}\n'
@@ -92,7 +98,8 @@ def from_json(text: str) -> Schedule:
     for key in _KEYS:
         if key not in values:
             raise _error(f"the key {key!r} is missing", f"add {key!r}")
-    for key, kind in (("name", str), ("num_devices", int), ("num_microbatches", int)):
+    values = {"delays": [], "num_batches": 1} | values
+    for key, kind in (("name", str), ("num_devices", int), ("num_microbatches", int), ("num_batches", int)):
         if not isinstance(values[key], kind) or isinstance(values[key], bool):
             raise _error(f"{key}={values[key]!r} is not of type {kind.__name__}", f"write {key!r} as {kind.__name__}")
     for key, kind in (("devices", int), ("rows", str)):
@@ -101,12 +108,17 @@ def from_json(text: str) -> Schedule:
             isinstance(entries, list) and all(type(entry) is kind for entry in entries) for entries in lists
         ):
             raise _error(f"{key!r} is not a list of lists of {kind.__name__}", f"write {key!r} as to_json does")
+    delays = values["delays"]
+    if not isinstance(delays, list) or not all(type(delay) is int for delay in delays):
+        raise _error(f"delays={delays!r} is not a list of int", "write one delay for each stage, as 1")
     return Schedule(
         values["name"],
         Placement(values["num_devices"], tuple(map(tuple, values["devices"]))),
         values["num_microbatches"],
         tuple(_row(device, row) for device, row in enumerate(values["rows"])),
         _shares(values.get("parked", [])),
+        tuple(delays),
+        values["num_batches"],
     )
 
 

@@ -29,7 +29,8 @@ class Kind(enum.IntEnum):
     F is the forward and B the whole backward; I (input gradient) followed by W (weight gradient) is the backward in two
     parts (zero-bubble papers write B for our I). EVICT sends activations of a stage to the paired device, LOAD brings
     them back. SYNC says that the gradients of a stage are complete. S and T are the head after the last stage, of which
-    every device has some rows of the vocabulary: S finds the statistics of its softmax, T its gradients.
+    every device has some rows of the vocabulary: S finds the statistics of its softmax, T its gradients. UPDATE is the
+    optimizer's step of a stage, for one batch; rows of several batches have it, without a flush between them.
     """
 
     F = 0
@@ -41,13 +42,14 @@ class Kind(enum.IntEnum):
     SYNC = 6
     S = 7
     T = 8
+    UPDATE = 9
 
 
 HEAD_KINDS = frozenset({Kind.S, Kind.T})  # one of each microbatch in every device's row
-COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W}) | HEAD_KINDS
+COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.UPDATE}) | HEAD_KINDS
 TRANSFER_KINDS = frozenset({Kind.EVICT, Kind.LOAD})  # of activations, between the two devices of a pair
 
-_TEXT = re.compile(r"([0-9]{1,9})(EVICT|LOAD|SYNC|F|B|I|W|S|T)([0-9]{0,9})(?:@([0-9]{1,9}))?")
+_TEXT = re.compile(r"([0-9]{1,9})(EVICT|LOAD|SYNC|UPDATE|F|B|I|W|S|T)([0-9]{0,9})(?:@([0-9]{1,9}))?")
 
 
 class Action(NamedTuple):
@@ -85,7 +87,7 @@ def parse_action(text: str) -> Action:
             explain(
                 f"{text.strip()!r} is not an action.",
                 rule=f"action-text: stage, kind, microbatch, as in 2F0; kinds are {kinds}; "
-                "SYNC has no microbatch; @1 at the end names replica 1",
+                "SYNC has no microbatch; UPDATE has the number of its batch; @1 at the end names replica 1",
                 repair="write for example 2F0, 3B11, 0EVICT4, 3SYNC@1",
             )
         )
@@ -126,10 +128,13 @@ class Schedule:
     Attributes:
         name: name in the registry, or of the file that it was read from.
         placement: the device of each stage.
-        num_microbatches: microbatches of one step, over all replicas.
+        num_microbatches: microbatches of all rows, over all replicas: those of one step, or of `num_batches` steps.
         rows: [device][position] -> Action.
         parked: [stage] -> the fraction, in (0, 1], of a microbatch's pages that EVICT moves to the paired device and
             LOAD brings back; empty if that is 1 for every stage: whole microbatches.
+        delays: [stage] -> d: the microbatches of batch k use the weights W(k-d), of which UPDATE k makes W(k+1), and
+            those before the first are W(0). Empty for a schedule of one step, whose weights change after it.
+        num_batches: batches of `delays`, of equally many microbatches each.
     """
 
     name: str
@@ -137,6 +142,8 @@ class Schedule:
     num_microbatches: int
     rows: tuple[tuple[Action, ...], ...]
     parked: tuple[Fraction, ...] = ()
+    delays: tuple[int, ...] = ()
+    num_batches: int = 1
 
     @property
     def num_devices(self) -> int:
@@ -156,6 +163,11 @@ class Schedule:
     def parked_of(self, stage: int) -> Fraction:
         """The fraction of a microbatch's pages of `stage` that EVICT and LOAD move."""
         return self.parked[stage] if self.parked else Fraction(1)
+
+    @property
+    def batch_size(self) -> int:
+        """Microbatches of one batch."""
+        return self.num_microbatches // self.num_batches
 
     @cached_property
     def has_transfers(self) -> bool:

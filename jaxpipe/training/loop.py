@@ -21,6 +21,7 @@ from jaxpipe.distributed.sockets import widen_send_buffers
 from jaxpipe.errors import TrainingError, explain
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import local_rows, put_batch
+from jaxpipe.training.delayed import DelayedStep
 from jaxpipe.training.metrics import open_metrics
 from jaxpipe.training.profiler import Profiler
 from jaxpipe.training.setup import Setup
@@ -42,7 +43,7 @@ class Loop:
         setup: text, model and pipeline of the config.
         checkpoints: the run's checkpoints.
         profiler: traces the steps of --profile_steps.
-        train_step: compiled, (state, batch) -> (state, metrics).
+        train_step: compiled, (state, batch) -> (state, metrics); or a `DelayedStep`.
         eval_step: compiled, (params, batch) -> sum of losses.
         on_step: called after each step; see `jaxpipe.training.fit`.
     """
@@ -53,7 +54,7 @@ class Loop:
     setup: Setup
     checkpoints: Checkpoints
     profiler: Profiler
-    train_step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+    train_step: Any
     eval_step: Callable[[Any, Any], Any]
     on_step: OnStep | None = None
 
@@ -77,6 +78,10 @@ class Loop:
         skipped_steps = SkippedSteps(pipeline, max_in_row=config.train.max_skipped_in_row)
         saver = Saver(self.checkpoints, num_processes=self.processes.count, say=say)
         rows = local_rows(pipeline, config.data.batch_size // config.pipeline.num_microbatches)
+
+        def take() -> Any:
+            return put_batch(pipeline, next(batches), rows)
+
         with (
             closing(task.train_batches.following(num_done, rows)) as batches,
             open_metrics(self.path, num_steps=num_steps, first_step=num_done) as metrics,
@@ -87,7 +92,9 @@ class Loop:
                 self.processes.begin(f"step {step}", is_step=True)
                 self.profiler.before(step)
                 start = time.perf_counter()
-                state, found = self.train_step(state, put_batch(pipeline, next(batches), rows))
+                # A schedule without flush takes the batch after this step's too.
+                is_delayed = isinstance(self.train_step, DelayedStep)
+                state, found = self.train_step(state, take if is_delayed else take())
                 found = jax.device_get(found)
                 if step == num_done + 1 and self.processes.count > 1:
                     widen_send_buffers()  # the first step has connected the processes
@@ -134,7 +141,7 @@ class Loop:
             self.processes.begin(f"the checkpoint of step {step}")
         saver.after_step(
             step,
-            state,
+            lambda: self.train_step.saved(state) if isinstance(self.train_step, DelayedStep) else state,
             is_due=is_due,
             is_last=stops or step == self.config.train.steps,
             config=self.config.to_dict(),

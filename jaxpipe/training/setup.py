@@ -27,7 +27,9 @@ from jaxpipe.estimate import decide_costs
 from jaxpipe.mesh import Devices, choose_devices, make_mesh, node_by_node, order_devices
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.schedules import Costs
+from jaxpipe.training.delayed import DelayedStep
 from jaxpipe.training.optimizer import learning_rate, make_optimizer
 from jaxpipe.training.run_folder import path_of
 from jaxpipe.training.step import TrainState, init_state, make_train_step, state_of
@@ -138,7 +140,8 @@ def pipeline_of(
     orders = orders_to_try(schedule) if mesh.order == AUTO else (mesh.order,)
     devices = _in_first_order(devices, axes, orders, gpus_per_node)
     layers = layers_per_stage(config)
-    return Pipeline(
+    make = DelayedPipeline if schedule.delays else Pipeline
+    return make(
         schedule,
         make_mesh(**axes, devices=devices),
         StageFunctions.of(model),
@@ -157,6 +160,16 @@ def optimizer_and_step(
     """The optimizer, that of the config if none is given, and the jitted train step that applies it."""
     rate = learning_rate(config) if optimizer is None else None
     optimizer = optimizer or make_optimizer(config)
+    if isinstance(pipeline, DelayedPipeline):
+        return optimizer, DelayedStep(
+            model,
+            pipeline,
+            optimizer,
+            rate,
+            max_grad_norm=config.optimizer.max_grad_norm,
+            dropout_seed=dropout_seed(config, model),
+            num_steps=config.train.steps,
+        )
     step = make_train_step(
         model,
         pipeline,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,14 +16,28 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.checkpoints.state import has_tree_of, is_masked
 from jaxpipe.models.anatomy import MEASURED
 from jaxpipe.program import Pipeline
+from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.training.task import Trained
 
-NUM_COUNTERS = 3  # the last fields of a TrainState
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weights", "norm"], meta_fields=[])
+@dataclass(frozen=True)
+class Older:
+    """What a schedule without flush needs of the step before.
+
+    Attributes:
+        weights: W(t-1) in the dtype of compute copies, staged and sharded as the parameters; None while a run has them
+            in flight.
+        norm: the last finite norm of a gradient, float32; 0 before the first.
+    """
+
+    weights: Any
+    norm: Any
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "optimizer", "step", "num_skipped", "num_skipped_in_row"],
+    data_fields=["params", "optimizer", "step", "num_skipped", "num_skipped_in_row", "older"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -36,6 +50,7 @@ class TrainState:
         step: steps done, skipped ones included, int32; equals the number of batches consumed.
         num_skipped: skipped steps, which left params and optimizer unchanged, int32.
         num_skipped_in_row: skipped steps since the last one that was not skipped, int32.
+        older: what a schedule without flush needs of the step before; None for others.
     """
 
     params: Any
@@ -43,6 +58,7 @@ class TrainState:
     step: Any
     num_skipped: Any
     num_skipped_in_row: Any
+    older: Older | None = None
 
 
 def init_state(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int) -> TrainState:
@@ -56,7 +72,7 @@ def init_state(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTran
 def state_of(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
     """The state before the first step of a run that starts from the staged `params`, which are donated."""
     shardings = _shardings(state_like(model, pipeline, optimizer))
-    return jax.jit(partial(_before_first_step, optimizer), out_shardings=shardings, donate_argnums=0)(params)
+    return jax.jit(partial(_before_first_step, pipeline, optimizer), out_shardings=shardings, donate_argnums=0)(params)
 
 
 def state_like(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation) -> TrainState:
@@ -65,11 +81,11 @@ def state_like(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTran
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
-        _shardings_of(shapes, pipeline),
+        shardings_of(shapes, pipeline),
     )
 
 
-def _shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
+def shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
     """The shardings of a state or of its shapes; traceable."""
     params, replicated = pipeline.shardings(state.params), NamedSharding(pipeline.mesh, P())
     is_staged = has_tree_of(state.params)
@@ -80,15 +96,28 @@ def _shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
         return jax.tree.map(lambda leaf, own: leaf if is_masked(leaf) else own, node, params, is_leaf=is_masked)
 
     moments = jax.tree.map(shardings, state.optimizer, is_leaf=is_staged)
-    return TrainState(params, moments, *[replicated] * NUM_COUNTERS)
+    older = None if state.older is None else Older(None if state.older.weights is None else params, replicated)
+    return TrainState(params, moments, replicated, replicated, replicated, older)
+
+
+def with_older(state: TrainState, pipeline: Pipeline) -> TrainState:
+    """The state with what the pipeline's schedule needs of the step before, as if that had changed nothing; traceable.
+
+    A schedule without flush needs it, another one drops it.
+    """
+    if not isinstance(pipeline, DelayedPipeline):
+        return replace(state, older=None)
+    weights = jax.tree.map(lambda leaf: leaf.astype(pipeline.dtype or leaf.dtype), state.params)
+    return replace(state, older=Older(weights, jnp.zeros(())))
 
 
 def _init(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
-    return _before_first_step(optimizer, pipeline.to_stages(model.init(key)))
+    return _before_first_step(pipeline, optimizer, pipeline.to_stages(model.init(key)))
 
 
-def _before_first_step(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
-    return TrainState(params, optimizer.init(params), *(jnp.zeros((), jnp.int32) for _ in range(NUM_COUNTERS)))
+def _before_first_step(pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
+    zero = jnp.zeros((), jnp.int32)
+    return with_older(TrainState(params, optimizer.init(params), zero, zero, zero), pipeline)
 
 
 def _shardings(tree: Any) -> Any:
@@ -148,10 +177,10 @@ def make_train_step(
             **({} if learning_rate is None else {"learning_rate": learning_rate(state.step - state.num_skipped)}),
             "skipped": skipped,
             "num_skipped_in_row": num_skipped_in_row,
-            "bad_parameter": _first(~jnp.isfinite(square_sums)),
+            "bad_parameter": first_bad(square_sums),
         }
         state = TrainState(params, moments, state.step + 1, state.num_skipped + skipped, num_skipped_in_row)
-        return lax.with_sharding_constraint(state, _shardings_of(state, pipeline)), metrics
+        return lax.with_sharding_constraint(state, shardings_of(state, pipeline)), metrics
 
     return jax.jit(train_step, donate_argnums=0)
 
@@ -165,8 +194,9 @@ def make_eval_step(pipeline: Pipeline) -> Any:
     return jax.jit(eval_step)
 
 
-def _first(flags: jax.Array) -> jax.Array:
-    """The index of the first true flag, -1 if there is none, int32."""
+def first_bad(squares: jax.Array) -> jax.Array:
+    """The index of the first of `squares` that is not finite, -1 if there is none, int32."""
+    flags = ~jnp.isfinite(squares)
     return jnp.where(flags.any(), jnp.argmax(flags), -1).astype(jnp.int32)
 
 

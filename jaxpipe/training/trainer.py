@@ -10,7 +10,7 @@ import json
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from jaxpipe.training.given import BatchSource, Model, given_task
 from jaxpipe.training.loop import Loop, OnStep
 from jaxpipe.training.report import check_memory, report, write_timeline
 from jaxpipe.training.setup import Setup, devices_of, first_state, optimizer_and_step, set_up
-from jaxpipe.training.step import TrainState, make_eval_step, state_like
+from jaxpipe.training.step import TrainState, make_eval_step, state_like, with_older
 from jaxpipe.training.task import Task, task_of
 
 _OPTIMIZER_FIELDS = ("max_grad_norm", "zero1")  # those that an optimizer given in Python leaves in force
@@ -184,6 +184,8 @@ def _run(
         checkpoints = stack.enter_context(_checkpoints(path, config, pipeline, read_only=dry_run))
         if is_resumed and processes.agree("has_checkpoint", str(bool(checkpoints.steps()))) == str(True):
             num_done, state = checkpoints.restore(like)
+            if like.older and not state.older:
+                state = jax.jit(partial(with_older, pipeline=pipeline))(state)
             say(f"resumes    from the checkpoint of step {num_done}")
         else:
             num_done, state = 0, first_state(config, setup, optimizer)

@@ -44,7 +44,7 @@ def make_saver(checkpoints, said, *, num_processes=1):
     saver = Saver(checkpoints, num_processes=num_processes, say=said.append)
 
     def after_step(step, state, *, is_due=False, is_last=False):
-        saver.after_step(step, state, is_due=is_due, is_last=is_last, config={}, heldout_loss=None)
+        saver.after_step(step, lambda: state, is_due=is_due, is_last=is_last, config={}, heldout_loss=None)
 
     return after_step
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, MixtureConfig
 from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.schedules import Schedule
 
 MICROBATCH_SIZE, SEQ_LEN, VOCAB_SIZE = 2, 8, 32
@@ -99,7 +100,8 @@ def pipeline_of(
 ) -> Pipeline:
     """The model of `config`, or as many layers of it, on a data x pipe x expert x tensor mesh."""
     model = LanguageModel(config, TensorAxis(tensor, deterministic, data, expert))
-    return Pipeline(
+    make = DelayedPipeline if schedule.delays else Pipeline
+    return make(
         schedule,
         make_mesh(data=data, pipe=schedule.num_devices, expert=expert, tensor=tensor, devices=devices),
         StageFunctions.of(model),

@@ -26,6 +26,7 @@ class Costs:
         forward, backward, input_gradient, weight_gradient: times of one stage's F, B, I, W; one number, or
             one for each stage.
         head_statistics, head_gradients: times of S and T, where a device has its rows of the head.
+        update: time of one stage's UPDATE.
         transfer: time of one message between two devices.
         link: (source device, target device) -> time of a message, where it differs from `transfer`.
         slot_messages: bytes of a slot / bytes of a message: a whole EVICT or LOAD takes this many times as
@@ -46,6 +47,7 @@ class Costs:
     weight_gradient: Cost = 1.0
     head_statistics: float = 0.25
     head_gradients: float = 0.5
+    update: float = 0.0
     transfer: float = 0.0
     link: dict[tuple[int, int], float] = field(default_factory=dict)
     slot_messages: float = 17.0
@@ -88,6 +90,7 @@ class Costs:
             Kind.W: self.weight_gradient,
             Kind.S: self.head_statistics,
             Kind.T: self.head_gradients,
+            Kind.UPDATE: self.update,
         }
         for kind, cost in costs.items():
             if np.ndim(cost) and len(cost) != num_stages:  # pyright: ignore[reportArgumentType]

@@ -24,6 +24,7 @@ from jaxpipe.schedules.methods import (
     interleaved_1f1b,
     mixpipe,
     one_f_one_b,
+    pipedream_2bw,
     v_half,
     v_min,
     zb_h1,
@@ -56,6 +57,9 @@ _MODULES = (
 REGISTRY: dict[str, Method] = {module.METHOD.name: module.METHOD for module in _MODULES}
 """Name -> method, in the order of tables."""
 
+DELAYED: dict[str, Method] = {module.METHOD.name: module.METHOD for module in (pipedream_2bw,)}
+"""Name -> method whose gradients are of older weights: found by its name, and else only where it is asked for."""
+
 METHOD_FILE_HELP = (
     "FILE.py with a method of your own, to be tried as well; as often as needed. FILE.py:NAME is one of it."
 )
@@ -79,6 +83,11 @@ def register(method: Method, *, name: str | None = None) -> Method:
     return method
 
 
+def method_names() -> list[str]:
+    """The names that `find_method` knows without a file, sorted."""
+    return sorted([*REGISTRY, *DELAYED])
+
+
 def find_method(name: str) -> Method:
     """Returns the method of a name; methods of a file are registered on the way.
 
@@ -92,15 +101,15 @@ def find_method(name: str) -> Method:
         >>> find_method("1f1b").generator.__name__
         'one_f_one_b'
     """
-    if name in REGISTRY:
-        return REGISTRY[name]
+    if method := REGISTRY.get(name) or DELAYED.get(name):
+        return method
     if is_python_file(name):
         register_file(name.partition(":")[0])
         return value_in_file(name, Method, built_in=REGISTRY.values(), error=ScheduleError)
     raise ScheduleError(
         explain(
-            f"unknown schedule {name!r}.{closest(name, list(REGISTRY))}",
-            rule=f"schedule-name: one of {', '.join(sorted(REGISTRY))}",
+            f"unknown schedule {name!r}.{closest(name, method_names())}",
+            rule=f"schedule-name: one of {', '.join(method_names())}",
             repair="use one of these names, give your own schedule as a CSV file, or your own method as a .py file",
         )
     )

@@ -23,6 +23,7 @@ from jaxpipe.schedules.rules.dataflow import (
 )
 from jaxpipe.schedules.rules.head import head_everywhere, head_in_order
 from jaxpipe.schedules.rules.layout import holder, mirrored, one_replica, placement, range_, row_per_device
+from jaxpipe.schedules.rules.update import batches_, update_in_time, update_once
 from jaxpipe.schedules.rules.view import View, Violation, message
 from jaxpipe.schedules.schedule import Schedule
 
@@ -48,6 +49,10 @@ RULES = {
     "sync-last": "a stage has at most one SYNC, after its last backward",
     "sync-both": "of two replicas, either both copies of a stage have a SYNC or neither: "
     "their gradients are summed with each other's",
+    "batches": "a schedule with UPDATE has a delay for each stage, equally many microbatches a batch, and one replica",
+    "update-once": "after each batch, each stage has one UPDATE of the batch",
+    "update-in-time": "on a device, the actions of batch k precede UPDATE k of their stage and, since they use W(k-d), "
+    "follow UPDATE k-d-1, which makes it",
     "head-everywhere": "if any row has an S or T, every row has one S and one T of the last stage for each microbatch, "
     "and there is one replica",
     "head-in-order": "on a device, the S of a microbatch precedes its T; the S of all rows are in one order, "
@@ -98,6 +103,9 @@ def violations(schedule: Schedule) -> list[Violation]:
         evict_load,
         sync_last,
         sync_both,
+        batches_,
+        update_once,
+        update_in_time,
         head_everywhere,
         head_in_order,
     ):

@@ -108,14 +108,13 @@ class View:
         columns, schedule = self.columns, self.schedule
         microbatch = columns.microbatch
         is_sync = columns.kind == Kind.SYNC
+        numbers = np.where(columns.kind == Kind.UPDATE, schedule.num_batches, schedule.num_microbatches)
         return (
             (columns.stage >= 0)
             & (columns.stage < schedule.num_stages)
             & (columns.replica >= 0)
             & (columns.replica < schedule.num_replicas)
-            & np.where(
-                is_sync, microbatch == NO_MICROBATCH, (microbatch >= 0) & (microbatch < schedule.num_microbatches)
-            )
+            & np.where(is_sync, microbatch == NO_MICROBATCH, (microbatch >= 0) & (microbatch < numbers))
         )
 
     @cached_property

@@ -1,0 +1,183 @@
+"""The round table of a run without flush, cut along time into the calls of one program.
+
+A call has four rounds for each microbatch of a batch, and the rounds of all calls have the same types. Call w begins
+with the first forward of batch w on the first device; the later ones still work on batch w-1 then. So a device's line
+of a call holds the end of one batch and the beginning of the next, and what is in flight goes from call to call. Call 0
+fills the pipeline, the last one drains it, and all others are equal: the program runs the middle one again and again.
+
+Two rounds of each call are for all devices together. In the first of them the last stage gives up the head's gradient
+of batch w-1, which is complete, before its first forward of batch w; in the second all others give up theirs of
+embedding and head, and the parameters that all stages share are updated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.lowering.exchange import NO_EXCHANGE
+from jaxpipe.lowering.pages import Pages
+from jaxpipe.lowering.parking import NO_PARKED_PAGES
+from jaxpipe.lowering.rounds import periodic_rounds
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.schedules.schedule import Kind, Schedule
+
+PERIOD = 4  # rounds in which a device does one F and one B
+NO_EVENT, COLLECT_HEAD, UPDATE_SHARED = range(3)
+FILL, STEADY, DRAIN = range(3)  # forms of a call
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunTable(RoundTable):
+    """A round table of several calls.
+
+    Attributes:
+        event: [R] what all devices do together in a round.
+        rounds_per_call: rounds of one call.
+    """
+
+    event: np.ndarray
+    rounds_per_call: int
+
+    @cached_property
+    def event_of_type(self) -> tuple[int, ...]:
+        """[type] the event of its rounds."""
+        return tuple(int(self.event[self.round_type == index].max()) for index in range(self.num_types))
+
+    @cached_property
+    def collectives_of_type(self) -> np.ndarray:
+        """[type, 1] whether all devices meet in its rounds."""
+        return np.array([[event != NO_EVENT] for event in self.event_of_type])
+
+    @property
+    def calls(self) -> tuple[slice, ...]:
+        """[form] the rounds of the call that fills, of one in the middle, and of the one that drains."""
+        last = self.num_rounds // self.rounds_per_call - 1
+        return tuple(slice(each * self.rounds_per_call, (each + 1) * self.rounds_per_call) for each in (0, 1, last))
+
+    @cached_property
+    def lap(self) -> np.ndarray:
+        """[R, D] calls since the batch of the action began: 0 for the newest batch, 1 for the one before."""
+        columns = self.schedule.columns
+        batch = np.where(
+            columns.kind == Kind.UPDATE, columns.microbatch, columns.microbatch // self.schedule.batch_size
+        )
+        return self.grid(self.rounds // self.rounds_per_call - batch, otherwise=0)
+
+    @cached_property
+    def microbatch(self) -> np.ndarray:
+        """[R, D] microbatch of the action, counted in its batch; 0 where idle, and for UPDATE."""
+        columns = self.schedule.columns
+        is_update = columns.kind == Kind.UPDATE
+        return self.grid(np.where(is_update, 0, columns.microbatch % self.schedule.batch_size), otherwise=0)
+
+    @cached_property
+    def pages(self) -> Pages:
+        """Pages of call 0, modulo their number; those of call w are N w slots further.
+
+        Microbatches come and go in turn, so that a few slots serve them in turn, whatever N.
+        """
+        columns, num_layers = self.schedule.columns, max(self.layers_per_stage)
+        num_slots = slots_in_turn(self.schedule, self.rounds)
+        first = self.rounds // self.rounds_per_call * self.schedule.batch_size
+        is_update = columns.kind == Kind.UPDATE
+        slot = self.grid(np.where(is_update, 0, (columns.microbatch - first) % num_slots), otherwise=0)
+        of_layer = (slot[:, :, None] * num_layers + np.arange(num_layers)).astype(np.int32)
+        none, lanes = np.zeros(slot.shape, np.int32), np.zeros((*slot.shape, 0), np.int32)
+        return Pages(of_layer, lanes, none, lanes, none, num_slots * num_layers, num_slots)
+
+
+def slots_in_turn(schedule: Schedule, rounds: np.ndarray) -> int:
+    """The fewest slots that serve the microbatches of every device in turn.
+
+    Args:
+        schedule: one stage on each device.
+        rounds: [A] round of each action.
+    """
+    columns, most = schedule.columns, 1
+    for stage in range(schedule.num_stages):
+        start, end = (
+            rounds[(columns.stage == stage) & (columns.kind == kind)][
+                np.argsort(columns.microbatch[(columns.stage == stage) & (columns.kind == kind)])
+            ]
+            for kind in (Kind.F, Kind.B)
+        )
+        most = max(most, *(int(np.sum(start <= done)) - index for index, done in enumerate(end.tolist())))
+    return most
+
+
+def lower_run(schedule: Schedule, *, layers_per_stage: tuple[int, ...] | None = None) -> RunTable:
+    """Lowers a schedule of several batches without flush.
+
+    Args:
+        schedule: a schedule that keeps the rules, of three batches or more, each of N >= D microbatches.
+        layers_per_stage: [stage] layers; by default one per stage.
+
+    Raises:
+        ScheduleError: its devices do not do one F and one B in turn.
+
+    Example:
+        Two devices, two microbatches a batch: a call has 4 x 2 rounds and the two of all devices.
+
+        >>> from jaxpipe.schedules import build
+        >>> table = lower_run(build("pipedream_2bw", num_devices=2, num_microbatches=2))
+        >>> table.rounds_per_call, table.num_types, table.pages.num_slots
+        (10, 6, 2)
+    """
+    columns, size = schedule.columns, schedule.batch_size
+    rounds = _rounds(schedule)
+    is_first = (columns.kind == Kind.F) & (columns.microbatch == 0)
+    enters = rounds[is_first & (columns.stage == 0)].item()
+    last_forward = rounds[is_first & (columns.stage == schedule.num_stages - 1)].item()
+    first_update = rounds[(columns.kind == Kind.UPDATE) & (columns.stage == 0) & (columns.microbatch == 0)].item()
+    per_call = PERIOD * size
+    # Rounds of a call, before those of all devices are put in. All are between two actions at the same time once in a
+    # period, when the even stages have done their F and not yet their B, and the odd ones their B and not yet their F.
+    collect = _congruent(last_forward - enters - PERIOD + 1)
+    update = _congruent(first_update - enters - per_call)
+    call, within = np.divmod(rounds - enters, per_call)
+    rounds = call * (per_call + 2) + within + (within >= collect) + (within >= update)
+    num_calls = schedule.num_batches + 1
+    types = np.insert(np.arange(per_call) % PERIOD, [collect, update], [PERIOD, PERIOD + 1])
+    events = np.insert(np.full(per_call, NO_EVENT), [collect, update], [COLLECT_HEAD, UPDATE_SHARED])
+    return RunTable(
+        schedule,
+        layers_per_stage or (1,) * schedule.num_stages,
+        rounds,
+        rounds + 1,
+        np.tile(types, num_calls),
+        NO_PARKED_PAGES,
+        NO_EXCHANGE,
+        event=np.tile(events, num_calls),
+        rounds_per_call=per_call + 2,
+    )
+
+
+def _congruent(earliest: int) -> int:
+    """The first round from `earliest` on before which all devices meet without waiting."""
+    return earliest + (1 - earliest) % PERIOD
+
+
+def _rounds(schedule: Schedule) -> np.ndarray:
+    """[A] rounds of `PERIOD`; an UPDATE takes the round after the last backward of its batch."""
+    columns = schedule.columns
+    is_update = columns.kind == Kind.UPDATE
+    kept = tuple(tuple(action for action in row if action.kind is not Kind.UPDATE) for row in schedule.rows)
+    found = periodic_rounds(Schedule(schedule.name, schedule.placement, schedule.num_microbatches, kept), PERIOD)
+    rounds = np.zeros(len(is_update), int)
+    if found is not None:
+        rounds[~is_update] = found
+        rounds[is_update] = rounds[np.flatnonzero(is_update) - 1] + 1
+    in_row = np.flatnonzero(columns.position > 0)
+    if found is None or (rounds[in_row] <= rounds[in_row - 1]).any():
+        raise ScheduleError(
+            explain(
+                f"{schedule.name!r} cannot be cut into calls.",
+                rule=f"periodic-run: every device does one F and one B every {PERIOD} rounds, and an UPDATE between",
+                repair="use 'pipedream_2bw'",
+            )
+        )
+    return rounds

@@ -1,0 +1,234 @@
+"""UPDATE: the optimizer's step inside the pipeline, of a stage's layers after their batch, and of what all share.
+
+A stage updates its layers one by one, in place: it sums the layer's gradient over the devices that have terms, changes
+master and moments, makes the compute copy of the next version in the place of the one that is no longer used, and sets
+the running gradient to zero. No device waits for another stage.
+
+Embedding and head are on all devices, whose gradients are complete at different times: the head's with the last
+forward of a batch, the embedding's with the last backward on the first stage. All devices meet for each. They have one
+compute copy: the last stage changes its own when its head begins with the next batch, the others where a call begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxpipe.lowering.run_table import COLLECT_HEAD, NO_EVENT, UPDATE_SHARED, RunTable
+from jaxpipe.program.carry import Row, State
+from jaxpipe.program.in_place import cond_in_place
+from jaxpipe.program.partition import sum_of_parts
+
+PyTree = Any
+
+
+class Updated(NamedTuple):
+    """What updates change, on one device; leaves of layers are [chunk, layer, ...]."""
+
+    masters: PyTree  # float32 {"shared", "layers"}: this device's parts
+    optimizer: PyTree  # the optimizer's state of these parts
+    copies: PyTree  # {"shared", "layers"}: compute copies; of layers [version x chunk, layer, ...], both versions
+    head: PyTree  # float32 like masters["shared"]: gradients that the last stage has given up
+    squares: PyTree  # float32 like masters, scalars: sums of squares of the batch's gradients
+    num_left_out: jax.Array  # int32: layers, or all that is shared, whose gradient is not finite
+
+
+@dataclass(frozen=True)
+class StagedOptimizer:
+    """An optimizer, and where the parameters are in its state.
+
+    Attributes:
+        transform: elementwise, or a function of whole matrices where no device has a part of one.
+        is_staged: whether a node of its state is a tree like the parameters.
+        specs: the PartitionSpecs of its state.
+    """
+
+    transform: optax.GradientTransformation
+    is_staged: Callable[[Any], bool]
+    specs: PyTree
+
+    def map_layers(self, function: Callable[[jax.Array], jax.Array], state: PyTree) -> PyTree:
+        """Returns `state` with `function` of all that belongs to layers."""
+
+        def of_node(node: PyTree) -> PyTree:
+            if not self.is_staged(node):
+                return node
+            return {**node, "layers": jax.tree.map(function, node["layers"])}
+
+        return jax.tree.map(of_node, state, is_leaf=self.is_staged)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The updates of one device.
+
+    Attributes:
+        optimizer: the optimizer.
+        shrink: float32, the factor of gradients: clipping.
+        parts: the Part of every parameter.
+        dtype: of compute copies; None keeps that of the masters.
+        deterministic: whether sums over devices are added in mesh order.
+    """
+
+    optimizer: StagedOptimizer
+    shrink: jax.Array
+    parts: PyTree
+    dtype: Any
+    deterministic: bool
+
+    # ---- The layers of a stage
+
+    def of_stage(self, actions: Any, row: Row, state: State) -> State:
+        """Returns `state` after the UPDATE of the stage in `row`."""
+
+        def layer(i: jax.Array, walk: tuple[Updated, PyTree]) -> tuple[Updated, PyTree]:
+            return self._layer(row.chunk, row.run.copied_chunk, i, *walk)
+
+        run, layers = lax.fori_loop(0, actions.num_layers_of(row), layer, (state.run, state.grads["layers"]))
+        return state._replace(run=run, grads={**state.grads, "layers": layers})
+
+    def _layer(
+        self, chunk: jax.Array, copied_chunk: jax.Array, i: jax.Array, run: Updated, sums: PyTree
+    ) -> tuple[Updated, PyTree]:
+        at, parts = (chunk, i), self.parts["layers"]
+        grads = jax.tree.map(
+            lambda leaf, part: part.reduce(_layer_at(leaf, at)[0, 0], deterministic=self.deterministic)[None, None],
+            sums,
+            parts,
+        )
+        run, squares = self._step(
+            run,
+            {"shared": {}, "layers": grads},
+            lambda tree: {"shared": {}, "layers": _slices(tree["layers"], at)},
+            lambda tree, one: {**tree, "layers": _written(tree["layers"], one["layers"], at)},
+        )
+        layer = jax.tree.map(lambda leaf: _layer_at(leaf, at)[0, 0], run.masters["layers"])
+        copies = jax.tree.map(lambda leaf: leaf[None, None], self._copies(layer, parts))
+        run = run._replace(
+            copies={**run.copies, "layers": _written(run.copies["layers"], copies, (copied_chunk, i))},
+            squares={**run.squares, "layers": jax.tree.map(jnp.add, run.squares["layers"], squares["layers"])},
+        )
+        zeros = jax.tree.map(lambda leaf: jnp.zeros((1, 1, *leaf.shape[2:]), leaf.dtype), sums)
+        return run, _written(sums, zeros, at)
+
+    # ---- What all stages share
+
+    def meet(self, table: Any, round_type: int, row: Row, state: State) -> State:
+        """Returns `state` after what all devices do together in a round of this type."""
+        assert isinstance(table, RunTable)
+        event = table.event_of_type[round_type]
+        if event == NO_EVENT:
+            return state
+        act = {COLLECT_HEAD: self._collect_head, UPDATE_SHARED: self._update_shared}[event]
+        # All devices take the same branch, so that they may meet in it.
+        return cond_in_place(row.run.event == event, act, state)
+
+    def _collect_head(self, state: State) -> State:
+        run = state.run
+        head, sums = self._given_up(state.grads["shared"], is_last_stage())
+        copies = self._copies(run.masters["shared"], self.parts["shared"])
+        run = run._replace(head=head, copies={**run.copies, "shared": copies})
+        return state._replace(run=run, grads={**state.grads, "shared": sums})
+
+    def _update_shared(self, state: State) -> State:
+        run = state.run
+        others, sums = self._given_up(state.grads["shared"], ~is_last_stage())
+        grads = jax.tree.map(jnp.add, run.head, others)
+        run, squares = self._step(
+            run,
+            {"shared": grads, "layers": {}},
+            lambda tree: {"shared": tree["shared"], "layers": {}},
+            lambda tree, some: {**tree, "shared": some["shared"]},
+        )
+        run = run._replace(squares={**run.squares, "shared": squares["shared"]})
+        return state._replace(run=run, grads={**state.grads, "shared": sums})
+
+    def _given_up(self, sums: PyTree, is_given: jax.Array) -> tuple[PyTree, PyTree]:
+        """The sum of `sums` over the devices for which `is_given`, by parts; and what they keep, zeros."""
+
+        def given(leaf: jax.Array, part: Any) -> jax.Array:
+            return part.reduce(jnp.where(is_given, leaf, 0.0), deterministic=self.deterministic)
+
+        kept = jax.tree.map(lambda leaf: jnp.where(is_given, 0.0, leaf), sums)
+        return jax.tree.map(given, sums, self.parts["shared"]), kept
+
+    # ---- One step of the optimizer
+
+    def _step(
+        self, run: Updated, grads: PyTree, choose: Callable[[PyTree], PyTree], put: Callable[[PyTree, PyTree], PyTree]
+    ) -> tuple[Updated, PyTree]:
+        """The optimizer's step on some parameters; without a finite gradient they stay as they are.
+
+        Args:
+            run: what it changes.
+            grads: gradients of these parameters, this device's parts.
+            choose: a tree like the parameters -> these of it.
+            put: such a tree, and some of it changed -> the whole.
+
+        Returns:
+            What it has changed, without compute copies and squares; and squares of the gradients of these parts.
+        """
+        squares = jax.tree.map(lambda leaf: jnp.square(leaf).sum(), grads)
+        parts = [part for name in sorted(grads) if grads[name] for part in jax.tree.leaves(self.parts[name])]
+        beside = ("pipe",) if grads["layers"] else ()
+        totals = sum_of_parts(jax.tree.leaves(squares), parts, beside=beside, deterministic=self.deterministic)
+        is_good = jnp.isfinite(totals.sum())
+
+        is_staged = self.optimizer.is_staged
+        nodes, structure = jax.tree.flatten(run.optimizer, is_leaf=is_staged)
+        held = [choose(node) if is_staged(node) else node for node in nodes]
+        masters = choose(run.masters)
+        updates, after = self.optimizer.transform.update(
+            jax.tree.map(lambda leaf: self.shrink * leaf, grads), jax.tree.unflatten(structure, held), masters
+        )
+
+        def keep(new: PyTree, old: PyTree) -> PyTree:
+            return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), new, old)
+
+        def after_step(node: PyTree, old: PyTree, new: PyTree) -> PyTree:
+            if is_staged(node):
+                return put(node, keep(new, old))
+            return new if grads["shared"] else node  # counts advance once a step, whatever is left out
+
+        nodes = [after_step(*each) for each in zip(nodes, held, structure.flatten_up_to(after), strict=True)]
+        run = run._replace(
+            masters=put(run.masters, keep(optax.apply_updates(masters, updates), masters)),
+            optimizer=jax.tree.unflatten(structure, nodes),
+            num_left_out=run.num_left_out + self._counted(~is_good, grads),
+        )
+        return run, squares
+
+    def _counted(self, is_left_out: jax.Array, grads: PyTree) -> jax.Array:
+        """1 if something is left out; of what all stages share, one of them counts it."""
+        return (is_left_out if grads["layers"] else is_left_out & is_last_stage()).astype(jnp.int32)
+
+    def _copies(self, masters: PyTree, parts: PyTree) -> PyTree:
+        """Compute copies of shared parameters, or of one layer's, gathered from the devices' parts."""
+        return jax.tree.map(
+            lambda leaf, part: part.gather(leaf if self.dtype is None else leaf.astype(self.dtype)), masters, parts
+        )
+
+
+def is_last_stage() -> jax.Array:
+    """Whether this device holds the last stage."""
+    return lax.axis_index("pipe") == lax.axis_size("pipe") - 1
+
+
+def _layer_at(leaf: jax.Array, at: tuple[jax.Array, jax.Array]) -> jax.Array:
+    return lax.dynamic_slice(leaf, at + (0,) * (leaf.ndim - 2), (1, 1, *leaf.shape[2:]))
+
+
+def _slices(tree: PyTree, at: tuple[jax.Array, jax.Array]) -> PyTree:
+    return jax.tree.map(lambda leaf: _layer_at(leaf, at), tree)
+
+
+def _written(tree: PyTree, values: PyTree, at: tuple[jax.Array, jax.Array]) -> PyTree:
+    return jax.tree.map(
+        lambda leaf, value: lax.dynamic_update_slice(leaf, value, at + (0,) * (leaf.ndim - 2)), tree, values
+    )

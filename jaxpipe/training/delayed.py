@@ -1,0 +1,157 @@
+"""The train step of a schedule without flush: each call takes the next batch, and ends the one before.
+
+The first call of a process fills the pipeline with the batch of its step; each call then ends the batch of its step,
+whose row of metrics it returns, while the pipeline works on the batch after it. The last step's call drains. A
+checkpoint has W(t) and W(t-1) and nothing else that is in flight: a run that goes on fills again with the same batch,
+and finds the same digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxpipe.checkpoints.state import has_tree_of
+from jaxpipe.lowering.run_table import DRAIN, FILL, STEADY
+from jaxpipe.program.delayed import DelayedPipeline
+from jaxpipe.program.updates import StagedOptimizer
+from jaxpipe.training.step import Older, TrainState, first_bad, mean_factors, name_losses, shardings_of
+from jaxpipe.training.task import Trained
+
+
+@dataclass
+class DelayedStep:
+    """The step (state, take) -> (state, metrics), where `take` returns the next batch; the state is donated.
+
+    Clipping is by the norm of the batch before, the last one that was finite: all stages know it in time. The first
+    step is not clipped. If the gradient of a layer, or of what all stages share, is not finite, its update is left out
+    and all others are made: a stage updates before the others know. `skipped` tells that, and the optimizer's count
+    advances with every step. The metrics are otherwise those of `make_train_step`.
+
+    Attributes:
+        model: counts the terms of the losses.
+        pipeline: pipeline of the run.
+        optimizer: elementwise, since each device updates its own parts.
+        learning_rate: for the metrics; None: it is left out.
+        max_grad_norm: gradients are scaled down as if the last norm were theirs.
+        dropout_seed: seed of dropout, folded with the step; None for models without dropout.
+        num_steps: the last step's call drains.
+    """
+
+    model: Trained
+    pipeline: DelayedPipeline
+    optimizer: optax.GradientTransformation
+    learning_rate: optax.Schedule | None
+    max_grad_norm: float
+    dropout_seed: int | None
+    num_steps: int
+
+    def __post_init__(self) -> None:
+        """Compiles nothing yet."""
+        self._begin: Any = jax.jit(self._fill, donate_argnums=0)
+        self._call: Any = jax.jit(self._step, donate_argnums=(0, 1))
+        self._flight: Any = None
+        self._batch: Any = None  # the newest batch in flight
+        self._num_done = 0
+
+    def lower(self, state: TrainState, batch: Any) -> DelayedStep:
+        """Traces both programs; returns a step that `compile` finishes."""
+        self._begin = self._begin.lower(state, batch)
+        begun, flight = self._begin.out_info
+        self._call = self._call.lower(begun, flight, batch, batch, jnp.int32(FILL))
+        return self
+
+    def compile(self) -> DelayedStep:
+        """Compiles what `lower` has traced."""
+        self._begin, self._call = self._begin.compile(), self._call.compile()
+        return self
+
+    def __call__(self, state: TrainState, take: Callable[[], Any]) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Ends the batch of the next step; `take` returns the batches from that one on, in turn."""
+        if self._flight is None:
+            self._num_done, self._batch = int(state.step), take()
+            state, flight = self._begin(state, self._batch)
+            state, self._flight, _ = self._call(state, flight, self._batch, self._batch, jnp.int32(FILL))
+        self._num_done += 1
+        is_last = self._num_done >= self.num_steps
+        newest = self._batch if is_last else take()
+        form = jnp.int32(DRAIN if is_last else STEADY)
+        state, self._flight, metrics = self._call(state, self._flight, newest, self._batch, form)
+        self._batch = newest
+        return state, metrics
+
+    def saved(self, state: TrainState) -> TrainState:
+        """The state with W(t-1), as a checkpoint holds it and the first call takes it."""
+        if self._flight is None:
+            return state
+        weights = jax.jit(self.pipeline.older)(self._flight, state.params, state.step)
+        return replace(state, older=Older(weights, _older(state).norm))
+
+    def _fill(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
+        scale = mean_factors(self.model.num_losses(batch))
+        older, random = _older(state), self.dropout_seed is not None
+        flight = self.pipeline.begin(state.params, older.weights, batch, scale, state.step, random=random)
+        return replace(state, older=replace(older, weights=None)), flight
+
+    def _step(
+        self, state: TrainState, flight: Any, newest: Any, previous: Any, form: jax.Array
+    ) -> tuple[TrainState, Any, dict[str, jax.Array]]:
+        is_step = (form != FILL).astype(jnp.int32)
+        turn = state.step + is_step
+        both = partial(jax.tree.map, lambda *leaves: jnp.stack(leaves))
+        num_losses = [self.model.num_losses(batch) for batch in (newest, previous)]
+        keys = None
+        if self.dropout_seed is not None:
+            key = jax.random.key(self.dropout_seed)
+            keys = jnp.stack([jax.random.fold_in(key, turn), jax.random.fold_in(key, turn - 1)])
+        last = _older(state).norm
+        shardings = shardings_of(state, self.pipeline)
+        optimizer = StagedOptimizer(
+            self.optimizer,
+            has_tree_of(state.params),
+            jax.tree.map(lambda sharding: sharding.spec, shardings.optimizer),
+        )
+        params, moments, flight, means, squares, num_left_out = self.pipeline.call(
+            optimizer,
+            state.params,
+            state.optimizer,
+            flight,
+            both(newest, previous),
+            both(*map(mean_factors, num_losses)),
+            keys,
+            jnp.where(last > self.max_grad_norm, self.max_grad_norm / last, 1.0),
+            form=form,
+            turn=turn,
+        )
+        norm = jnp.sqrt(squares.sum())
+        skipped = (num_left_out > 0).astype(jnp.int32)
+        num_in_row = jnp.where(is_step == 1, skipped * (state.num_skipped_in_row + 1), state.num_skipped_in_row)
+        metrics = {
+            **name_losses(means),
+            "grad_norm": norm,
+            **({} if self.learning_rate is None else {"learning_rate": self.learning_rate(state.step)}),
+            "skipped": skipped,
+            "num_skipped_in_row": num_in_row,
+            "bad_parameter": first_bad(squares),
+        }
+        after = TrainState(
+            params,
+            moments,
+            turn,
+            state.num_skipped + skipped,
+            num_in_row,
+            Older(None, jnp.where((is_step == 1) & jnp.isfinite(norm), norm, last)),
+        )
+        return lax.with_sharding_constraint(after, shardings), flight, metrics
+
+
+def _older(state: TrainState) -> Older:
+    assert state.older is not None
+    return state.older
