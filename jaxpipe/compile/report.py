@@ -112,7 +112,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         hardware_bytes=hardware_bytes,
-        num_slots=pipeline.table.num_slots,
+        num_slots=pipeline.run_table.num_slots,
         slot_bytes=shapes.storage.slot_bytes,
         transit_bytes=transit_bytes(shapes),
         compile_s=step.compile_s,

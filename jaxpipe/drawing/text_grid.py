@@ -47,7 +47,7 @@ def text(timeline: Timeline) -> str:
     if schedule.num_devices * num_cells > _MOST_CELLS:
         return f"({schedule.num_devices:,} devices x {num_cells:,} cells are too many to draw: write the rows as csv)\n"
     labels = list(map(_label, (action for row in schedule.rows for action in row)))
-    cell = max(map(len, [*(labels[i] for i in np.flatnonzero(is_shown)), IDLE]))
+    cell = max(map(len, [*(labels[i] for i in np.flatnonzero(is_shown & (end > start))), IDLE]))
     head = len(str(schedule.num_devices - 1))
     lines = []
     for device in range(schedule.num_devices):

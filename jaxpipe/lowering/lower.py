@@ -29,6 +29,7 @@ from jaxpipe.lowering.rounds import (
     lockstep_rounds,
     periodic_rounds,
 )
+from jaxpipe.lowering.run_table import lower_run
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
@@ -63,7 +64,7 @@ def lower(
     costs: Costs | None = None,
     blocking: bool = False,
 ) -> RoundTable:
-    """Lowers a schedule to its round table.
+    """Lowers a schedule to its round table; one without flush to that of its calls, whose rounds follow from its rows.
 
     Args:
         schedule: a schedule that keeps the rules, or one of forwards alone.
@@ -84,6 +85,8 @@ def lower(
         >>> table.num_rounds, table.num_types, table.num_traced_actions
         (74, 6, 4)
     """
+    if schedule.delays:
+        return lower_run(schedule, layers_per_stage=layers_per_stage)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages)
     if rolled:
         return folding.best_table(costs or Costs(), blocking=blocking)

@@ -36,11 +36,21 @@ class RunTable(RoundTable):
 
     Attributes:
         event: [R] what all devices do together in a round.
-        rounds_per_call: rounds of one call.
+        num_calls: calls, one more than batches.
     """
 
     event: np.ndarray
-    rounds_per_call: int
+    num_calls: int
+
+    @property
+    def rounds_per_call(self) -> int:
+        """Rounds of one call."""
+        return self.num_rounds // self.num_calls
+
+    @property
+    def num_versions(self) -> int:
+        """Versions of the layers' weights that a device computes with."""
+        return 1 + max(self.schedule.delays)
 
     @cached_property
     def event_of_type(self) -> tuple[int, ...]:
@@ -55,8 +65,8 @@ class RunTable(RoundTable):
     @property
     def calls(self) -> tuple[slice, ...]:
         """[form] the rounds of the call that fills, of one in the middle, and of the one that drains."""
-        last = self.num_rounds // self.rounds_per_call - 1
-        return tuple(slice(each * self.rounds_per_call, (each + 1) * self.rounds_per_call) for each in (0, 1, last))
+        size = self.rounds_per_call
+        return tuple(slice(call * size, (call + 1) * size) for call in (0, 1, self.num_calls - 1))
 
     @cached_property
     def lap(self) -> np.ndarray:
@@ -152,7 +162,7 @@ def lower_run(schedule: Schedule, *, layers_per_stage: tuple[int, ...] | None = 
         NO_PARKED_PAGES,
         NO_EXCHANGE,
         event=np.tile(events, num_calls),
-        rounds_per_call=per_call + 2,
+        num_calls=num_calls,
     )
 
 

@@ -44,10 +44,20 @@ class RoundTable:
         """Rounds of a step, R."""
         return len(self.round_type)
 
+    @property
+    def rounds_per_call(self) -> int:
+        """Rounds that one call of the program runs."""
+        return self.num_rounds
+
     @cached_property
     def num_types(self) -> int:
         """Types of rounds."""
         return int(self.round_type.max()) + 1
+
+    @property
+    def num_versions(self) -> int:
+        """Versions of the layers' weights that a device computes with."""
+        return 1
 
     @cached_property
     def rounds_of_type(self) -> np.ndarray:

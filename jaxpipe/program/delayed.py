@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
-from jaxpipe.lowering.run_table import FILL, NO_EVENT, lower_run
+from jaxpipe.lowering.run_table import FILL, NO_EVENT, RunTable, lower_run
 from jaxpipe.mesh import AXES, BATCH_AXES, Randomness
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.actions import Actions
@@ -70,6 +70,8 @@ class DelayedPipeline(Pipeline):
         run_table: the round table of `call`.
     """
 
+    run_table: RunTable
+
     def __init__(self, schedule: Schedule, mesh: Mesh, functions: StageFunctions, **options: Any):
         """Lowers `schedule` for `mesh`; compiles nothing yet.
 
@@ -86,11 +88,11 @@ class DelayedPipeline(Pipeline):
         self.run_schedule = schedule
         self.run_table = lower_run(schedule, layers_per_stage=self.layers_per_stage)
 
-    def run_shapes(self, params: PyTree, batch: PyTree, *, random: bool) -> StepShapes:
-        """Every shape of a call on one device; arguments and errors are those of `shapes`.
+    def shapes(self, params: PyTree, batch: PyTree, *, random: bool = True) -> StepShapes:
+        """Every shape of a call on one device; arguments and errors are those of `Pipeline.shapes`.
 
         Raises:
-            CompileError: the embedding's backward reads the parameters that all stages share.
+            CompileError: also if the embedding's backward reads the parameters that all stages share.
         """
         shapes = self._shapes(self.table, params, batch, random=random)
         self._check_embedding(shapes, random=random)
@@ -136,7 +138,7 @@ class DelayedPipeline(Pipeline):
             turn: t, int32.
             random: whether calls have keys.
         """
-        shapes = self.run_shapes(params, batch, random=random)
+        shapes = self.shapes(params, batch, random=random)
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
 
         def start(params: PyTree, older: PyTree, turn: jax.Array, scale: PyTree) -> Flight:
@@ -216,7 +218,7 @@ class DelayedPipeline(Pipeline):
             `loss_and_grads`; float32 "leaf": squares of its gradient; int32: layers whose update was left out.
         """
         newest = jax.tree.map(lambda leaf: leaf[0], batches)
-        shapes = self.run_shapes(params, newest, random=keys is not None)
+        shapes = self.shapes(params, newest, random=keys is not None)
         parts, table, total = shapes.parts, self.run_table, partial(sum_over, deterministic=self.deterministic)
 
         def step(

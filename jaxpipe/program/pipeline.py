@@ -50,6 +50,7 @@ class Pipeline:
             same program, where `is_run` "round device" is true, and no action in the other rounds, to time
             actions. Its result has no meaning.
         table: the round table that `loss_and_grads` executes.
+        run_schedule, run_table: schedule and table of a run's steps: the same, unless they have no flush.
         layout: layout of the staged parameters.
         layers_per_stage: [stage] number of layers.
         rolled: whether rounds are rolled into loops.
@@ -105,6 +106,7 @@ class Pipeline:
         self.dtype, self.split_masters, self.deterministic, self.rolled = dtype, split_masters, deterministic, rolled
         self.blocking = permutes_block(mesh) if blocking is None else blocking
         self.table = self._lowered(schedule, costs)
+        self.run_schedule, self.run_table = schedule, self.table
 
         def loss_and_grads(
             params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: jax.Array | None = None

@@ -73,6 +73,14 @@ class DelayedStep:
         self._begin, self._call = self._begin.compile(), self._call.compile()
         return self
 
+    def memory_analysis(self) -> Any:
+        """Bytes of a compiled call, as XLA counts them."""
+        return self._call.memory_analysis()
+
+    def as_text(self) -> str:
+        """The optimized HLO of a compiled call."""
+        return self._call.as_text()
+
     def __call__(self, state: TrainState, take: Callable[[], Any]) -> tuple[TrainState, dict[str, jax.Array]]:
         """Ends the batch of the next step; `take` returns the batches from that one on, in turn."""
         if self._flight is None:

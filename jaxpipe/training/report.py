@@ -22,18 +22,18 @@ from jaxpipe.units import MA, gib, mib
 
 def report(setup: Setup, state: TrainState, batch: Any) -> str:
     """The lines to print at the start of a run."""
-    pipeline, schedule = setup.pipeline, setup.pipeline.schedule
+    pipeline, schedule = setup.pipeline, setup.pipeline.run_schedule
     num_params = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(pipeline.from_stages, state.params)))
-    shapes, num_slots = pipeline.shapes(state.params, batch), pipeline.table.num_slots
+    shapes, num_slots = pipeline.shapes(state.params, batch), pipeline.run_table.num_slots
     lines = [
         f"devices    {setup.devices.reason}",
         f"data       {setup.task.data}",
         f"model      {num_params:,} parameters, layers per stage {', '.join(map(str, pipeline.layers_per_stage))}",
         f"flops      {format_flops(setup.task.model, pipeline, batch)}",
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
-        f" {schedule.num_microbatches} microbatches",
+        f" {schedule.batch_size} microbatches{', without flush' if schedule.delays else ''}",
         f"bubble     {simulate(schedule, setup.costs).bubble_ratio:.1%} predicted, {_format_costs(setup)}",
-        f"rounds     {pipeline.table.num_rounds} in the compiled step",
+        f"rounds     {pipeline.run_table.rounds_per_call} in the compiled step",
         f"slots      {num_slots:g} on each device, each {_mebibytes(shapes.storage.slot_bytes)}: what a stage keeps of"
         " a microbatch for its backward",
         f"peak       {peak_activations(schedule).max():g} Ma; {MA}",
@@ -46,7 +46,7 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
 
 def _format_costs(setup: Setup) -> str:
     """The expected time of each kind of backward that the schedule has, in forwards."""
-    columns, times = setup.pipeline.schedule.columns, setup.costs.of_kind(1)[:, 0]
+    columns, times = setup.pipeline.run_schedule.columns, setup.costs.of_kind(1)[:, 0]
     names = {Kind.B: "backward", Kind.I: "I", Kind.W: "W"}
     there = [kind for kind in names if columns.is_kind(kind).any()]
     ratios = ", ".join(f"{names[kind]} = {times[kind] / times[Kind.F]:g}" for kind in there)
@@ -133,7 +133,7 @@ def predicted_costs(layers_per_stage: Sequence[int], expected: Costs) -> Costs:
 
 def write_timeline(path: Path, setup: Setup) -> None:
     """Writes TIMELINE into the run's folder `path`, where a millisecond is a forward of the mean stage."""
-    schedule, layers_per_stage = setup.pipeline.schedule, setup.pipeline.layers_per_stage
+    schedule, layers_per_stage = setup.pipeline.run_schedule, setup.pipeline.layers_per_stage
     costs = predicted_costs(layers_per_stage, setup.costs)
     label = f"predicted: 1 ms is a forward of {sum(layers_per_stage) / len(layers_per_stage):g} layers"
     labels = {"name": "process_labels", "ph": "M", "pid": 0, "args": {"labels": label}}

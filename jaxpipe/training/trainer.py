@@ -172,7 +172,7 @@ def _run(
             _check_resumable(path, config)
         setup = set_up(config, task or task_of(config), num_processes=processes.count)
         task, pipeline = setup.task, setup.pipeline
-        resume.check_same_schedule(processes, pipeline.schedule, config.pipeline.costs)
+        resume.check_same_schedule(processes, pipeline.run_schedule, config.pipeline.costs)
         config.mesh.platform = setup.devices.platform
         _check_data(path, task, processes, is_resumed=is_resumed)
         optimizer, train_step = optimizer_and_step(config, task.model, pipeline, optimizer)
@@ -263,8 +263,8 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
     if config.checkpoint.init_from and not is_resumed:
         copy_source_model(run_folder.path_of(config.checkpoint.init_from), path)
         _take_source_tokenizer(path, config)
-    resume.write_run_schedule(path, setup.pipeline.schedule)
-    (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.pipeline.schedule)))
+    resume.write_run_schedule(path, setup.pipeline.run_schedule)
+    (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.pipeline.run_schedule)))
     write_timeline(path, setup)
     resume.write_fingerprint(path, setup.task.fingerprint)
     run_folder.write_config(path, resume.named_as_before(path, config))

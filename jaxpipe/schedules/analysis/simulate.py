@@ -18,6 +18,8 @@ from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order, previous_in_row
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind, Schedule
 
+MIDDLE = 1  # a batch after the one that fills
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -34,8 +36,24 @@ class Timeline:
 
     @cached_property
     def bubble_ratio(self) -> float:
-        """1 - (most work of any device) / makespan, as in BitPipe's Table 2."""
-        return 1.0 - self._most_work / self.makespan if self.makespan else 0.0
+        """1 - (most work of any device) / makespan, as in BitPipe's Table 2; without flush of a `period`."""
+        return self._idle_of(self.makespan)
+
+    def _idle_of(self, span: float) -> float:
+        """1 - (most work of any device) / span, which without flush is that of the batches between fill and drain."""
+        span = self.schedule.num_batches * self.period if self.schedule.delays else span
+        return 1.0 - self._most_work / span if span else 0.0
+
+    @cached_property
+    def period(self) -> float:
+        """The time from one batch to the next, between fill and drain; the makespan of a schedule of one step."""
+        schedule, columns = self.schedule, self.schedule.columns
+        if schedule.num_batches < MIDDLE + 2:
+            return self.makespan
+        ends = [
+            self.end[(columns.kind == Kind.UPDATE) & (columns.microbatch == batch)] for batch in (MIDDLE, MIDDLE - 1)
+        ]
+        return float((ends[0] - ends[1]).max(initial=0.0))
 
     @cached_property
     def bubble_ratio_per_device_span(self) -> float:
@@ -45,8 +63,7 @@ class Timeline:
 
         Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 5: cost is the longest such span.
         """
-        longest = longest_span(self.schedule, self.start, self.end)
-        return 1.0 - self._most_work / longest if longest else 0.0
+        return self._idle_of(longest_span(self.schedule, self.start, self.end))
 
     @cached_property
     def _most_work(self) -> float:

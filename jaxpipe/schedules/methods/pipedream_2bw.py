@@ -62,7 +62,7 @@ METHOD = Method(
     generator=pipedream_2bw,
     summary="1F1B that never drains: weights one update old, two versions of them",
     paper="Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021",
-    options=(Option("num_batches", at_least(1), values=(3,), planned=(), note="in pictures"),),
+    options=(Option("num_batches", at_least(2), values=(3,), planned=(), note="in pictures"),),
     least_devices=2,
     peak=(Formula("1..D", lambda d, n, o: (1, d)),),
 )
