@@ -147,6 +147,6 @@ def test_the_page_of_the_cluster_experiment_takes_the_table(cluster):
 @pytest.mark.slow
 def test_kills_lose_nothing(tmp_path):
     run = experiment("011_kills")
-    kills, wrong = run.measure(tmp_path, run.Size(num_steps=20, num_processes=1), num_kills=2, seed=3)
+    kills, wrong = run.measure(tmp_path, run.Size(num_steps=20, num_processes=1, schedule="1f1b"), num_kills=2, seed=3)
     assert wrong == []
     assert kills[0].num_half_written == 1  # so that it is a kill in the middle of a save

@@ -1,6 +1,7 @@
 """Kills a run again and again, and compares what comes out in the end with a run that nobody disturbed.
 
-    python experiments/011_kills/run.py [--num_kills=20] [--num_steps=400] [--num_processes=1] [--seed=0] [--folder=DIR]
+    python experiments/011_kills/run.py [--num_kills=20] [--num_steps=400] [--num_processes=1] [--schedule=1f1b]
+        [--seed=0] [--folder=DIR]
     python experiments/011_kills/run.py --quick
 
 Half of the kills strike while a checkpoint is being written, as soon as its half-written folder is seen or a little
@@ -71,15 +72,21 @@ class Kill:
 
 @dataclass(frozen=True)
 class Size:
-    """How long a run is, and of how many processes."""
+    """How long a run is, of how many processes, and with which schedule."""
 
     num_steps: int
     num_processes: int
+    schedule: str
 
 
 def start(workdir: Path, size: Size) -> subprocess.Popen:
     """The run, begun or gone on with, in a process group of its own."""
-    arguments = [*RUN, f"--config.train.steps={size.num_steps}", f"--workdir={workdir}"]
+    arguments = [
+        *RUN,
+        f"--config.train.steps={size.num_steps}",
+        f"--config.pipeline.schedule={size.schedule}",
+        f"--workdir={workdir}",
+    ]
     module = ["jaxpipe.train", *arguments]
     if size.num_processes > 1:
         module = ["jaxpipe.launch", f"--num_processes={size.num_processes}", "--", *arguments]
@@ -133,7 +140,7 @@ def kill(workdir: Path, size: Size, draw: random.Random, *, during_save: bool, l
 def resumptions(workdir: Path) -> list[int]:
     """The steps that the starts of a run said they go on from, in their order."""
     text = _log(workdir).read_text(errors="replace") if _log(workdir).exists() else ""
-    return [int(step) for step in re.findall(r"goes on +from (?:the checkpoint of )?step (\d+)", text)]
+    return [int(step) for step in re.findall(r"resumes +from (?:the checkpoint of )?step (\d+)", text)]
 
 
 def rows(workdir: Path) -> list[dict]:
@@ -186,6 +193,7 @@ def main() -> None:
     parser.add_argument("--num_kills", type=int, default=20)
     parser.add_argument("--num_steps", type=int, default=400)
     parser.add_argument("--num_processes", type=int, default=1)
+    parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="where the two runs are left; by default they are deleted")
     parser.add_argument("--quick", action="store_true", help="two kills of a run of 40 steps")
@@ -195,7 +203,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(flags.folder or temporary).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        size = Size(flags.num_steps, flags.num_processes)
+        size = Size(flags.num_steps, flags.num_processes, flags.schedule)
         kills, wrong = measure(folder, size, num_kills=flags.num_kills, seed=flags.seed)
         half_written = sum(one.num_half_written > 0 for one in kills)
         print("\n".join(wrong) or "the same parameters, optimizer, counters and losses as of the run without kills")

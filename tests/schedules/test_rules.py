@@ -1,5 +1,6 @@
 """Legal schedules pass; for every rule, the smallest broken schedule is rejected by that rule alone."""
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -17,6 +18,11 @@ def schedule_of(
 ) -> Schedule:
     actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
     return Schedule("broken", placement or linear(len(rows)), num_microbatches, actions, parked)
+
+
+def batches_of(*rows: str, delays: tuple[int, ...] = (1,), num_batches: int = 2) -> Schedule:
+    """Batches of one microbatch."""
+    return replace(schedule_of(*rows, num_microbatches=num_batches), delays=delays, num_batches=num_batches)
 
 
 TWO_WAYS = Placement(2, ((0, 1), (1, 0)))
@@ -38,6 +44,9 @@ BROKEN = {
     "evict-load": schedule_of("0F0 0EVICT0 0B0", "1F0 1B0"),
     "sync-last": schedule_of("0F0 0SYNC 0B0"),
     "sync-both": schedule_of("0F0 0B0 0SYNC", "1F0 1B0", placement=TWO_WAYS),
+    "batches": batches_of("0F0 0B0 0UPDATE0 0F1 0B1 0UPDATE1", delays=(1, 1)),
+    "update-once": batches_of("0F0 0B0 0UPDATE0 0F1 0B1"),
+    "update-in-time": batches_of("0F0 0UPDATE0 0B0 0F1 0B1 0UPDATE1"),
     "head-everywhere": schedule_of("0F0 0S0 0B0"),
     "head-in-order": schedule_of("0F0 0T0 0S0 0B0"),
     "acyclic": schedule_of("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0", num_microbatches=2),
@@ -77,6 +86,13 @@ MORE_BROKEN = [
     ("sync-last", schedule_of("0F0 0B0 0SYNC 0SYNC")),
     ("sync-last", schedule_of("0F0 0I0 0SYNC 0W0")),
     ("sync-both", schedule_of("0F0 0B0 0SYNC", "1F0 1B0 0SYNC@1 1SYNC", placement=TWO_WAYS)),
+    ("batches", schedule_of("0F0 0B0 0UPDATE0")),
+    ("batches", batches_of("0F0 0B0 0UPDATE0 0F1 0B1 0UPDATE1", delays=(-1,))),
+    ("batches", replace(batches_of("0F0 0B0 0F1 0B1 0F2 0B2", num_batches=3), num_batches=2, delays=())),
+    ("update-once", batches_of("0F0 0B0 0UPDATE0 0UPDATE0 0F1 0B1 0UPDATE1")),
+    # W(1) is not there yet, and with a delay of one it is, but the third batch uses W(2)
+    ("update-in-time", batches_of("0F0 0F1 0B0 0UPDATE0 0B1 0UPDATE1", delays=(0,))),
+    ("update-in-time", batches_of("0F0 0F1 0B0 0F2 0UPDATE0 0B1 0UPDATE1 0B2 0UPDATE2", num_batches=3)),
     ("head-everywhere", schedule_of("0F0 1S0 1T0 0B0", "1F0 1B0")),
     ("head-everywhere", schedule_of("0F0 0S0 0S0 0T0 0B0")),
     ("head-everywhere", schedule_of("0F0 0S0 0T0 1F0 1B0 0B0", placement=Placement(1, ((0, 0),)))),

@@ -29,7 +29,7 @@ def batches_(view: View) -> Iterator[Violation]:
 def update_once(view: View) -> Iterator[Violation]:
     """Yields stages that do not update once after each batch."""
     schedule, columns = view.schedule, view.columns
-    if not schedule.delays:
+    if not _has_batches(view):
         return
     own = np.flatnonzero(view.held & (columns.kind == Kind.UPDATE))
     count = np.zeros((schedule.num_stages, schedule.num_batches), int)
@@ -53,14 +53,14 @@ def update_once(view: View) -> Iterator[Violation]:
 def update_in_time(view: View) -> Iterator[Violation]:
     """Yields actions that stand on the wrong side of an UPDATE of their stage."""
     schedule, columns = view.schedule, view.columns
-    if not schedule.delays or schedule.num_microbatches % max(schedule.num_batches, 1):
+    if not _has_batches(view):
         return
     held = np.flatnonzero(view.held)
     of_stage = {stage: held[columns.stage[held] == stage] for stage in range(schedule.num_stages)}
     for stage, delay in enumerate(schedule.delays):
         own = of_stage[stage]
         is_update = columns.kind[own] == Kind.UPDATE
-        batch = np.where(is_update, columns.microbatch[own], columns.microbatch[own] // max(schedule.batch_size, 1))
+        batch = np.where(is_update, columns.microbatch[own], columns.microbatch[own] // schedule.batch_size)
         place = np.full(schedule.num_batches, -1)
         place[batch[is_update]] = own[is_update]
         for index, k in zip(own[~is_update].tolist(), batch[~is_update].tolist(), strict=True):
@@ -80,3 +80,8 @@ def update_in_time(view: View) -> Iterator[Violation]:
                     f"move {made} {'after' if is_before else 'before'} it",
                     (view.place(index), view.place(int(place[update]))),
                 )
+
+
+def _has_batches(view: View) -> bool:
+    """Whether the schedule has several batches, and all that `batches_` asks for."""
+    return bool(view.schedule.delays) and not any(batches_(view))

@@ -1,0 +1,77 @@
+"""The calls of a run without flush: all between the first and the last are equal, and none has a bubble."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxpipe.errors import ScheduleError
+from jaxpipe.lowering import IDLE, lower, replay
+from jaxpipe.lowering.run_table import COLLECT_HEAD, UPDATE_SHARED
+from jaxpipe.schedules import Costs, Kind, build
+
+SIZES = [(d, n) for d in (2, 3, 4, 7, 8, 16) for n in sorted({d, d + 1, 3 * d + 1})]
+
+
+def table_of(num_devices, size, *, num_batches=4):
+    return lower(build("pipedream_2bw", num_devices=num_devices, num_microbatches=size, num_batches=num_batches))
+
+
+def grids(table):
+    inbox = table.inbox
+    return (
+        *(table.kind, table.stage, table.chunk, table.microbatch, table.lap, table.pages.of_layer),
+        *(inbox.next_source, inbox.store_own, inbox.store_arrival, table.event, table.round_type),
+    )
+
+
+@pytest.mark.parametrize(("num_devices", "size"), SIZES)
+def test_the_calls_between_the_first_and_the_last_are_equal(num_devices, size):
+    table = table_of(num_devices, size)
+    for grid in grids(table):
+        _, second, third, fourth, _ = np.split(grid, table.num_calls)
+        np.testing.assert_array_equal(third, second)
+        np.testing.assert_array_equal(fourth, second)
+    fill, steady, drain = (table.kind[each] for each in table.calls)
+    np.testing.assert_array_equal(np.maximum(fill, drain), steady)
+    assert ((fill == IDLE) | (drain == IDLE)).all()
+    assert set(np.unique(table.lap)) == {0, 1}
+
+
+@pytest.mark.parametrize(("num_devices", "size"), SIZES)
+def test_no_device_waits_in_the_steady_state(num_devices, size):
+    table = table_of(num_devices, size)
+    for backward in (2.0, 1.0, 3.0):
+        end = replay(table, Costs(backward=backward)).end[table.rounds_per_call - 1 :: table.rounds_per_call]
+        period = (end[2] - end[1]).max()
+        assert period == pytest.approx((1 + backward) * size)  # 1 % is asked for
+
+
+@pytest.mark.parametrize(("num_devices", "size"), SIZES)
+def test_storage_is_that_of_1f1b_and_no_message_waits(num_devices, size):
+    table, of_1f1b = table_of(num_devices, size), lower(build("1f1b", num_devices=num_devices, num_microbatches=size))
+    assert table.num_slots == of_1f1b.num_slots == num_devices
+    assert table.inbox.num_inbox == 0
+    assert table.num_traced_actions <= 6
+
+
+def test_all_devices_meet_twice_a_call_for_what_they_share():
+    table = table_of(4, 6)
+    steady = table.event[table.calls[1]]
+    collect, update = np.flatnonzero(steady == COLLECT_HEAD).item(), np.flatnonzero(steady == UPDATE_SHARED).item()
+    kind, lap = (grid[table.calls[1]] for grid in (table.kind, table.lap))
+    # before the last stage's first forward of the newest batch, and after its last one of the batch before
+    forward = (kind[:, 3] == Kind.F).nonzero()[0]
+    assert lap[forward[forward < collect], 3].all()
+    assert not lap[forward[forward > collect], 3].any()
+    # after the first stage's last backward of the batch before
+    backward = ((kind[:, 0] == Kind.B) & (lap[:, 0] == 1)).nonzero()[0]
+    assert backward.max() < update
+
+
+def test_rows_that_are_not_periodic_are_refused():
+    schedule = build("pipedream_2bw", num_devices=2, num_microbatches=2)
+    first, *others = schedule.rows
+    swapped = (first[0], first[1], first[3], first[2], *first[4:])  # two forwards, then two backwards
+    with pytest.raises(ScheduleError, match="rule periodic-run"):
+        lower(replace(schedule, rows=(swapped, *others)))
