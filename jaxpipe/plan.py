@@ -1,7 +1,7 @@
 """Ranks the ways to train a config's model on a cluster by the predicted time of a step; no GPU is needed.
 
     python -m jaxpipe.plan --config=configs/gpt3_96b.py --topology=a100-80g:6x8 [--costs=costs.json] [--top=10]
-        [--method=my_method.py ...] [--format=json] [--write_config=FILE] [--config.X=Y ...]
+        [--method=my_method.py ...] [--allow_delayed] [--format=json] [--write_config=FILE] [--config.X=Y ...]
 
 The search covers schedule, chunks, pipe x tensor x data, microbatch size, recompute and mesh order. What does not
 fit a GPU is dropped. Model, sequence length and batch size are the config's. Its own pipeline and mesh are not read,
@@ -29,7 +29,7 @@ from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.python_file import is_python_file
-from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file
+from jaxpipe.schedules.methods.registry import DELAYED, METHOD_FILE_HELP, register, register_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +49,12 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     flags.DEFINE_string("topology", None, "Hardware, nodes and GPUs of a node, as a100-80g:6x8.", values)
     flags.DEFINE_string("costs", None, "costs.json of jaxpipe.measure; without it times are a roofline's.", values)
     flags.DEFINE_multi_string("method", [], METHOD_FILE_HELP, values)
+    flags.DEFINE_bool(
+        "allow_delayed",
+        False,
+        "Whether to try schedules without flush too: their gradients are of older weights, so that a run is another.",
+        values,
+    )
     flags.DEFINE_integer("top", 10, "Rows, the fastest.", lower_bound=1, flag_values=values)
     flags.DEFINE_enum(
         "format", "text", ["text", "json"], "How the plan is printed; json has seconds and bytes.", values
@@ -66,6 +72,9 @@ def execute(values: FlagValues) -> None:
     config, topology = values.config, parse_topology(values.topology)
     for path in (*values.method, *filter(is_python_file, [config.pipeline.schedule])):
         register_file(path)
+    if values.allow_delayed:
+        for method in DELAYED.values():
+            register(method)
     if values.write_config:
         check_writable(values.write_config, overwrite=values.overwrite)
     source = read_costs(values.costs) if values.costs else Roofline.of(topology.hardware)

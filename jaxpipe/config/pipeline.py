@@ -87,7 +87,7 @@ def outline(config: ConfigDict) -> Schedule:
     pipeline = config.pipeline
     if is_file_name(pipeline.schedule) or not find_method(pipeline.schedule).takes_times:
         return build_schedule(config)
-    return named_schedule(pipeline.schedule, config.mesh.pipe, 1, pipeline.options)
+    return smallest_schedule(pipeline.schedule, config.mesh.pipe, pipeline.options)
 
 
 def named_schedule(name: str, num_devices: int, num_microbatches: int, options: str) -> Schedule:
@@ -103,6 +103,12 @@ def named_schedule(name: str, num_devices: int, num_microbatches: int, options: 
         ScheduleError: the schedule cannot be built or read, or breaks a rule.
     """
     return _read(name) if is_file_name(name) else _build(name, num_devices, num_microbatches, options)
+
+
+def smallest_schedule(name: str, num_devices: int, options: str) -> Schedule:
+    """As `named_schedule`, of as few microbatches as possible: it has the placement of all others."""
+    num_microbatches = 1 if is_file_name(name) else find_method(name).least_microbatches(num_devices)
+    return named_schedule(name, num_devices, num_microbatches, options)
 
 
 def is_known(name: str) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpipe.config.costs import options_of
 from jaxpipe.config.pipeline import named_schedule
-from jaxpipe.schedules.analysis.simulate import Clock, longest_span
+from jaxpipe.schedules.analysis.simulate import Clock, Timeline, longest_span
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind
@@ -52,7 +52,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Makespans:
-    """The end of a schedule in seconds, by what is counted.
+    """The end of a schedule in seconds, by what is counted; without flush the time from one batch to the next.
 
     Attributes:
         computed_s: end of the last computation.
@@ -81,6 +81,10 @@ def makespans(clock: Clock, seconds: Seconds) -> Makespans:
     travel = clock.travel_times(seconds.message)
 
     start, end = clock.run(duration, travel)
+    if clock.schedule.delays:  # what a device does besides for each batch adds to the time of all
+        period_s = Timeline(clock.schedule, start, end).period
+        closed_s = period_s + float(seconds.closing.max(initial=0.0))
+        return Makespans(period_s, period_s, closed_s, work_s / clock.schedule.num_batches, period_s)
     computed_s = float(end[is_compute].max(initial=0.0))
     exchanged_s = max(computed_s, float(end[is_sync].max(initial=0.0)))
     span_s = longest_span(clock.schedule, start, end)

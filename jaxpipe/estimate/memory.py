@@ -153,6 +153,7 @@ class Counts:
         exchange_lanes: layers whose gradients travel at once.
         chunks: stages of a device in one replica.
         replicas: replicas of the model in one pipeline.
+        versions: versions of the layers' weights.
         has_whole_backwards: whether any backward is in one part.
         has_split_backward: whether any backward is in two parts.
         holds_all: whether a device holds every microbatch of the table at once, as in GPipe.
@@ -166,6 +167,7 @@ class Counts:
     exchange_lanes: int
     chunks: int
     replicas: int
+    versions: int
     has_whole_backwards: bool
     has_split_backward: bool
     holds_all: bool
@@ -249,6 +251,7 @@ def counted(
         exchange_lanes=table.num_gradient_lanes,
         chunks=placement.num_chunks,
         replicas=placement.num_replicas,
+        versions=table.num_versions,
         has_whole_backwards=bool(schedule.columns.is_kind(Kind.B).any()),
         has_split_backward=schedule.has_split_backward,
         holds_all=table.pages.num_pages >= num_microbatches * most_layers,
@@ -304,7 +307,8 @@ def memory(setting: Setting) -> Bytes:
     Source: `jaxpipe.program.shapes` counts the same from a program's own shapes.
     """
     number, itemsize = counts(setting), ITEMSIZE[setting.dtype]
-    layer, params = layer_residuals(setting), parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas)
+    layer = layer_residuals(setting)
+    params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, versions=number.versions)
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
     deferred = layer.deferred_bytes if number.has_split_backward else 0  # of one layer, before they are in their page
     message = layer_sizes(setting).stream * itemsize

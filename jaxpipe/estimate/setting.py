@@ -20,7 +20,7 @@ from jaxpipe.config import layers_per_stage, mesh_axes, model_config
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import options_with_times
 from jaxpipe.config.model import family_of
-from jaxpipe.config.pipeline import named_schedule, orders_to_try, outline
+from jaxpipe.config.pipeline import named_schedule, orders_to_try, outline, smallest_schedule
 from jaxpipe.data.masked import NUM_SPECIAL, num_predicted
 from jaxpipe.data.packing import DOCUMENTS
 from jaxpipe.errors import ConfigError
@@ -178,7 +178,7 @@ def placement_of(setting: Setting) -> Placement:
 
 @cache
 def _placement(name: str, num_devices: int, options: str) -> Placement:
-    return named_schedule(name, num_devices, 1, options).placement
+    return smallest_schedule(name, num_devices, options).placement
 
 
 def layers_of_devices(setting: Setting) -> list[int]:

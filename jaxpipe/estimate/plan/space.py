@@ -22,7 +22,7 @@ from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.checks import check_tensor
-from jaxpipe.config.pipeline import named_schedule
+from jaxpipe.config.pipeline import smallest_schedule
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
 from jaxpipe.models.choices import RECOMPUTE
@@ -74,7 +74,7 @@ def placement_of(variant: Variant, pipe: int) -> Placement | None:
     if (pipe == 1 and variant.name != ALONE) or (pipe > MOST_DEVICES and takes_times(variant.name)):
         return None
     try:
-        return named_schedule(variant.name, pipe, 1, variant.options).placement
+        return smallest_schedule(variant.name, pipe, variant.options).placement
     except ScheduleError:
         return None
 
@@ -156,7 +156,11 @@ def legal_variants(group: Setting) -> tuple[Variant, ...]:
     """The schedules that the pipelines of `group` can run, with options."""
     placements = {variant: placement_of(variant, group.pipe) for variant in variants()}
     return tuple(
-        variant for variant, found in placements.items() if found and found.num_stages <= group.model.num_layers
+        variant
+        for variant, found in placements.items()
+        if found
+        and found.num_stages <= group.model.num_layers
+        and find_method(variant.name).least_microbatches(group.pipe) <= group.num_microbatches
     )
 
 

@@ -2,7 +2,7 @@
 
 In the manner of a Butcher tableau: the planner, the search, the estimator, tests, `show --list` and the tables of docs
 and experiments read these values, and nothing else names a method. Tests hold every statement to the schedules that
-the generator makes. A method takes any number of microbatches.
+the generator makes. A method takes any number of microbatches, but for `least_microbatches`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Method:
         options: one for each further keyword of the generator, in its order.
         least_devices: fewest devices.
         even_devices: whether the number of devices must be even.
+        least_microbatches: devices -> fewest microbatches.
         check: raises ScheduleError for options that do not fit the number of devices or each other; takes both, of
             the options all, defaults included.
         period: (D, options) -> after how many microbatches the rows repeat once the pipeline is full, so that longer
@@ -90,6 +91,7 @@ class Method:
     options: tuple[Option, ...] = ()
     least_devices: int = 1
     even_devices: bool = False
+    least_microbatches: Callable[[int], int] = lambda num_devices: 1
     check: Callable[[int, Options], None] | None = None
     period: Callable[[int, Options], int] | None = None
     num_replicas: int = 1

@@ -64,5 +64,7 @@ METHOD = Method(
     paper="Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021",
     options=(Option("num_batches", at_least(2), values=(3,), planned=(), note="in pictures"),),
     least_devices=2,
+    least_microbatches=lambda num_devices: num_devices,
+    period=lambda num_devices, options: num_devices,
     peak=(Formula("1..D", lambda d, n, o: (1, d)),),
 )
