@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from jaxpipe.estimate.costs import Decided, decide_costs
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import example_batch
+from jaxpipe.training.delayed import DelayedStep
 from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step, topology_of
 from jaxpipe.training.step import TrainState, state_like
 
@@ -27,7 +28,7 @@ class CompiledStep:
         state: shapes and shardings of the train state.
         batch: shapes of the batch, leaves [num_microbatches, microbatch size, ...].
         has_dropout: whether the step uses dropout.
-        compiled: JAX's compiled step (state, batch) -> (state, metrics).
+        compiled: JAX's compiled step (state, batch) -> (state, metrics); or a `DelayedStep`.
         compile_s: seconds for tracing, lowering and compiling.
         costs: expected costs for which its schedule was made.
     """
@@ -60,6 +61,8 @@ def compile_step(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: i
     state, batch = state_like(model, pipeline, optimizer), _batch_like(config, pipeline)
     start = time.perf_counter()
     compiled = step.lower(state, batch).compile()
+    if isinstance(step, DelayedStep):
+        state = step.between_steps(state)
     has_dropout = dropout_seed(config, model) is not None
     return CompiledStep(pipeline, state, batch, has_dropout, compiled, time.perf_counter() - start, costs)
 

@@ -95,6 +95,21 @@ class Part:
         size, dim = self.master_shape[self.master_dim], num_leading + self.master_dim
         return lax.dynamic_slice_in_dim(copy, lax.axis_index(self.copy_axes) * size, size, dim)
 
+    def whole(self, held: jax.Array, *, num_leading: int = 0) -> jax.Array:
+        """The whole parameter, or what is like it, gathered from all devices' parts."""
+        if self.master_dim is not None:
+            held = gather_over(held, self.copy_axes, num_leading + self.master_dim)
+        for axis, dim in self.split_dims:
+            held = gather_over(held, (axis,), num_leading + dim)
+        return held
+
+    def own_of_whole(self, whole: jax.Array, *, num_leading: int = 0) -> jax.Array:
+        """This device's part, the inverse of `whole`."""
+        for axis, dim in self.split_dims:
+            size = self.compute_shape[dim]
+            whole = lax.dynamic_slice_in_dim(whole, lax.axis_index(axis) * size, size, num_leading + dim)
+        return self.own(whole, num_leading=num_leading)
+
     def reduce(self, gradient: jax.Array, *, deterministic: bool) -> jax.Array:
         """This device's part of a gradient, summed over all devices that have terms of it."""
         if self.master_dim is None:

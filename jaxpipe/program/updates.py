@@ -23,7 +23,7 @@ from jax import lax
 from jaxpipe.lowering.run_table import COLLECT_HEAD, NO_EVENT, UPDATE_SHARED, RunTable
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.in_place import cond_in_place
-from jaxpipe.program.partition import sum_of_parts
+from jaxpipe.program.partition import Part, sum_of_parts
 
 PyTree = Any
 
@@ -44,14 +44,17 @@ class StagedOptimizer:
     """An optimizer, and where the parameters are in its state.
 
     Attributes:
-        transform: elementwise, or a function of whole matrices where no device has a part of one.
+        transform: the optimizer, of gradients, state and parameters.
         is_staged: whether a node of its state is a tree like the parameters.
         specs: the PartitionSpecs of its state.
+        reads_matrices: whether its update of a layer's parameter reads the whole matrix, as Muon's; then parts are
+            gathered, and every device computes the update of its stage's whole layer. Else it is elementwise.
     """
 
     transform: optax.GradientTransformation
     is_staged: Callable[[Any], bool]
     specs: PyTree
+    reads_matrices: bool = False
 
     def map_layers(self, function: Callable[[jax.Array], jax.Array], state: PyTree) -> PyTree:
         """Returns `state` with `function` of all that belongs to layers."""
@@ -184,9 +187,15 @@ class Updates:
         nodes, structure = jax.tree.flatten(run.optimizer, is_leaf=is_staged)
         held = [choose(node) if is_staged(node) else node for node in nodes]
         masters = choose(run.masters)
-        updates, after = self.optimizer.transform.update(
-            jax.tree.map(lambda leaf: self.shrink * leaf, grads), jax.tree.unflatten(structure, held), masters
-        )
+        clipped = jax.tree.map(lambda leaf: self.shrink * leaf, grads)
+        if self.optimizer.reads_matrices and grads["layers"]:
+            clipped, used, state = (self._over_parts(Part.whole, each) for each in (clipped, masters, held))
+            updates, after = self.optimizer.transform.update(clipped, jax.tree.unflatten(structure, state), used)
+            changed, after = optax.apply_updates(used, updates), structure.flatten_up_to(after)
+            changed, after = (self._over_parts(Part.own_of_whole, each) for each in (changed, after))
+        else:
+            updates, after = self.optimizer.transform.update(clipped, jax.tree.unflatten(structure, held), masters)
+            changed, after = optax.apply_updates(masters, updates), structure.flatten_up_to(after)
 
         def keep(new: PyTree, old: PyTree) -> PyTree:
             return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), new, old)
@@ -196,13 +205,29 @@ class Updates:
                 return put(node, keep(new, old))
             return new if grads["shared"] else node  # counts advance once a step, whatever is left out
 
-        nodes = [after_step(*each) for each in zip(nodes, held, structure.flatten_up_to(after), strict=True)]
+        nodes = [after_step(*each) for each in zip(nodes, held, after, strict=True)]
         run = run._replace(
-            masters=put(run.masters, keep(optax.apply_updates(masters, updates), masters)),
+            masters=put(run.masters, keep(changed, masters)),
             optimizer=jax.tree.unflatten(structure, nodes),
             num_left_out=run.num_left_out + self._counted(~is_good, grads),
         )
         return run, squares
+
+    def _over_parts(self, function: Callable[..., jax.Array], tree: PyTree) -> PyTree:
+        """Returns `tree` with `function` of the Part and of each array of a layer, in nodes like the parameters."""
+
+        def of_node(node: PyTree) -> PyTree:
+            if not (isinstance(node, dict) and node.keys() == {"shared", "layers"}):
+                return node
+            layers = jax.tree.map(
+                lambda leaf, part: leaf if _is_masked(leaf) else function(part, leaf, num_leading=2),
+                node["layers"],
+                self.parts["layers"],
+                is_leaf=_is_masked,
+            )
+            return {**node, "layers": layers}
+
+        return of_node(tree) if isinstance(tree, dict) else [of_node(node) for node in tree]
 
     def _counted(self, is_left_out: jax.Array, grads: PyTree) -> jax.Array:
         """1 if something is left out; of what all stages share, one of them counts it."""
@@ -213,6 +238,11 @@ class Updates:
         return jax.tree.map(
             lambda leaf, part: part.gather(leaf if self.dtype is None else leaf.astype(self.dtype)), masters, parts
         )
+
+
+def _is_masked(node: Any) -> bool:
+    """Whether optax has left a parameter out here, because it belongs to another group."""
+    return isinstance(node, optax.MaskedNode)
 
 
 def is_last_stage() -> jax.Array:

@@ -38,11 +38,12 @@ class DelayedStep:
     Attributes:
         model: counts the terms of the losses.
         pipeline: pipeline of the run.
-        optimizer: elementwise, since each device updates its own parts.
+        optimizer: elementwise, or `reads_matrices`.
         learning_rate: for the metrics; None: it is left out.
         max_grad_norm: gradients are scaled down as if the last norm were theirs.
         dropout_seed: seed of dropout, folded with the step; None for models without dropout.
         num_steps: the last step's call drains.
+        reads_matrices: whether the optimizer's update of a layer reads whole matrices.
     """
 
     model: Trained
@@ -52,6 +53,7 @@ class DelayedStep:
     max_grad_norm: float
     dropout_seed: int | None
     num_steps: int
+    reads_matrices: bool = False
 
     def __post_init__(self) -> None:
         """Compiles nothing yet."""
@@ -72,6 +74,11 @@ class DelayedStep:
         """Compiles what `lower` has traced."""
         self._begin, self._call = self._begin.compile(), self._call.compile()
         return self
+
+    @staticmethod
+    def between_steps(state: TrainState) -> TrainState:
+        """The state, or its shapes, as it is between two steps, where W(t-1) is in flight."""
+        return replace(state, older=replace(_older(state), weights=None))
 
     def memory_analysis(self) -> Any:
         """Bytes of a compiled call, as XLA counts them."""
@@ -104,9 +111,9 @@ class DelayedStep:
 
     def _fill(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
         scale = mean_factors(self.model.num_losses(batch))
-        older, random = _older(state), self.dropout_seed is not None
-        flight = self.pipeline.begin(state.params, older.weights, batch, scale, state.step, random=random)
-        return replace(state, older=replace(older, weights=None)), flight
+        older, random = _older(state).weights, self.dropout_seed is not None
+        flight = self.pipeline.begin(state.params, older, batch, scale, state.step, random=random)
+        return self.between_steps(state), flight
 
     def _step(
         self, state: TrainState, flight: Any, newest: Any, previous: Any, form: jax.Array
@@ -125,6 +132,7 @@ class DelayedStep:
             self.optimizer,
             has_tree_of(state.params),
             jax.tree.map(lambda sharding: sharding.spec, shardings.optimizer),
+            self.reads_matrices,
         )
         params, moments, flight, means, squares, num_left_out = self.pipeline.call(
             optimizer,

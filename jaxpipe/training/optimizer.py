@@ -58,7 +58,7 @@ def _muon(config: ConfigDict) -> optax.GradientTransformation:
         optax.add_decayed_weights(one.weight_decay),
         optax.scale_by_learning_rate(learning_rate(config)),
     )
-    return optax.multi_transform({"muon": of_matrices, "adamw": _adamw(config)}, _labels)
+    return optax.multi_transform({"muon": of_matrices, "adamw": _adamw(config)}, labels_of_muon)
 
 
 OPTIMIZERS: dict[str, Callable[[ConfigDict], optax.GradientTransformation]] = {
@@ -67,6 +67,9 @@ OPTIMIZERS: dict[str, Callable[[ConfigDict], optax.GradientTransformation]] = {
     "lion": _lion,
     "sgd": _sgd,
 }
+
+
+READS_MATRICES = ("muon",)  # whose update of a parameter is of its whole matrix; the others' are elementwise
 
 
 def is_kernel(params: Any) -> Any:
@@ -78,7 +81,7 @@ def is_kernel(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)
 
 
-def _labels(params: Any) -> Any:
+def labels_of_muon(params: Any) -> Any:
     """The optimizer of each parameter under Muon: "muon" for the kernels of layers, "adamw" for all others."""
     matrices = is_kernel(params)["layers"]
     return {

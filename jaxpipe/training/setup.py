@@ -30,7 +30,7 @@ from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.schedules import Costs
 from jaxpipe.training.delayed import DelayedStep
-from jaxpipe.training.optimizer import learning_rate, make_optimizer
+from jaxpipe.training.optimizer import READS_MATRICES, learning_rate, make_optimizer
 from jaxpipe.training.run_folder import path_of
 from jaxpipe.training.step import TrainState, init_state, make_train_step, state_of
 from jaxpipe.training.task import Task, Trained, language_model
@@ -159,6 +159,7 @@ def optimizer_and_step(
 ) -> tuple[optax.GradientTransformation, Any]:
     """The optimizer, that of the config if none is given, and the jitted train step that applies it."""
     rate = learning_rate(config) if optimizer is None else None
+    reads_matrices = optimizer is None and config.optimizer.name in READS_MATRICES
     optimizer = optimizer or make_optimizer(config)
     if isinstance(pipeline, DelayedPipeline):
         return optimizer, DelayedStep(
@@ -169,6 +170,7 @@ def optimizer_and_step(
             max_grad_norm=config.optimizer.max_grad_norm,
             dropout_seed=dropout_seed(config, model),
             num_steps=config.train.steps,
+            reads_matrices=reads_matrices,
         )
     step = make_train_step(
         model,

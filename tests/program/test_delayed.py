@@ -18,7 +18,7 @@ from tiny_training import mean_loss_and_grads
 from jaxpipe.models import LanguageModel
 from jaxpipe.schedules import build
 from jaxpipe.training.delayed import DelayedStep
-from jaxpipe.training.optimizer import is_kernel
+from jaxpipe.training.optimizer import is_kernel, labels_of_muon, scale_by_muon
 from jaxpipe.training.step import init_state
 
 LARGEST_ERROR, OF_CHANGE = 1e-5, 1e-3
@@ -26,6 +26,15 @@ MAX_GRAD_NORM = 0.5  # less than most norms here: nearly every step clips
 SEED = 7
 OPTIMIZERS = {
     "sgd": optax.sgd(0.05),
+    "muon": optax.multi_transform(
+        {
+            "muon": optax.chain(
+                scale_by_muon(config_of("gpt", num_layers=1).anatomy, beta=0.9), optax.scale_by_learning_rate(1e-2)
+            ),
+            "adamw": optax.adamw(1e-2, b1=0.9, b2=0.95, eps=1e-3),
+        },
+        labels_of_muon,
+    ),
     "adamw": optax.adamw(1e-2, b1=0.9, b2=0.95, eps=1e-3, weight_decay=0.1, mask=is_kernel),
 }
 
@@ -51,7 +60,8 @@ def plain_steps(config, optimizer, num_microbatches: int, num_steps: int, *, del
     return losses, norms[1:], versions[-1]
 
 
-def start(pipeline, config, optimizer, *, num_steps: int):
+def start(pipeline, config, name, *, num_steps: int):
+    optimizer = OPTIMIZERS[name]
     random_model: Any = SimpleNamespace(init=lambda _: random_params(config))
     state = init_state(random_model, pipeline, optimizer, seed=0)
     step = DelayedStep(
@@ -62,12 +72,13 @@ def start(pipeline, config, optimizer, *, num_steps: int):
         MAX_GRAD_NORM,
         SEED if config.anatomy.has_dropout else None,
         num_steps,
+        reads_matrices=name == "muon",
     )
     return state, step
 
 
-def pipelined_steps(pipeline, config, optimizer, num_steps: int, *, family: str = "gpt"):
-    state, step = start(pipeline, config, optimizer, num_steps=num_steps)
+def pipelined_steps(pipeline, config, name, num_steps: int, *, family: str = "gpt"):
+    state, step = start(pipeline, config, name, num_steps=num_steps)
     batches = iter(batch_of(each, pipeline.schedule.num_microbatches, family) for each in range(num_steps))
     rows = []
     for _ in range(num_steps):
@@ -88,6 +99,7 @@ CASES = tiers(
         (3, 6, 2, 1, (1, 2, 1), "sgd", {"family": "llama"}),
         (2, 4, 2, 1, (1, 1), "sgd", {"dropout": 0.2}),
         (2, 3, 1, 2, (2, 1), "sgd", {"family": "bert"}),
+        (2, 3, 2, 2, (1, 2), "muon", {}),
     ],
     slow=[
         (8, 16, 1, 1, (1,) * 8, "sgd", {}),
@@ -107,10 +119,9 @@ def test_steps_are_those_of_the_delayed_rule(case):
     config = config_of(family, num_layers=sum(layers), dropout=dropout, **of_model)
     schedule = build("pipedream_2bw", num_devices=num_devices, num_microbatches=size)
     pipeline = pipeline_of(schedule, config, data=data, tensor=tensor, layers_per_stage=layers, **choices)
-    optimizer = OPTIMIZERS[name]
     of_family = "bert" if family == "bert" else "gpt"
-    losses, norms, params = pipelined_steps(pipeline, config, optimizer, NUM_STEPS, family=of_family)
-    wanted_losses, wanted_norms, wanted = plain_steps(config, optimizer, size, NUM_STEPS, family=of_family)
+    losses, norms, params = pipelined_steps(pipeline, config, name, NUM_STEPS, family=of_family)
+    wanted_losses, wanted_norms, wanted = plain_steps(config, OPTIMIZERS[name], size, NUM_STEPS, family=of_family)
     np.testing.assert_allclose(losses, wanted_losses, rtol=LARGEST_ERROR)
     np.testing.assert_allclose(norms, wanted_norms, rtol=10 * LARGEST_ERROR)
     if name == "sgd":

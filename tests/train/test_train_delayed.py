@@ -1,0 +1,80 @@
+"""A run without flush: resumed bit for bit, on other meshes and with other schedules, and what it refuses."""
+
+import signal
+
+import pytest
+from resuming import assert_same_arrays, numbers
+from running import metrics, run, train
+
+from jaxpipe.checkpoints import CHECKPOINTS
+from jaxpipe.checkpoints.arrays import shapes
+from jaxpipe.training.metrics import MetricsWriter
+
+DELAYED = "--config.pipeline.schedule=pipedream_2bw"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed, with dropout on data 2 x pipe 2."""
+    workdir = tmp_path_factory.mktemp("delayed") / "run"
+    done = train(workdir, DELAYED)
+    assert done.returncode == 0, done.stderr
+    assert "bubble     0.0% predicted" in done.stdout
+    assert "3 microbatches, without flush" in done.stdout
+    return workdir
+
+
+@pytest.mark.ci
+def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
+    write = MetricsWriter.write
+
+    def write_and_stop(self, number, found):
+        write(self, number, found)
+        if number == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MetricsWriter, "write", write_and_stop)
+        stopped = train(tmp_path / "run", DELAYED)
+    assert stopped.returncode == 75, stopped.stderr
+    done = train(tmp_path / "run", DELAYED)
+    assert done.returncode == 0, done.stderr
+    assert numbers(tmp_path / "run") == numbers(whole)
+    assert_same_arrays(tmp_path / "run", whole, step=12)
+    assert any(name.startswith("older.weights.layers") for name in shapes(whole / CHECKPOINTS / "12"))
+
+
+@pytest.mark.ci
+def test_schedules_with_and_without_flush_take_each_others_checkpoints_on_other_meshes(whole, tmp_path):
+    workdir = tmp_path / "run"
+    steps = [row["loss"] for row in metrics(whole)]
+    assert train(workdir, DELAYED, "--config.train.steps=6").returncode == 0
+    for arguments in (
+        ["--config.pipeline.schedule=zb_h1", "--config.mesh.pipe=3", "--config.mesh.data=1", "--config.train.steps=9"],
+        [DELAYED, "--config.mesh.data=1", "--config.mesh.tensor=2", "--config.train.steps=12"],
+    ):
+        done = train(workdir, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert "resumes    from the checkpoint of step" in done.stdout
+    losses = [row["loss"] for row in metrics(workdir)]
+    assert losses[:6] == pytest.approx(steps[:6], rel=0.2)  # the learning rate is that of six steps
+    assert len(losses) == 12
+    assert losses[-1] < losses[0]
+    done = run("eval", f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    assert f"loss {metrics(workdir)[-1]['eval_loss']:.4f}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--config.pipeline.num_microbatches=1"], ["rule batch-fills", "num_microbatches=2 or more"]),
+        (["--config.pipeline.vocab_over_pipe=True"], ["vocab_over_pipe", "without flush"]),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, arguments, words):
+    done = train(tmp_path / "run", DELAYED, *arguments)
+    assert done.returncode == 2
+    for word in words:
+        assert word in done.stderr
+    assert not (tmp_path / "run").exists()
