@@ -105,19 +105,20 @@ class Updates:
             sums,
             parts,
         )
-        run, squares = self._step(
+        run, masters, squares = self._step(
             run,
             {"shared": {}, "layers": grads},
             lambda tree: {"shared": {}, "layers": _slices(tree["layers"], at)},
             lambda tree, one: {**tree, "layers": _written(tree["layers"], one["layers"], at)},
         )
-        layer = jax.tree.map(lambda leaf: _layer_at(leaf, at)[0, 0], run.masters["layers"])
+        layer = jax.tree.map(lambda leaf: leaf[0, 0], masters["layers"])
         copies = jax.tree.map(lambda leaf: leaf[None, None], self._copies(layer, parts))
         run = run._replace(
             copies={**run.copies, "layers": _written(run.copies["layers"], copies, (copied_chunk, i))},
             squares={**run.squares, "layers": jax.tree.map(jnp.add, run.squares["layers"], squares["layers"])},
         )
-        zeros = jax.tree.map(lambda leaf: jnp.zeros((1, 1, *leaf.shape[2:]), leaf.dtype), sums)
+        zero = jnp.minimum(run.num_left_out, 0)  # not a constant: the sums are read before they are overwritten
+        zeros = jax.tree.map(lambda leaf: jnp.full((1, 1, *leaf.shape[2:]), zero, leaf.dtype), sums)
         return run, _written(sums, zeros, at)
 
     # ---- What all stages share
@@ -143,7 +144,7 @@ class Updates:
         run = state.run
         others, sums = self._given_up(state.grads["shared"], ~is_last_stage())
         grads = jax.tree.map(jnp.add, run.head, others)
-        run, squares = self._step(
+        run, _, squares = self._step(
             run,
             {"shared": grads, "layers": {}},
             lambda tree: {"shared": tree["shared"], "layers": {}},
@@ -165,7 +166,7 @@ class Updates:
 
     def _step(
         self, run: Updated, grads: PyTree, choose: Callable[[PyTree], PyTree], put: Callable[[PyTree, PyTree], PyTree]
-    ) -> tuple[Updated, PyTree]:
+    ) -> tuple[Updated, PyTree, PyTree]:
         """The optimizer's step on some parameters; without a finite gradient they stay as they are.
 
         Args:
@@ -175,43 +176,64 @@ class Updates:
             put: such a tree, and some of it changed -> the whole.
 
         Returns:
-            What it has changed, without compute copies and squares; and squares of the gradients of these parts.
+            What it has changed, without compute copies and squares; the masters of these parameters; and squares of
+            their gradients.
         """
-        squares = jax.tree.map(lambda leaf: jnp.square(leaf).sum(), grads)
-        parts = [part for name in sorted(grads) if grads[name] for part in jax.tree.leaves(self.parts[name])]
-        beside = ("pipe",) if grads["layers"] else ()
-        totals = sum_of_parts(jax.tree.leaves(squares), parts, beside=beside, deterministic=self.deterministic)
-        is_good = jnp.isfinite(totals.sum())
-
         is_staged = self.optimizer.is_staged
         nodes, structure = jax.tree.flatten(run.optimizer, is_leaf=is_staged)
         held = [choose(node) if is_staged(node) else node for node in nodes]
-        masters = choose(run.masters)
-        clipped = jax.tree.map(lambda leaf: self.shrink * leaf, grads)
-        if self.optimizer.reads_matrices and grads["layers"]:
-            clipped, used, state = (self._over_parts(Part.whole, each) for each in (clipped, masters, held))
-            updates, after = self.optimizer.transform.update(clipped, jax.tree.unflatten(structure, state), used)
-            changed, after = optax.apply_updates(used, updates), structure.flatten_up_to(after)
-            changed, after = (self._over_parts(Part.own_of_whole, each) for each in (changed, after))
-        else:
-            updates, after = self.optimizer.transform.update(clipped, jax.tree.unflatten(structure, held), masters)
-            changed, after = optax.apply_updates(masters, updates), structure.flatten_up_to(after)
 
-        def keep(new: PyTree, old: PyTree) -> PyTree:
-            return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), new, old)
+        def compute(walk: tuple[PyTree, list[PyTree], PyTree, jax.Array]) -> tuple:
+            masters, held, _, _ = walk
+            squares = jax.tree.map(lambda leaf: jnp.square(leaf).sum(), grads)
+            is_good = self._is_finite(squares)
+            clipped = jax.tree.map(lambda leaf: self.shrink * leaf, grads)
+            changed, after = self._updated(clipped, masters, held, structure)
 
-        def after_step(node: PyTree, old: PyTree, new: PyTree) -> PyTree:
-            if is_staged(node):
-                return put(node, keep(new, old))
-            return new if grads["shared"] else node  # counts advance once a step, whatever is left out
+            def keep(new: PyTree, old: PyTree) -> PyTree:
+                return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), new, old)
 
-        nodes = [after_step(*each) for each in zip(nodes, held, after, strict=True)]
+            # Counts advance once a step, whatever is left out.
+            after = [
+                keep(new, old) if is_staged(node) else new for node, new, old in zip(nodes, after, held, strict=True)
+            ]
+            return keep(changed, masters), after, squares, is_good
+
+        # In its own guard, so that all is read before anything is written; else XLA would copy whole arrays for the
+        # readers.
+        walk = choose(run.masters), held, jax.tree.map(lambda _: jnp.zeros(()), grads), jnp.zeros((), bool)
+        masters, after, squares, is_good = cond_in_place(run.num_left_out >= 0, compute, walk)
+        is_shared = bool(grads["shared"])
+        nodes = [
+            put(node, new) if is_staged(node) else (new if is_shared else node)
+            for node, new in zip(nodes, after, strict=True)
+        ]
+        # One of the devices that share the parameters counts it.
+        is_counted = is_last_stage() if is_shared else True
         run = run._replace(
-            masters=put(run.masters, keep(changed, masters)),
+            masters=put(run.masters, masters),
             optimizer=jax.tree.unflatten(structure, nodes),
-            num_left_out=run.num_left_out + self._counted(~is_good, grads),
+            num_left_out=run.num_left_out + (~is_good & is_counted).astype(jnp.int32),
         )
-        return run, squares
+        return run, masters, squares
+
+    def _is_finite(self, squares: PyTree) -> jax.Array:
+        """Whether the sums of `squares` over the devices that hold parts are finite; the same on all these devices."""
+        parts = [part for name in sorted(squares) if squares[name] for part in jax.tree.leaves(self.parts[name])]
+        beside = ("pipe",) if squares["layers"] else ()
+        totals = sum_of_parts(jax.tree.leaves(squares), parts, beside=beside, deterministic=self.deterministic)
+        return jnp.isfinite(totals.sum())
+
+    def _updated(
+        self, grads: PyTree, masters: PyTree, held: list[PyTree], structure: Any
+    ) -> tuple[PyTree, list[PyTree]]:
+        """Masters and nodes of the optimizer's state after its update."""
+        gathers = self.optimizer.reads_matrices and bool(grads["layers"])
+        if gathers:
+            grads, masters, held = (self._over_parts(Part.whole, each) for each in (grads, masters, held))
+        updates, state = self.optimizer.transform.update(grads, jax.tree.unflatten(structure, held), masters)
+        after = optax.apply_updates(masters, updates), structure.flatten_up_to(state)
+        return tuple(self._over_parts(Part.own_of_whole, each) for each in after) if gathers else after
 
     def _over_parts(self, function: Callable[..., jax.Array], tree: PyTree) -> PyTree:
         """Returns `tree` with `function` of the Part and of each array of a layer, in nodes like the parameters."""
@@ -228,10 +250,6 @@ class Updates:
             return {**node, "layers": layers}
 
         return of_node(tree) if isinstance(tree, dict) else [of_node(node) for node in tree]
-
-    def _counted(self, is_left_out: jax.Array, grads: PyTree) -> jax.Array:
-        """1 if something is left out; of what all stages share, one of them counts it."""
-        return (is_left_out if grads["layers"] else is_left_out & is_last_stage()).astype(jnp.int32)
 
     def _copies(self, masters: PyTree, parts: PyTree) -> PyTree:
         """Compute copies of shared parameters, or of one layer's, gathered from the devices' parts."""

@@ -4,6 +4,7 @@ W(t+1) = W(t) - lr grad f_t(W(t-1)), where W(-1) = W(0) (Narayanan et al., ICML 
 of the gradient before. The bound is that of plain gradients, `tiny_gpt` explains it.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,13 @@ from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors
 from tiny_training import mean_loss_and_grads
 
+from jaxpipe.compile.hlo import num_instructions, whole_writes
+from jaxpipe.errors import CompileError
+from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
+from jaxpipe.mesh import make_mesh
 from jaxpipe.models import LanguageModel
+from jaxpipe.program import StageFunctions
+from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.schedules import build
 from jaxpipe.training.delayed import DelayedStep
 from jaxpipe.training.optimizer import is_kernel, labels_of_muon, scale_by_muon
@@ -143,3 +150,83 @@ def test_a_version_taken_one_step_wrong_would_be_seen():
         other_losses, _, other = plain_steps(config, OPTIMIZERS["sgd"], 2, NUM_STEPS, delay=delay)
         assert max(relative_errors(other, params).values()) > 100 * LARGEST_ERROR
         assert max(abs(np.array(other_losses) / losses - 1)) > 100 * LARGEST_ERROR
+
+
+def compiled_call(schedule, *, layers, data: int = 1):
+    """The pipeline, its storage's and arrays' shapes in HLO by what they are, and the text of a compiled call."""
+    config = config_of("gpt", num_layers=sum(layers))
+    pipeline = pipeline_of(schedule, config, data=data, layers_per_stage=layers)
+    state, step = start(pipeline, config, "adamw", num_steps=4)
+    sharding = pipeline.batch_sharding
+    state, batch = (
+        jax.tree.map(lambda leaf, on=on: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on or leaf.sharding), of)
+        for of, on in ((state, None), (batch_of(0, schedule.batch_size), sharding))
+    )
+    step.lower(state, batch).compile()
+    parts, num_layers = jax.tree.leaves(pipeline.parts(state.params)["layers"]), max(layers)
+    shapes = {
+        "pools": pool_shapes(pipeline.shapes(state.params, batch).storage),
+        "gradients": gradient_shapes(pipeline, state.params),
+        "copies": {hlo_shape(2, num_layers, *part.compute_shape) for part in parts},
+        "masters and moments": {hlo_shape(1, num_layers, *part.master_shape) for part in parts},
+    }
+    return step, shapes
+
+
+def hlo_shape(*dims: int) -> str:
+    return f"f32[{','.join(map(str, dims))}]"
+
+
+@pytest.mark.ci
+def test_nothing_big_is_written_whole_and_the_program_does_not_grow():
+    sizes = []
+    for size in (5, 12):
+        schedule = build("pipedream_2bw", num_devices=4, num_microbatches=size)
+        step, shapes = compiled_call(schedule, layers=(3, 3, 3, 3), data=2)
+        text = step.as_text()
+        for of_kind in shapes.values():
+            assert all(shape in text for shape in of_kind)
+            assert whole_writes(text, of_kind) == []
+        sizes.append(num_instructions(text))
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
+
+
+@pytest.mark.ci
+def test_a_layer_without_a_finite_gradient_is_left_out_and_all_others_are_updated():
+    config = config_of("gpt", num_layers=2)
+    schedule = build("pipedream_2bw", num_devices=2, num_microbatches=2)
+    pipeline = pipeline_of(schedule, config)
+    state, step = start(pipeline, config, "sgd", num_steps=3)
+    broken = jax.tree.map(np.copy, random_params(config))
+    up, down = (broken["layers"]["feed_forward"][name] for name in ("up", "down"))
+    for kernel, factor in ((up["kernel"], 1e-25), (up["bias"], 1e-25), (down["kernel"], 1e25)):
+        kernel[0] *= factor  # the forward stays as it is, the square of the gradient of `up` is not finite
+    staged = jax.device_put(pipeline.to_stages(broken), pipeline.shardings(state.params))
+    older = jax.tree.map(lambda leaf: leaf + 0, staged)
+    state = replace(state, params=staged, older=replace(state.older, weights=older))
+    before = jax.tree.map(np.asarray, jax.jit(pipeline.from_stages)(state.params))
+    batches = iter(batch_of(each, 2) for each in range(3))
+    state, metrics = step(state, lambda: next(batches))
+    after = jax.tree.map(np.asarray, jax.jit(pipeline.from_stages)(state.params))
+    assert metrics["skipped"] == 1
+    assert metrics["num_skipped_in_row"] == 1
+    assert metrics["bad_parameter"] >= 0
+    changed = [jax.tree.map(lambda a, b, i=i: (a[i] != b[i]).any(), before["layers"], after["layers"]) for i in (0, 1)]
+    assert not any(jax.tree.leaves(changed[0]))
+    assert any(jax.tree.leaves(changed[1]))
+
+
+def test_an_embedding_that_is_not_linear_is_refused():
+    config = config_of("gpt", num_layers=2)
+    model = LanguageModel(config)
+
+    def embed(shared, microbatch, random):
+        x = model.embed(shared, microbatch, random)
+        return x * shared["embedding"]["token"][0]
+
+    functions = StageFunctions(embed, model.layer, model.head, specs=StageFunctions.of(model).specs)
+    schedule = build("pipedream_2bw", num_devices=2, num_microbatches=2)
+    pipeline = DelayedPipeline(schedule, make_mesh(pipe=2), functions, num_layers=2)
+    with pytest.raises(CompileError, match="rule one-shared-copy") as error:
+        pipeline.shapes(pipeline.to_stages(random_params(config)), batch_of(0, 2))
+    assert "token" in str(error.value)

@@ -44,7 +44,7 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(w
     assert any(name.startswith("older.weights.layers") for name in shapes(whole / CHECKPOINTS / "12"))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_schedules_with_and_without_flush_take_each_others_checkpoints_on_other_meshes(whole, tmp_path):
     workdir = tmp_path / "run"
     steps = [row["loss"] for row in metrics(whole)]
