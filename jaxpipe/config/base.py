@@ -78,6 +78,8 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.optimizer.epsilon = 1e-8  # of AdamW
     config.optimizer.muon_beta = 0.95  # momentum of Muon
     config.optimizer.max_grad_norm = 1.0  # gradients with a larger global norm are scaled to this
+    # For schedules without flush: to each gradient, which is of older weights, is added what the one before it lacked.
+    config.optimizer.error_feedback = False
     # Parameters and optimizer state: True shards them over mesh.data x mesh.expert, those of experts over mesh.data,
     # those of embedding and head over mesh.data x mesh.expert x mesh.pipe; False keeps them whole on each device.
     config.optimizer.zero1 = True

@@ -186,9 +186,22 @@ def _given_relations(config: ConfigDict) -> Checks:
     """Those that do not depend on what a model is made of."""
     yield lambda: layers_per_stage(config)
     yield lambda: check_vocab_over_pipe(config)
+    yield lambda: check_error_feedback(config)
     yield lambda: check_batch(config)
     yield lambda: check_kept_steps(config)
     yield lambda: check_best(config)
+
+
+def check_error_feedback(config: ConfigDict) -> None:
+    """Raises ConfigError for error feedback without a delay."""
+    if config.optimizer.error_feedback and not outline(config).delays:
+        raise ConfigError(
+            explain(
+                f"optimizer.error_feedback=True with pipeline.schedule={config.pipeline.schedule!r}",
+                rule="feedback-of-delay: it makes good that a gradient is of older weights, as without flush",
+                repair="set optimizer.error_feedback=False, or pipeline.schedule='pipedream_2bw'",
+            )
+        )
 
 
 # ---- Divisibility: the batch over `data`, `expert` and microbatches, the model over `tensor` and `expert`

@@ -110,7 +110,8 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, versions: i
     """
     itemsize, rows = ITEMSIZE[setting.dtype], chunks * max(setting.layers_per_stage)
     shapes = parameter_shapes(setting.model)
-    masters = (NUM_COUNTERS + (versions > 1)) * FLOAT32_BYTES  # without flush also the last norm
+    # Without flush also the last norm; with error feedback also its steps.
+    masters = (NUM_COUNTERS + (versions > 1) + setting.error_feedback) * FLOAT32_BYTES
     weights = gradients = exchanged = 0
     for parameters, owned, computed, num_copies, held in (
         (shapes.layer, rows, rows * replicas, setting.num_copies, versions),
@@ -120,7 +121,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, versions: i
             size = math.prod(parameter.local_dims(expert=setting.expert, tensor=setting.tensor))
             num_parts = _num_parts(parameter, setting, num_copies)
             has_one = setting.optimizer == "muon" and parameters is shapes.layer and len(parameter.dims) >= 2
-            num_masters = 1 + (1 if has_one else NUM_MOMENTS[setting.optimizer])
+            num_masters = 1 + (1 if has_one else NUM_MOMENTS[setting.optimizer]) + setting.error_feedback
             masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
             is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned or versions > 1
             weights += is_copied * held * computed * size * itemsize

@@ -50,6 +50,7 @@ class Setting:
         topology: nodes and GPUs; the mesh may be smaller.
         optimizer: its name, as in a config.
         packs_documents: whether a row is documents back to back, which a batch tells by positions.
+        error_feedback: whether the optimizer keeps the gradient before.
 
     Raises:
         ConfigError: the GPUs have no bfloat16, and `dtype` is that.
@@ -74,6 +75,7 @@ class Setting:
     optimizer: str = "adamw"
     packs_documents: bool = False
     expert: int = 1
+    error_feedback: bool = False
 
     def __post_init__(self) -> None:
         self.topology.check_computes(self.dtype)
@@ -148,6 +150,7 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
         topology=topology,
         costs=config.pipeline.costs,
         optimizer=config.optimizer.name,
+        error_feedback=config.optimizer.error_feedback,
         packs_documents=config.data.get("packing") == DOCUMENTS,
     )
 

@@ -24,7 +24,8 @@ _QUERY_KEY_VALUE = ("query", "key", "value")
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """The optimizer of a checked config."""
-    return OPTIMIZERS[config.optimizer.name](config)
+    optimizer = OPTIMIZERS[config.optimizer.name](config)
+    return optax.chain(error_feedback(), optimizer) if config.optimizer.error_feedback else optimizer
 
 
 def _adamw(config: ConfigDict) -> optax.GradientTransformation:
@@ -165,6 +166,38 @@ def join_columns(tree: Any, anatomy: Anatomy) -> Any:
         return jnp.concatenate(by_group, axis=-2).reshape(*leading, -1)
 
     return jax.tree.map(join, tree, is_leaf=is_split)
+
+
+# ---- Error feedback
+
+
+class FeedbackState(NamedTuple):
+    """State of `error_feedback`: the steps done, int32, and the gradient before, like the parameters."""
+
+    num_steps: jax.Array
+    before: Any
+
+
+def error_feedback() -> optax.GradientTransformation:
+    """Adds to each gradient what the one before it lacked: g(t) becomes g(t) + (g(t) - g(t-1)).
+
+    Without flush step t applies g(t-1), the gradient that is there, in place of g(t), which it should. The error is
+    g(t) - g(t-1); it is known a step later, and is made good then. The first gradient is left as it is.
+
+    Source: the idea, and one buffer of a gradient's size, from Zmushko et al., ICML 2026 (arXiv 2606.30634), section 3;
+    the formula is our reading, derived from error feedback for compressed gradients (Seide et al. 2014).
+    """
+
+    def init(params: Any) -> FeedbackState:
+        return FeedbackState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates: Any, state: FeedbackState, params: Any = None) -> tuple[Any, FeedbackState]:
+        del params
+        made_good = (state.num_steps > 0).astype(jnp.float32)
+        corrected = jax.tree.map(lambda now, before: now + made_good * (now - before), updates, state.before)
+        return corrected, FeedbackState(state.num_steps + 1, updates)
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]  # optax has tree types
 
 
 # ---- Learning rate

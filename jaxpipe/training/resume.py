@@ -130,7 +130,7 @@ def check_no_checkpoint_lost(path: Path) -> None:
 
 
 def _is_fixed(name: str, *, knows_data: bool) -> bool:
-    if name == "optimizer.name":  # the state of one is none of another
+    if name in ("optimizer.name", "optimizer.error_feedback"):  # the state of one is none of another
         return True
     section, field = name.split(".")
     free = {"model": FREE_OF_MODEL, "data": FREE_OF_DATA if knows_data else ()}

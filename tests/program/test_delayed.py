@@ -25,12 +25,13 @@ from jaxpipe.program import StageFunctions
 from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.schedules import build
 from jaxpipe.training.delayed import DelayedStep
-from jaxpipe.training.optimizer import is_kernel, labels_of_muon, scale_by_muon
+from jaxpipe.training.optimizer import error_feedback, is_kernel, labels_of_muon, scale_by_muon
 from jaxpipe.training.step import init_state
 
 LARGEST_ERROR, OF_CHANGE = 1e-5, 1e-3
 MAX_GRAD_NORM = 0.5  # less than most norms here: nearly every step clips
 SEED = 7
+ADAMW = optax.adamw(1e-2, b1=0.9, b2=0.95, eps=1e-3, weight_decay=0.1, mask=is_kernel)
 OPTIMIZERS = {
     "sgd": optax.sgd(0.05),
     "muon": optax.multi_transform(
@@ -42,7 +43,8 @@ OPTIMIZERS = {
         },
         labels_of_muon,
     ),
-    "adamw": optax.adamw(1e-2, b1=0.9, b2=0.95, eps=1e-3, weight_decay=0.1, mask=is_kernel),
+    "adamw": ADAMW,
+    "feedback": optax.chain(error_feedback(), ADAMW),
 }
 
 
@@ -97,21 +99,22 @@ def pipelined_steps(pipeline, config, name, num_steps: int, *, family: str = "gp
 
 # D, N, data, tensor, layers per stage, optimizer, further choices
 CASES = tiers(
-    [(2, 2, 1, 1, (1, 1), "sgd", {}), (4, 5, 1, 1, (1, 2, 2, 1), "adamw", {})],
+    [(2, 2, 1, 1, (1, 1), "sgd", {})],
     ci=[
-        (2, 7, 2, 2, (2, 1), "adamw", {"tie_embeddings": False}),
+        (4, 5, 2, 1, (1, 2, 2, 1), "feedback", {}),
+        (2, 7, 2, 2, (2, 1), "muon", {"tie_embeddings": False}),
+    ],
+    slow=[
         (4, 4, 2, 1, (1, 1, 1, 1), "sgd", {}),
+        (4, 8, 1, 2, (1, 1, 1, 1), "adamw", {"family": "llama"}),
         (4, 13, 1, 2, (1, 1, 1, 2), "sgd", {"split_masters": False}),
         (8, 8, 1, 1, (1,) * 8, "adamw", {}),
+        (8, 16, 1, 1, (1,) * 8, "sgd", {}),
+        (8, 25, 1, 1, (1,) * 8, "muon", {}),
         (3, 6, 2, 1, (1, 2, 1), "sgd", {"family": "llama"}),
         (2, 4, 2, 1, (1, 1), "sgd", {"dropout": 0.2}),
         (2, 3, 1, 2, (2, 1), "sgd", {"family": "bert"}),
-        (2, 3, 2, 2, (1, 2), "muon", {}),
-    ],
-    slow=[
-        (8, 16, 1, 1, (1,) * 8, "sgd", {}),
-        (8, 25, 1, 1, (1,) * 8, "adamw", {}),
-        (4, 8, 1, 2, (1, 1, 1, 1), "adamw", {"family": "llama"}),
+        (2, 3, 2, 2, (1, 2), "feedback", {}),
     ],
 )
 NUM_STEPS = 20

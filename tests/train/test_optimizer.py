@@ -13,7 +13,7 @@ from jaxpipe.config.checks import OPTIMIZERS
 from jaxpipe.estimate.parameters import NUM_COUNTERS, parameter_bytes
 from jaxpipe.estimate.setting import undecided
 from jaxpipe.models import GPTConfig, LanguageModel
-from jaxpipe.training.optimizer import is_kernel, learning_rate, make_optimizer
+from jaxpipe.training.optimizer import error_feedback, is_kernel, learning_rate, make_optimizer
 
 
 @pytest.fixture
@@ -76,10 +76,10 @@ def test_a_constant_rate_only_warms_up(config):
     assert {float(rate(step)) for step in (10, 50, 100)} == {1.0}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_decays_kernels_alone_and_says_how_many_moments_it_has(config, name):
+@pytest.mark.parametrize(("name", "feedback"), [*((name, False) for name in OPTIMIZERS), ("muon", True)])
+def test_every_optimizer_decays_kernels_alone_and_says_how_many_moments_it_has(config, name, feedback):
     """Without a gradient only weight decay moves anything; the estimator counts the state to the byte."""
-    config.optimizer.name = name
+    config.optimizer.update(name=name, error_feedback=feedback)
     config.model.update(num_layers=2, hidden=8, num_heads=2, vocab_size=256)
     config.data.seq_len = 4
     model = LanguageModel(model_config(config))
@@ -94,4 +94,15 @@ def test_every_optimizer_decays_kernels_alone_and_says_how_many_moments_it_has(c
     setting = undecided(config, parse_topology("a100-80g:1x1"))
     counted = parameter_bytes(dataclasses.replace(setting, layers_per_stage=(2,)), chunks=1, replicas=1)
     floats = sum(leaf.size for leaf in jax.tree.leaves((params, state)) if leaf.dtype == np.float32)
-    assert counted.optimizer - 4 * NUM_COUNTERS == 4 * floats
+    assert counted.optimizer - 4 * (NUM_COUNTERS + feedback) == 4 * floats
+
+
+def test_error_feedback_adds_what_the_gradient_before_lacked():
+    params = {"kernel": np.zeros(2, np.float32)}
+    feedback = error_feedback()
+    state = feedback.init(params)
+    found = []
+    for gradient in ([1.0, -2.0], [3.0, 0.0], [3.0, 1.0]):
+        updates, state = feedback.update({"kernel": np.array(gradient, np.float32)}, state, params)
+        found.append(updates["kernel"].tolist())
+    assert found == [[1.0, -2.0], [5.0, 2.0], [3.0, 2.0]]

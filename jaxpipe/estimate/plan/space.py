@@ -189,6 +189,7 @@ def _base(config: ConfigDict, topology: Topology) -> Setting:
         schedule=ALONE, options="", costs=AUTO, num_microbatches=1, layers_per_stage=AUTO, embedding_layers=0.0
     )
     plain.pipeline.head_layers = 0.0
+    plain.optimizer.error_feedback = False
     plain.mesh.update(**dict.fromkeys(AXES, 1), order="contiguous")
     check(plain)
     return setting_of(plain, topology)
