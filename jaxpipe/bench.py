@@ -155,7 +155,7 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
         **time_lost(
             num_processes * step.wall_s,
             work_s=copies.wall_s,
-            by_clock=clock_efficiency(pair.pipeline.schedule, costs),
+            by_clock=clock_efficiency(pair.pipeline.run_schedule, costs),
             messages_s=num_processes * idle_step.wall_s,
             extra_work_s=step_cpu_s - idle_cpu_s - copies_cpu_s / num_processes,
         ),
@@ -163,10 +163,13 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
 
 
 def clock_efficiency(schedule: Schedule, costs: Costs) -> float:
-    """Time of all forwards and whole backwards by devices x makespan, on the asynchronous clock without messages."""
+    """Time of all forwards and whole backwards by devices x makespan, on the asynchronous clock without messages.
+
+    Without flush it is that of one batch, by the time from one batch to the next.
+    """
     of_kind = costs.of_kind(schedule.num_stages)
-    work = schedule.num_microbatches * float(of_kind[[Kind.F, Kind.B]].sum())
-    return work / (schedule.num_devices * simulate(schedule, costs).makespan)
+    work = schedule.batch_size * float(of_kind[[Kind.F, Kind.B]].sum())
+    return work / (schedule.num_devices * simulate(schedule, costs).period)
 
 
 def time_lost(

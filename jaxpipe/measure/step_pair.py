@@ -23,6 +23,7 @@ from jaxpipe.measure.actions import no_actions
 from jaxpipe.mesh import Randomness
 from jaxpipe.models import LanguageModel, ModelConfig
 from jaxpipe.program import Pipeline
+from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.program.shapes import held_bytes
 from jaxpipe.program.storage import Storage
 from jaxpipe.training.batches import example_batch
@@ -30,6 +31,7 @@ from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_s
 from jaxpipe.training.step import init_state, mean_factors
 
 PyTree = Any
+_NO_LAST_STEP = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,31 @@ class StepPair:
         return None if self.dropout_seed is None else jax.random.key(self.dropout_seed)
 
     def compile_pipelined(self) -> Any:
-        """A compiled function () -> (loss, staged gradients)."""
+        """A compiled function () -> (loss, staged gradients); without flush () -> metrics, a step with its updates."""
+        if isinstance(self.pipeline, DelayedPipeline):
+            return self._compile_calls()
         arguments = (self.params, self.batch, self.scale, self.key)
         return partial(self.pipeline.loss_and_grads.lower(*arguments).compile(), *arguments)
 
+    def _compile_calls(self) -> Any:
+        """A compiled function () -> metrics: the next step of a run that is full."""
+        optimizer, step = optimizer_and_step(self.config, self.model, self.pipeline)
+        step.num_steps = _NO_LAST_STEP
+        # In turn the state is donated.
+        held = [init_state(self.model, self.pipeline, optimizer, seed=0)]
+        step.lower(held[0], self.batch).compile()
+
+        def call() -> Any:
+            held[0], metrics = step(held[0], lambda: self.batch)
+            return metrics
+
+        return call
+
     def compile_without_actions(self) -> Any:
-        """A compiled function () that runs the rounds of the pipelined step, and no action: messages, sums, copies."""
+        """A compiled function () that runs the rounds of the pipelined step, and no action: messages, sums, copies.
+
+        Without flush they are those of one batch with a flush.
+        """
         pipeline = self.pipeline
         arguments = (no_actions(pipeline), self.params, self.batch, self.scale, self.key)
         return partial(pipeline.run_subset.lower(*arguments).compile(), *arguments)
@@ -153,7 +174,7 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
         of `held_bytes` and the largest of `workspace_bytes`; hlo_slot_copies and hlo_gradient_copies: writes of a whole
         leaf of the page pool, or of the running gradient sums of several layers, in the program's loops.
     """
-    config, pipeline, table = pair.config, pair.pipeline, pair.pipeline.table
+    config, pipeline, table = pair.config, pair.pipeline, pair.pipeline.run_table
     optimizer, step = optimizer_and_step(config, pair.model, pipeline)
     state = init_state(pair.model, pipeline, optimizer, seed=0)
     start = time.perf_counter()
