@@ -13,6 +13,9 @@ A vocabulary that is split over all devices has five of them for a microbatch:
 Like a message, each begins with a round and ends before the next one: it travels while the actions of its round
 compute. All devices take part, so all have it in the same round, and none ends that round before all have begun it.
 
+So devices that are in different places of their rows would hold each other up. `stepped_rounds` keeps all of them in
+step: every device does one forward's length of work between two rounds in which any of them meet.
+
 What waits is in an entry, an array like a message, and in a slot, what S leaves for T; both have the same index on
 every device. A microbatch has an entry from LOOKUP to its first F, one from its last F over S and T to its first
 backward, and one from its last backward to SCATTER.
@@ -26,9 +29,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpipe.lowering.lifetimes import allocate
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies, execution_order
+from jaxpipe.schedules.schedule import HEAD_KINDS, Kind, Schedule
 
 NO_MICROBATCH = -1
+STEP_ROUNDS = 4  # of a step: one in which devices meet and longer actions run, one for S, one for T, one for the others
 
 
 class Collective(enum.IntEnum):
@@ -54,19 +59,17 @@ class Collectives:
     num_slots: int
 
 
-def plan_collectives(schedule: Schedule, rounds: np.ndarray, num_rounds: int) -> Collectives | None:
-    """The collectives of a schedule with S and T; None for one without.
+def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) -> Collectives:
+    """The collectives of a schedule with S and T.
 
     Each comes as soon as it may, LOOKUP as late. No round has the same one twice: all rows have S and T in one order.
 
     Args:
         schedule: a schedule of compute actions alone.
         rounds: [A] round of each action.
-        num_rounds: rounds of a step.
+        meets: [R] whether a round may have collectives.
     """
-    if not schedule.has_head_actions:
-        return None
-    columns, last = schedule.columns, schedule.num_stages - 1
+    columns, last, num_rounds = schedule.columns, schedule.num_stages - 1, len(meets)
 
     def extremes(*kinds: Kind, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """[microbatch] the first and the last round of the actions of these kinds and this stage."""
@@ -76,18 +79,28 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, num_rounds: int) ->
         np.maximum.at(final, columns.microbatch[chosen], rounds[chosen])
         return first, final
 
+    allowed = np.flatnonzero(meets)
+
+    def after(last: np.ndarray) -> np.ndarray:
+        """[microbatch] the first rounds of collectives after these."""
+        return allowed[np.searchsorted(allowed, last, side="right")]
+
+    def before(first: np.ndarray) -> np.ndarray:
+        """[microbatch] the last rounds of collectives before these."""
+        return allowed[np.searchsorted(allowed, first) - 1]
+
     first_f, last_f = extremes(Kind.F, stage=0)[0], extremes(Kind.F, stage=last)[1]
     (first_s, last_s), (_, last_t) = extremes(Kind.S, stage=last), extremes(Kind.T, stage=last)
     chosen = {
-        Collective.LOOKUP: first_f - 1,
-        Collective.BROADCAST: last_f + 1,
-        Collective.STATISTICS: last_s + 1,
+        Collective.LOOKUP: before(first_f),
+        Collective.BROADCAST: after(last_f),
+        Collective.STATISTICS: after(last_s),
     }
     lives = [(chosen[Collective.LOOKUP], first_f), (last_f, last_s)]
     if has_backward := bool(columns.is_kind(Kind.B, Kind.I).any()):
         turn, end = extremes(Kind.B, Kind.I, stage=last)[0], extremes(Kind.B, Kind.I, stage=0)[1]
-        chosen |= {Collective.REDUCE: last_t + 1, Collective.SCATTER: end + 1}
-        lives[1:] = [(last_f, turn), (end, end + 1)]
+        chosen |= {Collective.REDUCE: after(last_t), Collective.SCATTER: after(end)}
+        lives[1:] = [(last_f, turn), (end, chosen[Collective.SCATTER])]
     start, stop = (np.concatenate(each) for each in zip(*lives, strict=True))
     units, num_entries = allocate(start, stop, np.ones_like(start))
     entries = np.array([taken[0] for taken in units]).reshape(len(lives), -1)
@@ -118,3 +131,104 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, num_rounds: int) ->
             if of_microbatch is not None:
                 target[actions] = of_microbatch[columns.microbatch[actions]]
     return Collectives(microbatch, entry, slot, entry_in, entry_out, num_entries, num_slots)
+
+
+# ---- Rounds in step
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """Rounds of a schedule with S and T, in steps of one forward's length."""
+
+    rounds: np.ndarray  # [A] of the actions
+    send_round: np.ndarray  # [A] of their messages
+    meets: np.ndarray  # [R] whether all devices may meet, as far as actions go and one step beyond
+
+
+def stepped_rounds(compute: Schedule, lengths: np.ndarray, *, together: bool) -> Stepped:
+    """Rounds in which all devices stay in step.
+
+    A step has the length of a forward, in which a device does an F, or a part of a longer action, and before it an S
+    and a T, which have no length of their own. Messages and collectives travel in the first round of a step. An action
+    of several steps is running then, and takes that round. So at each meeting every device is between two actions, or
+    in that of the round.
+
+    Args:
+        compute: a schedule of compute actions alone, with S and T.
+        lengths: [kinds] lengths of actions, in forwards.
+        together: whether all collectives of a turn (one F of a device with its backward) are in one round, once there
+            are backwards. It is needed where an action takes more than two steps, since it can be in one round alone.
+    """
+    columns, needs = compute.columns, dependencies(compute)
+    last, turn = compute.num_stages - 1, int(lengths[np.unique(columns.kind)].sum())
+    meeting = _Meetings(turn)
+    if together:
+        alone = _steps(compute, needs, lengths, meeting)
+        is_last = columns.is_kind(Kind.F) & (columns.stage == last)
+        backwards = alone[columns.is_kind(Kind.B, Kind.I)]
+        residues = np.bincount((alone[is_last] + lengths[Kind.F]) % turn)
+        meeting = _Meetings(turn, int(residues.argmax()), int(backwards.min(initial=alone.max())))
+    start = _steps(compute, needs, lengths, meeting)
+    end = start + lengths[columns.kind]
+    rounds = STEP_ROUNDS * start + _PLACE[columns.kind]
+    inside = np.array([meeting.at(step) for step in (start + 1).tolist()])  # the first step in which others meet
+    is_met = inside < end
+    rounds[is_met] = STEP_ROUNDS * inside[is_met]
+    steps = np.arange(end.max() + 1 + turn)
+    meets = np.repeat(np.array([meeting.at(step) == step for step in steps.tolist()]), STEP_ROUNDS)
+    meets &= np.arange(len(meets)) % STEP_ROUNDS == 0
+    return Stepped(rounds, STEP_ROUNDS * end, meets)
+
+
+_PLACE = np.full(len(Kind), STEP_ROUNDS - 1)
+_PLACE[[Kind.S, Kind.T]] = 1, 2
+
+
+@dataclass(frozen=True)
+class _Meetings:
+    """The steps in which all devices may meet: every one, or from step `since` on those congruent to `residue`."""
+
+    turn: int
+    residue: int | None = None
+    since: int = 0
+
+    def at(self, step: int) -> int:
+        """The first such step from `step` on."""
+        is_any = self.residue is None or step <= self.since
+        return step if is_any else step + (self.residue - step) % self.turn  # pyright: ignore[reportOperatorIssue]
+
+
+def _steps(compute: Schedule, needs: Dependencies, lengths: np.ndarray, meeting: _Meetings) -> np.ndarray:
+    """[A] the earliest step of each action in which no collective is in the round of the same one before."""
+    columns, last = compute.columns, compute.num_stages - 1
+    order, _ = execution_order(compute, needs)
+    kind, position, device, stage = (
+        each.tolist() for each in (columns.kind, columns.position, columns.device, columns.stage)
+    )
+    message, all_of, length = needs.message.tolist(), needs.all_of.tolist(), lengths.tolist()
+    place = _PLACE.tolist()
+    start, end = [0] * len(kind), [0] * len(kind)
+    earliest: dict[tuple[int, object], int] = {}  # (device, collective) -> of the next action that needs it
+    for i in order:
+        own = kind[i]
+        step = 0
+        if position[i]:
+            step = end[i - 1]
+            if start[i - 1] == end[i - 1] == step:  # an S or T in the same step
+                step += place[kind[i - 1]] >= place[own]
+        if message[i] >= 0:
+            step = max(step, end[message[i]])
+        if met := [each for each in all_of[i] if each >= 0]:
+            # What an S or T has found leaves with the next step.
+            step = max(step, meeting.at(max(end[each] + (kind[each] in HEAD_KINDS) for each in met)))
+        of_start = own in HEAD_KINDS or (own == Kind.F and stage[i] == 0)
+        of_end = (own == Kind.F and stage[i] == last) or (own in (Kind.B, Kind.I) and stage[i] == 0)
+        for is_any, name in ((of_start, "start"), (of_end, "end")):
+            if is_any:
+                step = max(step, earliest.get((device[i], (own, name)), 0))
+        start[i], end[i] = step, step + length[own]
+        if of_start:
+            earliest[device[i], (own, "start")] = meeting.at(step + 1)
+        if of_end:
+            earliest[device[i], (own, "end")] = meeting.at(end[i])
+    return np.array(start)

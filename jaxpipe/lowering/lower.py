@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxpipe.lowering.collectives import NO_MICROBATCH, STEP_ROUNDS, plan_collectives, stepped_rounds
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.exchange import NO_EXCHANGE, plan_exchange
 from jaxpipe.lowering.fitted import fitted_rounds
@@ -25,7 +26,6 @@ from jaxpipe.lowering.rounds import (
     alternating_rounds,
     checkerboard_rounds,
     earliest_rounds,
-    in_forwards,
     lockstep_rounds,
     periodic_rounds,
 )
@@ -190,7 +190,14 @@ class Folding:
         Rounds that follow time come first if paired devices meet. Periodic rounds come before others, since they need
         the fewest pairs.
         """
-        for lengths in [in_forwards(costs), None] if self.schedule.has_transfers else [None]:
+        if self.compute.has_head_actions:
+            for together in (False, True):
+                stepped = stepped_rounds(self.compute, costs.in_forwards(), together=together)
+                yield self.fold(
+                    stepped.rounds, num_positions=STEP_ROUNDS, send_round=stepped.send_round, meets=stepped.meets
+                )
+            return
+        for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):
                 rounds = periodic_rounds(self.compute, period, lengths=lengths)
                 if rounds is None:
@@ -200,9 +207,9 @@ class Folding:
             yield self.fold(checkerboard_rounds(self.compute), num_positions=CHECKERBOARD_ROUNDS)
         yield self.fold(alternating_rounds(self.compute), num_positions=ALTERNATING_ROUNDS)
         yield self.fold(earliest_rounds(self.compute), num_positions=1)
-        rounds, send_round = lockstep_rounds(self.compute, in_forwards(costs))
+        rounds, send_round = lockstep_rounds(self.compute, costs.in_forwards())
         yield self.fold(rounds, num_positions=LOCKSTEP_ROUNDS, send_round=send_round)
-        if not self.schedule.has_transfers and not self.schedule.has_head_actions:
+        if not self.schedule.has_transfers:
             yield from self.fitted_candidates(costs)
 
     def fitted_candidates(self, costs: Costs) -> Iterator[RoundTable]:
@@ -222,6 +229,7 @@ class Folding:
         num_positions: int,
         lengths: np.ndarray | None = None,
         send_round: np.ndarray | None = None,
+        meets: np.ndarray | None = None,
     ) -> RoundTable:
         """The table in which rounds of the same position, the remainder by `num_positions`, have one type.
 
@@ -230,18 +238,30 @@ class Folding:
             num_positions: rounds after which types repeat.
             lengths: [kinds] lengths of actions, if `rounds` follow time.
             send_round: [A] rounds of the messages; by default those after `rounds`.
+            meets: [R] rounds in which all devices may meet, of a schedule with S and T; by default all.
         """
         send_round = rounds + 1 if send_round is None else send_round
-        if (
-            self.compute.has_head_actions
-        ):  # the first round looks up rows of the embedding, the last adds to its gradient
-            rounds, send_round = rounds + 1, send_round + 1
-        num_rounds = (
-            int(max(rounds.max() + self.compute.has_head_actions, send_round[self._senders].max(initial=0))) + 1
-        )
+        num_rounds = int(max(rounds.max(), send_round[self._senders].max(initial=0))) + 1
+        collectives = None
+        if self.compute.has_head_actions:
+            # Rows of the embedding are looked up before the first action; what the last one leaves is added after it.
+            rounds, send_round, stop = rounds + num_positions, send_round + num_positions, num_rounds + num_positions
+            meets = np.ones(stop + 1, bool) if meets is None else np.append(np.arange(num_positions) == 0, meets)
+            num_rounds = stop + int(meets[stop:].argmax()) + 1
+            collectives = plan_collectives(self.compute, rounds, meets[:num_rounds])
         round_type = np.arange(num_rounds) % num_positions
+        if collectives:  # a type with collectives runs them in all of its rounds
+            round_type += num_positions * (collectives.microbatch != NO_MICROBATCH).any(axis=1)
+            _, round_type = np.unique(round_type, return_inverse=True)
         table = RoundTable(
-            self.compute, self.layers_per_stage, rounds, send_round, round_type, NO_PARKED_PAGES, NO_EXCHANGE
+            self.compute,
+            self.layers_per_stage,
+            rounds,
+            send_round,
+            round_type,
+            NO_PARKED_PAGES,
+            NO_EXCHANGE,
+            collectives,
         )
         if not self.schedule.has_transfers:
             return table

@@ -74,7 +74,7 @@ def _replay(table: RoundTable, costs: Sequence[Costs], *, blocking: bool) -> tup
         one_layer = links * np.array(messages)[:, None, None] / min(table.layers_per_stage)
         for of_round, lanes in zip(of_type, permutes, strict=True):
             of_round += [_rendezvous(pairs, one_layer) for pairs in lanes]
-    all_devices = np.tile(np.arange(schedule.num_devices), (schedule.num_devices, 1))
+    all_devices = np.repeat(np.arange(schedule.num_devices)[:, None], schedule.num_devices, axis=1)
     slowest = links.max(axis=(1, 2))[:, None, None]
     for of_round, collectives in zip(of_type, table.collectives_of_type, strict=True):
         of_round += [(all_devices, slowest) for _ in range(collectives.sum())]

@@ -45,7 +45,7 @@ def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, r
         remote: rounds from an action to the one on another device that reads its message.
     """
     columns, needs = compute.columns, dependencies(compute)
-    message, all_of = needs.message, needs.all_of.tolist()
+    message = needs.message
     in_order = np.argsort(simulate(compute, Costs(backward=1.0)).start, kind="stable").tolist()
     distance = np.where(columns.device[message] == columns.device, LOCAL_ROUNDS, remote).tolist()
     position, message, residue = columns.position.tolist(), message.tolist(), residue.tolist()
@@ -54,7 +54,6 @@ def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, r
         earliest = rounds[i - 1] + LOCAL_ROUNDS if position[i] else 0
         if message[i] >= 0:
             earliest = max(earliest, rounds[message[i]] + distance[i])
-        earliest = max([earliest, *(rounds[each] + REMOTE_ROUNDS for each in all_of[i] if each >= 0)])
         rounds[i] = earliest + ((residue[i] - earliest) % period if residue[i] >= 0 else 0)
     return np.array(rounds)
 
@@ -129,12 +128,12 @@ def periodic_rounds(compute: Schedule, period: int, *, lengths: np.ndarray | Non
     """
     columns = compute.columns
     needs = dependencies(compute)
-    sender, remote = map(np.append, needs.messages_between(columns.device), needs.meetings)
+    sender, reader = needs.messages_between(columns.device)
     following = np.flatnonzero(columns.position > 0)
     before = np.concatenate([following - 1, sender])
-    after = np.concatenate([following, remote])
+    after = np.concatenate([following, reader])
     if lengths is None:
-        rounds = np.concatenate([np.full(len(following), LOCAL_ROUNDS), np.full(len(remote), REMOTE_ROUNDS)])
+        rounds = np.concatenate([np.full(len(following), LOCAL_ROUNDS), np.full(len(reader), REMOTE_ROUNDS)])
     else:
         rounds = REMOTE_ROUNDS * lengths[columns.kind[after]]
 
@@ -188,21 +187,6 @@ LOCKSTEP_ROUNDS = 2  # rounds of a body: one for messages and longer actions, on
 LONGEST = 2  # most forwards that an action may take
 
 
-def in_forwards(costs: Costs) -> np.ndarray:
-    """[kinds] length of an action in forwards under `costs`: the mean over stages, rounded, at least one."""
-    times = np.ones(len(Kind))
-    for kind, cost in (
-        (Kind.F, costs.forward),
-        (Kind.B, costs.backward),
-        (Kind.I, costs.input_gradient),
-        (Kind.W, costs.weight_gradient),
-        (Kind.S, costs.head_statistics),
-        (Kind.T, costs.head_gradients),
-    ):
-        times[kind] = np.mean(cost)
-    return np.maximum(np.round(times / (times[Kind.F] or 1.0)), 1).astype(int)
-
-
 def lockstep_rounds(compute: Schedule, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rounds in lockstep with time, for any schedule: [A] round of each action, and [A] of its message's permute.
 
@@ -219,8 +203,6 @@ def lockstep_rounds(compute: Schedule, lengths: np.ndarray) -> tuple[np.ndarray,
         lengths: [kinds] lengths of actions, in forwards; longer ones count as `LONGEST`.
     """
     lengths = np.minimum(lengths, LONGEST)
-    of_kind = lengths.astype(float)
-    costs = Costs(*of_kind[:4].tolist(), head_statistics=of_kind[Kind.S], head_gradients=of_kind[Kind.T])
-    timeline = simulate(compute, costs)
+    timeline = simulate(compute, Costs(*lengths[:4].astype(float).tolist()))
     start, end = timeline.start.astype(int), timeline.end.astype(int)
     return LOCKSTEP_ROUNDS * start + lengths[compute.columns.kind], LOCKSTEP_ROUNDS * end

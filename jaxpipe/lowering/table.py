@@ -13,7 +13,7 @@ from itertools import chain
 
 import numpy as np
 
-from jaxpipe.lowering.collectives import NO_MICROBATCH, Collective, Collectives, plan_collectives
+from jaxpipe.lowering.collectives import NO_MICROBATCH, Collective, Collectives
 from jaxpipe.lowering.exchange import ExchangeGrids, GradientExchange, exchange_grids
 from jaxpipe.lowering.inbox import Inbox, allocate_inbox
 from jaxpipe.lowering.pages import Pages, Span, allocate_pages
@@ -36,6 +36,7 @@ class RoundTable:
     round_type: np.ndarray  # [R] the type of each round, 0 to num_types - 1
     parked: ParkedPages  # pages that travel to the paired device and back
     exchange: GradientExchange  # gradients that travel to the other holder of their stage
+    collectives: Collectives | None = None  # those over all devices, of a schedule with S and T
 
     # ---- Rounds ----
 
@@ -163,11 +164,6 @@ class RoundTable:
             permutes_of({(source, target) for i, source, target in pairs if i == index})
             for index in range(self.num_types)
         )
-
-    @cached_property
-    def collectives(self) -> Collectives | None:
-        """The collectives over all devices, of a schedule with S and T; None without them."""
-        return plan_collectives(self.schedule, self.rounds, self.num_rounds)
 
     @cached_property
     def collectives_of_type(self) -> np.ndarray:

@@ -7,7 +7,9 @@ import pytest
 
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.collectives import NO_MICROBATCH, Collective
-from jaxpipe.schedules import Costs, build
+from jaxpipe.lowering.replay import replay
+from jaxpipe.schedules import Costs, build, simulate
+from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind
 
@@ -63,3 +65,46 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_collectives_stand_between_what_they_join(case):
     legal_collectives(*case)
+
+
+def test_no_device_ends_a_round_with_a_collective_before_all_have_begun_it():
+    table = lower(vocabulary(build("1f1b", num_devices=4, num_microbatches=9)), costs=COSTS)
+    clock = replay(table, COSTS)
+    meets = np.flatnonzero((table.collectives.microbatch != NO_MICROBATCH).any(axis=1))
+    assert (clock.end[meets].min(axis=1) >= clock.start[meets].max(axis=1)).all()
+    columns, needs = table.schedule.columns, dependencies(table.schedule)
+    ends = clock.end[table.rounds, columns.device]
+    starts = ends - COSTS.of_kind(table.schedule.num_stages)[columns.kind, columns.stage]
+    for reader, senders in enumerate(needs.all_of):
+        for sender in senders[senders >= 0]:
+            assert clock.start[table.rounds[sender], columns.device[sender]] < starts[reader] + 1e-9
+
+
+# A head of so many layers, devices, layers: `head_in_layers` of the presets.
+HEADS = [("gpt3_125m", 3.85, 4, 12), ("llama3_8b", 1.84, 16, 32), ("llama3_70b", 1.06, 16, 80)]
+# Backward in forwards -> intervals more than a model that is split perfectly. 3: with full recomputation.
+ORDERS = [("1f1b", 2.0, 2), ("interleaved_1f1b", 2.0, 2), ("1f1b", 2.1, 3), ("1f1b", 3.0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "backward", "waits"), [ORDERS[0], *(pytest.param(*each, marks=pytest.mark.ci) for each in ORDERS[1:])]
+)
+@pytest.mark.parametrize(
+    ("model", "head", "num_devices", "num_layers"),
+    [HEADS[0], *(pytest.param(*each, marks=pytest.mark.ci) for each in HEADS[1:])],
+)
+def test_the_program_takes_at_most_an_interval_a_wait_more_than_a_model_split_perfectly(
+    name, model, head, num_devices, num_layers, backward, waits
+):
+    schedule = build(name, num_devices=num_devices, num_microbatches=4 * num_devices)
+    num_stages, layers = schedule.num_stages, num_layers / schedule.num_stages
+    statistics, gradients = head / num_devices, 2 * head / num_devices
+    costs = Costs(layers, backward * layers, head_statistics=statistics, head_gradients=gradients)
+    chunks = num_stages // num_devices
+    perfect = Costs(layers + statistics / chunks, backward * layers + gradients / chunks)
+    found = vocabulary(schedule, costs)
+    columns = found.columns
+    work = np.bincount(columns.device, costs.of_kind(num_stages)[columns.kind, columns.stage])
+    assert work.max() / work.mean() <= 1.02
+    interval, least = work[0] / (4 * num_devices), simulate(schedule, perfect).makespan
+    assert work[0] < replay(lower(found, costs=costs), costs).makespan <= least + waits * interval

@@ -11,7 +11,7 @@ import pytest
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.lower import Folding
 from jaxpipe.lowering.replay import replay_makespans
-from jaxpipe.lowering.rounds import LOCKSTEP_ROUNDS, in_forwards, lockstep_rounds
+from jaxpipe.lowering.rounds import LOCKSTEP_ROUNDS, lockstep_rounds
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, simulate, split_backward
 
 pytestmark = pytest.mark.ci  # the tables themselves are held by test_tables_unchanged.py
@@ -103,7 +103,7 @@ def test_nor_need_they_with_whole_backwards(name):
 def test_rounds_of_whole_forwards_do_cost_time():
     """Where rounds know no other times, the checks above can fail."""
     schedule, costs = new("v_min", 8, 32, TIMES[2]), Costs(**options(TIMES[2]))
-    rounds, send_round = lockstep_rounds(schedule, in_forwards(costs))
+    rounds, send_round = lockstep_rounds(schedule, costs.in_forwards())
     table = Folding(schedule, (1,) * 16).fold(rounds, num_positions=LOCKSTEP_ROUNDS, send_round=send_round)
     assert replay_makespans(table, [costs])[0] > 1.05 * simulate(schedule, costs).makespan
 

@@ -13,7 +13,7 @@ from user_schedules import random_schedule
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.lowering.lower import Folding, compute_schedule, with_exchange
 from jaxpipe.lowering.replay import replay_makespans
-from jaxpipe.lowering.rounds import LOCKSTEP_ROUNDS, checkerboard_rounds, in_forwards, lockstep_rounds, periodic_rounds
+from jaxpipe.lowering.rounds import LOCKSTEP_ROUNDS, checkerboard_rounds, lockstep_rounds, periodic_rounds
 from jaxpipe.schedules import (
     Costs,
     Kind,
@@ -127,7 +127,7 @@ PLACEMENTS = {
 
 def lockstep(schedule: Schedule, costs: Costs) -> RoundTable:
     steps = compute_schedule(schedule)
-    rounds, send_round = lockstep_rounds(steps, in_forwards(costs))
+    rounds, send_round = lockstep_rounds(steps, costs.in_forwards())
     problem = Folding(schedule, (1,) * schedule.num_stages)
     return problem.fold(rounds, num_positions=LOCKSTEP_ROUNDS, send_round=send_round)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import Kind
+from jaxpipe.schedules.schedule import HEAD_KINDS, Kind
 
 Cost = float | tuple[float, ...]
 
@@ -103,6 +103,20 @@ class Costs:
                 )
             times[kind] = cost
         return times
+
+    def in_forwards(self) -> np.ndarray:
+        """[kinds] length of an action in forwards: the mean over stages, rounded, at least one; of S and T none."""
+        times = np.zeros(len(Kind))
+        for kind, cost in (
+            (Kind.F, self.forward),
+            (Kind.B, self.backward),
+            (Kind.I, self.input_gradient),
+            (Kind.W, self.weight_gradient),
+        ):
+            times[kind] = np.mean(cost)
+        lengths = np.maximum(np.round(times / (times[Kind.F] or 1.0)), 1).astype(int)
+        lengths[sorted(HEAD_KINDS)] = 0
+        return lengths
 
     def of_link(self, num_devices: int) -> np.ndarray:
         """[source device, target device] time of one message; a device's message to itself is free."""

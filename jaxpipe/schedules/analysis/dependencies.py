@@ -33,12 +33,6 @@ class Dependencies:
     met: np.ndarray
     all_of: np.ndarray
 
-    @property
-    def meetings(self) -> tuple[np.ndarray, np.ndarray]:
-        """The actions of `all_of`, and the ones that wait for them, [E] and [E]."""
-        reader, place = np.nonzero(self.all_of >= 0)
-        return self.all_of[reader, place], reader
-
     def messages_between(self, device: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The sender and the reader of each of the M messages between two devices, [M] and [M].
 

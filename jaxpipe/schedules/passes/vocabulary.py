@@ -22,20 +22,25 @@ from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
-NUM_WAITS = 2  # intervals between an F of the last stage and its backward: for S, and for T
+NUM_WAITS = 2  # turns between an F of the last stage and its backward: for S, and for T
+SLOWER = 1.01  # a makespan as long as another one, for an order that keeps devices in step
 
 
 def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     """Returns `schedule` with S and T in every row.
 
-    On the asynchronous clock every action has a time. Backwards are moved by two intervals, the time in which a
-    device does all of one microbatch; S gets the time at which its microbatch leaves the last stage, T is one interval
+    On the asynchronous clock every action has a time. Backwards are moved by two turns, the time in which a
+    device does an F and its backward; S gets the time at which its microbatch leaves the last stage, T is one turn
     later. Each row is then sorted by time, so that no device waits for itself: of every two actions of which one waits
     for the other, that one is later.
 
+    All devices meet before S and before T, so they should get as far with their rows in the same time. For that,
+    actions take whole forwards, and a device does its S before the first F, or backward, that follows, and its T too:
+    those of `_neighbours`, between which work is divided most evenly.
+
     Args:
         schedule: a schedule of one replica without transfers.
-        costs: costs of the stages, without those of the head.
+        costs: costs of the stages, and of S and T.
 
     Raises:
         ScheduleError: the schedule has two replicas, transfers, or S and T already.
@@ -46,31 +51,74 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
         >>> from jaxpipe.schedules.methods.registry import build
         >>> for row in vocabulary(build("1f1b", num_devices=2, num_microbatches=4)).rows:
         ...     print(" ".join(map(str, row)))
-        0F0 0F1 1S0 1T0 1S1 0F2 1T1 1S2 0F3 0B0 1T2 1S3 0B1 1T3 0B2 0B3
-        1F0 1S0 1F1 1T0 1S1 1F2 1T1 1S2 1B0 1F3 1T2 1S3 1B1 1T3 1B2 1B3
+        0F0 0F1 1S0 1T0 1S1 0F2 1S2 0F3 1T1 0B0 1S3 1T2 0B1 1T3 0B2 0B3
+        1F0 1S0 1F1 1T0 1S1 1F2 1T1 1B0 1S2 1F3 1S3 1T2 1B1 1T3 1B2 1B3
     """
     _check(schedule)
     costs = replace(costs or Costs(), transfer=0.0, link={})
+    lengths = costs.in_forwards()
+    in_step = _woven(schedule, Costs(*lengths[:4].astype(float).tolist()), _neighbours(schedule, costs))
+    by_time = _woven(schedule, costs, None)
+    in_step_s, by_time_s = (simulate(each, costs).makespan for each in (in_step, by_time))
+    return in_step if in_step_s <= SLOWER * by_time_s else by_time
+
+
+Neighbours = dict[Kind, tuple[Kind, ...]]  # S and T -> the kinds of action before which they stand
+
+
+def _neighbours(schedule: Schedule, costs: Costs) -> Neighbours:
+    """The kinds before which S and T stand, such that the longest step of one forward's length is shortest.
+
+    Split backwards are longest where they begin with I, so T is before their W.
+    """
+    forward, lengths = (Kind.F,), costs.in_forwards()
+    if schedule.has_split_backward:
+        return {Kind.S: forward, Kind.T: (Kind.B, Kind.W)}
+    backward = (Kind.B,)
+    times = costs.of_kind(schedule.num_stages).mean(axis=1)
+
+    def longest(found: Neighbours) -> float:
+        of = {
+            near: times[near] + sum(times[kind] for kind, at in found.items() if at == (near,))
+            for near in (Kind.F, Kind.B)
+        }
+        return round(max(of[Kind.F], of[Kind.B] / lengths[Kind.B]), 9)
+
+    choices = ((forward, backward), (forward, forward), (backward, backward), (backward, forward))
+    return min(({Kind.S: s, Kind.T: t} for s, t in choices), key=longest)
+
+
+def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> Schedule:
+    """`schedule` with S and T, sorted by time at `costs`.
+
+    Args:
+        neighbours: the kinds before which S and T stand; None: they stand where their time is.
+    """
     columns, timeline = schedule.columns, simulate(schedule, costs)
     times = costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
-    interval = times.sum() / schedule.num_devices / schedule.num_microbatches
+    turn = times.sum() / schedule.num_devices / schedule.num_microbatches
+    if neighbours:
+        turn /= schedule.placement.num_chunks
     is_forward = columns.is_kind(Kind.F)
-    key = timeline.start + np.where(is_forward, 0.0, NUM_WAITS * interval)
+    key = timeline.start + np.where(is_forward, 0.0, NUM_WAITS * turn)
     last = schedule.num_stages - 1
     leaves = np.empty(schedule.num_microbatches)
     of_last = np.flatnonzero(is_forward & (columns.stage == last))
     leaves[columns.microbatch[of_last]] = timeline.end[of_last]
-    head = [
-        (float(leaves[microbatch] + wait * interval), Action(kind, last, microbatch))
-        for microbatch in range(schedule.num_microbatches)
-        for wait, kind in enumerate((Kind.S, Kind.T))
-    ]
     rows = []
     for device, row in enumerate(schedule.rows):
-        first = int(columns.first[device])
-        timed = [(float(key[first + position]), action) for position, action in enumerate(row)]
-        # Rounding keeps equal times equal; the head goes first.
-        rows.append(tuple(action for _, action in sorted(head + timed, key=lambda each: round(each[0], 9))))
+        own = slice(int(columns.first[device]), int(columns.first[device + 1]))
+        timed = [(time, len(Kind), action) for time, action in zip(key[own].tolist(), row, strict=True)]
+        for wait, kind in enumerate((Kind.S, Kind.T)):
+            at = leaves + wait * turn
+            if neighbours:
+                near = np.sort(key[own][columns.is_kind(*neighbours[kind])[own]])
+                following = np.append(near, np.inf)[np.searchsorted(near, at)]
+                at = np.where(following < at + turn, following, at)
+            # The head goes first of equal times, T last of it.
+            timed += [(time, kind, Action(kind, last, microbatch)) for microbatch, time in enumerate(at.tolist())]
+        # Rounding keeps equal times equal.
+        rows.append(tuple(action for *_, action in sorted(timed, key=lambda each: (round(each[0], 9), each[1]))))
     return replace(schedule, name=f"{schedule.name} vocabulary", rows=tuple(rows))
 
 
