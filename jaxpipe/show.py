@@ -237,7 +237,7 @@ def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
         config.pipeline.schedule = values.method[0]
     check(config, name="--config")
     decided = decide_costs(config, parse_topology(values.topology) if values.topology else None)
-    config.pipeline.costs = decided.costs
+    decided.settle(config)
     schedule, layers = build_schedule(config), layers_per_stage(config)
     ratios = {name: getattr(Costs(), name) * max(layers) for name in _RATIOS}
     costs = replace(costs_of_stages(config, schedule, layers), **ratios)

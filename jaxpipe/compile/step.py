@@ -55,7 +55,7 @@ def compile_step(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: i
     """
     costs = decide_costs(config, topology_of(devices, gpus_per_node=gpus_per_node))
     config = copy.deepcopy(config)
-    config.pipeline.costs = costs.costs
+    costs.settle(config)
     model, pipeline = build_pipeline(config, devices, gpus_per_node=gpus_per_node)
     optimizer, step = optimizer_and_step(config, model, pipeline)
     state, batch = state_like(model, pipeline, optimizer), _batch_like(config, pipeline)

@@ -44,9 +44,10 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.pipeline.embedding_layers = 0.0  # cost of the embedding in the first stage, in layers, for "auto"
     config.pipeline.head_layers = 0.0  # cost of head and loss in the last stage, in layers, for "auto"
 
-    # Embedding and head: True splits them by rows of the vocabulary over mesh.pipe (x mesh.tensor), and gives every
-    # device its part of each microbatch's head; False has them in the first and the last stage.
-    config.pipeline.vocab_over_pipe = False
+    # Embedding and head: "true" splits them by rows of the vocabulary over mesh.pipe (x mesh.tensor), and gives every
+    # device its part of each microbatch's head; "false" has them in the first and the last stage; "auto": "true" where
+    # a step is estimated to be shorter, on GPUs that are known.
+    config.pipeline.vocab_over_pipe = "false"
 
     config.mesh = _section()
     config.mesh.data = 1  # copies of the pipeline

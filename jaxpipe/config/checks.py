@@ -138,6 +138,7 @@ def _ranges(config: ConfigDict) -> Checks:
     yield lambda: check_choice("optimizer.name", config.optimizer.name, OPTIMIZERS)
     yield lambda: check_choice("optimizer.schedule", config.optimizer.schedule, RATES)
     yield lambda: check_choice("mesh.order", config.mesh.order, (AUTO, *ORDERS))
+    yield lambda: check_choice("pipeline.vocab_over_pipe", config.pipeline.vocab_over_pipe, (AUTO, "true", "false"))
     yield lambda: check_schedule_name(config)
     yield lambda: check_costs(config)
 

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.model import model_config
 from jaxpipe.errors import ConfigError, ScheduleError, explain
+from jaxpipe.models import ModelConfig
 from jaxpipe.models.anatomy import head_in_layers
 from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.files import is_file_name
@@ -92,10 +93,31 @@ def costs_of_stages(config: ConfigDict, schedule: Schedule, layers_per_stage: Se
     costs = expected_costs(config).of_layers(layers_per_stage)
     if not schedule.has_head_actions:
         return costs
-    # A third of the head's matrix products is in S; every device does 1 / pipe of them, and a stage of as many layers.
-    layers = config.model.num_layers / schedule.placement.num_chunks
-    forward = head_in_layers(model_config(config), seq_len=config.data.seq_len) / layers * float(np.mean(costs.forward))
+    share = head_share(model_config(config), config.data.seq_len)
+    return with_head(costs, share * schedule.placement.num_chunks)
+
+
+def with_head(costs: Costs, forwards: float) -> Costs:
+    """`costs` with those of S and T: a third of the head's matrix products is in S, which takes so many forwards."""
+    forward = forwards * float(np.mean(costs.forward))
     return replace(costs, head_statistics=forward, head_gradients=2.0 * forward)
+
+
+def head_share(model: ModelConfig, seq_len: int) -> float:
+    """Matrix products of the head over those of all layers; rounded, as an order is made for it.
+
+    Of a device's work in a stage of one chunk it is S over F, since every device does as large a part of both.
+    """
+    return round(head_in_layers(model, seq_len=seq_len) / model.num_layers, 3)
+
+
+Woven = tuple[str, str, float]  # for which S and T are woven into rows: recompute and times of `costs_by`, `head_share`
+
+
+def woven_costs(woven: Woven, num_chunks: int) -> Costs:
+    """The costs for which S and T are woven into the rows of a schedule of so many chunks."""
+    recompute, written, share = woven
+    return with_head(costs_by(recompute, written), share * num_chunks)
 
 
 def times_written(options: str, costs: str) -> str:

@@ -29,7 +29,7 @@ def family_of(config: ConfigDict) -> Family:
 
 def vocab_pipe(config: ConfigDict) -> int:
     """Devices of `pipe` over which a config splits the vocabulary; 1: it does not."""
-    return config.mesh.pipe if config.pipeline.vocab_over_pipe else 1
+    return config.mesh.pipe if config.pipeline.vocab_over_pipe == "true" else 1
 
 
 def model_section(name: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.costs import expected_costs, options_of, options_with_times
-from jaxpipe.config.model import family_of
+from jaxpipe.config.costs import Woven, head_share, options_of, options_with_times, times_written, woven_costs
+from jaxpipe.config.model import family_of, model_config
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.program import balanced_split
 from jaxpipe.python_file import is_python_file
@@ -36,19 +36,18 @@ def build_schedule(config: ConfigDict) -> Schedule:
             )
         )
     options = options_with_times(pipeline.schedule, pipeline.options, pipeline.costs)
-    schedule = named_schedule(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, options)
+    woven = None
+    if pipeline.vocab_over_pipe == "true":
+        share = head_share(model_config(config), config.data.seq_len)
+        woven = config.model.recompute, times_written(pipeline.options, pipeline.costs), share
+    schedule = named_schedule(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, options, woven)
     _check_sizes(config, schedule)
-    return vocabulary(schedule, expected_costs(config)) if needs_head_actions(config, schedule) else schedule
-
-
-def needs_head_actions(config: ConfigDict, schedule: Schedule) -> bool:
-    """Whether S and T are missing in `schedule`: a file may have them."""
-    return config.pipeline.vocab_over_pipe and not schedule.has_head_actions
+    return schedule
 
 
 def check_vocab_over_pipe(config: ConfigDict) -> None:
     """Raises ConfigError for a vocabulary that cannot be split over `mesh.pipe`; see `check_tensor` for its rows."""
-    if not config.pipeline.vocab_over_pipe:
+    if config.pipeline.vocab_over_pipe != "true":
         return
     family = family_of(config)
     reasons = {
@@ -61,16 +60,16 @@ def check_vocab_over_pipe(config: ConfigDict) -> None:
         if holds:
             raise ConfigError(
                 explain(
-                    f"pipeline.vocab_over_pipe=True with {reason}",
+                    f"pipeline.vocab_over_pipe=true with {reason}",
                     rule="vocab-over-pipe: several stages share the rows of a causal language model's vocabulary",
-                    repair="set pipeline.vocab_over_pipe=False",
+                    repair="set pipeline.vocab_over_pipe=false",
                 )
             )
     costs = [name for name in ("embedding_layers", "head_layers") if config.pipeline[name]]
     if costs:
         raise ConfigError(
             explain(
-                f"pipeline.vocab_over_pipe=True with pipeline.{costs[0]}={config.pipeline[costs[0]]}",
+                f"pipeline.vocab_over_pipe=true with pipeline.{costs[0]}={config.pipeline[costs[0]]}",
                 rule="balance-costs: all devices have equal parts of embedding and head, so no stage has fewer layers",
                 repair=f"set {' and '.join(f'pipeline.{name}=0.0' for name in costs)}",
             )
@@ -91,7 +90,9 @@ def outline(config: ConfigDict) -> Schedule:
     return smallest_schedule(pipeline.schedule, config.mesh.pipe, pipeline.options)
 
 
-def named_schedule(name: str, num_devices: int, num_microbatches: int, options: str) -> Schedule:
+def named_schedule(
+    name: str, num_devices: int, num_microbatches: int, options: str, woven: Woven | None = None
+) -> Schedule:
     """The registered schedule `name` in the given sizes, or the schedule in the file `name` in its own sizes.
 
     Args:
@@ -99,10 +100,13 @@ def named_schedule(name: str, num_devices: int, num_microbatches: int, options: 
         num_devices: size of the pipe axis.
         num_microbatches: microbatches of a step.
         options: the options, as in `pipeline.options`.
+        woven: the costs for which S and T are woven into its rows, unless a file has them; None: they are not.
 
     Raises:
         ScheduleError: the schedule cannot be built or read, or breaks a rule.
     """
+    if woven:
+        return _woven(name, num_devices, num_microbatches, options, woven)
     return _read(name) if is_file_name(name) else _build(name, num_devices, num_microbatches, options)
 
 
@@ -110,6 +114,14 @@ def smallest_schedule(name: str, num_devices: int, options: str) -> Schedule:
     """As `named_schedule`, of as few microbatches as possible: it has the placement of all others."""
     num_microbatches = 1 if is_file_name(name) else find_method(name).least_microbatches(num_devices)
     return named_schedule(name, num_devices, num_microbatches, options)
+
+
+@cache
+def _woven(name: str, num_devices: int, num_microbatches: int, options: str, woven: Woven) -> Schedule:
+    schedule = named_schedule(name, num_devices, num_microbatches, options)
+    if schedule.has_head_actions:
+        return schedule
+    return vocabulary(schedule, woven_costs(woven, schedule.placement.num_chunks))
 
 
 def is_known(name: str) -> bool:

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from jaxpipe.config.costs import options_of
+from jaxpipe.config.costs import Woven, options_of
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.schedules.analysis.simulate import Clock, Timeline, longest_span
 from jaxpipe.schedules.files import is_file_name
@@ -78,7 +78,7 @@ def makespans(clock: Clock, seconds: Seconds) -> Makespans:
         seconds.latency, seconds.per_byte, seconds.slot_bytes, seconds.exchange_bytes
     )
     is_compute, is_sync = columns.is_kind(*COMPUTE_KINDS), columns.kind == Kind.SYNC
-    travel = clock.travel_times(seconds.message)
+    travel = clock.travel_times(seconds.message, meeting=0.0)  # collectives of a split head are in its S and T
 
     start, end = clock.run(duration, travel)
     if clock.schedule.delays:  # what a device does besides for each batch adds to the time of all
@@ -106,10 +106,12 @@ def makespans(clock: Clock, seconds: Seconds) -> Makespans:
 FEWEST_PERIODS = 3
 
 
-def ends(name: str, num_devices: int, num_microbatches: int, options: str, seconds: Seconds) -> Makespans:
+def ends(
+    name: str, num_devices: int, num_microbatches: int, options: str, seconds: Seconds, woven: Woven | None = None
+) -> Makespans:
     """The makespans of a named schedule; those of more than five periods are extrapolated from fewer."""
     few = few_microbatches(name, num_devices, num_microbatches, options)
-    last = [makespans(clock_of(name, num_devices, num, options), seconds) for num in few]
+    last = [makespans(clock_of(name, num_devices, num, options, woven), seconds) for num in few]
     if len(few) == 1:
         return last[0]
     less, more = last
@@ -141,9 +143,9 @@ def _period(name: str, num_devices: int, options: str) -> int | None:
 
 
 @cache
-def clock_of(name: str, num_devices: int, num_microbatches: int, options: str) -> Clock:
+def clock_of(name: str, num_devices: int, num_microbatches: int, options: str, woven: Woven | None = None) -> Clock:
     """The clock of a schedule, made once for all who ask."""
-    return Clock(named_schedule(name, num_devices, num_microbatches, options))
+    return Clock(named_schedule(name, num_devices, num_microbatches, options, woven))
 
 
 def moved_slots(name: str, num_devices: int, num_microbatches: int, options: str) -> np.ndarray:

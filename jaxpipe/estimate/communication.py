@@ -2,7 +2,7 @@
 
 Counted as the program sends: messages between stages, pages of BPipe, gradients between the two holders of a stage,
 sums of gradients and gathers of compute copies over `data` and `expert` (and `pipe`, of embedding and head), and the
-collectives of `tensor` and of `expert`. For each
+collectives of `tensor` and of `expert`, and over `pipe` those of a vocabulary that is split over it. For each
 kind and link it is the device that sends most. What devices of a group send in collectives crosses
 nodes where any of the group's devices stand in several.
 """
@@ -15,12 +15,12 @@ from itertools import pairwise
 import numpy as np
 
 from jaxpipe.estimate.clock import moved_slots
-from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting, layer_residuals
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import sent_bytes
 
-KINDS = ("messages", "pages", "exchange", "gradients", "copies", "tensor", "experts")
+KINDS = ("messages", "pages", "exchange", "gradients", "copies", "tensor", "experts", "vocabulary")
 # Collectives of the stream over `tensor`, of one layer (`jaxpipe.models.linear`): forward gathers it before two
 # matmuls and scatters sums of it after two. Backward does the same the other way around, and gathers it before the
 # two for the gradients of their kernels. A layer that is computed again lacks the last sum.
@@ -36,6 +36,9 @@ INPUT_GRADIENT_DISPATCHES = 2
 WEIGHT_GRADIENT_DISPATCHES = 2
 BACKWARD_DISPATCHES = 3
 AGAIN_DISPATCHES = 1
+# Of a microbatch over `pipe`, if the vocabulary is split over it: rows of the embedding, the last stage's output and
+# two gradients, each scattered as a sum and gathered (`jaxpipe.lowering.collectives`).
+SUMS_OVER_PIPE = 4
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def communication(setting: Setting) -> tuple[Sent, ...]:
     places = places_of(setting)
     layers = max(layers_of_devices(setting))
     by_copies = layer_parameters(setting.model).by_copies(setting)
-    shared = shared_parameters(setting.model).of_device(setting)
+    shared = shared_by_copies(setting)
     item, passes = ITEMSIZE[setting.dtype], 1 if setting.zero1 else 2
 
     def collective(kind: str, group: Group, num_bytes: float) -> Sent:
@@ -69,17 +72,26 @@ def communication(setting: Setting) -> tuple[Sent, ...]:
         *_over_links(setting, "pages", _pages(setting)),
         *_over_links(setting, "exchange", _exchange(setting, layers)),
         *(collective("gradients", group, passes * FLOAT32_BYTES * layers * number) for group, number in by_copies),
-        collective("gradients", places.shared, passes * FLOAT32_BYTES * shared),
+        *(collective("gradients", group, passes * FLOAT32_BYTES * number) for group, number in shared),
         *(collective("copies", group, setting.zero1 * item * layers * number) for group, number in by_copies),
-        collective("copies", places.shared, setting.zero1 * item * shared),
+        *(collective("copies", group, setting.zero1 * item * number) for group, number in shared),
         collective("tensor", places.tensor, _tensor(setting, layers)),
         collective("experts", places.expert, _experts(setting, layers)),
     ]
+    if setting.vocab_over_pipe:
+        num_bytes = 2 * SUMS_OVER_PIPE * message_bytes(setting) + statistics_bytes(setting)
+        sent.append(collective("vocabulary", places.pipe, setting.num_microbatches * num_bytes))
     totals = {(each.kind, each.in_node): 0.0 for each in sent if each.num_bytes}
     for each in sent:
         if each.num_bytes:
             totals[each.kind, each.in_node] += each.num_bytes
     return tuple(Sent(*key, num_bytes) for key, num_bytes in totals.items())
+
+
+def statistics_bytes(setting: Setting) -> float:
+    """Bytes of what all devices of a split head know of the logits of a microbatch: three numbers a token and part."""
+    tokens = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
+    return 3 * FLOAT32_BYTES * tokens * setting.pipe
 
 
 def message_bytes(setting: Setting) -> float:

@@ -8,6 +8,7 @@ known GPU; how much a layer recomputes.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,29 +20,77 @@ from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import are_decided, costs_by, has_times, is_costs_file, written_costs
 from jaxpipe.config.model import family_of, mesh_axes
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.config.pipeline import check_vocab_over_pipe, outline
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
+from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.times import Times, stage_seconds
 from jaxpipe.schedules import Costs
+from jaxpipe.schedules.passes.vocabulary import has_pattern
 from jaxpipe.schedules.schedule import Kind
 
 
 @dataclass(frozen=True)
 class Decided:
-    """Expected costs of a run.
+    """Expected costs of a run, and what is decided by them.
 
     Attributes:
         costs: text of `pipeline.costs`.
         source: where they are from, for people.
+        vocab_over_pipe: text of `pipeline.vocab_over_pipe`.
     """
 
     costs: str
     source: str
+    vocab_over_pipe: str = "false"
+
+    def settle(self, config: ConfigDict) -> None:
+        """Writes what is decided into `config`."""
+        config.pipeline.update(costs=self.costs, vocab_over_pipe=self.vocab_over_pipe)
 
 
 def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
+    """The costs of a checked config, and whether its vocabulary is split over `pipe`.
+
+    With `pipeline.vocab_over_pipe="auto"` it is where it can be and a step is estimated to be shorter.
+
+    Args:
+        config: the checked config.
+        topology: the GPUs of the run; None if they are not known, as CPUs.
+
+    Raises:
+        ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
+        ScheduleError: the schedule cannot be built.
+    """
+    found, wanted = _costs_of(config, topology), config.pipeline.vocab_over_pipe
+    if wanted == AUTO:
+        is_shorter = topology is not None and _is_shorter_split(config, topology, found.costs)
+        wanted = "true" if is_shorter else "false"
+    return replace(found, vocab_over_pipe=wanted)
+
+
+def _is_shorter_split(config: ConfigDict, topology: Topology, costs: str) -> bool:
+    """Whether a step is estimated to be shorter if the vocabulary is split over `pipe`; not if it cannot be."""
+    split, pipeline = copy.deepcopy(config), config.pipeline
+    split.pipeline.vocab_over_pipe = "true"
+    is_balanced = not (pipeline.embedding_layers or pipeline.head_layers)
+    try:
+        check_vocab_over_pipe(split)
+    except ConfigError:
+        return False
+    setting = replace(undecided(config, topology), costs=costs)
+    if not (is_balanced and setting.can_split_vocabulary and has_pattern(outline(config))):
+        return False
+    source = Roofline.of(topology.hardware)
+    without, split_s = (
+        estimate(replace(setting, vocab_over_pipe=is_split), source).step_s for is_split in (False, True)
+    )
+    return split_s < without
+
+
+def _costs_of(config: ConfigDict, topology: Topology | None) -> Decided:
     """The costs of a checked config.
 
     Args:
@@ -72,19 +121,12 @@ def setting_of(config: ConfigDict, topology: Topology) -> Setting:
     """The setting of a checked config on `topology`, with decided costs.
 
     Raises:
-        ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; costs cannot be decided; the
-            head is split over `pipe`.
+        ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; costs cannot be decided.
         ScheduleError: the schedule cannot be built.
     """
-    if config.pipeline.vocab_over_pipe:
-        raise ConfigError(
-            explain(
-                "pipeline.vocab_over_pipe=True",
-                rule="estimated-head: predicted times and bytes have the head on the last stage",
-                repair="set pipeline.vocab_over_pipe=False; jaxpipe.show and a compiled step know the split head",
-            )
-        )
-    return replace(undecided(config, topology), costs=decide_costs(config, topology).costs)
+    decided = decide_costs(config, topology)
+    is_split = decided.vocab_over_pipe == "true"
+    return replace(undecided(config, topology), costs=decided.costs, vocab_over_pipe=is_split)
 
 
 def costs_of(times: Times) -> str:

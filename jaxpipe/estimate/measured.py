@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
 from jaxpipe.models import ModelConfig
 
 FORMAT = 1
-_TIMES = tuple(field.name for field in fields(Times))
+_TIMES = tuple(field.name for field in fields(Times) if field.default is MISSING)
 
 
 @dataclass(frozen=True)

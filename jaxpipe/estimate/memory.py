@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.config.costs import costs_by, times_written
+from jaxpipe.config.costs import Woven, costs_by, times_written, woven_costs
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate.parameters import layer_parameters, parameter_bytes
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_residuals, layer_sizes
@@ -157,6 +157,7 @@ class Counts:
         has_whole_backwards: whether any backward is in one part.
         has_split_backward: whether any backward is in two parts.
         holds_all: whether a device holds every microbatch of the table at once, as in GPipe.
+        entries, head_slots: what waits for collectives over `pipe`, and from S to T; one of each is not read.
     """
 
     pages: int
@@ -171,6 +172,8 @@ class Counts:
     has_whole_backwards: bool
     has_split_backward: bool
     holds_all: bool
+    entries: int = 0
+    head_slots: int = 0
 
 
 def counts(setting: Setting) -> Counts:
@@ -182,11 +185,13 @@ def counts(setting: Setting) -> Counts:
     name, num_microbatches = setting.schedule_name, setting.num_microbatches
     few = num_microbatches if is_file_name(name) else table_microbatches(setting.pipe, num_microbatches)
     expected = setting.model.recompute, times_written(setting.options, setting.costs)
-    found = _of_equal_stages(name, setting.built_options, setting.pipe, setting.layers_per_stage, expected, few)
+    found = _of_equal_stages(
+        name, setting.built_options, setting.pipe, setting.layers_per_stage, expected, few, setting.woven
+    )
     if not found.holds_all:
         return found
-    pages, inbox = (number * num_microbatches // few for number in (found.pages, found.inbox))
-    return replace(found, pages=pages, inbox=inbox)
+    pages, inbox, entries = (each * num_microbatches // few for each in (found.pages, found.inbox, found.entries))
+    return replace(found, pages=pages, inbox=inbox, entries=entries)
 
 
 def table_microbatches(pipe: int, num_microbatches: int) -> int:
@@ -201,7 +206,13 @@ def table_microbatches(pipe: int, num_microbatches: int) -> int:
 
 
 def _of_equal_stages(
-    name: str, options: str, pipe: int, layers_per_stage: tuple[int, ...], expected: Expected, num_microbatches: int
+    name: str,
+    options: str,
+    pipe: int,
+    layers_per_stage: tuple[int, ...],
+    expected: Expected,
+    num_microbatches: int,
+    woven: Woven | None,
 ) -> Counts:
     """The result of `counted`; for stages of equally many layers, from the table of stages with one layer.
 
@@ -210,8 +221,8 @@ def _of_equal_stages(
     num_layers = layers_per_stage[0]
     schedule = named_schedule(name, pipe, num_microbatches, options)
     if len(set(layers_per_stage)) > 1 or schedule.has_transfers or schedule.placement.num_replicas > 1:
-        return counted(name, options, pipe, layers_per_stage, expected, num_microbatches)
-    found = counted(name, options, pipe, (1,) * len(layers_per_stage), expected, num_microbatches)
+        return counted(name, options, pipe, layers_per_stage, expected, num_microbatches, woven)
+    found = counted(name, options, pipe, (1,) * len(layers_per_stage), expected, num_microbatches, woven)
     return replace(
         found,
         pages=found.pages * num_layers,
@@ -221,7 +232,13 @@ def _of_equal_stages(
 
 @cache
 def counted(
-    name: str, options: str, pipe: int, layers_per_stage: tuple[int, ...], expected: Expected, num_microbatches: int
+    name: str,
+    options: str,
+    pipe: int,
+    layers_per_stage: tuple[int, ...],
+    expected: Expected,
+    num_microbatches: int,
+    woven: Woven | None = None,
 ) -> Counts:
     """Counts the buffers in the table of `num_microbatches`.
 
@@ -231,12 +248,14 @@ def counted(
         layers_per_stage: [stage] number of layers.
         expected: what decides the expected times of actions, as `costs_by` takes it.
         num_microbatches: microbatches of the table.
+        woven: for which costs S and T are woven into the rows, as in a setting.
 
     Raises:
         ScheduleError: the schedule cannot be built.
     """
-    schedule = named_schedule(name, pipe, num_microbatches, options)
-    costs = costs_by(*expected).of_layers(layers_per_stage)
+    schedule = named_schedule(name, pipe, num_microbatches, options, woven)
+    costs = woven_costs(woven, schedule.placement.num_chunks) if woven else costs_by(*expected)
+    costs = costs.of_layers(layers_per_stage)
     table = lower(schedule, layers_per_stage=layers_per_stage, costs=costs)
     placement = schedule.placement
     most_layers = max(
@@ -255,6 +274,8 @@ def counted(
         has_whole_backwards=bool(schedule.columns.is_kind(Kind.B).any()),
         has_split_backward=schedule.has_split_backward,
         holds_all=table.pages.num_pages >= num_microbatches * most_layers,
+        entries=table.collectives.num_entries + 1 if table.collectives else 0,
+        head_slots=table.collectives.num_slots + 1 if table.collectives else 0,
     )
 
 
@@ -276,9 +297,10 @@ class Bytes:
         slots: residuals from forward to backward, own and parked.
         weight_slots: deferred inputs of W that do not fit into slots.
         transit: pages and gradients on their way between the devices of a pair.
-        inboxes: messages that wait, are at work, sent or in flight.
+        inboxes: messages that wait, are at work, sent or in flight; and those that wait for collectives over `pipe`.
         logits: bytes that head and loss need while they run.
         workspace: bytes that the largest other part of an action needs beyond `logits`; one part runs at a time.
+        exponentials: of logits, and their statistics, that wait from S to T where the head is split over `pipe`.
     """
 
     optimizer: int
@@ -291,6 +313,7 @@ class Bytes:
     inboxes: int
     logits: int
     workspace: int
+    exponentials: int = 0
 
     @property
     def total(self) -> int:
@@ -327,10 +350,18 @@ def memory(setting: Setting) -> Bytes:
         slots=number.pages * layer.page_bytes,
         weight_slots=num_apart * layer.apart_bytes + deferred,
         transit=2 * (number.lanes * layer.page_bytes + number.exchange_lanes * params.exchanged_layer),
-        inboxes=(number.inbox + AT_WORK + number.in_flight) * message,
+        inboxes=(number.inbox + AT_WORK + number.in_flight + number.entries) * message,
         logits=logits,
         workspace=max(0, largest - logits),
+        exponentials=number.head_slots * _exponential_bytes(setting),
     )
+
+
+def _exponential_bytes(setting: Setting) -> int:
+    """Bytes that one microbatch leaves from S to T: exponentials, and three statistics a token, own and of all."""
+    num_chunks, size = chunks_of(predicted_tokens(setting), local_rows(setting))
+    of_token = ITEMSIZE[setting.dtype] * local_rows(setting) + 3 * FLOAT32_BYTES * (1 + setting.pipe)
+    return num_chunks * size * of_token
 
 
 def fits(setting: Setting, needed: Bytes | None = None) -> bool:

@@ -68,6 +68,15 @@ def shared_parameters(model: ModelConfig) -> Parameters:
     return _counted(parameter_shapes(model).shared)
 
 
+def shared_by_copies(setting: Setting) -> tuple[tuple[Group, int], ...]:
+    """(devices with equal copies, parameters of a device that are copied so), for embedding and head."""
+    places, parameters = places_of(setting), shared_parameters(setting.model)
+    rows, whole = parameters.split // setting.vocab_parts, parameters.whole
+    if setting.vocab_over_pipe:
+        return (places.copies, rows), (places.shared, whole)
+    return ((places.shared, rows + whole),)
+
+
 def _counted(shapes: tuple[ParameterShape, ...]) -> Parameters:
     split, whole, experts = (
         sum(shape.size for shape in shapes if (shape.split_experts is not None, shape.split is not None) in kinds)
@@ -118,8 +127,12 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, versions: i
         (shapes.shared, 1, 1, setting.num_copies * setting.pipe, 1),
     ):
         for parameter in parameters:
-            size = math.prod(parameter.local_dims(expert=setting.expert, tensor=setting.tensor))
-            num_parts = _num_parts(parameter, setting, num_copies)
+            is_over_pipe = setting.vocab_over_pipe and parameters is shapes.shared and parameter.split is not None
+            dims = parameter.local_dims(
+                expert=setting.expert, tensor=setting.vocab_parts if is_over_pipe else setting.tensor
+            )
+            size = math.prod(dims)
+            num_parts = _num_parts(parameter, setting, setting.num_copies if is_over_pipe else num_copies, dims)
             has_one = setting.optimizer == "muon" and parameters is shapes.layer and len(parameter.dims) >= 2
             num_masters = 1 + (1 if has_one else NUM_MOMENTS[setting.optimizer]) + setting.error_feedback
             masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
@@ -132,9 +145,8 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, versions: i
     return ParameterBytes(masters, weights, gradients, exchanged)
 
 
-def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int) -> int:
+def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dims: tuple[int, ...]) -> int:
     """Number of devices over which masters are split: those with equal copies, if they divide any dim."""
     num_copies = setting.data if parameter.split_experts is not None else num_copies
-    dims = parameter.local_dims(expert=setting.expert, tensor=setting.tensor)
     divides = any(size % num_copies == 0 for size in dims)
     return num_copies if setting.zero1 and divides else 1

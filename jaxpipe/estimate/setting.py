@@ -18,7 +18,7 @@ from jaxpipe.cluster.assignment import AXES, Assignment, assign
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import layers_per_stage, mesh_axes, model_config
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.costs import options_with_times
+from jaxpipe.config.costs import Woven, head_share, options_with_times, times_written
 from jaxpipe.config.model import family_of
 from jaxpipe.config.pipeline import named_schedule, orders_to_try, outline, smallest_schedule
 from jaxpipe.data.masked import NUM_SPECIAL, num_predicted
@@ -51,6 +51,7 @@ class Setting:
         optimizer: its name, as in a config.
         packs_documents: whether a row is documents back to back, which a batch tells by positions.
         error_feedback: whether the optimizer keeps the gradient before.
+        vocab_over_pipe: whether embedding and head are split over `pipe`, with S and T of every microbatch on all.
 
     Raises:
         ConfigError: the GPUs have no bfloat16, and `dtype` is that.
@@ -76,6 +77,7 @@ class Setting:
     packs_documents: bool = False
     expert: int = 1
     error_feedback: bool = False
+    vocab_over_pipe: bool = False
 
     def __post_init__(self) -> None:
         self.topology.check_computes(self.dtype)
@@ -90,6 +92,24 @@ class Setting:
         """Options that the schedule is built with: with the times of `costs` if its order is made for times."""
         return options_with_times(self.schedule_name, self.options, self.costs)
 
+    @cached_property
+    def woven(self) -> Woven | None:
+        """Costs for which S and T are woven into the schedule's rows; None without them."""
+        if not self.vocab_over_pipe:
+            return None
+        written = times_written(self.options, self.costs)
+        return self.model.recompute, written, head_share(self.model, self.seq_len)
+
+    @property
+    def vocab_parts(self) -> int:
+        """Devices that share the rows of the vocabulary."""
+        return self.tensor * (self.pipe if self.vocab_over_pipe else 1)
+
+    @property
+    def can_split_vocabulary(self) -> bool:
+        """Whether the model's embedding and head can be split over `pipe` by rows, as far as it goes."""
+        return self.num_predicted is None and self.anatomy.num_rows % (self.tensor * self.pipe) == 0
+
     @property
     def schedule(self) -> Schedule:
         """Schedule of all microbatches; `schedule_of` builds it for other numbers."""
@@ -97,7 +117,7 @@ class Setting:
 
     def schedule_of(self, num_microbatches: int) -> Schedule:
         """Schedule for another number of microbatches; a schedule in a file has only its own number."""
-        return named_schedule(self.schedule_name, self.pipe, num_microbatches, self.built_options)
+        return named_schedule(self.schedule_name, self.pipe, num_microbatches, self.built_options, self.woven)
 
     @property
     def num_gpus(self) -> int:
@@ -152,6 +172,7 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
         optimizer=config.optimizer.name,
         error_feedback=config.optimizer.error_feedback,
         packs_documents=config.data.get("packing") == DOCUMENTS,
+        vocab_over_pipe=config.pipeline.vocab_over_pipe == "true",
     )
 
 
@@ -215,6 +236,7 @@ class Places:
         apart: [device, device] whether two devices of `pipe` are in different nodes, in any copy of the pipeline.
         tensor: the group that shares a layer, the worst one.
         expert: the group among which experts are split, the worst one.
+        pipe: the devices of a pipeline, the worst one.
         data: the group of a device and its counterparts in other copies of the pipeline, the worst one.
         copies: the group over `data` and `expert`, the worst one.
         shared: all devices of `data`, `expert` and `pipe`, which share embedding and head.
@@ -223,6 +245,7 @@ class Places:
     apart: np.ndarray
     tensor: Group
     expert: Group
+    pipe: Group
     data: Group
     copies: Group
     shared: Group
@@ -249,6 +272,7 @@ def _places(order: str, axes: tuple[tuple[str, int], ...], gpus_per_node: int) -
         apart=(flat[:, None] != flat[None]).any(axis=-1),
         tensor=worst("tensor"),
         expert=worst("expert"),
+        pipe=worst("pipe"),
         data=worst("data"),
         copies=worst("data", "expert"),
         shared=worst("data", "expert", "pipe"),

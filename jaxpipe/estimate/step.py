@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpipe.estimate.clock import Seconds, ends
 from jaxpipe.estimate.communication import Sent, communication, message_bytes
-from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
@@ -140,6 +140,7 @@ def estimate(setting: Setting, source: TimeSource, program: Program = Program())
         setting.num_microbatches,
         setting.built_options,
         _seconds(setting, times, source, closing=collectives.closing, messages_block=program.messages_block),
+        setting.woven,
     )
     at_once_s = max(sum(collectives.closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)
     reduced_s = found.closed_s - found.exchanged_s if program.reduces_in_rounds else float(at_once_s)
@@ -160,7 +161,7 @@ def _seconds(
 ) -> Seconds:
     """Seconds of the schedule's actions, messages and exchanges."""
     layers, places = np.array(setting.layers_per_stage), places_of(setting)
-    of_kind = stage_seconds(times, setting.layers_per_stage)
+    of_kind = stage_seconds(times, setting.layers_per_stage, vocab_over_pipe=setting.vocab_over_pipe)
     near, far = _links(places.apart, source)
     latency = np.where(places.apart, far.latency_s, near.latency_s)
     per_byte = np.where(places.apart, 1 / far.bytes_per_s, 1 / near.bytes_per_s)
@@ -212,12 +213,11 @@ def _copies_s(setting: Setting, source: TimeSource) -> float:
     """Seconds to gather the compute copies of layers, embedding and head."""
     places, placement, item = places_of(setting), placement_of(setting), ITEMSIZE[setting.dtype]
     parameters, most = layer_parameters(setting.model), max(layers_of_devices(setting))
-    shared = item * shared_parameters(setting.model).of_device(setting)
     seconds = 0.0
     if setting.zero1:
         by_copies = parameters.by_copies(setting)
         seconds += sum(source.gather_s(group, item * most * number) for group, number in by_copies if number)
-        seconds += source.gather_s(places.shared, shared)
+        seconds += sum(source.gather_s(group, item * number) for group, number in shared_by_copies(setting))
     if placement.num_replicas == 2:
         is_apart = bool(places.apart[range(setting.pipe), range(setting.pipe)[::-1]].any())
         own = item * most * parameters.owned_by_device(setting) / 2
@@ -227,5 +227,7 @@ def _copies_s(setting: Setting, source: TimeSource) -> float:
 
 def _shared_s(setting: Setting, source: TimeSource) -> float:
     """Seconds to sum the gradients of embedding and head over their copies, after all actions."""
-    num_bytes = FLOAT32_BYTES * shared_parameters(setting.model).of_device(setting)
-    return source.gather_s(places_of(setting).shared, num_bytes) * (1 if setting.zero1 else 2)
+    by_copies = shared_by_copies(setting)
+    return sum(source.gather_s(group, FLOAT32_BYTES * number) for group, number in by_copies) * (
+        1 if setting.zero1 else 2
+    )

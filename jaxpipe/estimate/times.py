@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.schedules.schedule import Kind
 
@@ -27,6 +28,8 @@ class Times:
         embed_forward_s, embed_backward_s: work of the first stage besides its layers.
         head_s: head and loss, forward and backward, in the last stage's forward (`jaxpipe.program.actions`).
         update_s: once a step, on every device: compute copies, gradient norm, optimizer; without sums over devices.
+        statistics_s, gradients_s: S and T of a head that is split over `pipe`, with the collectives over `pipe` that
+            stand before them and after; None where nothing has timed them.
     """
 
     layer_forward_s: float
@@ -37,10 +40,21 @@ class Times:
     embed_backward_s: float
     head_s: float
     update_s: float
+    statistics_s: float | None = None
+    gradients_s: float | None = None
 
 
-def stage_seconds(times: Times, layers_per_stage: Sequence[int]) -> np.ndarray:
-    """[kinds, stages] seconds of the actions of stages of so many layers; embedding and head are in the end stages."""
+def stage_seconds(times: Times, layers_per_stage: Sequence[int], *, vocab_over_pipe: bool = False) -> np.ndarray:
+    """[kinds, stages] seconds of the actions of stages of so many layers; embedding and head are in the end stages.
+
+    Args:
+        times: the times of a layer, and of embedding and head.
+        layers_per_stage: [stage] number of layers.
+        vocab_over_pipe: whether the head is in S and T of every device.
+
+    Raises:
+        ConfigError: S and T have not been timed.
+    """
     layers = np.array(layers_per_stage)
     seconds = np.zeros((len(Kind), len(layers)))
     seconds[Kind.F] = layers * times.layer_forward_s
@@ -49,7 +63,18 @@ def stage_seconds(times: Times, layers_per_stage: Sequence[int]) -> np.ndarray:
     seconds[Kind.W] = layers * times.layer_weight_gradient_s
     seconds[Kind.F, 0] += times.embed_forward_s
     seconds[[Kind.B, Kind.I], 0] += times.embed_backward_s
-    seconds[Kind.F, -1] += times.head_s  # in which the program computes the loss and its gradient
+    if not vocab_over_pipe:
+        seconds[Kind.F, -1] += times.head_s  # in which the program computes the loss and its gradient
+        return seconds
+    if times.statistics_s is None or times.gradients_s is None:
+        raise ConfigError(
+            explain(
+                "pipeline.vocab_over_pipe=true with times that were measured",
+                rule="estimated-head: jaxpipe.measure times a head on the last stage alone",
+                repair="set pipeline.vocab_over_pipe=false, or leave the file of costs out",
+            )
+        )
+    seconds[Kind.S], seconds[Kind.T] = times.statistics_s, times.gradients_s
     return seconds
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
 from jaxpipe.estimate.residuals import (
     FLOAT32_BYTES,
     ITEMSIZE,
@@ -104,8 +104,9 @@ def layer_matmuls(setting: Setting) -> LayerMatmuls:
 def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     """Matmuls of head and loss, forward and backward, for one microbatch."""
     anatomy, num_tokens = setting.anatomy, predicted_tokens(setting)
-    num_chunks, size = chunks_of(num_tokens, local_rows(setting))
-    logits = Matmul(size, local_rows(setting), anatomy.hidden, num_chunks)
+    rows = anatomy.num_rows // setting.tensor
+    num_chunks, size = chunks_of(num_tokens, rows)
+    logits = Matmul(size, rows, anatomy.hidden, num_chunks)
     before = (
         *(Matmul(num_tokens, outputs, inputs) for inputs, outputs in anatomy.head_matmuls),
         *(Matmul(setting.microbatch_size, outputs, inputs) for inputs, outputs in anatomy.sequence_matmuls),
@@ -114,14 +115,22 @@ def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     return (*of_words, *(each for matmul in before for each in (matmul, matmul.of_inputs, matmul.of_weights)))
 
 
+def split_head_matmuls(setting: Setting) -> tuple[tuple[Matmul, ...], tuple[Matmul, ...]]:
+    """Matmuls of S and of T for one microbatch, on one of the devices of `pipe` that share the head."""
+    rows = setting.anatomy.num_rows // (setting.tensor * setting.pipe)
+    num_chunks, size = chunks_of(predicted_tokens(setting), rows)
+    logits = Matmul(size, rows, setting.anatomy.hidden, num_chunks)
+    return (logits,), (logits.of_inputs, replace(logits.of_weights, summed=True))
+
+
 def predicted_tokens(setting: Setting) -> int:
     """The number of tokens that a microbatch predicts, on one copy of the pipeline."""
     return setting.microbatch_size * (setting.num_predicted or setting.seq_len)
 
 
 def local_rows(setting: Setting) -> int:
-    """Rows of the token table, and of the head's kernel, on one device of `tensor`."""
-    return setting.anatomy.num_rows // setting.tensor
+    """Rows of the token table, and of the head's kernel, on one device of `tensor`, or of `pipe` x `tensor`."""
+    return setting.anatomy.num_rows // setting.vocab_parts
 
 
 def _tokens(setting: Setting) -> int:
@@ -257,6 +266,7 @@ class Traffic:
         forward, input_gradient, weight_gradient: bytes of F, I and W of one layer; B does the work of I and W.
         embed_forward, embed_backward: bytes of the embedding.
         head: bytes of head and loss.
+        statistics, gradients: bytes of S and T, where the head is split over `pipe`.
     """
 
     forward: float
@@ -265,6 +275,8 @@ class Traffic:
     embed_forward: float
     embed_backward: float
     head: float
+    statistics: float
+    gradients: float
 
 
 def traffic(setting: Setting) -> Traffic:
@@ -281,6 +293,7 @@ def traffic(setting: Setting) -> Traffic:
     recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
     # A layer's gradient is the output of a kernel of its own; another one adds it: reads it, reads and writes its sum.
     added = layer_parameters(setting.model).of_device(setting) * (item + 2 * FLOAT32_BYTES)
+    part = predicted_tokens(setting) * (setting.anatomy.num_rows // (setting.tensor * setting.pipe))
     return Traffic(
         forward=forward + 2 * layer_residuals(setting).page_bytes,
         input_gradient=2 * forward + recomputed,
@@ -288,6 +301,9 @@ def traffic(setting: Setting) -> Traffic:
         embed_forward=item * 3 * of.stream,
         embed_backward=item * 3 * of.stream + (item + 2 * FLOAT32_BYTES) * of.stream * setting.tensor,
         head=_head_bytes(setting),
+        # Float32 logits are read twice, for the largest and the sum; exponentials are written, and read in T.
+        statistics=item * 3 * of.stream + part * (2 * FLOAT32_BYTES + item),
+        gradients=item * 6 * of.stream + part * 2 * item,
     )
 
 
@@ -304,7 +320,7 @@ def _head_bytes(setting: Setting) -> int:
     Float32 logits are read three times, for the largest, the sum and the gradients, which are written.
     """
     item = ITEMSIZE[setting.dtype]
-    logits = predicted_tokens(setting) * local_rows(setting)
+    logits = predicted_tokens(setting) * (setting.anatomy.num_rows // setting.tensor)
     return item * 6 * layer_sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item)
 
 
@@ -316,8 +332,9 @@ def update_bytes(setting: Setting) -> float:
     """
     parameters, most = layer_parameters(setting.model), max(layers_of_devices(setting))
     layers = most * parameters.of_device(setting)
-    shared = shared_parameters(setting.model).of_device(setting)
-    owned_shared = shared / (setting.num_copies * setting.pipe) if setting.zero1 else shared
+    by_copies = shared_by_copies(setting)
+    shared = sum(number for _, number in by_copies)
+    owned_shared = sum(number / (group.size if setting.zero1 else 1) for group, number in by_copies)
     masters = most * parameters.owned_by_device(setting) / placement_of(setting).num_replicas + owned_shared
     copied = FLOAT32_BYTES + ITEMSIZE[setting.dtype]
     return masters * (8 * FLOAT32_BYTES + copied) + (layers + shared) * FLOAT32_BYTES

@@ -194,8 +194,9 @@ class _Meetings:
 
     def at(self, step: int) -> int:
         """The first such step from `step` on."""
-        is_any = self.residue is None or step <= self.since
-        return step if is_any else step + (self.residue - step) % self.turn  # pyright: ignore[reportOperatorIssue]
+        if self.residue is None or step <= self.since:
+            return step
+        return step + (self.residue - step) % self.turn
 
 
 def _steps(compute: Schedule, needs: Dependencies, lengths: np.ndarray, meeting: _Meetings) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -68,7 +68,10 @@ def set_up(config: ConfigDict, task: Task, *, num_processes: int = 1) -> Setup:
     """
     devices = devices_of(config, num_processes=num_processes)
     decided = decide_costs(config, topology_of(devices.devices))
-    config.pipeline.costs = decided.costs
+    if decided.vocab_over_pipe != config.pipeline.vocab_over_pipe:
+        decided.settle(config)
+        task = replace(task, model=language_model(config))
+    decided.settle(config)
     return Setup(
         task,
         devices=devices,

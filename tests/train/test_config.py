@@ -63,20 +63,20 @@ def test_a_mistyped_field_names_the_closest():
             ["257 = 2 x 128 + 1", "tensor=1,", "or model.vocab_multiple=2"],
         ),
         (
-            {"pipeline__vocab_over_pipe": True, "mesh__pipe": 6, "model__num_layers": 12},
+            {"pipeline__vocab_over_pipe": "true", "mesh__pipe": 6, "model__num_layers": 12},
             ["mesh.pipe=6 x mesh.tensor=1 does not divide", "256 = 6 x 42 + 4", "model.vocab_multiple=384"],
         ),
-        ({"pipeline__vocab_over_pipe": True, "mesh__pipe": 1}, ["vocab-over-pipe", "with mesh.pipe=1"]),
+        ({"pipeline__vocab_over_pipe": "true", "mesh__pipe": 1}, ["vocab-over-pipe", "with mesh.pipe=1"]),
         (
-            {"pipeline__vocab_over_pipe": True, "pipeline__head_layers": 2.0},
+            {"pipeline__vocab_over_pipe": "true", "pipeline__head_layers": 2.0},
             ["balance-costs", "pipeline.head_layers=2.0", "set pipeline.head_layers=0.0"],
         ),
         (
-            {"pipeline__vocab_over_pipe": True, "pipeline__schedule": "bpipe"},
+            {"pipeline__vocab_over_pipe": "true", "pipeline__schedule": "bpipe"},
             ["vocabulary-pattern", "'bpipe', which has EVICT and LOAD"],
         ),
         (
-            {"pipeline__vocab_over_pipe": True, "pipeline__schedule": "chimera"},
+            {"pipeline__vocab_over_pipe": "true", "pipeline__schedule": "chimera"},
             ["vocabulary-pattern", "'chimera', which has num_replicas=2"],
         ),
         ({"mesh__tensor": 2, "model__feed_forward": "511"}, ["model.feed_forward: 511 = 2 x 255 + 1"]),

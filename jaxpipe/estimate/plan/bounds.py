@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from jaxpipe.config.costs import Woven
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.clock import few_microbatches
@@ -31,7 +32,10 @@ def least_of_any_s(setting: Setting, times: Times) -> float:
     In seconds.
     """
     layer_s = times.layer_forward_s + least_backward_s(times)
-    microbatch_s = setting.model.num_layers * layer_s + _ends_s(times)
+    head_s = times.head_s
+    if times.statistics_s is not None and times.gradients_s is not None:
+        head_s = min(head_s, setting.pipe * (times.statistics_s + times.gradients_s))
+    microbatch_s = setting.model.num_layers * layer_s + times.embed_forward_s + times.embed_backward_s + head_s
     return setting.num_microbatches * microbatch_s / setting.pipe
 
 
@@ -58,13 +62,17 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
     backwards = [layers * backward_s for layers in setting.layers_per_stage]
     forwards[0] += times.embed_forward_s
     backwards[0] += times.embed_backward_s
-    backwards[-1] += times.head_s
+    each_s = 0.0  # of a microbatch on every device
+    if setting.vocab_over_pipe:
+        each_s = (times.statistics_s or 0.0) + (times.gradients_s or 0.0)
+    else:
+        backwards[-1] += times.head_s
     before, after = (0.0, *accumulate(forwards)), (0.0, *accumulate(backwards))
     all_compute = setting.num_microbatches >= placement.num_replicas
     longest_s = 0.0
     for chunks in placement.stages_of:
         stages = [stage for _, stage in chunks]
-        work_s = sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
+        work_s = each_s + sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
         sums_s = float(collectives.closing[stages].sum()) if all_compute else 0.0
         ends_s = max(sums_s, 0.0 if is_split else after[min(stages)])
         longest_s = max(longest_s, before[min(stages)] + setting.num_microbatches * work_s + ends_s)
@@ -74,10 +82,6 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
 def least_backward_s(times: Times) -> float:
     """Seconds of one layer's backward, whole or split, whichever is shorter."""
     return min(times.layer_backward_s, times.layer_input_gradient_s + times.layer_weight_gradient_s)
-
-
-def _ends_s(times: Times) -> float:
-    return times.embed_forward_s + times.embed_backward_s + times.head_s
 
 
 # ---- Bytes ----
@@ -117,12 +121,14 @@ def pages_in_rows(setting: Setting) -> int:
     """
     name, options, pipe = setting.schedule_name, setting.built_options, setting.pipe
     few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]
-    return _pages_in_rows(name, options, pipe, few, setting.layers_per_stage)
+    return _pages_in_rows(name, options, pipe, few, setting.layers_per_stage, setting.woven)
 
 
 @cache
-def _pages_in_rows(name: str, options: str, pipe: int, num_microbatches: int, layers_per_stage: tuple[int, ...]) -> int:
-    schedule = named_schedule(name, pipe, num_microbatches, options)
+def _pages_in_rows(
+    name: str, options: str, pipe: int, num_microbatches: int, layers_per_stage: tuple[int, ...], woven: Woven | None
+) -> int:
+    schedule = named_schedule(name, pipe, num_microbatches, options, woven)
     if schedule.has_transfers:
         return max(layers_per_stage)
     columns = schedule.columns

@@ -210,6 +210,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
         **setting.axes,
         "order": setting.order,
         "recompute": setting.model.recompute,
+        "vocab_over_pipe": setting.vocab_over_pipe,
     }
 
 
@@ -229,6 +230,7 @@ def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
         layers_per_stage=",".join(map(str, setting.layers_per_stage)),
         embedding_layers=0.0,
         head_layers=0.0,
+        vocab_over_pipe="true" if setting.vocab_over_pipe else "false",
     )
     if len(set(setting.layers_per_stage)) == 1:
         planned.pipeline.layers_per_stage = AUTO

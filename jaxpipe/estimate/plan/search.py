@@ -28,7 +28,15 @@ from jaxpipe.estimate.plan.bounds import (
     pages_in_rows,
     pages_of_one_microbatch,
 )
-from jaxpipe.estimate.plan.space import Space, Variant, even_split, legal_placement, legal_variants, orders_of
+from jaxpipe.estimate.plan.space import (
+    Space,
+    Variant,
+    can_split_head,
+    even_split,
+    legal_placement,
+    legal_variants,
+    orders_of,
+)
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, estimate, step_collectives
 
@@ -150,12 +158,15 @@ def largest_kind(held: Bytes) -> str:
 
 
 def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Setting]:
-    """The settings of a candidate: one for each partition and order of the mesh."""
+    """The settings of a candidate: one for each partition and order of the mesh, and for each place of the head."""
     scheduled = replace(group, schedule_name=variant.name, options=variant.options, costs=costs_of(times))
     even = even_split(group.model.num_layers, legal_placement(variant, group.pipe).num_stages)
-    for layers_per_stage in dict.fromkeys((even, _balanced_by_time(group, variant, times))):
+    places = [(layers, False) for layers in dict.fromkeys((even, _balanced_by_time(group, variant, times)))]
+    if times.statistics_s is not None and can_split_head(group, variant):
+        places.append((_balanced(group.model.num_layers, variant, group.pipe, 0.0, 0.0), True))
+    for layers_per_stage, vocab_over_pipe in places:
         for order in orders_of(group):
-            yield replace(scheduled, layers_per_stage=layers_per_stage, order=order)
+            yield replace(scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe)
 
 
 @dataclass(frozen=True)

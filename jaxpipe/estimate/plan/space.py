@@ -29,6 +29,7 @@ from jaxpipe.models.choices import RECOMPUTE
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.schedules.methods.option import Options, written_options
 from jaxpipe.schedules.methods.registry import find_method
+from jaxpipe.schedules.passes.vocabulary import has_pattern
 from jaxpipe.schedules.placement import Placement
 
 ALONE = "1f1b"  # on one device all schedules are the same
@@ -84,6 +85,17 @@ def legal_placement(variant: Variant, pipe: int) -> Placement:
     placement = placement_of(variant, pipe)
     assert placement
     return placement
+
+
+def can_split_head(group: Setting, variant: Variant) -> bool:
+    """Whether embedding and head of `group` can be split over its pipelines, run by this schedule."""
+    return group.pipe > 1 and group.can_split_vocabulary and _has_pattern(variant, group.pipe)
+
+
+@cache
+def _has_pattern(variant: Variant, pipe: int) -> bool:
+    num_microbatches = 1 if takes_times(variant.name) else 2 * pipe  # enough for activations to be moved, if any are
+    return has_pattern(named_schedule(variant.name, pipe, num_microbatches, variant.options))
 
 
 Mesh = dict[str, int]  # sizes by axis
@@ -188,7 +200,7 @@ def _base(config: ConfigDict, topology: Topology) -> Setting:
     plain.pipeline.update(
         schedule=ALONE, options="", costs=AUTO, num_microbatches=1, layers_per_stage=AUTO, embedding_layers=0.0
     )
-    plain.pipeline.head_layers = 0.0
+    plain.pipeline.update(head_layers=0.0, vocab_over_pipe="false")
     plain.optimizer.error_feedback = False
     plain.mesh.update(**dict.fromkeys(AXES, 1), order="contiguous")
     check(plain)
@@ -243,7 +255,8 @@ def describe_schedule(setting: Setting) -> str:
     """The schedule and its options; on one device there is no pipeline."""
     if setting.pipe == 1:
         return "no pipeline"
-    return " ".join([setting.schedule_name, *filter(None, setting.options.split(","))])
+    split = ["vocab_over_pipe"] if setting.vocab_over_pipe else []
+    return " ".join([setting.schedule_name, *filter(None, setting.options.split(",")), *split])
 
 
 def describe_layers(layers_per_stage: Sequence[int]) -> str:

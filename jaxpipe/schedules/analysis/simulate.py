@@ -263,14 +263,16 @@ class Clock:
         _, last = np.unique(key[::-1], return_index=True)
         return adds[::-1][last]
 
-    def travel_times(self, link: np.ndarray) -> np.ndarray:
-        """[A] time of the message that each action waits for; `link` is [source device, target device] times.
+    def travel_times(self, link: np.ndarray, *, meeting: float | None = None) -> np.ndarray:
+        """[A] time of the message that each action waits for.
 
-        What all devices send or get takes as long as a message over the slowest link.
+        Args:
+            link: [source device, target device] times of a message.
+            meeting: time of what all devices send or get; by default that of a message over the slowest link.
         """
         device = self.schedule.columns.device
         travel = np.where(self._message >= 0, link[device[self._message], device], 0.0)
-        return np.where(self._meets, link.max(), travel)
+        return np.where(self._meets, link.max() if meeting is None else meeting, travel)
 
     def transfer_times(
         self, latency: np.ndarray, per_unit: np.ndarray, slot: np.ndarray, gradients: np.ndarray

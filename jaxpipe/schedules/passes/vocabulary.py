@@ -122,14 +122,22 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
     return replace(schedule, name=f"{schedule.name} vocabulary", rows=tuple(rows))
 
 
-def _check(schedule: Schedule) -> None:
+def has_pattern(schedule: Schedule) -> bool:
+    """Whether `vocabulary` takes schedules like this one."""
+    return not _reasons(schedule)
+
+
+def _reasons(schedule: Schedule) -> list[str]:
     reasons = {
         f"num_replicas={schedule.num_replicas}": schedule.num_replicas > 1,
         "EVICT and LOAD": schedule.has_transfers,
         "S and T already": schedule.has_head_actions,
     }
-    found = [reason for reason, holds in reasons.items() if holds]
-    if found:
+    return [reason for reason, holds in reasons.items() if holds]
+
+
+def _check(schedule: Schedule) -> None:
+    if found := _reasons(schedule):
         raise ScheduleError(
             explain(
                 f"the head cannot be split over the devices of {schedule.name!r}, which has {found[0]}.",
