@@ -78,19 +78,26 @@ def stage_times(step: TheirStep) -> Iterator[tuple[str, list[float], list[float]
         yield f"{model}, N={num_microbatches}", published[4:7], means
 
 
-def vocabulary(step: TheirStep) -> list[tuple[list[Cell], list[Cell]]]:
-    """MFU, base and with layers moved away from the head, a row for each model with a cell for each vocabulary."""
+Ways = tuple[list[Cell], list[Cell], list[Cell]]
+
+
+def vocabulary(step: TheirStep) -> list[Ways]:
+    """MFU, a row for each model with a cell for each vocabulary.
+
+    With the head on the last stage, with layers moved away from it, and with the head split over all devices.
+    """
     rows = []
-    for schedule, *sizes, base, moved in PUBLISHED["vocabulary"]["rows"]:
+    for schedule, *sizes, base, moved, split in PUBLISHED["vocabulary"]["rows"]:
         pipe, seq_len, num_layers, _, hidden = sizes
         name = f"{pipe} GPUs, {num_layers} x {hidden}, {seq_len} tokens"
         found: list[list[Cell]] = []
-        for published, is_moved in ((base, False), (moved, True)):
+        for published, is_moved in ((base, False), (moved, True), (split, False)):
             found.append([])
             for words, number in zip(PUBLISHED["vocabulary"]["vocab_sizes"], published, strict=False):
                 setting = _of_vocabulary(schedule, *sizes, words, is_moved=is_moved)
+                setting = replace(setting, vocab_over_pipe=published is split)
                 found[-1].append(Cell(f"{name}, {words} words", schedule, number, _mfu(_run(setting, step))))
-        rows.append((found[0], found[1]))
+        rows.append((found[0], found[1], found[2]))
     return rows
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
 
-from cells import PUBLISHED, SCHEDULES, Cell, stage_times, vocabulary, zero_bubble
+from cells import PUBLISHED, SCHEDULES, Cell, Ways, stage_times, vocabulary, zero_bubble
 from their_step import TheirStep
 
 from experiments.pages import markdown, page_parser, put_between, write_files
@@ -33,6 +33,7 @@ LEFT_OUT = {
     "messages without the host's part": {"message_s": 0.0},
     "messages of 1F1B beside computing": {"messages_block": False},
     "all wait after a step": {"steps_wait": True},
+    "all wait for the split head's collectives": {"head_waits": True},
 }
 
 
@@ -59,15 +60,18 @@ def error(ratios: Iterable[float]) -> float:
     return float(np.abs(np.array(list(ratios)) - 1).mean())
 
 
-def of_schedule(rows: Iterable[tuple[list[Cell], list[Cell]]], schedule: str) -> list[float]:
-    """Ratios of the second table's base cells."""
-    return [cell.ratio for base, _ in rows for cell in base if cell.schedule == schedule]
+BASE, MOVED, SPLIT = range(3)  # where the head is, in a row of the second table
 
 
-def gains(rows: Iterable[tuple[list[Cell], list[Cell]]]) -> Iterator[float]:
-    """Of each moved cell: predicted gain over base / published gain."""
-    for base, moved in rows:
-        yield from (after.ratio / before.ratio for before, after in zip(base, moved, strict=False))
+def of_schedule(rows: Iterable[Ways], schedule: str | None, way: int = BASE) -> list[float]:
+    """Ratios of the second table's cells of a schedule, or of all."""
+    return [cell.ratio for row in rows for cell in row[way] if schedule in (None, cell.schedule)]
+
+
+def gains(rows: Iterable[Ways], way: int = MOVED, over: int = BASE) -> Iterator[float]:
+    """Of each cell: predicted gain over another place of the head / published gain."""
+    for row in rows:
+        yield from (after.ratio / before.ratio for before, after in zip(row[over], row[way], strict=False))
 
 
 def figures(step: TheirStep) -> list[str]:
@@ -80,6 +84,9 @@ def figures(step: TheirStep) -> list[str]:
         mean(of_schedule(second, "1f1b")),
         mean(of_schedule(second, "v_half")),
         mean(gains(second)),
+        mean(of_schedule(second, None, SPLIT)),
+        mean(gains(second, SPLIT)),
+        mean(gains(second, SPLIT, MOVED)),
     ]
 
 
@@ -89,7 +96,7 @@ def summary_table(*, quick: bool) -> str:
     for words, change in {} if quick else LEFT_OUT.items():
         lines.append([f"but {words}", *figures(TheirStep(**change))])
     head = ["their step", "table 4: ratio, error", "right winners", "1F1B base", "V-Half base"]
-    return markdown([*head, "redis / base"], lines)
+    return markdown([*head, "redis / base", "vocab", "vocab / base", "vocab / redis"], lines)
 
 
 def zero_bubble_table() -> str:
@@ -119,14 +126,32 @@ def stage_table() -> str:
 def vocabulary_table() -> str:
     """The second table, cell by cell."""
     lines = []
-    for base, moved in vocabulary(STEP):
+    for row in vocabulary(STEP):
+        base = row[BASE]
         name = base[0].name.rsplit(",", 1)[0]
-        for what, cells in (("base", base), ("redis", moved)):
+        for what, cells in zip(("base", "redis", "vocab"), row, strict=True):
             if cells:
                 words = [f"{cell.published:g}, {cell.predicted:.1f} ({cell.ratio:.2f})" for cell in cells]
                 lines.append([name, base[0].schedule, what, *words, *["-"] * (4 - len(words))])
     words = [f"{size // 1024}k words" for size in PUBLISHED["vocabulary"]["vocab_sizes"]]
     return markdown(["model", "schedule", "layers", *words], lines)
+
+
+def gain_table() -> str:
+    """What the split head gains, by where the head was before."""
+    lines = []
+    for row in vocabulary(STEP):
+        name = row[BASE][0].name.rsplit(",", 1)[0]
+        for what, over in (("base", BASE), ("redis", MOVED)):
+            pairs = list(zip(row[over], row[SPLIT], strict=False))
+            if pairs:
+                cells = [
+                    f"{after.published / before.published - 1:+.0%}, {after.predicted / before.predicted - 1:+.0%}"
+                    for before, after in pairs
+                ]
+                lines.append([name, row[BASE][0].schedule, what, *cells, *["-"] * (4 - len(cells))])
+    words = [f"{size // 1024}k words" for size in PUBLISHED["vocabulary"]["vocab_sizes"]]
+    return markdown(["model", "schedule", "over", *words], lines)
 
 
 def document(*, quick: bool) -> str:
@@ -141,6 +166,8 @@ def document(*, quick: bool) -> str:
         stage_table(),
         "MFU in % of tables 5 and 6, published, predicted:\n",
         vocabulary_table(),
+        "What vocab gains, published, predicted:\n",
+        gain_table(),
     ]
     return "\n".join(parts).rstrip("\n")
 

@@ -19,7 +19,6 @@ from jaxpipe.estimate.work import (
     Matmul,
     attention_matmuls,
     layer_matmuls,
-    local_rows,
     predicted_tokens,
     seen_scores,
 )
@@ -39,6 +38,9 @@ DROPOUT_BYTES = 2 + 2 + 1
 # Source: Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py.
 LOGIT_BYTES = 52
 OUR_LOGIT_BYTES = 14
+# The same by actions of a split head: S up to the softmax, T its gradient; and ours.
+LOGIT_BYTES_OF_S, OUR_LOGIT_BYTES_OF_S = 38, 10
+LOGIT_BYTES_OF_T, OUR_LOGIT_BYTES_OF_T = 14, 4
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class TheirStep:
         message_s: seconds of a message besides its bytes.
         messages_block: whether 1F1B and interleaved 1F1B compute nothing while a message travels.
         steps_wait: whether all devices wait for each other after a step of Zero Bubble's schedules.
+        head_waits: whether devices wait for the collectives of a split head, which theirs run in a stream of their own.
     """
 
     product_fraction: float | None = PRODUCT_FRACTION
@@ -65,11 +68,16 @@ class TheirStep:
     message_s: float = MESSAGE_S
     messages_block: bool = True
     steps_wait: bool = False
+    head_waits: bool = False
 
     @cached_property
     def kernels(self) -> MegatronKernels:
         """Times with the kernels of attention that Megatron-LM takes."""
         return MegatronKernels(Roofline(A100, matmul_fraction=self.product_fraction))
+
+    @cached_property
+    def _without_collectives(self) -> MegatronKernels:
+        return MegatronKernels(replace(self.roofline, exposed_fraction=0.0))
 
     @property
     def roofline(self) -> Roofline:
@@ -104,9 +112,20 @@ class TheirStep:
             gradient_s += self._hidden_s(gradients, setting.dtype)
         head_s = found.head_s
         if self.chain_of_loss:
-            head_s += memory_s((LOGIT_BYTES - OUR_LOGIT_BYTES) * predicted_tokens(setting) * local_rows(setting))
+            logits = predicted_tokens(setting) * setting.anatomy.num_rows
+            head_s += memory_s((LOGIT_BYTES - OUR_LOGIT_BYTES) * logits)
+        split = found if self.head_waits else self._without_collectives.times(setting)
+        statistics_s, gradients_s = split.statistics_s, split.gradients_s
+        assert statistics_s is not None
+        assert gradients_s is not None
+        if self.chain_of_loss:
+            logits = predicted_tokens(setting) * setting.anatomy.num_rows // setting.pipe
+            statistics_s += memory_s((LOGIT_BYTES_OF_S - OUR_LOGIT_BYTES_OF_S) * logits)
+            gradients_s += memory_s((LOGIT_BYTES_OF_T - OUR_LOGIT_BYTES_OF_T) * logits)
         return replace(
             found,
+            statistics_s=statistics_s,
+            gradients_s=gradients_s,
             layer_forward_s=forward_s,
             layer_backward_s=gradient_s + weight_s,
             layer_input_gradient_s=gradient_s,
