@@ -156,3 +156,45 @@ def test_equal_settings_have_equal_costs():
     setting = setting_of(config, TOPOLOGY)
     assert replace(setting, costs="auto").built_options == ""
     assert setting_of(config, TOPOLOGY) == setting
+
+
+# ---- pipeline.vocab_over_pipe="auto"
+
+
+def llama(**pipeline):
+    config = base_config("llama")
+    config.model.update(num_layers=16, hidden=2048, num_heads=16, num_kv_heads=16, feed_forward=5632, dtype="bfloat16")
+    config.model.update(vocab_size=32768, attention="chunked")
+    config.data.update(seq_len=2048, batch_size=32)
+    config.mesh.pipe = 8
+    config.pipeline.update(num_microbatches=32, vocab_over_pipe="auto", **pipeline)
+    check(config)
+    return config
+
+
+def test_the_vocabulary_is_split_where_a_step_is_shorter():
+    topology = parse_topology("a100-80g:1x8")
+    source, config = Roofline(topology.hardware), llama()
+    found = setting_of(config, topology)
+    without = replace(found, vocab_over_pipe=False)
+    assert found.vocab_over_pipe
+    assert estimate(found, source).step_s < estimate(without, source).step_s
+    decide_costs(config, topology).settle(config)
+    assert build_schedule(config).rows == found.schedule.rows
+    assert build_schedule(config).has_head_actions
+    # With as few words as these every device would wait for collectives, for nothing.
+    config = llama()
+    config.model.vocab_size = 64
+    assert not setting_of(config, topology).vocab_over_pipe
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "topology"),
+    [({}, None), ({"schedule": "bpipe"}, "a100-80g:1x8"), ({"head_layers": 2.0}, "a100-80g:1x8")],
+)
+def test_it_is_not_split_where_it_cannot_be_or_nothing_is_known(pipeline, topology):
+    config = llama(**pipeline)
+    assert decide_costs(config, topology and parse_topology(topology)).vocab_over_pipe == "false"
+    config = llama()
+    config.model.update(vocab_size=32769, vocab_multiple=1)
+    assert decide_costs(config, parse_topology("a100-80g:1x8")).vocab_over_pipe == "false"

@@ -49,13 +49,15 @@ def script(name):
 def held(found: Bytes) -> dict[str, int]:
     """What is held between actions, as the program's own account names it; "pages" with what is left of one layer."""
     pages = found.slots + found.weight_slots
-    values = (found.optimizer, found.batch, pages, found.transit, found.weights, found.gradients, found.inboxes)
+    waiting = found.inboxes + found.exponentials
+    values = (found.optimizer, found.batch, pages, found.transit, found.weights, found.gradients, waiting)
     return dict(zip(HELD, values, strict=True))
 
 
 def as_named(said: dict[str, int]) -> dict[str, int]:
-    """The same of what the program says."""
-    return {**{name: said[name] for name in HELD}, "pages": said["pages"] + said["left"]}
+    """The same of what the program says; "messages" with what waits for collectives of a split head."""
+    messages = said["messages"] + said.get("head", 0)
+    return {**{name: said[name] for name in HELD}, "pages": said["pages"] + said["left"], "messages": messages}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,8 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
         ("llama", "bpipe", (1, 4, 1), {"optimizer.zero1": False}),
         ("bert", "zb_v", (2, 2, 1), {"model.dtype": "bfloat16", "model.vocab_size": 300}),
         ("gpt", "gpipe", (2, 2, 1), {"pipeline.layers_per_stage": "3,5", "optimizer.zero1": False}),
+        ("llama", "1f1b", (2, 2, 2), {"pipeline.vocab_over_pipe": "true", "model.dtype": "bfloat16"}),
+        ("gpt", "gpipe", (1, 4, 1), {"pipeline.vocab_over_pipe": "true", "optimizer.zero1": False}),
     ],
 )
 def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):

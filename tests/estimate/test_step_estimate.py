@@ -7,6 +7,7 @@ import pytest
 from settings_of_gpts import gpt_setting
 
 from jaxpipe.cluster.hardware import HARDWARE
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Program, Roofline, Setting, Times, estimate
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
@@ -96,6 +97,18 @@ def test_the_head_stands_in_the_last_forward_and_the_embedding_at_both_ends_of_t
         [8.5, 8.0, 8.0],
         [8.0, 8.0, 8.0],
     ]
+
+
+def test_a_split_head_is_as_much_work_of_every_device():
+    """And takes two intervals longer than a model without a head, in proportion: the waits for S and for T."""
+    setting = replace(gpt_setting(pipe=4, num_microbatches=64), vocab_over_pipe=True)
+    times = replace(LAYER, head_s=1e9, statistics_s=1.0, gradients_s=2.0)
+    layers = sum(setting.layers_per_stage) / setting.pipe
+    interval_s = 3 * layers + 3
+    found = estimate(setting, Given(times))
+    assert 64 * interval_s < found.pipeline_s <= (64 + 4 - 1 + 2) * interval_s
+    with pytest.raises(ConfigError, match="times that were measured"):
+        estimate(setting, Given())
 
 
 def test_halves_take_their_own_times():

@@ -46,6 +46,16 @@ def best_steps(every_setting):
     return sorted(steps.values())
 
 
+def test_no_plan_is_slower_for_trying_the_split_head(space, monkeypatch):
+    rows = search(space, SOURCE, top=20).rows
+    monkeypatch.setattr(of_search, "can_split_head", lambda group, variant: False)
+    without = search(space, SOURCE, top=20).rows
+    assert any(row.setting.vocab_over_pipe for row in rows)
+    steps, steps_without = ([row.step_s for row in each] for each in (rows, without))
+    assert all(ours <= theirs for ours, theirs in zip(steps, steps_without, strict=True))
+    assert sum(steps) < sum(steps_without)
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("top", [1, 5, 40])
 def test_the_rows_are_the_fastest_of_all_that_fit(space, best_steps, top):
