@@ -52,7 +52,6 @@ def check_vocab_over_pipe(config: ConfigDict) -> None:
     family = family_of(config)
     reasons = {
         f"mesh.pipe={config.mesh.pipe}": config.mesh.pipe == 1,
-        f"pipeline.schedule={config.pipeline.schedule!r}, which is without flush": bool(outline(config).delays),
         f"model.family={config.model.family!r}, whose head has parts that are not split": family.masked,
         f"model.family={config.model.family!r}, whose head is one function": family.is_given,
     }

@@ -14,7 +14,7 @@ from jaxpipe.schedules.methods.registry import REGISTRY
 from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.schedules.schedule import Kind
 
-REFUSED = {"bpipe", "chimera", "gems", "mixpipe", "bitpipe", "dualpipe"}
+REFUSED = {"bpipe", "chimera", "gems", "mixpipe", "bitpipe", "dualpipe", "pipedream_2bw"}
 COSTS = Costs(head_statistics=0.1, head_gradients=0.2)
 
 

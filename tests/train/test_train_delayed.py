@@ -69,7 +69,7 @@ def test_schedules_with_and_without_flush_take_each_others_checkpoints_on_other_
     ("arguments", "words"),
     [
         (["--config.pipeline.num_microbatches=1"], ["rule batch-fills", "num_microbatches=2 or more"]),
-        (["--config.pipeline.vocab_over_pipe=True"], ["vocab_over_pipe", "without flush"]),
+        (["--config.pipeline.vocab_over_pipe=true"], ["vocabulary-pattern", "no flush"]),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, arguments, words):

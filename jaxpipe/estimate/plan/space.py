@@ -22,7 +22,7 @@ from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.checks import check_tensor
-from jaxpipe.config.pipeline import smallest_schedule
+from jaxpipe.config.pipeline import named_schedule, smallest_schedule
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
 from jaxpipe.models.choices import RECOMPUTE

@@ -132,6 +132,7 @@ def _reasons(schedule: Schedule) -> list[str]:
         f"num_replicas={schedule.num_replicas}": schedule.num_replicas > 1,
         "EVICT and LOAD": schedule.has_transfers,
         "S and T already": schedule.has_head_actions,
+        "no flush": bool(schedule.delays),
     }
     return [reason for reason, holds in reasons.items() if holds]
 
@@ -141,7 +142,7 @@ def _check(schedule: Schedule) -> None:
         raise ScheduleError(
             explain(
                 f"the head cannot be split over the devices of {schedule.name!r}, which has {found[0]}.",
-                rule="vocabulary-pattern: S and T are woven into schedules of one replica without transfers",
+                rule="vocabulary-pattern: S and T are woven into one replica without transfers, and with a flush",
                 repair="take for example 1f1b, interleaved_1f1b, zb_h1 or gpipe, or keep the head on the last stage",
             )
         )
