@@ -108,7 +108,9 @@ def permute_pairs(text: str, *, scope: re.Pattern[str] = MESSAGE) -> dict[str, s
     return pairs
 
 
-def overlapped_permutes(text: str, *, scope: re.Pattern[str] | None = None) -> tuple[int, int]:
+def overlapped_permutes(
+    text: str, *, scope: re.Pattern[str] | None = None, opcode: str = "collective-permute"
+) -> tuple[int, int]:
     """The number of permutes of a scheduled GPU program, and of those that overlap with an action.
 
     A permute overlaps if it is asynchronous and a loop with matmuls runs between its start and its
@@ -117,6 +119,7 @@ def overlapped_permutes(text: str, *, scope: re.Pattern[str] | None = None) -> t
     Args:
         text: scheduled HLO.
         scope: pattern of the scopes to count; None counts all. Permutes that XLA has combined count as one.
+        opcode: of other collectives, as "all-reduce".
     """
     found, _ = computations(text)
     num_permutes = num_hidden = 0
@@ -127,11 +130,11 @@ def overlapped_permutes(text: str, *, scope: re.Pattern[str] | None = None) -> t
             is_asked_for = scope is None or scope.search(instruction.rest) is not None
             if instruction.opcode == "while":
                 num_actions += _multiplies_matrices(found, instruction)
-            elif instruction.opcode in ("collective-permute", "collective-permute-start"):
+            elif instruction.opcode in (opcode, f"{opcode}-start"):
                 num_permutes += is_asked_for
                 if is_asked_for and not _is_synchronous(instruction):
                     started[instruction.name] = num_actions
-            elif instruction.opcode == "collective-permute-done" and not _is_synchronous(instruction):
+            elif instruction.opcode == f"{opcode}-done" and not _is_synchronous(instruction):
                 start = re.search(r"%([\w.\-]+)", instruction.rest)
                 num_hidden += start is not None and num_actions > started.get(start[1], num_actions)
     return num_permutes, num_hidden

@@ -1,6 +1,11 @@
 """Which permutes of a scheduled program an action hides, counted in small programs written by hand."""
 
+import os
+import subprocess
+import sys
+
 import pytest
+from compiling import AS_A_USER, ROOT
 
 from jaxpipe.compile.hlo import EXCHANGE, MESSAGE, PAGE_TRANSFER, overlapped_permutes, permute_pairs
 
@@ -64,3 +69,41 @@ def test_messages_pages_and_gradients_are_told_apart_by_their_scopes(scope, kind
     for other in (MESSAGE, PAGE_TRANSFER, EXCHANGE):
         assert overlapped_permutes(text, scope=other) == ((1, 1) if other is kind else (0, 0))
         assert permute_pairs(text, scope=other) == ({scope: {(0, 1)}} if other is kind else {})
+
+
+SPLIT_HEAD = """
+import re
+from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.compile import compile_step
+from jaxpipe.compile.gpus import absent_gpus
+from jaxpipe.compile.hlo import overlapped_permutes
+from jaxpipe.config import base_config, check
+
+config = base_config("llama")
+config.model.update(num_layers=8, hidden=2048, num_heads=16, num_kv_heads=16, feed_forward=5632, dtype="bfloat16")
+config.model.update(vocab_size=32768, attention="chunked")
+config.data.update(seq_len=2048, batch_size=16)
+config.mesh.update(pipe=4, platform="gpu")
+config.pipeline.update(num_microbatches=16, vocab_over_pipe="true")
+check(config)
+step = compile_step(config, absent_gpus(parse_topology("h100-80g:1x4")), gpus_per_node=4)
+text, entries = step.compiled.as_text(), f"bf16[{step.pipeline.table.collectives.num_entries + 1},1,2048,2048]"
+print([overlapped_permutes(text, opcode=opcode)[1] for opcode in ("all-reduce", "all-gather")])
+print(entries in text, len(re.findall(rf"= {re.escape(entries)}[^ ]* copy[(]", text)))
+"""
+
+
+@pytest.mark.slow
+def test_collectives_of_a_split_head_travel_behind_the_actions_of_their_rounds():
+    """And what waits for them is written in place. Rounds in which no device computes expose theirs."""
+    pytest.importorskip("jax_plugins.xla_cuda13")
+    ran = subprocess.run(
+        [sys.executable, "-c", SPLIT_HEAD],
+        cwd=ROOT,
+        env={**os.environ, **AS_A_USER},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # XLA makes one of the sums of a round.
+    assert ran.stdout.splitlines() == ["[3, 2]", "True 0"], ran.stderr
