@@ -20,7 +20,7 @@ from jaxpipe.compile.hlo import whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
 from jaxpipe.config import model_config
 from jaxpipe.measure.actions import no_actions
-from jaxpipe.mesh import Randomness
+from jaxpipe.mesh import Randomness, added
 from jaxpipe.models import LanguageModel, ModelConfig
 from jaxpipe.program import Pipeline
 from jaxpipe.program.delayed import DelayedPipeline
@@ -152,7 +152,7 @@ def unpipelined_loss_and_grads(
     def microbatch(sums: tuple[PyTree, PyTree], numbered: tuple[jax.Array, PyTree]) -> tuple[tuple, None]:
         index, microbatch = numbered
         grads, losses = jax.grad(losses_of, has_aux=True)(params, microbatch, index)
-        return jax.tree.map(lambda total, term: total + term.astype(total.dtype), sums, (losses, grads)), None
+        return added(sums, (losses, grads)), None
 
     zeros = (
         jax.tree.map(jnp.zeros_like, scale),

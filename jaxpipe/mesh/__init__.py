@@ -1,7 +1,7 @@
 """The mesh with axes `data`, `pipe`, `expert`, `tensor`: devices, collectives, and random numbers independent of it."""
 
 from jaxpipe.cluster.assignment import AXES
-from jaxpipe.mesh.collectives import TensorAxis
+from jaxpipe.mesh.collectives import TensorAxis, added, with_losses
 from jaxpipe.mesh.devices import (
     BATCH_AXES,
     Devices,
@@ -20,10 +20,12 @@ __all__ = [
     "Devices",
     "Randomness",
     "TensorAxis",
+    "added",
     "choose_devices",
     "make_mesh",
     "node_by_node",
     "num_batch_parts",
     "order_devices",
     "permutes_block",
+    "with_losses",
 ]

@@ -1,4 +1,4 @@
-"""Collectives inside `shard_map`; `deterministic` sums gather the terms and add them in mesh order.
+"""Collectives inside `shard_map`, and sums on a device; `deterministic` sums add gathered terms in mesh order.
 
 XLA may add the terms of a sum in any order, which depends on how devices and processes are wired. Gathered terms are
 added in the same order everywhere and give the same digits, at the price of more traffic.
@@ -9,10 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+
+def added(sums: Any, terms: Any) -> Any:
+    """A tree of running sums with one of terms added, in the dtypes of the sums."""
+    return jax.tree.map(lambda total, term: total + term.astype(total.dtype), sums, terms)
+
+
+def with_losses(found: Any) -> tuple[Any, dict[str, Any]]:
+    """What a layer or its part returns: x, and its sums of losses by name, of which x alone has none."""
+    has_losses = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
+    return found if has_losses else (found, {})
 
 
 def sum_over(x: jax.Array, axes: Sequence[str], *, deterministic: bool = False) -> jax.Array:

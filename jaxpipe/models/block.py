@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxpipe.mesh import Randomness, TensorAxis
+from jaxpipe.mesh import Randomness, TensorAxis, with_losses
 from jaxpipe.models.attention import AttentionDropout, Cache, Visible
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import Linear, RMSNorm, from_stream, to_stream
@@ -212,14 +212,6 @@ class Block(nnx.Module):
         return drop(
             y, random, rate=self.dropout_rate, site=site, first_position=lambda: self.tensor.index() * y.shape[1]
         )
-
-
-def with_losses(found: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What a layer or its part returns: an array, and a dict of sums of losses, empty if it returns the array alone."""
-    if isinstance(found, tuple):
-        x, losses = found
-        return x, losses
-    return found, {}
 
 
 def _merge_heads(attended: jax.Array) -> jax.Array:

@@ -19,10 +19,9 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.mesh import Randomness, TensorAxis
+from jaxpipe.mesh import Randomness, TensorAxis, added, with_losses
 from jaxpipe.models.anatomy import ParameterShape, model_flops
 from jaxpipe.models.attention import Cache
-from jaxpipe.models.block import with_losses
 from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
@@ -139,7 +138,7 @@ class LanguageModel:
         token = embedding.add_at_rows(sums["embedding"]["token"], microbatch, d_rows)
         if self.tensor.num_pipe > 1:  # all devices add to their rows; the rest is the same on all and counts once
             d_params = jax.tree.map(lambda leaf: jnp.where(jax.lax.axis_index("pipe") == 0, leaf, 0), d_params)
-        return {**sums, "embedding": {**_added(sums["embedding"], d_params), "token": token}}
+        return {**sums, "embedding": {**added(sums["embedding"], d_params), "token": token}}
 
     def head_backward(
         self, shared: Params, x: jax.Array, microbatch: Microbatch, scale: Any, sums: Params
@@ -168,7 +167,7 @@ class LanguageModel:
             **self._words(shared),
         )
         d_params, dx = vjp((d_features, others_scale))
-        sums = {**sums, "head": _added(sums["head"], d_params)}
+        sums = {**sums, "head": added(sums["head"], d_params)}
         if of_words.bias is not None:
             sums["head"] = {**sums["head"], "bias": of_words.bias}
         return head.losses(words, others), dx, {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
@@ -341,11 +340,6 @@ def parameter_shapes(config: ModelConfig) -> ParameterShapes:
         layer=of_module(config.new_block),
         shared=(*of_module(config.new_embedding), *of_module(config.new_head)),
     )
-
-
-def _added(totals: Params, gradients: Params) -> Params:
-    """Running sums with gradients added."""
-    return jax.tree.map(lambda total, gradient: total + gradient.astype(total.dtype), totals, gradients)
 
 
 def _params(module: nnx.Module) -> Params:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxpipe.mesh import Randomness
+from jaxpipe.mesh import Randomness, added
 from jaxpipe.models.cross_entropy import (
     KernelSums,
     Statistics,
@@ -85,7 +85,7 @@ class EndsOverPipe:
             **model._words(shared),
         )
         d_params, dx = vjp(d_features)
-        sums = {**sums, "head": jax.tree.map(lambda total, d: total + d.astype(total.dtype), sums["head"], d_params)}
+        sums = {**sums, "head": added(sums["head"], d_params)}
         return dx, {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
 
     def _features(self, head: Params, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, dict[str, Any]]:

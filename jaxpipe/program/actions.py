@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.lowering import IDLE
-from jaxpipe.mesh import BATCH_AXES, Randomness
+from jaxpipe.mesh import BATCH_AXES, Randomness, with_losses
 from jaxpipe.program import over_pipe
 from jaxpipe.program.carry import Row, State
-from jaxpipe.program.contract import Losses, StageFunctions, with_losses
+from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.ends import embed_backward, head_backward
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.program.partition import reduce_chunk

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
-from jaxpipe.mesh import AXES, Randomness, num_batch_parts
+from jaxpipe.mesh import AXES, Randomness, num_batch_parts, with_losses
 from jaxpipe.program.split_ends import SplitEnds
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -79,12 +79,6 @@ class StageFunctions:
 
 
 WORDS = "words"  # the name of a head's only loss beside those of layers
-
-
-def with_losses(found: Any) -> tuple[Any, dict[str, Any]]:
-    """What a layer returns: x, and its losses by name, of which there are none if it returns x alone."""
-    has_losses = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
-    return found if has_losses else (found, {})
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["head", "layers"], meta_fields=[])

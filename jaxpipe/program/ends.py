@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxpipe.mesh import Randomness
+from jaxpipe.mesh import Randomness, added
 from jaxpipe.program.contract import StageFunctions
 
 PyTree = Any
@@ -35,7 +35,7 @@ def embed_backward(
     if functions.embed_backward:
         return functions.embed_backward(shared, microbatch, random, dx, sums)
     _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
-    return add(sums, vjp(dx)[0])
+    return added(sums, vjp(dx)[0])
 
 
 def head_backward(
@@ -53,9 +53,4 @@ def head_backward(
         return functions.head_backward(shared, x, microbatch, scale, sums)
     losses, vjp = jax.vjp(lambda shared, x: functions.head(shared, x, microbatch), shared, x)
     d_shared, dx = vjp(scale)
-    return losses, dx, add(sums, d_shared)
-
-
-def add(totals: PyTree, values: PyTree) -> PyTree:
-    """Returns running sums with `values` added."""
-    return jax.tree.map(lambda total, value: total + value.astype(total.dtype), totals, values)
+    return losses, dx, added(sums, d_shared)
