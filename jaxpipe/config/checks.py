@@ -36,6 +36,7 @@ AT_LEAST_ZERO = (
     "model.hidden_dropout",
     "model.balance_loss",
     "model.z_loss",
+    "model.bias_rate",
     "data.seed",
     "data.short_fraction",
     "pipeline.embedding_layers",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jaxpipe.models.family import ModelConfig
 
+LOAD_BIAS = "load_bias"  # the name of parameters that are moved by the sign of their gradient, a load, alone
 MEASURED = "measured_"  # begins the names of sums of a layer that are told beside losses, and not trained on
 PASSES = 3  # forward; backward has two matmuls for each of its matmuls
 

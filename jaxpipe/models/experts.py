@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.mesh.collectives import Axis, gather_over
-from jaxpipe.models.anatomy import MEASURED
+from jaxpipe.models.anatomy import LOAD_BIAS, MEASURED
 from jaxpipe.models.dispatch import Dispatch, Tiles, collect, dispatch_of, grouped, spread, spread_weights
 from jaxpipe.models.linear import Linear, RMSNorm
 
@@ -39,8 +39,12 @@ class Routing:
             probability), over a microbatch on all devices: num_chosen where all are used alike. Mean over layers.
         z_loss: factor of the mean square of log(sum of exp(logits)). Mean over layers.
         capacity_factor: see `jaxpipe.models.dispatch.Capacity`; None: no choice is dropped.
+        has_bias: whether a bias of each expert is added to its probability where experts are chosen, and nowhere else.
+            Its gradient is the load above the mean, where 1 is the mean, so that a step in the direction of its sign
+            balances the loads without a loss.
 
-    Source: Fedus et al., Switch Transformers, JMLR 2022, equations 4 to 6; Zoph et al., ST-MoE, 2022, equation 5.
+    Source: Fedus et al., Switch Transformers, JMLR 2022, equations 4 to 6; Zoph et al., ST-MoE, 2022, equation 5; Wang
+    et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts, 2024 (arXiv 2408.15664), algorithm 1.
     """
 
     num_experts: int
@@ -49,6 +53,7 @@ class Routing:
     balance_loss: float
     z_loss: float
     capacity_factor: float | None = None
+    has_bias: bool = False
 
     def dispatch(self, expert: Axis) -> Dispatch:
         """How tokens come to the experts, which are split over the devices of `expert`."""
@@ -64,24 +69,42 @@ class Routing:
         """The names of what a layer measures."""
         names = ("fullest_expert", "emptiest_expert", "router_entropy")
         dropped = () if self.capacity_factor is None else ("dropped_choices",)
-        return tuple(MEASURED + name for name in (*names, *dropped))
+        bias = (LOAD_BIAS,) if self.has_bias else ()
+        return tuple(MEASURED + name for name in (*names, *dropped, *bias))
 
     @property
     def _factors(self) -> dict[str, float]:
         return {"balance": self.balance_loss, "router_z": self.z_loss}
+
+    def choose(self, logits: jax.Array, bias: jax.Array | None) -> jax.Array:
+        """Int32 "... k" experts of each token, of `logits` "... expert"."""
+        scores = logits if bias is None else jax.nn.softmax(logits) + bias
+        return lax.top_k(scores, self.num_chosen)[1]
 
     def weights(self, logits: jax.Array, chosen: jax.Array) -> jax.Array:
         """Float32 "... k" weights of the chosen experts."""
         of_chosen = jnp.take_along_axis(jax.nn.softmax(logits), chosen, axis=-1)
         return of_chosen / of_chosen.sum(axis=-1, keepdims=True) if self.normalized else of_chosen
 
-    def loss_sums(self, logits: jax.Array, share: jax.Array, num_layers: int) -> dict[str, jax.Array]:
-        """Sums over the tokens of `logits` "batch seq expert"; `share` "expert" are the choices of each per token."""
+    def loss_sums(
+        self, logits: jax.Array, share: jax.Array, bias: jax.Array | None, num_layers: int
+    ) -> dict[str, jax.Array]:
+        """Sums over the tokens of `logits` "batch seq expert"; `share` "expert" are the choices of each per token.
+
+        That of `bias` "expert" times the loads above the mean is told, and is no part of the loss.
+        """
         found = {
             "balance": self.num_experts * (jax.nn.softmax(logits).sum(axis=(0, 1)) @ share),
             "router_z": jnp.square(jax.nn.logsumexp(logits, axis=-1)).sum(),
         }
-        return {name: self._factors[name] / num_layers * found[name] for name in self.losses}
+        sums = {name: self._factors[name] / num_layers * found[name] for name in self.losses}
+        if bias is None:
+            return sums
+        return sums | {MEASURED + LOAD_BIAS: logits.shape[0] * logits.shape[1] * (bias @ (self.load(share) - 1.0))}
+
+    def load(self, share: jax.Array) -> jax.Array:
+        """The choices of each expert in terms of the mean; `share` "expert" are those per token."""
+        return share * self.num_experts / self.num_chosen
 
     def measured_sums(
         self, logits: jax.Array, share: jax.Array, tiles: Tiles, tensor: TensorAxis, num_layers: int
@@ -92,15 +115,16 @@ class Routing:
         a token's probabilities in nats, and the fraction of choices that are dropped.
         """
         num_tokens = logits.shape[0] * logits.shape[1] * tensor.size
-        load, chances = share * self.num_experts / self.num_chosen, jax.nn.log_softmax(logits)
+        load, chances = self.load(share), jax.nn.log_softmax(logits)
         dropped = jnp.sum(tiles.row == tiles.choice.size, dtype=jnp.float32) / self.num_chosen
-        found = (
-            num_tokens * load.max(),
-            num_tokens * load.min(),
-            -tensor.sum((jnp.exp(chances) * chances).sum()),
-            dropped,
-        )
-        return {name: value / num_layers for name, value in zip(self.measures, found, strict=False)}
+        found = {
+            "fullest_expert": num_tokens * load.max(),
+            "emptiest_expert": num_tokens * load.min(),
+            "router_entropy": -tensor.sum((jnp.exp(chances) * chances).sum()),
+            "dropped_choices": dropped,
+        }
+        found = {MEASURED + name: value / num_layers for name, value in found.items()}
+        return {name: found[name] for name in self.measures if name in found}
 
 
 class Kernels(nnx.Module):
@@ -145,21 +169,24 @@ class Experts(nnx.Module):
         self.gate = Kernels(num, hidden, width, split=2, deviation=deviation, rngs=rngs)
         self.up = Kernels(num, hidden, width, split=2, deviation=deviation, rngs=rngs)
         self.down = Kernels(num, width, hidden, split=1, deviation=output_deviation, rngs=rngs)
+        if routing.has_bias:
+            setattr(self, LOAD_BIAS, nnx.Param(jnp.zeros(num)))
         self.routing, self.activation, self.num_layers, self.tensor = routing, activation, num_layers, tensor
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The experts' addition to the stream `x` "batch local_seq hidden", and sums of losses and measures."""
         routing, tensor, arrays = self.routing, self.tensor, (x, self.norm.arrays(), self.router.arrays()["kernel"])
+        bias = getattr(self, LOAD_BIAS)[...] if routing.has_bias else None
         x_apart, norm_apart, router_apart = lax.stop_gradient(arrays)
         logits = _logits(self.norm.apply(x_apart, norm_apart), router_apart)
-        chosen = checkpoint_name(lax.top_k(logits, routing.num_chosen)[1], CHOSEN)
+        chosen = checkpoint_name(routing.choose(logits, lax.stop_gradient(bias)), CHOSEN)
         count = jnp.bincount(chosen.reshape(-1), length=routing.num_experts).astype(jnp.float32)
         share = tensor.sum_over_batch(count) * routing.num_chosen / (chosen.size * tensor.num_sharing)
         dispatch = routing.dispatch(tensor.expert)
         tiles = dispatch.tiles(chosen if tensor.size == 1 else gather_over(chosen, ("tensor",), 1))
         kernels = self.gate.kernel[...], self.up.kernel[...]
         static = self.norm.apply, routing, tensor, self.num_layers
-        inputs, weights, losses = _to_experts(*static, *arrays, kernels, chosen, share, tiles)
+        inputs, weights, losses = _to_experts(*static, *arrays, bias, kernels, chosen, share, tiles)
         losses |= lax.stop_gradient(routing.measured_sums(logits, share, tiles, tensor, self.num_layers))
         weights = dispatch.whole(tensor.gather(weights, 1))
         y = _from_experts(self.activation, dispatch, inputs, weights, self.down.kernel[...], tiles)
@@ -180,6 +207,7 @@ def _to_experts(
     x: jax.Array,
     norm_arrays: Any,
     router: jax.Array,
+    bias: jax.Array | None,
     kernels: tuple[jax.Array, ...],
     chosen: jax.Array,
     share: jax.Array,
@@ -194,7 +222,7 @@ def _to_experts(
     rows = dispatch.to_experts(spread(dispatch.whole(tensor.gather(normed, 1)), tiles))
     logits = _logits(normed, router)
     # Every device has the sum of all, and the gradient of its own tokens.
-    own = routing.loss_sums(logits, share, num_layers)
+    own = routing.loss_sums(logits, share, bias, num_layers)
     losses = {name: loss + lax.stop_gradient(tensor.sum(loss) - loss) for name, loss in own.items()}
     inputs = tuple(grouped(rows, each, tiles.expert, dispatch.has_idle_tiles) for each in kernels)
     return inputs, routing.weights(logits, chosen), losses

@@ -28,6 +28,7 @@ class MixtureConfig(LlamaConfig):
     Attributes:
         num_experts: experts of a layer, >= 2.
         experts_per_token: those that a token goes to, 1 to `num_experts`.
+        bias_rate: what a step changes each expert's bias by: see `jaxpipe.models.experts.Routing`; 0: there is none.
         normalize_weights, balance_loss, z_loss: see `jaxpipe.models.experts.Routing`.
         dispatch: "dropless", or "capacity" with `capacity_factor`: see `jaxpipe.models.dispatch`.
 
@@ -40,6 +41,7 @@ class MixtureConfig(LlamaConfig):
     normalize_weights: bool = True
     balance_loss: float = 0.0
     z_loss: float = 0.0
+    bias_rate: float = 0.0
     dispatch: str = "dropless"
     capacity_factor: float = 1.25
 
@@ -84,6 +86,7 @@ class MixtureConfig(LlamaConfig):
             self.balance_loss,
             self.z_loss,
             self.capacity_factor if self.dispatch == "capacity" else None,
+            self.bias_rate > 0,
         )
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
@@ -118,6 +121,7 @@ _FIELDS = {
     "balance_loss": 0.02,  # factor of the loss that balances the experts' loads, mean over layers; 0.0: none
     "dispatch": "dropless",  # or "capacity": an expert has rows for so many choices, the rest are dropped
     "capacity_factor": 1.25,  # of "capacity": rows of an expert, in terms of equal shares of the choices
+    "bias_rate": 0.0,  # what a step adds to the bias of each expert with less load than the mean; 0.0: no bias
     "z_loss": 0.0,  # factor of the loss that keeps the routers' logits small, mean over layers; 0.0: none
 }
 

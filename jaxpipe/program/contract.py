@@ -32,7 +32,8 @@ class StageFunctions:
         embed: (shared, microbatch, random) -> x. Runs inside the first stage's forward.
         layer: (layer_params, x, microbatch, random) -> x, or x and a dict of float32 scalars, sums of losses of its own
             over the microbatch's sequences on this device, as of a router that balances its experts. One whose name
-            begins with "measured_" is told, and no part of the run's loss: its layer stops its gradient.
+            begins with "measured_" is told, and no part of the run's loss: its layer stops its gradient, but for one of
+            a parameter that a rule moves by it.
         head: (shared, x, microbatch) -> float32 scalar, the *sum* of the microbatch's losses, or a pytree of such
             sums, one for each kind of loss. Runs, with its backward, inside the last stage's forward.
         embed_backward: (shared, microbatch, random, dx, sums) -> sums: adds the gradients of `embed`, whose result has

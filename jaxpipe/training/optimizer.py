@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config import model_config
 from jaxpipe.models import Anatomy
+from jaxpipe.models.anatomy import LOAD_BIAS
 
 RMS_OF_ADAMW = 0.2  # of an update of AdamW, about; Liu et al., Muon is Scalable for LLM Training (arXiv 2502.16982)
 _QUERY_KEY_VALUE = ("query", "key", "value")
@@ -24,8 +25,13 @@ _QUERY_KEY_VALUE = ("query", "key", "value")
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """The optimizer of a checked config."""
-    optimizer = OPTIMIZERS[config.optimizer.name](config)
-    return optax.chain(error_feedback(), optimizer) if config.optimizer.error_feedback else optimizer
+    optimizer, rate = OPTIMIZERS[config.optimizer.name](config), config.model.get("bias_rate", 0.0)
+    if config.optimizer.error_feedback:
+        optimizer = optax.chain(error_feedback(), optimizer)
+    if not rate:
+        return optimizer
+    of_each = {True: against_load(rate), False: optimizer}
+    return optax.multi_transform(of_each, is_load_bias)  # pyright: ignore[reportArgumentType]  # labels are hashable
 
 
 def _adamw(config: ConfigDict) -> optax.GradientTransformation:
@@ -89,6 +95,28 @@ def labels_of_muon(params: Any) -> Any:
         **jax.tree.map(lambda _: "adamw", params),
         "layers": jax.tree.map(lambda one: "muon" if one else "adamw", matrices),
     }
+
+
+# ---- The bias of experts
+
+_AS_THE_MEAN = 1e-5  # the rounding of sums of loads, which differs from mesh to mesh
+
+
+def is_load_bias(params: Any) -> Any:
+    """A tree of bools that selects the biases of experts, whose gradients are loads, by the name of each leaf."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: getattr(path[-1], "key", None) == LOAD_BIAS, params)
+
+
+def against_load(rate: float) -> optax.GradientTransformation:
+    """Adds `rate` to the bias of an expert with less load than the mean, and takes it from one with more.
+
+    Source: DeepSeek-V3 technical report, 2024 (arXiv 2412.19437), section 2.1.2.
+    """
+
+    def update(load: jax.Array) -> jax.Array:
+        return jnp.where(jnp.abs(load) > _AS_THE_MEAN, -rate * jnp.sign(load), 0.0)
+
+    return optax.stateless(lambda loads, _: jax.tree.map(update, loads))
 
 
 # ---- Muon

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.sharding import NamedSharding
@@ -17,6 +18,7 @@ from jaxpipe.checkpoints.state import has_tree_of, is_masked
 from jaxpipe.models.anatomy import MEASURED
 from jaxpipe.program import Pipeline
 from jaxpipe.program.delayed import DelayedPipeline
+from jaxpipe.training.optimizer import is_load_bias
 from jaxpipe.training.task import Trained
 
 
@@ -144,7 +146,7 @@ def make_train_step(
         optimizer: elementwise, so that each device updates its own shard.
         learning_rate: for the metrics; a function of the steps that were not skipped, as the optimizer counts them.
             None: it is left out.
-        max_grad_norm: gradients with a larger global norm are scaled down to it.
+        max_grad_norm: gradients with a larger global norm are scaled down to it; loads of experts are no part of it.
         dropout_seed: seed of dropout, folded with the step; None for models without dropout.
 
     The metrics are scalars. Float32: loss, each kind of loss if there are several, grad_norm (before clipping),
@@ -157,13 +159,14 @@ def make_train_step(
         key = None if dropout_seed is None else jax.random.fold_in(jax.random.key(dropout_seed), state.step)
         means, grads = pipeline.loss_and_grads(state.params, batch, scale, key)
         losses, square_sums = name_losses(means), pipeline.square_sums(grads)
-        norm = jnp.sqrt(square_sums.sum())
+        is_load = is_load_bias(grads)
+        norm = jnp.sqrt(square_sums.sum(where=~np.array(jax.tree.leaves(is_load))))
         is_skipped = ~(jnp.isfinite(norm) & jnp.isfinite(losses["loss"]))
 
         def update(kept: tuple[Any, Any]) -> tuple[Any, Any]:
             params, moments = kept
             shrink = jnp.where(norm > max_grad_norm, max_grad_norm / norm, 1.0)
-            clipped = jax.tree.map(lambda leaf: shrink * leaf, grads)
+            clipped = jax.tree.map(lambda leaf, is_load: leaf if is_load else shrink * leaf, grads, is_load)
             updates, moments = optimizer.update(clipped, moments, params)
             return optax.apply_updates(params, updates), moments
 

@@ -29,6 +29,7 @@ class Case(NamedTuple):
     num_devices: int = 2
     num_microbatches: int = 4
     split: bool = False
+    bias_rate: float = 0.0
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
@@ -53,6 +54,7 @@ def covering() -> list[Case]:
                     num_devices=d,
                     num_microbatches=2 * d + turn,
                     split=(each + turn) % 4 == 0 and not REGISTRY[name].has_split_backward,
+                    bias_rate=0.1 * (each % 2),
                 )
             )
     return cases
@@ -62,15 +64,15 @@ CASES = tiers(
     [
         Case("mixtral", "1f1b", data=2),
         Case("qwen3_moe", "zb_v", recompute="full", tensor=2),
-        Case("mixtral", "zb_h1", expert=2, tensor=2, dispatch="capacity"),
+        Case("mixtral", "zb_h1", expert=2, tensor=2, dispatch="capacity", bias_rate=0.1),
     ],
     ci=[
-        Case("qwen3_moe", "1f1b", data=2, expert=2),
+        Case("qwen3_moe", "1f1b", data=2, expert=2, bias_rate=0.1),
         Case("mixtral", "bitpipe", data=2, expert=2, dispatch="capacity"),
         Case("qwen3_moe", "chimera", recompute="attention", data=2, tensor=2),
         Case("mixtral", "bpipe", num_devices=4, num_microbatches=6, tensor=2),
         Case("mixtral", "dualpipe_v", data=2),
-        Case("qwen3_moe", "interleaved_1f1b", recompute="full", split=True, tensor=2),
+        Case("qwen3_moe", "interleaved_1f1b", recompute="full", split=True, tensor=2, bias_rate=0.1),
     ],
     slow=covering(),
 )
@@ -80,12 +82,14 @@ def model_of(case: Case, *, num_layers: int) -> Any:
     """Of capacity, a sixth of the choices or so are dropped."""
     sizes = {"num_experts": 8} if case.expert > 1 else {}
     dispatch = {"dispatch": case.dispatch, "capacity_factor": 0.75}
-    return config_of(case.family, num_layers=num_layers, recompute=case.recompute, **sizes, **dispatch)
+    choices = {"recompute": case.recompute, "bias_rate": case.bias_rate, **sizes, **dispatch}
+    return config_of(case.family, num_layers=num_layers, **choices)
 
 
 def scale_of(case: Case) -> dict[str, float]:
     dropped = {"measured_dropped_choices": 0.01} if case.dispatch == "capacity" else {}
-    return SCALE | MEASURED | dropped
+    of_bias = {"measured_load_bias": 0.01} if case.bias_rate else {}
+    return SCALE | MEASURED | dropped | of_bias
 
 
 def batch_of(case: Case) -> Any:
@@ -191,9 +195,28 @@ def test_losses_of_routers_are_those_of_their_papers():
     """All experts used alike: the balance loss is the number of chosen ones."""
     routing = experts.Routing(4, 2, normalized=True, balance_loss=1.0, z_loss=1.0)
     logits = jnp.zeros((1, 8, 4))
-    sums = routing.loss_sums(logits, jnp.full(4, 2 / 4), 1)
+    sums = routing.loss_sums(logits, jnp.full(4, 2 / 4), None, 1)
     np.testing.assert_allclose(sums["balance"] / 8, 2.0, rtol=1e-6)
     np.testing.assert_allclose(sums["router_z"] / 8, np.log(4) ** 2, rtol=1e-6)
+
+
+def test_a_bias_chooses_and_neither_weighs_nor_learns():
+    """The first expert is chosen for its bias, and has the weight of its probability; the gradient is of loads."""
+    routing = experts.Routing(3, 1, normalized=False, balance_loss=0.0, z_loss=0.0, has_bias=True)
+    logits = jnp.log(jnp.array([[[0.2, 0.5, 0.3], [0.1, 0.2, 0.7]]]))
+    bias = jnp.array([0.4, 0.0, 0.0])
+    chosen = routing.choose(logits, bias)
+    assert chosen[0, :, 0].tolist() == [0, 2]
+    assert routing.choose(logits, None)[0, :, 0].tolist() == [1, 2]
+    np.testing.assert_allclose(routing.weights(logits, chosen)[0, :, 0], [0.2, 0.7], rtol=1e-6)
+    share = jnp.array([0.5, 0.0, 0.5])
+
+    def told(logits: jax.Array, bias: jax.Array) -> jax.Array:
+        return routing.loss_sums(logits, share, bias, 1)["measured_load_bias"] / 2
+
+    of_logits, of_bias = jax.grad(told, (0, 1))(logits, bias)
+    np.testing.assert_allclose(of_bias, [0.5, -1.0, 0.5], rtol=1e-6)  # 1.5, 0 and 1.5 times the mean
+    assert not of_logits.any()
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 64, 1000])

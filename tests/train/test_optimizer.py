@@ -76,6 +76,25 @@ def test_a_constant_rate_only_warms_up(config):
     assert {float(rate(step)) for step in (10, 50, 100)} == {1.0}
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_bias_of_an_expert_moves_by_its_rate_against_its_load(name):
+    """Whatever the size of the load, the learning rate and the steps before; nothing else moves so."""
+    config = base_config("mixtral")
+    config.model.update(num_layers=2, hidden=8, num_heads=2, vocab_size=256, num_experts=4, bias_rate=0.25)
+    config.optimizer.name = name
+    shapes = jax.eval_shape(LanguageModel(model_config(config)).init, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+    grads = jax.tree.map(np.zeros_like, params)
+    grads["layers"]["feed_forward"]["load_bias"] = np.array([[3.0, -0.01, 0.0, 1e-7], [0.0] * 4], np.float32)
+    optimizer = make_optimizer(config)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for _ in range(2):
+        updates, state = update(grads, state, params)
+        moved = updates["layers"]["feed_forward"].pop("load_bias")
+        np.testing.assert_array_equal(moved, [[-0.25, 0.25, 0.0, 0.0], [0.0] * 4])
+    assert all((np.asarray(update) <= 0).all() for update in jax.tree.leaves(updates))  # weight decay
+
+
 @pytest.mark.parametrize(("name", "feedback"), [*((name, False) for name in OPTIMIZERS), ("muon", True)])
 def test_every_optimizer_decays_kernels_alone_and_says_how_many_moments_it_has(config, name, feedback):
     """Without a gradient only weight decay moves anything; the estimator counts the state to the byte."""

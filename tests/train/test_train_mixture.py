@@ -17,6 +17,7 @@ def get_config(arg=""):
     config.model.num_kv_heads = 2
     config.model.feed_forward = 24
     config.model.num_experts = 4
+    config.model.bias_rate = 0.01
     config.optimizer.learning_rate = 5e-3
     return config
 """
