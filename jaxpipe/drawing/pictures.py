@@ -166,3 +166,14 @@ def encode(figure: Figure, form: str) -> bytes:
     with matplotlib.rc_context(_SETTINGS):  # pyright: ignore[reportArgumentType]: names of settings are str
         figure.savefig(buffer, format=form, metadata=_NO_METADATA.get(form))
     return buffer.getvalue()
+
+
+def heat_map(rows: np.ndarray, *, title: str) -> bytes:
+    """A PNG of "layer column" numbers by colour, the first layer above."""
+    height, width = (min(max(0.2 * size, 1.5), 10.0) for size in rows.shape)
+    figure = new_figure(width + 2.0, height + 1.0)
+    axes = add_axes(figure, 0.7, 0.4, width, height)
+    picture = axes.imshow(rows, aspect="auto", interpolation="nearest")
+    axes.set(title=title, ylabel="layer")
+    figure.colorbar(picture, cax=add_axes(figure, width + 0.9, 0.4, 0.2, height))
+    return encode(figure, "png")

@@ -37,7 +37,7 @@ from jaxpipe.training.step import init_state
 def compile_update(stages: Stages) -> Callable[[], Any]:
     """A compiled function () -> (state, metrics) that runs the rest of one training step after another."""
     pipeline = stages.whole
-    losses = pipeline.shapes(stages.params, stages.batch).losses.joined
+    losses = pipeline.shapes(stages.params, stages.batch).loss_sums
 
     def without_actions(params: Any, batch: Any, scale: Any, key: jax.Array | None) -> Any:
         del batch, scale, key

@@ -147,19 +147,18 @@ def unpipelined_loss_and_grads(
 
     def losses_of(params: PyTree, microbatch: PyTree, index: jax.Array) -> tuple[jax.Array, PyTree]:
         losses = jax.tree.map(jnp.multiply, scale, model.loss_sum(params, microbatch, random, index))
-        return jax.tree.reduce(jnp.add, losses), losses
+        return sum(map(jnp.sum, jax.tree.leaves(losses)), jnp.float32(0)), losses
 
     def microbatch(sums: tuple[PyTree, PyTree], numbered: tuple[jax.Array, PyTree]) -> tuple[tuple, None]:
         index, microbatch = numbered
         grads, losses = jax.grad(losses_of, has_aux=True)(params, microbatch, index)
         return added(sums, (losses, grads)), None
 
-    zeros = (
-        jax.tree.map(jnp.zeros_like, scale),
-        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params),
-    )
-    num_microbatches = jax.tree.leaves(batch)[0].shape[0]
-    return lax.scan(microbatch, zeros, (jnp.arange(num_microbatches), batch))[0]
+    numbered = (jnp.arange(jax.tree.leaves(batch)[0].shape[0]), batch)
+    index, first = jax.tree.map(lambda leaf: leaf[0], numbered)
+    likes = jax.eval_shape(losses_of, params, first, index)[1], params
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), likes)
+    return lax.scan(microbatch, zeros, numbered)[0]
 
 
 _HLO_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "bool": "pred", "int32": "s32", "uint8": "u8"}

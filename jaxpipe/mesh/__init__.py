@@ -1,7 +1,7 @@
 """The mesh with axes `data`, `pipe`, `expert`, `tensor`: devices, collectives, and random numbers independent of it."""
 
 from jaxpipe.cluster.assignment import AXES
-from jaxpipe.mesh.collectives import TensorAxis, added, with_losses
+from jaxpipe.mesh.collectives import MEASURED, TensorAxis, added, with_losses
 from jaxpipe.mesh.devices import (
     BATCH_AXES,
     Devices,
@@ -17,6 +17,7 @@ from jaxpipe.mesh.randomness import Randomness
 __all__ = [
     "AXES",
     "BATCH_AXES",
+    "MEASURED",
     "Devices",
     "Randomness",
     "TensorAxis",

@@ -21,6 +21,9 @@ def added(sums: Any, terms: Any) -> Any:
     return jax.tree.map(lambda total, term: total + term.astype(total.dtype), sums, terms)
 
 
+MEASURED = "measured_"  # begins the names of sums of a layer that are told beside losses, and are no part of the loss
+
+
 def with_losses(found: Any) -> tuple[Any, dict[str, Any]]:
     """What a layer or its part returns: x, and its sums of losses by name, of which x alone has none."""
     has_losses = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)

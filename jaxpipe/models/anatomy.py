@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from jaxpipe.models.family import ModelConfig
 
 LOAD_BIAS = "load_bias"  # the name of parameters that are moved by the sign of their gradient, a load, alone
-MEASURED = "measured_"  # begins the names of sums of a layer that are told beside losses, and not trained on
 PASSES = 3  # forward; backward has two matmuls for each of its matmuls
 
 MatmulSizes = tuple[tuple[int, int], ...]  # (inputs, outputs) of each matmul

@@ -18,9 +18,9 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxpipe.mesh import TensorAxis
+from jaxpipe.mesh import MEASURED, TensorAxis
 from jaxpipe.mesh.collectives import Axis, gather_over
-from jaxpipe.models.anatomy import LOAD_BIAS, MEASURED
+from jaxpipe.models.anatomy import LOAD_BIAS
 from jaxpipe.models.dispatch import Dispatch, Tiles, collect, dispatch_of, grouped, spread, spread_weights
 from jaxpipe.models.linear import Linear, RMSNorm
 
@@ -67,7 +67,7 @@ class Routing:
     @property
     def measures(self) -> tuple[str, ...]:
         """The names of what a layer measures."""
-        names = ("fullest_expert", "emptiest_expert", "router_entropy")
+        names = ("expert_load", "fullest_expert", "emptiest_expert", "router_entropy")
         dropped = () if self.capacity_factor is None else ("dropped_choices",)
         bias = (LOAD_BIAS,) if self.has_bias else ()
         return tuple(MEASURED + name for name in (*names, *dropped, *bias))
@@ -111,8 +111,9 @@ class Routing:
     ) -> dict[str, jax.Array]:
         """Sums over the tokens of all of `tensor`, whose means over layers and tokens a run tells.
 
-        They are the load of the fullest and of the emptiest expert in a microbatch, where 1 is the mean, the entropy of
-        a token's probabilities in nats, and the fraction of choices that are dropped.
+        They are the load of every expert of this layer, "expert", where 1 is the mean; that of the fullest and of the
+        emptiest in a microbatch; the entropy of a token's probabilities in nats, and the fraction of choices that are
+        dropped.
         """
         num_tokens = logits.shape[0] * logits.shape[1] * tensor.size
         load, chances = self.load(share), jax.nn.log_softmax(logits)
@@ -123,8 +124,8 @@ class Routing:
             "router_entropy": -tensor.sum((jnp.exp(chances) * chances).sum()),
             "dropped_choices": dropped,
         }
-        found = {MEASURED + name: value / num_layers for name, value in found.items()}
-        return {name: found[name] for name in self.measures if name in found}
+        found = {"expert_load": num_tokens * load, **{name: value / num_layers for name, value in found.items()}}
+        return {name: found[name.removeprefix(MEASURED)] for name in self.measures if name != MEASURED + LOAD_BIAS}
 
 
 class Kernels(nnx.Module):

@@ -271,7 +271,7 @@ class LanguageModel:
 
         x = self.embed(params["shared"], microbatch, at(-1))
         (x, _), losses = jax.lax.scan(layer, (x, jnp.zeros((), jnp.int32)), params["layers"])
-        return x, jax.tree.map(jnp.sum, losses)
+        return x, jax.tree.map(lambda leaf: jnp.sum(leaf) if leaf.ndim == 1 else leaf, losses)
 
     def _token_table(self, shared: Params) -> jax.Array | None:
         return shared["embedding"]["token"] if self.config.tie_embeddings else None

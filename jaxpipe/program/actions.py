@@ -42,7 +42,7 @@ class Actions:
     shapes: StepShapes
     params: PyTree  # compute copies {"shared", "layers": [chunk, layer, ...]}
     batch: PyTree  # leaves [num_microbatches, ...]
-    scale: Losses  # float32, a factor for each kind of loss
+    scale: Losses  # float32, a factor for each kind of loss, in the shapes of a layer
     random: Randomness | None  # of this step, on this device
     first_layer: jax.Array  # [chunk] index in the model of its first layer
     num_layers: jax.Array  # [chunk]
@@ -65,14 +65,14 @@ class Actions:
     ) -> Actions:
         """The actions of the device that traces this inside `shard_map`."""
         layers_per_stage = shapes.table.layers_per_stage
-        equal = len(set(layers_per_stage)) == 1
+        equal, of_all = len(set(layers_per_stage)) == 1, shapes.losses.apart(scale)
         device, microbatch_size = lax.axis_index("pipe"), jax.tree.leaves(batch)[0].shape[1]
         return cls(
             functions=functions,
             shapes=shapes,
             params=params,
             batch=batch,
-            scale=shapes.losses.apart(scale),
+            scale=Losses(of_all.head, jax.tree.map(_like, of_all.layers, shapes.losses.layers)),
             random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
             first_layer=jnp.asarray(layout.first_layer)[device],
             num_layers=jnp.asarray(layout.num_held)[device],
@@ -141,14 +141,15 @@ class Actions:
 
         def layer(i: jax.Array, walk: tuple[jax.Array, Pools, PyTree]) -> tuple[jax.Array, Pools, PyTree]:
             x, pools, totals = walk
-            random = self._random(row, self.first_layer[row.chunk] + i)
+            place = self.first_layer[row.chunk] + i
+            random = self._random(row, place)
             if vjp is None:
                 found = functions.layer(self._layer_params(row, i), x, microbatch, random)
             else:
                 found, residuals = vjp.forward(self._layer_params(row, i), x, microbatch, random)
                 pools = self.shapes.storage.write_residuals(pools, row.pages[:, i], residuals)
             y, losses = with_losses(found)
-            return y, pools, _add_scaled(totals, self.scale.layers, losses)
+            return y, pools, _add_of_layer(totals, place, self.scale.layers, losses)
 
         losses = self.shapes.losses.apart(state.loss)
         y, pools, of_layers = lax.fori_loop(0, self.num_layers_of(row), layer, (x, state.pools, losses.layers))
@@ -327,6 +328,21 @@ ACTIONS: dict[Kind, Callable[[Actions, Row, State], State]] = {
 def _add_scaled(totals: PyTree, scale: PyTree, values: PyTree) -> PyTree:
     """Returns sums of losses with those of one microbatch added, each times its factor."""
     return jax.tree.map(lambda total, scale, value: total + scale * value, totals, scale, values)
+
+
+def _add_of_layer(totals: PyTree, layer: jax.Array, scale: PyTree, values: PyTree) -> PyTree:
+    """The same with the losses of one layer; an array is added at the layer's index in the model."""
+
+    def add(total: jax.Array, scale: jax.Array, value: jax.Array) -> jax.Array:
+        if not value.ndim:
+            return total + scale * value
+        return lax.dynamic_update_index_in_dim(total, total[layer] + scale * value, layer, 0)
+
+    return jax.tree.map(add, totals, scale, values)
+
+
+def _like(factor: jax.Array, one: jax.ShapeDtypeStruct) -> jax.Array:
+    return jnp.broadcast_to(factor, one.shape)
 
 
 def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:

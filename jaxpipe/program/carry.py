@@ -107,13 +107,12 @@ def _run_rows(table: RoundTable) -> RunRow | None:
     return RunRow(table.lap, table.chunk, np.broadcast_to(table.event[:, None], table.kind.shape))
 
 
-def initial_carry(shapes: StepShapes, params: PyTree, scale: PyTree) -> Carry:
+def initial_carry(shapes: StepShapes, params: PyTree) -> Carry:
     """The carry of a device before the first round.
 
     Args:
         shapes: shapes of the step.
         params: the device's compute copies; gradient sums have their shapes.
-        scale: a factor for each kind of loss; the loss sums have its structure.
     """
     table, x_like, storage = shapes.table, shapes.message, shapes.storage
 
@@ -126,7 +125,7 @@ def initial_carry(shapes: StepShapes, params: PyTree, scale: PyTree) -> Carry:
         message=message,
         pools=[pages(pool) for pool in storage.pools],
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
-        loss=jax.tree.map(jnp.zeros_like, scale),
+        loss=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes.loss_sums),
         num_done=jnp.zeros((), jnp.int32),
         ends=initial_ends(table, x_like, shapes.kept, shapes.statistics, empty),
     )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
-from jaxpipe.mesh import AXES, Randomness, num_batch_parts, with_losses
+from jaxpipe.mesh import AXES, MEASURED, Randomness, num_batch_parts, with_losses
 from jaxpipe.program.split_ends import SplitEnds
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -33,7 +33,7 @@ class StageFunctions:
         layer: (layer_params, x, microbatch, random) -> x, or x and a dict of float32 scalars, sums of losses of its own
             over the microbatch's sequences on this device, as of a router that balances its experts. One whose name
             begins with "measured_" is told, and no part of the run's loss: its layer stops its gradient, but for one of
-            a parameter that a rule moves by it.
+            a parameter that a rule moves by it. It may be an array, which is told for each layer: "layer ...".
         head: (shared, x, microbatch) -> float32 scalar, the *sum* of the microbatch's losses, or a pytree of such
             sums, one for each kind of loss. Runs, with its backward, inside the last stage's forward.
         embed_backward: (shared, microbatch, random, dx, sums) -> sums: adds the gradients of `embed`, whose result has
@@ -89,7 +89,7 @@ class Losses:
 
     Attributes:
         head: result of the head, or values for each leaf of it.
-        layers: by name; empty if layers return x alone.
+        layers: by name, of one layer; empty if layers return x alone.
 
     Example:
         >>> Losses(1.0, {}).joined, Losses(1.0, {"balance": 2.0}).joined
@@ -268,11 +268,12 @@ def check_functions(
                 repair="sum, do not average, and cast to float32",
             )
         )
-    if not _are_sums(of_layer):
+    if not _are_sums({name: loss for name, loss in of_layer.items() if not _is_told_by_layer(name, loss)}):
         raise CompileError(
             explain(
                 f"layer returns {found}.",
-                rule="layer-losses: layer returns x, or x and a dict of float32 scalars, sums of losses by name",
+                rule="layer-losses: layer returns x, or x and a dict of float32 scalars, sums of losses by name; "
+                f"one whose name begins with {MEASURED!r} may be an array",
                 repair="sum, do not average, and cast to float32; leave the dict out where there are none",
             )
         )
@@ -297,6 +298,10 @@ def check_functions(
 
 def _are_sums(losses: PyTree) -> bool:
     return all(getattr(leaf, "shape", None) == () and leaf.dtype == "float32" for leaf in jax.tree.leaves(losses))
+
+
+def _is_told_by_layer(name: str, loss: Any) -> bool:
+    return name.startswith(MEASURED) and getattr(loss, "shape", ()) != () and loss.dtype == "float32"
 
 
 def _check_backward(name: str, found: PyTree, expected: PyTree, what: str) -> None:

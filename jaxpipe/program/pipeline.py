@@ -219,7 +219,7 @@ class Pipeline:
                 key=key,
                 deterministic=self.deterministic,
             )
-            state = run_rounds(table, actions, rows, initial_carry(shapes, params, scale)).state
+            state = run_rounds(table, actions, rows, initial_carry(shapes, params)).state
             return sums_over_devices(
                 state.loss,
                 state.grads,

@@ -59,6 +59,16 @@ class StepShapes:
     kept: PyTree
     statistics: PyTree
 
+    @property
+    def loss_sums(self) -> PyTree:
+        """Shapes of the losses of a step: of layers one sum, or, of an array, one for each layer."""
+        num_layers = sum(self.table.layers_per_stage)
+
+        def of_all(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((num_layers, *one.shape) if one.shape else (), one.dtype)
+
+        return Losses(self.losses.head, jax.tree.map(of_all, self.losses.layers)).joined
+
     @cached_property
     def sent_layer(self) -> PageForm:
         """The page in which the float32 gradients of one layer travel to the stage's owner."""

@@ -98,7 +98,8 @@ class Loop:
                 found = jax.device_get(found)
                 if step == num_done + 1 and self.processes.count > 1:
                     widen_send_buffers()  # the first step has connected the processes
-                numbers = {name: found[name].item() for name in ("loss", *found)}
+                numbers = {name: found[name].item() for name in ("loss", *found) if not found[name].ndim}
+                by_layer = {name: array for name, array in found.items() if array.ndim}
                 numbers |= speed.numbers(time.perf_counter() - start)
                 if traced := self.profiler.after(step):
                     say(traced)
@@ -111,7 +112,8 @@ class Loop:
                         losses = format_losses(heldout, unit=task.loss_unit)
                         say(f"step {step}: held-out {losses}; {speed.format_spread()}")
                     numbers |= heldout | speed.spread()
-                metrics.write(step, numbers)
+                    metrics.draw(step, by_layer)
+                metrics.write(step, numbers, by_layer)
                 if skipped := skipped_steps.check(step, numbers, state.params):
                     say(skipped.text)
                 if self.on_step is not None and self.on_step(step, numbers, state):
@@ -155,7 +157,8 @@ def heldout_losses(
     """The held-out loss of staged `params` in nats: the mean over all terms of the first `num_batches` batches.
 
     Returns:
-        "eval_loss" and, if there are several kinds of loss, the mean of each; empty if there are no batches.
+        "eval_loss" and, if there are several kinds of loss, the mean of each; empty if there are no batches. What is
+        measured in every layer is left out.
     """
     sums, nums = [], []
     for batch in setup.task.heldout_batches.first(num_batches):
@@ -164,12 +167,12 @@ def heldout_losses(
         nums.append(jax.tree.map(lambda _, num=num: num, losses) if jax.tree.structure(num) == _NUMBER else num)
     if not sums:
         return {}
-    means = jax.tree.map(lambda total, num: float(total / max(num, 1)), _total(sums), _total(nums))
-    return name_losses(means, prefix="eval_")
+    means = jax.tree.map(lambda total, num: total / max(num, 1), _total(sums), _total(nums))
+    return {name: float(mean) for name, mean in name_losses(means, prefix="eval_").items() if not mean.ndim}
 
 
 def _total(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: np.sum(np.asarray(leaves, np.float64)), *trees)
+    return jax.tree.map(lambda *leaves: np.sum(np.asarray(leaves, np.float64), axis=0), *trees)
 
 
 # Skipped steps, whose loss or gradients are not finite: their report, and the error that ends the run

@@ -1,4 +1,4 @@
-"""The metrics of a run: a JSON line for each step, TensorBoard, and the progress bar; without a terminal, some lines.
+"""The metrics of a run: a JSON line for each step, TensorBoard, the progress bar, or lines, and pictures by layer.
 
 Process 0 writes them; the other processes use a stand-in that writes nothing.
 """
@@ -11,17 +11,20 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import jax
+import numpy as np
 from tqdm import tqdm
 
 from jaxpipe.distributed.log import has_terminal
+from jaxpipe.drawing.pictures import heat_map
 from jaxpipe.errors import TrainingError, explain
-from jaxpipe.files import whole_files
+from jaxpipe.files import whole_files, write_whole
 from jaxpipe.training.run_folder import METRICS, TENSORBOARD
 
 Number = float | None
+ByLayer = Mapping[str, np.ndarray]  # "layer ..." by name
 _SAY_EVERY_S = 30.0  # where there is no terminal for a bar
 
 
@@ -56,14 +59,22 @@ class MetricsWriter:
         if num_damaged:
             self.say(f"{METRICS}: {num_damaged} incomplete lines are dropped")
 
-    def write(self, step: int, numbers: Mapping[str, Number]) -> None:
+    def write(self, step: int, numbers: Mapping[str, Number], by_layer: ByLayer = MappingProxyType({})) -> None:
         """Writes the metrics of `step`, counted from 1; null for a number that is not finite.
+
+        Args:
+            step: the step.
+            numbers: the metrics.
+            by_layer: finite arrays, of which a row has the most and the least of each layer.
 
         Raises:
             TrainingError: the disk is full, or the files have been removed.
         """
         finite = {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
         row = {"step": step, **{name: finite.get(name) for name in numbers}}
+        for name, array in by_layer.items():
+            layers = array.reshape(len(array), -1).astype(float).round(4)
+            row |= {f"{name}_most": layers.max(axis=1).tolist(), f"{name}_least": layers.min(axis=1).tolist()}
         with self._writing():
             self._lines.write(json.dumps(row, allow_nan=False) + "\n")
             self._tensorboard.write(step, finite)
@@ -74,6 +85,17 @@ class MetricsWriter:
         if self._bar.disable and time.monotonic() >= self._say_at:
             self.say(f"step {step} of {self._num_steps}: loss {loss}, {speed}")
             self._say_at = time.monotonic() + _SAY_EVERY_S
+
+    def draw(self, step: int, by_layer: ByLayer) -> None:
+        """Draws each array after `step` as NAME.png, in place of an earlier one.
+
+        Raises:
+            TrainingError: the disk is full, or the folder has been removed.
+        """
+        with self._writing():
+            for name, array in by_layer.items():
+                title = f"{name.replace('_', ' ')}, step {step}"
+                write_whole(self._path / f"{name}.png", heat_map(array.reshape(len(array), -1), title=title))
 
     def say(self, text: str) -> None:
         """Prints `text` above the progress bar."""
@@ -118,7 +140,10 @@ class MetricsWriter:
 class SilentMetrics:
     """The stand-in for `MetricsWriter` in processes that do not write."""
 
-    def write(self, step: int, numbers: Mapping[str, Number]) -> None:
+    def write(self, step: int, numbers: Mapping[str, Number], by_layer: ByLayer = MappingProxyType({})) -> None:
+        """Does nothing."""
+
+    def draw(self, step: int, by_layer: ByLayer) -> None:
         """Does nothing."""
 
     def say(self, text: str) -> None:

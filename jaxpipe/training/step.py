@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.checkpoints.state import has_tree_of, is_masked
-from jaxpipe.models.anatomy import MEASURED
+from jaxpipe.mesh import MEASURED
 from jaxpipe.program import Pipeline
 from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.training.optimizer import is_load_bias
@@ -220,6 +220,8 @@ def mean_factors(num_losses: Any) -> Any:
 
 def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
     """The loss of a run, the sum of all means; then each if there are several, and what is measured beside them.
+
+    What is measured in every layer, "layer ...", keeps its dims.
 
     Args:
         means: the mean loss, or a dict of one for each kind.

@@ -223,6 +223,10 @@ def test_models_that_transformers_does_not_have_are_refused():
     config.model.embedding_dropout = 0.1
     with pytest.raises(ConfigError, match=r"has no model.embedding_dropout=0.1"):
         configs.new_config(config, dtype="float32")
+    config = base_config("mixtral")
+    config.model.bias_rate = 0.1
+    with pytest.raises(ConfigError, match=r"has no model.bias_rate=0.1"):
+        configs.new_config(config, dtype="float32")
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "bert"])

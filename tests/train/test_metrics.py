@@ -4,6 +4,7 @@ import json
 import os
 import resource
 
+import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
@@ -34,6 +35,15 @@ def write_steps(path, steps, *, first_step=0):
     with MetricsWriter(path, num_steps=9, first_step=first_step) as metrics:
         for step in steps:
             metrics.write(step, NUMBERS | {"loss": float(step)})
+
+
+def test_of_an_array_by_layer_a_row_has_the_most_and_the_least(tmp_path):
+    load = {"load": np.array([[0.5, 1.5], [1.0, 1.0]], np.float32)}
+    with MetricsWriter(tmp_path, num_steps=1) as metrics:
+        metrics.draw(1, load)
+        metrics.write(1, NUMBERS, load)
+    assert rows(tmp_path) == [{"step": 1, **NUMBERS, "load_most": [1.5, 1.0], "load_least": [0.5, 1.0]}]
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), None])

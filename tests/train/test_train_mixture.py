@@ -2,8 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 from running import SMALL, metrics, run
+
+from jaxpipe.checkpoints import CHECKPOINTS
+from jaxpipe.checkpoints.arrays import read_array
 
 pytestmark = pytest.mark.ci
 
@@ -45,7 +49,26 @@ def test_words_and_balance_are_told_apart(mixture):
         assert 0.99 * 0.02 * 2 < row["balance_loss"] < 0.02 * 4
         assert 0 <= row["emptiest_expert"] <= 1 <= row["fullest_expert"] <= 2
         assert 0 < row["router_entropy"] <= math.log(4) + 1e-6
+        most, least = row["expert_load_most"], row["expert_load_least"]
+        assert len(most) == len(least) == 4
+        assert all(0 <= low <= 1 <= high <= 2 for low, high in zip(least, most, strict=True))
+        # The load of a step is more even than that of a microbatch, or as even.
+        assert sum(most) / 4 <= row["fullest_expert"] + 1e-4
+        assert sum(least) / 4 >= row["emptiest_expert"] - 1e-4
     assert rows[-1].keys() >= {"eval_loss", "eval_words_loss", "eval_balance_loss"}
+    assert (mixture / "run" / "expert_load.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_bias_follows_the_loads_of_the_steps(mixture):
+    """By its rate for each step, up where the load is less than the mean: it balances what it began with."""
+    rows, folder = metrics(mixture / "run"), mixture / "run" / CHECKPOINTS / "12"
+    bias = read_array(folder, "params.layers.feed_forward.load_bias")
+    assert bias.shape == (4, 4)
+    steps = bias / 0.01
+    np.testing.assert_allclose(steps, steps.round(), atol=1e-3)
+    assert 0 < abs(steps).max() <= 12
+    assert rows[0]["load_bias"] == 0
+    assert rows[-1]["load_bias"] < 0  # the mean of bias times load: what is chosen much has less
 
 
 def test_a_run_goes_on_on_another_mesh(mixture):
