@@ -42,7 +42,7 @@ class Actions:
     shapes: StepShapes
     params: PyTree  # compute copies {"shared", "layers": [chunk, layer, ...]}
     batch: PyTree  # leaves [num_microbatches, ...]
-    scale: Losses  # float32, a factor for each kind of loss, in the shapes of a layer
+    scale: Losses  # float32, a factor for each kind of loss
     random: Randomness | None  # of this step, on this device
     first_layer: jax.Array  # [chunk] index in the model of its first layer
     num_layers: jax.Array  # [chunk]
@@ -65,14 +65,14 @@ class Actions:
     ) -> Actions:
         """The actions of the device that traces this inside `shard_map`."""
         layers_per_stage = shapes.table.layers_per_stage
-        equal, of_all = len(set(layers_per_stage)) == 1, shapes.losses.apart(scale)
+        equal = len(set(layers_per_stage)) == 1
         device, microbatch_size = lax.axis_index("pipe"), jax.tree.leaves(batch)[0].shape[1]
         return cls(
             functions=functions,
             shapes=shapes,
             params=params,
             batch=batch,
-            scale=Losses(of_all.head, jax.tree.map(_like, of_all.layers, shapes.losses.layers)),
+            scale=shapes.losses.apart(scale),
             random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
             first_layer=jnp.asarray(layout.first_layer)[device],
             num_layers=jnp.asarray(layout.num_held)[device],
@@ -116,6 +116,12 @@ class Actions:
 
         layers = cond_in_place(chunk != IDLE, reduce, state.grads["layers"])
         return state._replace(grads={**state.grads, "layers": layers})
+
+    @property
+    def _layer_scale(self) -> PyTree:
+        """The factors of the losses of a layer, in their shapes."""
+        losses = self.shapes.losses.layers
+        return jax.tree.map(lambda one, factor: jnp.broadcast_to(factor, one.shape), losses, self.scale.layers)
 
     def _random(self, row: Row, layer: jax.Array | int) -> Randomness | None:
         return None if self.random is None else self.random.at(row.microbatch, layer)
@@ -176,7 +182,7 @@ class Actions:
             dy, sums = walk
             i, params, given = self._last_first(row, turn)
             residuals = self.shapes.storage.read_residuals(state.pools, row.pages[:, i])
-            result = (dy, self.scale.layers) if self.scale.layers else dy
+            result = (dy, self._layer_scale) if self.scale.layers else dy
             d_params, dx = vjp.backward(params, residuals, result, *given)
             return dx, _add_layer(sums, row.chunk, i, jax.tree.leaves(d_params))
 
@@ -196,7 +202,7 @@ class Actions:
             def compute(walk: tuple) -> tuple:
                 dy, sums, _, num_done = walk
                 residuals = storage.read_residuals(pools, row.pages[:, i])
-                dx, grads, deferred = split.input_gradient(params, residuals, dy, self.scale.layers, *given)
+                dx, grads, deferred = split.input_gradient(params, residuals, dy, self._layer_scale, *given)
                 return dx, _add_layer(sums, row.chunk, i, grads), deferred, num_done + 1
 
             dx, sums, deferred, num_done = cond_in_place(num_done >= 0, compute, (dy, sums, deferred, num_done))
@@ -218,7 +224,7 @@ class Actions:
             shared = storage.read_shared_with_w(state.pools, pages)
             deferred = storage.read_deferred(state.pools, pages)
             return _add_layer(
-                sums, row.chunk, i, split.weight_gradient(params, shared, deferred, self.scale.layers, *given)
+                sums, row.chunk, i, split.weight_gradient(params, shared, deferred, self._layer_scale, *given)
             )
 
         layers = lax.fori_loop(0, self.num_layers_of(row), layer, state.grads["layers"])
@@ -339,10 +345,6 @@ def _add_of_layer(totals: PyTree, layer: jax.Array, scale: PyTree, values: PyTre
         return lax.dynamic_update_index_in_dim(total, total[layer] + scale * value, layer, 0)
 
     return jax.tree.map(add, totals, scale, values)
-
-
-def _like(factor: jax.Array, one: jax.ShapeDtypeStruct) -> jax.Array:
-    return jnp.broadcast_to(factor, one.shape)
 
 
 def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:

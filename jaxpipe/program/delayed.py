@@ -125,30 +125,29 @@ class DelayedPipeline(Pipeline):
 
     # ---- Calls
 
-    def begin(
-        self, params: PyTree, older: PyTree, batch: PyTree, scale: PyTree, turn: jax.Array, *, random: bool
-    ) -> Flight:
+    def begin(self, params: PyTree, older: PyTree, batch: PyTree, turn: jax.Array, *, random: bool) -> Flight:
         """What is in flight before the call that fills: nothing but the compute copies; traceable.
 
         Args:
             params: staged parameters, W(t).
             older: W(t-1), staged and sharded like `params`, in their dtype or that of compute copies.
             batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
-            scale: factors of losses, as of `call` but for one batch.
             turn: t, int32.
             random: whether calls have keys.
         """
         shapes = self.shapes(params, batch, random=random)
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
 
-        def start(params: PyTree, older: PyTree, turn: jax.Array, scale: PyTree) -> Flight:
+        def start(params: PyTree, older: PyTree, turn: jax.Array) -> Flight:
             newest, previous = (
                 compute_copies(
                     {**tree, "layers": jax.tree.map(lambda leaf: leaf[0], tree["layers"])}, shapes.parts, self.dtype
                 )
                 for tree in (params, older)
             )
-            carry = initial_carry(shapes, newest, scale)
+            carry = initial_carry(shapes, newest)
+            losses = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_LAPS), carry.state.loss)
+            carry = carry._replace(state=carry.state._replace(loss=losses))
 
             def both(newest: jax.Array, previous: jax.Array) -> jax.Array:
                 # W(t) has the first place if t is even: see `_rows_of_call`.
@@ -160,10 +159,9 @@ class DelayedPipeline(Pipeline):
             flight = Flight(carry, {"shared": previous["shared"], "layers": layers}, head)
             return jax.tree.map(lambda leaf: leaf[None], flight)
 
-        factors = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_LAPS), scale_of_each(shapes.losses.joined, scale))
         return jax.shard_map(
-            start, mesh=self.mesh, in_specs=(specs, specs, P(), P()), out_specs=_OF_DEVICES, check_vma=False
-        )(params, older, turn, factors)
+            start, mesh=self.mesh, in_specs=(specs, specs, P()), out_specs=_OF_DEVICES, check_vma=False
+        )(params, older, turn)
 
     def older(self, flight: Flight, params: PyTree, turn: jax.Array) -> PyTree:
         """W(t-1) in the dtype of compute copies, staged and sharded like `params`, after call t; traceable."""

@@ -22,7 +22,7 @@ from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.lowering.run_table import DRAIN, FILL, STEADY
 from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.program.updates import StagedOptimizer
-from jaxpipe.training.step import Older, TrainState, first_bad, mean_factors, name_losses, shardings_of
+from jaxpipe.training.step import Older, TrainState, first_bad, mean_factors, name_losses, norm_of, shardings_of
 from jaxpipe.training.task import Trained
 
 
@@ -110,9 +110,8 @@ class DelayedStep:
         return replace(state, older=Older(weights, _older(state).norm))
 
     def _fill(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
-        scale = mean_factors(self.model.num_losses(batch))
         older, random = _older(state).weights, self.dropout_seed is not None
-        flight = self.pipeline.begin(state.params, older, batch, scale, state.step, random=random)
+        flight = self.pipeline.begin(state.params, older, batch, state.step, random=random)
         return self.between_steps(state), flight
 
     def _step(
@@ -146,7 +145,7 @@ class DelayedStep:
             form=form,
             turn=turn,
         )
-        norm = jnp.sqrt(squares.sum())
+        norm = norm_of(squares, params)
         skipped = (num_left_out > 0).astype(jnp.int32)
         num_in_row = jnp.where(is_step == 1, skipped * (state.num_skipped_in_row + 1), state.num_skipped_in_row)
         metrics = {

@@ -159,8 +159,7 @@ def make_train_step(
         key = None if dropout_seed is None else jax.random.fold_in(jax.random.key(dropout_seed), state.step)
         means, grads = pipeline.loss_and_grads(state.params, batch, scale, key)
         losses, square_sums = name_losses(means), pipeline.square_sums(grads)
-        is_load = is_load_bias(grads)
-        norm = jnp.sqrt(square_sums.sum(where=~np.array(jax.tree.leaves(is_load))))
+        norm, is_load = norm_of(square_sums, grads), is_load_bias(grads)
         is_skipped = ~(jnp.isfinite(norm) & jnp.isfinite(losses["loss"]))
 
         def update(kept: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -195,6 +194,11 @@ def make_eval_step(pipeline: Pipeline) -> Any:
         return pipeline.loss(params, batch, 1.0)
 
     return jax.jit(eval_step)
+
+
+def norm_of(square_sums: jax.Array, params: Any) -> jax.Array:
+    """The global norm, from float32 "leaf" sums of squares of gradients of `params`; loads of experts are left out."""
+    return jnp.sqrt(square_sums.sum(where=~np.array(jax.tree.leaves(is_load_bias(params)))))
 
 
 def first_bad(squares: jax.Array) -> jax.Array:
