@@ -145,8 +145,10 @@ def test_the_page_of_the_cluster_experiment_takes_the_table(cluster):
 
 
 @pytest.mark.slow
-def test_kills_lose_nothing(tmp_path):
+@pytest.mark.parametrize("which", ["gpt", "experts"])
+def test_kills_lose_nothing(tmp_path, which):
     run = experiment("011_kills")
-    kills, wrong = run.measure(tmp_path, run.Size(num_steps=20, num_processes=1, schedule="1f1b"), num_kills=2, seed=3)
+    size = run.Size(num_steps=20, num_processes=1, schedule="1f1b", run=which)
+    kills, wrong = run.measure(tmp_path, size, num_kills=2, seed=3)
     assert wrong == []
     assert kills[0].num_half_written == 1  # so that it is a kill in the middle of a save

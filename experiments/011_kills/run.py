@@ -2,6 +2,7 @@
 
     python experiments/011_kills/run.py [--num_kills=20] [--num_steps=400] [--num_processes=1] [--schedule=1f1b]
         [--seed=0] [--folder=DIR]
+    python experiments/011_kills/run.py --run=experts --num_kills=10
     python experiments/011_kills/run.py --quick
 
 Half of the kills strike while a checkpoint is being written, as soon as its half-written folder is seen or a little
@@ -30,20 +31,27 @@ from jaxpipe.training.run_folder import METRICS
 
 ROOT = Path(__file__).parents[2]
 HEADS = (
-    *("kills", "left a half-written checkpoint", "came after the end", "starts that lost a complete checkpoint"),
+    *("run", "kills", "left a half-written checkpoint", "came after the end", "starts that lost a complete checkpoint"),
     *("rows of metrics that differ", "arrays of the last checkpoint that differ"),
 )
 QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # a start takes half as long, and computes the same every time
 MEASURED = ("tokens_per_s", "samples_per_s", "step_time_s", "step_time_median_s", "step_time_p10_s", "step_time_p90_s")
-RUN = [
-    "--config=configs/quickstart.py",
+RUNS = {
+    "gpt": ["--config=configs/quickstart.py", "--config.mesh.data=2", "--config.model.hidden_dropout=0.1"],
+    "experts": [
+        "--config=configs/quickstart_moe.py",
+        "--config.mesh.expert=2",
+        "--config.model.dispatch=capacity",
+        "--config.model.capacity_factor=0.8",
+        "--config.model.feed_forward=32",
+    ],
+}
+EVERY_RUN = [
     "--config.mesh.pipe=2",
-    "--config.mesh.data=2",
     "--config.pipeline.num_microbatches=4",
     "--config.model.num_layers=4",
     "--config.model.hidden=64",
     "--config.data.files=jaxpipe/**/*.py",
-    "--config.model.hidden_dropout=0.1",
     "--config.data.batch_size=16",
     "--config.train.eval_every=20",
     "--config.train.eval_batches=1",
@@ -72,17 +80,19 @@ class Kill:
 
 @dataclass(frozen=True)
 class Size:
-    """How long a run is, of how many processes, and with which schedule."""
+    """How long a run is, of how many processes, with which schedule, and which of RUNS it is."""
 
     num_steps: int
     num_processes: int
     schedule: str
+    run: str = "gpt"
 
 
 def start(workdir: Path, size: Size) -> subprocess.Popen:
     """The run, begun or gone on with, in a process group of its own."""
     arguments = [
-        *RUN,
+        *RUNS[size.run],
+        *EVERY_RUN,
         f"--config.train.steps={size.num_steps}",
         f"--config.pipeline.schedule={size.schedule}",
         f"--workdir={workdir}",
@@ -190,6 +200,7 @@ def measure(folder: Path, size: Size, *, num_kills: int, seed: int) -> tuple[lis
 def main() -> None:
     """Prints each kill, and a verdict."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--run", choices=RUNS, default="gpt", help="dense on two copies, or experts on two devices")
     parser.add_argument("--num_kills", type=int, default=20)
     parser.add_argument("--num_steps", type=int, default=400)
     parser.add_argument("--num_processes", type=int, default=1)
@@ -203,12 +214,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(flags.folder or temporary).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        size = Size(flags.num_steps, flags.num_processes, flags.schedule)
+        size = Size(flags.num_steps, flags.num_processes, flags.schedule, flags.run)
         kills, wrong = measure(folder, size, num_kills=flags.num_kills, seed=flags.seed)
         half_written = sum(one.num_half_written > 0 for one in kills)
         print("\n".join(wrong) or "the same parameters, optimizer, counters and losses as of the run without kills")
         ends = [sum(what in line for line in wrong) for what in ("went on from", "rows of", "arrays of")]
-        cells = [len(kills), half_written, late(kills, size), *ends]
+        cells = [size.run, len(kills), half_written, late(kills, size), *ends]
         print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}\n| {' | '.join(map(str, cells))} |")
     raise SystemExit(bool(wrong))
 

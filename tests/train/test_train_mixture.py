@@ -59,14 +59,19 @@ def test_words_and_balance_are_told_apart(mixture):
     assert (mixture / "run" / "expert_load.png").read_bytes().startswith(b"\x89PNG")
 
 
+def steps_of_bias(workdir, step):
+    """The biases after `step`, in terms of their rate."""
+    bias = read_array(workdir / CHECKPOINTS / str(step), "params.layers.feed_forward.load_bias")
+    assert bias.shape == (4, 4)
+    np.testing.assert_allclose(bias / 0.01, (bias / 0.01).round(), atol=1e-3)
+    assert 0 < abs(bias / 0.01).max() <= step + 1e-3
+    return (bias / 0.01).round()
+
+
 def test_the_bias_follows_the_loads_of_the_steps(mixture):
     """By its rate for each step, up where the load is less than the mean: it balances what it began with."""
-    rows, folder = metrics(mixture / "run"), mixture / "run" / CHECKPOINTS / "12"
-    bias = read_array(folder, "params.layers.feed_forward.load_bias")
-    assert bias.shape == (4, 4)
-    steps = bias / 0.01
-    np.testing.assert_allclose(steps, steps.round(), atol=1e-3)
-    assert 0 < abs(steps).max() <= 12
+    rows = metrics(mixture / "run")
+    steps_of_bias(mixture / "run", 12)
     assert rows[0]["load_bias"] == 0
     assert rows[-1]["load_bias"] < 0  # the mean of bias times load: what is chosen much has less
 
@@ -85,6 +90,15 @@ def test_a_run_goes_on_on_another_mesh(mixture):
     done = run("train", *files, *ARGUMENTS, *more, "--config.pipeline.schedule=1f1b", f"--workdir={mixture}/run")
     assert done.returncode == 0, done.stderr
     assert len(metrics(mixture / "run")) == 15
+
+
+def test_a_run_without_flush_balances_too(mixture):
+    files, more = [f"--config={mixture}/mixture.py", f"--workdir={mixture}/delayed"], ["--config.train.steps=2"]
+    done = run("train", *files, *ARGUMENTS, *more, "--config.pipeline.schedule=pipedream_2bw")
+    assert done.returncode == 0, done.stderr
+    found, steps = metrics(mixture / "delayed"), steps_of_bias(mixture / "delayed", 2)
+    assert [len(row["expert_load_most"]) for row in found] == [4, 4]
+    assert all((abs(one) <= 2).all() and one.max() > 0 > one.min() for one in steps)
 
 
 def test_it_is_sampled_and_evaluated(mixture):
