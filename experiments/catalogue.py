@@ -87,6 +87,15 @@ CATALOGUE = {
             *("clock, 1 2 1 1", "clock, measured"),
         ),
     ),
+    "027": Experiment(
+        needs="gpu-aot",
+        measured=(
+            *(f"held-out loss, step {step}" for step in (100, 200, 300, 400)),
+            *("fullest expert", "emptiest expert", "fullest of any layer", "emptiest of any layer"),
+        ),
+        compiled=("forward: compiled / needed", "backward: compiled / needed"),
+        writes=True,
+    ),
 }
 
 
