@@ -1,13 +1,14 @@
 """The round table of a run without flush, cut along time into the calls of one program.
 
-A call has four rounds for each microbatch of a batch, and the rounds of all calls have the same types. Call w begins
+A call has equally many rounds for each microbatch of a batch, and those of all calls have the same types. Call w begins
 with the first forward of batch w on the first device; the later ones still work on batch w-1 then. So a device's line
 of a call holds the end of one batch and the beginning of the next, and what is in flight goes from call to call. Call 0
 fills the pipeline, the last one drains it, and all others are equal: the program runs the middle one again and again.
 
 Two rounds of each call are for all devices together. In the first of them the last stage gives up the head's gradient
 of batch w-1, which is complete, before its first forward of batch w; in the second all others give up theirs of
-embedding and head, and the parameters that all stages share are updated.
+embedding and head, and the parameters that all stages share are updated. The collectives begin with the round, beside
+an action that is under way.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.lowering.exchange import NO_EXCHANGE
 from jaxpipe.lowering.pages import Pages
 from jaxpipe.lowering.parking import NO_PARKED_PAGES
-from jaxpipe.lowering.rounds import periodic_rounds
+from jaxpipe.lowering.rounds import REMOTE_ROUNDS, periodic_rounds
 from jaxpipe.lowering.table import RoundTable
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.schedule import Kind, Schedule
 
-PERIOD = 4  # rounds in which a device does one F and one B
 NO_EVENT, COLLECT_HEAD, UPDATE_SHARED = range(3)
 FILL, STEADY, DRAIN = range(3)  # forms of a call
 
@@ -119,45 +121,62 @@ def slots_in_turn(schedule: Schedule, rounds: np.ndarray) -> int:
     return most
 
 
-def lower_run(schedule: Schedule, *, layers_per_stage: tuple[int, ...] | None = None) -> RunTable:
+def lower_run(
+    schedule: Schedule, *, layers_per_stage: tuple[int, ...] | None = None, costs: Costs | None = None
+) -> RunTable:
     """Lowers a schedule of several batches without flush.
 
+    Rounds follow time, two for each forward, so that all devices are in the same rounds when they meet: an action
+    stands at the end of its length, in an even round, its message and an UPDATE in the odd one after it. A device that
+    is in the middle of a longer action when all meet does it in their round, so that nobody waits for it.
+
     Args:
-        schedule: a schedule that keeps the rules, of three batches or more, each of N >= D microbatches.
+        schedule: a schedule that keeps the rules, of two batches or more, each of N >= D microbatches.
         layers_per_stage: [stage] layers; by default one per stage.
+        costs: expected costs of actions; by default a backward takes two forwards.
 
     Raises:
         ScheduleError: its devices do not do one F and one B in turn.
 
     Example:
-        Two devices, two microbatches a batch: a call has 4 x 2 rounds and the two of all devices.
+        Two devices, two microbatches a batch: a call has 6 x 2 rounds and the two of all devices.
 
         >>> from jaxpipe.schedules import build
         >>> table = lower_run(build("pipedream_2bw", num_devices=2, num_microbatches=2))
         >>> table.rounds_per_call, table.num_types, table.pages.num_slots
-        (10, 6, 2)
+        (14, 6, 2)
     """
-    columns, size = schedule.columns, schedule.batch_size
-    rounds = _rounds(schedule)
+    columns = schedule.columns
+    lengths = (costs or Costs()).in_forwards()
+    period = int(REMOTE_ROUNDS * (lengths[Kind.F] + lengths[Kind.B]))
+    rounds = _rounds(schedule, period, lengths)
     is_first = (columns.kind == Kind.F) & (columns.microbatch == 0)
-    enters = rounds[is_first & (columns.stage == 0)].item()
+    rounds -= rounds[is_first & (columns.stage == 0)]
     last_forward = rounds[is_first & (columns.stage == schedule.num_stages - 1)].item()
     first_update = rounds[(columns.kind == Kind.UPDATE) & (columns.stage == 0) & (columns.microbatch == 0)].item()
-    per_call = PERIOD * size
-    # Rounds of a call, before those of all devices are put in. All are between two actions at the same time once in a
-    # period, when the even stages have done their F and not yet their B, and the odd ones their B and not yet their F.
-    collect = _congruent(last_forward - enters - PERIOD + 1)
-    update = _congruent(first_update - enters - per_call)
-    call, within = np.divmod(rounds - enters, per_call)
-    rounds = call * (per_call + 2) + within + (within >= collect) + (within >= update)
-    num_calls = schedule.num_batches + 1
-    types = np.insert(np.arange(per_call) % PERIOD, [collect, update], [PERIOD, PERIOD + 1])
-    events = np.insert(np.full(per_call, NO_EVENT), [collect, update], [COLLECT_HEAD, UPDATE_SHARED])
+    per_call, num_calls = period * schedule.batch_size, schedule.num_batches + 1
+    # Rounds of a call before which all meet: after the last stage's last F of a batch; after the first one's UPDATE, the
+    # last of all, since counts of the optimizer advance then.
+    meetings = [last_forward - period + 1, first_update + 1 - per_call]
+    meetings = [max(meetings[0], 0), max(*meetings, 0)]
+    call, within = np.divmod(rounds, per_call)
+    started = call * (per_call + len(meetings)) + within + sum(within >= meeting for meeting in meetings)
+    taken = started.copy()
+    for number, meeting in enumerate(meetings):
+        for each in range(num_calls):
+            under_way = _under_way(schedule, rounds, lengths, each * per_call + meeting)
+            if number:  # the first stage's sums change hands
+                under_way &= columns.stage > 0
+            taken[under_way] = each * (per_call + len(meetings)) + meeting + number
+    position = np.arange(per_call) % period
+    # Actions in even rounds; in odd ones messages, which need rounds of their own, and UPDATE.
+    types = np.insert(np.where(position % 2, position // 2 + 1, 0), meetings, [period // 2 + 1, period // 2 + 2])
+    events = np.insert(np.full(per_call, NO_EVENT), meetings, [COLLECT_HEAD, UPDATE_SHARED])
     return RunTable(
         schedule,
         layers_per_stage or (1,) * schedule.num_stages,
-        rounds,
-        rounds + 1,
+        taken,
+        started + 1,
         np.tile(types, num_calls),
         NO_PARKED_PAGES,
         NO_EXCHANGE,
@@ -166,17 +185,24 @@ def lower_run(schedule: Schedule, *, layers_per_stage: tuple[int, ...] | None = 
     )
 
 
-def _congruent(earliest: int) -> int:
-    """The first round from `earliest` on before which all devices meet without waiting."""
-    return earliest + (1 - earliest) % PERIOD
+def _under_way(schedule: Schedule, rounds: np.ndarray, lengths: np.ndarray, meeting: int) -> np.ndarray:
+    """[A] whether a B begins before and ends after the time of round `meeting`, and can take that round."""
+    columns, message = schedule.columns, dependencies(schedule).message
+    begun = rounds - REMOTE_ROUNDS * lengths[columns.kind] + 1
+    before = np.where(columns.position > 0, np.roll(rounds, 1), meeting - 1)
+    is_own = columns.device[message] == columns.device
+    arrived = np.where(message < 0, meeting - 1, rounds[message] + ~is_own)
+    is_under_way = (columns.kind == Kind.B) & (begun < meeting) & (rounds >= meeting)
+    return is_under_way & (before < meeting) & (arrived < meeting)
 
 
-def _rounds(schedule: Schedule) -> np.ndarray:
-    """[A] rounds of `PERIOD`; an UPDATE takes the round after the last backward of its batch."""
+def _rounds(schedule: Schedule, period: int, lengths: np.ndarray) -> np.ndarray:
+    """[A] rounds that follow time; an UPDATE takes the round after the last backward of its batch."""
     columns = schedule.columns
     is_update = columns.kind == Kind.UPDATE
     kept = tuple(tuple(action for action in row if action.kind is not Kind.UPDATE) for row in schedule.rows)
-    found = periodic_rounds(Schedule(schedule.name, schedule.placement, schedule.num_microbatches, kept), PERIOD)
+    compute = Schedule(schedule.name, schedule.placement, schedule.num_microbatches, kept)
+    found = periodic_rounds(compute, period, lengths=lengths)
     rounds = np.zeros(len(is_update), int)
     if found is not None:
         rounds[~is_update] = found
@@ -186,7 +212,7 @@ def _rounds(schedule: Schedule) -> np.ndarray:
         raise ScheduleError(
             explain(
                 f"{schedule.name!r} cannot be cut into calls.",
-                rule=f"periodic-run: every device does one F and one B every {PERIOD} rounds, and an UPDATE between",
+                rule="periodic-run: every device does one F and one B in turn, and an UPDATE after each batch",
                 repair="use 'pipedream_2bw'",
             )
         )

@@ -86,7 +86,7 @@ class DelayedPipeline(Pipeline):
         check(schedule)
         super().__init__(one_batch(schedule), mesh, functions, **options)
         self.run_schedule = schedule
-        self.run_table = lower_run(schedule, layers_per_stage=self.layers_per_stage)
+        self.run_table = lower_run(schedule, layers_per_stage=self.layers_per_stage, costs=options.get("costs"))
 
     def shapes(self, params: PyTree, batch: PyTree, *, random: bool = True) -> StepShapes:
         """Every shape of a call on one device; arguments and errors are those of `Pipeline.shapes`.

@@ -113,6 +113,8 @@ def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry
     landed = channels.send_pages(table, round_type, carry.send_buffer_pages)
     gradients = channels.send_grads(table, round_type, carry.send_buffer_grads)
     met = over_pipe.exchange(table, round_type, actions, row.ends, carry.state.ends) if row.ends else {}
+    if actions.updates:
+        met = actions.updates.exchange(table, round_type, row, carry.state)
 
     # 2. The action of this device, if any; every device traces all kinds that any device has in rounds of this type.
     state = carry.state
@@ -120,8 +122,6 @@ def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry
         state = actions.run(Kind(kind), row, state)
     if actions.has_reductions and table.follows_completion[round_type]:
         state = actions.reduce(carry.complete, state)
-    if actions.updates:
-        state = actions.updates.meet(table, round_type, row, state)
 
     # 3. Nothing below this barrier moves above it, and the permutes do not move below the action.
     arrived, landed, gradients, own, grads, met = lax.optimization_barrier(
@@ -132,14 +132,19 @@ def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry
     inbox = channels.store_messages(table, round_type, row, arrived, own, carry.inbox)
     message = channels.read_message(table, round_type, row, arrived, own, inbox)
     state = channels.store_pages(row, landed, state._replace(message=message, grads=grads))
-    state = over_pipe.store(actions, row.ends, met, state) if met else state
+    if met:
+        state = (
+            actions.updates.store(table, round_type, row, met, state)
+            if actions.updates
+            else over_pipe.store(actions, row.ends, met, state)
+        )
     pages, state = channels.read_pages(table, round_type, row, carry.send_buffer_pages, state)
     state = channels.add_grads(actions.shapes.sent_layer, row, gradients, state)
     leaving, state = channels.read_grads(
         actions.shapes.sent_layer, table, round_type, row, carry.send_buffer_grads, state
     )
     produces_none = (row.kind == IDLE) | (row.kind == Kind.W)
-    if table.collectives:  # S and T leave entries
+    if table.collectives or actions.updates:  # S and T leave entries, UPDATE weights
         produces_none |= row.kind > Kind.W
     out = jnp.where(produces_none, carry.out, own) if table.has_delays else own
     return Carry(state, out, inbox, pages, leaving, jnp.where(row.completes == 1, row.chunk, IDLE))

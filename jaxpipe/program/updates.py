@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxpipe.lowering.run_table import COLLECT_HEAD, NO_EVENT, UPDATE_SHARED, RunTable
+from jaxpipe.lowering.run_table import COLLECT_HEAD, UPDATE_SHARED, RunTable
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.program.partition import Part, sum_of_parts
@@ -105,9 +105,12 @@ class Updates:
             sums,
             parts,
         )
-        run, masters, squares = self._step(
+        grads = {"shared": {}, "layers": grads}
+        squares, is_good = self._checked(grads)
+        run, masters = self._step(
             run,
-            {"shared": {}, "layers": grads},
+            grads,
+            is_good,
             lambda tree: {"shared": {}, "layers": _slices(tree["layers"], at)},
             lambda tree, one: {**tree, "layers": _written(tree["layers"], one["layers"], at)},
         )
@@ -123,70 +126,84 @@ class Updates:
 
     # ---- What all stages share
 
-    def meet(self, table: Any, round_type: int, row: Row, state: State) -> State:
-        """Returns `state` after what all devices do together in a round of this type."""
+    def exchange(self, table: Any, round_type: int, row: Row, state: State) -> PyTree:
+        """What all devices tell each other in a round of this type; begins with the round, as messages do.
+
+        In a call without the event nobody gives anything, and nothing is stored.
+        """
         assert isinstance(table, RunTable)
+        event, run = table.event_of_type[round_type], state.run
+        is_on = row.run.event == event
+        if event == COLLECT_HEAD:
+            head = self._given(state.grads["shared"], is_on & is_last_stage())
+            return head, self._copies(run.masters["shared"], self.parts["shared"])
+        if event == UPDATE_SHARED:
+            others = self._given(state.grads["shared"], is_on & ~is_last_stage())
+            grads = {"shared": jax.tree.map(jnp.add, run.head, others), "layers": {}}
+            return grads, self._checked(grads)
+        return ()
+
+    def store(self, table: Any, round_type: int, row: Row, met: PyTree, state: State) -> State:
+        """Returns `state` with what `exchange` has brought; the sums that were given are zeros."""
         event = table.event_of_type[round_type]
-        if event == NO_EVENT:
-            return state
-        act = {COLLECT_HEAD: self._collect_head, UPDATE_SHARED: self._update_shared}[event]
-        # All devices take the same branch, so that they may meet in it.
-        return cond_in_place(row.run.event == event, act, state)
+        act = {COLLECT_HEAD: self._store_head, UPDATE_SHARED: self._update_shared}[event]
+        return cond_in_place(row.run.event == event, lambda state: act(state, *met), state)
 
-    def _collect_head(self, state: State) -> State:
-        run = state.run
-        head, sums = self._given_up(state.grads["shared"], is_last_stage())
-        copies = self._copies(run.masters["shared"], self.parts["shared"])
-        run = run._replace(head=head, copies={**run.copies, "shared": copies})
-        return state._replace(run=run, grads={**state.grads, "shared": sums})
+    def _store_head(self, state: State, head: PyTree, copies: PyTree) -> State:
+        run = state.run._replace(head=head, copies={**state.run.copies, "shared": copies})
+        return self._without_given(state._replace(run=run), is_last_stage())
 
-    def _update_shared(self, state: State) -> State:
-        run = state.run
-        others, sums = self._given_up(state.grads["shared"], ~is_last_stage())
-        grads = jax.tree.map(jnp.add, run.head, others)
-        run, _, squares = self._step(
-            run,
-            {"shared": grads, "layers": {}},
+    def _update_shared(self, state: State, grads: PyTree, checked: tuple[PyTree, jax.Array]) -> State:
+        run, _ = self._step(
+            state.run,
+            grads,
+            checked[1],
             lambda tree: {"shared": tree["shared"], "layers": {}},
             lambda tree, some: {**tree, "shared": some["shared"]},
         )
-        run = run._replace(squares={**run.squares, "shared": squares["shared"]})
-        return state._replace(run=run, grads={**state.grads, "shared": sums})
+        run = run._replace(squares={**run.squares, "shared": checked[0]["shared"]})
+        return self._without_given(state._replace(run=run), ~is_last_stage())
 
-    def _given_up(self, sums: PyTree, is_given: jax.Array) -> tuple[PyTree, PyTree]:
-        """The sum of `sums` over the devices for which `is_given`, by parts; and what they keep, zeros."""
+    def _given(self, sums: PyTree, is_given: jax.Array) -> PyTree:
+        """The sum of `sums` over the devices for which `is_given`, this device's parts."""
 
-        def given(leaf: jax.Array, part: Any) -> jax.Array:
+        def given(leaf: jax.Array, part: Part) -> jax.Array:
             return part.reduce(jnp.where(is_given, leaf, 0.0), deterministic=self.deterministic)
 
-        kept = jax.tree.map(lambda leaf: jnp.where(is_given, 0.0, leaf), sums)
-        return jax.tree.map(given, sums, self.parts["shared"]), kept
+        return jax.tree.map(given, sums, self.parts["shared"])
+
+    def _without_given(self, state: State, is_given: jax.Array) -> State:
+        shared = jax.tree.map(lambda leaf: jnp.where(is_given, 0.0, leaf), state.grads["shared"])
+        return state._replace(grads={**state.grads, "shared": shared})
 
     # ---- One step of the optimizer
 
     def _step(
-        self, run: Updated, grads: PyTree, choose: Callable[[PyTree], PyTree], put: Callable[[PyTree, PyTree], PyTree]
-    ) -> tuple[Updated, PyTree, PyTree]:
+        self,
+        run: Updated,
+        grads: PyTree,
+        is_good: jax.Array,
+        choose: Callable[[PyTree], PyTree],
+        put: Callable[[PyTree, PyTree], PyTree],
+    ) -> tuple[Updated, PyTree]:
         """The optimizer's step on some parameters; without a finite gradient they stay as they are.
 
         Args:
             run: what it changes.
             grads: gradients of these parameters, this device's parts.
+            is_good: whether they are finite.
             choose: a tree like the parameters -> these of it.
             put: such a tree, and some of it changed -> the whole.
 
         Returns:
-            What it has changed, without compute copies and squares; the masters of these parameters; and squares of
-            their gradients.
+            What it has changed, without compute copies and squares; and the masters of these parameters.
         """
         is_staged = self.optimizer.is_staged
         nodes, structure = jax.tree.flatten(run.optimizer, is_leaf=is_staged)
         held = [choose(node) if is_staged(node) else node for node in nodes]
 
-        def compute(walk: tuple[PyTree, list[PyTree], PyTree, jax.Array]) -> tuple:
-            masters, held, _, _ = walk
-            squares = jax.tree.map(lambda leaf: jnp.square(leaf).sum(), grads)
-            is_good = self._is_finite(squares)
+        def compute(walk: tuple[PyTree, list[PyTree]]) -> tuple[PyTree, list[PyTree]]:
+            masters, held = walk
             clipped = jax.tree.map(lambda leaf: self.shrink * leaf, grads)
             changed, after = self._updated(clipped, masters, held, structure)
 
@@ -197,12 +214,11 @@ class Updates:
             after = [
                 keep(new, old) if is_staged(node) else new for node, new, old in zip(nodes, after, held, strict=True)
             ]
-            return keep(changed, masters), after, squares, is_good
+            return keep(changed, masters), after
 
         # In its own guard, so that all is read before anything is written; else XLA would copy whole arrays for the
         # readers.
-        walk = choose(run.masters), held, jax.tree.map(lambda _: jnp.zeros(()), grads), jnp.zeros((), bool)
-        masters, after, squares, is_good = cond_in_place(run.num_left_out >= 0, compute, walk)
+        masters, after = cond_in_place(run.num_left_out >= 0, compute, (choose(run.masters), held))
         is_shared = bool(grads["shared"])
         nodes = [
             put(node, new) if is_staged(node) else (new if is_shared else node)
@@ -215,14 +231,15 @@ class Updates:
             optimizer=jax.tree.unflatten(structure, nodes),
             num_left_out=run.num_left_out + (~is_good & is_counted).astype(jnp.int32),
         )
-        return run, masters, squares
+        return run, masters
 
-    def _is_finite(self, squares: PyTree) -> jax.Array:
-        """Whether the sums of `squares` over the devices that hold parts are finite; the same on all these devices."""
+    def _checked(self, grads: PyTree) -> tuple[PyTree, jax.Array]:
+        """Squares of the gradients of this device's parts; and whether those of all devices with parts are finite."""
+        squares = jax.tree.map(lambda leaf: jnp.square(leaf).sum(), grads)
         parts = [part for name in sorted(squares) if squares[name] for part in jax.tree.leaves(self.parts[name])]
         beside = ("pipe",) if squares["layers"] else ()
         totals = sum_of_parts(jax.tree.leaves(squares), parts, beside=beside, deterministic=self.deterministic)
-        return jnp.isfinite(totals.sum())
+        return squares, jnp.isfinite(totals.sum())
 
     def _updated(
         self, grads: PyTree, masters: PyTree, held: list[PyTree], structure: Any

@@ -13,8 +13,8 @@ from jaxpipe.schedules import Costs, Kind, build
 SIZES = [(d, n) for d in (2, 3, 4, 7, 8, 16) for n in sorted({d, d + 1, 3 * d + 1})]
 
 
-def table_of(num_devices, size, *, num_batches=4):
-    return lower(build("pipedream_2bw", num_devices=num_devices, num_microbatches=size, num_batches=num_batches))
+def table_of(num_devices, size, *, costs=None):
+    return lower(build("pipedream_2bw", num_devices=num_devices, num_microbatches=size, num_batches=4), costs=costs)
 
 
 def grids(table):
@@ -40,11 +40,27 @@ def test_the_calls_between_the_first_and_the_last_are_equal(num_devices, size):
 
 @pytest.mark.parametrize(("num_devices", "size"), SIZES)
 def test_no_device_waits_in_the_steady_state(num_devices, size):
-    table = table_of(num_devices, size)
-    for backward in (2.0, 1.0, 3.0):
-        end = replay(table, Costs(backward=backward)).end[table.rounds_per_call - 1 :: table.rounds_per_call]
-        period = (end[2] - end[1]).max()
-        assert period == pytest.approx((1 + backward) * size)  # 1 % is asked for
+    for backward in (1.0, 2.0, 3.0):
+        costs = Costs(backward=backward)
+        table = table_of(num_devices, size, costs=costs)
+        assert period(table, costs) == pytest.approx((1 + backward) * size)  # 1 % is asked for
+
+
+def period(table, costs):
+    """The time from one call to the next."""
+    end = replay(table, costs).end[table.rounds_per_call - 1 :: table.rounds_per_call]
+    return (end[2] - end[1]).max()
+
+
+def test_devices_wait_a_little_where_they_meet_if_a_backward_is_no_whole_number_of_forwards():
+    costs = Costs(backward=2.3)
+    assert 1.0 < period(table_of(8, 8, costs=costs), costs) / (3.3 * 8) < 1.06
+
+
+def test_an_action_that_is_under_way_takes_the_round_in_which_all_meet():
+    table = table_of(8, 8)
+    waiting = replace(table, rounds=table.send_round - 1)  # all begin after it
+    assert period(waiting, Costs()) > 1.05 * period(table, Costs())
 
 
 @pytest.mark.parametrize(("num_devices", "size"), SIZES)
@@ -52,7 +68,7 @@ def test_storage_is_that_of_1f1b_and_no_message_waits(num_devices, size):
     table, of_1f1b = table_of(num_devices, size), lower(build("1f1b", num_devices=num_devices, num_microbatches=size))
     assert table.num_slots == of_1f1b.num_slots == num_devices
     assert table.inbox.num_inbox == 0
-    assert table.num_traced_actions <= 6
+    assert table.num_traced_actions <= 8
 
 
 def test_all_devices_meet_twice_a_call_for_what_they_share():
