@@ -155,8 +155,8 @@ def lower_run(
     last_forward = rounds[is_first & (columns.stage == schedule.num_stages - 1)].item()
     first_update = rounds[(columns.kind == Kind.UPDATE) & (columns.stage == 0) & (columns.microbatch == 0)].item()
     per_call, num_calls = period * schedule.batch_size, schedule.num_batches + 1
-    # Rounds of a call before which all meet: after the last stage's last F of a batch; after the first one's UPDATE, the
-    # last of all, since counts of the optimizer advance then.
+    # Rounds of a call before which all meet: after the last stage's last F of a batch; and after the first stage's
+    # UPDATE, the last of all, since counts of the optimizer advance then.
     meetings = [last_forward - period + 1, first_update + 1 - per_call]
     meetings = [max(meetings[0], 0), max(*meetings, 0)]
     call, within = np.divmod(rounds, per_call)

@@ -16,7 +16,7 @@ def trace(path, *, layers_per_stage=(3, 3, 3, 3), recompute="none"):
     config.model.recompute = recompute
     schedule = build("1f1b", num_devices=4, num_microbatches=8)
     setup: Any = SimpleNamespace(
-        pipeline=SimpleNamespace(schedule=schedule, layers_per_stage=layers_per_stage),
+        pipeline=SimpleNamespace(run_schedule=schedule, layers_per_stage=layers_per_stage),
         costs=expected_costs(config),
     )
     write_timeline(path, setup)
