@@ -62,6 +62,20 @@ def one_batch(schedule: Schedule) -> Schedule:
     return Schedule(schedule.name, schedule.placement, size, rows)
 
 
+def _check_delays(schedule: Schedule) -> None:
+    """Raises CompileError for delays, or numbers of stages and batches, that the program does not run."""
+    if set(schedule.delays) != {1} or schedule.placement.num_chunks > 1 or schedule.num_batches < NUM_LAPS:
+        raise CompileError(
+            explain(
+                f"schedule {schedule.name!r} has delays={schedule.delays}, num_batches={schedule.num_batches}, and"
+                f" {schedule.placement.num_chunks} stages on a device.",
+                rule="run-of-delay-one: without flush the program has two versions of the weights, one stage on a "
+                "device, and at least two batches to cut its calls from",
+                repair="use 'pipedream_2bw'",
+            )
+        )
+
+
 class DelayedPipeline(Pipeline):
     """The pipeline of a schedule without flush; as a `Pipeline` it is that of one batch, with a flush.
 
@@ -76,7 +90,7 @@ class DelayedPipeline(Pipeline):
         """Lowers `schedule` for `mesh`; compiles nothing yet.
 
         Args:
-            schedule: a schedule of three batches or more that keeps the rules, each batch with a delay of one.
+            schedule: a schedule that keeps the rules, of two batches or more, with a delay of one on every stage.
             mesh, functions, options: as of `Pipeline`.
 
         Raises:
@@ -84,6 +98,7 @@ class DelayedPipeline(Pipeline):
             CompileError: as of `Pipeline`.
         """
         check(schedule)
+        _check_delays(schedule)
         super().__init__(one_batch(schedule), mesh, functions, **options)
         self.run_schedule = schedule
         self.run_table = lower_run(schedule, layers_per_stage=self.layers_per_stage, costs=options.get("costs"))

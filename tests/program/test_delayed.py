@@ -233,3 +233,11 @@ def test_an_embedding_that_is_not_linear_is_refused():
     with pytest.raises(CompileError, match="rule one-shared-copy") as error:
         pipeline.shapes(pipeline.to_stages(random_params(config)), batch_of(0, 2))
     assert "token" in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [{"delays": (2, 2)}, {"delays": (1, 2)}])
+def test_other_delays_are_refused(changes):
+    config = config_of("gpt", num_layers=2)
+    schedule = replace(build("pipedream_2bw", num_devices=2, num_microbatches=2), **changes)
+    with pytest.raises(CompileError, match="rule run-of-delay-one"):
+        pipeline_of(schedule, config)
