@@ -164,25 +164,11 @@ def optimizer_and_step(
     rate = learning_rate(config) if optimizer is None else None
     reads_matrices = optimizer is None and config.optimizer.name in READS_MATRICES
     optimizer = optimizer or make_optimizer(config)
+    fields = {"max_grad_norm": config.optimizer.max_grad_norm, "dropout_seed": dropout_seed(config, model)}
     if isinstance(pipeline, DelayedPipeline):
-        return optimizer, DelayedStep(
-            model,
-            pipeline,
-            optimizer,
-            rate,
-            max_grad_norm=config.optimizer.max_grad_norm,
-            dropout_seed=dropout_seed(config, model),
-            num_steps=config.train.steps,
-            reads_matrices=reads_matrices,
-        )
-    step = make_train_step(
-        model,
-        pipeline,
-        optimizer,
-        rate,
-        max_grad_norm=config.optimizer.max_grad_norm,
-        dropout_seed=dropout_seed(config, model),
-    )
+        more = {"num_steps": config.train.steps, "reads_matrices": reads_matrices}
+        return optimizer, DelayedStep(model, pipeline, optimizer, rate, **fields, **more)
+    step = make_train_step(model, pipeline, optimizer, rate, **fields)
     return optimizer, step
 
 
