@@ -15,6 +15,7 @@ from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.layers import SHAPES, Shape, config_of
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.estimate import Roofline, setting_of
+from jaxpipe.estimate.times import Times
 from jaxpipe.measure.measurement import measure
 
 NUM_LAYERS = 1  # of each stage
@@ -40,10 +41,14 @@ def _stages(size: Size, shape: Shape) -> Record:
         num_repeats=size.num_repeats,
     )
     record: Record = {"costs": found.to_json()}
-    record["ms"] = {name.removesuffix("_s"): 1e3 * each for name, each in asdict(found.times[shape.batch]).items()}
+    record["ms"] = _milliseconds(found.times[shape.batch])
     record["spread"] = found.spread_ratio[shape.batch]
     if size.hardware:
         topology = Topology(size.hardware, 1, 1)
-        times = asdict(Roofline(size.hardware).times(setting_of(config, topology)))
-        record["estimated_ms"] = {name.removesuffix("_s"): 1e3 * each for name, each in times.items()}
+        record["estimated_ms"] = _milliseconds(Roofline(size.hardware).times(setting_of(config, topology)))
     return record
+
+
+def _milliseconds(times: Times) -> dict[str, float]:
+    """The times that are known, by name."""
+    return {name.removesuffix("_s"): 1e3 * each for name, each in asdict(times).items() if each is not None}

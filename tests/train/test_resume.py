@@ -19,8 +19,8 @@ def stop_after(step, monkeypatch):
     """A signal comes while the row of `step` is written."""
     write = MetricsWriter.write
 
-    def write_and_stop(self, number, numbers):
-        write(self, number, numbers)
+    def write_and_stop(self, number, *found):
+        write(self, number, *found)
         if number == step:
             signal.raise_signal(signal.SIGTERM)
 

@@ -28,8 +28,8 @@ def whole(tmp_path_factory):
 def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
     write = MetricsWriter.write
 
-    def write_and_stop(self, number, found):
-        write(self, number, found)
+    def write_and_stop(self, number, *found):
+        write(self, number, *found)
         if number == 5:
             signal.raise_signal(signal.SIGTERM)
 
