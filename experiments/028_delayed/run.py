@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,9 @@ def measure(records: list[Record]) -> list[Record]:
 
 def document(records: list[Record]) -> str:
     """The table: a row for each schedule and optimizer."""
-    heads = ["schedule", "optimizer", *(f"seed {seed}" for seed in SEEDS), "mean", "against 1f1b"]
+    records = complete(records)
+    seeds = dict.fromkeys(record["seed"] for record in records)
+    heads = ["schedule", "optimizer", *(f"seed {seed}" for seed in seeds), "mean", "against 1f1b"]
     rows = []
     for schedule, optimizer in dict.fromkeys((record["schedule"], record["optimizer"]) for record in records):
         found = finals(records, schedule, optimizer)
@@ -76,6 +79,13 @@ def document(records: list[Record]) -> str:
         rows.append([schedule, optimizer, *(f"{loss:.4f}" for loss in found), f"{statistics.mean(found):.4f}"])
         rows[-1].append("-" if schedule == FLUSH else f"{behind:+.4f}")
     return f"Held-out loss after the last step, nats per byte.\n\n{markdown(heads, rows)}"
+
+
+def complete(records: list[Record]) -> list[Record]:
+    """The records of the seeds of which all runs are there."""
+    num_settings = len(settings()) // len(SEEDS)
+    count = Counter(record["seed"] for record in records)
+    return [record for record in records if count[record["seed"]] == num_settings]
 
 
 def finals(records: list[Record], schedule: str, optimizer: str) -> list[float]:
@@ -90,7 +100,7 @@ def picture(records: list[Record]) -> bytes:
 
     figure = Figure(figsize=(6, 3.5), dpi=120, layout="tight")
     axes = figure.add_subplot()
-    for record in records:
+    for record in complete(records):
         schedule, optimizer, losses = record["schedule"], record["optimizer"], record["losses"]
         label = f"{schedule}, {optimizer}" if record["seed"] == SEEDS[0] else None
         style = "--" if schedule == FLUSH else "-"
