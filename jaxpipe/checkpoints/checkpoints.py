@@ -160,7 +160,7 @@ class Checkpoints:
         def read(chosen: Choice) -> tuple[int, Any]:
             folder = chosen.folder
             saved, wanted = read_whole(folder, lambda: shapes(folder)), form
-            if not any(name.startswith(_OLDER) for name in saved):
+            if like.older and not any(name.startswith(_OLDER) for name in saved):
                 wanted = StateForm(replace(like, older=None), like.params, self._pipeline)
             check_same(saved, wanted.shapes, folder=folder)
             if not self._read_only:

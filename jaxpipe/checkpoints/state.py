@@ -13,19 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import optax
 
 from jaxpipe.checkpoints.arrays import Arrays
 from jaxpipe.program import Pipeline
 from jaxpipe.program.partition import Part
 from jaxpipe.program.staged_params import Canonical
+from jaxpipe.program.updates import is_masked
 
 GROUP_BYTES = 2**28  # of leaves copied at the same time, on a device; a larger leaf is copied alone
-
-
-def is_masked(node: Any) -> bool:
-    """Whether optax has left a parameter out here, because it belongs to another group."""
-    return isinstance(node, optax.MaskedNode)
 
 
 def has_tree_of(params: Any) -> Callable[[Any], bool]:

@@ -111,13 +111,10 @@ def slots_in_turn(schedule: Schedule, rounds: np.ndarray) -> int:
     """
     columns, most = schedule.columns, 1
     for stage in range(schedule.num_stages):
-        start, end = (
-            rounds[(columns.stage == stage) & (columns.kind == kind)][
-                np.argsort(columns.microbatch[(columns.stage == stage) & (columns.kind == kind)])
-            ]
-            for kind in (Kind.F, Kind.B)
-        )
-        most = max(most, *(int(np.sum(start <= done)) - index for index, done in enumerate(end.tolist())))
+        # Both rise, since each device takes the microbatches in turn.
+        start, end = (rounds[(columns.stage == stage) & (columns.kind == kind)] for kind in (Kind.F, Kind.B))
+        held = np.searchsorted(start, end, side="right") - np.arange(len(end))
+        most = max(most, int(held.max()))
     return most
 
 

@@ -259,10 +259,10 @@ class Updates:
             if not (isinstance(node, dict) and node.keys() == {"shared", "layers"}):
                 return node
             layers = jax.tree.map(
-                lambda leaf, part: leaf if _is_masked(leaf) else function(part, leaf, num_leading=2),
+                lambda leaf, part: leaf if is_masked(leaf) else function(part, leaf, num_leading=2),
                 node["layers"],
                 self.parts["layers"],
-                is_leaf=_is_masked,
+                is_leaf=is_masked,
             )
             return {**node, "layers": layers}
 
@@ -275,7 +275,7 @@ class Updates:
         )
 
 
-def _is_masked(node: Any) -> bool:
+def is_masked(node: Any) -> bool:
     """Whether optax has left a parameter out here, because it belongs to another group."""
     return isinstance(node, optax.MaskedNode)
 

@@ -14,10 +14,11 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.checkpoints.state import has_tree_of, is_masked
+from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.mesh import MEASURED
 from jaxpipe.program import Pipeline
 from jaxpipe.program.delayed import DelayedPipeline
+from jaxpipe.program.updates import is_masked
 from jaxpipe.training.optimizer import is_load_bias
 from jaxpipe.training.task import Trained
 
