@@ -98,7 +98,8 @@ def _measure(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     pipelined, unpipelined = pair.compile_pipelined(), pair.compile_unpipelined()
     for warm_up in (pipelined, unpipelined):
         timed(warm_up)
-    pairs = [(timed(pipelined), timed(unpipelined)) for _ in range(num_repeats)]
+    num_steps = pair.steps_in_a_row
+    pairs = [(timed(pipelined, num_steps=num_steps), timed(unpipelined)) for _ in range(num_repeats)]
     pipeline, one = (median(list(timings)) for timings in zip(*pairs, strict=True))
     return {
         "pipelined_cpu_s": pipeline.cpu_s,
@@ -124,9 +125,9 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     is_first = jax.process_index() == 0
     steps, rounds, alone, crowded = [], [], [], []
     for _ in range(num_repeats):
-        for call, timings in ((pipelined, steps), (idle, rounds)):
+        for call, num_steps, timings in ((pipelined, pair.steps_in_a_row, steps), (idle, 1, rounds)):
             multihost_utils.sync_global_devices("together")
-            timings.append(timed(call))
+            timings.append(timed(call, num_steps=num_steps))
         multihost_utils.sync_global_devices("alone")
         if is_first:
             alone.append(timed(unpipelined))

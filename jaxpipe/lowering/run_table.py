@@ -5,14 +5,15 @@ with the first forward of batch w on the first device; the later ones still work
 of a call holds the end of one batch and the beginning of the next, and what is in flight goes from call to call. Call 0
 fills the pipeline, the last one drains it, and all others are equal: the program runs the middle one again and again.
 
-Two rounds of each call are for all devices together. In the first of them the last stage gives up the head's gradient
-of batch w-1, which is complete, before its first forward of batch w; in the second all others give up theirs of
-embedding and head, and the parameters that all stages share are updated. The collectives begin with the round, beside
-an action that is under way.
+Three rounds of each call are for all devices together. In the first the last stage gives up the head's gradient of
+batch w-1, which is complete, before its first forward of batch w; in the second all others give up theirs of embedding
+and head; in the third all devices learn whether these are finite, and what the batch measured, and update the
+parameters that all stages share. The collectives begin with the round, beside an action that is under way.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,14 +23,17 @@ from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.lowering.exchange import NO_EXCHANGE
 from jaxpipe.lowering.pages import Pages
 from jaxpipe.lowering.parking import NO_PARKED_PAGES
+from jaxpipe.lowering.replay import replay
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS, periodic_rounds
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
 
-NO_EVENT, COLLECT_HEAD, UPDATE_SHARED = range(3)
+NO_EVENT, *MEETINGS = NO_EVENT, COLLECT_HEAD, COLLECT_OTHERS, UPDATE_SHARED = range(4)
 FILL, STEADY, DRAIN = range(3)  # forms of a call
+_TOLERANCE = 1e-9  # of makespans
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -119,7 +123,11 @@ def slots_in_turn(schedule: Schedule, rounds: np.ndarray) -> int:
 
 
 def lower_run(
-    schedule: Schedule, *, layers_per_stage: tuple[int, ...] | None = None, costs: Costs | None = None
+    schedule: Schedule,
+    *,
+    layers_per_stage: tuple[int, ...] | None = None,
+    costs: Costs | None = None,
+    blocking: bool = False,
 ) -> RunTable:
     """Lowers a schedule of several batches without flush.
 
@@ -131,44 +139,77 @@ def lower_run(
         schedule: a schedule that keeps the rules, of two batches or more, each of N >= D microbatches.
         layers_per_stage: [stage] layers; by default one per stage.
         costs: expected costs of actions; by default a backward takes two forwards.
+        blocking: whether a permute holds up both of its devices. Then an action cannot run beside a meeting, and
+            meetings stand where they cost the least by that clock.
 
     Raises:
         ScheduleError: its devices do not do one F and one B in turn.
 
     Example:
-        Two devices, two microbatches a batch: a call has 6 x 2 rounds and the two of all devices.
+        Two devices, two microbatches a batch: a call has 6 x 2 rounds and the three of all devices.
 
         >>> from jaxpipe.schedules import build
         >>> table = lower_run(build("pipedream_2bw", num_devices=2, num_microbatches=2))
         >>> table.rounds_per_call, table.num_types, table.pages.num_slots
-        (14, 6, 2)
+        (15, 7, 2)
     """
-    columns = schedule.columns
+    columns, batch_size = schedule.columns, schedule.batch_size
     lengths = (costs or Costs()).in_forwards()
     period = int(REMOTE_ROUNDS * (lengths[Kind.F] + lengths[Kind.B]))
+    per_call = period * batch_size
     rounds = _rounds(schedule, period, lengths)
-    is_first = (columns.kind == Kind.F) & (columns.microbatch == 0)
-    rounds -= rounds[is_first & (columns.stage == 0)]
-    last_forward = rounds[is_first & (columns.stage == schedule.num_stages - 1)].item()
-    first_update = rounds[(columns.kind == Kind.UPDATE) & (columns.stage == 0) & (columns.microbatch == 0)].item()
+
+    def round_of(kind: Kind, stage: int, microbatch: int) -> int:
+        is_it = (columns.kind == kind) & (columns.stage == stage) & (columns.microbatch == microbatch)
+        return rounds[is_it].item()
+
+    rounds -= round_of(Kind.F, 0, 0)
+    # Rounds of a call before which all may meet: between the last stage's last F of a batch and its first of the next;
+    # between the first stage's UPDATE, the last of all, and its next B; a period, a forward, or nothing after that.
+    first_forward = max(round_of(Kind.F, schedule.num_stages - 1, 0), 0)
+    heads = range(max(first_forward - period + 1, 0), first_forward + 1)
+    first_update, next_backward = round_of(Kind.UPDATE, 0, 0) - per_call, round_of(Kind.B, 0, batch_size) - per_call
+    others = range(max(first_update + 1, heads[0]), min(next_backward, per_call) + 1)
+
+    def table(meetings: list[int]) -> RunTable:
+        return _with_meetings(schedule, layers_per_stage, rounds, period, lengths, meetings)
+
+    best, shortest, bound = None, np.inf, simulate(schedule, costs).makespan
+    for head, other, later in itertools.product(heads, others, (period, REMOTE_ROUNDS, 0)):
+        trial = table([head, max(head, other), min(max(head, other) + later, per_call)])
+        makespan = replay(trial, costs, blocking=blocking).makespan
+        if makespan < shortest * (1 - _TOLERANCE):
+            best, shortest = trial, makespan
+        if shortest <= bound * (1 + _TOLERANCE):
+            break
+    assert best is not None
+    return best
+
+
+def _with_meetings(
+    schedule: Schedule,
+    layers_per_stage: tuple[int, ...] | None,
+    rounds: np.ndarray,
+    period: int,
+    lengths: np.ndarray,
+    meetings: list[int],
+) -> RunTable:
+    """The table of actions in `rounds`, with a round more in each call before each of `meetings`."""
     per_call, num_calls = period * schedule.batch_size, schedule.num_batches + 1
-    # Rounds of a call before which all meet: after the last stage's last F of a batch; and after the first stage's
-    # UPDATE, the last of all, since counts of the optimizer advance then.
-    meetings = [last_forward - period + 1, first_update + 1 - per_call]
-    meetings = [max(meetings[0], 0), max(*meetings, 0)]
     call, within = np.divmod(rounds, per_call)
     started = call * (per_call + len(meetings)) + within + sum(within >= meeting for meeting in meetings)
     taken = started.copy()
     for number, meeting in enumerate(meetings):
         for each in range(num_calls):
             under_way = _under_way(schedule, rounds, lengths, each * per_call + meeting)
-            if number:  # the first stage's sums change hands
-                under_way &= columns.stage > 0
+            under_way &= taken == started
+            if MEETINGS[number] == COLLECT_OTHERS:  # the first stage's sums change hands
+                under_way &= schedule.columns.stage > 0
             taken[under_way] = each * (per_call + len(meetings)) + meeting + number
     position = np.arange(per_call) % period
     # Actions in even rounds; in odd ones messages, which need rounds of their own, and UPDATE.
-    types = np.insert(np.where(position % 2, position // 2 + 1, 0), meetings, [period // 2 + 1, period // 2 + 2])
-    events = np.insert(np.full(per_call, NO_EVENT), meetings, [COLLECT_HEAD, UPDATE_SHARED])
+    types = np.insert(np.where(position % 2, position // 2 + 1, 0), meetings, period // 2 + np.array(MEETINGS))
+    events = np.insert(np.full(per_call, NO_EVENT), meetings, MEETINGS)
     return RunTable(
         schedule,
         layers_per_stage or (1,) * schedule.num_stages,

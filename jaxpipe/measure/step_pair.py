@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from ml_collections import ConfigDict
 
@@ -32,6 +33,7 @@ from jaxpipe.training.step import init_state, mean_factors
 
 PyTree = Any
 _NO_LAST_STEP = 2**31 - 1
+_STEPS_IN_A_ROW = 4
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,20 @@ class StepPair:
         """The random key of the measured step."""
         return None if self.dropout_seed is None else jax.random.key(self.dropout_seed)
 
+    @property
+    def steps_in_a_row(self) -> int:
+        """Steps of one call of the pipelined function: several without flush, since devices end a step apart."""
+        return _STEPS_IN_A_ROW if isinstance(self.pipeline, DelayedPipeline) else 1
+
     def compile_pipelined(self) -> Any:
-        """A compiled function () -> (loss, staged gradients); without flush () -> metrics, a step with its updates."""
+        """A compiled function () -> (loss, staged gradients); without flush () -> metrics of whole steps."""
         if isinstance(self.pipeline, DelayedPipeline):
             return self._compile_calls()
         arguments = (self.params, self.batch, self.scale, self.key)
         return partial(self.pipeline.loss_and_grads.lower(*arguments).compile(), *arguments)
 
     def _compile_calls(self) -> Any:
-        """A compiled function () -> metrics: the next step of a run that is full."""
+        """A compiled function () -> metrics: the next steps of a run that is full."""
         optimizer, step = optimizer_and_step(self.config, self.model, self.pipeline)
         step.num_steps = _NO_LAST_STEP
         # In turn the state is donated.
@@ -81,8 +88,11 @@ class StepPair:
         step.lower(held[0], self.batch).compile()
 
         def call() -> Any:
-            held[0], metrics = step(held[0], lambda: self.batch)
-            return metrics
+            found = []
+            for _ in range(_STEPS_IN_A_ROW):
+                held[0], metrics = step(held[0], lambda: self.batch)
+                found.append(metrics)
+            return found
 
         return call
 
@@ -96,10 +106,29 @@ class StepPair:
         return partial(pipeline.run_subset.lower(*arguments).compile(), *arguments)
 
     def compile_unpipelined(self) -> Any:
-        """A compiled function () -> (loss, canonical gradients) on one device."""
+        """A compiled function () -> (loss, canonical gradients) on one device; without flush, of a whole step."""
+        of_step = partial(unpipelined_loss_and_grads, self.model)
         arguments = (self.canonical, self.local_batch, self.scale, self.key)
-        step = jax.jit(partial(unpipelined_loss_and_grads, self.model))
-        return partial(step.lower(*arguments).compile(), *arguments)
+        if not isinstance(self.pipeline, DelayedPipeline):
+            return partial(jax.jit(of_step).lower(*arguments).compile(), *arguments)
+        optimizer, _ = optimizer_and_step(self.config, self.model, self.pipeline)
+        masters = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), self.canonical)
+
+        def step(held: tuple[PyTree, PyTree], *rest: Any) -> tuple[PyTree, tuple[PyTree, PyTree]]:
+            masters, moments = held
+            params = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), masters, self.canonical)
+            losses, grads = of_step(params, *rest)
+            updates, moments = optimizer.update(grads, moments, masters)
+            return losses, (optax.apply_updates(masters, updates), moments)
+
+        held, rest = [(masters, optimizer.init(masters))], arguments[1:]
+        compiled = jax.jit(step, donate_argnums=0).lower(held[0], *rest).compile()
+
+        def call() -> Any:
+            losses, held[0] = compiled(held[0], *rest)
+            return losses, held[0]
+
+        return call
 
 
 def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:

@@ -26,12 +26,13 @@ class Timing:
     cpu_s: float
 
 
-def timed(call: Callable[[], Any]) -> Timing:
-    """The time of `call` until its results are ready."""
+def timed(call: Callable[[], Any], *, num_steps: int = 1) -> Timing:
+    """The time of `call` until its results are ready, by the number of steps that it does."""
     before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     jax.block_until_ready(call())
     wall_s, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
-    return Timing(wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Timing(wall_s / num_steps, cpu_s / num_steps)
 
 
 def median(timings: list[Timing]) -> Timing:

@@ -9,7 +9,6 @@ same program with other lines of the table.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,18 +20,17 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.lowering.run_table import FILL, NO_EVENT, RunTable, lower_run
 from jaxpipe.mesh import AXES, BATCH_AXES, Randomness
-from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Carry, Row, initial_carry, table_operands
 from jaxpipe.program.contract import StageFunctions, scale_of_each, shapes_on_a_device
 from jaxpipe.program.ends import embed_backward
-from jaxpipe.program.partition import after_rounds, compute_copies, sum_of_parts
+from jaxpipe.program.partition import compute_copies
 from jaxpipe.program.pipeline import Pipeline
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.split_vjp import needed_inputs
 from jaxpipe.program.storage import make_storage
-from jaxpipe.program.updates import StagedOptimizer, Updated, Updates, is_last_stage
+from jaxpipe.program.updates import OLDER, Found, StagedOptimizer, Updated, Updates, is_last_stage
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -44,7 +42,7 @@ class Flight(NamedTuple):
 
     carry: Carry
     copies: PyTree  # compute copies {"shared", "layers": [version x chunk, layer, ...]}
-    head: PyTree  # float32: gradients of shared parameters that the last stage has given up
+    given: PyTree  # float32: sums of gradients of shared parameters that devices have given up
 
 
 NUM_LAPS = 2  # batches in flight
@@ -101,7 +99,9 @@ class DelayedPipeline(Pipeline):
         _check_delays(schedule)
         super().__init__(one_batch(schedule), mesh, functions, **options)
         self.run_schedule = schedule
-        self.run_table = lower_run(schedule, layers_per_stage=self.layers_per_stage, costs=options.get("costs"))
+        self.run_table = lower_run(
+            schedule, layers_per_stage=self.layers_per_stage, costs=options.get("costs"), blocking=self.blocking
+        )
 
     def shapes(self, params: PyTree, batch: PyTree, *, random: bool = True) -> StepShapes:
         """Every shape of a call on one device; arguments and errors are those of `Pipeline.shapes`.
@@ -170,8 +170,8 @@ class DelayedPipeline(Pipeline):
                 return jnp.concatenate([jnp.where(is_even, *pair) for pair in ((newest, previous), (previous, newest))])
 
             layers = jax.tree.map(both, newest["layers"], previous["layers"])
-            head = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
-            flight = Flight(carry, {"shared": previous["shared"], "layers": layers}, head)
+            given = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
+            flight = Flight(carry, {"shared": previous["shared"], "layers": layers}, given)
             return jax.tree.map(lambda leaf: leaf[None], flight)
 
         return jax.shard_map(
@@ -212,7 +212,7 @@ class DelayedPipeline(Pipeline):
         *,
         form: jax.Array,
         turn: jax.Array,
-    ) -> tuple[PyTree, PyTree, Flight, PyTree, jax.Array, jax.Array]:
+    ) -> tuple[PyTree, PyTree, Flight, Found]:
         """Call t: the newest batch t, and the rest of batch t-1 with its updates; traceable.
 
         Args:
@@ -227,12 +227,11 @@ class DelayedPipeline(Pipeline):
             turn: t, int32.
 
         Returns:
-            W(t) and the optimizer's state; what is in flight; the losses of batch t-1, summed as those of
-            `loss_and_grads`; float32 "leaf": squares of its gradient; int32: layers whose update was left out.
+            W(t) and the optimizer's state; what is in flight; what batch t-1 measured, zeros if there is none.
         """
         newest = jax.tree.map(lambda leaf: leaf[0], batches)
         shapes = self.shapes(params, newest, random=keys is not None)
-        parts, table, total = shapes.parts, self.run_table, partial(sum_over, deterministic=self.deterministic)
+        parts, table = shapes.parts, self.run_table
 
         def step(
             params: PyTree, moments: PyTree, flight: Flight, batches: PyTree, scale: PyTree, keys: Any, rows: Row, *rest
@@ -247,33 +246,27 @@ class DelayedPipeline(Pipeline):
                 masters={**params, "layers": layers},
                 optimizer=optimizer.map_layers(lambda leaf: leaf[0], moments),
                 copies={**flight.copies, "shared": shared},
-                head=flight.head,
+                given=flight.given,
                 squares=jax.tree.map(lambda _: jnp.zeros(()), params),
                 num_left_out=jnp.int32(0),
+                found=Found(
+                    jax.tree.map(lambda leaf: jnp.zeros_like(leaf[OLDER]), flight.carry.state.loss),
+                    jnp.zeros(len(jax.tree.leaves(params))),
+                    jnp.int32(0),
+                ),
             )
             updates = Updates(optimizer, shrink, parts, self.dtype, self.deterministic)
             actions = self._actions_of_laps(shapes, batches, scale, keys, updates)
             carry = flight.carry._replace(state=flight.carry.state._replace(run=run))
             carry = run_rounds(table, actions, rows, carry, table.round_type[table.calls[FILL]])
             run, losses = carry.state.run, carry.state.loss
-
-            def sums(terms: tuple[PyTree, list[jax.Array], jax.Array]) -> tuple[PyTree, jax.Array, jax.Array]:
-                losses, squares, num_left_out = terms
-                return (
-                    jax.tree.map(lambda leaf: total(leaf, (*BATCH_AXES, "pipe")), losses),
-                    sum_of_parts(squares, jax.tree.leaves(parts), deterministic=self.deterministic),
-                    total(num_left_out, ("pipe",)),
-                )
-
-            terms = jax.tree.map(lambda leaf: leaf[1], losses), jax.tree.leaves(run.squares), run.num_left_out
-            found = after_rounds(sums, terms, carry.state.num_done)
             # The newest batch is the older one of the next call.
             losses = jax.tree.map(lambda leaf: jnp.stack([jnp.zeros_like(leaf[0]), leaf[0]]), losses)
             state = carry.state._replace(run=None, loss=losses, num_done=jnp.int32(0))
-            flight = Flight(carry._replace(state=state), run.copies, run.head)
+            flight = Flight(carry._replace(state=state), run.copies, run.given)
             flight, layers = jax.tree.map(lambda leaf: leaf[None], (flight, run.masters["layers"]))
             moments = optimizer.map_layers(lambda leaf: leaf[None], run.optimizer)
-            return {**run.masters, "layers": layers}, moments, flight, *found
+            return {**run.masters, "layers": layers}, moments, flight, run.found
 
         specs = jax.tree.map(lambda part: part.spec(), parts)
         held = specs, optimizer.specs, _OF_DEVICES
@@ -281,7 +274,7 @@ class DelayedPipeline(Pipeline):
             step,
             mesh=self.mesh,
             in_specs=(*held, _BATCHES, P(), P(), P("pipe"), P(), P()),
-            out_specs=(*held, P(), P(), P()),
+            out_specs=(*held, P()),
             check_vma=False,
         )(
             params,

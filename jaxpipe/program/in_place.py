@@ -7,6 +7,9 @@ them. A copy of such a buffer costs its whole size in memory and in time. XLA co
 * that one operation overwrites while another may still read it: `sequenced` makes the second depend on the first;
 * that a read, hoisted out of its guard, needs in an earlier state: `guarded_index` ties the read to the guard.
 
+XLA also moves what reads nothing that its loop changes out of that loop. Around the loops of rounds is one more, in
+whose every turn a permute or a gather so moved would run, and all devices would wait for each other: `of_round`.
+
 `tests/program/test_hlo.py` counts such copies in the compiled program: there must be none.
 """
 
@@ -67,3 +70,8 @@ def guarded_index(index: jax.Array, num_done: jax.Array) -> jax.Array:
     that.
     """
     return jnp.maximum(index, jnp.minimum(num_done, 0))
+
+
+def of_round(row: PyTree, values: Carry) -> Carry:
+    """Returns `values`, which now depend on the `row` of the round, so that XLA computes with them in its loop."""
+    return lax.optimization_barrier((row, values))[1]

@@ -23,6 +23,7 @@ from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.program import channels, over_pipe
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Carry, Row
+from jaxpipe.program.in_place import of_round
 from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
@@ -103,10 +104,7 @@ def _round_of_messages(table: RoundTable, types: Sequence[int], index: jax.Array
 
 def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry: Carry) -> Carry:
     if table.page_permutes[round_type] or table.gradient_permutes[round_type]:
-        # XLA takes the permute of a buffer that this loop only sends out of it, into the loop around, and there runs it
-        # in every turn. It does not if the buffer comes from what belongs to the round, as its row.
-        buffers = carry.send_buffer_pages, carry.send_buffer_grads
-        row, (pages, grads) = lax.optimization_barrier((row, buffers))
+        pages, grads = of_round(row, (carry.send_buffer_pages, carry.send_buffer_grads))
         carry = carry._replace(send_buffer_pages=pages, send_buffer_grads=grads)
     # 1. All that the round before prepared to send starts travelling.
     arrived = channels.send_messages(table, round_type, carry.out)

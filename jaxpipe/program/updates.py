@@ -5,14 +5,16 @@ master and moments, makes the compute copy of the next version in the place of t
 the running gradient to zero. No device waits for another stage.
 
 Embedding and head are on all devices, whose gradients are complete at different times: the head's with the last
-forward of a batch, the embedding's with the last backward on the first stage. All devices meet for each. They have one
-compute copy: the last stage changes its own when its head begins with the next batch, the others where a call begins.
+forward of a batch, the embedding's with the last backward on the first stage. All devices meet for each, and then for
+their update, before which all must know whether the sums are finite. They have one compute copy: the last stage changes
+its own when its head begins with the next batch, the others where a call begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,12 +22,23 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxpipe.lowering.run_table import COLLECT_HEAD, UPDATE_SHARED, RunTable
+from jaxpipe.lowering.run_table import COLLECT_HEAD, COLLECT_OTHERS, UPDATE_SHARED, RunTable
+from jaxpipe.mesh import BATCH_AXES
+from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Row, State
-from jaxpipe.program.in_place import cond_in_place
+from jaxpipe.program.in_place import cond_in_place, of_round
 from jaxpipe.program.partition import Part, sum_of_parts
 
 PyTree = Any
+OLDER = 1  # lap of the batch that a call ends
+
+
+class Found(NamedTuple):
+    """What a batch measured, over all devices."""
+
+    losses: PyTree  # float32 sums, one for each kind of loss
+    squares: jax.Array  # float32 "leaf": sum of squares of each parameter's gradient
+    num_left_out: jax.Array  # int32: layers, and all that is shared, whose update was left out
 
 
 class Updated(NamedTuple):
@@ -34,9 +47,10 @@ class Updated(NamedTuple):
     masters: PyTree  # float32 {"shared", "layers"}: this device's parts
     optimizer: PyTree  # the optimizer's state of these parts
     copies: PyTree  # {"shared", "layers"}: compute copies; of layers [version x chunk, layer, ...], both versions
-    head: PyTree  # float32 like masters["shared"]: gradients that the last stage has given up
+    given: PyTree  # float32 like masters["shared"]: sums of the gradients that devices have given up
     squares: PyTree  # float32 like masters, scalars: sums of squares of the batch's gradients
     num_left_out: jax.Array  # int32: layers, or all that is shared, whose gradient is not finite
+    found: Found  # of the batch that the call has ended
 
 
 @dataclass(frozen=True)
@@ -106,7 +120,7 @@ class Updates:
             parts,
         )
         grads = {"shared": {}, "layers": grads}
-        squares, is_good = self._checked(grads)
+        squares, is_good = self._checked(grads["layers"])
         run, masters = self._step(
             run,
             grads,
@@ -118,7 +132,7 @@ class Updates:
         copies = jax.tree.map(lambda leaf: leaf[None, None], self._copies(layer, parts))
         run = run._replace(
             copies={**run.copies, "layers": _written(run.copies["layers"], copies, (copied_chunk, i))},
-            squares={**run.squares, "layers": jax.tree.map(jnp.add, run.squares["layers"], squares["layers"])},
+            squares={**run.squares, "layers": jax.tree.map(jnp.add, run.squares["layers"], squares)},
         )
         zero = jnp.minimum(run.num_left_out, 0)  # not a constant: the sums are read before they are overwritten
         zeros = jax.tree.map(lambda leaf: jnp.full((1, 1, *leaf.shape[2:]), zero, leaf.dtype), sums)
@@ -135,34 +149,53 @@ class Updates:
         event, run = table.event_of_type[round_type], state.run
         is_on = row.run.event == event
         if event == COLLECT_HEAD:
-            head = self._given(state.grads["shared"], is_on & is_last_stage())
-            return head, self._copies(run.masters["shared"], self.parts["shared"])
+            masters = of_round(row, run.masters["shared"])
+            given = self._given(state.grads["shared"], is_on & is_last_stage())
+            return given, self._copies(masters, self.parts["shared"])
+        if event == COLLECT_OTHERS:
+            return self._given(state.grads["shared"], is_on & ~is_last_stage())
         if event == UPDATE_SHARED:
-            others = self._given(state.grads["shared"], is_on & ~is_last_stage())
-            grads = {"shared": jax.tree.map(jnp.add, run.head, others), "layers": {}}
-            return grads, self._checked(grads)
+            return self._found(*of_round(row, (state.loss, run.squares, run.num_left_out)))
         return ()
 
     def store(self, table: Any, round_type: int, row: Row, met: PyTree, state: State) -> State:
         """Returns `state` with what `exchange` has brought; the sums that were given are zeros."""
         event = table.event_of_type[round_type]
-        act = {COLLECT_HEAD: self._store_head, UPDATE_SHARED: self._update_shared}[event]
-        return cond_in_place(row.run.event == event, lambda state: act(state, *met), state)
+        act = {COLLECT_HEAD: self._store_head, COLLECT_OTHERS: self._add_others, UPDATE_SHARED: self._update_shared}
+        return cond_in_place(row.run.event == event, lambda state: act[event](state, met), state)
 
-    def _store_head(self, state: State, head: PyTree, copies: PyTree) -> State:
-        run = state.run._replace(head=head, copies={**state.run.copies, "shared": copies})
+    def _store_head(self, state: State, met: tuple[PyTree, PyTree]) -> State:
+        given, copies = met
+        run = state.run._replace(given=given, copies={**state.run.copies, "shared": copies})
         return self._without_given(state._replace(run=run), is_last_stage())
 
-    def _update_shared(self, state: State, grads: PyTree, checked: tuple[PyTree, jax.Array]) -> State:
+    def _add_others(self, state: State, others: PyTree) -> State:
+        given = jax.tree.map(jnp.add, state.run.given, others)
+        run = state.run._replace(given=given, squares={**state.run.squares, "shared": _squares(given)})
+        return self._without_given(state._replace(run=run), ~is_last_stage())
+
+    def _found(self, losses: PyTree, squares: PyTree, num_left_out: jax.Array) -> tuple[Found, jax.Array]:
+        """What the batch that ends has measured, and whether the gradients of all that is shared are finite."""
+        total, num_of_layers = (
+            partial(sum_over, deterministic=self.deterministic),
+            len(jax.tree.leaves(squares["layers"])),
+        )
+        totals = sum_of_parts(jax.tree.leaves(squares), jax.tree.leaves(self.parts), deterministic=self.deterministic)
+        is_good = jnp.isfinite(totals[num_of_layers:].sum())
+        losses = jax.tree.map(lambda leaf: total(leaf[OLDER], (*BATCH_AXES, "pipe")), losses)
+        num_left_out = total(num_left_out, ("pipe",)) + (~is_good).astype(jnp.int32)
+        return Found(losses, totals, num_left_out), is_good
+
+    def _update_shared(self, state: State, met: tuple[Found, jax.Array]) -> State:
+        found, is_good = met
         run, _ = self._step(
             state.run,
-            grads,
-            checked[1],
+            {"shared": state.run.given, "layers": {}},
+            is_good,
             lambda tree: {"shared": tree["shared"], "layers": {}},
             lambda tree, some: {**tree, "shared": some["shared"]},
         )
-        run = run._replace(squares={**run.squares, "shared": checked[0]["shared"]})
-        return self._without_given(state._replace(run=run), ~is_last_stage())
+        return state._replace(run=run._replace(found=found))
 
     def _given(self, sums: PyTree, is_given: jax.Array) -> PyTree:
         """The sum of `sums` over the devices for which `is_given`, this device's parts."""
@@ -224,21 +257,17 @@ class Updates:
             put(node, new) if is_staged(node) else (new if is_shared else node)
             for node, new in zip(nodes, after, strict=True)
         ]
-        # One of the devices that share the parameters counts it.
-        is_counted = is_last_stage() if is_shared else True
         run = run._replace(
             masters=put(run.masters, masters),
             optimizer=jax.tree.unflatten(structure, nodes),
-            num_left_out=run.num_left_out + (~is_good & is_counted).astype(jnp.int32),
+            num_left_out=run.num_left_out + (~is_good).astype(jnp.int32),
         )
         return run, masters
 
     def _checked(self, grads: PyTree) -> tuple[PyTree, jax.Array]:
-        """Squares of the gradients of this device's parts; and whether those of all devices with parts are finite."""
-        squares = jax.tree.map(lambda leaf: jnp.square(leaf).sum(), grads)
-        parts = [part for name in sorted(squares) if squares[name] for part in jax.tree.leaves(self.parts[name])]
-        beside = ("pipe",) if squares["layers"] else ()
-        totals = sum_of_parts(jax.tree.leaves(squares), parts, beside=beside, deterministic=self.deterministic)
+        """Squares of this device's parts of a layer's gradients; and whether those of all its devices are finite."""
+        squares, parts = _squares(grads), jax.tree.leaves(self.parts["layers"])
+        totals = sum_of_parts(jax.tree.leaves(squares), parts, beside=("pipe",), deterministic=self.deterministic)
         return squares, jnp.isfinite(totals.sum())
 
     def _updated(
@@ -283,6 +312,10 @@ def is_masked(node: Any) -> bool:
 def is_last_stage() -> jax.Array:
     """Whether this device holds the last stage."""
     return lax.axis_index("pipe") == lax.axis_size("pipe") - 1
+
+
+def _squares(grads: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.square(leaf).sum(), grads)
 
 
 def _layer_at(leaf: jax.Array, at: tuple[jax.Array, jax.Array]) -> jax.Array:

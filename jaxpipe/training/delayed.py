@@ -133,7 +133,7 @@ class DelayedStep:
             jax.tree.map(lambda sharding: sharding.spec, shardings.optimizer),
             self.reads_matrices,
         )
-        params, moments, flight, means, squares, num_left_out = self.pipeline.call(
+        params, moments, flight, found = self.pipeline.call(
             optimizer,
             state.params,
             state.optimizer,
@@ -145,16 +145,16 @@ class DelayedStep:
             form=form,
             turn=turn,
         )
-        norm = norm_of(squares, params)
-        skipped = (num_left_out > 0).astype(jnp.int32)
+        norm = norm_of(found.squares, params)
+        skipped = (found.num_left_out > 0).astype(jnp.int32)
         num_in_row = jnp.where(is_step == 1, skipped * (state.num_skipped_in_row + 1), state.num_skipped_in_row)
         metrics = {
-            **name_losses(means),
+            **name_losses(found.losses),
             "grad_norm": norm,
             **({} if self.learning_rate is None else {"learning_rate": self.learning_rate(state.step)}),
             "skipped": skipped,
             "num_skipped_in_row": num_in_row,
-            "bad_parameter": first_bad(squares),
+            "bad_parameter": first_bad(found.squares),
         }
         after = TrainState(
             params,
