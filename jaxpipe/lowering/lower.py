@@ -86,7 +86,7 @@ def lower(
         (74, 6, 4)
     """
     if schedule.delays:
-        return lower_run(schedule, layers_per_stage=layers_per_stage, costs=costs)
+        return lower_run(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages)
     if rolled:
         return folding.best_table(costs or Costs(), blocking=blocking)

@@ -31,7 +31,8 @@ from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
 
-NO_EVENT, *MEETINGS = NO_EVENT, COLLECT_HEAD, COLLECT_OTHERS, UPDATE_SHARED = range(4)
+NO_EVENT, COLLECT_HEAD, COLLECT_OTHERS, UPDATE_SHARED = range(4)
+MEETINGS = (COLLECT_HEAD, COLLECT_OTHERS, UPDATE_SHARED)  # in the order of a call
 FILL, STEADY, DRAIN = range(3)  # forms of a call
 _TOLERANCE = 1e-9  # of makespans
 

@@ -7,14 +7,15 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering import IDLE, lower, replay
-from jaxpipe.lowering.run_table import COLLECT_HEAD, UPDATE_SHARED
-from jaxpipe.schedules import Costs, Kind, build
+from jaxpipe.lowering.run_table import MEETINGS
+from jaxpipe.schedules import Costs, Kind, build, simulate
 
 SIZES = [(d, n) for d in (2, 3, 4, 7, 8, 16) for n in sorted({d, d + 1, 3 * d + 1})]
 
 
-def table_of(num_devices, size, *, costs=None):
-    return lower(build("pipedream_2bw", num_devices=num_devices, num_microbatches=size, num_batches=4), costs=costs)
+def table_of(num_devices, size, *, costs=None, blocking=False):
+    schedule = build("pipedream_2bw", num_devices=num_devices, num_microbatches=size, num_batches=4)
+    return lower(schedule, costs=costs, blocking=blocking)
 
 
 def grids(table):
@@ -71,18 +72,31 @@ def test_storage_is_that_of_1f1b_and_no_message_waits(num_devices, size):
     assert table.num_traced_actions <= 8
 
 
-def test_all_devices_meet_twice_a_call_for_what_they_share():
-    table = table_of(4, 6)
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize(("num_devices", "size"), [(2, 2), (3, 3), (4, 4), (4, 6)])
+def test_all_devices_meet_in_each_call_for_what_they_share(num_devices, size, blocking):
+    table = table_of(num_devices, size, blocking=blocking)
     steady = table.event[table.calls[1]]
-    collect, update = np.flatnonzero(steady == COLLECT_HEAD).item(), np.flatnonzero(steady == UPDATE_SHARED).item()
+    collect, others, update = (np.flatnonzero(steady == event).item() for event in MEETINGS)
     kind, lap = (grid[table.calls[1]] for grid in (table.kind, table.lap))
     # before the last stage's first forward of the newest batch, and after its last one of the batch before
-    forward = (kind[:, 3] == Kind.F).nonzero()[0]
-    assert lap[forward[forward < collect], 3].all()
-    assert not lap[forward[forward > collect], 3].any()
-    # after the first stage's last backward of the batch before
-    backward = ((kind[:, 0] == Kind.B) & (lap[:, 0] == 1)).nonzero()[0]
-    assert backward.max() < update
+    forward = (kind[:, -1] == Kind.F).nonzero()[0]
+    assert lap[forward[forward < collect], -1].all()
+    assert not lap[forward[forward > collect], -1].any()
+    # after the first stage's UPDATE, and before its first backward of the newest batch
+    is_older = lap[:, 0] == 1
+    assert ((kind[:, 0] == Kind.UPDATE) & is_older).nonzero()[0].item() < others < update
+    assert (((kind[:, 0] == Kind.B) & ~is_older).nonzero()[0] >= others).all()
+    assert collect < others
+
+
+@pytest.mark.parametrize("size", [2, 3, 16])
+def test_two_devices_whose_permutes_block_meet_where_both_have_ended_an_action(size):
+    schedule = build("pipedream_2bw", num_devices=2, num_microbatches=size)
+    for blocking in (True, False):
+        table = lower(schedule, blocking=blocking)
+        assert replay(table, blocking=blocking).makespan == simulate(schedule).makespan
+    assert replay(table, blocking=True).makespan > simulate(schedule).makespan
 
 
 def test_rows_that_are_not_periodic_are_refused():

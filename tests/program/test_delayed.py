@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from programs import collectives_around
 from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors
 from tiny_training import mean_loss_and_grads
@@ -181,7 +182,7 @@ def hlo_shape(*dims: int) -> str:
 
 
 @pytest.mark.ci
-def test_nothing_big_is_written_whole_and_the_program_does_not_grow():
+def test_nothing_big_is_written_whole_nothing_leaves_its_round_and_the_program_does_not_grow():
     sizes = []
     for size in (5, 12):
         schedule = build("pipedream_2bw", num_devices=4, num_microbatches=size)
@@ -190,6 +191,7 @@ def test_nothing_big_is_written_whole_and_the_program_does_not_grow():
         for of_kind in shapes.values():
             assert all(shape in text for shape in of_kind)
             assert whole_writes(text, of_kind) == []
+        assert collectives_around(text) == []
         sizes.append(num_instructions(text))
     assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from programs import Spec, expected, program, results, traced
+from programs import Spec, collectives_around, expected, program, results, traced
 from tiers import tiers
 from tiny_gpt import LARGEST_ERROR
 from tiny_models import relative_errors
@@ -118,16 +118,7 @@ def test_messages_pages_and_gradients_travel_between_the_pairs_of_the_table(spec
 @every_program
 def test_each_permute_stands_in_the_loop_of_its_type_of_rounds(spec):
     """In the loop around these, to which XLA takes what they do not change, it would run in every turn."""
-    found, entry = computations(program(spec).text)
-
-    def loops(name: str) -> list[str]:
-        bodies = [called for each in found[name].instructions if each.opcode == "while" for called in each.called]
-        return [each for each in bodies if each in found]
-
-    around = [name for name in loops(entry) if len(loops(name)) > 1]
-    permutes = [each.rest for name in around for each in found[name].instructions if "permute" in each.opcode]
-    assert around
-    assert [rest for rest in permutes if re.search(r"type\d+_", rest)] == []
+    assert collectives_around(program(spec).text) == []
 
 
 ITEM_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s8": 1}

@@ -100,7 +100,8 @@ def test_a_run_without_flush_balances_too(mixture):
     assert done.returncode == 0, done.stderr
     assert [len(row["expert_load_most"]) for row in metrics(mixture / "delayed")] == [4, 4]
     for each in steps_of_bias(mixture / "delayed", 1):
-        assert each.max() == 1 and each.min() == -1
+        assert each.max() == 1
+        assert each.min() == -1
     steps_of_bias(mixture / "delayed", 2)
 
 
