@@ -3,11 +3,12 @@
     python -m jaxpipe.optimize --num_devices=8 --num_microbatches=32 --memory_bound=5 [--placement=v ...]
         [--num_layers=24] [--forward=1 --backward=2 --input_gradient=1.2 --weight_gradient=0.8 ...]
         [--method=my_method.py ...] [--output=FILE.json]
-    python -m jaxpipe.optimize --schedule=NAME_OR_FILE --memory_bound=5 ...
+    python -m jaxpipe.optimize --schedule=NAME_OR_FILE --memory_bound=5 ... [--head_statistics=0.3 --head_gradients=0.6]
 
 Prints what the search has found beside the best registered schedule that fits; the compiled program's clock says which
 is shorter. Times are of a device's share of the model, whatever the placement: each of v stages on a device takes
-1/v of them. FILE is a schedule for `pipeline.schedule` of a config and for `jaxpipe.show`. No JAX here.
+1/v of them. A schedule with S and T, of a head that all devices share, is answered with such ones. FILE is a schedule
+for `pipeline.schedule` of a config and for `jaxpipe.show`. No JAX here.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from jaxpipe.schedules.placement import PLACEMENTS, placement_name
 from jaxpipe.units import gib
 
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient")
+_HEAD_TIMES = ("head_statistics", "head_gradients")
 _RATIOS = ("slot_messages", "gradient_messages")
 _SIZES = ("num_devices", "num_microbatches")
 _CLOCKS = {"asynchronous": asynchronous, "spmd": spmd_makespan}
@@ -73,6 +75,9 @@ def _define_costs(values: FlagValues) -> None:
     for name in _TIMES:
         help_text = f"Time of the {name.replace('_', ' ')} of a device's share of the model."
         define_number(values, name, getattr(defaults, name), help_text, what="size", is_positive=True)
+    for name, kind in zip(_HEAD_TIMES, "ST", strict=True):
+        help_text = f"Time of {kind}, a device's rows of the head, default {getattr(defaults, name):g}."
+        define_number(values, name, None, help_text, what="size", is_positive=True)
     define_number(values, "transfer", 0.0, "Time of one message.", what="time", is_positive=False)
     for name, what in zip(_RATIOS, ("a whole microbatch takes to EVICT or LOAD", "a SYNC takes"), strict=True):
         help_text = (
@@ -138,6 +143,8 @@ def _optimize(values: FlagValues) -> None:
     for path in values.method:
         register_file(path)
     problem, costs, bound = _problem(values), _costs(values), _bound(values)
+    if not (isinstance(problem, Schedule) and problem.has_head_actions):
+        check_unused(values, _HEAD_TIMES, "it needs a --schedule with S and T")
     _log(_problem_text(values, problem))
     clock = _CLOCKS[values.clock]
     found = search(problem, costs=costs, memory_bound=bound, clock=clock, num_trials=values.num_trials)
@@ -205,8 +212,8 @@ def placements_of(
 
 
 def _costs(values: FlagValues) -> Costs:
-    ratios = {name: getattr(values, name) for name in _RATIOS if getattr(values, name) is not None}
-    return Costs(**{name: getattr(values, name) for name in (*_TIMES, "transfer")}, **ratios)
+    given = {name: getattr(values, name) for name in (*_HEAD_TIMES, *_RATIOS) if getattr(values, name) is not None}
+    return Costs(**{name: getattr(values, name) for name in (*_TIMES, "transfer")}, **given)
 
 
 def _bound(values: FlagValues) -> MemoryBound:
@@ -242,9 +249,11 @@ def _problem_text(values: FlagValues, problem: Problem | Schedule) -> str:
 def _settings(schedule: Schedule, values: FlagValues, costs: Costs) -> str:
     """The flags with which `jaxpipe.train` uses the schedule."""
     times = ",".join(f"{name}={getattr(costs, name):g}" for name in _TIMES)
+    head = " --config.pipeline.vocab_over_pipe=true" if schedule.has_head_actions else ""
     return (
         f"--config.pipeline.schedule={values.output} --config.pipeline.costs={times} "
-        f"--config.mesh.pipe={schedule.num_devices} --config.pipeline.num_microbatches={schedule.num_microbatches}"
+        f"--config.mesh.pipe={schedule.num_devices} "
+        f"--config.pipeline.num_microbatches={schedule.num_microbatches}{head}"
     )
 
 

@@ -78,6 +78,35 @@ def stage_times(step: TheirStep) -> Iterator[tuple[str, list[float], list[float]
         yield f"{model}, N={num_microbatches}", published[4:7], means
 
 
+def profile(step: TheirStep) -> Iterator[tuple[str, list[tuple[float, float]]]]:
+    """For each row of the profile: its name; published and predicted ms of its actions.
+
+    F and B with the head on the last stage, F and B with a split head, B of the first device with the head on the last
+    stage, S and T with the embedding, a message.
+    """
+    schedule, *sizes = next(row for row in PUBLISHED["vocabulary"]["rows"] if row[:2] == ["1f1b", 8])[:6]
+    for seq_len, words, *numbers in PUBLISHED["profile"]["rows"]:
+        sizes[1] = seq_len
+        setting = of_vocabulary(schedule, *sizes, words, is_moved=False)
+        base, split = step.times(setting), step.times(replace(setting, vocab_over_pipe=True))
+        assert split.statistics_s is not None
+        assert split.gradients_s is not None
+        layers = setting.layers_per_stage[0]
+        message_s = step.link(in_node=True).seconds(2 * seq_len * setting.anatomy.hidden)
+        predicted = [
+            layers * base.layer_forward_s,
+            layers * base.layer_backward_s,
+            layers * split.layer_forward_s,
+            layers * split.layer_backward_s,
+            layers * base.layer_backward_s + base.embed_backward_s,
+            split.statistics_s + split.gradients_s,
+            message_s,
+        ]
+        *before, head, embed, embed_back, message = numbers[3:]
+        published = [*before, head + embed + embed_back, message]
+        yield f"{seq_len} tokens, {words} words", list(zip(published, [1e3 * each for each in predicted], strict=True))
+
+
 Ways = tuple[list[Cell], list[Cell], list[Cell]]
 
 
@@ -94,9 +123,9 @@ def vocabulary(step: TheirStep) -> list[Ways]:
         for published, is_moved in ((base, False), (moved, True), (split, False)):
             found.append([])
             for words, number in zip(PUBLISHED["vocabulary"]["vocab_sizes"], published, strict=False):
-                setting = _of_vocabulary(schedule, *sizes, words, is_moved=is_moved)
+                setting = of_vocabulary(schedule, *sizes, words, is_moved=is_moved)
                 setting = replace(setting, vocab_over_pipe=published is split)
-                found[-1].append(Cell(f"{name}, {words} words", schedule, number, _mfu(_run(setting, step))))
+                found[-1].append(Cell(f"{name}, {words} words", schedule, number, _mfu(_run(setting, step), step)))
         rows.append((found[0], found[1], found[2]))
     return rows
 
@@ -140,9 +169,10 @@ def of_zero_bubble(model: str, num_microbatches: int, schedule: str) -> Setting:
     )
 
 
-def _of_vocabulary(
+def of_vocabulary(
     schedule: str, pipe: int, seq_len: int, num_layers: int, num_heads: int, hidden: int, words: int, *, is_moved: bool
 ) -> Setting:
+    """Attention in one kernel, no dropout, microbatches of one sequence."""
     num_stages = 2 * pipe if schedule == "v_half" else pipe
     layers = [num_layers // num_stages] * num_stages
     model = GPTConfig(
@@ -158,23 +188,34 @@ def _of_vocabulary(
         attention_dropout=0.0,
         hidden_dropout=0.0,
     )
-    layers = moved_from_head(num_layers, pipe, hidden, seq_len, words) if is_moved else layers
+    if is_moved:
+        known = PUBLISHED["profile"]["redis_layers_of_last_stage"].get(str(pipe))
+        last = known and known[PUBLISHED["vocabulary"]["vocab_sizes"].index(words)]
+        layers = moved_from_head(num_layers, pipe, hidden, seq_len, words, last=last)
     return _setting(model, schedule, "", layers, pipe=pipe, microbatch_size=1, num_microbatches=NUM_MICROBATCHES)
 
 
-def moved_from_head(num_layers: int, pipe: int, hidden: int, seq_len: int, words: int) -> list[int]:
+def moved_from_head(
+    num_layers: int, pipe: int, hidden: int, seq_len: int, words: int, *, last: int | None = None
+) -> list[int]:
     """Layers of the stages whose largest has the fewest FLOPs, as few of them moved from the last stage as that takes.
 
+    Args:
+        num_layers, pipe, hidden, seq_len, words: sizes.
+        last: layers of the last stage, if they are known.
+
     Example:
-        >>> moved_from_head(32, 8, hidden=3072, seq_len=2048, words=131072)
-        [5, 5, 5, 4, 4, 4, 4, 1]
+        >>> moved_from_head(32, 8, hidden=3072, seq_len=2048, words=128000)
+        [4, 4, 4, 4, 5, 5, 5, 1]
+        >>> moved_from_head(32, 8, hidden=3072, seq_len=2048, words=128000, last=2)
+        [4, 4, 4, 4, 4, 5, 5, 2]
     """
     layer, head = 24 * hidden**2 + 4 * seq_len * hidden, 2 * hidden * words
     found: list[tuple[int, list[int]]] = []
-    for last in range(num_layers // pipe, -1, -1):
-        each, more = divmod(num_layers - last, pipe - 1)
-        layers = [each + (stage < more) for stage in range(pipe - 1)]
-        found.append((max(layers[0] * layer, last * layer + head), [*layers, last]))
+    for of_last in range(num_layers // pipe, -1, -1) if last is None else (last,):
+        each, more = divmod(num_layers - of_last, pipe - 1)
+        layers = [each + (stage >= pipe - 1 - more) for stage in range(pipe - 1)]  # as their profile has them
+        found.append((max(layers[-1] * layer, of_last * layer + head), [*layers, of_last]))
     return min(found, key=lambda one: one[0])[1]
 
 
@@ -207,9 +248,11 @@ def _setting(
     )
 
 
-def _mfu(found: Estimate) -> float:
+def _mfu(found: Estimate, step: TheirStep) -> float:
     """In %, by the count of FLOPs that the paper uses: Narayanan et al., SC 2021, equation 3, without recomputation."""
     of, hidden = found.setting, found.setting.anatomy.hidden
     layers = 72 * of.model.num_layers * hidden**2 * (1 + of.seq_len / (6 * hidden))
     per_token = layers + 6 * hidden * of.anatomy.vocab_size
-    return 100 * per_token * of.batch_size * of.seq_len / (found.step_s * found.peak_flops_per_s)
+    return (
+        100 * per_token * of.batch_size * of.seq_len / (found.step_s * found.setting.num_gpus * step.peak_flops_per_s)
+    )

@@ -16,8 +16,8 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
 
-from cells import PUBLISHED, SCHEDULES, Cell, Ways, stage_times, vocabulary, zero_bubble
-from their_step import TheirStep
+from cells import PUBLISHED, SCHEDULES, Cell, Ways, profile, stage_times, vocabulary, zero_bubble
+from their_step import A100, TheirStep
 
 from experiments.pages import markdown, page_parser, put_between, write_files
 
@@ -34,6 +34,10 @@ LEFT_OUT = {
     "messages of 1F1B beside computing": {"messages_block": False},
     "all wait after a step": {"steps_wait": True},
     "all wait for the split head's collectives": {"head_waits": True},
+    "S and T copy and correct nothing": {"copies_of_head": False},
+    "the embedding works on its words alone": {"dense_embedding": False},
+    "layers as fast beside collectives": {"beside_collectives": 1.0},
+    "MFU of 312 TFLOP/s": {"peak_flops_per_s": A100.bf16_flops_per_s},
 }
 
 
@@ -133,8 +137,18 @@ def vocabulary_table() -> str:
             if cells:
                 words = [f"{cell.published:g}, {cell.predicted:.1f} ({cell.ratio:.2f})" for cell in cells]
                 lines.append([name, base[0].schedule, what, *words, *["-"] * (4 - len(words))])
-    words = [f"{size // 1024}k words" for size in PUBLISHED["vocabulary"]["vocab_sizes"]]
+    words = [f"{size // 1000}k words" for size in PUBLISHED["vocabulary"]["vocab_sizes"]]
     return markdown(["model", "schedule", "layers", *words], lines)
+
+
+def profile_table() -> str:
+    """The second table's actions."""
+    lines = [
+        [name, *(f"{there:.2f}, {here:.2f} ({here / there:.2f})" for there, here in pairs)]
+        for name, pairs in profile(STEP)
+    ]
+    of_layers = [f"{kind} {way}, ms" for way in ("base", "vocab") for kind in "FB"]
+    return markdown(["setting", *of_layers, "B of device 1, base, ms", "S, T, embedding, ms", "message, ms"], lines)
 
 
 def gain_table() -> str:
@@ -150,7 +164,7 @@ def gain_table() -> str:
                     for before, after in pairs
                 ]
                 lines.append([name, row[BASE][0].schedule, what, *cells, *["-"] * (4 - len(cells))])
-    words = [f"{size // 1024}k words" for size in PUBLISHED["vocabulary"]["vocab_sizes"]]
+    words = [f"{size // 1000}k words" for size in PUBLISHED["vocabulary"]["vocab_sizes"]]
     return markdown(["model", "schedule", "over", *words], lines)
 
 
@@ -166,6 +180,8 @@ def document(*, quick: bool) -> str:
         stage_table(),
         "MFU in % of tables 5 and 6, published, predicted:\n",
         vocabulary_table(),
+        "Actions of 1F1B on 8 GPUs, four layers of 3072, published, predicted:\n",
+        profile_table(),
         "What vocab gains, published, predicted:\n",
         gain_table(),
     ]

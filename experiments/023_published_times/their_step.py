@@ -14,6 +14,7 @@ from functools import cached_property
 from experiments.megatron_kernels import MegatronKernels
 from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.estimate import Link, Program, Roofline, Setting, Times
+from jaxpipe.estimate.residuals import layer_sizes
 from jaxpipe.estimate.setting import Group
 from jaxpipe.estimate.work import (
     Matmul,
@@ -41,6 +42,25 @@ OUR_LOGIT_BYTES = 14
 # The same by actions of a split head: S up to the softmax, T its gradient; and ours.
 LOGIT_BYTES_OF_S, OUR_LOGIT_BYTES_OF_S = 38, 10
 LOGIT_BYTES_OF_T, OUR_LOGIT_BYTES_OF_T = 14, 4
+# A logit in T besides: the softmax is that of a device's rows, and is multiplied by what makes it that of all rows.
+# Source: VocabularyParallelism, megatron/core/tensor_parallel/vocab_output.py, `_ForwardImpl.backward`.
+CORRECTED_BYTES = 4 + 4
+# Of one number of [sequence, hidden] before S: it arrives as 32 bits, is copied (4 + 4) and made 16-bit (4 + 2).
+# Source: the same, megatron/core/pipeline_parallel/vocab_parallel_schedule.py, `receive_lm_head_input`.
+ARRIVAL_BYTES = 14
+# The embedding on every device, of one number of [sequence, hidden], forward: looked up (2 + 2), made zero for words of
+# other devices (2), copied (2 + 2), copied for the sum (2 + 2), copied behind it (2 + 2); backward: made zero (2 + 2),
+# added to rows (2 + 2). Source: the same, vocab_input.py, and `input_embedding_forward_step_helper`.
+LOOKED_UP_BYTES, LOOKED_UP_BACKWARD_BYTES = 18, 8
+# The embedding's gradient has all rows, also those of no word at hand, one number: made zero (2), and added to the sum
+# (2, 2 + 2). With fp16 Megatron-LM's sums are fp16. Source: PyTorch's `embedding_dense_backward`; Megatron-LM,
+# megatron/training/arguments.py, accumulate_allreduce_grads_in_fp32.
+DENSE_BYTES = 2 + 2 + 4
+# F and B of the layers with the split head / with the head on the last stage: the mean of eight settings on 8 GPUs.
+# Source: the authors' profile, `profile` in published.json, which times actions, not steps.
+BESIDE_COLLECTIVES = 1.066
+# What the published MFU divides by. Source: the TFLOP/s of the same profile / the MFU of the table, in all 24 cells.
+PEAK_FLOPS_PER_S = 320e12
 
 
 @dataclass(frozen=True)
@@ -58,6 +78,11 @@ class TheirStep:
         messages_block: whether 1F1B and interleaved 1F1B compute nothing while a message travels.
         steps_wait: whether all devices wait for each other after a step of Zero Bubble's schedules.
         head_waits: whether devices wait for the collectives of a split head, which theirs run in a stream of their own.
+        copies_of_head: whether S and T copy what arrives, and correct the softmax.
+        dense_embedding: whether the embedding's gradient has rows for all words, and every device looks up its rows of
+            a split one.
+        beside_collectives: how many times as long a layer takes where a split head's collectives run beside it.
+        peak_flops_per_s: peak of a GPU, for MFU.
     """
 
     product_fraction: float | None = PRODUCT_FRACTION
@@ -69,6 +94,10 @@ class TheirStep:
     messages_block: bool = True
     steps_wait: bool = False
     head_waits: bool = False
+    copies_of_head: bool = True
+    dense_embedding: bool = True
+    beside_collectives: float = BESIDE_COLLECTIVES
+    peak_flops_per_s: float = PEAK_FLOPS_PER_S
 
     @cached_property
     def kernels(self) -> MegatronKernels:
@@ -122,15 +151,42 @@ class TheirStep:
             logits = predicted_tokens(setting) * setting.anatomy.num_rows // setting.pipe
             statistics_s += memory_s((LOGIT_BYTES_OF_S - OUR_LOGIT_BYTES_OF_S) * logits)
             gradients_s += memory_s((LOGIT_BYTES_OF_T - OUR_LOGIT_BYTES_OF_T) * logits)
+        if self.copies_of_head:
+            rows = setting.anatomy.num_rows // setting.pipe
+            statistics_s += memory_s(ARRIVAL_BYTES * layer_sizes(setting).stream)
+            gradients_s += memory_s(CORRECTED_BYTES * predicted_tokens(setting) * rows)
+        slower = self.beside_collectives if setting.vocab_over_pipe else 1.0
+        return self._embedded(
+            setting,
+            replace(
+                found,
+                statistics_s=statistics_s,
+                gradients_s=gradients_s,
+                layer_forward_s=slower * forward_s,
+                layer_backward_s=slower * (gradient_s + weight_s),
+                layer_input_gradient_s=slower * gradient_s,
+                layer_weight_gradient_s=slower * weight_s,
+                head_s=head_s,
+            ),
+        )
+
+    def _embedded(self, setting: Setting, times: Times) -> Times:
+        """`times` with a dense gradient of the embedding, whose part every device has beside its S and T if split."""
+        if not self.dense_embedding:
+            return times
+        memory_s, numbers = self.roofline.memory_s, setting.anatomy.num_rows * setting.anatomy.hidden
+        if not setting.vocab_over_pipe:
+            return replace(times, embed_backward_s=times.embed_backward_s + memory_s(DENSE_BYTES * numbers))
+        assert times.statistics_s is not None
+        assert times.gradients_s is not None
+        stream = layer_sizes(setting).stream
+        backward_s = memory_s(LOOKED_UP_BACKWARD_BYTES * stream + DENSE_BYTES * numbers / setting.pipe)
         return replace(
-            found,
-            statistics_s=statistics_s,
-            gradients_s=gradients_s,
-            layer_forward_s=forward_s,
-            layer_backward_s=gradient_s + weight_s,
-            layer_input_gradient_s=gradient_s,
-            layer_weight_gradient_s=weight_s,
-            head_s=head_s,
+            times,
+            statistics_s=times.statistics_s + memory_s(LOOKED_UP_BYTES * stream),
+            gradients_s=times.gradients_s + backward_s,
+            embed_forward_s=0.0,
+            embed_backward_s=0.0,
         )
 
     def link(self, *, in_node: bool) -> Link:

@@ -21,9 +21,11 @@ from jaxpipe.schedules import (
     read_schedule,
     simulate,
     to_csv,
+    write_schedule,
     zig_zag,
 )
 from jaxpipe.schedules.ordering.problem import usual_placements
+from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.schedules.placement import PLACEMENTS, placement_name
 
 ROOT = Path(__file__).parents[2]
@@ -283,3 +285,23 @@ def test_too_little_memory_is_an_error_in_five_parts(capsys):
     assert "rule memory-bound" in message
     assert message.startswith("ScheduleError: memory_bound=0.5 for num_devices=2, ")
     assert "repair: set memory_bound=1 or more" in message
+
+
+def test_a_schedule_with_a_shared_head_gives_a_file_for_a_config_with_one(tmp_path, capsys):
+    given, written = tmp_path / "given.json", tmp_path / "found.json"
+    write_schedule(vocabulary(build("1f1b", num_devices=2, num_microbatches=4)), str(given))
+    times = ["--head_statistics=0.5", "--head_gradients=1"]
+    small = [f"--schedule={given}", "--memory_bound=4", "--num_trials=20"]
+    text = printed(capsys, *small, *times, f"--output={written}")
+    assert "--config.pipeline.vocab_over_pipe=true" in text
+    found = read_schedule(str(written))
+    assert found.has_head_actions
+    assert float(figures(text)["makespan"][0]) == pytest.approx(
+        simulate(found, Costs(head_statistics=0.5, head_gradients=1.0)).makespan
+    )
+
+
+def test_times_of_a_head_need_one(capsys):
+    message = refused(capsys, *SMALL, "--head_statistics=0.5")
+    assert "head_statistics" in message
+    assert "it needs a --schedule with S and T" in message

@@ -33,6 +33,8 @@ from jaxpipe.schedules import (
     to_json,
     zig_zag,
 )
+from jaxpipe.schedules.ordering.optimize import search
+from jaxpipe.schedules.passes.vocabulary import vocabulary
 
 UNIT = Costs()
 UNEVEN = Costs(forward=1.0, backward=2.0, input_gradient=1.2, weight_gradient=0.8)
@@ -316,3 +318,33 @@ def test_no_registered_schedule_lies_below_the_curve(costs, num_better):
         assert bubble <= best + 1e-9, limit
         better += bubble < best - 1e-6
     assert better >= num_better
+
+
+# With S and T, of a head that all devices share. No order is shorter than what its busiest device has to do, and the
+# times at which the first and the last device can begin and end: (D - 1) forwards before, (D - 1) backwards behind.
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1"])
+def test_a_schedule_with_a_shared_head_is_answered_with_one(name):
+    costs = Costs(head_statistics=0.5, head_gradients=1.0)
+    given = vocabulary(build(name, num_devices=4, num_microbatches=8), costs)
+    bound = float(peak_activations(given).max())
+    found = optimize(given, costs=costs, memory_bound=bound, num_trials=60)
+    check(found)
+    assert found.has_head_actions
+    assert found.placement == given.placement
+    assert peak_activations(found).max() <= bound
+    assert 8 * (1 + 2 + 1.5) <= makespan(found, costs) <= makespan(given, costs)
+
+
+def test_orders_searched_for_a_shared_head_are_shorter_than_registered_ones():
+    costs = Costs(backward=3.0, head_statistics=0.5, head_gradients=1.0)
+    given = vocabulary(build("1f1b", num_devices=4, num_microbatches=8), costs)
+    found = search(given, costs=costs, memory_bound=8, num_trials=200)
+    assert found.registered is not None
+    assert found.registered.has_head_actions
+    assert makespan(found.shortest, costs) <= makespan(found.registered, costs)
+
+
+def test_the_head_of_a_given_schedule_needs_room():
+    given = vocabulary(build("1f1b", num_devices=4, num_microbatches=8))
+    with pytest.raises(ScheduleError, match=r"S and T keep up to 2 microbatches more\n  repair: set memory_bound=8"):
+        optimize(given, memory_bound=1, num_trials=20)

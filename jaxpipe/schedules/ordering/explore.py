@@ -18,7 +18,7 @@ from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.ordering.flow_shop import FlowShop
 from jaxpipe.schedules.ordering.list_scheduler import Guide, ListSchedule, list_schedule
 from jaxpipe.schedules.ordering.pattern import Pattern, drawn, plain, varied
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, TRANSFER_KINDS, Kind, Schedule
 
 
 def guide_of(shop: FlowShop, start: Sequence[int]) -> Guide:
@@ -54,7 +54,7 @@ def neighbour(shop: FlowShop, start: Sequence[int], rng: random.Random) -> Guide
 
 
 def starts_in(shop: FlowShop, schedule: Schedule, costs: Costs, ticks_per_unit: float) -> list[int] | None:
-    """The starts of the actions of `schedule` in ticks, [action of `shop`]; None if `shop` has other actions.
+    """The starts of the actions of `schedule` in ticks, [action of `shop`]; None if `shop` has others beside S and T.
 
     Each replica's microbatches are numbered in the order in which they start.
     """
@@ -76,7 +76,7 @@ def starts_in(shop: FlowShop, schedule: Schedule, costs: Costs, ticks_per_unit: 
         if len(mine) != len(range(replica, shop.num_microbatches, num_replicas)):
             return None
         microbatch_of[columns.microbatch[mine]] = replica + num_replicas * np.arange(len(mine))
-    for action in np.flatnonzero(columns.is_kind(*COMPUTE_KINDS)).tolist():
+    for action in np.flatnonzero(columns.is_kind(*COMPUTE_KINDS - HEAD_KINDS)).tolist():
         start[microbatch_of[columns.microbatch[action]] * num_operations + operation[action]] = int(begin[action])
     return start
 

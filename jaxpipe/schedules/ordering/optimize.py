@@ -20,6 +20,7 @@ from jaxpipe.schedules.ordering.explore import explore, starts_in
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
 from jaxpipe.schedules.ordering.problem import MemoryBound, Problem, peak_memory, peaks, problem_of
 from jaxpipe.schedules.passes.split_backward import split_backward
+from jaxpipe.schedules.passes.vocabulary import NUM_WAITS, has_pattern, vocabulary, without_head
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -61,6 +62,9 @@ def optimize(
         any placement             16.5   8.6   6.2   5.3   0.9   0.8   0.8   0.8
         registered, V             20.0  10.0  10.0  10.0   4.2   3.7   3.7   3.7
         V alone                   18.6  10.0   9.4   7.9   4.2   3.6   3.5   3.5
+
+    A schedule with S and T, of a head that all devices share, is answered with one: orders are searched without them,
+    with room for the microbatches that they keep, and then `vocabulary` weaves them in, as into registered schedules.
 
     A larger bound starts a new search: usually, but not always, its schedule is no longer. Messages are counted in
     `costs` alone: more chunks send more messages.
@@ -123,7 +127,17 @@ def search(
     fitting = [*filter(question.fits, question.forms_of(given)), *registered]
     fitting.sort(key=question.merit)
     clock = _asked_once(clock)
-    shortest = question.shortest([*fitting, *question.found(fitting, num_trials)], clock)
+    found = [each for each in question.found(fitting, num_trials) if question.fits(each)]
+    shortest = question.shortest([*fitting, *found], clock)
+    if shortest is None and question.problem.has_head and num_trials:
+        raise ScheduleError(
+            explain(
+                f"no schedule with S and T was found that keeps memory_bound={memory_bound.limit:g}.",
+                rule=f"memory-bound: a schedule keeps the bound on every device, and S and T keep up to {NUM_WAITS} "
+                "microbatches more",
+                repair=f"set memory_bound={question.most:g}, which has room for all, or less",
+            )
+        )
     if shortest is None:
         raise ScheduleError(
             explain(
@@ -171,19 +185,38 @@ class _Question:
             )
 
     @property
+    def most(self) -> float:
+        """A limit that every schedule of one replica keeps: it stores all microbatches at once."""
+        each = max(self.bound.activations, self.bound.weight_gradient or 0.0)
+        return self.problem.num_microbatches * each + self.bound.replica
+
+    @property
     def slots(self) -> float:
-        """The number of microbatches that fit, in Ma."""
-        return (self.bound.limit - self.bound.replica) / self.bound.activations
+        """The number of microbatches that fit, in Ma, before S and T are woven in."""
+        return self._before_head((self.bound.limit - self.bound.replica) / self.bound.activations, 1.0)
+
+    def _before_head(self, room: float, one: float) -> float:
+        """`room`, less that for the microbatches of size `one` that a device keeps for S and T."""
+        return min(room, max(one, room - NUM_WAITS * one)) if self.problem.has_head else room
+
+    def woven(self, schedules: Iterable[Schedule]) -> Iterator[Schedule]:
+        """`schedules` with S and T if the problem has them; those that cannot have them are left out."""
+        for schedule in schedules:
+            if not self.problem.has_head or schedule.has_head_actions:
+                yield schedule
+            elif has_pattern(schedule):
+                yield vocabulary(schedule, self.costs_on(schedule.placement))
 
     def forms_of(self, given: Sequence[Schedule]) -> Iterable[Schedule]:
         """The schedules of `given`, whole and split."""
         for schedule in given:
             yield schedule
-            yield from split_forms(schedule, times_of(self.costs, self.problem.num_devices), self.slots)
+            bare, times = without_head(schedule), times_of(self.costs, self.problem.num_devices)
+            yield from self.woven(split_forms(bare, times, self.slots))
 
     def registered(self) -> Iterable[Schedule]:
         """The registered schedules, whole and split."""
-        return registered(self.problem, self.costs, self.slots)
+        return self.woven(registered(self.problem, self.costs, self.slots))
 
     def fits(self, schedule: Schedule) -> bool:
         sizes = self.bound.sizes(schedule.placement)
@@ -211,14 +244,17 @@ class _Question:
         longest = math.ceil(min(times, default=sys.maxsize // self.ticks_per_unit) * self.ticks_per_unit)
         name, count = "optimized", self.problem.num_microbatches
         return [
-            Schedule(name, shop.placement, count, shop.rows_of(order.rows))
-            for shop, order in explore(shops, known, num_trials=num_trials, longest=longest)
+            *self.woven(
+                Schedule(name, shop.placement, count, shop.rows_of(order.rows))
+                for shop, order in explore(shops, known, num_trials=num_trials, longest=longest)
+            )
         ]
 
     def _shops(self, placement: Placement) -> Iterable[FlowShop]:
         """Flow shops of split backwards, and of whole ones if these are cheaper or smaller."""
         sizes, costs = self.bound.sizes(placement), self.costs_on(placement)
         one = sizes.activations * placement.num_chunks
+        sizes = sizes._replace(capacity=int(self._before_head(sizes.capacity, one)))
         times = costs.of_kind(placement.num_stages).sum(axis=1)
         fits_split = sizes.capacity >= one + sizes.growth
         is_whole_useful = sizes.growth or times[Kind.B] < times[Kind.I] + times[Kind.W] * (1 - 1e-9)

@@ -152,12 +152,14 @@ class Problem:
             they are, and orders are searched on `usual_placements`.
         num_layers: layers of the model. Every stage holds one at least, so there are no more stages; None bounds
             nothing.
+        has_head: whether every row has S and T, of a head that all devices share.
     """
 
     num_devices: int
     num_microbatches: int
     placements: tuple[Placement, ...] = ()
     num_layers: int | None = None
+    has_head: bool = False
 
     @property
     def searched(self) -> tuple[Placement, ...]:
@@ -192,13 +194,14 @@ def usual_placements(num_devices: int) -> tuple[Placement, ...]:
 
 
 def problem_of(problem: Problem | Schedule) -> Problem:
-    """Returns the problem itself, or that of a given schedule: its microbatches, on its placement.
+    """Returns the problem itself, or that of a given schedule: its microbatches and S and T, on its placement.
 
     Raises:
         ScheduleError: a count is below one, a placement has another number of devices, or more stages than layers.
     """
     if isinstance(problem, Schedule):
-        problem = Problem(problem.num_devices, problem.num_microbatches, (problem.placement,))
+        has_head = problem.has_head_actions
+        problem = Problem(problem.num_devices, problem.num_microbatches, (problem.placement,), has_head=has_head)
     check_count("optimize", "num_devices", problem.num_devices)
     check_count("optimize", "num_microbatches", problem.num_microbatches)
     check_sizes("optimize", num_devices=problem.num_devices, num_microbatches=problem.num_microbatches)

@@ -20,7 +20,7 @@ import numpy as np
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.schedule import Action, Kind, Schedule
+from jaxpipe.schedules.schedule import HEAD_KINDS, Action, Kind, Schedule
 
 NUM_WAITS = 2  # turns between an F of the last stage and its backward: for S, and for T
 SLOWER = 1.01  # a makespan as long as another one, for an order that keeps devices in step
@@ -120,6 +120,12 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
         # Rounding keeps equal times equal.
         rows.append(tuple(action for *_, action in sorted(timed, key=lambda each: (round(each[0], 9), each[1]))))
     return replace(schedule, name=f"{schedule.name} vocabulary", rows=tuple(rows))
+
+
+def without_head(schedule: Schedule) -> Schedule:
+    """Returns `schedule` without its S and T."""
+    rows = (tuple(action for action in row if action.kind not in HEAD_KINDS) for row in schedule.rows)
+    return replace(schedule, rows=tuple(rows))
 
 
 def has_pattern(schedule: Schedule) -> bool:
