@@ -1,0 +1,30 @@
+"""What one pipelined step of a mixture costs on a CPU, against one unpipelined step of the same model.
+
+Command:  python -m jaxpipe.bench --config=configs/bench_cpu_moe.py
+Hardware: 2 CPU cores (4 virtual devices)
+Time:     not yet measured on a quiet machine
+Number:   work_ratio not yet measured on a quiet machine (0.75 on a busy one, a single repeat; at most 1.05 is asked),
+          hlo_slot_copies and hlo_gradient_copies 0
+"""
+
+from ml_collections import ConfigDict
+
+from jaxpipe.config import base_config
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The config; it takes no argument."""
+    del arg
+    config = base_config("mixtral")
+    config.model.num_layers = 8
+    config.model.hidden = 512
+    config.model.num_heads = 8
+    config.model.num_kv_heads = 4
+    config.model.feed_forward = 672
+    config.data.batch_size = 32
+    config.data.seq_len = 256
+    config.pipeline.schedule = "1f1b"
+    config.pipeline.num_microbatches = 8
+    config.mesh.pipe = 4
+    config.mesh.platform = "cpu"
+    return config
