@@ -72,6 +72,6 @@ def guarded_index(index: jax.Array, num_done: jax.Array) -> jax.Array:
     return jnp.maximum(index, jnp.minimum(num_done, 0))
 
 
-def of_round(row: PyTree, values: Carry) -> Carry:
-    """Returns `values`, which now depend on the `row` of the round, so that XLA computes with them in its loop."""
-    return lax.optimization_barrier((row, values))[1]
+def of_round(row: PyTree, values: Carry) -> tuple[PyTree, Carry]:
+    """Returns both; `values` now depend on the `row` of the round, so that XLA computes with them in its loop."""
+    return lax.optimization_barrier((row, values))

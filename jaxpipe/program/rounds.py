@@ -104,7 +104,7 @@ def _round_of_messages(table: RoundTable, types: Sequence[int], index: jax.Array
 
 def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry: Carry) -> Carry:
     if table.page_permutes[round_type] or table.gradient_permutes[round_type]:
-        pages, grads = of_round(row, (carry.send_buffer_pages, carry.send_buffer_grads))
+        row, (pages, grads) = of_round(row, (carry.send_buffer_pages, carry.send_buffer_grads))
         carry = carry._replace(send_buffer_pages=pages, send_buffer_grads=grads)
     # 1. All that the round before prepared to send starts travelling.
     arrived = channels.send_messages(table, round_type, carry.out)

@@ -149,13 +149,14 @@ class Updates:
         event, run = table.event_of_type[round_type], state.run
         is_on = row.run.event == event
         if event == COLLECT_HEAD:
-            masters = of_round(row, run.masters["shared"])
+            _, masters = of_round(row, run.masters["shared"])
             given = self._given(state.grads["shared"], is_on & is_last_stage())
             return given, self._copies(masters, self.parts["shared"])
         if event == COLLECT_OTHERS:
             return self._given(state.grads["shared"], is_on & ~is_last_stage())
         if event == UPDATE_SHARED:
-            return self._found(*of_round(row, (state.loss, run.squares, run.num_left_out)))
+            _, terms = of_round(row, (state.loss, run.squares, run.num_left_out))
+            return self._found(*terms)
         return ()
 
     def store(self, table: Any, round_type: int, row: Row, met: PyTree, state: State) -> State:
