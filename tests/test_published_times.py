@@ -25,6 +25,7 @@ def test_predictions_hold_against_published_tables(of_023):
     assert run.error(run.of_schedule(second, "v_half")) <= 0.06
     assert run.error(run.gains(second)) <= 0.04
     assert run.error(run.of_schedule(second, None, run.SPLIT)) <= 0.06
+    assert run.error(run.of_schedule(second, "v_half", run.SPLIT)) <= 0.06
     assert run.error(run.gains(second, run.SPLIT)) <= 0.04
     assert run.error(run.gains(second, run.SPLIT, run.MOVED)) <= 0.05
 
@@ -52,12 +53,9 @@ def test_the_published_mfu_divides_by_320_tflops(of_023):
 
 
 def test_layers_take_longer_beside_collectives_by_the_profile(of_023):
-    ratios = [(split_f + split_b) / (f + b) for f, b, split_f, split_b in of_layers(of_023["cells"])]
+    of_layers = [row[5:9] for row in of_023["cells"].PUBLISHED["profile"]["rows"]]
+    ratios = [(split_f + split_b) / (f + b) for f, b, split_f, split_b in of_layers]
     assert sum(ratios) / len(ratios) == pytest.approx(of_023["their_step"].BESIDE_COLLECTIVES, abs=5e-4)
-
-
-def of_layers(cells):
-    return [row[5:9] for row in cells.PUBLISHED["profile"]["rows"]]
 
 
 def test_layers_moved_from_the_head(of_023):
