@@ -167,7 +167,7 @@ def lower_run(
     rounds -= round_of(Kind.F, 0, 0)
     # Rounds of a call before which all may meet: between the last stage's last F of a batch and its first of the next;
     # between the first stage's UPDATE, the last of all, and its next B; a period, a forward, or nothing after that.
-    first_forward = max(round_of(Kind.F, schedule.num_stages - 1, 0), 0)
+    first_forward = round_of(Kind.F, schedule.num_stages - 1, 0)
     heads = range(max(first_forward - period + 1, 0), first_forward + 1)
     first_update, next_backward = round_of(Kind.UPDATE, 0, 0) - per_call, round_of(Kind.B, 0, batch_size) - per_call
     others = range(max(first_update + 1, heads[0]), min(next_backward, per_call) + 1)

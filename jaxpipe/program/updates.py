@@ -177,11 +177,9 @@ class Updates:
 
     def _found(self, losses: PyTree, squares: PyTree, num_left_out: jax.Array) -> tuple[Found, jax.Array]:
         """What the batch that ends has measured, and whether the gradients of all that is shared are finite."""
-        total, num_of_layers = (
-            partial(sum_over, deterministic=self.deterministic),
-            len(jax.tree.leaves(squares["layers"])),
-        )
+        total = partial(sum_over, deterministic=self.deterministic)
         totals = sum_of_parts(jax.tree.leaves(squares), jax.tree.leaves(self.parts), deterministic=self.deterministic)
+        num_of_layers = len(jax.tree.leaves(squares["layers"]))  # these come first
         is_good = jnp.isfinite(totals[num_of_layers:].sum())
         losses = jax.tree.map(lambda leaf: total(leaf[OLDER], (*BATCH_AXES, "pipe")), losses)
         num_left_out = total(num_left_out, ("pipe",)) + (~is_good).astype(jnp.int32)
