@@ -180,6 +180,30 @@ def stepped_rounds(compute: Schedule, lengths: np.ndarray, *, together: bool) ->
     return Stepped(rounds, STEP_ROUNDS * end, meets)
 
 
+PHASE_ROUNDS = 3  # of a phase: one in which devices meet, one for T or S, one for F or B
+_PHASES = {Kind.T: (0, 1), Kind.F: (0, 2), Kind.S: (1, 1), Kind.B: (1, 2)}  # of two, and the round in it
+
+
+def phased_rounds(compute: Schedule) -> np.ndarray:
+    """[A] rounds of actions in phases: of T and F, of S and B, and so on; all messages travel between two phases.
+
+    Args:
+        compute: a schedule of compute actions alone, with S and T, and whole backwards.
+    """
+    columns, needs = compute.columns, dependencies(compute)
+    order, _ = execution_order(compute, needs)
+    phase = np.zeros(len(columns.kind), int)
+    for i in order:
+        half, place = _PHASES[Kind(columns.kind[i])]
+        least = 0
+        if columns.position[i]:
+            least = phase[i - 1] + (place <= _PHASES[Kind(columns.kind[i - 1])][1])
+        others = [each for each in (needs.message[i], *needs.all_of[i]) if each >= 0]
+        least = max([least, *(phase[each] + 1 for each in others)])
+        phase[i] = least + (least - half) % 2
+    return PHASE_ROUNDS * phase + np.array([_PHASES[Kind(kind)][1] for kind in columns.kind])
+
+
 _PLACE = np.full(len(Kind), STEP_ROUNDS - 1)
 _PLACE[[Kind.S, Kind.T]] = 1, 2
 

@@ -12,7 +12,14 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.lowering.collectives import NO_MICROBATCH, STEP_ROUNDS, plan_collectives, stepped_rounds
+from jaxpipe.lowering.collectives import (
+    NO_MICROBATCH,
+    PHASE_ROUNDS,
+    STEP_ROUNDS,
+    phased_rounds,
+    plan_collectives,
+    stepped_rounds,
+)
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.exchange import NO_EXCHANGE, plan_exchange
 from jaxpipe.lowering.fitted import fitted_rounds
@@ -196,6 +203,11 @@ class Folding:
                 yield self.fold(
                     stepped.rounds, num_positions=STEP_ROUNDS, send_round=stepped.send_round, meets=stepped.meets
                 )
+            if not self.compute.has_split_backward:
+                rounds = phased_rounds(self.compute)
+                after = PHASE_ROUNDS * (rounds // PHASE_ROUNDS + 1)
+                meets = np.arange(after.max() + 3 * PHASE_ROUNDS) % PHASE_ROUNDS == 0
+                yield self.fold(rounds, num_positions=2 * PHASE_ROUNDS, send_round=after, meets=meets)
             return
         for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):

@@ -16,9 +16,10 @@ from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind
 COSTS = Costs(head_statistics=0.1, head_gradients=0.2)
 
 
-def legal_collectives(name: str, num_devices: int, num_microbatches: int) -> None:
+def legal_collectives(name: str, num_devices: int, num_microbatches: int, *, blocking: bool) -> None:
     """Every collective has a round of its own between the actions that it waits for and those that wait for it."""
-    table = lower(vocabulary(build(name, num_devices=num_devices, num_microbatches=num_microbatches)), costs=COSTS)
+    found = vocabulary(build(name, num_devices=num_devices, num_microbatches=num_microbatches))
+    table = lower(found, costs=COSTS, blocking=blocking)
     schedule, plan = table.schedule, table.collectives
     columns, last = schedule.columns, schedule.num_stages - 1
     assert set(map(Kind, columns.kind.tolist())) <= COMPUTE_KINDS
@@ -63,8 +64,21 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_collectives_stand_between_what_they_join(case):
-    legal_collectives(*case)
+@pytest.mark.parametrize("blocking", [False, True])
+def test_collectives_stand_between_what_they_join(case, blocking):
+    legal_collectives(*case, blocking=blocking)
+
+
+@pytest.mark.parametrize("backward", [2.0, 2.3])
+@pytest.mark.parametrize(("name", "num_devices"), [("1f1b", 2), ("interleaved_1f1b", 4), ("gpipe", 3)])
+def test_in_phases_meetings_that_hold_up_all_devices_cost_nothing(name, num_devices, backward):
+    schedule = build(name, num_devices=num_devices, num_microbatches=4 * num_devices)
+    chunks = schedule.placement.num_chunks
+    costs = Costs(backward=backward, head_statistics=0.3 * chunks, head_gradients=0.6 * chunks)
+    found = vocabulary(schedule, costs)
+    blocked_s = replay(lower(found, costs=costs, blocking=True), costs, blocking=True).makespan
+    assert blocked_s <= 1.001 * simulate(found, costs).makespan
+    assert blocked_s <= simulate(schedule, Costs(1.3, backward + 0.6)).makespan + chunks * (1.9 + backward)
 
 
 def test_no_device_ends_a_round_with_a_collective_before_all_have_begun_it():

@@ -37,6 +37,7 @@ class Case(NamedTuple):
     split_masters: bool = True
     deterministic: bool = False
     expert: int = 1
+    blocking: bool = False
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
@@ -51,6 +52,7 @@ CASES = tiers(
         Case("zb_h1", "gpt", 4, 3, 4, tied=True),
         Case("1f1b", "gpt", 2, 4, 2, data=2, tensor=2, tied=True, dropout=0.3),
         Case("1f1b", "gpt", 3, 2, 3, vocab_multiple=36),
+        Case("interleaved_1f1b", "llama", 2, 5, 4, tied=True, blocking=True),
     ],
     slow=[
         Case("gpipe", "llama", 4, 3, 4),
@@ -90,6 +92,7 @@ def pipeline_of_case(case: Case) -> Pipeline:
         num_layers=case.num_layers,
         split_masters=case.split_masters,
         deterministic=case.deterministic,
+        blocking=case.blocking,
     )
 
 
