@@ -6,8 +6,9 @@ the running gradient to zero. No device waits for another stage.
 
 Embedding and head are on all devices, whose gradients are complete at different times: the head's with the last
 forward of a batch, the embedding's with the last backward on the first stage. All devices meet for each, and then for
-their update, before which all must know whether the sums are finite. They have one compute copy: the last stage changes
-its own when its head begins with the next batch, the others where a call begins.
+their update, before which all must know whether the sums are finite; a head without delay is updated before the others.
+They have one compute copy: the last stage changes its own when its head begins with the next batch, the others where a
+call begins.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxpipe.lowering.run_table import COLLECT_HEAD, COLLECT_OTHERS, UPDATE_SHARED, RunTable
+from jaxpipe.lowering.run_table import Meeting, RunTable
 from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Row, State
@@ -91,6 +92,7 @@ class Updates:
         parts: the Part of every parameter.
         dtype: of compute copies; None keeps that of the masters.
         deterministic: whether sums over devices are added in mesh order.
+        is_new: a tree like the shared parameters: whether each is one of a head without delay.
     """
 
     optimizer: StagedOptimizer
@@ -98,6 +100,7 @@ class Updates:
     parts: PyTree
     dtype: Any
     deterministic: bool
+    is_new: PyTree
 
     # ---- The layers of a stage
 
@@ -127,6 +130,7 @@ class Updates:
             is_good,
             lambda tree: {"shared": {}, "layers": _slices(tree["layers"], at)},
             lambda tree, one: {**tree, "layers": _written(tree["layers"], one["layers"], at)},
+            is_last=False,
         )
         layer = jax.tree.map(lambda leaf: leaf[0, 0], masters["layers"])
         copies = jax.tree.map(lambda leaf: leaf[None, None], self._copies(layer, parts))
@@ -140,40 +144,53 @@ class Updates:
 
     # ---- What all stages share
 
-    def exchange(self, table: Any, round_type: int, row: Row, state: State) -> PyTree:
+    def exchange(self, table: Any, round_type: int, row: Row, state: State) -> dict[str, PyTree]:
         """What all devices tell each other in a round of this type; begins with the round, as messages do.
 
-        In a call without the event nobody gives anything, and nothing is stored.
+        In a call without the meeting nobody gives anything, and nothing is stored.
         """
         assert isinstance(table, RunTable)
-        event, run = table.event_of_type[round_type], state.run
-        is_on = row.run.event == event
-        if event == COLLECT_HEAD:
+        meeting, run, sums = table.event_of_type[round_type], state.run, state.grads["shared"]
+        is_on, met = row.run.event == meeting, {}
+        if Meeting.COPY_SHARED in meeting:
             _, masters = of_round(row, run.masters["shared"])
-            given = self._given(state.grads["shared"], is_on & is_last_stage())
-            return given, self._copies(masters, self.parts["shared"])
-        if event == COLLECT_OTHERS:
-            return self._given(state.grads["shared"], is_on & ~is_last_stage())
-        if event == UPDATE_SHARED:
+            met["copies"] = self._copies(masters, self.parts["shared"])
+        if Meeting.COLLECT_HEAD in meeting:
+            met["given"] = self._given(sums, is_on & is_last_stage())
+        if Meeting.COLLECT_OTHERS in meeting:
+            given = jax.tree.map(jnp.add, run.given, self._given(sums, is_on & ~is_last_stage()))
+            squares = {**run.squares, "shared": _squares(given)}
+            met |= {"given": given, "squares": squares}
+            run = run._replace(given=given, squares=squares)
+        if Meeting.UPDATE_HEAD in meeting:
+            of_head, parts = (self._some(True, tree) for tree in (run.given, self.parts["shared"]))
+            _, squares = of_round(row, jax.tree.leaves(_squares(of_head)))
+            totals = sum_of_parts(squares, jax.tree.leaves(parts), deterministic=self.deterministic)
+            met["is_good"] = jnp.isfinite(totals.sum())
+        if Meeting.UPDATE_SHARED in meeting:
             _, terms = of_round(row, (state.loss, run.squares, run.num_left_out))
-            return self._found(*terms)
-        return ()
+            met["found"], met["is_good"] = self._found(*terms)
+        return met
 
-    def store(self, table: Any, round_type: int, row: Row, met: PyTree, state: State) -> State:
+    def store(self, table: Any, round_type: int, row: Row, met: dict[str, PyTree], state: State) -> State:
         """Returns `state` with what `exchange` has brought; the sums that were given are zeros."""
-        event = table.event_of_type[round_type]
-        act = {COLLECT_HEAD: self._store_head, COLLECT_OTHERS: self._add_others, UPDATE_SHARED: self._update_shared}
-        return cond_in_place(row.run.event == event, lambda state: act[event](state, met), state)
+        meeting = table.event_of_type[round_type]
+        return cond_in_place(row.run.event == meeting, lambda state: self._stored(meeting, met, state), state)
 
-    def _store_head(self, state: State, met: tuple[PyTree, PyTree]) -> State:
-        given, copies = met
-        run = state.run._replace(given=given, copies={**state.run.copies, "shared": copies})
-        return self._without_given(state._replace(run=run), is_last_stage())
-
-    def _add_others(self, state: State, others: PyTree) -> State:
-        given = jax.tree.map(jnp.add, state.run.given, others)
-        run = state.run._replace(given=given, squares={**state.run.squares, "shared": _squares(given)})
-        return self._without_given(state._replace(run=run), ~is_last_stage())
+    def _stored(self, meeting: Meeting, met: dict[str, PyTree], state: State) -> State:
+        run, shared = state.run, state.grads["shared"]
+        if Meeting.COPY_SHARED in meeting:
+            run = run._replace(copies={**run.copies, "shared": met["copies"]})
+        if Meeting.COLLECT_HEAD in meeting:
+            run, shared = run._replace(given=met["given"]), _without(shared, is_last_stage())
+        if Meeting.COLLECT_OTHERS in meeting:
+            run = run._replace(given=met["given"], squares=met["squares"])
+            shared = _without(shared, ~is_last_stage())
+        if Meeting.UPDATE_HEAD in meeting:
+            run = self._update_shared(run, met["is_good"], is_last=False)
+        if Meeting.UPDATE_SHARED in meeting:
+            run = self._update_shared(run, met["is_good"], is_last=True)._replace(found=met["found"])
+        return state._replace(run=run, grads={**state.grads, "shared": shared})
 
     def _found(self, losses: PyTree, squares: PyTree, num_left_out: jax.Array) -> tuple[Found, jax.Array]:
         """What the batch that ends has measured, and whether the gradients of all that is shared are finite."""
@@ -185,16 +202,26 @@ class Updates:
         num_left_out = total(num_left_out, ("pipe",)) + (~is_good).astype(jnp.int32)
         return Found(losses, totals, num_left_out), is_good
 
-    def _update_shared(self, state: State, met: tuple[Found, jax.Array]) -> State:
-        found, is_good = met
-        run, _ = self._step(
-            state.run,
-            {"shared": state.run.given, "layers": {}},
+    def _update_shared(self, run: Updated, is_good: jax.Array, *, is_last: bool) -> Updated:
+        """Updates what all stages share: of a head without delay, or, at last, all else."""
+        some = partial(self._some, not is_last)
+        after, _ = self._step(
+            run,
+            {"shared": some(run.given), "layers": {}},
             is_good,
-            lambda tree: {"shared": tree["shared"], "layers": {}},
-            lambda tree, some: {**tree, "shared": some["shared"]},
+            lambda tree: {"shared": some(tree["shared"]), "layers": {}},
+            lambda tree, new: {**tree, "shared": self._with_some(not is_last, tree["shared"], new["shared"])},
+            is_last=is_last,
         )
-        return state._replace(run=run._replace(found=found))
+        return after
+
+    def _some(self, is_new: bool, shared: PyTree) -> PyTree:
+        """The parameters of a head without delay, or all others; the rest is masked."""
+        return jax.tree.map(lambda one, leaf: leaf if one is is_new else optax.MaskedNode(), self.is_new, shared)
+
+    def _with_some(self, is_new: bool, shared: PyTree, some: PyTree) -> PyTree:
+        """`shared` with what `_some` takes of it from `some`."""
+        return jax.tree.map(lambda one, leaf, new: new if one is is_new else leaf, self.is_new, shared, some)
 
     def _given(self, sums: PyTree, is_given: jax.Array) -> PyTree:
         """The sum of `sums` over the devices for which `is_given`, this device's parts."""
@@ -203,10 +230,6 @@ class Updates:
             return part.reduce(jnp.where(is_given, leaf, 0.0), deterministic=self.deterministic)
 
         return jax.tree.map(given, sums, self.parts["shared"])
-
-    def _without_given(self, state: State, is_given: jax.Array) -> State:
-        shared = jax.tree.map(lambda leaf: jnp.where(is_given, 0.0, leaf), state.grads["shared"])
-        return state._replace(grads={**state.grads, "shared": shared})
 
     # ---- One step of the optimizer
 
@@ -217,6 +240,8 @@ class Updates:
         is_good: jax.Array,
         choose: Callable[[PyTree], PyTree],
         put: Callable[[PyTree, PyTree], PyTree],
+        *,
+        is_last: bool,
     ) -> tuple[Updated, PyTree]:
         """The optimizer's step on some parameters; without a finite gradient they stay as they are.
 
@@ -226,6 +251,7 @@ class Updates:
             is_good: whether they are finite.
             choose: a tree like the parameters -> these of it.
             put: such a tree, and some of it changed -> the whole.
+            is_last: whether it is the last one of a batch, with which the optimizer's counts advance.
 
         Returns:
             What it has changed, without compute copies and squares; and the masters of these parameters.
@@ -251,9 +277,8 @@ class Updates:
         # In its own guard, so that all is read before anything is written; else XLA would copy whole arrays for the
         # readers.
         masters, after = cond_in_place(run.num_left_out >= 0, compute, (choose(run.masters), held))
-        is_shared = bool(grads["shared"])
         nodes = [
-            put(node, new) if is_staged(node) else (new if is_shared else node)
+            put(node, new) if is_staged(node) else (new if is_last else node)
             for node, new in zip(nodes, after, strict=True)
         ]
         run = run._replace(
@@ -311,6 +336,11 @@ def is_masked(node: Any) -> bool:
 def is_last_stage() -> jax.Array:
     """Whether this device holds the last stage."""
     return lax.axis_index("pipe") == lax.axis_size("pipe") - 1
+
+
+def _without(sums: PyTree, is_given: jax.Array) -> PyTree:
+    """`sums`, of which zeros are left where they were given up."""
+    return jax.tree.map(lambda leaf: jnp.where(is_given, 0.0, leaf), sums)
 
 
 def _squares(grads: PyTree) -> PyTree:
