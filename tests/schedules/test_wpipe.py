@@ -6,6 +6,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, build, check, peak_activations, simulate
 from jaxpipe.schedules.csv_form import from_csv, to_csv
 from jaxpipe.schedules.files import from_json, to_json
+from jaxpipe.schedules.methods.registry import DELAYED
 
 
 @pytest.mark.parametrize("num_devices", range(2, 17))
@@ -30,6 +31,17 @@ def test_the_second_group_computes_with_the_newest_weights_and_the_first_with_th
                 assert num_updates[1] == batch
             else:  # W(batch - 1) exists, and is one of the two newest versions
                 assert num_updates[0] in ((0, 1) if batch < 2 else (batch - 1, batch))
+
+
+@pytest.mark.parametrize("method", DELAYED.values(), ids=list(DELAYED))
+def test_the_table_says_which_sizes_are_taken_and_whether_the_ends_are_apart(method):
+    for num_microbatches in range(1, 9):
+        if method.takes_microbatches(4, num_microbatches):
+            delays = method.build(num_devices=4, num_microbatches=num_microbatches).delays
+            assert method.has_ends_apart == (delays[0] != delays[-1])
+        else:
+            with pytest.raises(ScheduleError, match="num_microbatches"):
+                method.build(num_devices=4, num_microbatches=num_microbatches)
 
 
 @pytest.mark.parametrize("num_microbatches", [3, 5, 8])

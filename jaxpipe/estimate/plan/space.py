@@ -173,6 +173,7 @@ def legal_variants(group: Setting) -> tuple[Variant, ...]:
         if found
         and found.num_stages <= group.model.num_layers
         and find_method(variant.name).takes_microbatches(group.pipe, group.num_microbatches)
+        and not (find_method(variant.name).has_ends_apart and group.model.tie_embeddings)
     )
 
 

@@ -79,6 +79,7 @@ class Method:
         has_own_order: whether the paper gives the order, so that times change it only as options: in its gaps W take
             more memory than they save time.
         has_transfers: whether activations move between paired devices, by EVICT and LOAD.
+        has_ends_apart: whether embedding and head have weights of different batches, so that they can share none.
         is_baseline: whether the planner says how far its best plan is ahead of this one.
         bubble: closed forms of the bubble ratio.
         peak: closed forms of the least and the most activations on any device, in Ma.
@@ -100,6 +101,7 @@ class Method:
     has_split_backward: bool = False
     has_own_order: bool = False
     has_transfers: bool = False
+    has_ends_apart: bool = False
     is_baseline: bool = False
     bubble: tuple[Formula, ...] = ()
     peak: tuple[Formula, ...] = ()
