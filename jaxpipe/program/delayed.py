@@ -33,7 +33,7 @@ from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.split_vjp import needed_inputs
 from jaxpipe.program.storage import make_storage
-from jaxpipe.program.updates import OLDER, Found, StagedOptimizer, Updated, Updates, is_last_stage
+from jaxpipe.program.updates import OLDER, Ends, Found, StagedOptimizer, Updated, Updates, with_some
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -131,7 +131,7 @@ class DelayedPipeline(Pipeline):
         """
         shapes = self._shapes(self.table, params, batch, random=random)
         self._check_embedding(shapes, random=random)
-        self._is_new(shapes, random=random)
+        self._ends(shapes, random=random)
         return replace(shapes, table=self.run_table, storage=make_storage(self.run_table, shapes.storage.saved))
 
     def _check_embedding(self, shapes: StepShapes, *, random: bool) -> None:
@@ -164,14 +164,18 @@ class DelayedPipeline(Pipeline):
         shapes_on_a_device(self.mesh, trace, shared, *arguments)
         return jax.tree.unflatten(jax.tree.structure(shared), found)
 
-    def _is_new(self, shapes: StepShapes, *, random: bool) -> PyTree:
-        """Whether each shared parameter is one of a head without delay, so that it is updated before all others."""
+    def _ends(self, shapes: StepShapes, *, random: bool) -> Ends:
+        """What embedding and head read of the shared parameters.
+
+        Raises:
+            CompileError: they have different delays and share a parameter.
+        """
         functions, given = self.functions, Randomness.like() if random else None
-        if self.run_schedule.delays[-1]:
-            return jax.tree.map(lambda _: False, shapes.copies["shared"])
-        by_head = self._is_read(shapes, functions.head, shapes.message, shapes.microbatch)
-        by_embedding = self._is_read(shapes, functions.embed, shapes.microbatch, given)
-        if both := _names(jax.tree.map(operator.and_, by_head, by_embedding)):
+        of_head = self._is_read(shapes, functions.head, shapes.message, shapes.microbatch)
+        of_embedding = self._is_read(shapes, functions.embed, shapes.microbatch, given)
+        both = _names(jax.tree.map(operator.and_, of_head, of_embedding))
+        has_new_head = not self.run_schedule.delays[-1]
+        if both and has_new_head:
             raise CompileError(
                 explain(
                     f"embedding and head share {', '.join(both)} under schedule {self.run_schedule.name!r}.",
@@ -180,7 +184,11 @@ class DelayedPipeline(Pipeline):
                     repair="set model.tie_embeddings=False, or use 'pipedream_2bw'",
                 )
             )
-        return by_head
+        return Ends(
+            of_head,
+            jax.tree.map(lambda by_head, by_embedding: by_embedding or not by_head, of_head, of_embedding),
+            jax.tree.map(lambda by_head: by_head and has_new_head, of_head),
+        )
 
     # ---- Calls
 
@@ -195,7 +203,7 @@ class DelayedPipeline(Pipeline):
             random: whether calls have keys.
         """
         shapes = self.shapes(params, batch, random=random)
-        is_new = self._is_new(shapes, random=random)
+        ends = self._ends(shapes, random=random)
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
 
         def start(params: PyTree, older: PyTree, turn: jax.Array) -> Flight:
@@ -218,9 +226,7 @@ class DelayedPipeline(Pipeline):
                 return jnp.concatenate(places)
 
             layers = jax.tree.map(versions, newest["layers"], previous["layers"])
-            shared = jax.tree.map(
-                lambda is_new, *pair: pair[0] if is_new else pair[1], is_new, newest["shared"], previous["shared"]
-            )
+            shared = with_some(ends.is_first, previous["shared"], newest["shared"])
             given = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
             units = Units(*(jnp.arange(number) for number in (table.pages.num_slots, table.inbox.num_inbox + 1)))
             flight = Flight(carry, units, {"shared": shared, "layers": layers}, given)
@@ -285,7 +291,7 @@ class DelayedPipeline(Pipeline):
         newest = jax.tree.map(lambda leaf: leaf[0], batches)
         shapes = self.shapes(params, newest, random=keys is not None)
         parts, table = shapes.parts, self.run_table
-        is_new = self._is_new(shapes, random=keys is not None)
+        ends = self._ends(shapes, random=keys is not None)
 
         def step(
             params: PyTree, moments: PyTree, flight: Flight, batches: PyTree, scale: PyTree, keys: Any, rows: Row, *rest
@@ -293,13 +299,11 @@ class DelayedPipeline(Pipeline):
             form, shrink, units = rest
             # On each device: its line of the table and its part of everything, without the device axis.
             flight, rows, layers, units = jax.tree.map(lambda leaf: leaf[0], (flight, rows, params["layers"], units))
-            made = compute_copies({**params, "layers": {}}, {**parts, "layers": {}}, self.dtype)
-            keeps = (form == FILL) | is_last_stage()
-            shared = jax.tree.map(lambda old, new: jnp.where(keeps, old, new), flight.copies["shared"], made["shared"])
+            updates = Updates(optimizer, shrink, parts, self.dtype, self.deterministic, ends)
             run = Updated(
                 masters={**params, "layers": layers},
                 optimizer=optimizer.map_layers(lambda leaf: leaf[0], moments),
-                copies={**flight.copies, "shared": shared},
+                copies=updates.of_call(form != FILL, params, flight.copies),
                 given=flight.given,
                 squares=jax.tree.map(lambda _: jnp.zeros(()), params),
                 num_left_out=jnp.int32(0),
@@ -309,7 +313,6 @@ class DelayedPipeline(Pipeline):
                     jnp.int32(0),
                 ),
             )
-            updates = Updates(optimizer, shrink, parts, self.dtype, self.deterministic, is_new)
             actions = self._actions_of_laps(shapes, batches, scale, keys, updates)
             carry = flight.carry._replace(state=flight.carry.state._replace(run=run))
             carry = run_rounds(

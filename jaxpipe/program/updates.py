@@ -7,8 +7,8 @@ the running gradient to zero. No device waits for another stage.
 Embedding and head are on all devices, whose gradients are complete at different times: the head's with the last
 forward of a batch, the embedding's with the last backward on the first stage. All devices meet for each, and then for
 their update, before which all must know whether the sums are finite; a head without delay is updated before the others.
-They have one compute copy: the last stage changes its own when its head begins with the next batch, the others where a
-call begins.
+They have one compute copy: the head's changes when the last stage begins with the next batch, the embedding's where a
+call begins. A parameter of both gives up its gradients twice, and the last stage changes its copy with the head's.
 """
 
 from __future__ import annotations
@@ -32,6 +32,14 @@ from jaxpipe.program.partition import Part, sum_of_parts
 
 PyTree = Any
 OLDER = 1  # lap of the batch that a call ends
+
+
+class Ends(NamedTuple):
+    """Trees like the shared parameters, of Python's truth values."""
+
+    of_head: PyTree  # whether the head reads each
+    of_embedding: PyTree  # whether the embedding does, or neither
+    is_first: PyTree  # whether it is updated before all others, as one of a head without delay
 
 
 class Found(NamedTuple):
@@ -92,7 +100,7 @@ class Updates:
         parts: the Part of every parameter.
         dtype: of compute copies; None keeps that of the masters.
         deterministic: whether sums over devices are added in mesh order.
-        is_new: a tree like the shared parameters: whether each is one of a head without delay.
+        ends: what the ends of the model read.
     """
 
     optimizer: StagedOptimizer
@@ -100,7 +108,7 @@ class Updates:
     parts: PyTree
     dtype: Any
     deterministic: bool
-    is_new: PyTree
+    ends: Ends
 
     # ---- The layers of a stage
 
@@ -144,6 +152,17 @@ class Updates:
 
     # ---- What all stages share
 
+    def of_call(self, is_begun: jax.Array, masters: PyTree, copies: PyTree) -> PyTree:
+        """Compute copies with which a call begins: of the embedding new ones, if the run has begun."""
+        chosen, is_last = self.ends.of_embedding, is_last_stage()
+        made = self._copies(_some(chosen, masters["shared"]), _some(chosen, self.parts["shared"]))
+
+        def newer(of_head: bool, made: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(is_begun & ~is_last if of_head else is_begun, made, old)
+
+        after = jax.tree.map(newer, _some(chosen, self.ends.of_head), made, _some(chosen, copies["shared"]))
+        return {**copies, "shared": with_some(chosen, copies["shared"], after)}
+
     def exchange(self, table: Any, round_type: int, row: Row, state: State) -> dict[str, PyTree]:
         """What all devices tell each other in a round of this type; begins with the round, as messages do.
 
@@ -151,20 +170,25 @@ class Updates:
         """
         assert isinstance(table, RunTable)
         meeting, run, sums = table.event_of_type[round_type], state.run, state.grads["shared"]
-        is_on, met = row.run.event == meeting, {}
+        ends, parts, met = self.ends, self.parts["shared"], {}
         if Meeting.COPY_SHARED in meeting:
-            _, masters = of_round(row, run.masters["shared"])
-            met["copies"] = self._copies(masters, self.parts["shared"])
+            _, masters = of_round(row, _some(ends.of_head, run.masters["shared"]))
+            met["copies"] = self._copies(masters, _some(ends.of_head, parts))
         if Meeting.COLLECT_HEAD in meeting:
-            met["given"] = self._given(sums, is_on & is_last_stage())
+            met["given"] = self._given(_some(ends.of_head, sums), ends.of_head)
         if Meeting.COLLECT_OTHERS in meeting:
-            given = jax.tree.map(jnp.add, run.given, self._given(sums, is_on & ~is_last_stage()))
-            squares = {**run.squares, "shared": _squares(given)}
-            met |= {"given": given, "squares": squares}
-            run = run._replace(given=given, squares=squares)
+            is_last = is_last_stage()  # whose sums of a head are of the next batch by now
+            chosen, is_last = ends.of_embedding, is_last_stage()  # whose sums of a head are of the next batch by now
+            of_both, sums, before = (_some(chosen, tree) for tree in (ends.of_head, sums, run.given))
+            terms = jax.tree.map(lambda both, leaf: jnp.where(is_last, 0.0, leaf) if both else leaf, of_both, sums)
+            given = self._given(terms, chosen)
+            given = jax.tree.map(lambda both, new, before: before + new if both else new, of_both, given, before)
+            given = with_some(chosen, run.given, given)
+            met |= {"given": given, "squares": {**run.squares, "shared": _squares(given)}}
+            run = run._replace(given=given, squares=met["squares"])
         if Meeting.UPDATE_HEAD in meeting:
-            of_head, parts = (self._some(True, tree) for tree in (run.given, self.parts["shared"]))
-            _, squares = of_round(row, jax.tree.leaves(_squares(of_head)))
+            given, parts = (_some(ends.is_first, tree) for tree in (run.given, parts))
+            _, squares = of_round(row, jax.tree.leaves(_squares(given)))
             totals = sum_of_parts(squares, jax.tree.leaves(parts), deterministic=self.deterministic)
             met["is_good"] = jnp.isfinite(totals.sum())
         if Meeting.UPDATE_SHARED in meeting:
@@ -178,14 +202,18 @@ class Updates:
         return cond_in_place(row.run.event == meeting, lambda state: self._stored(meeting, met, state), state)
 
     def _stored(self, meeting: Meeting, met: dict[str, PyTree], state: State) -> State:
-        run, shared = state.run, state.grads["shared"]
+        run, shared, ends = state.run, state.grads["shared"], self.ends
         if Meeting.COPY_SHARED in meeting:
-            run = run._replace(copies={**run.copies, "shared": met["copies"]})
+            copies = with_some(ends.of_head, run.copies["shared"], met["copies"])
+            run = run._replace(copies={**run.copies, "shared": copies})
         if Meeting.COLLECT_HEAD in meeting:
-            run, shared = run._replace(given=met["given"]), _without(shared, is_last_stage())
+            run = run._replace(given=with_some(ends.of_head, run.given, met["given"]))
+            shared = with_some(ends.of_head, shared, jax.tree.map(jnp.zeros_like, shared))
         if Meeting.COLLECT_OTHERS in meeting:
             run = run._replace(given=met["given"], squares=met["squares"])
-            shared = _without(shared, ~is_last_stage())
+            is_last = is_last_stage()
+            left = jax.tree.map(lambda of_head, leaf: jnp.where(is_last & of_head, leaf, 0.0), ends.of_head, shared)
+            shared = with_some(ends.of_embedding, shared, left)
         if Meeting.UPDATE_HEAD in meeting:
             run = self._update_shared(run, met["is_good"], is_last=False)
         if Meeting.UPDATE_SHARED in meeting:
@@ -204,32 +232,21 @@ class Updates:
 
     def _update_shared(self, run: Updated, is_good: jax.Array, *, is_last: bool) -> Updated:
         """Updates what all stages share: of a head without delay, or, at last, all else."""
-        some = partial(self._some, not is_last)
+        chosen = jax.tree.map(lambda is_first: is_first != is_last, self.ends.is_first)
         after, _ = self._step(
             run,
-            {"shared": some(run.given), "layers": {}},
+            {"shared": _some(chosen, run.given), "layers": {}},
             is_good,
-            lambda tree: {"shared": some(tree["shared"]), "layers": {}},
-            lambda tree, new: {**tree, "shared": self._with_some(not is_last, tree["shared"], new["shared"])},
+            lambda tree: {"shared": _some(chosen, tree["shared"]), "layers": {}},
+            lambda tree, new: {**tree, "shared": with_some(chosen, tree["shared"], new["shared"])},
             is_last=is_last,
         )
         return after
 
-    def _some(self, is_new: bool, shared: PyTree) -> PyTree:
-        """The parameters of a head without delay, or all others; the rest is masked."""
-        return jax.tree.map(lambda one, leaf: leaf if one is is_new else optax.MaskedNode(), self.is_new, shared)
-
-    def _with_some(self, is_new: bool, shared: PyTree, some: PyTree) -> PyTree:
-        """`shared` with what `_some` takes of it from `some`."""
-        return jax.tree.map(lambda one, leaf, new: new if one is is_new else leaf, self.is_new, shared, some)
-
-    def _given(self, sums: PyTree, is_given: jax.Array) -> PyTree:
-        """The sum of `sums` over the devices for which `is_given`, this device's parts."""
-
-        def given(leaf: jax.Array, part: Part) -> jax.Array:
-            return part.reduce(jnp.where(is_given, leaf, 0.0), deterministic=self.deterministic)
-
-        return jax.tree.map(given, sums, self.parts["shared"])
+    def _given(self, sums: PyTree, chosen: PyTree) -> PyTree:
+        """Sums over all devices of the chosen `sums`, this device's parts."""
+        parts = _some(chosen, self.parts["shared"])
+        return jax.tree.map(lambda leaf, part: part.reduce(leaf, deterministic=self.deterministic), sums, parts)
 
     # ---- One step of the optimizer
 
@@ -338,9 +355,14 @@ def is_last_stage() -> jax.Array:
     return lax.axis_index("pipe") == lax.axis_size("pipe") - 1
 
 
-def _without(sums: PyTree, is_given: jax.Array) -> PyTree:
-    """`sums`, of which zeros are left where they were given up."""
-    return jax.tree.map(lambda leaf: jnp.where(is_given, 0.0, leaf), sums)
+def _some(chosen: PyTree, shared: PyTree) -> PyTree:
+    """The chosen ones of a tree like the shared parameters; the others are masked."""
+    return jax.tree.map(lambda is_chosen, leaf: leaf if is_chosen else optax.MaskedNode(), chosen, shared)
+
+
+def with_some(chosen: PyTree, shared: PyTree, some: PyTree) -> PyTree:
+    """`shared` with the chosen ones of `some` in their places."""
+    return jax.tree.map(lambda is_chosen, leaf, new: new if is_chosen else leaf, chosen, shared, some)
 
 
 def _squares(grads: PyTree) -> PyTree:
