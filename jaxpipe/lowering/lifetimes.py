@@ -109,12 +109,13 @@ def place_in_calls(device: np.ndarray, start: np.ndarray, end: np.ndarray, *, nu
     assert ((end // length - start // length) <= 1).all()
     keys = np.stack([device, start % length, end - start], axis=1)
     chosen, index = np.unique(keys, axis=0, return_inverse=True)
-    of_device = [_in_calls(*chosen[chosen[:, 0] == d, 1:].T, length) for d in range(num_devices)]
+    owner, starts, spans = chosen.T
+    of_device = [_in_calls(starts[owner == d], spans[owner == d], length) for d in range(num_devices)]
     first, last, lives_on = (np.concatenate([each[i] for each in of_device]) for i in range(3))
     num_units = max(each[3] for each in of_device)
     renumbered = np.zeros((num_devices, num_units), int)
     for d in range(num_devices):
-        own = (chosen[:, 0] == d) & lives_on
+        own = (owner == d) & lives_on
         unused, freed = (np.setdiff1d(np.arange(num_units), taken[own]) for taken in (last, first))
         renumbered[d, last[own]], renumbered[d, unused] = first[own], freed
     return Places(first[index], last[index], num_units, renumbered)
