@@ -143,7 +143,8 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     if not is_first:
         return {}
     one = median(alone)
-    num_processes, costs = config.mesh.pipe, stage_costs(times, pair.pipeline.layers_per_stage)
+    num_processes, schedule = config.mesh.pipe, pair.pipeline.run_schedule
+    costs = stage_costs(times, pair.pipeline.layers_per_stage, vocab_over_pipe=schedule.has_head_actions)
     return {
         "pipelined_cpu_s": step_cpu_s,
         "unpipelined_cpu_s": one.cpu_s,
@@ -156,7 +157,7 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
         **time_lost(
             num_processes * step.wall_s,
             work_s=copies.wall_s,
-            by_clock=clock_efficiency(pair.pipeline.run_schedule, costs),
+            by_clock=clock_efficiency(schedule, costs),
             messages_s=num_processes * idle_step.wall_s,
             extra_work_s=step_cpu_s - idle_cpu_s - copies_cpu_s / num_processes,
         ),
@@ -164,13 +165,15 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
 
 
 def clock_efficiency(schedule: Schedule, costs: Costs) -> float:
-    """Time of all forwards and whole backwards by devices x makespan, on the asynchronous clock without messages.
+    """Time of all forwards, whole backwards, S and T by devices x makespan, on the asynchronous clock without messages.
 
     Without flush it is that of one batch, by the time from one batch to the next.
     """
     of_kind = costs.of_kind(schedule.num_stages)
-    work = schedule.batch_size * float(of_kind[[Kind.F, Kind.B]].sum())
-    return work / (schedule.num_devices * simulate(schedule, costs).period)
+    work = float(of_kind[[Kind.F, Kind.B]].sum())
+    if schedule.has_head_actions:
+        work += schedule.num_devices * (costs.head_statistics + costs.head_gradients)
+    return schedule.batch_size * work / (schedule.num_devices * simulate(schedule, costs).period)
 
 
 def time_lost(

@@ -9,6 +9,7 @@ nodes where any of the group's devices stand in several.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -92,6 +93,18 @@ def statistics_bytes(setting: Setting) -> float:
     """Bytes of what all devices of a split head know of the logits of a microbatch: three numbers a token and part."""
     tokens = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
     return 3 * FLOAT32_BYTES * tokens * setting.pipe
+
+
+def of_head_s(setting: Setting, gather_s: Callable[[Group, float], float]) -> tuple[float, float]:
+    """Seconds of the collectives over `pipe` that S of a split head needs and brings, and of those of T.
+
+    Args:
+        setting: the setting.
+        gather_s: that of the source of times.
+    """
+    pipe = places_of(setting).pipe
+    sum_s = 2 * gather_s(pipe, message_bytes(setting))
+    return 2 * sum_s, 2 * sum_s + gather_s(pipe, statistics_bytes(setting))
 
 
 def message_bytes(setting: Setting) -> float:

@@ -104,7 +104,8 @@ def _costs_of(config: ConfigDict, topology: Topology | None) -> Decided:
     if are_decided(costs):
         return Decided(costs, "pipeline.costs")
     if is_costs_file(costs):
-        times = read_costs(costs).times(undecided(config, topology or _one_node(config)))
+        setting = undecided(config, topology or _one_node(config))
+        times = read_costs(costs).times(replace(setting, vocab_over_pipe=False))  # those of layers are wanted alone
         return Decided(costs_of(times), f"measured, {costs}")
     if has_times(pipeline.options):
         return Decided(AUTO, "pipeline.options")
@@ -141,11 +142,11 @@ def costs_of(times: Times) -> str:
     )
 
 
-def stage_costs(times: Times, layers_per_stage: Sequence[int]) -> Costs:
+def stage_costs(times: Times, layers_per_stage: Sequence[int], *, vocab_over_pipe: bool = False) -> Costs:
     """Seconds of the actions of stages of so many layers; messages take none."""
-    seconds = stage_seconds(times, layers_per_stage)
+    seconds = stage_seconds(times, layers_per_stage, vocab_over_pipe=vocab_over_pipe)
     forward, backward, inputs, weights = (tuple(seconds[kind].tolist()) for kind in (Kind.F, Kind.B, Kind.I, Kind.W))
-    return Costs(forward, backward, inputs, weights)
+    return Costs(forward, backward, inputs, weights, *seconds[[Kind.S, Kind.T], -1].tolist())
 
 
 def _one_node(config: ConfigDict) -> Topology:

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.estimate.communication import of_head_s
 from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
 from jaxpipe.models import ModelConfig
 
 FORMAT = 1
-_TIMES = tuple(field.name for field in fields(Times) if field.default is MISSING)
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class Measurement:
     Attributes:
         identity: device kind, versions, date, number of processes at once and repeats.
         subject: what was timed: the model's fields except its layers, dtype, seq_len, num_predicted, tensor.
-        times: microbatch size -> seconds; their `update_s` is that of `num_update_parameters`.
+        times: microbatch size -> seconds; their `update_s` is that of `num_update_parameters`. S and T are there
+            without collectives over `pipe`, for a head in `head_parts`.
         spread_ratio: microbatch size -> spread of the repeats: the largest interquartile range of any timing,
             over its median.
         num_layer_parameters, num_shared_parameters: numbers of parameters on one device of `tensor`.
         num_update_parameters: number of parameters on the device whose update was timed.
         link: between two of the devices; None if there was only one.
+        head_parts: devices of `pipe` over which the head is split that S and T were timed of; 1: they were not timed.
     """
 
     identity: dict[str, Any]
@@ -47,6 +49,7 @@ class Measurement:
     num_shared_parameters: int
     num_update_parameters: int
     link: Link | None
+    head_parts: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Returns the measurement in the form of the file."""
@@ -61,7 +64,8 @@ class Measurement:
         """
         if found["format"] != FORMAT:
             raise ValueError(f"format {found['format']}, not {FORMAT}")
-        values = {field.name: found[field.name] for field in fields(cls)}
+        values = {field.name: found[field.name] for field in fields(cls) if field.name != "head_parts"}
+        values["head_parts"] = found.get("head_parts", 1)
         values["times"] = {int(size): Times(**times) for size, times in found["times"].items()}
         values["spread_ratio"] = {int(size): ratio for size, ratio in found["spread_ratio"].items()}
         values["link"] = None if found["link"] is None else Link(**found["link"])
@@ -81,7 +85,7 @@ class Measured:
     otherwise: TimeSource | None = None
 
     def times(self, setting: Setting) -> Times:
-        """The times of `setting`'s actions.
+        """The times of `setting`'s actions; of S and T if it has any, and if they were timed for as many devices.
 
         Raises:
             ConfigError: the model has not been measured, or neither its microbatch size nor a smaller and a larger one.
@@ -97,9 +101,19 @@ class Measured:
                     repair=f"measure with --microbatch_sizes={','.join(map(str, sorted({*sizes, size})))}",
                 )
             )
-        rows = [[getattr(found.times[each], name) for name in _TIMES] for each in sizes]
-        times = [float(np.interp(size, sizes, column)) for column in zip(*rows, strict=True)]
-        return _with_update_of(Times(*times), found, setting)
+        columns = {field.name: [getattr(found.times[each], field.name) for each in sizes] for field in fields(Times)}
+        timed = {name: column for name, column in columns.items() if None not in column}
+        times = Times(**{name: float(np.interp(size, sizes, column)) for name, column in timed.items()})
+        return _with_update_of(self._with_head_of(times, found, setting), found, setting)
+
+    def _with_head_of(self, times: Times, found: Measurement, setting: Setting) -> Times:
+        """`times` with the collectives of S and T, and without both where `setting` has other ones or none."""
+        if not setting.vocab_over_pipe or found.head_parts != setting.pipe:
+            return replace(times, statistics_s=None, gradients_s=None)
+        assert times.statistics_s is not None
+        assert times.gradients_s is not None
+        before_s, after_s = of_head_s(setting, self.gather_s)
+        return replace(times, statistics_s=times.statistics_s + before_s, gradients_s=times.gradients_s + after_s)
 
     def link(self, *, in_node: bool) -> Link:
         """Link between two devices of a node, or of two nodes.
@@ -209,6 +223,8 @@ def _with_update_of(times: Times, measurement: Measurement, setting: Setting) ->
     num_shared = measurement.num_shared_parameters
     if setting.zero1:
         num_layers_parameters /= setting.num_copies
-        num_shared /= setting.num_copies * setting.pipe
+        num_shared /= setting.num_copies
+    if setting.zero1 or setting.vocab_over_pipe:
+        num_shared /= setting.pipe
     share = (num_layers_parameters + num_shared) / measurement.num_update_parameters
     return replace(times, update_s=share * times.update_s)

@@ -27,7 +27,7 @@ from jaxpipe.estimate.communication import (
     WEIGHT_GRADIENT_DISPATCHES,
     dispatch_bytes,
     message_bytes,
-    statistics_bytes,
+    of_head_s,
 )
 from jaxpipe.estimate.residuals import ITEMSIZE
 from jaxpipe.estimate.setting import Group, Setting, places_of
@@ -174,8 +174,7 @@ class Roofline:
 
         # Devices that are between two actions wait for collectives over `pipe`.
         of_statistics, of_gradients = split_head_matmuls(setting)
-        sum_s = 2 * self.gather_s(places.pipe, message_bytes(setting))
-        told_s = self.gather_s(places.pipe, statistics_bytes(setting))
+        before_s, after_s = of_head_s(setting, self.gather_s)
 
         def part_s(
             of: Iterable[Matmul],
@@ -222,8 +221,8 @@ class Roofline:
             embed_forward_s=part_s((), moved.embed_forward, drawn.embed, collectives=1, kernels=1),
             embed_backward_s=part_s((), moved.embed_backward, drawn.embed, collectives=1, kernels=1),
             head_s=part_s(head_matmuls(setting), moved.head, 0, collectives=2, kernels=0),
-            statistics_s=part_s(of_statistics, moved.statistics, 0, collectives=1, kernels=0) + 2 * sum_s,
-            gradients_s=part_s(of_gradients, moved.gradients, 0, collectives=1, kernels=0) + 2 * sum_s + told_s,
+            statistics_s=part_s(of_statistics, moved.statistics, 0, collectives=1, kernels=0) + before_s,
+            gradients_s=part_s(of_gradients, moved.gradients, 0, collectives=1, kernels=0) + after_s,
             update_s=self.memory_s(update_bytes(setting)),
         )
 

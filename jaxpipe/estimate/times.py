@@ -70,8 +70,9 @@ def stage_seconds(times: Times, layers_per_stage: Sequence[int], *, vocab_over_p
         raise ConfigError(
             explain(
                 "pipeline.vocab_over_pipe=true with times that were measured",
-                rule="estimated-head: jaxpipe.measure times a head on the last stage alone",
-                repair="set pipeline.vocab_over_pipe=false, or leave the file of costs out",
+                rule="estimated-head: jaxpipe.measure times S and T for the mesh.pipe of its config",
+                repair="measure with --config.pipeline.vocab_over_pipe=true and this mesh.pipe, or leave the file of "
+                "costs out",
             )
         )
     seconds[Kind.S], seconds[Kind.T] = times.statistics_s, times.gradients_s

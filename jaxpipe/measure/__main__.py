@@ -4,8 +4,9 @@
         [--microbatch_sizes=1,2,4] [--num_repeats=5] [--num_layers=2] [--num_processes=P] [--config.X=Y ...]
 
 The command times the compiled program with three stages of a few layers each on one device (on `mesh.tensor` devices),
-a few of its actions at a time. It uses the config's model, data, optimizer and `mesh.tensor`, not its schedule. Times
-are medians of wall time. With --num_processes=P, P processes of one core and one thread measure at once, as if they
+a few of its actions at a time. It uses the config's model, data, optimizer and `mesh.tensor`, not its schedule. With
+pipeline.vocab_over_pipe=true it also times S and T of a head that is split over `mesh.pipe` devices. Times are medians
+of wall time. With --num_processes=P, P processes of one core and one thread measure at once, as if they
 computed in one pipeline, and the link is between two of them.
 """
 
@@ -26,6 +27,7 @@ from ml_collections import ConfigDict, config_flags
 from jaxpipe.command_line import check_unused
 from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run
+from jaxpipe.config.model import vocab_pipe
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Link, Times
 from jaxpipe.estimate.measured import Measurement
@@ -90,10 +92,13 @@ def execute(values: FlagValues) -> None:
 
 
 def _leave_pipeline_out(config: ConfigDict) -> None:
-    """Sets pipeline and `mesh.pipe` to what fits every model: all but the microbatches has no effect here."""
-    num_microbatches = config.pipeline.num_microbatches
-    config.pipeline.update({**base_config().pipeline, "num_microbatches": num_microbatches})
-    config.mesh.pipe = 1
+    """Sets pipeline and `mesh.pipe` to what fits every model: all but microbatches and a split head has no effect."""
+    kept = {"num_microbatches": config.pipeline.num_microbatches}
+    if vocab_pipe(config) > 1:
+        kept["vocab_over_pipe"] = config.pipeline.vocab_over_pipe
+    else:
+        config.mesh.pipe = 1
+    config.pipeline.update({**base_config().pipeline, **kept})
 
 
 def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
@@ -178,7 +183,7 @@ def write(measurement: Measurement, path: str) -> None:
 def to_text(measurement: Measurement) -> str:
     """The measurement as a table: milliseconds, a column for each microbatch size."""
     identity, subject, sizes = measurement.identity, measurement.subject, list(measurement.times)
-    names = [field.name for field in fields(Times)]
+    names = [field.name for field in fields(Times) if getattr(measurement.times[sizes[0]], field.name) is not None]
     lines = [
         f"device            {identity['device_kind']}, {identity['num_processes']} processes at once;"
         f" jax {identity['jax_version']}",

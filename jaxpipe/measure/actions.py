@@ -1,8 +1,9 @@
-"""Times of a layer's F, B, I and W and of embedding and head, from timed runs of some actions of a program.
+"""Times of a layer's F, B, I and W, of embedding and head, and of S and T, from timed runs of parts of a program.
 
 The program has three stages on one device; any subset of their actions can run, and an action that does not run is an
 idle round. The first stage has the embedding, the last one the head, and the middle one only layers. All forwards
-precede all backwards, so that residuals stay in pages for a while, as in a pipeline.
+precede all backwards, so that residuals stay in pages for a while, as in a pipeline. S and T of a head that is split
+over `pipe` are those of a program of its own, with the rows of the vocabulary that one device has.
 
 A run takes the sum of its actions' times and a constant. So the times solve a small linear system, one equation a run,
 by non-negative least squares of the relative errors.
@@ -11,7 +12,7 @@ by non-negative least squares of the relative errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,10 +22,13 @@ from ml_collections import ConfigDict
 from scipy.optimize import nnls
 
 from jaxpipe.config import model_config
+from jaxpipe.config.model import vocab_pipe
 from jaxpipe.estimate import Times
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import LanguageModel
+from jaxpipe.models.over_pipe import EndsOverPipe
 from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.program.split_ends import SplitEnds
 from jaxpipe.schedules import Schedule
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind
@@ -48,6 +52,8 @@ class Stages:
         halves: the pipeline whose backwards are in two.
         params, batch: parameters and batch for both pipelines.
         num_layers: layers of each stage.
+        part: stages of one layer whose pipelines have S and T, with a device's part of the vocabulary; None if the
+            config does not split it over `pipe`.
     """
 
     config: ConfigDict
@@ -57,6 +63,7 @@ class Stages:
     params: PyTree
     batch: PyTree
     num_layers: int
+    part: Stages | None = None
 
     def compile_some(self, pipeline: Pipeline) -> Callable[[np.ndarray], Any]:
         """Compiles one of the two pipelines: mask of the actions to run, "round device" -> their results."""
@@ -72,11 +79,25 @@ def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: 
     """The three stages of a checked config's model.
 
     Args:
-        config: a checked config; its model, data, optimizer and `mesh.tensor` are used.
+        config: a checked config; its model, data, optimizer and `mesh.tensor` are used, and `mesh.pipe` if it splits
+            the vocabulary.
         devices: `mesh.tensor` devices.
         microbatch_size: sequences of a microbatch.
         num_layers: layers of each stage.
     """
+    stages = _make_stages(config, devices, microbatch_size=microbatch_size, num_layers=num_layers, splits_head=False)
+    num_parts = vocab_pipe(config)
+    if num_parts == 1:
+        return stages
+    config = config.copy_and_resolve_references()
+    config.model.update(vocab_size=stages.model.config.anatomy.num_rows // num_parts, vocab_multiple=1)
+    part = _make_stages(config, devices, microbatch_size=microbatch_size, num_layers=1, splits_head=True)
+    return replace(stages, part=part)
+
+
+def _make_stages(
+    config: ConfigDict, devices: Sequence[Any], *, microbatch_size: int, num_layers: int, splits_head: bool
+) -> Stages:
     config = config.copy_and_resolve_references()
     config.model.num_layers = NUM_STAGES * num_layers
     config.data.batch_size = microbatch_size * NUM_MICROBATCHES
@@ -84,12 +105,15 @@ def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: 
     config.mesh.update(data=1, pipe=1, expert=1)
     tensor = config.mesh.tensor
     model = LanguageModel(model_config(config), TensorAxis(tensor, config.mesh.deterministic))
+    functions = StageFunctions.of(model)
+    if splits_head:
+        functions = replace(functions, over_pipe=SplitEnds.of(EndsOverPipe(model)))
 
     def pipeline(*, by_halves: bool) -> Pipeline:
         return Pipeline(
-            three_stages(NUM_MICROBATCHES, by_halves=by_halves),
+            three_stages(NUM_MICROBATCHES, by_halves=by_halves, splits_head=splits_head),
             make_mesh(tensor=tensor, devices=devices),
-            StageFunctions.of(model),
+            functions,
             num_layers=config.model.num_layers,
             layers_per_stage=(num_layers,) * NUM_STAGES,
             dtype=config.model.dtype,
@@ -102,16 +126,17 @@ def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: 
     return Stages(config, model, whole, halves, params, put_batch(whole, example_batch(config)), num_layers)
 
 
-def three_stages(num_microbatches: int, *, by_halves: bool) -> Schedule:
-    """Three stages on one device: all forwards, then all backwards, microbatch by microbatch.
+def three_stages(num_microbatches: int, *, by_halves: bool, splits_head: bool = False) -> Schedule:
+    """Three stages on one device: all forwards, then all backwards, microbatch by microbatch; S and T in between.
 
-    N=1: 0F0 1F0 2F0 2B0 1B0 0B0.
+    N=1: 0F0 1F0 2F0 2B0 1B0 0B0, or 0F0 1F0 2F0 2S0 2T0 2B0 1B0 0B0.
     """
     microbatches, stages = range(num_microbatches), range(NUM_STAGES)
     kinds = (Kind.I, Kind.W) if by_halves else (Kind.B,)
     forwards = [Action(Kind.F, stage, m) for m in microbatches for stage in stages]
+    head = [Action(kind, NUM_STAGES - 1, m) for m in microbatches for kind in (Kind.S, Kind.T) if splits_head]
     backwards = [Action(kind, stage, m) for m in microbatches for stage in reversed(stages) for kind in kinds]
-    return Schedule("three_stages", looped(1, NUM_STAGES), num_microbatches, ((*forwards, *backwards),))
+    return Schedule("three_stages", looped(1, NUM_STAGES), num_microbatches, ((*forwards, *head, *backwards),))
 
 
 def no_actions(pipeline: Pipeline) -> np.ndarray:
@@ -130,13 +155,15 @@ def _staged_params(model: LanguageModel, pipeline: Pipeline) -> PyTree:
 
 Counts = dict[str, int]  # number of times that a run contains each unknown
 
-# The time of a step without any action, with whole and with split backwards.
-_REST, _REST_OF_SPLIT = "rest_s", "rest_of_split_s"
-_LAYER = {
+# The time of a step without any action: with whole backwards, with split ones, with S and T.
+_REST, _REST_OF_SPLIT, _REST_OF_PART = "rest_s", "rest_of_split_s", "rest_of_part_s"
+_IN_LAYER = {
     Kind.F: "layer_forward_s",
     Kind.B: "layer_backward_s",
     Kind.I: "layer_input_gradient_s",
     Kind.W: "layer_weight_gradient_s",
+    Kind.S: "statistics_s",  # in the stages of `part`, which have one layer
+    Kind.T: "gradients_s",
 }
 
 
@@ -155,10 +182,13 @@ class Run:
 
 def compile_runs(stages: Stages) -> list[Run]:
     """The compiled runs to time, from which `times_of` finds the times of `stages`."""
-    return [
+    runs = [
         *_runs(stages, stages.whole, (Kind.F, Kind.B), _REST),
         *_runs(stages, stages.halves, (Kind.F, Kind.I, Kind.W), _REST_OF_SPLIT),
     ]
+    if stages.part:
+        runs += _runs(stages.part, stages.part.whole, (Kind.S, Kind.T), _REST_OF_PART)
+    return runs
 
 
 def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
@@ -169,9 +199,8 @@ def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
         update_s: the time of the rest of a step, measured separately.
     """
     found = solve(runs)
-    return Times(
-        **{name: value for name, value in found.items() if name not in (_REST, _REST_OF_SPLIT)}, update_s=update_s
-    )
+    rests = (_REST, _REST_OF_SPLIT, _REST_OF_PART)
+    return Times(**{name: value for name, value in found.items() if name not in rests}, update_s=update_s)
 
 
 def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
@@ -193,13 +222,13 @@ def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
 
 
 def _runs(stages: Stages, pipeline: Pipeline, kinds: Sequence[Kind], rest: str) -> list[Run]:
-    """Runs with no action, then for each stage with F alone, with F and its first backward kind, and with all kinds."""
+    """Runs with no action, then for each stage with the first of its `kinds`, the first two, and so on to all."""
     call = stages.compile_some(pipeline)
     runs = [Run(partial(call, no_actions(pipeline)), {rest: 1})]
-    for stage in range(NUM_STAGES):
+    for stage in sorted(set(pipeline.table.stage[np.isin(pipeline.table.kind, kinds)].tolist())):
         for number in range(1, len(kinds) + 1):
             some = kinds[:number]
-            counts = {_LAYER[kind]: NUM_MICROBATCHES * stages.num_layers for kind in some}
+            counts = {_IN_LAYER[kind]: NUM_MICROBATCHES * stages.num_layers for kind in some}
             ends = {name: NUM_MICROBATCHES for kind in some if (name := _end_of(stage, kind))}
             runs.append(Run(partial(call, some_actions(pipeline, stage, some)), {rest: 1, **counts, **ends}))
     return runs

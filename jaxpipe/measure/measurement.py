@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from jaxpipe.config import model_config
+from jaxpipe.config.model import vocab_pipe
 from jaxpipe.estimate import Link
 from jaxpipe.estimate.measured import Measurement, subject
 from jaxpipe.estimate.setting import num_predicted_of
@@ -105,7 +106,8 @@ def measure(
     """Measures the model of a checked config; every process calls it.
 
     Args:
-        config: a checked config; its model, data, optimizer, `mesh.tensor` and `mesh.deterministic` are used.
+        config: a checked config; its model, data, optimizer, `mesh.tensor` and `mesh.deterministic` are used, and
+            `mesh.pipe` if it splits the vocabulary.
         devices: devices of this process: `mesh.tensor` to time and, if there is one more, one for the link.
         microbatch_sizes: the microbatch sizes to measure, in sequences.
         num_layers: layers of each of the three timed stages.
@@ -133,6 +135,7 @@ def measure(
         spread_ratio=spread,
         **parameters,
         link=_link(devices, tensor, num_repeats=num_repeats),
+        head_parts=vocab_pipe(config),
     )
 
 

@@ -54,6 +54,25 @@ def test_times_lie_on_a_line_between_sizes(tmp_path, size):
     assert asdict(replace(found, update_s=0.5)) == pytest.approx(asdict(times(size)))
 
 
+def test_s_and_t_are_those_of_as_many_devices_with_their_collectives(tmp_path):
+    timed = {size: replace(times(size), statistics_s=0.25, gradients_s=0.5) for size in (1, 4)}
+    source = read_costs(written(tmp_path / "costs.json", replace(measurement(), times=timed, head_parts=2)))
+    split = setting(vocab_over_pipe=True)
+    # Of two devices each sends half of what it gathers. S waits for two sums of the stream of a microbatch, each
+    # scattered and gathered; T for two, and for three numbers of each token and device.
+    tokens = 2 * split.seq_len
+    sum_s = 2 * (LINK.latency_s + tokens * split.anatomy.hidden * 4 / 2 / LINK.bytes_per_s)
+    told_s = LINK.latency_s + tokens * 3 * 2 * 4 / 2 / LINK.bytes_per_s
+    found = source.times(split)
+    assert found.statistics_s == pytest.approx(0.25 + 2 * sum_s)
+    assert found.gradients_s == pytest.approx(0.5 + 2 * sum_s + told_s)
+    assert estimate(split, source).step_s > 4 * 0.75
+    for other in (setting(), replace(split, pipe=4, layers_per_stage=(2,) * 4)):
+        assert source.times(other).statistics_s is source.times(other).gradients_s is None
+    with pytest.raises(ConfigError, match="rule estimated-head"):
+        estimate(split, read_costs(written(tmp_path / "whole.json", measurement())))
+
+
 def test_an_update_goes_with_what_a_device_holds(tmp_path):
     source = read_costs(written(tmp_path / "costs.json", measurement()))
     # 4 of 8 layers and both ends, of 1000 parameters that take half a second.

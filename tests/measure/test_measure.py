@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpipe.bench import clock_efficiency
 from jaxpipe.config import base_config, check
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Times
@@ -18,15 +19,16 @@ from jaxpipe.measure import __main__ as command
 from jaxpipe.measure.__main__ import check_output, sizes_of
 from jaxpipe.measure.actions import NUM_MICROBATCHES, make_stages, solve, some_actions, three_stages, times_of
 from jaxpipe.measure.measurement import measure, num_parameters
+from jaxpipe.schedules import Costs
 from jaxpipe.schedules.rules import check as check_rules
 from jaxpipe.schedules.schedule import Kind
 
 
-def small_config(**fields):
+def small_config(*, vocab_over_pipe="false", **fields):
     config = base_config()
     config.model.update(num_layers=4, hidden=32, num_heads=2, vocab_size=256)
     config.data.update(seq_len=16, batch_size=8)
-    config.pipeline.num_microbatches = 4
+    config.pipeline.update(num_microbatches=4, vocab_over_pipe=vocab_over_pipe)
     config.mesh.update(pipe=2, platform="cpu", **fields)
     check(config)
     return config
@@ -37,9 +39,15 @@ def stages():
     return make_stages(small_config(), jax.devices()[:1], microbatch_size=2, num_layers=2)
 
 
+@pytest.mark.parametrize("splits_head", [False, True])
 @pytest.mark.parametrize("by_halves", [False, True])
-def test_the_stages_keep_the_rules(by_halves):
-    check_rules(three_stages(NUM_MICROBATCHES, by_halves=by_halves))
+def test_the_stages_keep_the_rules(by_halves, splits_head):
+    check_rules(three_stages(NUM_MICROBATCHES, by_halves=by_halves, splits_head=splits_head))
+
+
+def test_one_device_waits_for_nobody_by_the_clock_with_s_and_t():
+    costs = Costs(head_statistics=0.7, head_gradients=1.1)
+    assert clock_efficiency(three_stages(4, by_halves=False, splits_head=True), costs) == pytest.approx(1.0)
 
 
 @pytest.mark.ci
@@ -52,6 +60,24 @@ def test_all_actions_are_loss_and_grads_and_none_is_nothing(stages):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), of_all[1], whole[1])
     of_none = run(np.zeros(stages.whole.table.kind.shape, bool))
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(of_none))
+
+
+@pytest.mark.ci
+def test_the_part_of_a_split_head_is_that_of_a_smaller_vocabulary():
+    """S and T of all rows of the part are loss and gradients of the model that has these rows alone."""
+    make = {"devices": jax.devices()[:1], "microbatch_size": 2, "num_layers": 1}
+    part = make_stages(small_config(vocab_over_pipe="true"), **make).part
+    assert part.params["shared"]["embedding"]["token"].shape == (128, 32)
+    within = {**part.batch, "tokens": part.batch["tokens"] % 128, "targets": part.batch["targets"] % 128}
+    found, wanted = (
+        each.whole.loss_and_grads(part.params, within) for each in (part, make_stages(part.config, **make))
+    )
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found[1], wanted[1])
+    is_head = np.isin(part.whole.table.kind, (Kind.S, Kind.T))
+    of_head = part.compile_some(part.whole)(is_head)[1]
+    assert np.any(of_head["shared"]["embedding"]["token"])
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(of_head["layers"]))
 
 
 def test_some_actions_reach_their_stage_alone(stages):
@@ -67,6 +93,7 @@ def test_times_are_what_runs_have_in_common():
     """Runs made up from known times give these times back."""
     unknowns = {"layer_forward_s": 3.0, "layer_backward_s": 7.0, "head_s": 2.0, "embed_forward_s": 0.0}
     unknowns |= {"layer_input_gradient_s": 4.0, "layer_weight_gradient_s": 3.5, "embed_backward_s": 0.5}
+    unknowns |= {"statistics_s": 1.5, "gradients_s": 2.5}
     names, random = list(unknowns), np.random.default_rng(0)
     runs = []
     for _ in range(12):
@@ -93,7 +120,8 @@ def test_parameters_are_counted(stages):
 def assert_whole(found: Measurement, sizes):
     assert list(found.times) == list(found.spread_ratio) == sizes
     for times in found.times.values():
-        values = asdict(times)
+        values = {name: value for name, value in asdict(times).items() if value is not None}
+        assert ("statistics_s" in values) == ("gradients_s" in values) == (found.head_parts > 1)
         assert all(np.isfinite(value) and value >= 0 for value in values.values())
         assert times.update_s > 0
     assert found.identity.keys() >= {"device_kind", "jax_version", "date", "num_processes", "num_repeats"}
@@ -101,12 +129,13 @@ def assert_whole(found: Measurement, sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_one_process_measures(tensor):
-    config = small_config(tensor=tensor)
+@pytest.mark.parametrize(("tensor", "vocab_over_pipe"), [(1, "false"), (2, "true")])
+def test_one_process_measures(tensor, vocab_over_pipe):
+    config = small_config(tensor=tensor, vocab_over_pipe=vocab_over_pipe)
     found = measure(config, jax.devices()[: tensor + 1], microbatch_sizes=[2], num_layers=1, num_repeats=1)
     assert_whole(found, [2])
     assert found.subject["tensor"] == tensor
+    assert found.head_parts == (2 if vocab_over_pipe == "true" else 1)
     assert found.link is not None
     alone = measure(config, jax.devices()[:tensor], microbatch_sizes=[1, 2], num_layers=1, num_repeats=1)
     assert_whole(alone, [1, 2])
@@ -140,7 +169,8 @@ def test_two_processes_measure_at_once_and_write(tmp_path):
     assert_whole(found, [2])
     assert found.identity["num_processes"] == 2
     assert found.link is not None
-    assert all(field.removesuffix("_s").replace("_", " ") in ran.stdout for field in asdict(found.times[2]))
+    timed = [field for field, value in asdict(found.times[2]).items() if value is not None]
+    assert all(field.removesuffix("_s").replace("_", " ") in ran.stdout for field in timed)
 
 
 def test_the_pipeline_of_a_config_does_not_count(monkeypatch):
@@ -152,6 +182,10 @@ def test_the_pipeline_of_a_config_does_not_count(monkeypatch):
     ((config, sizes),) = asked
     assert (config.mesh.pipe, config.model.num_layers, config.pipeline.schedule) == (1, 2, "1f1b")
     assert sizes == [config.data.batch_size // config.pipeline.num_microbatches]
+    with pytest.raises(SystemExit, match="3"):
+        command.main(["--config=configs/bench_cpu.py", "--config.pipeline.vocab_over_pipe=true"])
+    config = asked[-1][0]
+    assert (config.mesh.pipe, config.pipeline.vocab_over_pipe) == (8, "true")
 
 
 def test_a_file_is_not_overwritten_unasked(tmp_path):

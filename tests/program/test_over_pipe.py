@@ -105,10 +105,10 @@ def errors_of(case: Case) -> dict[str, float]:
     losses, grads = pipeline.loss_and_grads(staged(params), batch, factor, key)
     wanted_loss, wanted = mean_loss_and_grads(config, params, batch, key)
     errors = relative_errors(jax.tree.map(np.asarray, pipeline.from_stages(grads)), wanted)
-    loss = sum(map(float, jax.tree.leaves(losses)))
+    loss = sum(map(np.sum, jax.tree.leaves(losses)))
     errors["loss"] = abs(loss / float(wanted_loss) - 1)
     if key is None:
-        alone = sum(map(float, jax.tree.leaves(pipeline.loss(staged(params), batch, factor))))
+        alone = sum(map(np.sum, jax.tree.leaves(pipeline.loss(staged(params), batch, factor))))
         errors["loss alone"] = abs(alone / float(wanted_loss) - 1)
     return errors
 

@@ -123,6 +123,6 @@ def mean_loss_and_grads(config: Any, params: Any, batch: Any, key: jax.Array | N
 def _value_and_grad(config: ModelConfig) -> Any:
     def loss(params: Any, microbatch: Any, scale: Any, random: Randomness | None, m: int) -> jax.Array:
         sums = LanguageModel(config).loss_sum(params, microbatch, random, m)
-        return sum(jax.tree.leaves(jax.tree.map(jnp.multiply, scale, sums)))
+        return sum(map(jnp.sum, jax.tree.leaves(jax.tree.map(jnp.multiply, scale, sums))))  # one is an array of layers
 
     return jax.jit(jax.value_and_grad(loss))
