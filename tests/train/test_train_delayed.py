@@ -1,14 +1,11 @@
 """A run without flush: resumed bit for bit, on other meshes and with other schedules, and what it refuses."""
 
-import signal
-
 import pytest
-from resuming import assert_same_arrays, numbers
+from resuming import assert_same_arrays, numbers, stop_after
 from running import metrics, run, train
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.arrays import shapes
-from jaxpipe.training.metrics import MetricsWriter
 
 DELAYED = "--config.pipeline.schedule=pipedream_2bw"
 WPIPE = [
@@ -45,15 +42,8 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(
     of_run, arguments, tmp_path, monkeypatch, request
 ):
     whole = request.getfixturevalue(of_run)
-    write = MetricsWriter.write
-
-    def write_and_stop(self, number, *found):
-        write(self, number, *found)
-        if number == 5:
-            signal.raise_signal(signal.SIGTERM)
-
     with monkeypatch.context() as patched:
-        patched.setattr(MetricsWriter, "write", write_and_stop)
+        stop_after(5, patched)
         stopped = train(tmp_path / "run", *arguments)
     assert stopped.returncode == 75, stopped.stderr
     done = train(tmp_path / "run", *arguments)
