@@ -6,6 +6,9 @@ Times are of loss and gradients: the compiled pipeline on the config's mesh, and
 scanned over layers and microbatches on one device, by turns; medians. What a step frees is kept for the
 next. Bytes, compile time and copies are those of the whole training step.
 
+In one process the unpipelined step may use all cores, and XLA divides each of its operations among them. Where they are
+small, as the tiles of experts are, that costs processor time of its own: then compare with one thread each, as below.
+
 With --num_processes=P the pipeline is P processes of one core and one thread each (mesh.pipe becomes P), and the
 result says where their time goes, as fractions of P x the pipelined step's wall time:
 

@@ -153,7 +153,7 @@ class Counts:
         exchange_lanes: layers whose gradients travel at once.
         chunks: stages of a device in one replica.
         replicas: replicas of the model in one pipeline.
-        versions: versions of the layers' weights.
+        copies: compute copies of chunks without flush, all versions; 0 with one.
         has_whole_backwards: whether any backward is in one part.
         has_split_backward: whether any backward is in two parts.
         holds_all: whether a device holds every microbatch of the table at once, as in GPipe.
@@ -168,7 +168,7 @@ class Counts:
     exchange_lanes: int
     chunks: int
     replicas: int
-    versions: int
+    copies: int
     has_whole_backwards: bool
     has_split_backward: bool
     holds_all: bool
@@ -270,7 +270,7 @@ def counted(
         exchange_lanes=table.num_gradient_lanes,
         chunks=placement.num_chunks,
         replicas=placement.num_replicas,
-        versions=table.num_versions,
+        copies=sum(table.copies_of_chunk) if schedule.delays else 0,
         has_whole_backwards=bool(schedule.columns.is_kind(Kind.B).any()),
         has_split_backward=schedule.has_split_backward,
         holds_all=table.pages.num_pages >= num_microbatches * most_layers,
@@ -331,7 +331,7 @@ def memory(setting: Setting) -> Bytes:
     """
     number, itemsize = counts(setting), ITEMSIZE[setting.dtype]
     layer = layer_residuals(setting)
-    params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, versions=number.versions)
+    params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
     deferred = layer.deferred_bytes if number.has_split_backward else 0  # of one layer, before they are in their page
     message = layer_sizes(setting).stream * itemsize

@@ -108,22 +108,22 @@ class ParameterBytes:
     exchanged_layer: int
 
 
-def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, versions: int = 1) -> ParameterBytes:
+def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int = 0) -> ParameterBytes:
     """Bytes of a device for the parameters of `setting`.
 
     Args:
         chunks: stages of a device in one replica.
         replicas: replicas of the model in one pipeline; for a second one a device has copies and gradients, but no
             masters.
-        versions: versions of the layers' weights, of which a schedule without flush has two.
+        copies: compute copies of chunks without flush, whose weights have one or two versions; 0 with a flush.
     """
     itemsize, rows = ITEMSIZE[setting.dtype], chunks * max(setting.layers_per_stage)
     shapes = parameter_shapes(setting.model)
     # Without flush also the last norm; with error feedback also its steps.
-    masters = (NUM_COUNTERS + (versions > 1) + setting.error_feedback) * FLOAT32_BYTES
+    masters = (NUM_COUNTERS + bool(copies) + setting.error_feedback) * FLOAT32_BYTES
     weights = gradients = exchanged = 0
     for parameters, owned, computed, num_copies, held in (
-        (shapes.layer, rows, rows * replicas, setting.num_copies, versions),
+        (shapes.layer, rows, rows * replicas, setting.num_copies, copies * rows // chunks or rows * replicas),
         (shapes.shared, 1, 1, setting.num_copies * setting.pipe, 1),
     ):
         for parameter in parameters:
@@ -136,10 +136,10 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, versions: i
             has_one = setting.optimizer == "muon" and parameters is shapes.layer and len(parameter.dims) >= 2
             num_masters = 1 + (1 if has_one else NUM_MOMENTS[setting.optimizer]) + setting.error_feedback
             masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
-            is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned or versions > 1
-            weights += is_copied * held * computed * size * itemsize
+            is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned or copies > 0
+            weights += is_copied * held * size * itemsize
             gradients += FLOAT32_BYTES * computed * size
-            if versions > 1 and parameters is shapes.shared:  # what the last stage has given up waits for the others
+            if copies and parameters is shapes.shared:  # what the last stage has given up waits for the others
                 gradients += FLOAT32_BYTES * size // num_parts
             exchanged += FLOAT32_BYTES * size // num_parts if parameters is shapes.layer else 0
     return ParameterBytes(masters, weights, gradients, exchanged)

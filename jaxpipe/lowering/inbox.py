@@ -6,11 +6,12 @@ message follows from its lifetime and is decided before anything is traced.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.lowering.lifetimes import allocate_per_device
+from jaxpipe.lowering.lifetimes import Places, place
 from jaxpipe.lowering.permutes import Permutes
 from jaxpipe.schedules.schedule import Schedule
 
@@ -33,6 +34,7 @@ class Inbox:
     store_own: np.ndarray  # [R, D] entry for the action's own output; num_inbox if it is not stored
     store_arrival: np.ndarray  # [R, D, permute] entry for the message of each permute; num_inbox if not stored
     num_inbox: int  # entries; the program has one more, for messages that nobody reads
+    renumbered: np.ndarray | None = None  # [D, entry] as in `lifetimes.Places`
 
 
 def allocate_inbox(
@@ -43,6 +45,8 @@ def allocate_inbox(
     send_round: np.ndarray,
     round_type: np.ndarray,
     permutes: Permutes,
+    previous: np.ndarray,
+    placed: Callable[[np.ndarray, np.ndarray, np.ndarray], Places] = place,
 ) -> Inbox:
     """Allocates an entry for every message that waits.
 
@@ -53,6 +57,8 @@ def allocate_inbox(
         send_round: [A] round in which the message of each action travels.
         round_type: [R] type of each round.
         permutes: [type][permute] -> pairs that carry messages.
+        previous: [A] round in which its device has done the action before each; -1 for none.
+        placed: devices, first and last rounds of messages that wait -> their entries.
 
     Example:
         Two devices, two microbatches, all forwards first. On device 1 the output of each F, a gradient, is read by a
@@ -69,7 +75,7 @@ def allocate_inbox(
         >>> table.inbox.next_source[:6, 1].tolist()  # -1 nothing, -3 the message of permute 0
         [-1, -3, -3, 0, 1, -1]
     """
-    device, position = schedule.columns.device, schedule.columns.position
+    device = schedule.columns.device
     reader = np.flatnonzero(message >= 0)
     sender, owner = message[reader], device[reader]
     links = device[sender], owner
@@ -79,14 +85,13 @@ def allocate_inbox(
     # A message is available at the end of one round and handed over at the end of the same or a later one, when the
     # device is done with the action before its reader. In between it waits in an inbox entry.
     available = np.where(is_own, rounds[sender], send_round[sender])
-    previous = np.where(position[reader] > 0, rounds[reader - 1], -1)
-    handed_over = np.maximum(available, previous)
+    handed_over = np.maximum(available, previous[reader])
     waits = np.flatnonzero(available < handed_over)
-    units, num_inbox = allocate_per_device(owner[waits], available[waits], handed_over[waits], np.ones_like(waits))
-    entry = np.full(len(reader), num_inbox)
-    entry[waits] = [taken[0] for taken in units]
+    found = placed(owner[waits], available[waits], handed_over[waits])
+    entry = np.full(len(reader), found.num_units)
+    entry[waits] = found.first
     source = np.where(is_own, OWN, FIRST_PERMUTE - permute)
-    source[waits] = entry[waits]
+    source[waits] = found.last
 
     shape = (len(round_type), schedule.num_devices)
     next_source = np.full(shape, NOTHING, np.int32)
@@ -94,11 +99,11 @@ def allocate_inbox(
     num_idle = rounds[reader] - 1 - handed_over
     next_source[_ranges(handed_over + 1, num_idle), np.repeat(owner, num_idle)] = OWN
     next_source[handed_over, owner] = source
-    store_own = np.full(shape, num_inbox, np.int32)
+    store_own = np.full(shape, found.num_units, np.int32)
     store_own[available[is_own], owner[is_own]] = entry[is_own]
-    store_arrival = np.full((*shape, max(map(len, permutes))), num_inbox, np.int32)
+    store_arrival = np.full((*shape, max(map(len, permutes))), found.num_units, np.int32)
     store_arrival[available[~is_own], owner[~is_own], permute[~is_own]] = entry[~is_own]
-    return Inbox(next_source, store_own, store_arrival, num_inbox)
+    return Inbox(next_source, store_own, store_arrival, found.num_units, found.renumbered)
 
 
 def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:

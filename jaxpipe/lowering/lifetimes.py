@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -56,3 +57,85 @@ def allocate_per_device(
         for i, taken in zip(own.tolist(), allocated, strict=True):
             units[i] = taken
     return units, num_units
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """A unit for each of several intervals.
+
+    Attributes:
+        first: [intervals] the unit at the start of each.
+        last: [intervals] the same unit, as it is numbered at the end.
+        num_units: the most units of any device.
+        renumbered: [D, unit] if units are numbered anew in each call of a run: the number that each had in the call
+            before.
+    """
+
+    first: np.ndarray
+    last: np.ndarray
+    num_units: int
+    renumbered: np.ndarray | None = None
+
+
+def place(device: np.ndarray, start: np.ndarray, end: np.ndarray) -> Places:
+    """A unit for each interval of the devices, by `allocate`."""
+    units, num_units = allocate_per_device(device, start, end, np.ones_like(device))
+    first = np.array([taken[0] for taken in units], dtype=int)
+    return Places(first, first, num_units)
+
+
+def place_in_calls(device: np.ndarray, start: np.ndarray, end: np.ndarray, *, num_devices: int, length: int) -> Places:
+    """The same for intervals that repeat in each call of a run, so that all calls have the same numbers.
+
+    An interval may end in the call after its own. Units change hands: an interval that begins anew in every call may
+    have another unit in each of them. So the units that live from a call into the next one are numbered anew there, and
+    each device needs no more units than live at its worst moment.
+
+    Args:
+        device: [intervals] of each.
+        start, end: [intervals] first and last moment of each, both inclusive, from the start of the run on.
+        num_devices: D.
+        length: moments of a call.
+
+    Example:
+        In each call of 4 moments an interval begins that is longer than a call. It takes unit 1, which is called 0 in
+        the next call; what was 0 has become free, and is called 1.
+
+        >>> start, end = np.array([5, 9]), np.array([10, 14])
+        >>> placed = place_in_calls(np.zeros(2, int), start, end, num_devices=1, length=4)
+        >>> placed.first.tolist(), placed.last.tolist(), placed.renumbered.tolist()
+        ([1, 1], [0, 0], [[1, 0]])
+    """
+    assert ((end // length - start // length) <= 1).all()
+    keys = np.stack([device, start % length, end - start], axis=1)
+    chosen, index = np.unique(keys, axis=0, return_inverse=True)
+    owner, starts, spans = chosen.T
+    of_device = [_in_calls(starts[owner == d], spans[owner == d], length) for d in range(num_devices)]
+    first, last, lives_on = (np.concatenate([each[i] for each in of_device]) for i in range(3))
+    num_units = max(each[3] for each in of_device)
+    renumbered = np.zeros((num_devices, num_units), int)
+    for d in range(num_devices):
+        own = (owner == d) & lives_on
+        unused, freed = (np.setdiff1d(np.arange(num_units), taken[own]) for taken in (last, first))
+        renumbered[d, last[own]], renumbered[d, unused] = first[own], freed
+    return Places(first[index], last[index], num_units, renumbered)
+
+
+def _in_calls(start: np.ndarray, span: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """First and last units of intervals on one device, in order of start; whether each lives on; number of units."""
+    lives_on = start + span >= length
+    num_units = int(lives_on.sum())
+    first, last = np.zeros((2, len(start)), int)
+    last[lives_on] = np.arange(num_units)
+    living = sorted(zip((start + span - length)[lives_on].tolist(), range(num_units), strict=True))
+    free: list[int] = []
+    for i in range(len(start)):
+        while living and living[0][0] < start[i]:
+            heapq.heappush(free, heapq.heappop(living)[1])
+        if not free:
+            free, num_units = [num_units], num_units + 1
+        first[i] = heapq.heappop(free)
+        if not lives_on[i]:
+            last[i] = first[i]
+            heapq.heappush(living, (int(start[i] + span[i]), int(first[i])))
+    return first, last, lives_on, num_units

@@ -36,6 +36,7 @@ class Pages:
     num_recvs: np.ndarray  # [R, D] lanes that are used
     num_pages: int  # the most that any device needs at once
     num_slots: float  # (stage, microbatch) on one device at the worst moment: own, parked and in transit
+    renumbered: np.ndarray | None = None  # [D, slot] as in `lifetimes.Places`
 
 
 def allocate_pages(

@@ -4,16 +4,17 @@ A call has equally many rounds for each microbatch of a batch, and those of all 
 with the first forward of batch w on the first device; the later ones still work on batch w-1 then. So a device's line
 of a call holds the end of one batch and the beginning of the next, and what is in flight goes from call to call. Call 0
 fills the pipeline, the last one drains it, and all others are equal: the program runs the middle one again and again.
+Slots of residuals and entries of messages that live on into the next call are numbered anew there (`Places`).
 
-Three rounds of each call are for all devices together. In the first the last stage gives up the head's gradient of
-batch w-1, which is complete, before its first forward of batch w; in the second all others give up theirs of embedding
-and head; in the third all devices learn whether these are finite, and what the batch measured, and update the
-parameters that all stages share. The collectives begin with the round, beside an action that is under way.
+In some rounds of each call all devices meet (`Meeting`). The collectives begin with the round, beside an action that is
+under way.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.lowering.exchange import NO_EXCHANGE
+from jaxpipe.lowering.lifetimes import Places, place_in_calls
 from jaxpipe.lowering.pages import Pages
 from jaxpipe.lowering.parking import NO_PARKED_PAGES
 from jaxpipe.lowering.replay import replay
@@ -31,10 +33,32 @@ from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
 
-NO_EVENT, COLLECT_HEAD, COLLECT_OTHERS, UPDATE_SHARED = range(4)
-MEETINGS = (COLLECT_HEAD, COLLECT_OTHERS, UPDATE_SHARED)  # in the order of a call
 FILL, STEADY, DRAIN = range(3)  # forms of a call
 _TOLERANCE = 1e-9  # of makespans
+
+
+class Meeting(enum.IntFlag):
+    """What all devices do together in a round, with the parameters that all stages share: embedding and head.
+
+    The head's gradients of batch w-1 are complete after the last forward of the last stage, those of the embedding
+    after the last backward of the first one.
+    """
+
+    COLLECT_HEAD = 1  # the last stage gives up its gradients of batch w-1
+    UPDATE_HEAD = 2  # all learn whether the head's are finite, and update it: its weights have no delay
+    COPY_SHARED = 4  # the last stage takes the compute copies with which it does batch w
+    COLLECT_OTHERS = 8  # all other stages give up their gradients of batch w-1
+    UPDATE_SHARED = 16  # all learn whether they are finite, and what batch w-1 measured; and update what is left
+
+
+NO_MEETING = Meeting(0)
+
+
+def meetings_of_head(schedule: Schedule) -> tuple[Meeting, ...]:
+    """The meetings between the last stage's last forward of a batch and its first of the next, in turn."""
+    if schedule.delays[-1]:
+        return (Meeting.COLLECT_HEAD | Meeting.COPY_SHARED,)
+    return Meeting.COLLECT_HEAD, Meeting.UPDATE_HEAD, Meeting.COPY_SHARED
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,7 +66,7 @@ class RunTable(RoundTable):
     """A round table of several calls.
 
     Attributes:
-        event: [R] what all devices do together in a round.
+        event: [R] the Meeting in a round, or NO_MEETING.
         num_calls: calls, one more than batches.
     """
 
@@ -55,19 +79,19 @@ class RunTable(RoundTable):
         return self.num_rounds // self.num_calls
 
     @property
-    def num_versions(self) -> int:
-        """Versions of the layers' weights that a device computes with."""
-        return 1 + max(self.schedule.delays)
+    def copies_of_chunk(self) -> tuple[int, ...]:
+        """[chunk] versions of its weights that a device computes with."""
+        return tuple(1 + self.schedule.delays[held[1]] for held in self.schedule.placement.stages_of[0])
 
     @cached_property
-    def event_of_type(self) -> tuple[int, ...]:
-        """[type] the event of its rounds."""
-        return tuple(int(self.event[self.round_type == index].max()) for index in range(self.num_types))
+    def event_of_type(self) -> tuple[Meeting, ...]:
+        """[type] the meeting of its rounds."""
+        return tuple(Meeting(self.event[self.round_type == index].max()) for index in range(self.num_types))
 
     @cached_property
     def collectives_of_type(self) -> np.ndarray:
         """[type, 1] whether all devices meet in its rounds."""
-        return np.array([[event != NO_EVENT] for event in self.event_of_type])
+        return np.array([[event != NO_MEETING] for event in self.event_of_type])
 
     @property
     def calls(self) -> tuple[slice, ...]:
@@ -91,36 +115,36 @@ class RunTable(RoundTable):
         is_update = columns.kind == Kind.UPDATE
         return self.grid(np.where(is_update, 0, columns.microbatch % self.schedule.batch_size), otherwise=0)
 
+    @property
+    def previous(self) -> np.ndarray:
+        """[A] round in which its device does, in a call in the middle, the last action before each."""
+        device, length = self.schedule.columns.device, self.rounds_per_call
+        found = np.zeros(len(device), int)
+        for d in range(self.schedule.num_devices):
+            own, (_, steady, _) = np.flatnonzero(device == d), self.calls
+            busy = np.flatnonzero(self.kind[steady, d] >= 0)
+            before = np.concatenate([[busy[-1] - length], busy])
+            at = self.rounds[own] % length
+            found[own] = self.rounds[own] - at + before[np.searchsorted(busy, at)]
+        return found
+
+    def placed(self, device: np.ndarray, start: np.ndarray, end: np.ndarray) -> Places:
+        """Units of storage for intervals of rounds, both ends inclusive, numbered anew in each call."""
+        return place_in_calls(device, start, end, num_devices=self.schedule.num_devices, length=self.rounds_per_call)
+
     @cached_property
     def pages(self) -> Pages:
-        """Pages of call 0, modulo their number; those of call w are N w slots further.
-
-        Microbatches come and go in turn, so that a few slots serve them in turn, whatever N.
-        """
+        """Pages in slots of a microbatch each, as they are numbered in each call."""
         columns, num_layers = self.schedule.columns, max(self.layers_per_stage)
-        num_slots = slots_in_turn(self.schedule, self.rounds)
-        first = self.rounds // self.rounds_per_call * self.schedule.batch_size
-        is_update = columns.kind == Kind.UPDATE
-        slot = self.grid(np.where(is_update, 0, (columns.microbatch - first) % num_slots), otherwise=0)
-        of_layer = (slot[:, :, None] * num_layers + np.arange(num_layers)).astype(np.int32)
-        none, lanes = np.zeros(slot.shape, np.int32), np.zeros((*slot.shape, 0), np.int32)
-        return Pages(of_layer, lanes, none, lanes, none, num_slots * num_layers, num_slots)
-
-
-def slots_in_turn(schedule: Schedule, rounds: np.ndarray) -> int:
-    """The fewest slots that serve the microbatches of every device in turn.
-
-    Args:
-        schedule: one stage on each device.
-        rounds: [A] round of each action.
-    """
-    columns, most = schedule.columns, 1
-    for stage in range(schedule.num_stages):
-        # Both rise, since each device takes the microbatches in turn.
-        start, end = (rounds[(columns.stage == stage) & (columns.kind == kind)] for kind in (Kind.F, Kind.B))
-        held = np.searchsorted(start, end, side="right") - np.arange(len(end))
-        most = max(most, int(held.max()))
-    return most
+        backward = np.flatnonzero(columns.kind == Kind.B)
+        forward = self.dependencies.local[backward]
+        placed = self.placed(columns.device[backward], self.rounds[forward], self.rounds[backward])
+        of_action = np.zeros(len(columns.kind), int)
+        of_action[forward], of_action[backward] = placed.first, placed.last
+        of_layer = self.grid(of_action, otherwise=0)[:, :, None] * num_layers + np.arange(num_layers, dtype=np.int32)
+        none, lanes = np.zeros(of_layer.shape[:2], np.int32), np.zeros((*of_layer.shape[:2], 0), np.int32)
+        num_pages = placed.num_units * num_layers
+        return Pages(of_layer, lanes, none, lanes, none, num_pages, placed.num_units, placed.renumbered)
 
 
 def lower_run(
@@ -154,10 +178,10 @@ def lower_run(
         >>> table.rounds_per_call, table.num_types, table.pages.num_slots
         (15, 7, 2)
     """
-    columns, batch_size = schedule.columns, schedule.batch_size
-    lengths = (costs or Costs()).in_forwards()
+    columns, batch_size, last_stage = schedule.columns, schedule.batch_size, schedule.num_stages - 1
+    lengths, of_head = (costs or Costs()).in_forwards(), meetings_of_head(schedule)
     period = int(REMOTE_ROUNDS * (lengths[Kind.F] + lengths[Kind.B]))
-    per_call = period * batch_size
+    per_call = period * batch_size * schedule.placement.num_chunks
     rounds = _rounds(schedule, period, lengths)
 
     def round_of(kind: Kind, stage: int, microbatch: int) -> int:
@@ -165,26 +189,43 @@ def lower_run(
         return rounds[is_it].item()
 
     rounds -= round_of(Kind.F, 0, 0)
-    # Rounds of a call before which all may meet: between the last stage's last F of a batch and its first of the next;
-    # between the first stage's UPDATE, the last of all, and its next B; a period, a forward, or nothing after that.
-    first_forward = round_of(Kind.F, schedule.num_stages - 1, 0)
-    heads = range(max(first_forward - period + 1, 0), first_forward + 1)
+    # Rounds of a call before which all may meet: between the last stage's last F of a batch and its first of the next,
+    # a period from one to the next; between the first stage's UPDATE, the last of all, and its next B; a period or a
+    # forward after that, or at once.
+    last_forward = round_of(Kind.F, last_stage, batch_size - 1) - per_call
+    first_forward = round_of(Kind.F, last_stage, 0)
+    heads = range(max(last_forward + 1, 0), min(last_forward + period, first_forward) + 1)
     first_update, next_backward = round_of(Kind.UPDATE, 0, 0) - per_call, round_of(Kind.B, 0, batch_size) - per_call
     others = range(max(first_update + 1, heads[0]), min(next_backward, per_call) + 1)
 
-    def table(meetings: list[int]) -> RunTable:
-        return _with_meetings(schedule, layers_per_stage, rounds, period, lengths, meetings)
+    def trials(ahead: int) -> Iterator[RunTable]:
+        for head, other, later in itertools.product(heads, others, (period, REMOTE_ROUNDS, 0)):
+            places = [head + each * period for each in range(len(of_head))]
+            if places[-1] > first_forward:
+                continue
+            collect = max(places[-1], other)
+            update = min(collect + later, per_call)
+            of_others = [(Meeting.COLLECT_OTHERS | Meeting.UPDATE_SHARED, collect)]
+            if update > collect:
+                of_others = [(Meeting.COLLECT_OTHERS, collect), (Meeting.UPDATE_SHARED, update)]
+            meetings = [*zip(of_head, places, strict=True), *of_others]
+            yield _with_meetings(schedule, layers_per_stage, rounds, period, lengths, meetings, ahead)
 
-    best, shortest, bound = None, np.inf, simulate(schedule, costs).makespan
-    for head, other, later in itertools.product(heads, others, (period, REMOTE_ROUNDS, 0)):
-        trial = table([head, max(head, other), min(max(head, other) + later, per_call)])
-        makespan = replay(trial, costs, blocking=blocking).makespan
-        if makespan < shortest * (1 - _TOLERANCE):
-            best, shortest = trial, makespan
-        if shortest <= bound * (1 + _TOLERANCE):
-            break
-    assert best is not None
-    return best
+    def first_shortest(tables: Iterable[RunTable]) -> RunTable:
+        best, shortest, bound = None, np.inf, simulate(schedule, costs).makespan
+        for trial in tables:
+            makespan = replay(trial, costs, blocking=blocking).makespan
+            if makespan < shortest * (1 - _TOLERANCE):
+                best, shortest = trial, makespan
+            if shortest <= bound * (1 + _TOLERANCE):
+                break
+        assert best is not None
+        return best
+
+    # Where a device exchanges messages in the middle of its backwards, these take the round of that exchange.
+    ahead = [0, *range(1, REMOTE_ROUNDS * (int(lengths[Kind.B]) - 1), REMOTE_ROUNDS)]
+    tables = [_with_meetings(schedule, layers_per_stage, rounds, period, lengths, [], each) for each in ahead]
+    return first_shortest(trials(ahead[tables.index(first_shortest(tables))]))
 
 
 def _with_meetings(
@@ -193,24 +234,29 @@ def _with_meetings(
     rounds: np.ndarray,
     period: int,
     lengths: np.ndarray,
-    meetings: list[int],
+    meetings: list[tuple[Meeting, int]],
+    ahead: int,
 ) -> RunTable:
-    """The table of actions in `rounds`, with a round more in each call before each of `meetings`."""
-    per_call, num_calls = period * schedule.batch_size, schedule.num_batches + 1
+    """The table of actions in `rounds`, with rounds more in each call for meetings, each before the given one.
+
+    Backwards take the round `ahead` of theirs; those that are under way when all meet take the round of the meeting.
+    """
+    per_call = period * schedule.batch_size * schedule.placement.num_chunks
+    places, num_calls = [before for _, before in meetings], schedule.num_batches + 1
     call, within = np.divmod(rounds, per_call)
-    started = call * (per_call + len(meetings)) + within + sum(within >= meeting for meeting in meetings)
-    taken = started.copy()
-    for number, meeting in enumerate(meetings):
+    started = call * (per_call + len(places)) + within + sum(within >= before for before in places)
+    taken = started - ahead * (schedule.columns.kind == Kind.B)
+    for number, (meeting, before) in enumerate(meetings):
         for each in range(num_calls):
-            under_way = _under_way(schedule, rounds, lengths, each * per_call + meeting)
-            under_way &= taken == started
-            if MEETINGS[number] == COLLECT_OTHERS:  # the first stage's sums change hands
+            under_way = _under_way(schedule, rounds, lengths, each * per_call + before)
+            if Meeting.COLLECT_OTHERS in meeting:  # the first stage's sums change hands
                 under_way &= schedule.columns.stage > 0
-            taken[under_way] = each * (per_call + len(meetings)) + meeting + number
+            taken[under_way] = each * (per_call + len(places)) + before + number
     position = np.arange(per_call) % period
     # Actions in even rounds; in odd ones messages, which need rounds of their own, and UPDATE.
-    types = np.insert(np.where(position % 2, position // 2 + 1, 0), meetings, period // 2 + np.array(MEETINGS))
-    events = np.insert(np.full(per_call, NO_EVENT), meetings, MEETINGS)
+    of_meetings = period // 2 + 1 + np.arange(len(places))
+    types = np.insert(np.where(position % 2, position // 2 + 1, 0), places, of_meetings)
+    events = np.insert(np.full(per_call, NO_MEETING), places, [meeting for meeting, _ in meetings])
     return RunTable(
         schedule,
         layers_per_stage or (1,) * schedule.num_stages,

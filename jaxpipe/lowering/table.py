@@ -16,6 +16,7 @@ import numpy as np
 from jaxpipe.lowering.collectives import NO_MICROBATCH, Collective, Collectives
 from jaxpipe.lowering.exchange import ExchangeGrids, GradientExchange, exchange_grids
 from jaxpipe.lowering.inbox import Inbox, allocate_inbox
+from jaxpipe.lowering.lifetimes import Places, place
 from jaxpipe.lowering.pages import Pages, Span, allocate_pages
 from jaxpipe.lowering.parking import ParkedPages
 from jaxpipe.lowering.permutes import Permutes, permutes_of
@@ -56,9 +57,9 @@ class RoundTable:
         return int(self.round_type.max()) + 1
 
     @property
-    def num_versions(self) -> int:
-        """Versions of the layers' weights that a device computes with."""
-        return 1
+    def copies_of_chunk(self) -> tuple[int, ...]:
+        """[chunk] versions of its weights that a device computes with."""
+        return (1,) * self.schedule.placement.num_chunks
 
     @cached_property
     def rounds_of_type(self) -> np.ndarray:
@@ -268,7 +269,18 @@ class RoundTable:
             send_round=self.send_round,
             round_type=self.round_type,
             permutes=self.permutes,
+            previous=self.previous,
+            placed=self.placed,
         )
+
+    @property
+    def previous(self) -> np.ndarray:
+        """[A] round of the action before each on its device; -1 for none."""
+        return np.where(self.schedule.columns.position > 0, np.roll(self.rounds, 1), -1)
+
+    def placed(self, device: np.ndarray, start: np.ndarray, end: np.ndarray) -> Places:
+        """Units of storage for intervals of rounds, both ends inclusive."""
+        return place(device, start, end)
 
     @cached_property
     def pages(self) -> Pages:

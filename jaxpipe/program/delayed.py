@@ -1,24 +1,27 @@
 """The pipeline of a schedule without flush: one program, called once for each batch, that never drains.
 
 What is in flight at the end of a call, on every device, goes into the next: pages, messages, running gradients, the
-two compute copies of the weights. `jaxpipe.lowering.run_table` says how rows are cut into calls. Call t works on batch
-t and ends batch t-1, whose UPDATEs make W(t) = W(t-1) - lr grad f_(t-1)(W(t-2)). Filling and draining calls are the
-same program with other lines of the table.
+compute copies of the weights. `jaxpipe.lowering.run_table` says how rows are cut into calls. Call t works on batch t
+and ends batch t-1, whose UPDATEs make W(t) = W(t-1) - lr g(t-1). Stages with a delay of one compute batch t with
+W(t-1), and have compute copies of two versions; those without do it with W(t), and have one. Filling and draining calls
+are the same program with other lines of the table.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
-from jaxpipe.lowering.run_table import FILL, NO_EVENT, RunTable, lower_run
+from jaxpipe.lowering.run_table import FILL, NO_MEETING, RunTable, lower_run
 from jaxpipe.mesh import AXES, BATCH_AXES, Randomness
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Carry, Row, initial_carry, table_operands
@@ -30,18 +33,27 @@ from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.split_vjp import needed_inputs
 from jaxpipe.program.storage import make_storage
-from jaxpipe.program.updates import OLDER, Found, StagedOptimizer, Updated, Updates, is_last_stage
+from jaxpipe.program.updates import OLDER, Ends, Found, StagedOptimizer, Updated, Updates, with_some
+from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 PyTree = Any
 
 
+class Units(NamedTuple):
+    """The place of each slot of residuals and each entry of the inbox, as calls number them anew."""
+
+    slots: jax.Array  # [slot]
+    entries: jax.Array  # [entry]; the last one is for messages that nobody reads
+
+
 class Flight(NamedTuple):
     """What is in flight between two calls; leaves [device of the mesh, ...]."""
 
     carry: Carry
-    copies: PyTree  # compute copies {"shared", "layers": [version x chunk, layer, ...]}
+    units: Units  # where slots and entries are
+    copies: PyTree  # compute copies {"shared", "layers": [version of a chunk, layer, ...]}
     given: PyTree  # float32: sums of gradients of shared parameters that devices have given up
 
 
@@ -61,15 +73,22 @@ def one_batch(schedule: Schedule) -> Schedule:
 
 
 def _check_delays(schedule: Schedule) -> None:
-    """Raises CompileError for delays, or numbers of stages and batches, that the program does not run."""
-    if set(schedule.delays) != {1} or schedule.placement.num_chunks > 1 or schedule.num_batches < NUM_LAPS:
+    """Raises CompileError for delays, a placement, or a number of batches that the program does not run."""
+    num_devices, num_chunks = schedule.num_devices, schedule.placement.num_chunks
+    of_chunk = schedule.delays[::num_devices]
+    is_run = (
+        set(of_chunk) <= {0, 1}
+        and of_chunk[0] == 1
+        and schedule.delays == tuple(delay for delay in of_chunk for _ in range(num_devices))
+        and schedule.placement == looped(num_devices, num_chunks)
+    )
+    if not is_run or schedule.num_batches < NUM_LAPS:
         raise CompileError(
             explain(
-                f"schedule {schedule.name!r} has delays={schedule.delays}, num_batches={schedule.num_batches}, and"
-                f" {schedule.placement.num_chunks} stages on a device.",
-                rule="run-of-delay-one: without flush the program has two versions of the weights, one stage on a "
-                "device, and at least two batches to cut its calls from",
-                repair="use 'pipedream_2bw'",
+                f"schedule {schedule.name!r} has delays={schedule.delays}, num_batches={schedule.num_batches}.",
+                rule="run-of-delay-one: without flush the first D stages have a delay of one, further ones on the same "
+                "devices, D at a time, one or none; and there are two batches or more to cut the program's calls from",
+                repair="use 'pipedream_2bw' or 'wpipe'",
             )
         )
 
@@ -88,7 +107,7 @@ class DelayedPipeline(Pipeline):
         """Lowers `schedule` for `mesh`; compiles nothing yet.
 
         Args:
-            schedule: a schedule that keeps the rules, of two batches or more, with a delay of one on every stage.
+            schedule: a schedule that keeps the rules, of two batches or more, with a delay of one on its first stages.
             mesh, functions, options: as of `Pipeline`.
 
         Raises:
@@ -107,28 +126,24 @@ class DelayedPipeline(Pipeline):
         """Every shape of a call on one device; arguments and errors are those of `Pipeline.shapes`.
 
         Raises:
-            CompileError: also if the embedding's backward reads the parameters that all stages share.
+            CompileError: also if the embedding's backward reads the parameters that all stages share, or if embedding
+                and head have different delays and share a parameter.
         """
         shapes = self._shapes(self.table, params, batch, random=random)
         self._check_embedding(shapes, random=random)
+        self._ends(shapes, random=random)
         return replace(shapes, table=self.run_table, storage=make_storage(self.run_table, shapes.storage.saved))
 
     def _check_embedding(self, shapes: StepShapes, *, random: bool) -> None:
         """Raises CompileError if the first stage would need two versions of the shared parameters."""
-        shared, found = shapes.copies["shared"], []
-
-        def trace(shared: PyTree, microbatch: PyTree, dx: jax.Array, sums: PyTree, given: Any) -> None:
-            jaxpr = jax.make_jaxpr(lambda shared: embed_backward(self.functions, shared, microbatch, given, dx, sums))(
-                shared
-            ).jaxpr
-            found.extend(needed_inputs(jaxpr, [True] * len(jaxpr.outvars)))
-
-        sums = jax.tree.map(lambda like: jax.ShapeDtypeStruct(like.shape, jnp.float32), shared)
+        sums = jax.tree.map(lambda like: jax.ShapeDtypeStruct(like.shape, jnp.float32), shapes.copies["shared"])
         given = Randomness.like() if random else None
-        shapes_on_a_device(self.mesh, trace, shared, shapes.microbatch, shapes.message, sums, given)
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(shared)]
-        needed = [jax.tree_util.keystr(path) for path, is_needed in zip(paths, found, strict=True) if is_needed]
-        if needed:
+
+        def backward(shared: PyTree, microbatch: PyTree, dx: jax.Array, sums: PyTree, given: Any) -> PyTree:
+            return embed_backward(self.functions, shared, microbatch, given, dx, sums)
+
+        is_read = self._is_read(shapes, backward, shapes.microbatch, shapes.message, sums, given)
+        if needed := _names(is_read):
             raise CompileError(
                 explain(
                     f"the gradient of the embedding depends on shared parameters: {', '.join(needed)}.",
@@ -137,6 +152,43 @@ class DelayedPipeline(Pipeline):
                     repair="use a synchronous schedule, or a model whose embedding has no norm of its own (GPT, LLaMA)",
                 )
             )
+
+    def _is_read(self, shapes: StepShapes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
+        """A tree like the shared parameters: whether the results of `function` depend on each; it takes them first."""
+        shared, found = shapes.copies["shared"], []
+
+        def trace(shared: PyTree, *arguments: PyTree) -> None:
+            jaxpr = jax.make_jaxpr(lambda shared: function(shared, *arguments))(shared).jaxpr
+            found.extend(needed_inputs(jaxpr, [True] * len(jaxpr.outvars)))
+
+        shapes_on_a_device(self.mesh, trace, shared, *arguments)
+        return jax.tree.unflatten(jax.tree.structure(shared), found)
+
+    def _ends(self, shapes: StepShapes, *, random: bool) -> Ends:
+        """What embedding and head read of the shared parameters.
+
+        Raises:
+            CompileError: they have different delays and share a parameter.
+        """
+        functions, given = self.functions, Randomness.like() if random else None
+        of_head = self._is_read(shapes, functions.head, shapes.message, shapes.microbatch)
+        of_embedding = self._is_read(shapes, functions.embed, shapes.microbatch, given)
+        both = _names(jax.tree.map(operator.and_, of_head, of_embedding))
+        has_new_head = not self.run_schedule.delays[-1]
+        if both and has_new_head:
+            raise CompileError(
+                explain(
+                    f"embedding and head share {', '.join(both)} under schedule {self.run_schedule.name!r}.",
+                    rule="ends-apart: the weights of the last stages are new, those of the first ones an update old, "
+                    "so no parameter is one of both",
+                    repair="set model.tie_embeddings=False, or use 'pipedream_2bw'",
+                )
+            )
+        return Ends(
+            of_head,
+            jax.tree.map(lambda by_head, by_embedding: by_embedding or not by_head, of_head, of_embedding),
+            jax.tree.map(lambda by_head: by_head and has_new_head, of_head),
+        )
 
     # ---- Calls
 
@@ -151,6 +203,7 @@ class DelayedPipeline(Pipeline):
             random: whether calls have keys.
         """
         shapes = self.shapes(params, batch, random=random)
+        ends = self._ends(shapes, random=random)
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
 
         def start(params: PyTree, older: PyTree, turn: jax.Array) -> Flight:
@@ -160,18 +213,23 @@ class DelayedPipeline(Pipeline):
                 )
                 for tree in (params, older)
             )
-            carry = initial_carry(shapes, newest)
+            carry, table = initial_carry(shapes, newest), self.run_table
             losses = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_LAPS), carry.state.loss)
             carry = carry._replace(state=carry.state._replace(loss=losses))
 
-            def both(newest: jax.Array, previous: jax.Array) -> jax.Array:
-                # W(t) has the first place if t is even: see `_rows_of_call`.
-                is_even = turn % 2 == 0
-                return jnp.concatenate([jnp.where(is_even, *pair) for pair in ((newest, previous), (previous, newest))])
+            def versions(newest: jax.Array, previous: jax.Array) -> jax.Array:
+                # W(t) has place t, modulo the number of versions: see `_rows_of_call`.
+                places = []
+                for chunk, num in enumerate(table.copies_of_chunk):
+                    pair = newest[chunk : chunk + 1], previous[chunk : chunk + 1]
+                    places += [jnp.where((turn - version) % num == 0, *pair) for version in range(num)]
+                return jnp.concatenate(places)
 
-            layers = jax.tree.map(both, newest["layers"], previous["layers"])
+            layers = jax.tree.map(versions, newest["layers"], previous["layers"])
+            shared = with_some(ends.is_first, previous["shared"], newest["shared"])
             given = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
-            flight = Flight(carry, {"shared": previous["shared"], "layers": layers}, given)
+            units = Units(*(jnp.arange(number) for number in (table.pages.num_slots, table.inbox.num_inbox + 1)))
+            flight = Flight(carry, units, {"shared": shared, "layers": layers}, given)
             return jax.tree.map(lambda leaf: leaf[None], flight)
 
         return jax.shard_map(
@@ -179,17 +237,18 @@ class DelayedPipeline(Pipeline):
         )(params, older, turn)
 
     def older(self, flight: Flight, params: PyTree, turn: jax.Array) -> PyTree:
-        """W(t-1) in the dtype of compute copies, staged and sharded like `params`, after call t; traceable."""
+        """W(t-1) in the dtype of compute copies, staged and sharded like `params`, after call t; traceable.
+
+        Of stages and parameters without delay, of which nobody needs it, W(t).
+        """
         parts = self.parts(params)
-        num_chunks = self.layout.num_owned
+        num_copies = np.array(self.run_table.copies_of_chunk)
 
         def own(flight: Flight, turn: jax.Array) -> PyTree:
             copies = jax.tree.map(lambda leaf: leaf[0], flight.copies)
-            first = num_chunks * ((turn - 1) % 2)
+            places = np.cumsum(num_copies) - num_copies + (turn - 1) % num_copies
             layers = jax.tree.map(
-                lambda leaf, part: part.own(lax.dynamic_slice_in_dim(leaf, first, num_chunks), num_leading=2)[None],
-                copies["layers"],
-                parts["layers"],
+                lambda leaf, part: part.own(leaf[places], num_leading=2)[None], copies["layers"], parts["layers"]
             )
             shared = jax.tree.map(lambda leaf, part: part.own(leaf), copies["shared"], parts["shared"])
             return {"shared": shared, "layers": layers}
@@ -232,20 +291,19 @@ class DelayedPipeline(Pipeline):
         newest = jax.tree.map(lambda leaf: leaf[0], batches)
         shapes = self.shapes(params, newest, random=keys is not None)
         parts, table = shapes.parts, self.run_table
+        ends = self._ends(shapes, random=keys is not None)
 
         def step(
             params: PyTree, moments: PyTree, flight: Flight, batches: PyTree, scale: PyTree, keys: Any, rows: Row, *rest
         ) -> tuple:
-            form, shrink = rest
+            form, shrink, units = rest
             # On each device: its line of the table and its part of everything, without the device axis.
-            flight, rows, layers = jax.tree.map(lambda leaf: leaf[0], (flight, rows, params["layers"]))
-            made = compute_copies({**params, "layers": {}}, {**parts, "layers": {}}, self.dtype)
-            keeps = (form == FILL) | is_last_stage()
-            shared = jax.tree.map(lambda old, new: jnp.where(keeps, old, new), flight.copies["shared"], made["shared"])
+            flight, rows, layers, units = jax.tree.map(lambda leaf: leaf[0], (flight, rows, params["layers"], units))
+            updates = Updates(optimizer, shrink, parts, self.dtype, self.deterministic, ends)
             run = Updated(
                 masters={**params, "layers": layers},
                 optimizer=optimizer.map_layers(lambda leaf: leaf[0], moments),
-                copies={**flight.copies, "shared": shared},
+                copies=updates.of_call(form != FILL, params, flight.copies),
                 given=flight.given,
                 squares=jax.tree.map(lambda _: jnp.zeros(()), params),
                 num_left_out=jnp.int32(0),
@@ -255,25 +313,32 @@ class DelayedPipeline(Pipeline):
                     jnp.int32(0),
                 ),
             )
-            updates = Updates(optimizer, shrink, parts, self.dtype, self.deterministic)
             actions = self._actions_of_laps(shapes, batches, scale, keys, updates)
             carry = flight.carry._replace(state=flight.carry.state._replace(run=run))
-            carry = run_rounds(table, actions, rows, carry, table.round_type[table.calls[FILL]])
+            carry = run_rounds(
+                table, actions, self._placed(shapes, flight.units, rows), carry, table.round_type[table.calls[FILL]]
+            )
             run, losses = carry.state.run, carry.state.loss
             # The newest batch is the older one of the next call.
             losses = jax.tree.map(lambda leaf: jnp.stack([jnp.zeros_like(leaf[0]), leaf[0]]), losses)
             state = carry.state._replace(run=None, loss=losses, num_done=jnp.int32(0))
-            flight = Flight(carry._replace(state=state), run.copies, run.given)
+            moved = jax.tree.map(lambda places, before: places[before], flight.units, units)
+            flight = Flight(carry._replace(state=state), moved, run.copies, run.given)
             flight, layers = jax.tree.map(lambda leaf: leaf[None], (flight, run.masters["layers"]))
             moments = optimizer.map_layers(lambda leaf: leaf[None], run.optimizer)
             return {**run.masters, "layers": layers}, moments, flight, run.found
 
+        entries = table.inbox.renumbered
+        assert table.pages.renumbered is not None
+        assert entries is not None
+        nobody = np.full((len(entries), 1), table.inbox.num_inbox)
+        units = Units(jnp.asarray(table.pages.renumbered), jnp.asarray(np.concatenate([entries, nobody], axis=1)))
         specs = jax.tree.map(lambda part: part.spec(), parts)
         held = specs, optimizer.specs, _OF_DEVICES
         return jax.shard_map(
             step,
             mesh=self.mesh,
-            in_specs=(*held, _BATCHES, P(), P(), P("pipe"), P(), P()),
+            in_specs=(*held, _BATCHES, P(), P(), P("pipe"), P(), P(), P("pipe")),
             out_specs=(*held, P()),
             check_vma=False,
         )(
@@ -286,6 +351,7 @@ class DelayedPipeline(Pipeline):
             self._rows_of_call(shapes, form, turn),
             form,
             shrink,
+            units,
         )
 
     def _actions_of_laps(
@@ -312,18 +378,35 @@ class DelayedPipeline(Pipeline):
     def _rows_of_call(self, shapes: StepShapes, form: jax.Array, turn: jax.Array) -> Row:
         """The lines of call t, leaves [D, R, ...].
 
-        The weights of batch t are W(t-1), and those of batch t-1 are W(t-2), in whose place UPDATE puts W(t). Even
-        versions have the first place.
+        Batch b of a stage with the delay d uses W(b-d), in the place b-d of its chunk, modulo its 1+d versions. UPDATE
+        of batch t-1 puts W(t) there, which has the place of W(t-1-d).
         """
+        table = self.run_table
         rows = jax.tree.map(
-            lambda grid: jnp.stack([grid[:, each] for each in self.run_table.calls])[form],
-            table_operands(self.run_table, shapes.storage),
+            lambda grid: jnp.stack([grid[:, each] for each in table.calls])[form],
+            table_operands(table, shapes.storage),
         )
-        num_chunks, size = self.layout.num_owned, shapes.storage.pages_per_slot
-        num_slots = int(self.run_table.pages.num_slots)
-        shift = (turn % num_slots) * (self.schedule.num_microbatches % num_slots) % num_slots
-        version = (turn + 1 + rows.run.lap) % 2
+        num_copies = np.array(table.copies_of_chunk)
+        first, num = (jnp.asarray(each)[rows.chunk] for each in (np.cumsum(num_copies) - num_copies, num_copies))
         run = rows.run._replace(
-            copied_chunk=rows.chunk + num_chunks * version, event=jnp.where(form == FILL, NO_EVENT, rows.run.event)
+            copied_chunk=first + (turn - rows.run.lap - (num - 1)) % num,
+            event=jnp.where(form == FILL, NO_MEETING, rows.run.event),
         )
-        return rows._replace(pages=(rows.pages + shift * size) % (num_slots * size), run=run)
+        return rows._replace(run=run)
+
+    @staticmethod
+    def _placed(shapes: StepShapes, units: Units, rows: Row) -> Row:
+        """The line of a device with the places of its slots and entries in this call."""
+        size = shapes.storage.pages_per_slot
+        source = jnp.where(rows.next_source >= 0, units.entries[jnp.maximum(rows.next_source, 0)], rows.next_source)
+        return rows._replace(
+            pages=units.slots[rows.pages // size] * size + rows.pages % size,
+            next_source=source,
+            store_own=units.entries[rows.store_own],
+            store_arrival=units.entries[rows.store_arrival],
+        )
+
+
+def _names(is_meant: PyTree) -> list[str]:
+    """Paths of the leaves that are true."""
+    return [jax.tree_util.keystr(path) for path, meant in jax.tree_util.tree_leaves_with_path(is_meant) if meant]

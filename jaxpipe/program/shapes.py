@@ -197,8 +197,9 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
         size = num_rows * math.prod(part.compute_shape)
         dtype = jnp.dtype(copy.dtype)
         is_copied = part.master_dim is not None or dtype != master.dtype or (part.stacked and num_replicas > 1)
-        versions, kept = (table.num_versions if part.stacked else 1), table.num_versions > 1
-        kinds["weights"] += versions * size * dtype.itemsize if is_copied or kept else 0
+        copies, kept = sum(table.copies_of_chunk), bool(table.schedule.delays)
+        of_versions = size * copies // len(table.copies_of_chunk) if part.stacked else size
+        kinds["weights"] += of_versions * dtype.itemsize if is_copied or kept else 0
         kinds["gradients"] += 4 * size
         if kept and not part.stacked:  # what the last stage has given up waits for the others
             kinds["gradients"] += 4 * math.prod(part.master_shape)

@@ -6,8 +6,9 @@ the running gradient to zero. No device waits for another stage.
 
 Embedding and head are on all devices, whose gradients are complete at different times: the head's with the last
 forward of a batch, the embedding's with the last backward on the first stage. All devices meet for each, and then for
-their update, before which all must know whether the sums are finite. They have one compute copy: the last stage changes
-its own when its head begins with the next batch, the others where a call begins.
+their update, before which all must know whether the sums are finite; a head without delay is updated before the others.
+They have one compute copy: the head's changes when the last stage begins with the next batch, the embedding's where a
+call begins. A parameter of both gives up its gradients twice, and the last stage changes its copy with the head's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxpipe.lowering.run_table import COLLECT_HEAD, COLLECT_OTHERS, UPDATE_SHARED, RunTable
+from jaxpipe.lowering.run_table import Meeting, RunTable
 from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Row, State
@@ -31,6 +32,14 @@ from jaxpipe.program.partition import Part, sum_of_parts
 
 PyTree = Any
 OLDER = 1  # lap of the batch that a call ends
+
+
+class Ends(NamedTuple):
+    """Trees like the shared parameters, of Python's truth values."""
+
+    of_head: PyTree  # whether the head reads each
+    of_embedding: PyTree  # whether the embedding does, or neither
+    is_first: PyTree  # whether it is updated before all others, as one of a head without delay
 
 
 class Found(NamedTuple):
@@ -91,6 +100,7 @@ class Updates:
         parts: the Part of every parameter.
         dtype: of compute copies; None keeps that of the masters.
         deterministic: whether sums over devices are added in mesh order.
+        ends: what the ends of the model read.
     """
 
     optimizer: StagedOptimizer
@@ -98,6 +108,7 @@ class Updates:
     parts: PyTree
     dtype: Any
     deterministic: bool
+    ends: Ends
 
     # ---- The layers of a stage
 
@@ -127,6 +138,7 @@ class Updates:
             is_good,
             lambda tree: {"shared": {}, "layers": _slices(tree["layers"], at)},
             lambda tree, one: {**tree, "layers": _written(tree["layers"], one["layers"], at)},
+            is_last=False,
         )
         layer = jax.tree.map(lambda leaf: leaf[0, 0], masters["layers"])
         copies = jax.tree.map(lambda leaf: leaf[None, None], self._copies(layer, parts))
@@ -140,40 +152,73 @@ class Updates:
 
     # ---- What all stages share
 
-    def exchange(self, table: Any, round_type: int, row: Row, state: State) -> PyTree:
+    def of_call(self, is_begun: jax.Array, masters: PyTree, copies: PyTree) -> PyTree:
+        """Compute copies with which a call begins: of the embedding new ones, if the run has begun."""
+        chosen, is_last = self.ends.of_embedding, is_last_stage()
+        made = self._copies(_some(chosen, masters["shared"]), _some(chosen, self.parts["shared"]))
+
+        def newer(of_head: bool, made: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(is_begun & ~is_last if of_head else is_begun, made, old)
+
+        after = jax.tree.map(newer, _some(chosen, self.ends.of_head), made, _some(chosen, copies["shared"]))
+        return {**copies, "shared": with_some(chosen, copies["shared"], after)}
+
+    def exchange(self, table: Any, round_type: int, row: Row, state: State) -> dict[str, PyTree]:
         """What all devices tell each other in a round of this type; begins with the round, as messages do.
 
-        In a call without the event nobody gives anything, and nothing is stored.
+        In a call without the meeting nobody gives anything, and nothing is stored.
         """
         assert isinstance(table, RunTable)
-        event, run = table.event_of_type[round_type], state.run
-        is_on = row.run.event == event
-        if event == COLLECT_HEAD:
-            _, masters = of_round(row, run.masters["shared"])
-            given = self._given(state.grads["shared"], is_on & is_last_stage())
-            return given, self._copies(masters, self.parts["shared"])
-        if event == COLLECT_OTHERS:
-            return self._given(state.grads["shared"], is_on & ~is_last_stage())
-        if event == UPDATE_SHARED:
+        meeting, run, sums = table.event_of_type[round_type], state.run, state.grads["shared"]
+        ends, parts, met = self.ends, self.parts["shared"], {}
+        if Meeting.COPY_SHARED in meeting:
+            _, masters = of_round(row, _some(ends.of_head, run.masters["shared"]))
+            met["copies"] = self._copies(masters, _some(ends.of_head, parts))
+        if Meeting.COLLECT_HEAD in meeting:
+            met["given"] = self._given(_some(ends.of_head, sums), ends.of_head)
+        if Meeting.COLLECT_OTHERS in meeting:
+            is_last = is_last_stage()  # whose sums of a head are of the next batch by now
+            chosen, is_last = ends.of_embedding, is_last_stage()  # whose sums of a head are of the next batch by now
+            of_both, sums, before = (_some(chosen, tree) for tree in (ends.of_head, sums, run.given))
+            terms = jax.tree.map(lambda both, leaf: jnp.where(is_last, 0.0, leaf) if both else leaf, of_both, sums)
+            given = self._given(terms, chosen)
+            given = jax.tree.map(lambda both, new, before: before + new if both else new, of_both, given, before)
+            given = with_some(chosen, run.given, given)
+            met |= {"given": given, "squares": {**run.squares, "shared": _squares(given)}}
+            run = run._replace(given=given, squares=met["squares"])
+        if Meeting.UPDATE_HEAD in meeting:
+            given, parts = (_some(ends.is_first, tree) for tree in (run.given, parts))
+            _, squares = of_round(row, jax.tree.leaves(_squares(given)))
+            totals = sum_of_parts(squares, jax.tree.leaves(parts), deterministic=self.deterministic)
+            met["is_good"] = jnp.isfinite(totals.sum())
+        if Meeting.UPDATE_SHARED in meeting:
             _, terms = of_round(row, (state.loss, run.squares, run.num_left_out))
-            return self._found(*terms)
-        return ()
+            met["found"], met["is_good"] = self._found(*terms)
+        return met
 
-    def store(self, table: Any, round_type: int, row: Row, met: PyTree, state: State) -> State:
+    def store(self, table: Any, round_type: int, row: Row, met: dict[str, PyTree], state: State) -> State:
         """Returns `state` with what `exchange` has brought; the sums that were given are zeros."""
-        event = table.event_of_type[round_type]
-        act = {COLLECT_HEAD: self._store_head, COLLECT_OTHERS: self._add_others, UPDATE_SHARED: self._update_shared}
-        return cond_in_place(row.run.event == event, lambda state: act[event](state, met), state)
+        meeting = table.event_of_type[round_type]
+        return cond_in_place(row.run.event == meeting, lambda state: self._stored(meeting, met, state), state)
 
-    def _store_head(self, state: State, met: tuple[PyTree, PyTree]) -> State:
-        given, copies = met
-        run = state.run._replace(given=given, copies={**state.run.copies, "shared": copies})
-        return self._without_given(state._replace(run=run), is_last_stage())
-
-    def _add_others(self, state: State, others: PyTree) -> State:
-        given = jax.tree.map(jnp.add, state.run.given, others)
-        run = state.run._replace(given=given, squares={**state.run.squares, "shared": _squares(given)})
-        return self._without_given(state._replace(run=run), ~is_last_stage())
+    def _stored(self, meeting: Meeting, met: dict[str, PyTree], state: State) -> State:
+        run, shared, ends = state.run, state.grads["shared"], self.ends
+        if Meeting.COPY_SHARED in meeting:
+            copies = with_some(ends.of_head, run.copies["shared"], met["copies"])
+            run = run._replace(copies={**run.copies, "shared": copies})
+        if Meeting.COLLECT_HEAD in meeting:
+            run = run._replace(given=with_some(ends.of_head, run.given, met["given"]))
+            shared = with_some(ends.of_head, shared, jax.tree.map(jnp.zeros_like, shared))
+        if Meeting.COLLECT_OTHERS in meeting:
+            run = run._replace(given=met["given"], squares=met["squares"])
+            is_last = is_last_stage()
+            left = jax.tree.map(lambda of_head, leaf: jnp.where(is_last & of_head, leaf, 0.0), ends.of_head, shared)
+            shared = with_some(ends.of_embedding, shared, left)
+        if Meeting.UPDATE_HEAD in meeting:
+            run = self._update_shared(run, met["is_good"], is_last=False)
+        if Meeting.UPDATE_SHARED in meeting:
+            run = self._update_shared(run, met["is_good"], is_last=True)._replace(found=met["found"])
+        return state._replace(run=run, grads={**state.grads, "shared": shared})
 
     def _found(self, losses: PyTree, squares: PyTree, num_left_out: jax.Array) -> tuple[Found, jax.Array]:
         """What the batch that ends has measured, and whether the gradients of all that is shared are finite."""
@@ -185,28 +230,23 @@ class Updates:
         num_left_out = total(num_left_out, ("pipe",)) + (~is_good).astype(jnp.int32)
         return Found(losses, totals, num_left_out), is_good
 
-    def _update_shared(self, state: State, met: tuple[Found, jax.Array]) -> State:
-        found, is_good = met
-        run, _ = self._step(
-            state.run,
-            {"shared": state.run.given, "layers": {}},
+    def _update_shared(self, run: Updated, is_good: jax.Array, *, is_last: bool) -> Updated:
+        """Updates what all stages share: of a head without delay, or, at last, all else."""
+        chosen = jax.tree.map(lambda is_first: is_first != is_last, self.ends.is_first)
+        after, _ = self._step(
+            run,
+            {"shared": _some(chosen, run.given), "layers": {}},
             is_good,
-            lambda tree: {"shared": tree["shared"], "layers": {}},
-            lambda tree, some: {**tree, "shared": some["shared"]},
+            lambda tree: {"shared": _some(chosen, tree["shared"]), "layers": {}},
+            lambda tree, new: {**tree, "shared": with_some(chosen, tree["shared"], new["shared"])},
+            is_last=is_last,
         )
-        return state._replace(run=run._replace(found=found))
+        return after
 
-    def _given(self, sums: PyTree, is_given: jax.Array) -> PyTree:
-        """The sum of `sums` over the devices for which `is_given`, this device's parts."""
-
-        def given(leaf: jax.Array, part: Part) -> jax.Array:
-            return part.reduce(jnp.where(is_given, leaf, 0.0), deterministic=self.deterministic)
-
-        return jax.tree.map(given, sums, self.parts["shared"])
-
-    def _without_given(self, state: State, is_given: jax.Array) -> State:
-        shared = jax.tree.map(lambda leaf: jnp.where(is_given, 0.0, leaf), state.grads["shared"])
-        return state._replace(grads={**state.grads, "shared": shared})
+    def _given(self, sums: PyTree, chosen: PyTree) -> PyTree:
+        """Sums over all devices of the chosen `sums`, this device's parts."""
+        parts = _some(chosen, self.parts["shared"])
+        return jax.tree.map(lambda leaf, part: part.reduce(leaf, deterministic=self.deterministic), sums, parts)
 
     # ---- One step of the optimizer
 
@@ -217,6 +257,8 @@ class Updates:
         is_good: jax.Array,
         choose: Callable[[PyTree], PyTree],
         put: Callable[[PyTree, PyTree], PyTree],
+        *,
+        is_last: bool,
     ) -> tuple[Updated, PyTree]:
         """The optimizer's step on some parameters; without a finite gradient they stay as they are.
 
@@ -226,6 +268,7 @@ class Updates:
             is_good: whether they are finite.
             choose: a tree like the parameters -> these of it.
             put: such a tree, and some of it changed -> the whole.
+            is_last: whether it is the last one of a batch, with which the optimizer's counts advance.
 
         Returns:
             What it has changed, without compute copies and squares; and the masters of these parameters.
@@ -251,9 +294,8 @@ class Updates:
         # In its own guard, so that all is read before anything is written; else XLA would copy whole arrays for the
         # readers.
         masters, after = cond_in_place(run.num_left_out >= 0, compute, (choose(run.masters), held))
-        is_shared = bool(grads["shared"])
         nodes = [
-            put(node, new) if is_staged(node) else (new if is_shared else node)
+            put(node, new) if is_staged(node) else (new if is_last else node)
             for node, new in zip(nodes, after, strict=True)
         ]
         run = run._replace(
@@ -311,6 +353,16 @@ def is_masked(node: Any) -> bool:
 def is_last_stage() -> jax.Array:
     """Whether this device holds the last stage."""
     return lax.axis_index("pipe") == lax.axis_size("pipe") - 1
+
+
+def _some(chosen: PyTree, shared: PyTree) -> PyTree:
+    """The chosen ones of a tree like the shared parameters; the others are masked."""
+    return jax.tree.map(lambda is_chosen, leaf: leaf if is_chosen else optax.MaskedNode(), chosen, shared)
+
+
+def with_some(chosen: PyTree, shared: PyTree, some: PyTree) -> PyTree:
+    """`shared` with the chosen ones of `some` in their places."""
+    return jax.tree.map(lambda is_chosen, leaf, new: new if is_chosen else leaf, chosen, shared, some)
 
 
 def _squares(grads: PyTree) -> PyTree:

@@ -1,21 +1,28 @@
 """The calls of a run without flush: all between the first and the last are equal, and none has a bubble."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering import IDLE, lower, replay
-from jaxpipe.lowering.run_table import MEETINGS
+from jaxpipe.lowering.inbox import FIRST_PERMUTE, NOTHING, OWN
+from jaxpipe.lowering.run_table import Meeting
 from jaxpipe.schedules import Costs, Kind, build, simulate
 
 SIZES = [(d, n) for d in (2, 3, 4, 7, 8, 16) for n in sorted({d, d + 1, 3 * d + 1})]
+OF_EACH = [("pipedream_2bw", *size) for size in SIZES] + [
+    *(("wpipe", d, d) for d in (2, 3, 5)),
+    *(pytest.param("wpipe", d, d, marks=pytest.mark.ci) for d in (4, 8, 16)),
+]
 
 
-def table_of(num_devices, size, *, costs=None, blocking=False):
-    schedule = build("pipedream_2bw", num_devices=num_devices, num_microbatches=size, num_batches=4)
-    return lower(schedule, costs=costs, blocking=blocking)
+@cache
+def table_of(num_devices, size, *, method="pipedream_2bw", backward=2.0, blocking=False):
+    schedule = build(method, num_devices=num_devices, num_microbatches=size, num_batches=4)
+    return lower(schedule, costs=Costs(backward=backward), blocking=blocking)
 
 
 def grids(table):
@@ -26,9 +33,9 @@ def grids(table):
     )
 
 
-@pytest.mark.parametrize(("num_devices", "size"), SIZES)
-def test_the_calls_between_the_first_and_the_last_are_equal(num_devices, size):
-    table = table_of(num_devices, size)
+@pytest.mark.parametrize(("method", "num_devices", "size"), OF_EACH)
+def test_the_calls_between_the_first_and_the_last_are_equal(method, num_devices, size):
+    table = table_of(num_devices, size, method=method)
     for grid in grids(table):
         _, second, third, fourth, _ = np.split(grid, table.num_calls)
         np.testing.assert_array_equal(third, second)
@@ -39,12 +46,12 @@ def test_the_calls_between_the_first_and_the_last_are_equal(num_devices, size):
     assert set(np.unique(table.lap)) == {0, 1}
 
 
-@pytest.mark.parametrize(("num_devices", "size"), SIZES)
-def test_no_device_waits_in_the_steady_state(num_devices, size):
-    for backward in (1.0, 2.0, 3.0):
-        costs = Costs(backward=backward)
-        table = table_of(num_devices, size, costs=costs)
-        assert period(table, costs) == pytest.approx((1 + backward) * size)  # 1 % is asked for
+@pytest.mark.parametrize(("method", "num_devices", "size"), OF_EACH)
+def test_no_device_waits_in_the_steady_state(method, num_devices, size):
+    for backward in (1.0, 2.0, 3.0) if method == "pipedream_2bw" else (2.0,):
+        costs, table = Costs(backward=backward), table_of(num_devices, size, method=method, backward=backward)
+        num_chunks = table.schedule.placement.num_chunks
+        assert period(table, costs) == pytest.approx((1 + backward) * size * num_chunks)  # 1 % is asked for
 
 
 def period(table, costs):
@@ -53,9 +60,57 @@ def period(table, costs):
     return (end[2] - end[1]).max()
 
 
+@pytest.mark.parametrize(
+    ("method", "num_devices", "size"), [("pipedream_2bw", 2, 2), ("pipedream_2bw", 4, 5), *OF_EACH[-6:-3]]
+)
+def test_every_action_reads_what_was_meant_for_it(method, num_devices, size):
+    table = table_of(num_devices, size, method=method)
+    inbox, length = table.inbox, table.rounds_per_call
+    message, out = ([None] * num_devices for _ in range(2))
+    entries = [[None] * (inbox.num_inbox + 1) for _ in range(num_devices)]
+    slots = [[None] * table.pages.num_slots for _ in range(num_devices)]
+    anew = table.pages.renumbered, np.pad(inbox.renumbered, ((0, 0), (0, 1)), constant_values=inbox.num_inbox)
+    numbers = [[np.arange(len(each[0])) for _ in range(num_devices)] for each in anew]
+    last = table.schedule.num_stages - 1
+    for round_ in range(table.num_rounds):
+        call, round_type = round_ // length, table.round_type[round_]
+        brought = [{target: out[source] for source, target in pairs} for pairs in table.permutes[round_type]]
+        for d in range(num_devices):
+            slot_of, entry_of = numbers[0][d], numbers[1][d]
+            kind, stage = int(table.kind[round_, d]), int(table.stage[round_, d])
+            this = (call - int(table.lap[round_, d]), int(table.microbatch[round_, d]))
+            at = slot_of[table.pages.of_layer[round_, d, 0]]
+            if kind == Kind.F:
+                assert stage == 0 or message[d] == ("x", stage - 1, *this), (round_, d)
+                assert slots[d][at] is None
+                slots[d][at] = (stage, *this)
+                message[d] = out[d] = ("dx", last, *this) if stage == last else ("x", stage, *this)
+            elif kind == Kind.B:
+                assert message[d] == ("dx", stage, *this), (round_, d)
+                assert slots[d][at] == (stage, *this)
+                slots[d][at] = None
+                message[d] = out[d] = ("dx", stage - 1, *this)
+            own, here = message[d], [each.get(d) for each in brought]
+            entries[d][entry_of[inbox.store_own[round_, d]]] = own
+            for k, each in enumerate(here):
+                entries[d][entry_of[inbox.store_arrival[round_, d, k]]] = each
+            source = inbox.next_source[round_, d]
+            if source >= 0:
+                message[d] = entries[d][entry_of[source]]
+            elif source <= FIRST_PERMUTE:
+                message[d] = here[FIRST_PERMUTE - source]
+            else:
+                assert source in (OWN, NOTHING)
+        if (round_ + 1) % length == 0:
+            numbers = [
+                [known[before] for known, before in zip(*each, strict=True)] for each in zip(numbers, anew, strict=True)
+            ]
+    assert not any(any(held) for held in slots)
+
+
 def test_devices_wait_a_little_where_they_meet_if_a_backward_is_no_whole_number_of_forwards():
     costs = Costs(backward=2.3)
-    assert 1.0 < period(table_of(8, 8, costs=costs), costs) / (3.3 * 8) < 1.06
+    assert 1.0 < period(table_of(8, 8, backward=2.3), costs) / (3.3 * 8) < 1.06
 
 
 def test_an_action_that_is_under_way_takes_the_round_in_which_all_meet():
@@ -77,7 +132,9 @@ def test_storage_is_that_of_1f1b_and_no_message_waits(num_devices, size):
 def test_all_devices_meet_in_each_call_for_what_they_share(num_devices, size, blocking):
     table = table_of(num_devices, size, blocking=blocking)
     steady = table.event[table.calls[1]]
-    collect, others, update = (np.flatnonzero(steady == event).item() for event in MEETINGS)
+    of_head = Meeting.COLLECT_HEAD | Meeting.COPY_SHARED
+    meetings = (of_head, Meeting.COLLECT_OTHERS, Meeting.UPDATE_SHARED)
+    collect, others, update = (np.flatnonzero((steady & each) == each).item() for each in meetings)
     kind, lap = (grid[table.calls[1]] for grid in (table.kind, table.lap))
     # before the last stage's first forward of the newest batch, and after its last one of the batch before
     forward = (kind[:, -1] == Kind.F).nonzero()[0]
@@ -85,7 +142,7 @@ def test_all_devices_meet_in_each_call_for_what_they_share(num_devices, size, bl
     assert not lap[forward[forward > collect], -1].any()
     # after the first stage's UPDATE, and before its first backward of the newest batch
     is_older = lap[:, 0] == 1
-    assert ((kind[:, 0] == Kind.UPDATE) & is_older).nonzero()[0].item() < others < update
+    assert ((kind[:, 0] == Kind.UPDATE) & is_older).nonzero()[0].item() < others <= update
     assert (((kind[:, 0] == Kind.B) & ~is_older).nonzero()[0] >= others).all()
     assert collect < others
 

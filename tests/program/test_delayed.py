@@ -1,7 +1,8 @@
 """Steps of a schedule without flush are those of its delayed rule, computed plainly on one device.
 
-W(t+1) = W(t) - lr grad f_t(W(t-1)), where W(-1) = W(0) (Narayanan et al., ICML 2021, section 3.1); clipped by the norm
-of the gradient before. The bound is that of plain gradients, `tiny_gpt` explains it.
+PipeDream-2BW: W(t+1) = W(t) - lr grad f_t(W(t-1)), where W(-1) = W(0) (Narayanan et al., ICML 2021, section 3.1).
+WPipe: of two halves W0 and W1 of the model, W(t+1) = W(t) - lr grad f_t(W0(t-1), W1(t)) (Yang et al., ICLR 2022).
+Both clipped by the norm of the gradient before. The bound is that of plain gradients, `tiny_gpt` explains it.
 """
 
 from dataclasses import replace
@@ -53,12 +54,28 @@ def batch_of(step: int, num_microbatches: int, family: str = "gpt") -> Any:
     return random_batch(num_microbatches, seed=step, family=family)
 
 
-def plain_steps(config, optimizer, num_microbatches: int, num_steps: int, *, delay: int = 1, family: str = "gpt"):
-    """Losses, norms and parameters of the delayed rule, from the equation alone."""
+def plain_steps(
+    config, optimizer, num_microbatches: int, num_steps: int, *, delays=(1, 1), num_first=None, family: str = "gpt"
+):
+    """Losses, norms and parameters of the delayed rule, from the equation alone.
+
+    Args:
+        delays: of embedding and first layers, and of the other layers and the head.
+        num_first: number of the first layers; by default all.
+    """
     versions, losses, norms = [random_params(config)], [], [0.0]
     state = optimizer.init(versions[0])
+    num_first = config.num_layers if num_first is None else num_first
     for step in range(num_steps):
-        used = versions[max(step - delay, 0)]
+        first, last = (versions[max(step - delay, 0)] for delay in delays)
+        used = {
+            "shared": {**first["shared"], "head": last["shared"]["head"]},
+            "layers": jax.tree.map(
+                lambda *halves: np.concatenate([halves[0][:num_first], halves[1][num_first:]]),
+                first["layers"],
+                last["layers"],
+            ),
+        }
         key = jax.random.fold_in(jax.random.key(SEED), step) if config.anatomy.has_dropout else None
         loss, grads = mean_loss_and_grads(config, used, batch_of(step, num_microbatches, family), key)
         shrink = MAX_GRAD_NORM / norms[-1] if norms[-1] > MAX_GRAD_NORM else 1.0
@@ -98,10 +115,13 @@ def pipelined_steps(pipeline, config, name, num_steps: int, *, family: str = "gp
     return [row["loss"] for row in rows], [row["grad_norm"] for row in rows], params
 
 
+WPIPE = {"method": "wpipe", "tie_embeddings": False}
 # D, N, data, tensor, layers per stage, optimizer, further choices
 CASES = tiers(
-    [(2, 2, 1, 1, (1, 1), "sgd", {})],
+    [(2, 2, 1, 1, (1, 1), "sgd", {}), (2, 2, 1, 1, (1, 2, 1, 1), "sgd", WPIPE)],
     ci=[
+        (2, 2, 2, 2, (1, 1, 1, 1), "muon", WPIPE),
+        (4, 4, 1, 1, (1,) * 8, "feedback", WPIPE),
         (4, 5, 2, 1, (1, 2, 2, 1), "feedback", {}),
         (2, 7, 2, 2, (2, 1), "muon", {"tie_embeddings": False}),
     ],
@@ -116,6 +136,11 @@ CASES = tiers(
         (2, 4, 2, 1, (1, 1), "sgd", {"dropout": 0.2}),
         (2, 3, 1, 2, (2, 1), "sgd", {"family": "bert"}),
         (2, 3, 2, 2, (1, 2), "feedback", {}),
+        (3, 3, 1, 2, (1, 1, 2, 1, 1, 1), "adamw", {"family": "llama"} | WPIPE),
+        (4, 4, 2, 1, (1,) * 8, "sgd", WPIPE),
+        (8, 8, 1, 1, (1,) * 16, "adamw", WPIPE),
+        (2, 2, 1, 1, (1, 1, 1, 1), "feedback", {"family": "bert", "tie_embeddings": True} | WPIPE),
+        (2, 2, 2, 1, (1, 1, 1, 2), "sgd", {"dropout": 0.2, "split_masters": False} | WPIPE),
     ],
 )
 NUM_STEPS = 20
@@ -126,13 +151,17 @@ def test_steps_are_those_of_the_delayed_rule(case):
     num_devices, size, data, tensor, layers, name, choices = case
     choices = dict(choices)
     family, dropout = choices.pop("family", "gpt"), choices.pop("dropout", 0.0)
+    method = choices.pop("method", "pipedream_2bw")
     of_model = {key: choices.pop(key) for key in ("tie_embeddings",) if key in choices}
     config = config_of(family, num_layers=sum(layers), dropout=dropout, **of_model)
-    schedule = build("pipedream_2bw", num_devices=num_devices, num_microbatches=size)
+    schedule = build(method, num_devices=num_devices, num_microbatches=size)
     pipeline = pipeline_of(schedule, config, data=data, tensor=tensor, layers_per_stage=layers, **choices)
+    rule = {"num_first": sum(layers[:num_devices]), "delays": (schedule.delays[0], schedule.delays[-1])}
     of_family = "bert" if family == "bert" else "gpt"
     losses, norms, params = pipelined_steps(pipeline, config, name, NUM_STEPS, family=of_family)
-    wanted_losses, wanted_norms, wanted = plain_steps(config, OPTIMIZERS[name], size, NUM_STEPS, family=of_family)
+    wanted_losses, wanted_norms, wanted = plain_steps(
+        config, OPTIMIZERS[name], size, NUM_STEPS, family=of_family, **rule
+    )
     np.testing.assert_allclose(losses, wanted_losses, rtol=LARGEST_ERROR)
     np.testing.assert_allclose(norms, wanted_norms, rtol=10 * LARGEST_ERROR)
     if name == "sgd":
@@ -150,8 +179,8 @@ def test_steps_are_those_of_the_delayed_rule(case):
 def test_a_version_taken_one_step_wrong_would_be_seen():
     config = config_of("gpt", num_layers=2)
     losses, _, params = plain_steps(config, OPTIMIZERS["sgd"], 2, NUM_STEPS)
-    for delay in (0, 2):
-        other_losses, _, other = plain_steps(config, OPTIMIZERS["sgd"], 2, NUM_STEPS, delay=delay)
+    for delays in ((0, 0), (2, 2), (1, 0), (0, 1)):
+        other_losses, _, other = plain_steps(config, OPTIMIZERS["sgd"], 2, NUM_STEPS, delays=delays, num_first=1)
         assert max(relative_errors(other, params).values()) > 100 * LARGEST_ERROR
         assert max(abs(np.array(other_losses) / losses - 1)) > 100 * LARGEST_ERROR
 

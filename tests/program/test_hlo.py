@@ -18,21 +18,22 @@ from tiny_models import pipeline_of
 
 from jaxpipe.compile.hlo import computations, num_instructions, whole_writes
 from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
-from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig
+from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, MixtureConfig
 from jaxpipe.program.partition import Part
 from jaxpipe.schedules import Schedule, build
 
 SHAPE = re.compile(r"f32\[[\d,]*\]")
 
 
-def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, data=1, tensor=1, recompute="none"):
+def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, recompute="none", choices=(), **mesh):
     """The pipeline, shapes of its staged parameters, its storage, and the optimized HLO."""
     sizes = {"num_layers": num_layers, "hidden": hidden, "num_heads": 4, "vocab_size": 48, "recompute": recompute}
-    if family != "llama":
+    if family in ("gpt", "bert"):
         config = {"gpt": GPTConfig, "bert": BertConfig}[family](**sizes, num_positions=seq_len)
     else:
-        config = LlamaConfig(**sizes, num_kv_heads=2, feed_forward=hidden * 3 // 2)
-    pipeline = pipeline_of(schedule, config, data=data, tensor=tensor)
+        sizes |= {"num_kv_heads": 2, "feed_forward": hidden * 3 // 2}
+        config = {"llama": LlamaConfig, "mixtral": MixtureConfig}[family](**sizes, **dict(choices))
+    pipeline = pipeline_of(schedule, config, **mesh)
     params = jax.eval_shape(lambda: pipeline.to_stages(LanguageModel(config).init(jax.random.key(0))))
     leading = (schedule.num_microbatches, 2)
     tokens = jax.ShapeDtypeStruct((*leading, seq_len), jnp.int32)
@@ -40,7 +41,10 @@ def compile_step(schedule, *, num_layers, family="gpt", hidden=16, seq_len=8, da
     if family == "bert":
         batch |= dict.fromkeys(("token_types", "padding_mask", "predicted"), tokens)
         batch["sentence_order"] = jax.ShapeDtypeStruct(leading, jnp.int32)
-    compiled: Any = pipeline.loss_and_grads.lower(params, batch, 1.0).compile()
+    scale = 1.0
+    if family == "mixtral":
+        scale = dict.fromkeys(("words", *config.routing.losses, *config.routing.measures), 1.0)
+    compiled: Any = pipeline.loss_and_grads.lower(params, batch, scale).compile()
     return pipeline, params, pipeline.shapes(params, batch).storage, compiled.as_text()
 
 
@@ -56,6 +60,25 @@ def test_nor_do_larger_layers_write_the_whole_pool_or_gradient_sums_in_the_loops
     sizes = {"family": "llama" if name == "1f1b" else "gpt", "hidden": 64, "seq_len": 32}
     pipeline, params, storage, text = compile_step(schedule, num_layers=16, **sizes)
     shapes = pool_shapes(storage) | gradient_shapes(pipeline, params)
+    assert all(shape in text for shape in shapes)
+    assert whole_writes(text, shapes) == []
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("name", "dispatch", "expert"),
+    [("1f1b", "dropless", 1), ("1f1b", "capacity", 2), ("zb_v", "dropless", 2), ("zb_v", "capacity", 1)],
+)
+def test_nor_do_experts(name, dispatch, expert):
+    """Neither their saved rows nor the gradient sums of their kernels, the most of a layer's."""
+    schedule = build(name, num_devices=4, num_microbatches=8)
+    choices = {"num_experts": 6, "dispatch": dispatch, "balance_loss": 0.1, "bias_rate": 0.1}
+    pipeline, params, storage, text = compile_step(
+        schedule, num_layers=16, family="mixtral", choices=choices, expert=expert
+    )
+    sums = gradient_shapes(pipeline, params)
+    assert f"f32[{schedule.num_stages // 4},{16 // schedule.num_stages},{6 // expert},16,24]" in sums
+    shapes = pool_shapes(storage) | sums
     assert all(shape in text for shape in shapes)
     assert whole_writes(text, shapes) == []
 

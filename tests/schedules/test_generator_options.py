@@ -7,7 +7,7 @@ from legal_devices import TWO_REPLICAS
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Kind, Schedule, bidirectional, build, linear, looped, violations, zig_zag
-from jaxpipe.schedules.methods.interleaved_1f1b import _row
+from jaxpipe.schedules.methods.interleaved_1f1b import interleaved_row
 from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.passes.rows import drop_padding
 
@@ -61,13 +61,16 @@ def test_smaller_groups_deadlock():
     """Why `group_size` is at least D: from D-2 down Megatron's rows wait for each other."""
     for d, v in product((3, 4, 5, 8), (2, 3)):
         for group in (1, d - 2):
-            rows = tuple(_row(device, d, 4 * group, v, group) for device in range(d))
+            rows = tuple(
+                interleaved_row(device, d, 4 * group, v, group, num_ahead=2 * (d - 1 - device) + (v - 1) * group)
+                for device in range(d)
+            )
             found = violations(Schedule("small groups", looped(d, v), 4 * group, rows))
             assert [violation.rule for violation in found] == ["acyclic"]
 
 
 def test_a_short_last_group_would_deadlock():
-    rows = [_row(device, 8, 16, 2, 8) for device in range(8)]
+    rows = [interleaved_row(device, 8, 16, 2, 8, num_ahead=2 * (7 - device) + 8) for device in range(8)]
     # Megatron counts its forwards ahead over what there is: the same count, of rows without the microbatches 12 to 15
     short = []
     for row in rows:

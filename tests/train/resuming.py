@@ -1,14 +1,28 @@
-"""What two runs must have in common to be the same run, bit for bit."""
+"""A run that is stopped early, and what two runs must have in common to be the same run, bit for bit."""
 
 import re
+import signal
 
 import numpy as np
 from running import metrics
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.arrays import read_array, shapes
+from jaxpipe.training.metrics import MetricsWriter
 
 CLOCK = re.compile("time|per_s")
+
+
+def stop_after(step, monkeypatch):
+    """A signal comes while the row of `step` is written."""
+    write = MetricsWriter.write
+
+    def write_and_stop(self, number, *found):
+        write(self, number, *found)
+        if number == step:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(MetricsWriter, "write", write_and_stop)
 
 
 def numbers(workdir):

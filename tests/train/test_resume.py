@@ -7,24 +7,11 @@ import sys
 import time
 
 import pytest
-from resuming import assert_same_arrays, numbers
+from resuming import assert_same_arrays, numbers, stop_after
 from running import ROOT, SMALL, environment, in_child, metrics, run, train
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.files import complete_steps
-from jaxpipe.training.metrics import MetricsWriter
-
-
-def stop_after(step, monkeypatch):
-    """A signal comes while the row of `step` is written."""
-    write = MetricsWriter.write
-
-    def write_and_stop(self, number, *found):
-        write(self, number, *found)
-        if number == step:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(MetricsWriter, "write", write_and_stop)
 
 
 @pytest.fixture(scope="module")

@@ -1,43 +1,52 @@
 """A run without flush: resumed bit for bit, on other meshes and with other schedules, and what it refuses."""
 
-import signal
-
 import pytest
-from resuming import assert_same_arrays, numbers
+from resuming import assert_same_arrays, numbers, stop_after
 from running import metrics, run, train
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.arrays import shapes
-from jaxpipe.training.metrics import MetricsWriter
 
 DELAYED = "--config.pipeline.schedule=pipedream_2bw"
+WPIPE = [
+    "--config.model.num_layers=4",
+    "--config.pipeline.schedule=wpipe",
+    "--config.pipeline.num_microbatches=2",
+    "--config.data.batch_size=8",
+    "--config.model.tie_embeddings=False",
+]
+
+
+def whole_run(workdir, *arguments, num_microbatches):
+    """A run that nothing disturbed, with dropout on data 2 x pipe 2."""
+    done = train(workdir, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "bubble     0.0% predicted" in done.stdout
+    assert f"{num_microbatches} microbatches, without flush" in done.stdout
+    return workdir
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that nothing disturbed, with dropout on data 2 x pipe 2."""
-    workdir = tmp_path_factory.mktemp("delayed") / "run"
-    done = train(workdir, DELAYED)
-    assert done.returncode == 0, done.stderr
-    assert "bubble     0.0% predicted" in done.stdout
-    assert "3 microbatches, without flush" in done.stdout
-    return workdir
+    return whole_run(tmp_path_factory.mktemp("delayed") / "run", DELAYED, num_microbatches=3)
+
+
+@pytest.fixture(scope="module")
+def whole_of_wpipe(tmp_path_factory):
+    return whole_run(tmp_path_factory.mktemp("delayed") / "run", *WPIPE, num_microbatches=2)
 
 
 @pytest.mark.ci
-def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
-    write = MetricsWriter.write
-
-    def write_and_stop(self, number, *found):
-        write(self, number, *found)
-        if number == 5:
-            signal.raise_signal(signal.SIGTERM)
-
+@pytest.mark.parametrize(("of_run", "arguments"), [("whole", [DELAYED]), ("whole_of_wpipe", WPIPE)])
+def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(
+    of_run, arguments, tmp_path, monkeypatch, request
+):
+    whole = request.getfixturevalue(of_run)
     with monkeypatch.context() as patched:
-        patched.setattr(MetricsWriter, "write", write_and_stop)
-        stopped = train(tmp_path / "run", DELAYED)
+        stop_after(5, patched)
+        stopped = train(tmp_path / "run", *arguments)
     assert stopped.returncode == 75, stopped.stderr
-    done = train(tmp_path / "run", DELAYED)
+    done = train(tmp_path / "run", *arguments)
     assert done.returncode == 0, done.stderr
     assert numbers(tmp_path / "run") == numbers(whole)
     assert_same_arrays(tmp_path / "run", whole, step=12)
@@ -68,6 +77,8 @@ def test_schedules_with_and_without_flush_take_each_others_checkpoints_on_other_
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--config.pipeline.schedule=wpipe"], ["rule batch-of-devices", "num_microbatches=2"]),
+        (WPIPE[:4], ["rule ends-apart", "token", "tie_embeddings=False"]),
         (["--config.pipeline.num_microbatches=1"], ["rule batch-fills", "num_microbatches=2 or more"]),
         (["--config.pipeline.vocab_over_pipe=true"], ["vocabulary-pattern", "no flush"]),
     ],

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from resuming import assert_same_arrays, numbers, stop_after
 from running import SMALL, metrics, run
 
 from jaxpipe.checkpoints import CHECKPOINTS
@@ -62,7 +63,7 @@ def test_words_and_balance_are_told_apart(mixture):
 def steps_of_bias(workdir, step):
     """The biases after `step`, in terms of their rate."""
     bias = read_array(workdir / CHECKPOINTS / str(step), "params.layers.feed_forward.load_bias")
-    assert bias.shape == (4, 4)
+    assert bias.shape[1:] == (4,)
     np.testing.assert_allclose(bias / 0.01, (bias / 0.01).round(), atol=1e-3)
     assert 0 < abs(bias / 0.01).max() <= step + 1e-3
     return (bias / 0.01).round()
@@ -119,19 +120,47 @@ def test_muon_takes_each_expert_as_a_matrix(mixture):
     assert metrics(mixture / "muon")[-1]["loss"] < metrics(mixture / "muon")[0]["loss"]
 
 
-def test_experts_over_devices(mixture):
-    """The losses are those of a run whose devices have all experts; it goes on where others have them."""
+def test_experts_over_devices(mixture, monkeypatch):
+    """The losses are those of a run whose devices have all experts; it goes on where others have them, or all."""
     files = [f"--config={mixture}/mixture.py", f"--workdir={mixture}/experts"]
-    mesh = ["--config.mesh.data=1", "--config.mesh.pipe=2", "--config.mesh.expert=4", "--config.pipeline.schedule=zb_v"]
-    done = run("train", *files, *ARGUMENTS, *mesh)
-    assert done.returncode == 0, done.stderr
+    meshes = [
+        ["--config.mesh.data=1", "--config.mesh.expert=4", "--config.pipeline.schedule=zb_v"],
+        ["--config.mesh.data=2", "--config.mesh.expert=1", "--config.pipeline.schedule=bitpipe"],
+        ["--config.mesh.data=1", "--config.mesh.expert=2", "--config.mesh.tensor=2"],
+    ]
+    for mesh, step in zip(meshes, (3, 7, None), strict=True):
+        with monkeypatch.context() as patched:
+            if step:
+                stop_after(step, patched)
+            done = run("train", *files, *ARGUMENTS, *mesh)
+        assert done.returncode == (75 if step else 0), done.stderr
     for found, wanted in zip(metrics(mixture / "experts"), metrics(mixture / "run")[:12], strict=True):
         assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
-    others = ["--config.mesh.data=1", "--config.mesh.expert=2", "--config.mesh.tensor=2", "--config.train.steps=15"]
-    done = run("train", *files, *ARGUMENTS, *others)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config.mesh.expert=2", "--config.mesh.data=1"],
+        ["--config.pipeline.schedule=pipedream_2bw", "--config.optimizer.error_feedback=true"],
+    ],
+    ids=["over expert", "error feedback"],
+)
+def test_a_signal_and_the_same_command_resume_bit_for_bit(mixture, tmp_path, monkeypatch, arguments):
+    """With biases, which the optimizer moves by their own rule, and a capacity."""
+    command = ["train", f"--config={mixture}/mixture.py", *ARGUMENTS, *arguments, "--config.model.dispatch=capacity"]
+    command += ["--config.model.num_layers=2", "--config.train.steps=4"]
+    assert run(*command, f"--workdir={tmp_path}/whole").returncode == 0
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        stopped = run(*command, f"--workdir={tmp_path}/run")
+    assert stopped.returncode == 75, stopped.stderr
+    assert len(metrics(tmp_path / "run")) < 4
+    done = run(*command, f"--workdir={tmp_path}/run")
     assert done.returncode == 0, done.stderr
-    for found, wanted in zip(metrics(mixture / "experts"), metrics(mixture / "run"), strict=True):
-        assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
+    assert_same_arrays(tmp_path / "run", tmp_path / "whole", step=4)
+    steps_of_bias(tmp_path / "run", 4)
 
 
 def test_capacity_drops_the_same_tokens_on_every_mesh(mixture):

@@ -172,7 +172,8 @@ def legal_variants(group: Setting) -> tuple[Variant, ...]:
         for variant, found in placements.items()
         if found
         and found.num_stages <= group.model.num_layers
-        and find_method(variant.name).least_microbatches(group.pipe) <= group.num_microbatches
+        and find_method(variant.name).takes_microbatches(group.pipe, group.num_microbatches)
+        and not (find_method(variant.name).has_ends_apart and group.model.tie_embeddings)
     )
 
 

@@ -63,16 +63,27 @@ def interleaved_1f1b(
     group_size = group_size or num_devices
     num_built = next_multiple(num_microbatches, group_size)
     rows = tuple(
-        _row(device, num_devices, num_built, num_chunks, group_size, int(extra_warm_up))
+        interleaved_row(
+            device,
+            num_devices,
+            num_built,
+            num_chunks,
+            group_size,
+            num_ahead=2 * (num_devices - 1 - device) + (num_chunks - 1) * group_size + int(extra_warm_up),
+        )
         for device in range(num_devices)
     )
     rows = drop_padding(rows, num_microbatches=num_microbatches)
     return Schedule("interleaved_1f1b", looped(num_devices, num_chunks), num_microbatches, rows)
 
 
-def _row(
-    device: int, num_devices: int, num_microbatches: int, num_chunks: int, group_size: int, num_more: int = 0
+def interleaved_row(
+    device: int, num_devices: int, num_microbatches: int, num_chunks: int, group_size: int, *, num_ahead: int
 ) -> tuple[Action, ...]:
+    """Returns the row of a device that runs `num_ahead` forwards, then forwards and backwards in turn.
+
+    For each group, forwards run chunk by chunk, backwards likewise, the last chunk first.
+    """
     forwards, backwards = [], []
     for first in range(0, num_microbatches, group_size):
         for chunk in range(num_chunks):
@@ -81,7 +92,6 @@ def _row(
             for m in range(first, first + group_size):
                 forwards.append(Action(Kind.F, forward_stage, m))
                 backwards.append(Action(Kind.B, backward_stage, m))
-    num_ahead = 2 * (num_devices - 1 - device) + (num_chunks - 1) * group_size + num_more
     num_warm_up = min(num_ahead, len(forwards))
     row = forwards[:num_warm_up]
     for forward, backward in zip(forwards[num_warm_up:], backwards, strict=False):

@@ -2,7 +2,7 @@
 
 In the manner of a Butcher tableau: the planner, the search, the estimator, tests, `show --list` and the tables of docs
 and experiments read these values, and nothing else names a method. Tests hold every statement to the schedules that
-the generator makes. A method takes any number of microbatches, but for `least_microbatches`.
+the generator makes. A method takes any number of microbatches, but for `least_microbatches` and `most_microbatches`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import inf
 from typing import Any
 
 from jaxpipe.errors import ScheduleError, closest, explain
@@ -68,7 +69,7 @@ class Method:
         options: one for each further keyword of the generator, in its order.
         least_devices: fewest devices.
         even_devices: whether the number of devices must be even.
-        least_microbatches: devices -> fewest microbatches.
+        least_microbatches, most_microbatches: devices -> fewest and most microbatches.
         check: raises ScheduleError for options that do not fit the number of devices or each other; takes both, of
             the options all, defaults included.
         period: (D, options) -> after how many microbatches the rows repeat once the pipeline is full, so that longer
@@ -78,6 +79,7 @@ class Method:
         has_own_order: whether the paper gives the order, so that times change it only as options: in its gaps W take
             more memory than they save time.
         has_transfers: whether activations move between paired devices, by EVICT and LOAD.
+        has_ends_apart: whether embedding and head have weights of different batches, so that they can share none.
         is_baseline: whether the planner says how far its best plan is ahead of this one.
         bubble: closed forms of the bubble ratio.
         peak: closed forms of the least and the most activations on any device, in Ma.
@@ -92,12 +94,14 @@ class Method:
     least_devices: int = 1
     even_devices: bool = False
     least_microbatches: Callable[[int], int] = lambda num_devices: 1
+    most_microbatches: Callable[[int], float] = lambda num_devices: inf
     check: Callable[[int, Options], None] | None = None
     period: Callable[[int, Options], int] | None = None
     num_replicas: int = 1
     has_split_backward: bool = False
     has_own_order: bool = False
     has_transfers: bool = False
+    has_ends_apart: bool = False
     is_baseline: bool = False
     bubble: tuple[Formula, ...] = ()
     peak: tuple[Formula, ...] = ()
@@ -142,6 +146,10 @@ class Method:
         check_sizes(self.name, num_devices=num_devices, num_microbatches=num_microbatches)
         self._check(num_devices, options)
         return self.generator(num_devices=num_devices, num_microbatches=num_microbatches, **options)
+
+    def takes_microbatches(self, num_devices: int, num_microbatches: int) -> bool:
+        """Whether there is a schedule of so many microbatches for so many devices."""
+        return self.least_microbatches(num_devices) <= num_microbatches <= self.most_microbatches(num_devices)
 
     def takes(self, num_devices: int, **options: Any) -> bool:
         """Whether there is a schedule for so many devices with these options."""

@@ -36,7 +36,7 @@ def pipedream_2bw(*, num_devices: int, num_microbatches: int, num_batches: int =
             )
         )
     whole = one_f_one_b(num_devices=num_devices, num_microbatches=num_batches * num_microbatches)
-    rows = tuple(with_updates(row, stage, num_microbatches) for stage, row in enumerate(whole.rows))
+    rows = tuple(with_updates(row, num_microbatches) for row in whole.rows)
     return Schedule(
         "pipedream_2bw",
         whole.placement,
@@ -47,13 +47,13 @@ def pipedream_2bw(*, num_devices: int, num_microbatches: int, num_batches: int =
     )
 
 
-def with_updates(row: tuple[Action, ...], stage: int, batch_size: int) -> tuple[Action, ...]:
-    """Returns `row` with an UPDATE of `stage` after the last backward of each batch."""
+def with_updates(row: tuple[Action, ...], batch_size: int) -> tuple[Action, ...]:
+    """Returns `row` with an UPDATE of its stage after the last backward of each batch."""
     woven = []
     for action in row:
         woven.append(action)
-        if action.kind is Kind.B and action.stage == stage and (action.microbatch + 1) % batch_size == 0:
-            woven.append(Action(Kind.UPDATE, stage, action.microbatch // batch_size))
+        if action.kind is Kind.B and (action.microbatch + 1) % batch_size == 0:
+            woven.append(Action(Kind.UPDATE, action.stage, action.microbatch // batch_size))
     return tuple(woven)
 
 

@@ -27,6 +27,7 @@ from jaxpipe.schedules.methods import (
     pipedream_2bw,
     v_half,
     v_min,
+    wpipe,
     zb_h1,
     zb_h2,
     zb_v,
@@ -57,7 +58,7 @@ _MODULES = (
 REGISTRY: dict[str, Method] = {module.METHOD.name: module.METHOD for module in _MODULES}
 """Name -> method, in the order of tables."""
 
-DELAYED: dict[str, Method] = {module.METHOD.name: module.METHOD for module in (pipedream_2bw,)}
+DELAYED: dict[str, Method] = {module.METHOD.name: module.METHOD for module in (pipedream_2bw, wpipe)}
 """Name -> method whose gradients are of older weights: found by its name, and else only where it is asked for."""
 
 METHOD_FILE_HELP = (
