@@ -62,7 +62,7 @@ class Collectives:
 def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) -> Collectives:
     """The collectives of a schedule with S and T.
 
-    Each comes as soon as it may, LOOKUP as late. No round has the same one twice: all rows have S and T in one order.
+    Each comes as soon as it may, LOOKUP as late. `rounds` are such that no round has the same one twice.
 
     Args:
         schedule: a schedule of compute actions alone.
@@ -111,6 +111,8 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
     microbatch = np.full((num_rounds, len(Collective)), NO_MICROBATCH)
     entry = np.full((num_rounds, len(Collective)), num_entries)
     for collective, of_microbatch in chosen.items():
+        # Else one would be lost, and a program of wrong gradients made.
+        assert len(np.unique(of_microbatch)) == len(of_microbatch)
         microbatch[of_microbatch, collective] = np.arange(schedule.num_microbatches)
         of = {Collective.LOOKUP: embedded, Collective.SCATTER: scattered}.get(collective, head)
         entry[of_microbatch, collective] = of
@@ -137,15 +139,16 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
 
 
 @dataclass(frozen=True, eq=False)
-class Stepped:
-    """Rounds of a schedule with S and T, in steps of one forward's length."""
+class MetRounds:
+    """Rounds of a schedule with S and T, and those in which all devices may meet."""
 
     rounds: np.ndarray  # [A] of the actions
     send_round: np.ndarray  # [A] of their messages
-    meets: np.ndarray  # [R] whether all devices may meet, as far as actions go and one step beyond
+    meets: np.ndarray  # [R] whether all devices may meet, as far as actions go and one meeting beyond
+    num_positions: int  # rounds after which types repeat
 
 
-def stepped_rounds(compute: Schedule, lengths: np.ndarray, *, together: bool) -> Stepped:
+def stepped_rounds(compute: Schedule, lengths: np.ndarray, *, together: bool) -> MetRounds:
     """Rounds in which all devices stay in step.
 
     A step has the length of a forward, in which a device does an F, or a part of a longer action, and before it an S
@@ -177,33 +180,20 @@ def stepped_rounds(compute: Schedule, lengths: np.ndarray, *, together: bool) ->
     steps = np.arange(end.max() + 1 + turn)
     meets = np.repeat(np.array([meeting.at(step) == step for step in steps.tolist()]), STEP_ROUNDS)
     meets &= np.arange(len(meets)) % STEP_ROUNDS == 0
-    return Stepped(rounds, STEP_ROUNDS * end, meets)
+    return MetRounds(rounds, STEP_ROUNDS * end, meets, num_positions=STEP_ROUNDS)
 
 
-PHASE_ROUNDS = 3  # of a phase: one in which devices meet, one for T or S, one for F or B
-_PHASES = {Kind.T: (0, 1), Kind.F: (0, 2), Kind.S: (1, 1), Kind.B: (1, 2)}  # of two, and the round in it
-
-
-def phased_rounds(compute: Schedule) -> np.ndarray:
-    """[A] rounds of actions in phases: of T and F, of S and B, and so on; all messages travel between two phases.
-
-    Args:
-        compute: a schedule of compute actions alone, with S and T, and whole backwards.
-    """
-    columns, needs = compute.columns, dependencies(compute)
-    order, _ = execution_order(compute, needs)
-    phase = np.zeros(len(columns.kind), int)
-    for i in order:
-        half, place = _PHASES[Kind(columns.kind[i])]
-        least = 0
-        if columns.position[i]:
-            least = phase[i - 1] + (place <= _PHASES[Kind(columns.kind[i - 1])][1])
-        others = [each for each in (needs.message[i], *needs.all_of[i]) if each >= 0]
-        least = max([least, *(phase[each] + 1 for each in others)])
-        phase[i] = least + (least - half) % 2
-    return PHASE_ROUNDS * phase + np.array([_PHASES[Kind(kind)][1] for kind in columns.kind])
-
-
+# The collective that goes with the step in which an action starts, and with that in which it ends. S and T take none.
+_OF_START: dict[int, Collective] = {
+    Kind.F: Collective.LOOKUP,
+    Kind.S: Collective.STATISTICS,
+    Kind.T: Collective.REDUCE,
+}
+_OF_END: dict[int, Collective] = {
+    Kind.F: Collective.BROADCAST,
+    Kind.B: Collective.SCATTER,
+    Kind.I: Collective.SCATTER,
+}
 _PLACE = np.full(len(Kind), STEP_ROUNDS - 1)
 _PLACE[[Kind.S, Kind.T]] = 1, 2
 
@@ -233,7 +223,7 @@ def _steps(compute: Schedule, needs: Dependencies, lengths: np.ndarray, meeting:
     message, all_of, length = needs.message.tolist(), needs.all_of.tolist(), lengths.tolist()
     place = _PLACE.tolist()
     start, end = [0] * len(kind), [0] * len(kind)
-    earliest: dict[tuple[int, object], int] = {}  # (device, collective) -> of the next action that needs it
+    earliest: dict[tuple[int, Collective | None], int] = {}  # (device, collective) -> of the next action that needs it
     for i in order:
         own = kind[i]
         step = 0
@@ -246,14 +236,12 @@ def _steps(compute: Schedule, needs: Dependencies, lengths: np.ndarray, meeting:
         if met := [each for each in all_of[i] if each >= 0]:
             # What an S or T has found leaves with the next step.
             step = max(step, meeting.at(max(end[each] + (kind[each] in HEAD_KINDS) for each in met)))
-        of_start = own in HEAD_KINDS or (own == Kind.F and stage[i] == 0)
-        of_end = (own == Kind.F and stage[i] == last) or (own in (Kind.B, Kind.I) and stage[i] == 0)
-        for is_any, name in ((of_start, "start"), (of_end, "end")):
-            if is_any:
-                step = max(step, earliest.get((device[i], (own, name)), 0))
+        at_start = _OF_START.get(own) if own in HEAD_KINDS or stage[i] == 0 else None
+        at_end = _OF_END.get(own) if stage[i] == (last if own == Kind.F else 0) else None
+        for collective in (at_start, at_end):
+            step = max(step, earliest.get((device[i], collective), 0))
         start[i], end[i] = step, step + length[own]
-        if of_start:
-            earliest[device[i], (own, "start")] = meeting.at(step + 1)
-        if of_end:
-            earliest[device[i], (own, "end")] = meeting.at(end[i])
+        for collective, after in ((at_start, step + 1), (at_end, end[i])):
+            if collective is not None:
+                earliest[device[i], collective] = meeting.at(after)
     return np.array(start)

@@ -12,18 +12,12 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.lowering.collectives import (
-    NO_MICROBATCH,
-    PHASE_ROUNDS,
-    STEP_ROUNDS,
-    phased_rounds,
-    plan_collectives,
-    stepped_rounds,
-)
+from jaxpipe.lowering.collectives import NO_MICROBATCH, MetRounds, plan_collectives, stepped_rounds
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.exchange import NO_EXCHANGE, plan_exchange
 from jaxpipe.lowering.fitted import fitted_rounds
 from jaxpipe.lowering.parking import NO_PARKED_PAGES, open_rounds, park_pages
+from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
 from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, refine
 from jaxpipe.lowering.rounds import (
@@ -198,16 +192,8 @@ class Folding:
         the fewest pairs.
         """
         if self.compute.has_head_actions:
-            for together in (False, True):
-                stepped = stepped_rounds(self.compute, costs.in_forwards(), together=together)
-                yield self.fold(
-                    stepped.rounds, num_positions=STEP_ROUNDS, send_round=stepped.send_round, meets=stepped.meets
-                )
-            if not self.compute.has_split_backward:
-                rounds = phased_rounds(self.compute)
-                after = PHASE_ROUNDS * (rounds // PHASE_ROUNDS + 1)
-                meets = np.arange(after.max() + 3 * PHASE_ROUNDS) % PHASE_ROUNDS == 0
-                yield self.fold(rounds, num_positions=2 * PHASE_ROUNDS, send_round=after, meets=meets)
+            for met in self._met_rounds(costs.in_forwards()):
+                yield self.fold(met.rounds, num_positions=met.num_positions, send_round=met.send_round, meets=met.meets)
             return
         for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):
@@ -223,6 +209,13 @@ class Folding:
         yield self.fold(rounds, num_positions=LOCKSTEP_ROUNDS, send_round=send_round)
         if not self.schedule.has_transfers:
             yield from self.fitted_candidates(costs)
+
+    def _met_rounds(self, lengths: np.ndarray) -> Iterator[MetRounds]:
+        """Rounds in which all devices meet, for actions of these lengths."""
+        for together in (False, True):
+            yield stepped_rounds(self.compute, lengths, together=together)
+        if not self.compute.has_split_backward:
+            yield phased_rounds(self.compute)
 
     def fitted_candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables whose rounds are fitted to `costs`, the smallest programs first."""

@@ -20,8 +20,8 @@ import numpy as np
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.activations import peak_activations
 from jaxpipe.schedules.analysis.costs import Costs
-from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order
 from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.passes.phases import in_phases
 from jaxpipe.schedules.schedule import HEAD_KINDS, Action, Kind, Schedule
 
 NUM_WAITS = 2  # turns between an F of the last stage and its backward: for S, and for T
@@ -40,8 +40,8 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     actions take whole forwards, and a device does its S before the first F, or backward, that follows, and its T too:
     those of `_neighbours`, between which work is divided most evenly.
 
-    Where that takes no more time and activations, rows are in phases instead (`_in_phases`): nobody waits there even if
-    collectives hold up all devices, however long backwards are.
+    Where it takes no more time and no more activations, rows are in phases instead (`in_phases`): nobody waits there,
+    however long backwards are, and even if collectives hold up all devices.
 
     Args:
         schedule: a schedule of one replica without transfers.
@@ -68,45 +68,9 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     found = in_step if in_step_s <= SLOWER * by_time_s else by_time
     if schedule.has_split_backward:
         return found
-    phased = _in_phases(schedule)
+    phased = in_phases(schedule)
     is_as_fast = simulate(phased, costs).makespan <= (1 + 1e-9) * simulate(found, costs).makespan
     return phased if is_as_fast and peak_activations(phased).max() <= peak_activations(found).max() else found
-
-
-def _in_phases(schedule: Schedule) -> Schedule:
-    """`schedule` with S and T, in turns of two phases: all devices do a T and an F, then all do an S and a B.
-
-    A device does its F in the order of its row, and its B, each as early as it may; what one finds others read a phase
-    later. Every phase takes all devices equally long, so that they meet between phases and nobody waits.
-    """
-    columns, needs, last = schedule.columns, dependencies(schedule), schedule.num_stages - 1
-    order, _ = execution_order(schedule, needs)
-    turns, leaves = [0] * len(columns.kind), {}
-    newest: dict[tuple[int, int], int] = {}  # (device, kind) -> turn of the newest action
-    for i in order:
-        kind, device, microbatch = (int(each[i]) for each in (columns.kind, columns.device, columns.microbatch))
-        turn = newest.get((device, kind), -1) + 1
-        if kind == Kind.B:
-            turn = max(turn, newest.get((device, Kind.F), 0))
-        if (message := int(needs.message[i])) >= 0:
-            turn = max(turn, turns[message] + 1)
-        if kind == Kind.F and columns.stage[i] == last:
-            leaves[microbatch] = turn
-        turns[i] = newest[device, kind] = turn
-    rows = []
-    for device, row in enumerate(schedule.rows):
-        first = int(columns.first[device])
-        timed = [(turns[first + position], _PLACE_IN_TURN[action.kind], action) for position, action in enumerate(row)]
-        for microbatch, turn in leaves.items():
-            timed += [
-                (turn + (kind == Kind.T), _PLACE_IN_TURN[kind], Action(kind, last, microbatch))
-                for kind in (Kind.S, Kind.T)
-            ]
-        rows.append(tuple(action for *_, action in sorted(timed)))
-    return replace(schedule, name=f"{schedule.name} vocabulary", rows=tuple(rows))
-
-
-_PLACE_IN_TURN = {Kind.T: 0, Kind.F: 1, Kind.S: 2, Kind.B: 3}
 
 
 Neighbours = dict[Kind, tuple[Kind, ...]]  # S and T -> the kinds of action before which they stand
