@@ -102,8 +102,14 @@ def test_no_device_ends_a_round_with_a_collective_before_all_have_begun_it():
 
 # A head of so many layers, devices, layers: `head_in_layers` of the presets.
 HEADS = [("gpt3_125m", 3.85, 4, 12), ("llama3_8b", 1.84, 16, 32), ("llama3_70b", 1.06, 16, 80)]
-# Backward in forwards -> intervals more than a model that is split perfectly. 3: with full recomputation.
-ORDERS = [("1f1b", 2.0, 2), ("interleaved_1f1b", 2.0, 2), ("1f1b", 2.1, 3), ("1f1b", 3.0, 3)]
+# Backward in forwards (3: with full recomputation) -> intervals more than a model split perfectly: none in phases.
+ORDERS = [
+    ("1f1b", 2.0, 2),
+    ("interleaved_1f1b", 2.0, 0),
+    ("interleaved_1f1b", 3.0, 0),
+    ("1f1b", 2.1, 3),
+    ("1f1b", 3.0, 3),
+]
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ CASES = tiers(
         Case("zb_v", "qwen3", 2, 4, 4, tensor=2),
         Case("breadth_first", "llama", 2, 4, 4),
         Case("dualpipe_v", "gpt", 2, 4, 4, tied=True),
+        Case("dualpipe_v", "gpt", 3, 7, 6, vocab_multiple=36, blocking=True),
         Case("hanayo", "llama", 4, 4, 8, vocab_multiple=64),
         Case("1f1b", "mixtral", 2, 4, 2, data=2),
         Case("zb_h2", "qwen3_moe", 4, 8, 4),

@@ -69,7 +69,7 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     if schedule.has_split_backward:
         return found
     phased = in_phases(schedule)
-    is_as_fast = simulate(phased, costs).makespan <= (1 + 1e-9) * simulate(found, costs).makespan
+    is_as_fast = simulate(phased, costs).makespan <= SLOWER * simulate(found, costs).makespan
     return phased if is_as_fast and peak_activations(phased).max() <= peak_activations(found).max() else found
 
 
