@@ -175,15 +175,13 @@ class Updates:
             _, masters = of_round(row, _some(ends.of_head, run.masters["shared"]))
             met["copies"] = self._copies(masters, _some(ends.of_head, parts))
         if Meeting.COLLECT_HEAD in meeting:
-            met["given"] = self._given(_some(ends.of_head, sums), ends.of_head)
+            met["given"] = self._given(ends.of_head, ends.of_embedding, sums, is_last_stage())
         if Meeting.COLLECT_OTHERS in meeting:
-            is_last = is_last_stage()  # whose sums of a head are of the next batch by now
-            chosen, is_last = ends.of_embedding, is_last_stage()  # whose sums of a head are of the next batch by now
-            of_both, sums, before = (_some(chosen, tree) for tree in (ends.of_head, sums, run.given))
-            terms = jax.tree.map(lambda both, leaf: jnp.where(is_last, 0.0, leaf) if both else leaf, of_both, sums)
-            given = self._given(terms, chosen)
+            given = self._given(ends.of_embedding, ends.of_head, sums, ~is_last_stage())
+            before = _some(ends.of_embedding, run.given)
+            of_both = _some(ends.of_embedding, ends.of_head)
             given = jax.tree.map(lambda both, new, before: before + new if both else new, of_both, given, before)
-            given = with_some(chosen, run.given, given)
+            given = with_some(ends.of_embedding, run.given, given)
             met |= {"given": given, "squares": {**run.squares, "shared": _squares(given)}}
             run = run._replace(given=given, squares=met["squares"])
         if Meeting.UPDATE_HEAD in meeting:
@@ -208,12 +206,10 @@ class Updates:
             run = run._replace(copies={**run.copies, "shared": copies})
         if Meeting.COLLECT_HEAD in meeting:
             run = run._replace(given=with_some(ends.of_head, run.given, met["given"]))
-            shared = with_some(ends.of_head, shared, jax.tree.map(jnp.zeros_like, shared))
+            shared = _left(ends.of_head, ends.of_embedding, shared, is_last_stage())
         if Meeting.COLLECT_OTHERS in meeting:
             run = run._replace(given=met["given"], squares=met["squares"])
-            is_last = is_last_stage()
-            left = jax.tree.map(lambda of_head, leaf: jnp.where(is_last & of_head, leaf, 0.0), ends.of_head, shared)
-            shared = with_some(ends.of_embedding, shared, left)
+            shared = _left(ends.of_embedding, ends.of_head, shared, ~is_last_stage())
         if Meeting.UPDATE_HEAD in meeting:
             run = self._update_shared(run, met["is_good"], is_last=False)
         if Meeting.UPDATE_SHARED in meeting:
@@ -243,10 +239,20 @@ class Updates:
         )
         return after
 
-    def _given(self, sums: PyTree, chosen: PyTree) -> PyTree:
-        """Sums over all devices of the chosen `sums`, this device's parts."""
-        parts = _some(chosen, self.parts["shared"])
-        return jax.tree.map(lambda leaf, part: part.reduce(leaf, deterministic=self.deterministic), sums, parts)
+    def _given(self, chosen: PyTree, others: PyTree, sums: PyTree, gives: jax.Array) -> PyTree:
+        """Sums over all devices of the chosen `sums`, this device's parts; of those that others have too, of some.
+
+        Args:
+            chosen: the parameters of one end of the model.
+            others: those of the other end.
+            sums: this device's sums of gradients.
+            gives: whether this device gives up sums of parameters of both ends, which may have other terms elsewhere.
+        """
+
+        def given(is_of_both: bool, leaf: jax.Array, part: Part) -> jax.Array:
+            return part.reduce(jnp.where(gives, leaf, 0.0) if is_of_both else leaf, deterministic=self.deterministic)
+
+        return jax.tree.map(given, *(_some(chosen, tree) for tree in (others, sums, self.parts["shared"])))
 
     # ---- One step of the optimizer
 
@@ -363,6 +369,17 @@ def _some(chosen: PyTree, shared: PyTree) -> PyTree:
 def with_some(chosen: PyTree, shared: PyTree, some: PyTree) -> PyTree:
     """`shared` with the chosen ones of `some` in their places."""
     return jax.tree.map(lambda is_chosen, leaf, new: new if is_chosen else leaf, chosen, shared, some)
+
+
+def _left(chosen: PyTree, others: PyTree, sums: PyTree, gives: jax.Array) -> PyTree:
+    """`sums` without what `Updates._given` takes of them."""
+
+    def left(is_chosen: bool, is_of_other: bool, leaf: jax.Array) -> jax.Array:
+        if not is_chosen:
+            return leaf
+        return jnp.where(gives, 0.0, leaf) if is_of_other else jnp.zeros_like(leaf)
+
+    return jax.tree.map(left, chosen, others, sums)
 
 
 def _squares(grads: PyTree) -> PyTree:

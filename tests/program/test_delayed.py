@@ -122,6 +122,7 @@ CASES = tiers(
     ci=[
         (2, 2, 2, 2, (1, 1, 1, 1), "muon", WPIPE),
         (4, 4, 1, 1, (1,) * 8, "feedback", WPIPE),
+        (8, 8, 1, 1, (1,) * 8, "adamw", {}),  # the first stage does a backward while the head is collected
         (4, 5, 2, 1, (1, 2, 2, 1), "feedback", {}),
         (2, 7, 2, 2, (2, 1), "muon", {"tie_embeddings": False}),
     ],
@@ -129,7 +130,6 @@ CASES = tiers(
         (4, 4, 2, 1, (1, 1, 1, 1), "sgd", {}),
         (4, 8, 1, 2, (1, 1, 1, 1), "adamw", {"family": "llama"}),
         (4, 13, 1, 2, (1, 1, 1, 2), "sgd", {"split_masters": False}),
-        (8, 8, 1, 1, (1,) * 8, "adamw", {}),
         (8, 16, 1, 1, (1,) * 8, "sgd", {}),
         (8, 25, 1, 1, (1,) * 8, "muon", {}),
         (3, 6, 2, 1, (1, 2, 1), "sgd", {"family": "llama"}),
@@ -181,13 +181,13 @@ def test_a_version_taken_one_step_wrong_would_be_seen():
     losses, _, params = plain_steps(config, OPTIMIZERS["sgd"], 2, NUM_STEPS)
     for delays in ((0, 0), (2, 2), (1, 0), (0, 1)):
         other_losses, _, other = plain_steps(config, OPTIMIZERS["sgd"], 2, NUM_STEPS, delays=delays, num_first=1)
-        assert max(relative_errors(other, params).values()) > 100 * LARGEST_ERROR
-        assert max(abs(np.array(other_losses) / losses - 1)) > 100 * LARGEST_ERROR
+        assert max(relative_errors(other, params).values()) > 50 * LARGEST_ERROR
+        assert max(abs(np.array(other_losses) / losses - 1)) > 50 * LARGEST_ERROR
 
 
 def compiled_call(schedule, *, layers, data: int = 1):
     """The pipeline, its storage's and arrays' shapes in HLO by what they are, and the text of a compiled call."""
-    config = config_of("gpt", num_layers=sum(layers))
+    config = config_of("gpt", num_layers=sum(layers), tie_embeddings=schedule.name != "wpipe")
     pipeline = pipeline_of(schedule, config, data=data, layers_per_stage=layers)
     state, step = start(pipeline, config, "adamw", num_steps=4)
     sharding = pipeline.batch_sharding
@@ -197,11 +197,12 @@ def compiled_call(schedule, *, layers, data: int = 1):
     )
     step.lower(state, batch).compile()
     parts, num_layers = jax.tree.leaves(pipeline.parts(state.params)["layers"]), max(layers)
+    copies = pipeline.run_table.copies_of_chunk
     shapes = {
         "pools": pool_shapes(pipeline.shapes(state.params, batch).storage),
         "gradients": gradient_shapes(pipeline, state.params),
-        "copies": {hlo_shape(2, num_layers, *part.compute_shape) for part in parts},
-        "masters and moments": {hlo_shape(1, num_layers, *part.master_shape) for part in parts},
+        "copies": {hlo_shape(sum(copies), num_layers, *part.compute_shape) for part in parts},
+        "masters and moments": {hlo_shape(len(copies), num_layers, *part.master_shape) for part in parts},
     }
     return step, shapes
 
@@ -211,18 +212,19 @@ def hlo_shape(*dims: int) -> str:
 
 
 @pytest.mark.ci
-def test_nothing_big_is_written_whole_nothing_leaves_its_round_and_the_program_does_not_grow():
+@pytest.mark.parametrize(("method", "of_size"), [("pipedream_2bw", (5, 12)), ("wpipe", (4,))])
+def test_nothing_big_is_written_whole_nothing_leaves_its_round_and_the_program_does_not_grow(method, of_size):
     sizes = []
-    for size in (5, 12):
-        schedule = build("pipedream_2bw", num_devices=4, num_microbatches=size)
-        step, shapes = compiled_call(schedule, layers=(3, 3, 3, 3), data=2)
+    for size in of_size:
+        schedule = build(method, num_devices=4, num_microbatches=size)
+        step, shapes = compiled_call(schedule, layers=(3,) * schedule.num_stages, data=2)
         text = step.as_text()
         for of_kind in shapes.values():
             assert all(shape in text for shape in of_kind)
             assert whole_writes(text, of_kind) == []
         assert collectives_around(text) == []
         sizes.append(num_instructions(text))
-    assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
+    assert sizes[-1] == pytest.approx(sizes[0], rel=0.02)
 
 
 @pytest.mark.ci
