@@ -15,6 +15,7 @@ compute. All devices take part, so all have it in the same round, and none ends 
 
 So devices that are in different places of their rows would hold each other up. `stepped_rounds` keeps all of them in
 step: every device does one forward's length of work between two rounds in which any of them meet.
+`jaxpipe.lowering.phases` has the rounds of rows in which all devices do the same kinds of action at a time.
 
 What waits is in an entry, an array like a message, and in a slot, what S leaves for T; both have the same index on
 every device. A microbatch has an entry from LOOKUP to its first F, one from its last F over S and T to its first
