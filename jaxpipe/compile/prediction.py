@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.mesh import Randomness
 from jaxpipe.program import Pipeline
 from jaxpipe.program.ends import embed_backward, head_backward
@@ -75,8 +76,20 @@ def predict(pipeline: Pipeline, state: PyTree, batch: PyTree, *, has_dropout: bo
         state=bytes_per_device(state),
         batch=bytes_per_device(batch),
         held=held_bytes(pipeline.shapes(state.params, shapes)),
-        workspace=workspace_bytes(pipeline, state.params, shapes, has_dropout=has_dropout),
+        workspace=workspace_bytes(pipeline, state.params, shapes, has_dropout=has_dropout)
+        | update_bytes(pipeline, state),
     )
+
+
+def update_bytes(pipeline: Pipeline, state: PyTree) -> dict[str, int]:
+    """Bytes per device of the UPDATE of a layer, of a schedule without flush: its gradient, new masters and moments."""
+    if not pipeline.run_schedule.delays:
+        return {}
+    is_staged = has_tree_of(state.params)
+    nodes = [node for node in jax.tree.leaves(state.optimizer, is_leaf=is_staged) if is_staged(node)]
+    num_rows = pipeline.run_schedule.placement.num_chunks * max(pipeline.layers_per_stage)
+    of_layers = [bytes_per_device(tree["layers"]) for tree in (state.params, state.params, *nodes)]
+    return {"update": sum(of_layers) // num_rows}
 
 
 _NUM_LAYERS = 2  # the part computes with one of them, so that it takes a slice as an action does

@@ -341,7 +341,7 @@ def memory(setting: Setting) -> Bytes:
     # Only I holds deferred arrays, so the workspace of other parts may take their bytes.
     logits = max(0, head_bytes(setting) - deferred)
     others = max(size for name, size in parts.items() if name != "layer_input_gradient") - deferred
-    largest = max(others, parts.get("layer_input_gradient", 0))
+    largest = max(others, parts.get("layer_input_gradient", 0), params.updated_layer if number.copies else 0)
     return Bytes(
         optimizer=params.optimizer,
         batch=batch_bytes(setting),

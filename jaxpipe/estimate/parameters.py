@@ -100,12 +100,14 @@ class ParameterBytes:
         weights: compute copies, if they are not the masters.
         gradients: float32 running sums.
         exchanged_layer: the float32 part of one layer's gradients that a device sends to the other holder.
+        updated_layer: what the UPDATE of a layer makes: its gradient, new masters and moments.
     """
 
     optimizer: int
     weights: int
     gradients: int
     exchanged_layer: int
+    updated_layer: int
 
 
 def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int = 0) -> ParameterBytes:
@@ -121,7 +123,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
     shapes = parameter_shapes(setting.model)
     # Without flush also the last norm; with error feedback also its steps.
     masters = (NUM_COUNTERS + bool(copies) + setting.error_feedback) * FLOAT32_BYTES
-    weights = gradients = exchanged = 0
+    weights = gradients = exchanged = updated = 0
     for parameters, owned, computed, num_copies, held in (
         (shapes.layer, rows, rows * replicas, setting.num_copies, copies * rows // chunks or rows * replicas),
         (shapes.shared, 1, 1, setting.num_copies * setting.pipe, 1),
@@ -141,8 +143,10 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             gradients += FLOAT32_BYTES * computed * size
             if copies and parameters is shapes.shared:  # what the last stage has given up waits for the others
                 gradients += FLOAT32_BYTES * size // num_parts
-            exchanged += FLOAT32_BYTES * size // num_parts if parameters is shapes.layer else 0
-    return ParameterBytes(masters, weights, gradients, exchanged)
+            if parameters is shapes.layer:
+                exchanged += FLOAT32_BYTES * size // num_parts
+                updated += (1 + num_masters) * FLOAT32_BYTES * size // num_parts
+    return ParameterBytes(masters, weights, gradients, exchanged, updated)
 
 
 def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dims: tuple[int, ...]) -> int:
