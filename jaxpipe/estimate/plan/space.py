@@ -94,7 +94,8 @@ def can_split_head(group: Setting, variant: Variant) -> bool:
 
 @cache
 def _has_pattern(variant: Variant, pipe: int) -> bool:
-    num_microbatches = 1 if takes_times(variant.name) else 2 * pipe  # enough for activations to be moved, if any are
+    enough = 1 if takes_times(variant.name) else 2 * pipe  # for activations to be moved, if any are
+    num_microbatches = int(min(enough, find_method(variant.name).most_microbatches(pipe)))
     return has_pattern(named_schedule(variant.name, pipe, num_microbatches, variant.options))
 
 

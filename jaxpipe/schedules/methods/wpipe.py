@@ -71,6 +71,5 @@ METHOD = Method(
     least_microbatches=lambda num_devices: num_devices,
     most_microbatches=lambda num_devices: num_devices,
     has_ends_apart=True,
-    period=lambda num_devices, options: num_devices,
     peak=(Formula("(D+1)/2..D", lambda d, n, o: ((d + 1) / 2, d)),),
 )

@@ -14,6 +14,8 @@ from jaxpipe.estimate.plan.bounds import least_bytes, least_of_any_s, least_s, p
 from jaxpipe.estimate.plan.search import search, settings_of
 from jaxpipe.estimate.plan.space import legal_placement, legal_variants, space_of
 from jaxpipe.estimate.step import step_collectives
+from jaxpipe.schedules import REGISTRY
+from jaxpipe.schedules.methods.registry import DELAYED
 
 SOURCE = Roofline(TOPOLOGY.hardware)
 
@@ -54,6 +56,25 @@ def test_no_plan_is_slower_for_trying_the_split_head(space, monkeypatch):
     steps, steps_without = ([row.step_s for row in each] for each in (rows, without))
     assert all(ours <= theirs for ours, theirs in zip(steps, steps_without, strict=True))
     assert sum(steps) < sum(steps_without)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_schedules_without_flush_are_planned_for_the_sizes_and_models_that_they_take(monkeypatch, tied):
+    for name, method in DELAYED.items():
+        monkeypatch.setitem(REGISTRY, name, method)
+    config = small_config()
+    config.model.tie_embeddings = tied
+    space = space_of(config, TOPOLOGY)
+    found = {
+        (variant.name, group.num_microbatches / group.pipe)
+        for group in space.groups
+        for variant in legal_variants(group)
+        if variant.name in DELAYED
+    }
+    assert {ratio for name, ratio in found if name == "wpipe"} == (set() if tied else {1.0})
+    assert min(ratio for name, ratio in found if name == "pipedream_2bw") == 1.0
+    best = search(space, SOURCE, top=len(space.groups) * 50)
+    assert {name for name, _ in found} == {row.setting.schedule_name for row in best.rows} & set(DELAYED)
 
 
 @pytest.mark.ci
