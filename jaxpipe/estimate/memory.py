@@ -153,7 +153,7 @@ class Counts:
         exchange_lanes: layers whose gradients travel at once.
         chunks: stages of a device in one replica.
         replicas: replicas of the model in one pipeline.
-        copies: compute copies of chunks without flush, all versions; 0 with one.
+        copies: compute copies of chunks without flush, all versions; 0 with a flush.
         has_whole_backwards: whether any backward is in one part.
         has_split_backward: whether any backward is in two parts.
         holds_all: whether a device holds every microbatch of the table at once, as in GPipe.

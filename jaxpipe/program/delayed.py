@@ -131,8 +131,12 @@ class DelayedPipeline(Pipeline):
         """
         shapes = self._shapes(self.table, params, batch, random=random)
         self._check_embedding(shapes, random=random)
-        self._ends(shapes, random=random)
-        return replace(shapes, table=self.run_table, storage=make_storage(self.run_table, shapes.storage.saved))
+        return replace(
+            shapes,
+            table=self.run_table,
+            storage=make_storage(self.run_table, shapes.storage.saved),
+            ends=self._ends(shapes, random=random),
+        )
 
     def _check_embedding(self, shapes: StepShapes, *, random: bool) -> None:
         """Raises CompileError if the first stage would need two versions of the shared parameters."""
@@ -203,7 +207,6 @@ class DelayedPipeline(Pipeline):
             random: whether calls have keys.
         """
         shapes = self.shapes(params, batch, random=random)
-        ends = self._ends(shapes, random=random)
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
 
         def start(params: PyTree, older: PyTree, turn: jax.Array) -> Flight:
@@ -226,7 +229,7 @@ class DelayedPipeline(Pipeline):
                 return jnp.concatenate(places)
 
             layers = jax.tree.map(versions, newest["layers"], previous["layers"])
-            shared = with_some(ends.is_first, previous["shared"], newest["shared"])
+            shared = with_some(shapes.ends.is_first, previous["shared"], newest["shared"])
             given = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
             units = Units(*(jnp.arange(number) for number in (table.pages.num_slots, table.inbox.num_inbox + 1)))
             flight = Flight(carry, units, {"shared": shared, "layers": layers}, given)
@@ -291,7 +294,6 @@ class DelayedPipeline(Pipeline):
         newest = jax.tree.map(lambda leaf: leaf[0], batches)
         shapes = self.shapes(params, newest, random=keys is not None)
         parts, table = shapes.parts, self.run_table
-        ends = self._ends(shapes, random=keys is not None)
 
         def step(
             params: PyTree, moments: PyTree, flight: Flight, batches: PyTree, scale: PyTree, keys: Any, rows: Row, *rest
@@ -299,7 +301,7 @@ class DelayedPipeline(Pipeline):
             form, shrink, units = rest
             # On each device: its line of the table and its part of everything, without the device axis.
             flight, rows, layers, units = jax.tree.map(lambda leaf: leaf[0], (flight, rows, params["layers"], units))
-            updates = Updates(optimizer, shrink, parts, self.dtype, self.deterministic, ends)
+            updates = Updates(optimizer, shrink, parts, self.dtype, self.deterministic, shapes.ends)
             run = Updated(
                 masters={**params, "layers": layers},
                 optimizer=optimizer.map_layers(lambda leaf: leaf[0], moments),

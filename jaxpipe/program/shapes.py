@@ -44,6 +44,7 @@ class StepShapes:
         vjp: forward and backward of a layer; None for forwards alone.
         split: I and W of a layer's backward, if the table has any.
         kept, statistics: what S leaves for T, and tells all devices; empty if the head is not split over `pipe`.
+        ends: `updates.Ends` in a run without flush, else None.
     """
 
     table: RoundTable
@@ -58,6 +59,7 @@ class StepShapes:
     split: SplitBackward | None
     kept: PyTree
     statistics: PyTree
+    ends: Any = None
 
     @property
     def loss_sums(self) -> PyTree:

@@ -40,11 +40,15 @@ def test_fewer_microbatches_than_stages_are_refused_with_the_reason():
     assert "num_microbatches=4 or more" in str(error.value)
 
 
-def test_it_is_written_and_read_as_csv_and_json():
-    schedule = build("pipedream_2bw", num_devices=3, num_microbatches=4, num_batches=2)
+@pytest.mark.parametrize(("name", "size", "delays"), [("pipedream_2bw", 4, "1 1 1"), ("wpipe", 3, "1 1 1 0 0 0")])
+def test_rows_with_delays_are_written_and_read_as_csv_and_json(name, size, delays):
+    schedule = build(name, num_devices=3, num_microbatches=size, num_batches=2)
     assert from_json(to_json(schedule)) == schedule
     assert from_csv(to_csv(schedule), name=schedule.name) == schedule
-    assert to_csv(schedule).startswith("# delays: 1 1 1\n")
+    assert to_csv(schedule).startswith(f"# delays: {delays}\n")
+
+
+def test_a_line_without_delays_is_named():
     with pytest.raises(ScheduleError, match="does not list delays"):
         from_csv("# delays: one\n0F0,0B0\n", name="mine")
 

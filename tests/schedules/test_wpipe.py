@@ -4,8 +4,6 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, build, check, peak_activations, simulate
-from jaxpipe.schedules.csv_form import from_csv, to_csv
-from jaxpipe.schedules.files import from_json, to_json
 from jaxpipe.schedules.methods.registry import DELAYED
 
 
@@ -49,10 +47,3 @@ def test_other_numbers_of_microbatches_are_refused_with_the_reason(num_microbatc
     with pytest.raises(ScheduleError, match="rule batch-of-devices") as error:
         build("wpipe", num_devices=4, num_microbatches=num_microbatches)
     assert "num_microbatches=4" in str(error.value)
-
-
-def test_it_is_written_and_read_as_csv_and_json():
-    schedule = build("wpipe", num_devices=3, num_microbatches=3, num_batches=2)
-    assert from_json(to_json(schedule)) == schedule
-    assert from_csv(to_csv(schedule), name=schedule.name) == schedule
-    assert to_csv(schedule).startswith("# delays: 1 1 1 0 0 0\n")
