@@ -201,9 +201,10 @@ def lower_run(
     def trials(ahead: int) -> Iterator[RunTable]:
         for head, other, later in itertools.product(heads, others, (period, REMOTE_ROUNDS, 0)):
             places = [head + each * period for each in range(len(of_head))]
-            if places[-1] > first_forward:
-                continue
             collect = max(places[-1], other)
+            # Else a forward, or a backward that is taken ahead, would add to the sums that are given up in its round.
+            if places[-1] > first_forward or collect > next_backward - ahead:
+                continue
             update = min(collect + later, per_call)
             of_others = [(Meeting.COLLECT_OTHERS | Meeting.UPDATE_SHARED, collect)]
             if update > collect:

@@ -143,8 +143,21 @@ def test_all_devices_meet_in_each_call_for_what_they_share(num_devices, size, bl
     # after the first stage's UPDATE, and before its first backward of the newest batch
     is_older = lap[:, 0] == 1
     assert ((kind[:, 0] == Kind.UPDATE) & is_older).nonzero()[0].item() < others <= update
-    assert (((kind[:, 0] == Kind.B) & ~is_older).nonzero()[0] >= others).all()
+    assert (((kind[:, 0] == Kind.B) & ~is_older).nonzero()[0] > others).all()
     assert collect < others
+
+
+@pytest.mark.parametrize("backward", [1.6, 2.0, 3.0])
+@pytest.mark.parametrize(("method", "num_devices", "size"), [("pipedream_2bw", 4, 6), ("wpipe", 2, 2), ("wpipe", 5, 5)])
+def test_no_gradient_of_the_next_batch_is_in_the_sums_that_are_collected(method, num_devices, size, backward):
+    table = table_of(num_devices, size, method=method, backward=backward)
+    steady, last = table.calls[1], table.schedule.num_stages - 1
+    for kind, stage, meeting in ((Kind.B, 0, Meeting.COLLECT_OTHERS), (Kind.F, last, Meeting.COLLECT_HEAD)):
+        collected = np.flatnonzero(table.event[steady] & meeting).item()
+        adds = (table.kind[steady] == kind) & (table.stage[steady] == stage)
+        is_older = table.lap[steady] == 1
+        assert (np.argwhere(adds & is_older)[:, 0] < collected).all()
+        assert (np.argwhere(adds & ~is_older)[:, 0] > collected).all()
 
 
 @pytest.mark.parametrize("size", [2, 3, 16])
