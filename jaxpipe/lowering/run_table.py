@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,28 +37,27 @@ FILL, STEADY, DRAIN = range(3)  # forms of a call
 _TOLERANCE = 1e-9  # of makespans
 
 
-class Meeting(enum.IntFlag):
+class Meeting(enum.IntEnum):
     """What all devices do together in a round, with the parameters that all stages share: embedding and head.
 
     The head's gradients of batch w-1 are complete after the last forward of the last stage, those of the embedding
     after the last backward of the first one.
     """
 
-    COLLECT_HEAD = 1  # the last stage gives up its gradients of batch w-1
-    UPDATE_HEAD = 2  # all learn whether the head's are finite, and update it: its weights have no delay
-    COPY_SHARED = 4  # the last stage takes the compute copies with which it does batch w
-    COLLECT_OTHERS = 8  # all other stages give up their gradients of batch w-1
-    UPDATE_SHARED = 16  # all learn whether they are finite, and what batch w-1 measured; and update what is left
+    NONE = 0
+    COLLECT_HEAD = 1  # the last stage gives up its gradients of batch w-1, and begins with batch w
+    UPDATE_HEAD = 2  # all learn whether they are finite, and update a head whose weights have no delay
+    COLLECT_OTHERS = 3  # all other stages give up their gradients of batch w-1
+    UPDATE_SHARED = 4  # all learn whether they are finite, and what batch w-1 measured; and update what is left
 
 
-NO_MEETING = Meeting(0)
+OF_HEAD = (Meeting.COLLECT_HEAD, Meeting.UPDATE_HEAD)  # between batches w-1 and w of the last stage
 
 
-def meetings_of_head(schedule: Schedule) -> tuple[Meeting, ...]:
-    """The meetings between the last stage's last forward of a batch and its first of the next, in turn."""
-    if schedule.delays[-1]:
-        return (Meeting.COLLECT_HEAD | Meeting.COPY_SHARED,)
-    return Meeting.COLLECT_HEAD, Meeting.UPDATE_HEAD, Meeting.COPY_SHARED
+def meetings_of(schedule: Schedule) -> tuple[Meeting, ...]:
+    """The meetings of a call, in turn."""
+    of_head = OF_HEAD[:1] if schedule.delays[-1] else OF_HEAD
+    return *of_head, Meeting.COLLECT_OTHERS, Meeting.UPDATE_SHARED
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,7 +65,7 @@ class RunTable(RoundTable):
     """A round table of several calls.
 
     Attributes:
-        event: [R] the Meeting in a round, or NO_MEETING.
+        event: [R] the Meeting in a round, or that there is none.
         num_calls: calls, one more than batches.
     """
 
@@ -91,7 +90,7 @@ class RunTable(RoundTable):
     @cached_property
     def collectives_of_type(self) -> np.ndarray:
         """[type, 1] whether all devices meet in its rounds."""
-        return np.array([[event != NO_MEETING] for event in self.event_of_type])
+        return np.array([[event is not Meeting.NONE] for event in self.event_of_type])
 
     @property
     def calls(self) -> tuple[slice, ...]:
@@ -171,15 +170,15 @@ def lower_run(
         ScheduleError: its devices do not do one F and one B in turn.
 
     Example:
-        Two devices, two microbatches a batch: a call has 6 x 2 rounds and the three of all devices.
+        Two devices, two microbatches a batch: a call has 6 x 2 rounds, and one more for a third meeting.
 
         >>> from jaxpipe.schedules import build
         >>> table = lower_run(build("pipedream_2bw", num_devices=2, num_microbatches=2))
         >>> table.rounds_per_call, table.num_types, table.pages.num_slots
-        (15, 7, 2)
+        (13, 6, 2)
     """
     columns, batch_size, last_stage = schedule.columns, schedule.batch_size, schedule.num_stages - 1
-    lengths, of_head = (costs or Costs()).in_forwards(), meetings_of_head(schedule)
+    lengths = (costs or Costs()).in_forwards()
     period = int(REMOTE_ROUNDS * (lengths[Kind.F] + lengths[Kind.B]))
     per_call = period * batch_size * schedule.placement.num_chunks
     rounds = _rounds(schedule, period, lengths)
@@ -189,44 +188,49 @@ def lower_run(
         return rounds[is_it].item()
 
     rounds -= round_of(Kind.F, 0, 0)
-    # Rounds of a call before which all may meet: between the last stage's last F of a batch and its first of the next,
-    # a period from one to the next; between the first stage's UPDATE, the last of all, and its next B; a period or a
-    # forward after that, or at once.
     last_forward = round_of(Kind.F, last_stage, batch_size - 1) - per_call
     first_forward = round_of(Kind.F, last_stage, 0)
-    heads = range(max(last_forward + 1, 0), min(last_forward + period, first_forward) + 1)
     first_update, next_backward = round_of(Kind.UPDATE, 0, 0) - per_call, round_of(Kind.B, 0, batch_size) - per_call
-    others = range(max(first_update + 1, heads[0]), min(next_backward, per_call) + 1)
 
-    def trials(ahead: int) -> Iterator[RunTable]:
-        for head, other, later in itertools.product(heads, others, (period, REMOTE_ROUNDS, 0)):
-            places = [head + each * period for each in range(len(of_head))]
-            collect = max(places[-1], other)
-            # Else a forward, or a backward that is taken ahead, would add to the sums that are given up in its round.
-            if places[-1] > first_forward or collect > next_backward - ahead:
-                continue
-            update = min(collect + later, per_call)
-            of_others = [(Meeting.COLLECT_OTHERS | Meeting.UPDATE_SHARED, collect)]
-            if update > collect:
-                of_others = [(Meeting.COLLECT_OTHERS, collect), (Meeting.UPDATE_SHARED, update)]
-            meetings = [*zip(of_head, places, strict=True), *of_others]
-            yield _with_meetings(schedule, layers_per_stage, rounds, period, lengths, meetings, ahead)
+    def table_with(meetings: list[tuple[Meeting, int]], ahead: int) -> RunTable:
+        return _with_meetings(schedule, layers_per_stage, rounds, period, lengths, meetings, ahead)
 
-    def first_shortest(tables: Iterable[RunTable]) -> RunTable:
-        best, shortest, bound = None, np.inf, simulate(schedule, costs).makespan
-        for trial in tables:
-            makespan = replay(trial, costs, blocking=blocking).makespan
-            if makespan < shortest * (1 - _TOLERANCE):
-                best, shortest = trial, makespan
-            if shortest <= bound * (1 + _TOLERANCE):
+    def shortest(tables: Iterable[RunTable]) -> tuple[int, float]:
+        """Place of the first of the shortest tables, and its makespan."""
+        best, least, bound = 0, np.inf, simulate(schedule, costs).makespan
+        for place, table in enumerate(tables):
+            makespan = replay(table, costs, blocking=blocking).makespan
+            if makespan < least * (1 - _TOLERANCE):
+                best, least = place, makespan
+            if least <= bound * (1 + _TOLERANCE):
                 break
-        assert best is not None
-        return best
+        return best, least
 
     # Where a device exchanges messages in the middle of its backwards, these take the round of that exchange.
-    ahead = [0, *range(1, REMOTE_ROUNDS * (int(lengths[Kind.B]) - 1), REMOTE_ROUNDS)]
-    tables = [_with_meetings(schedule, layers_per_stage, rounds, period, lengths, [], each) for each in ahead]
-    return first_shortest(trials(ahead[tables.index(first_shortest(tables))]))
+    choices = [0, *range(1, REMOTE_ROUNDS * (int(lengths[Kind.B]) - 1), REMOTE_ROUNDS)]
+    chosen, bound = shortest(table_with([], each) for each in choices)
+    ahead = choices[chosen]
+    # Rounds, first and last, in which all may meet: for the head between the last stage's last F of a batch and its
+    # first of the next; for the others between the first stage's UPDATE, the last of all, and its next B.
+    window = {
+        Meeting.COLLECT_OTHERS: (first_update + 1, min(next_backward - ahead, per_call) - 1),
+        **dict.fromkeys(OF_HEAD, (max(last_forward + 1, 0), first_forward - 1)),
+    }
+    # Each meeting takes the best round after those before it; and once more, when all have one.
+    meetings: list[tuple[Meeting, int]] = []
+    turns, makespan = meetings_of(schedule), np.inf
+    for _ in (1, 2):
+        for number, meeting in enumerate(turns):
+            first, last = window.get(meeting, (0, per_call - 1))
+            before, after = meetings[:number], meetings[number + 1 :]
+            first = max(first, before[-1][1] if before else 0)
+            last = min(last, first + period, after[0][1] if after else last)
+            places = range(first + (first + 1) % REMOTE_ROUNDS, last + 1, REMOTE_ROUNDS)  # those of messages
+            found, makespan = shortest(table_with([*before, (meeting, each), *after], ahead) for each in places)
+            meetings = [*before, (meeting, places[found]), *after]
+        if makespan <= bound * (1 + _TOLERANCE):
+            break
+    return table_with(meetings, ahead)
 
 
 def _with_meetings(
@@ -238,26 +242,31 @@ def _with_meetings(
     meetings: list[tuple[Meeting, int]],
     ahead: int,
 ) -> RunTable:
-    """The table of actions in `rounds`, with rounds more in each call for meetings, each before the given one.
+    """The table of actions in `rounds`, in which all devices meet in the given rounds of each call.
 
-    Backwards take the round `ahead` of theirs; those that are under way when all meet take the round of the meeting.
+    A second meeting in the same round has one of its own, after it. Backwards take the round `ahead` of theirs; those
+    that are under way when all meet take the round of the meeting.
     """
+    columns, num_calls = schedule.columns, schedule.num_batches + 1
     per_call = period * schedule.batch_size * schedule.placement.num_chunks
-    places, num_calls = [before for _, before in meetings], schedule.num_batches + 1
+    places = np.array([place for _, place in meetings], int)
+    is_more = np.append(False, np.diff(places) == 0)[: len(places)]
+    more = places[is_more]
     call, within = np.divmod(rounds, per_call)
-    started = call * (per_call + len(places)) + within + sum(within >= before for before in places)
-    taken = started - ahead * (schedule.columns.kind == Kind.B)
-    for number, (meeting, before) in enumerate(meetings):
-        for each in range(num_calls):
-            under_way = _under_way(schedule, rounds, lengths, each * per_call + before)
-            if Meeting.COLLECT_OTHERS in meeting:  # the first stage's sums change hands
-                under_way &= schedule.columns.stage > 0
-            taken[under_way] = each * (per_call + len(places)) + before + number
+    started = call * (per_call + len(more)) + within + np.searchsorted(more, within)
+    taken, of_meetings = started - ahead * (columns.kind == Kind.B), places + np.cumsum(is_more)
+    for each, (number, (meeting, place)) in itertools.product(range(num_calls), enumerate(meetings)):
+        under_way = _under_way(schedule, rounds, lengths, each * per_call + place)
+        if meeting is Meeting.COLLECT_OTHERS:  # the first stage's sums change hands
+            under_way &= columns.stage > 0
+        taken[under_way] = each * (per_call + len(more)) + of_meetings[number]
+    # Actions in even rounds; in odd ones messages, which need types of their own, and UPDATE; and where all meet.
     position = np.arange(per_call) % period
-    # Actions in even rounds; in odd ones messages, which need rounds of their own, and UPDATE.
-    of_meetings = period // 2 + 1 + np.arange(len(places))
-    types = np.insert(np.where(position % 2, position // 2 + 1, 0), places, of_meetings)
-    events = np.insert(np.full(per_call, NO_MEETING), places, [meeting for meeting, _ in meetings])
+    types = np.insert(np.where(position % 2, position // 2 + 1, 0), more + 1, 0)
+    events = np.zeros_like(types)
+    types[of_meetings] = period // 2 + 1 + np.arange(len(meetings))
+    events[of_meetings] = [meeting for meeting, _ in meetings]
+    _, types = np.unique(types, return_inverse=True)
     return RunTable(
         schedule,
         layers_per_stage or (1,) * schedule.num_stages,

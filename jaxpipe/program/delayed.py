@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
-from jaxpipe.lowering.run_table import FILL, NO_MEETING, RunTable, lower_run
+from jaxpipe.lowering.run_table import FILL, Meeting, RunTable, lower_run
 from jaxpipe.mesh import AXES, BATCH_AXES, Randomness
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Carry, Row, initial_carry, table_operands
@@ -33,7 +33,7 @@ from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.split_vjp import needed_inputs
 from jaxpipe.program.storage import make_storage
-from jaxpipe.program.updates import OLDER, Ends, Found, StagedOptimizer, Updated, Updates, with_some
+from jaxpipe.program.updates import OLDER, Ends, Found, StagedOptimizer, Updated, Updates, some, with_some
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -54,6 +54,7 @@ class Flight(NamedTuple):
     carry: Carry
     units: Units  # where slots and entries are
     copies: PyTree  # compute copies {"shared", "layers": [version of a chunk, layer, ...]}
+    waiting: PyTree  # compute copies of shared parameters that the next batch will use
     given: PyTree  # float32: sums of gradients of shared parameters that devices have given up
 
 
@@ -230,9 +231,10 @@ class DelayedPipeline(Pipeline):
 
             layers = jax.tree.map(versions, newest["layers"], previous["layers"])
             shared = with_some(shapes.ends.is_first, previous["shared"], newest["shared"])
+            waiting = some(shapes.ends.waits, newest["shared"])
             given = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
             units = Units(*(jnp.arange(number) for number in (table.pages.num_slots, table.inbox.num_inbox + 1)))
-            flight = Flight(carry, units, {"shared": shared, "layers": layers}, given)
+            flight = Flight(carry, units, {"shared": shared, "layers": layers}, waiting, given)
             return jax.tree.map(lambda leaf: leaf[None], flight)
 
         return jax.shard_map(
@@ -305,7 +307,8 @@ class DelayedPipeline(Pipeline):
             run = Updated(
                 masters={**params, "layers": layers},
                 optimizer=optimizer.map_layers(lambda leaf: leaf[0], moments),
-                copies=updates.of_call(form != FILL, params, flight.copies),
+                copies=updates.of_call(form != FILL, flight.copies, flight.waiting),
+                waiting=flight.waiting,
                 given=flight.given,
                 squares=jax.tree.map(lambda _: jnp.zeros(()), params),
                 num_left_out=jnp.int32(0),
@@ -325,7 +328,7 @@ class DelayedPipeline(Pipeline):
             losses = jax.tree.map(lambda leaf: jnp.stack([jnp.zeros_like(leaf[0]), leaf[0]]), losses)
             state = carry.state._replace(run=None, loss=losses, num_done=jnp.int32(0))
             moved = jax.tree.map(lambda places, before: places[before], flight.units, units)
-            flight = Flight(carry._replace(state=state), moved, run.copies, run.given)
+            flight = Flight(carry._replace(state=state), moved, run.copies, run.waiting, run.given)
             flight, layers = jax.tree.map(lambda leaf: leaf[None], (flight, run.masters["layers"]))
             moments = optimizer.map_layers(lambda leaf: leaf[None], run.optimizer)
             return {**run.masters, "layers": layers}, moments, flight, run.found
@@ -392,7 +395,7 @@ class DelayedPipeline(Pipeline):
         first, num = (jnp.asarray(each)[rows.chunk] for each in (np.cumsum(num_copies) - num_copies, num_copies))
         run = rows.run._replace(
             copied_chunk=first + (turn - rows.run.lap - (num - 1)) % num,
-            event=jnp.where(form == FILL, NO_MEETING, rows.run.event),
+            event=jnp.where(form == FILL, Meeting.NONE, rows.run.event),
         )
         return rows._replace(run=run)
 

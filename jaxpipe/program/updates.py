@@ -6,13 +6,14 @@ the running gradient to zero. No device waits for another stage.
 
 Embedding and head are on all devices, whose gradients are complete at different times: the head's with the last
 forward of a batch, the embedding's with the last backward on the first stage. All devices meet for each, and then for
-their update, before which all must know whether the sums are finite; a head without delay is updated before the others.
-They have one compute copy: the head's changes when the last stage begins with the next batch, the embedding's where a
-call begins. A parameter of both gives up its gradients twice, and the last stage changes its copy with the head's.
+their update, of a head without delay before the others. There they learn whether the sums are finite, and gather
+compute copies for the next batch, which wait until a device begins with it: the last stage takes them when its head has
+ended the batch before, the others where a call begins. A parameter of both ends gives up its gradients twice.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,11 @@ class Ends(NamedTuple):
     of_embedding: PyTree  # whether the embedding does, or neither
     is_first: PyTree  # whether it is updated before all others, as one of a head without delay
 
+    @property
+    def waits(self) -> PyTree:
+        """Whether new compute copies of each wait for their batch: of all with a delay."""
+        return jax.tree.map(operator.not_, self.is_first)
+
 
 class Found(NamedTuple):
     """What a batch measured, over all devices."""
@@ -56,6 +62,7 @@ class Updated(NamedTuple):
     masters: PyTree  # float32 {"shared", "layers"}: this device's parts
     optimizer: PyTree  # the optimizer's state of these parts
     copies: PyTree  # {"shared", "layers"}: compute copies; of layers [version x chunk, layer, ...], both versions
+    waiting: PyTree  # compute copies of shared parameters for the next batch; of those with a delay
     given: PyTree  # float32 like masters["shared"]: sums of the gradients that devices have given up
     squares: PyTree  # float32 like masters, scalars: sums of squares of the batch's gradients
     num_left_out: jax.Array  # int32: layers, or all that is shared, whose gradient is not finite
@@ -152,15 +159,19 @@ class Updates:
 
     # ---- What all stages share
 
-    def of_call(self, is_begun: jax.Array, masters: PyTree, copies: PyTree) -> PyTree:
-        """Compute copies with which a call begins: of the embedding new ones, if the run has begun."""
-        chosen, is_last = self.ends.of_embedding, is_last_stage()
-        made = self._copies(_some(chosen, masters["shared"]), _some(chosen, self.parts["shared"]))
+    def of_call(self, is_begun: jax.Array, copies: PyTree, waiting: PyTree) -> PyTree:
+        """Compute copies with which a call begins: where the run has begun, the embedding's are those that wait.
 
-        def newer(of_head: bool, made: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(is_begun & ~is_last if of_head else is_begun, made, old)
+        On the last stage it is not that of a parameter which the head reads, too.
+        """
+        both = jax.tree.map(operator.and_, self.ends.of_embedding, self.ends.of_head)
+        takes = is_begun & ~is_last_stage()
 
-        after = jax.tree.map(newer, _some(chosen, self.ends.of_head), made, _some(chosen, copies["shared"]))
+        def taken(is_of_both: bool, new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(takes if is_of_both else is_begun, new, old)
+
+        chosen = self.ends.of_embedding
+        after = jax.tree.map(taken, *(some(chosen, tree) for tree in (both, waiting, copies["shared"])))
         return {**copies, "shared": with_some(chosen, copies["shared"], after)}
 
     def exchange(self, table: Any, round_type: int, row: Row, state: State) -> dict[str, PyTree]:
@@ -170,28 +181,34 @@ class Updates:
         """
         assert isinstance(table, RunTable)
         meeting, run, sums = table.event_of_type[round_type], state.run, state.grads["shared"]
-        ends, parts, met = self.ends, self.parts["shared"], {}
-        if Meeting.COPY_SHARED in meeting:
-            _, masters = of_round(row, _some(ends.of_head, run.masters["shared"]))
-            met["copies"] = self._copies(masters, _some(ends.of_head, parts))
-        if Meeting.COLLECT_HEAD in meeting:
+        ends, met = self.ends, {}
+        if meeting is Meeting.COLLECT_HEAD:
             met["given"] = self._given(ends.of_head, ends.of_embedding, sums, is_last_stage())
-        if Meeting.COLLECT_OTHERS in meeting:
+        elif meeting is Meeting.COLLECT_OTHERS:
             given = self._given(ends.of_embedding, ends.of_head, sums, ~is_last_stage())
-            before = _some(ends.of_embedding, run.given)
-            of_both = _some(ends.of_embedding, ends.of_head)
+            before = some(ends.of_embedding, run.given)
+            of_both = some(ends.of_embedding, ends.of_head)
             given = jax.tree.map(lambda both, new, before: before + new if both else new, of_both, given, before)
             given = with_some(ends.of_embedding, run.given, given)
-            met |= {"given": given, "squares": {**run.squares, "shared": _squares(given)}}
-            run = run._replace(given=given, squares=met["squares"])
-        if Meeting.UPDATE_HEAD in meeting:
-            given, parts = (_some(ends.is_first, tree) for tree in (run.given, parts))
-            _, squares = of_round(row, jax.tree.leaves(_squares(given)))
-            totals = sum_of_parts(squares, jax.tree.leaves(parts), deterministic=self.deterministic)
-            met["is_good"] = jnp.isfinite(totals.sum())
-        if Meeting.UPDATE_SHARED in meeting:
-            _, terms = of_round(row, (state.loss, run.squares, run.num_left_out))
-            met["found"], met["is_good"] = self._found(*terms)
+            met["given"] = given
+        elif meeting is not Meeting.NONE:
+            _, (loss, given, squares, num_left_out) = of_round(
+                row, (state.loss, run.given, run.squares, run.num_left_out)
+            )
+            if meeting is Meeting.UPDATE_HEAD:
+                squares, shapes = some(ends.is_first, _squares(given)), some(ends.is_first, self.parts["shared"])
+                totals = sum_of_parts(
+                    jax.tree.leaves(squares), jax.tree.leaves(shapes), deterministic=self.deterministic
+                )
+                met["is_good"] = jnp.isfinite(totals.sum())
+            else:
+                met["found"], met["is_good"] = self._found(loss, squares, num_left_out)
+            # The copies travel while all learn whether they are to be used.
+            chosen = self._updated_in(meeting)
+            choose = partial(_shared_of, chosen)
+            _, held, structure = self._state_of(run, choose)
+            met["masters"], _ = self._updated(choose({"shared": given}), choose(run.masters), held, structure)
+            met["copies"] = self._copies(met["masters"]["shared"], some(chosen, self.parts["shared"]))
         return met
 
     def store(self, table: Any, round_type: int, row: Row, met: dict[str, PyTree], state: State) -> State:
@@ -201,19 +218,18 @@ class Updates:
 
     def _stored(self, meeting: Meeting, met: dict[str, PyTree], state: State) -> State:
         run, shared, ends = state.run, state.grads["shared"], self.ends
-        if Meeting.COPY_SHARED in meeting:
-            copies = with_some(ends.of_head, run.copies["shared"], met["copies"])
-            run = run._replace(copies={**run.copies, "shared": copies})
-        if Meeting.COLLECT_HEAD in meeting:
-            run = run._replace(given=with_some(ends.of_head, run.given, met["given"]))
+        if meeting is Meeting.COLLECT_HEAD:
+            given = with_some(ends.of_head, run.given, met["given"])
+            taken = jax.tree.map(operator.and_, ends.of_head, ends.waits)
+            copies = {**run.copies, "shared": with_some(taken, run.copies["shared"], run.waiting)}
+            run = run._replace(given=given, copies=copies)
             shared = _left(ends.of_head, ends.of_embedding, shared, is_last_stage())
-        if Meeting.COLLECT_OTHERS in meeting:
-            run = run._replace(given=met["given"], squares=met["squares"])
+        elif meeting is Meeting.COLLECT_OTHERS:
+            squares = {**run.squares, "shared": _squares(met["given"])}
+            run = run._replace(given=met["given"], squares=squares)
             shared = _left(ends.of_embedding, ends.of_head, shared, ~is_last_stage())
-        if Meeting.UPDATE_HEAD in meeting:
-            run = self._update_shared(run, met["is_good"], is_last=False)
-        if Meeting.UPDATE_SHARED in meeting:
-            run = self._update_shared(run, met["is_good"], is_last=True)._replace(found=met["found"])
+        else:
+            run = self._with_shared(meeting, met, run)
         return state._replace(run=run, grads={**state.grads, "shared": shared})
 
     def _found(self, losses: PyTree, squares: PyTree, num_left_out: jax.Array) -> tuple[Found, jax.Array]:
@@ -226,18 +242,27 @@ class Updates:
         num_left_out = total(num_left_out, ("pipe",)) + (~is_good).astype(jnp.int32)
         return Found(losses, totals, num_left_out), is_good
 
-    def _update_shared(self, run: Updated, is_good: jax.Array, *, is_last: bool) -> Updated:
-        """Updates what all stages share: of a head without delay, or, at last, all else."""
-        chosen = jax.tree.map(lambda is_first: is_first != is_last, self.ends.is_first)
+    def _updated_in(self, meeting: Meeting) -> PyTree:
+        """Whether each parameter is updated in this meeting: of a head without delay, or all else."""
+        return self.ends.is_first if meeting is Meeting.UPDATE_HEAD else self.ends.waits
+
+    def _with_shared(self, meeting: Meeting, met: dict[str, PyTree], run: Updated) -> Updated:
+        """`run` after the update of what all stages share in this meeting, if its gradients are finite."""
+        is_head, chosen = meeting is Meeting.UPDATE_HEAD, self._updated_in(meeting)
         after, _ = self._step(
             run,
-            {"shared": _some(chosen, run.given), "layers": {}},
-            is_good,
-            lambda tree: {"shared": _some(chosen, tree["shared"]), "layers": {}},
+            _shared_of(chosen, {"shared": run.given}),
+            met["is_good"],
+            partial(_shared_of, chosen),
             lambda tree, new: {**tree, "shared": with_some(chosen, tree["shared"], new["shared"])},
-            is_last=is_last,
+            changed=met["masters"],
+            is_last=not is_head,
         )
-        return after
+        before = some(chosen, run.copies["shared"]) if is_head else run.waiting
+        copies = cond_in_place(met["is_good"], lambda _: met["copies"], before)
+        if is_head:
+            return after._replace(copies={**run.copies, "shared": with_some(chosen, run.copies["shared"], copies)})
+        return after._replace(waiting=copies, found=met["found"])
 
     def _given(self, chosen: PyTree, others: PyTree, sums: PyTree, gives: jax.Array) -> PyTree:
         """Sums over all devices of the chosen `sums`, this device's parts; of those that others have too, of some.
@@ -252,7 +277,7 @@ class Updates:
         def given(is_of_both: bool, leaf: jax.Array, part: Part) -> jax.Array:
             return part.reduce(jnp.where(gives, leaf, 0.0) if is_of_both else leaf, deterministic=self.deterministic)
 
-        return jax.tree.map(given, *(_some(chosen, tree) for tree in (others, sums, self.parts["shared"])))
+        return jax.tree.map(given, *(some(chosen, tree) for tree in (others, sums, self.parts["shared"])))
 
     # ---- One step of the optimizer
 
@@ -265,6 +290,7 @@ class Updates:
         put: Callable[[PyTree, PyTree], PyTree],
         *,
         is_last: bool,
+        changed: PyTree = None,
     ) -> tuple[Updated, PyTree]:
         """The optimizer's step on some parameters; without a finite gradient they stay as they are.
 
@@ -275,18 +301,16 @@ class Updates:
             choose: a tree like the parameters -> these of it.
             put: such a tree, and some of it changed -> the whole.
             is_last: whether it is the last one of a batch, with which the optimizer's counts advance.
+            changed: the masters after the step, if they are known.
 
         Returns:
             What it has changed, without compute copies and squares; and the masters of these parameters.
         """
-        is_staged = self.optimizer.is_staged
-        nodes, structure = jax.tree.flatten(run.optimizer, is_leaf=is_staged)
-        held = [choose(node) if is_staged(node) else node for node in nodes]
+        is_staged, (nodes, held, structure) = self.optimizer.is_staged, self._state_of(run, choose)
 
         def compute(walk: tuple[PyTree, list[PyTree]]) -> tuple[PyTree, list[PyTree]]:
             masters, held = walk
-            clipped = jax.tree.map(lambda leaf: self.shrink * leaf, grads)
-            changed, after = self._updated(clipped, masters, held, structure)
+            new_masters, after = self._updated(grads, masters, held, structure)
 
             def keep(new: PyTree, old: PyTree) -> PyTree:
                 return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), new, old)
@@ -295,7 +319,7 @@ class Updates:
             after = [
                 keep(new, old) if is_staged(node) else new for node, new, old in zip(nodes, after, held, strict=True)
             ]
-            return keep(changed, masters), after
+            return keep(new_masters if changed is None else changed, masters), after
 
         # In its own guard, so that all is read before anything is written; else XLA would copy whole arrays for the
         # readers.
@@ -311,6 +335,12 @@ class Updates:
         )
         return run, masters
 
+    def _state_of(self, run: Updated, choose: Callable[[PyTree], PyTree]) -> tuple[list[PyTree], list[PyTree], Any]:
+        """Nodes of the optimizer's state; what they hold of some parameters; and their structure."""
+        is_staged = self.optimizer.is_staged
+        nodes, structure = jax.tree.flatten(run.optimizer, is_leaf=is_staged)
+        return nodes, [choose(node) if is_staged(node) else node for node in nodes], structure
+
     def _checked(self, grads: PyTree) -> tuple[PyTree, jax.Array]:
         """Squares of this device's parts of a layer's gradients; and whether those of all its devices are finite."""
         squares, parts = _squares(grads), jax.tree.leaves(self.parts["layers"])
@@ -320,7 +350,8 @@ class Updates:
     def _updated(
         self, grads: PyTree, masters: PyTree, held: list[PyTree], structure: Any
     ) -> tuple[PyTree, list[PyTree]]:
-        """Masters and nodes of the optimizer's state after its update."""
+        """Masters and nodes of the optimizer's state after its update by `grads`, which it clips."""
+        grads = jax.tree.map(lambda leaf: self.shrink * leaf, grads)
         gathers = self.optimizer.reads_matrices and bool(grads["layers"])
         if gathers:
             grads, masters, held = (self._over_parts(Part.whole, each) for each in (grads, masters, held))
@@ -361,9 +392,14 @@ def is_last_stage() -> jax.Array:
     return lax.axis_index("pipe") == lax.axis_size("pipe") - 1
 
 
-def _some(chosen: PyTree, shared: PyTree) -> PyTree:
+def some(chosen: PyTree, shared: PyTree) -> PyTree:
     """The chosen ones of a tree like the shared parameters; the others are masked."""
     return jax.tree.map(lambda is_chosen, leaf: leaf if is_chosen else optax.MaskedNode(), chosen, shared)
+
+
+def _shared_of(chosen: PyTree, tree: PyTree) -> PyTree:
+    """A tree like the parameters, with the chosen shared ones of `tree` alone."""
+    return {"shared": some(chosen, tree["shared"]), "layers": {}}
 
 
 def with_some(chosen: PyTree, shared: PyTree, some: PyTree) -> PyTree:
