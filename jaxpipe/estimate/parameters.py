@@ -126,7 +126,8 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
     weights = gradients = exchanged = updated = 0
     for parameters, owned, computed, num_copies, held in (
         (shapes.layer, rows, rows * replicas, setting.num_copies, copies * rows // chunks or rows * replicas),
-        (shapes.shared, 1, 1, setting.num_copies * setting.pipe, 1),
+        # Copies for the next batch wait beside those in use: with two groups of stages, of embedding or head alone.
+        (shapes.shared, 1, 1, setting.num_copies * setting.pipe, copies / chunks or 1),
     ):
         for parameter in parameters:
             is_over_pipe = setting.vocab_over_pipe and parameters is shapes.shared and parameter.split is not None
@@ -139,7 +140,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             num_masters = 1 + (1 if has_one else NUM_MOMENTS[setting.optimizer]) + setting.error_feedback
             masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
             is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned or copies > 0
-            weights += is_copied * held * size * itemsize
+            weights += int(is_copied * held * size) * itemsize
             gradients += FLOAT32_BYTES * computed * size
             if copies and parameters is shapes.shared:  # what the last stage has given up waits for the others
                 gradients += FLOAT32_BYTES * size // num_parts

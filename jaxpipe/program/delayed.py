@@ -33,7 +33,7 @@ from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.split_vjp import needed_inputs
 from jaxpipe.program.storage import make_storage
-from jaxpipe.program.updates import OLDER, Ends, Found, StagedOptimizer, Updated, Updates, some, with_some
+from jaxpipe.program.updates import OLDER, Ends, Found, StagedOptimizer, Updated, Updates, with_some
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -231,7 +231,7 @@ class DelayedPipeline(Pipeline):
 
             layers = jax.tree.map(versions, newest["layers"], previous["layers"])
             shared = with_some(shapes.ends.is_first, previous["shared"], newest["shared"])
-            waiting = some(shapes.ends.waits, newest["shared"])
+            waiting = shapes.ends.waiting(newest["shared"])
             given = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
             units = Units(*(jnp.arange(number) for number in (table.pages.num_slots, table.inbox.num_inbox + 1)))
             flight = Flight(carry, units, {"shared": shared, "layers": layers}, waiting, given)

@@ -205,6 +205,8 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
         kinds["gradients"] += 4 * size
         if kept and not part.stacked:  # what the last stage has given up waits for the others
             kinds["gradients"] += 4 * math.prod(part.master_shape)
+    if shapes.ends:  # copies for the next batch
+        kinds["weights"] += sum(map(_num_bytes, jax.tree.leaves(shapes.ends.waiting(shapes.copies["shared"]))))
     return {
         "pages": storage.num_bytes,
         "left": sum(map(_num_bytes, storage.saved.deferred)),

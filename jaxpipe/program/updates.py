@@ -47,6 +47,10 @@ class Ends(NamedTuple):
         """Whether new compute copies of each wait for their batch: of all with a delay."""
         return jax.tree.map(operator.not_, self.is_first)
 
+    def waiting(self, shared: PyTree) -> PyTree:
+        """Those of a tree like the shared parameters that wait."""
+        return some(self.waits, shared)
+
 
 class Found(NamedTuple):
     """What a batch measured, over all devices."""
