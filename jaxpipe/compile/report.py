@@ -41,7 +41,7 @@ class Report:
         exchange_permutes: number of `permutes` that carry gradients to the stage's other holder.
         overlapped_exchange_permutes: number of `exchange_permutes` that overlap.
         expert_collectives: number of collectives that bring rows to the devices of their experts, and back.
-        overlapped_expert_collectives: number of `expert_collectives` that overlap, if only with a matmul of their layer.
+        overlapped_expert_collectives: number of `expert_collectives` that overlap, if with one matmul.
         link: the two devices of `pipe` between which the permutes carry most, source and target.
         link_bytes_asked: bytes of a step that the schedule asks to be carried there.
         link_bytes_sent: bytes that the permutes carry there, what nobody reads included.

@@ -73,7 +73,7 @@ def test_a_collective_inside_a_layer_is_hidden_by_a_matmul_without_a_loop():
         ("type12_permute1", MESSAGE),
         ("type3_transfer", PAGE_TRANSFER),
         ("type6_exchange0", EXCHANGE),
-        ("jvp(layer_over_expert)", EXPERTS),
+        ("layer_over_expert", EXPERTS),
     ],
 )
 def test_messages_pages_gradients_and_rows_of_experts_are_told_apart_by_their_scopes(scope, kind):
