@@ -16,6 +16,8 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 MESSAGE = re.compile(r"(type\d+_permute\d+)")  # scopes that `jaxpipe.program.rounds` gives to its permutes
 PAGE_TRANSFER = re.compile(r"(type\d+_transfer\d*)")
 EXCHANGE = re.compile(r"(type\d+_exchange\d+)")
+EXPERTS = re.compile(r"(layer_over_expert)")  # and `jaxpipe.mesh.collectives` to the collectives of an axis
+OF_EXPERTS = ("all-gather", "reduce-scatter", "all-to-all")  # by which rows go to the devices of experts, and back
 _MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")
 
 # These name a buffer or pass it on; what a while or a call writes is counted inside it.
@@ -113,7 +115,7 @@ def overlapped_permutes(
 ) -> tuple[int, int]:
     """The number of permutes of a scheduled GPU program, and of those that overlap with an action.
 
-    A permute overlaps if it is asynchronous and a loop with matmuls runs between its start and its
+    A permute overlaps if it is asynchronous and a matmul, or a loop with one, runs between its start and its
     end: the guard of an action is a loop.
 
     Args:
@@ -128,9 +130,8 @@ def overlapped_permutes(
         num_actions = 0
         for instruction in computation.instructions:
             is_asked_for = scope is None or scope.search(instruction.rest) is not None
-            if instruction.opcode == "while":
-                num_actions += _multiplies_matrices(found, instruction)
-            elif instruction.opcode in (opcode, f"{opcode}-start"):
+            num_actions += _multiplies_matrices(found, instruction)
+            if instruction.opcode in (opcode, f"{opcode}-start"):
                 num_permutes += is_asked_for
                 if is_asked_for and not _is_synchronous(instruction):
                     started[instruction.name] = num_actions
@@ -160,11 +161,12 @@ def _is_synchronous(permute: Instruction) -> bool:
     return '"is_sync":true' in permute.rest
 
 
-def _multiplies_matrices(found: dict[str, Computation], loop: Instruction) -> bool:
+def _multiplies_matrices(found: dict[str, Computation], instruction: Instruction) -> bool:
+    """Whether it is a matmul, or a loop with one."""
+    inside = _reachable(found, instruction.called) if instruction.opcode == "while" else ()
     return any(
-        instruction.opcode == "dot" or _MATRIX_PRODUCT.search(instruction.rest)
-        for name in _reachable(found, loop.called)
-        for instruction in found[name].instructions
+        each.opcode == "dot" or _MATRIX_PRODUCT.search(each.rest)
+        for each in (instruction, *(each for name in inside for each in found[name].instructions))
     )
 
 

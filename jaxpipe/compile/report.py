@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, overlapped_permutes
+from jaxpipe.compile.hlo import EXCHANGE, EXPERTS, OF_EXPERTS, PAGE_TRANSFER, overlapped_permutes
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
 from jaxpipe.program.shapes import link_bytes, transit_bytes
@@ -40,6 +40,8 @@ class Report:
         overlapped_evict_load_permutes: number of `evict_load_permutes` that overlap.
         exchange_permutes: number of `permutes` that carry gradients to the stage's other holder.
         overlapped_exchange_permutes: number of `exchange_permutes` that overlap.
+        expert_collectives: number of collectives that bring rows to the devices of their experts, and back.
+        overlapped_expert_collectives: number of `expert_collectives` that overlap, if with one matmul.
         link: the two devices of `pipe` between which the permutes carry most, source and target.
         link_bytes_asked: bytes of a step that the schedule asks to be carried there.
         link_bytes_sent: bytes that the permutes carry there, what nobody reads included.
@@ -61,6 +63,8 @@ class Report:
     overlapped_evict_load_permutes: int
     exchange_permutes: int
     overlapped_exchange_permutes: int
+    expert_collectives: int
+    overlapped_expert_collectives: int
     link: tuple[int, int]
     link_bytes_asked: int
     link_bytes_sent: int
@@ -103,6 +107,8 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
     permutes, overlapped = overlapped_permutes(text)
     evict_load_permutes, overlapped_evict_load = overlapped_permutes(text, scope=PAGE_TRANSFER)
     exchange_permutes, overlapped_exchange = overlapped_permutes(text, scope=EXCHANGE)
+    of_experts = [overlapped_permutes(text, scope=EXPERTS, opcode=opcode) for opcode in OF_EXPERTS]
+    expert_collectives, overlapped_expert = map(sum, zip(*of_experts, strict=True))
     shapes = pipeline.shapes(params, step.batch)
     asked, sent = link_bytes(shapes)
     source, target = np.unravel_index(int(sent.argmax()), sent.shape)
@@ -122,6 +128,8 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         overlapped_evict_load_permutes=overlapped_evict_load,
         exchange_permutes=exchange_permutes,
         overlapped_exchange_permutes=overlapped_exchange,
+        expert_collectives=expert_collectives,
+        overlapped_expert_collectives=overlapped_expert,
         link=(int(source), int(target)),
         link_bytes_asked=int(asked[source, target]),
         link_bytes_sent=int(sent[source, target]),
@@ -158,6 +166,8 @@ def to_text(report: Report) -> str:
         " action computes",
         f"gradients    {report.exchange_permutes} of these carry them to the stage's owner;"
         f" {report.overlapped_exchange_permutes} travel while an action computes",
+        f"experts      {report.expert_collectives} collectives bring rows to them and back;"
+        f" {report.overlapped_expert_collectives} travel while a matmul computes",
         f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"
         f" {report.link[1]}, where most is sent; the schedule asks for{_gibibytes(report.link_bytes_asked)}",
     ]

@@ -168,12 +168,13 @@ def encode(figure: Figure, form: str) -> bytes:
     return buffer.getvalue()
 
 
-def heat_map(rows: np.ndarray, *, title: str) -> bytes:
-    """A PNG of "layer column" numbers by colour, the first layer above."""
+def heat_map(rows: np.ndarray, *, title: str, column: str, value: str) -> bytes:
+    """A PNG of "layer column" numbers by colour, the first layer above; says what a column and a value are."""
     height, width = (min(max(0.2 * size, 1.5), 10.0) for size in rows.shape)
-    figure = new_figure(width + 2.0, height + 1.0)
-    axes = add_axes(figure, 0.7, 0.4, width, height)
+    figure = new_figure(width + 1.8, height + 0.9)
+    axes = add_axes(figure, 0.6, 0.5, width, height)
     picture = axes.imshow(rows, aspect="auto", interpolation="nearest")
-    axes.set(title=title, ylabel="layer")
-    figure.colorbar(picture, cax=add_axes(figure, width + 0.9, 0.4, 0.2, height))
+    axes.set(title=title, xlabel=column, ylabel="layer")
+    axes.locator_params(integer=True)
+    figure.colorbar(picture, cax=add_axes(figure, width + 0.8, 0.5, 0.2, height), label=value)
     return encode(figure, "png")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from typing import NamedTuple
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.config.costs import Woven, costs_by, times_written, woven_costs
@@ -333,28 +334,51 @@ def memory(setting: Setting) -> Bytes:
     layer = layer_residuals(setting)
     params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
-    deferred = layer.deferred_bytes if number.has_split_backward else 0  # of one layer, before they are in their page
     message = layer_sizes(setting).stream * itemsize
-    parts = part_bytes(
-        setting, has_whole_backwards=number.has_whole_backwards, has_split_backward=number.has_split_backward
+    work = at_work(
+        setting,
+        has_whole_backwards=number.has_whole_backwards,
+        has_split_backward=number.has_split_backward,
+        updated_layer=params.updated_layer if number.copies else 0,
     )
-    # Only I holds deferred arrays, so the workspace of other parts may take their bytes.
-    logits = max(0, head_bytes(setting) - deferred)
-    others = max(size for name, size in parts.items() if name != "layer_input_gradient") - deferred
-    largest = max(others, parts.get("layer_input_gradient", 0), params.updated_layer if number.copies else 0)
     return Bytes(
         optimizer=params.optimizer,
         batch=batch_bytes(setting),
         weights=params.weights,
         gradients=params.gradients,
         slots=number.pages * layer.page_bytes,
-        weight_slots=num_apart * layer.apart_bytes + deferred,
+        weight_slots=num_apart * layer.apart_bytes + work.deferred,
         transit=2 * (number.lanes * layer.page_bytes + number.exchange_lanes * params.exchanged_layer),
         inboxes=(number.inbox + AT_WORK + number.in_flight + number.entries) * message,
-        logits=logits,
-        workspace=max(0, largest - logits),
+        logits=work.logits,
+        workspace=work.workspace,
         exponentials=number.head_slots * _exponential_bytes(setting),
     )
+
+
+class AtWork(NamedTuple):
+    """Bytes that actions hold while they run: `logits` and `workspace` of `Bytes`, and what I of one layer defers."""
+
+    deferred: int
+    logits: int
+    workspace: int
+
+
+def at_work(setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool, updated_layer: int = 0) -> AtWork:
+    """What the schedule decides only by the kinds of its backwards.
+
+    Args:
+        has_whole_backwards: whether any backward is in one part.
+        has_split_backward: whether any backward is in two parts.
+        updated_layer: bytes of the UPDATE of a layer.
+    """
+    parts = part_bytes(setting, has_whole_backwards=has_whole_backwards, has_split_backward=has_split_backward)
+    deferred = layer_residuals(setting).deferred_bytes if has_split_backward else 0  # before they are in their page
+    # Only I holds deferred arrays, so the workspace of other parts may take their bytes.
+    logits = max(0, head_bytes(setting) - deferred)
+    others = max(size for name, size in parts.items() if name != "layer_input_gradient") - deferred
+    largest = max(others, parts.get("layer_input_gradient", 0), updated_layer)
+    return AtWork(deferred, logits, max(0, largest - logits))
 
 
 def _exponential_bytes(setting: Setting) -> int:

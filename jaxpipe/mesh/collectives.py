@@ -56,7 +56,8 @@ class Axis:
     """Collectives over the devices along one axis of the mesh; with one device they return their argument.
 
     `gather` and `scatter_sum` are each other's transposes, and `exchange` is its own. `sum` and `max` are for values
-    that no gradient passes through, `once` for values that every device computes alike from gathered ones.
+    that no gradient passes through, `once` for values that every device computes alike from gathered ones. In the
+    compiled program the first three have the scope `layer_over_` and the name of the axis.
 
     Attributes:
         name: name of the axis.
@@ -82,7 +83,7 @@ class Axis:
 
     def exchange(self, x: jax.Array) -> jax.Array:
         """What all devices have for this one: `x` is "device ...", to each, and the result from each (all-to-all)."""
-        return x if self.size == 1 else lax.all_to_all(x, self.name, 0, 0)
+        return x if self.size == 1 else _exchange(x, self)
 
     def sum(self, x: jax.Array) -> jax.Array:
         """The sum of all devices' `x`."""
@@ -137,14 +138,25 @@ class TensorAxis(Axis):
         return sum_over(x, axes, deterministic=self.deterministic)
 
 
+def _scope(axis: Axis) -> Any:
+    return jax.named_scope(f"layer_over_{axis.name}")
+
+
+def _exchange(x: jax.Array, axis: Axis) -> jax.Array:
+    with _scope(axis):
+        return lax.all_to_all(x, axis.name, 0, 0)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gather(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
-    return gather_over(x, (axis.name,), dim)
+    with _scope(axis):
+        return gather_over(x, (axis.name,), dim)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _scatter_sum(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
-    return scatter_sum_over(x, (axis.name,), dim, deterministic=axis.deterministic)
+    with _scope(axis):
+        return scatter_sum_over(x, (axis.name,), dim, deterministic=axis.deterministic)
 
 
 _gather.defvjp(

@@ -87,15 +87,21 @@ class MetricsWriter:
             self._say_at = time.monotonic() + _SAY_EVERY_S
 
     def draw(self, step: int, by_layer: ByLayer) -> None:
-        """Draws each array after `step` as NAME.png, in place of an earlier one.
+        """Draws each array after `step` as NAME.png, in place of an earlier one; NAME is COLUMN_VALUE: expert_load.
 
         Raises:
             TrainingError: the disk is full, or the folder has been removed.
         """
         with self._writing():
             for name, array in by_layer.items():
-                title = f"{name.replace('_', ' ')}, step {step}"
-                write_whole(self._path / f"{name}.png", heat_map(array.reshape(len(array), -1), title=title))
+                column, _, value = name.partition("_")
+                picture = heat_map(
+                    array.reshape(len(array), -1),
+                    title=f"{column} {value}, step {step}",
+                    column=column,
+                    value=value.replace("_", " "),
+                )
+                write_whole(self._path / f"{name}.png", picture)
 
     def say(self, text: str) -> None:
         """Prints `text` above the progress bar."""

@@ -7,7 +7,7 @@ import sys
 import pytest
 from compiling import AS_A_USER, ROOT
 
-from jaxpipe.compile.hlo import EXCHANGE, MESSAGE, PAGE_TRANSFER, overlapped_permutes, permute_pairs
+from jaxpipe.compile.hlo import EXCHANGE, EXPERTS, MESSAGE, PAGE_TRANSFER, overlapped_permutes, permute_pairs
 
 PERMUTES = """
 %product (a: f32[2,2]) -> f32[2,2] {
@@ -59,14 +59,27 @@ def test_a_permute_that_was_never_made_asynchronous_is_not_hidden():
     assert overlapped_permutes(text) == (1, 0)
 
 
+def test_a_collective_inside_a_layer_is_hidden_by_a_matmul_without_a_loop():
+    product = '  %w = (f32[2,2], s8[4]) custom-call(%x, %x), custom_call_target="__cublas$lt$matmul"'
+    for first, hidden in ((product, 1), (product.replace("__cublas$lt$matmul", "sort"), 0)):
+        text = program(first, scope="layer_over_expert").replace("collective-permute", "all-to-all")
+        assert overlapped_permutes(text, scope=EXPERTS, opcode="all-to-all") == (1, hidden)
+        assert overlapped_permutes(text) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("scope", "kind"),
-    [("type12_permute1", MESSAGE), ("type3_transfer", PAGE_TRANSFER), ("type6_exchange0", EXCHANGE)],
+    [
+        ("type12_permute1", MESSAGE),
+        ("type3_transfer", PAGE_TRANSFER),
+        ("type6_exchange0", EXCHANGE),
+        ("layer_over_expert", EXPERTS),
+    ],
 )
-def test_messages_pages_and_gradients_are_told_apart_by_their_scopes(scope, kind):
+def test_messages_pages_gradients_and_rows_of_experts_are_told_apart_by_their_scopes(scope, kind):
     text = program(scope=scope)
     assert overlapped_permutes(text) == (1, 1)
-    for other in (MESSAGE, PAGE_TRANSFER, EXCHANGE):
+    for other in (MESSAGE, PAGE_TRANSFER, EXCHANGE, EXPERTS):
         assert overlapped_permutes(text, scope=other) == ((1, 1) if other is kind else (0, 0))
         assert permute_pairs(text, scope=other) == ({scope: {(0, 1)}} if other is kind else {})
 

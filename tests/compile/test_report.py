@@ -22,6 +22,8 @@ REPORT = Report(
     overlapped_evict_load_permutes=3,
     exchange_permutes=2,
     overlapped_exchange_permutes=1,
+    expert_collectives=6,
+    overlapped_expert_collectives=5,
     link=(2, 3),
     link_bytes_asked=3 * GIBIBYTE,
     link_bytes_sent=4 * GIBIBYTE,
@@ -63,5 +65,6 @@ def test_text_says_what_is_spare_or_too_much():
     assert "8; 7 travel" in to_text(REPORT)
     assert "4 of these; 3 travel" in to_text(REPORT)
     assert "2 of these carry them to the stage's owner; 1 travel" in to_text(REPORT)
+    assert "6 collectives bring rows to them and back; 5 travel" in to_text(REPORT)
     assert "4.000  a step from device 2 of pipe to 3" in to_text(REPORT)
     assert "asks for    3.000" in to_text(REPORT)

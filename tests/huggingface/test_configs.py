@@ -168,6 +168,10 @@ REFUSED = [
         },
         "layer_types=['full_attention', 'sliding_attention', 'full_attention']",
     ),
+    ("MixtralForCausalLM", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
+    ("MixtralForCausalLM", {"num_shared_experts": 1}, "num_shared_experts=1"),
+    ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+    ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0]}, "mlp_only_layers=[0]"),
     (
         "MegatronBertForPreTraining",
         {"position_embedding_type": "relative_key"},

@@ -1,5 +1,9 @@
-"""Mixtures of experts under every schedule: losses, routers' too, and gradients are those of plain `jax.grad`."""
+"""Mixtures of experts under every schedule: losses, routers' too, and gradients are those of plain `jax.grad`.
 
+What rounding may change by a choice of another expert would be no mistake, so no token may stand between two of them.
+"""
+
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import jax
@@ -10,10 +14,11 @@ from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors
 
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models import LanguageModel, dispatch, experts
+from jaxpipe.models import LanguageModel, MixtureConfig, dispatch, experts
 from jaxpipe.schedules import REGISTRY, build, split_backward
 
 BOUND = 1e-5
+LEAST_GAP = 1e-5  # of scores of about 1, which rounding changes by less than 1e-6
 SCALE = {"words": 0.01, "balance": 0.02, "router_z": 0.03}
 MEASURED = {f"measured_{name}": 0.01 for name in ("expert_load", "fullest_expert", "emptiest_expert", "router_entropy")}
 
@@ -74,7 +79,12 @@ CASES = tiers(
         Case("mixtral", "dualpipe_v", data=2),
         Case("qwen3_moe", "interleaved_1f1b", recompute="full", split=True, tensor=2, bias_rate=0.1),
     ],
-    slow=covering(),
+    slow=[
+        *covering(),
+        Case("mixtral", "zb_v", recompute="attention", expert=4),
+        Case("qwen3_moe", "chimera", expert=4, bias_rate=0.1),
+        Case("mixtral", "1f1b", tensor=2, expert=2, data=2, num_devices=1),
+    ],
 )
 
 
@@ -98,9 +108,30 @@ def batch_of(case: Case) -> Any:
     return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
 
 
+GAPS: list[float] = []
+
+
+class WatchedRouting(experts.Routing):
+    """Keeps in `GAPS` how far the score of the last chosen expert is above that of the first left out, at least."""
+
+    def choose(self, logits: jax.Array, bias: jax.Array | None) -> jax.Array:
+        scores = logits if bias is None else jax.nn.softmax(logits) + bias
+        best = jax.lax.top_k(scores, self.num_chosen + 1)[0]
+        jax.debug.callback(lambda gap: GAPS.append(float(gap)), (best[..., -2] - best[..., -1]).min())
+        return super().choose(logits, bias)
+
+
+class WatchedConfig(MixtureConfig):
+    @property
+    def routing(self) -> WatchedRouting:
+        routing = super().routing
+        return WatchedRouting(**{each.name: getattr(routing, each.name) for each in fields(routing)})
+
+
 def expected(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any]:
-    """Scaled losses and gradients of one device."""
-    model = LanguageModel(config)
+    """Scaled losses and gradients of one device, whose choices no rounding changes."""
+    model = LanguageModel(WatchedConfig(**{each.name: getattr(config, each.name) for each in fields(config)}))
+    GAPS.clear()
 
     def total(params: Any) -> tuple[Any, Any]:
         sums = [
@@ -112,6 +143,9 @@ def expected(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any
         return sum(map(jnp.sum, losses.values())), losses
 
     grads, losses = jax.jit(jax.grad(total, has_aux=True))(params)
+    jax.effects_barrier()
+    assert len(GAPS) >= config.num_layers * case.num_microbatches
+    assert min(GAPS) > LEAST_GAP
     return losses, grads
 
 

@@ -5,6 +5,7 @@ The search skips settings by these bounds, so that no step may be shorter and no
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 
@@ -14,7 +15,7 @@ from jaxpipe.config.costs import Woven
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.clock import few_microbatches
-from jaxpipe.estimate.memory import batch_bytes
+from jaxpipe.estimate.memory import AtWork, at_work, batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.space import takes_times
 from jaxpipe.estimate.residuals import layer_residuals
@@ -88,7 +89,8 @@ def least_backward_s(times: Times) -> float:
 
 
 def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
-    """The bytes of parameters, batch and `pages` pages; the other kinds count as 0."""
+    """The bytes of parameters, batch, `pages` pages and the largest part of an action; the other kinds count as 0."""
+    work = _least_at_work(setting)
     params = parameter_bytes(setting, chunks=placement.num_chunks, replicas=placement.num_replicas)
     return Bytes(
         optimizer=params.optimizer,
@@ -96,12 +98,19 @@ def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
         weights=params.weights,
         gradients=params.gradients,
         slots=pages * layer_residuals(setting).page_bytes,
-        weight_slots=0,
+        weight_slots=work.deferred,
         transit=0,
         inboxes=0,
-        logits=0,
-        workspace=0,
+        logits=work.logits,
+        workspace=work.workspace,
     )
+
+
+def _least_at_work(setting: Setting) -> AtWork:
+    whole = at_work(setting, has_whole_backwards=True, has_split_backward=False)
+    if not takes_times(setting.schedule_name):
+        return whole
+    return min(whole, at_work(setting, has_whole_backwards=False, has_split_backward=True), key=sum)
 
 
 def pages_of_one_microbatch(setting: Setting) -> int:
@@ -112,6 +121,14 @@ def pages_of_one_microbatch(setting: Setting) -> int:
         for replica in range(placement.num_replicas)
     ]
     return min(map(max, of_device))
+
+
+def pages_before_weaving(setting: Setting) -> int:
+    """The same as `pages_in_rows` of the rows without S and T, which many settings have in common.
+
+    S and T let backwards wait, so rows with them hold no fewer pages.
+    """
+    return pages_in_rows(replace(setting, vocab_over_pipe=False))
 
 
 def pages_in_rows(setting: Setting) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -25,6 +25,7 @@ from jaxpipe.estimate.plan.bounds import (
     least_bytes,
     least_of_any_s,
     least_s,
+    pages_before_weaving,
     pages_in_rows,
     pages_of_one_microbatch,
 )
@@ -121,9 +122,7 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
         if found.candidate in fitting:
             continue
         if found.estimate is None:
-            held = _too_many_bytes(found.setting, pages_of_one_microbatch) or _too_many_bytes(
-                found.setting, pages_in_rows
-            )
+            held = _too_many_bytes(found.setting)
             if held is None:
                 frontier.push(replace(found, estimate=estimate(found.setting, source)))
                 continue
@@ -239,10 +238,13 @@ def _rounded_down(seconds: float) -> float:
     return seconds * (1.0 - _ROUNDING)
 
 
-def _too_many_bytes(setting: Setting, pages_of: Callable[[Setting], int]) -> Bytes | None:
+def _too_many_bytes(setting: Setting) -> Bytes | None:
     """A lower bound of the bytes of `setting` if it does not fit; None if it may fit and must be counted."""
-    least = least_bytes(setting, placement_of(setting), pages=pages_of(setting))
-    return None if fits(setting, least) else least
+    for pages_of in (pages_of_one_microbatch, pages_before_weaving, pages_in_rows):
+        least = least_bytes(setting, placement_of(setting), pages=pages_of(setting))
+        if not fits(setting, least):
+            return least
+    return None
 
 
 def _balanced_by_time(group: Setting, variant: Variant, times: Times) -> tuple[int, ...]:

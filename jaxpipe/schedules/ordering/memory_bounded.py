@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from jaxpipe.schedules.methods.option import Times
@@ -152,22 +153,46 @@ def memory_bounded(
         block: [operation] -> slot of F and I of a microbatch; none by default.
         staggered: whether devices that start first should end first, so that none has gaps.
     """
-
-    def shop_at(times: Times, ticks_per_unit: float) -> FlowShop:
-        return flow_shop(
-            placement, num_microbatches, times.costs, StorageSizes(bound), is_split=True, ticks_per_unit=ticks_per_unit
-        )
-
-    shop = shop_at(Times(), TICKS_PER_FORWARD)
-    found = [repeated(block, shop)] if block else []
-    found = [start for start in found if merit(start, shop).most_stored <= bound]
+    problem = _Problem(placement, num_microbatches, bound, tuple(block), staggered)
     # Orders for I as long as F are more regular, and often shorter at the given times than what is found for these.
     nearer = () if times.are_equal else dict.fromkeys((times._replace(input_gradient=times.forward), times))
-    for each in (Times(), *nearer):
-        shop = shop_at(each, TICKS_PER_FORWARD / each.forward)
-        found.insert(0, _best(shop, found, staggered=staggered))
-    start = found[0]
+    start, shop = _orders(problem, (Times(), *nearer))[0], problem.shop_at(times)
     return Schedule(name, placement, num_microbatches, shop.rows_of(shop.order_of(start)))
+
+
+class _Problem(NamedTuple):
+    """All but the times; fields as the arguments of `memory_bounded`."""
+
+    placement: Placement
+    num_microbatches: int
+    bound: int
+    block: tuple[int, ...]
+    staggered: bool
+
+    def shop_at(self, times: Times) -> FlowShop:
+        """The flow shop at `times`, in ticks."""
+        return flow_shop(
+            self.placement,
+            self.num_microbatches,
+            times.costs,
+            StorageSizes(self.bound),
+            is_split=True,
+            ticks_per_unit=TICKS_PER_FORWARD / times.forward,
+        )
+
+
+@lru_cache(maxsize=64)  # plans ask for many times, which have the first ones in common
+def _orders(problem: _Problem, times: tuple[Times, ...]) -> list[list[int]]:
+    """[order][action] start: the best order found for each of `times`, the last first, then the block.
+
+    Those for earlier times are among the candidates for later ones.
+    """
+    if not times:
+        shop = problem.shop_at(Times())
+        found = [repeated(problem.block, shop)] if problem.block else []
+        return [start for start in found if merit(start, shop).most_stored <= problem.bound]
+    earlier = _orders(problem, times[:-1])
+    return [_best(problem.shop_at(times[-1]), earlier, staggered=problem.staggered), *earlier]
 
 
 def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -> list[int]:
