@@ -110,7 +110,7 @@ def pipelined_steps(pipeline, config, name, num_steps: int, *, family: str = "gp
     rows = []
     for _ in range(num_steps):
         state, metrics = step(state, lambda: next(batches))
-        rows.append(jax.tree.map(float, metrics))
+        rows.append({name: float(metrics[name]) for name in ("loss", "grad_norm")})
     params = jax.tree.map(np.asarray, jax.jit(pipeline.from_stages)(state.params))
     return [row["loss"] for row in rows], [row["grad_norm"] for row in rows], params
 
@@ -125,6 +125,7 @@ CASES = tiers(
         (8, 8, 1, 1, (1,) * 8, "adamw", {}),  # the first stage does a backward while the head is collected
         (4, 5, 2, 1, (1, 2, 2, 1), "feedback", {}),
         (2, 7, 2, 2, (2, 1), "muon", {"tie_embeddings": False}),
+        (2, 3, 1, 1, (1, 1), "sgd", {"family": "mixtral", "expert": 2}),
     ],
     slow=[
         (4, 4, 2, 1, (1, 1, 1, 1), "sgd", {}),
@@ -135,6 +136,8 @@ CASES = tiers(
         (3, 6, 2, 1, (1, 2, 1), "sgd", {"family": "llama"}),
         (2, 4, 2, 1, (1, 1), "sgd", {"dropout": 0.2}),
         (2, 3, 1, 2, (2, 1), "sgd", {"family": "bert"}),
+        (2, 2, 1, 2, (1, 1), "sgd", {"family": "qwen3_moe", "expert": 2}),
+        (2, 2, 1, 1, (1, 1, 1, 1), "sgd", {"family": "mixtral", "expert": 2} | WPIPE),
         (2, 3, 2, 2, (1, 2), "feedback", {}),
         (3, 3, 1, 2, (1, 1, 2, 1, 1, 1), "adamw", {"family": "llama"} | WPIPE),
         (4, 4, 2, 1, (1,) * 8, "sgd", WPIPE),
@@ -153,6 +156,7 @@ def test_steps_are_those_of_the_delayed_rule(case):
     family, dropout = choices.pop("family", "gpt"), choices.pop("dropout", 0.0)
     method = choices.pop("method", "pipedream_2bw")
     of_model = {key: choices.pop(key) for key in ("tie_embeddings",) if key in choices}
+    of_model |= {"num_experts": 4} if "expert" in choices else {}
     config = config_of(family, num_layers=sum(layers), dropout=dropout, **of_model)
     schedule = build(method, num_devices=num_devices, num_microbatches=size)
     pipeline = pipeline_of(schedule, config, data=data, tensor=tensor, layers_per_stage=layers, **choices)

@@ -14,7 +14,7 @@ from jaxpipe.mesh import Randomness
 from jaxpipe.models import BertConfig, LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.training.optimizer import is_kernel
-from jaxpipe.training.step import TrainState, init_state, make_train_step, mean_factors
+from jaxpipe.training.step import TrainState, init_state, make_train_step, mean_factors, name_losses
 
 NUM_STEPS, LEARNING_RATE, DROPOUT_SEED = 3, 1e-2, 7
 MAX_GRAD_NORM = 0.5  # less than any norm here: every step clips
@@ -122,7 +122,7 @@ def mean_loss_and_grads(config: Any, params: Any, batch: Any, key: jax.Array | N
 @functools.cache
 def _value_and_grad(config: ModelConfig) -> Any:
     def loss(params: Any, microbatch: Any, scale: Any, random: Randomness | None, m: int) -> jax.Array:
-        sums = LanguageModel(config).loss_sum(params, microbatch, random, m)
-        return sum(map(jnp.sum, jax.tree.leaves(jax.tree.map(jnp.multiply, scale, sums))))  # one is an array of layers
+        means = jax.tree.map(jnp.multiply, scale, LanguageModel(config).loss_sum(params, microbatch, random, m))
+        return name_losses(means)["loss"]
 
     return jax.jit(jax.value_and_grad(loss))
