@@ -177,8 +177,27 @@ def lower_run(
         >>> table.rounds_per_call, table.num_types, table.pages.num_slots
         (13, 6, 2)
     """
+    costs = costs or Costs()
+    expected = costs.in_forwards()
+    # Where devices wait for each other in the middle of backwards, rounds for shorter or longer ones may be shorter.
+    tables = []
+    for change in (0, 1, -1) if blocking else (0,):
+        lengths = expected + change * (np.arange(len(expected)) == Kind.B)
+        if lengths[Kind.B] > 0:
+            tables.append(_laid_out(schedule, layers_per_stage, lengths, costs, blocking=blocking))
+    return min(tables, key=lambda table: replay(table, costs, blocking=blocking).makespan)
+
+
+def _laid_out(
+    schedule: Schedule,
+    layers_per_stage: tuple[int, ...] | None,
+    lengths: np.ndarray,
+    costs: Costs,
+    *,
+    blocking: bool,
+) -> RunTable:
+    """The shortest table at `costs` that has been found for actions of `lengths`, in forwards."""
     columns, batch_size, last_stage = schedule.columns, schedule.batch_size, schedule.num_stages - 1
-    lengths = (costs or Costs()).in_forwards()
     period = int(REMOTE_ROUNDS * (lengths[Kind.F] + lengths[Kind.B]))
     per_call = period * batch_size * schedule.placement.num_chunks
     rounds = _rounds(schedule, period, lengths)
