@@ -358,10 +358,11 @@ def memory(setting: Setting) -> Bytes:
 
 
 def _exponential_bytes(setting: Setting) -> int:
-    """Bytes that one microbatch leaves from S to T: exponentials, and three statistics a token, own and of all."""
+    """Bytes that one microbatch leaves from S to T: exponentials; own and all statistics, three a token, the order's."""
     num_chunks, size = chunks_of(predicted_tokens(setting), local_rows(setting))
-    of_token = ITEMSIZE[setting.dtype] * local_rows(setting) + 3 * FLOAT32_BYTES * (1 + setting.pipe)
-    return num_chunks * size * of_token
+    statistics = 3 * num_chunks * size + setting.anatomy.sentence_order
+    exponentials = ITEMSIZE[setting.dtype] * num_chunks * size * local_rows(setting)
+    return exponentials + FLOAT32_BYTES * statistics * (1 + setting.pipe)
 
 
 def fits(setting: Setting, needed: Bytes | None = None) -> bool:
