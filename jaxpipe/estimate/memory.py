@@ -358,7 +358,7 @@ def memory(setting: Setting) -> Bytes:
 
 
 def _exponential_bytes(setting: Setting) -> int:
-    """Bytes that one microbatch leaves from S to T: exponentials; own and all statistics, three a token, the order's."""
+    """Bytes that one microbatch leaves from S to T: exponentials; three numbers a token and the order, own and all."""
     num_chunks, size = chunks_of(predicted_tokens(setting), local_rows(setting))
     statistics = 3 * num_chunks * size + setting.anatomy.sentence_order
     exponentials = ITEMSIZE[setting.dtype] * num_chunks * size * local_rows(setting)

@@ -24,7 +24,7 @@ from jaxpipe.models.attention import Cache
 from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
-from jaxpipe.models.over_pipe import EndsOverPipe
+from jaxpipe.models.over_pipe import EndsOverPipe, only_on_the_first
 
 Params = dict[str, Any]
 Microbatch = dict[str, jax.Array]
@@ -136,7 +136,7 @@ class LanguageModel:
         d_params, d_rows = vjp(dx)
         token = embedding.add_at_rows(sums["embedding"]["token"], microbatch, d_rows)
         if self.tensor.num_pipe > 1:  # all devices add to their rows; the rest is the same on all and counts once
-            d_params = jax.tree.map(lambda leaf: jnp.where(jax.lax.axis_index("pipe") == 0, leaf, 0), d_params)
+            d_params = only_on_the_first(d_params)
         return {**sums, "embedding": {**added(sums["embedding"], d_params), "token": token}}
 
     def head_backward(
@@ -149,7 +149,6 @@ class LanguageModel:
             scale: float32, a factor for each loss.
             sums: float32 running sums, like `shared`; that of the logits' kernel is changed in place.
         """
-
         head = self._module("head", shared["head"])
         (features, others), vjp = jax.vjp(self._features(microbatch), shared["head"], x)
         words_scale, others_scale = self._scales(head, others, scale)

@@ -18,6 +18,8 @@ from jaxpipe.models.cross_entropy import Statistics, backward_of_part, loss_of_p
 if TYPE_CHECKING:
     from jaxpipe.models.language_model import LanguageModel, Microbatch, Params
 
+PyTree = Any
+
 
 class HeadStatistics(NamedTuple):
     """What one device's S tells all devices."""
@@ -90,6 +92,10 @@ class EndsOverPipe:
             scale=words_scale,
             sums=model._words_sums(sums),
         )
-        is_first = jax.lax.axis_index("pipe") == 0
-        d_params, dx = vjp((d_features, jax.tree.map(lambda factor: jnp.where(is_first, factor, 0), others_scale)))
+        d_params, dx = vjp((d_features, only_on_the_first(others_scale)))
         return dx, model._with_head(sums, d_params, of_words)
+
+
+def only_on_the_first(values: PyTree) -> PyTree:
+    """`values`, equal on all devices of `pipe`, on the first of them, and zeros on the others."""
+    return jax.tree.map(lambda leaf: jnp.where(jax.lax.axis_index("pipe") == 0, leaf, 0), values)
