@@ -56,6 +56,7 @@ CASES = tiers(
         Case("interleaved_1f1b", "llama", 2, 5, 4, tied=True, blocking=True),
         BERT,
         Case("zb_h1", "bert", 3, 2, 3, dropout=0.3, vocab_multiple=12),
+        Case("bitpipe", "gpt", 2, 5, 4, tied=True),
     ],
     slow=[
         Case("gpipe", "llama", 4, 3, 4),
@@ -89,6 +90,14 @@ CASES = tiers(
         Case("v_min", "bert", 2, 4, 4, data=2),
         Case("dualpipe_v", "bert", 4, 8, 8, tensor=2, tied=True),
         Case("interleaved_1f1b", "bert", 8, 8, 16),
+        Case("chimera", "bert", 4, 6, 4, data=2),
+        Case("chimera", "llama", 8, 8, 8, tied=True),
+        Case("gems", "gpt", 2, 3, 2, data=2, tensor=2, tied=True, dropout=0.3),
+        Case("mixpipe", "llama", 4, 12, 4, tensor=2),
+        Case("bitpipe", "bert", 4, 3, 8, tied=True, dropout=0.3),
+        Case("bitpipe", "gpt", 4, 8, 8, blocking=True),
+        Case("dualpipe", "gpt", 4, 9, 4, data=2, tied=True, deterministic=True),
+        Case("dualpipe", "bert", 2, 4, 2, split_masters=False),
     ],
 )
 
