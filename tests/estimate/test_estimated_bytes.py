@@ -93,6 +93,7 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
         ("llama", "1f1b", (2, 2, 2), {"pipeline.vocab_over_pipe": "true", "model.dtype": "bfloat16"}),
         ("gpt", "gpipe", (1, 4, 1), {"pipeline.vocab_over_pipe": "true", "optimizer.zero1": False}),
         ("bert", "zb_h1", (2, 2, 2), {"pipeline.vocab_over_pipe": "true", "model.dtype": "bfloat16"}),
+        ("llama", "chimera", (1, 4, 1), {"pipeline.vocab_over_pipe": "true"}),
     ],
 )
 def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
