@@ -54,8 +54,7 @@ CASES = tiers(
         Case("zb_h1", "gpt", 4, 3, 4, tied=True),
         Case("1f1b", "gpt", 2, 4, 2, data=2, tensor=2, tied=True, dropout=0.3),
         Case("interleaved_1f1b", "llama", 2, 5, 4, tied=True, blocking=True),
-        BERT,
-        Case("zb_h1", "bert", 3, 2, 3, dropout=0.3, vocab_multiple=12),
+        Case("zb_h1", "bert", 3, 2, 3, tied=True, dropout=0.3, vocab_multiple=12),
         Case("bitpipe", "gpt", 2, 5, 4, tied=True),
     ],
     slow=[
@@ -76,6 +75,8 @@ CASES = tiers(
         Case("1f1b", "mixtral", 2, 3, 2, expert=2),
         Case("1f1b", "gpt", 8, 5, 8, tied=True),
         Case("1f1b", "llama", 8, 16, 8, vocab_multiple=48),  # two devices have no tokens at all
+        BERT,
+        Case("zb_h1", "bert", 3, 2, 3, dropout=0.3, vocab_multiple=12),
         Case("1f1b", "bert", 8, 9, 8, tied=True),  # one has none
         Case("1f1b", "bert", 4, 3, 4, data=2),
         Case("gpipe", "bert", 3, 5, 3, tied=True, vocab_multiple=36),
