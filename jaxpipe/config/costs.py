@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.config.base import AUTO
+from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import model_config
 from jaxpipe.errors import ConfigError, ScheduleError, explain
 from jaxpipe.models import ModelConfig
@@ -93,7 +94,7 @@ def costs_of_stages(config: ConfigDict, schedule: Schedule, layers_per_stage: Se
     costs = expected_costs(config).of_layers(layers_per_stage)
     if not schedule.has_head_actions:
         return costs
-    share = head_share(model_config(config), config.data.seq_len)
+    share = head_share(model_config(config), config.data.seq_len, num_predicted_of(config))
     return with_head(costs, share * schedule.placement.num_chunks)
 
 
@@ -103,12 +104,13 @@ def with_head(costs: Costs, forwards: float) -> Costs:
     return replace(costs, head_statistics=forward, head_gradients=2.0 * forward)
 
 
-def head_share(model: ModelConfig, seq_len: int) -> float:
+def head_share(model: ModelConfig, seq_len: int, num_predicted: int | None) -> float:
     """Matrix products of the head over those of all layers; rounded, as an order is made for it.
 
-    Of a device's work in a stage of one chunk it is S over F, since every device does as large a part of both.
+    Of a device's work in a stage of one chunk it is S over F, since every device does as large a part of both. (What
+    all devices do alike, as BERT's transform, counts as if it were split: it is small.)
     """
-    return round(head_in_layers(model, seq_len=seq_len) / model.num_layers, 3)
+    return round(head_in_layers(model, seq_len=seq_len, num_predicted=num_predicted) / model.num_layers, 3)
 
 
 Woven = tuple[str, str, float]  # for which S and T are woven into rows: recompute and times of `costs_by`, `head_share`

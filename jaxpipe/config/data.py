@@ -8,7 +8,7 @@ from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer, load_tokenizer
 from jaxpipe.data.files import INDEXED, parse_blend
 from jaxpipe.data.indexed import tokenizer_path, tokens_path
-from jaxpipe.data.masked import MIN_SEQ_LEN
+from jaxpipe.data.masked import MIN_SEQ_LEN, NUM_SPECIAL, num_predicted
 from jaxpipe.data.tokenizer import identity_of
 from jaxpipe.errors import ConfigError, explain
 
@@ -22,6 +22,13 @@ def tokenizer_of(config: ConfigDict) -> Tokenizer:
         ConfigError: the tokenizer is missing, or lacks special tokens.
     """
     return load_tokenizer(config.data.tokenizer, is_masked=family_of(config).masked)
+
+
+def num_predicted_of(config: ConfigDict) -> int | None:
+    """Number of tokens of a sequence that a masked model predicts; None for a causal model."""
+    if not family_of(config).masked:
+        return None
+    return num_predicted(config.data.seq_len - NUM_SPECIAL, config.data.mask_fraction)
 
 
 def check_vocabulary(config: ConfigDict) -> None:

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import Woven, head_share, options_of, options_with_times, times_written, woven_costs
+from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import family_of, model_config
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.program import balanced_split
@@ -38,7 +39,7 @@ def build_schedule(config: ConfigDict) -> Schedule:
     options = options_with_times(pipeline.schedule, pipeline.options, pipeline.costs)
     woven = None
     if pipeline.vocab_over_pipe == "true":
-        share = head_share(model_config(config), config.data.seq_len)
+        share = head_share(model_config(config), config.data.seq_len, num_predicted_of(config))
         woven = config.model.recompute, times_written(pipeline.options, pipeline.costs), share
     schedule = named_schedule(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, options, woven)
     _check_sizes(config, schedule)
@@ -49,18 +50,16 @@ def check_vocab_over_pipe(config: ConfigDict) -> None:
     """Raises ConfigError for a vocabulary that cannot be split over `mesh.pipe`; see `check_tensor` for its rows."""
     if config.pipeline.vocab_over_pipe != "true":
         return
-    family = family_of(config)
     reasons = {
         f"mesh.pipe={config.mesh.pipe}": config.mesh.pipe == 1,
-        f"model.family={config.model.family!r}, whose head has parts that are not split": family.masked,
-        f"model.family={config.model.family!r}, whose head is one function": family.is_given,
+        f"model.family={config.model.family!r}, whose head is one function": family_of(config).is_given,
     }
     for reason, holds in reasons.items():
         if holds:
             raise ConfigError(
                 explain(
                     f"pipeline.vocab_over_pipe=true with {reason}",
-                    rule="vocab-over-pipe: several stages share the rows of a causal language model's vocabulary",
+                    rule="vocab-over-pipe: several stages share the rows of a language model's vocabulary",
                     repair="set pipeline.vocab_over_pipe=false",
                 )
             )

@@ -382,10 +382,11 @@ def at_work(setting: Setting, *, has_whole_backwards: bool, has_split_backward: 
 
 
 def _exponential_bytes(setting: Setting) -> int:
-    """Bytes that one microbatch leaves from S to T: exponentials, and three statistics a token, own and of all."""
+    """Bytes that one microbatch leaves from S to T: exponentials; three numbers a token and the order, own and all."""
     num_chunks, size = chunks_of(predicted_tokens(setting), local_rows(setting))
-    of_token = ITEMSIZE[setting.dtype] * local_rows(setting) + 3 * FLOAT32_BYTES * (1 + setting.pipe)
-    return num_chunks * size * of_token
+    statistics = 3 * num_chunks * size + setting.anatomy.sentence_order
+    exponentials = ITEMSIZE[setting.dtype] * num_chunks * size * local_rows(setting)
+    return exponentials + FLOAT32_BYTES * statistics * (1 + setting.pipe)
 
 
 def fits(setting: Setting, needed: Bytes | None = None) -> bool:

@@ -19,9 +19,8 @@ from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import layers_per_stage, mesh_axes, model_config
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import Woven, head_share, options_with_times, times_written
-from jaxpipe.config.model import family_of
+from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.pipeline import named_schedule, orders_to_try, outline, smallest_schedule
-from jaxpipe.data.masked import NUM_SPECIAL, num_predicted
 from jaxpipe.data.packing import DOCUMENTS
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import Anatomy, ModelConfig
@@ -98,7 +97,7 @@ class Setting:
         if not self.vocab_over_pipe:
             return None
         written = times_written(self.options, self.costs)
-        return self.model.recompute, written, head_share(self.model, self.seq_len)
+        return self.model.recompute, written, head_share(self.model, self.seq_len, self.num_predicted)
 
     @property
     def vocab_parts(self) -> int:
@@ -108,7 +107,7 @@ class Setting:
     @property
     def can_split_vocabulary(self) -> bool:
         """Whether the model's embedding and head can be split over `pipe` by rows, as far as it goes."""
-        return self.num_predicted is None and self.anatomy.num_rows % (self.tensor * self.pipe) == 0
+        return self.anatomy.num_rows % (self.tensor * self.pipe) == 0
 
     @property
     def schedule(self) -> Schedule:
@@ -183,13 +182,6 @@ def first_order(schedule: Schedule, axes: dict[str, int], topology: Topology) ->
         with suppress(ConfigError):
             return assign(order, **axes, gpus_per_node=topology.gpus_per_node).order
     return last
-
-
-def num_predicted_of(config: ConfigDict) -> int | None:
-    """Number of tokens of a sequence that a masked model predicts; None for a causal model."""
-    if not family_of(config).masked:
-        return None
-    return num_predicted(config.data.seq_len - NUM_SPECIAL, config.data.mask_fraction)
 
 
 # ---- Stages of devices, and devices of nodes; computed once for all equal settings

@@ -107,20 +107,33 @@ def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     rows = anatomy.num_rows // setting.tensor
     num_chunks, size = chunks_of(num_tokens, rows)
     logits = Matmul(size, rows, anatomy.hidden, num_chunks)
-    before = (
-        *(Matmul(num_tokens, outputs, inputs) for inputs, outputs in anatomy.head_matmuls),
-        *(Matmul(setting.microbatch_size, outputs, inputs) for inputs, outputs in anatomy.sequence_matmuls),
-    )
     of_words = (logits, logits.of_inputs, replace(logits.of_weights, summed=True))
-    return (*of_words, *(each for matmul in before for each in (matmul, matmul.of_inputs, matmul.of_weights)))
+    return (*of_words, *_with_backward(_before_logits(setting)))
 
 
 def split_head_matmuls(setting: Setting) -> tuple[tuple[Matmul, ...], tuple[Matmul, ...]]:
-    """Matmuls of S and of T for one microbatch, on one of the devices of `pipe` that share the head."""
+    """Matmuls of S and of T for one microbatch, on one of the devices of `pipe` that share the head.
+
+    What stands before the logits every device computes whole, in S and again in T.
+    """
     rows = setting.anatomy.num_rows // (setting.tensor * setting.pipe)
     num_chunks, size = chunks_of(predicted_tokens(setting), rows)
     logits = Matmul(size, rows, setting.anatomy.hidden, num_chunks)
-    return (logits,), (logits.of_inputs, replace(logits.of_weights, summed=True))
+    before, of_words = _before_logits(setting), (logits.of_inputs, replace(logits.of_weights, summed=True))
+    return (logits, *before), (*of_words, *_with_backward(before))
+
+
+def _before_logits(setting: Setting) -> tuple[Matmul, ...]:
+    """Matmuls of the head in forward besides the logits'."""
+    anatomy, num_tokens = setting.anatomy, predicted_tokens(setting)
+    return (
+        *(Matmul(num_tokens, outputs, inputs) for inputs, outputs in anatomy.head_matmuls),
+        *(Matmul(setting.microbatch_size, outputs, inputs) for inputs, outputs in anatomy.sequence_matmuls),
+    )
+
+
+def _with_backward(matmuls: tuple[Matmul, ...]) -> tuple[Matmul, ...]:
+    return tuple(each for matmul in matmuls for each in (matmul, matmul.of_inputs, matmul.of_weights))
 
 
 def predicted_tokens(setting: Setting) -> int:

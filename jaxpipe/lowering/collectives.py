@@ -17,6 +17,9 @@ So devices that are in different places of their rows would hold each other up. 
 step: every device does one forward's length of work between two rounds in which any of them meet.
 `jaxpipe.lowering.phases` has the rounds of rows in which all devices do the same kinds of action at a time.
 
+With two replicas, whose last stages are at either end of the pipeline, a round may have each of them twice, once for a
+microbatch of each replica.
+
 What waits is in an entry, an array like a message, and in a slot, what S leaves for T; both have the same index on
 every device. A microbatch has an entry from LOOKUP to its first F, one from its last F over S and T to its first
 backward, and one from its last backward to SCATTER.
@@ -51,8 +54,8 @@ class Collective(enum.IntEnum):
 class Collectives:
     """The collectives of a step, and the storage of what they carry."""
 
-    microbatch: np.ndarray  # [R, collective] its microbatch; NO_MICROBATCH if the round has none
-    entry: np.ndarray  # [R, collective] the entry that it reads or writes; num_entries if it has none
+    microbatch: np.ndarray  # [R, replica, collective] its microbatch; NO_MICROBATCH if the round has none
+    entry: np.ndarray  # [R, replica, collective] the entry that it reads or writes; num_entries if it has none
     slot: np.ndarray  # [microbatch] the slot between S and T
     entry_in: np.ndarray  # [A] the entry that an action reads; num_entries if none
     entry_out: np.ndarray  # [A] the entry that an action writes; num_entries if none
@@ -63,7 +66,7 @@ class Collectives:
 def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) -> Collectives:
     """The collectives of a schedule with S and T.
 
-    Each comes as soon as it may, LOOKUP as late. `rounds` are such that no round has the same one twice.
+    Each comes as soon as it may, LOOKUP as late. `rounds` are such that no round has the same one of a replica twice.
 
     Args:
         schedule: a schedule of compute actions alone.
@@ -109,14 +112,14 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
         entries = np.append(entries, np.full((1, entries.shape[1]), num_entries), axis=0)
     embedded, head, scattered = entries
 
-    microbatch = np.full((num_rounds, len(Collective)), NO_MICROBATCH)
-    entry = np.full((num_rounds, len(Collective)), num_entries)
+    shape, replica = (num_rounds, schedule.num_replicas, len(Collective)), schedule.replica_of_microbatch
+    microbatch, entry = np.full(shape, NO_MICROBATCH), np.full(shape, num_entries)
     for collective, of_microbatch in chosen.items():
         # Else one would be lost, and a program of wrong gradients made.
-        assert len(np.unique(of_microbatch)) == len(of_microbatch)
-        microbatch[of_microbatch, collective] = np.arange(schedule.num_microbatches)
+        assert len(np.unique(np.stack([of_microbatch, replica]), axis=1).T) == len(of_microbatch)
+        microbatch[of_microbatch, replica, collective] = np.arange(schedule.num_microbatches)
         of = {Collective.LOOKUP: embedded, Collective.SCATTER: scattered}.get(collective, head)
-        entry[of_microbatch, collective] = of
+        entry[of_microbatch, replica, collective] = of
     units, num_slots = allocate(first_s, last_t, np.ones_like(first_s))
     slot = np.array([taken[0] for taken in units])
 

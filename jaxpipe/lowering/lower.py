@@ -256,7 +256,7 @@ class Folding:
             collectives = plan_collectives(self.compute, rounds, meets[:num_rounds])
         round_type = np.arange(num_rounds) % num_positions
         if collectives:  # a type with collectives runs them in all of its rounds
-            round_type += num_positions * (collectives.microbatch != NO_MICROBATCH).any(axis=1)
+            round_type += num_positions * (collectives.microbatch != NO_MICROBATCH).any(axis=(1, 2))
             _, round_type = np.unique(round_type, return_inverse=True)
         table = RoundTable(
             self.compute,

@@ -107,8 +107,8 @@ def _needed_pairs(table: RoundTable) -> list[int]:
     for channel, sends in ((1, table.parked.sends), (2, table.exchange.sends)):
         needed.append((3 * sends.lane + channel, sends.round, sends.source, sends.target))
     if table.collectives:
-        rounds, collective = np.nonzero(table.collectives.microbatch != NO_MICROBATCH)
-        needed.append((-1 - collective, rounds, 0 * rounds, 0 * rounds))
+        rounds, replica, collective = np.nonzero(table.collectives.microbatch != NO_MICROBATCH)
+        needed.append((-1 - collective, rounds, replica, 0 * rounds))
     lane, rounds, source, target = (np.concatenate(parts) for parts in zip(*needed, strict=True))
     _, bit = np.unique(np.stack([lane, source, target]), axis=1, return_inverse=True)
     masks = [0] * table.num_rounds

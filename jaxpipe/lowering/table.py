@@ -168,10 +168,11 @@ class RoundTable:
 
     @cached_property
     def collectives_of_type(self) -> np.ndarray:
-        """[type, collective] whether any round of the type has it; then all of its rounds run it."""
-        found = np.zeros((self.num_types, len(Collective)), bool)
+        """[type, replica, collective] whether any round of the type has it; then all of its rounds run it."""
+        found = np.zeros((self.num_types, self.schedule.num_replicas, len(Collective)), bool)
         if self.collectives:
-            np.logical_or.at(found, self.round_type, self.collectives.microbatch != NO_MICROBATCH)
+            has = self.collectives.microbatch != NO_MICROBATCH  # none in the rounds that an exchange adds
+            np.logical_or.at(found, self.round_type[: len(has)], has)
         return found
 
     @cached_property

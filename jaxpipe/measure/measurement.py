@@ -23,10 +23,10 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from jaxpipe.config import model_config
+from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import vocab_pipe
 from jaxpipe.estimate import Link
 from jaxpipe.estimate.measured import Measurement, subject
-from jaxpipe.estimate.setting import num_predicted_of
 from jaxpipe.measure.actions import Stages, compile_runs, make_stages, solve, times_of
 from jaxpipe.measure.timing import median, spread_ratio, time_by_turns
 from jaxpipe.mesh import choose_devices

@@ -148,8 +148,11 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
     return PASSES * 2 * (config.num_layers * layer + head)
 
 
-def head_in_layers(config: ModelConfig, *, seq_len: int) -> float:
-    """The work of a causal model's head, in layers, matrix products alone.
+def head_in_layers(config: ModelConfig, *, seq_len: int, num_predicted: int | None = None) -> float:
+    """The work of a model's head, in layers, matrix products alone.
+
+    Args:
+        config, seq_len, num_predicted: as in `model_flops`.
 
     Example:
         >>> from jaxpipe.models import GPTConfig
@@ -157,7 +160,7 @@ def head_in_layers(config: ModelConfig, *, seq_len: int) -> float:
         >>> round(head_in_layers(gpt3_125m, seq_len=2048), 2)
         3.85
     """
-    layer, head = _multiplications(config, seq_len, None)
+    layer, head = _multiplications(config, seq_len, num_predicted)
     return head / layer
 
 

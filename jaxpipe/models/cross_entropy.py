@@ -90,9 +90,7 @@ def cross_entropy_backward(
     def chunk(carry: tuple[jax.Array, KernelSums], tokens: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
         (loss, sums), (x, targets) = carry, tokens
         of_chunk, d_logits = _of_chunk(x, targets, kernel, bias, tensor, vocab_size, scale)
-        d_kernel = jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
-        d_bias = None if sums.bias is None else sums.bias + d_logits.astype(jnp.float32).sum(axis=0)
-        return (loss + of_chunk, KernelSums(sums.kernel + d_kernel, d_bias)), d_logits @ kernel
+        return (loss + of_chunk, _with_gradients(sums, d_logits, x)), d_logits @ kernel
 
     (loss, sums), dx = lax.scan(chunk, (jnp.zeros((), jnp.float32), sums), _chunks(x, targets, kernel))
     return loss, dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
@@ -144,8 +142,6 @@ def backward_of_part(
     parts: Statistics,
     scale: jax.Array | float,
     sums: KernelSums,
-    bias: jax.Array | None = None,
-    vocab_size: int | None = None,
 ) -> tuple[jax.Array, KernelSums]:
     """What `cross_entropy_backward` returns besides the loss; the gradient for `x` is this device's term.
 
@@ -153,9 +149,7 @@ def backward_of_part(
         x, kernel, targets, tensor, scale, sums: as in `cross_entropy_backward`.
         exponentials: from `softmax_of_part`.
         parts: the statistics of all devices of `pipe`, "part chunk tokens" each.
-        bias, vocab_size: not read; a head with a bias is refused by name before.
     """
-    del bias, vocab_size
     own = parts.largest[lax.axis_index("pipe")]
     whole = _whole(parts)
     factor = jnp.exp(own - whole.largest) / whole.total
@@ -165,8 +159,7 @@ def backward_of_part(
         (x, targets), exponentials, factor = tokens
         probabilities, is_target = exponentials.astype(jnp.float32) * factor[:, None], targets[:, None] == rows
         d_logits = jnp.where(targets[:, None] >= 0, scale * (probabilities - is_target), 0.0).astype(x.dtype)
-        d_kernel = jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
-        return KernelSums(sums.kernel + d_kernel, sums.bias), d_logits @ kernel
+        return _with_gradients(sums, d_logits, x), d_logits @ kernel
 
     sums, dx = lax.scan(chunk, sums, (_chunks(x, targets, kernel), exponentials, factor))
     return dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
@@ -236,6 +229,13 @@ def _of_chunk(
     loss, total = _loss(statistics, targets), statistics.total
     d_logits = jnp.where(targets[:, None] >= 0, scale * (exponentials / total[:, None] - is_target), 0.0)
     return loss, d_logits.astype(x.dtype)
+
+
+def _with_gradients(sums: KernelSums, d_logits: jax.Array, x: jax.Array) -> KernelSums:
+    """Returns `sums` with the gradients of some tokens "tokens hidden" added, from those of their logits."""
+    d_kernel = jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
+    d_bias = None if sums.bias is None else sums.bias + d_logits.astype(jnp.float32).sum(axis=0)
+    return KernelSums(sums.kernel + d_kernel, d_bias)
 
 
 def _softmax(

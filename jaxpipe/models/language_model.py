@@ -18,14 +18,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh import Randomness, TensorAxis, added, with_losses
 from jaxpipe.models.anatomy import ParameterShape, model_flops
 from jaxpipe.models.attention import Cache
 from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
-from jaxpipe.models.over_pipe import EndsOverPipe
+from jaxpipe.models.over_pipe import EndsOverPipe, only_on_the_first
 
 Params = dict[str, Any]
 Microbatch = dict[str, jax.Array]
@@ -137,7 +136,7 @@ class LanguageModel:
         d_params, d_rows = vjp(dx)
         token = embedding.add_at_rows(sums["embedding"]["token"], microbatch, d_rows)
         if self.tensor.num_pipe > 1:  # all devices add to their rows; the rest is the same on all and counts once
-            d_params = jax.tree.map(lambda leaf: jnp.where(jax.lax.axis_index("pipe") == 0, leaf, 0), d_params)
+            d_params = only_on_the_first(d_params)
         return {**sums, "embedding": {**added(sums["embedding"], d_params), "token": token}}
 
     def head_backward(
@@ -150,42 +149,24 @@ class LanguageModel:
             scale: float32, a factor for each loss.
             sums: float32 running sums, like `shared`; that of the logits' kernel is changed in place.
         """
-
-        def features_of(params: Params, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return self._module("head", params).features(x, microbatch)
-
-        head, owner, kernel = self._module("head", shared["head"]), *self._kernel_path
-        (features, others), vjp = jax.vjp(features_of, shared["head"], x)
-        _, vjp_of_losses = jax.vjp(head.losses, jnp.zeros((), jnp.float32), others)
-        words_scale, others_scale = vjp_of_losses(scale)
+        head = self._module("head", shared["head"])
+        (features, others), vjp = jax.vjp(self._features(microbatch), shared["head"], x)
+        words_scale, others_scale = self._scales(head, others, scale)
         words, d_features, of_words = cross_entropy_backward(
             features,
             targets=microbatch["targets"],
             tensor=self.tensor,
             scale=words_scale,
-            sums=KernelSums(sums[owner][kernel], sums["head"].get("bias")),
+            sums=self._words_sums(sums),
             **self._words(shared),
         )
         d_params, dx = vjp((d_features, others_scale))
-        sums = {**sums, "head": added(sums["head"], d_params)}
-        if of_words.bias is not None:
-            sums["head"] = {**sums["head"], "bias": of_words.bias}
-        return head.losses(words, others), dx, {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
+        return head.losses(words, others), dx, self._with_head(sums, d_params, of_words)
 
     @property
     def over_pipe(self) -> EndsOverPipe | None:
         """Embedding and head by parts, if their rows are split over `pipe`."""
-        if self.tensor.num_pipe == 1:
-            return None
-        if "bias" in self.specs["shared"]["head"]:
-            raise ConfigError(
-                explain(
-                    f"a {type(self.config).__name__} with num_pipe={self.tensor.num_pipe}, whose head has a bias",
-                    rule="vocab-over-pipe: several stages share the rows of a causal language model's vocabulary",
-                    repair="give TensorAxis(num_pipe=1)",
-                )
-            )
-        return EndsOverPipe(self)
+        return None if self.tensor.num_pipe == 1 else EndsOverPipe(self)
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of terms in each sum of `loss_sum` over a batch of any number of dims: its structure, int32."""
@@ -289,6 +270,28 @@ class LanguageModel:
             "bias": shared["head"].get("bias"),
             "vocab_size": self.config.anatomy.vocab_size,
         }
+
+    def _features(self, microbatch: Microbatch) -> Callable[[Params, jax.Array], tuple[jax.Array, Params]]:
+        """What the head finds before the logits, and its other losses, from its parameters and the stream."""
+        return lambda params, x: self._module("head", params).features(x, microbatch)
+
+    def _scales(self, head: Any, others: Params, scale: Any) -> tuple[jax.Array, Params]:
+        """The factors of the words' loss and of the others, from those of the head's result."""
+        _, vjp = jax.vjp(head.losses, jnp.zeros((), jnp.float32), others)
+        return vjp(scale)
+
+    def _words_sums(self, sums: Params) -> KernelSums:
+        """The running sums of the gradients of the logits' kernel and bias, among those of the shared parameters."""
+        owner, kernel = self._kernel_path
+        return KernelSums(sums[owner][kernel], sums["head"].get("bias"))
+
+    def _with_head(self, sums: Params, d_params: Params, of_words: KernelSums) -> Params:
+        """`sums` with the gradients of the head's parameters before the logits added, and with those of the logits."""
+        owner, kernel = self._kernel_path
+        sums = {**sums, "head": added(sums["head"], d_params)}
+        if of_words.bias is not None:
+            sums["head"] = {**sums["head"], "bias": of_words.bias}
+        return {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
 
     def _new(self, name: str, rngs: nnx.Rngs) -> nnx.Module:
         return getattr(self.config, f"new_{name}")(self.tensor, rngs)

@@ -7,26 +7,35 @@ know together, the program exchanges in between; see `jaxpipe.program.StageFunct
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from jaxpipe.mesh import Randomness, added
-from jaxpipe.models.cross_entropy import (
-    KernelSums,
-    Statistics,
-    backward_of_part,
-    loss_of_parts,
-    softmax_of_part,
-)
+from jaxpipe.mesh import Randomness
+from jaxpipe.models.cross_entropy import Statistics, backward_of_part, loss_of_parts, softmax_of_part
 
 if TYPE_CHECKING:
     from jaxpipe.models.language_model import LanguageModel, Microbatch, Params
 
+PyTree = Any
+
+
+class HeadStatistics(NamedTuple):
+    """What one device's S tells all devices."""
+
+    words: Statistics  # of its logits
+    others: Params  # the head's other losses, which all devices compute alike
+
 
 @dataclass(frozen=True)
 class EndsOverPipe:
-    """The functions of `jaxpipe.program.SplitEnds` for `model`."""
+    """The functions of `jaxpipe.program.SplitEnds` for `model`.
+
+    What stands before the logits is not split: a final norm, BERT's transform and sentence order. Every device computes
+    it, in S and again in T, where the gradient of its own logits gives its term of all gradients before them. Devices
+    so stay equally long. A loss beside the words' has no parts: one device passes its gradient on.
+    """
 
     model: LanguageModel
 
@@ -45,48 +54,48 @@ class EndsOverPipe:
         """As `LanguageModel.embed_backward`, for this device's rows."""
         return self.model.embed_backward(shared, microbatch, random, dx, sums)
 
-    def statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, Statistics]:
+    def statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, HeadStatistics]:
         """What this device's logits leave for `gradients`, and their statistics."""
-        features, _ = self._features(shared["head"], x, microbatch)
-        return softmax_of_part(
+        features, others = self.model._features(microbatch)(shared["head"], x)
+        kept, of_words = softmax_of_part(
             features, targets=microbatch["targets"], tensor=self.model.tensor, **self.model._words(shared)
         )
+        return kept, HeadStatistics(of_words, others)
 
-    def losses(self, shared: Params, statistics: Statistics, microbatch: Microbatch) -> jax.Array:
+    def losses(self, shared: Params, statistics: HeadStatistics, microbatch: Microbatch) -> Any:
         """The result of `head` from the statistics of all devices, "device ..." each."""
-        del shared
-        return loss_of_parts(statistics, microbatch["targets"])
+        words = loss_of_parts(statistics.words, microbatch["targets"])
+        others = jax.tree.map(lambda of_devices: of_devices[0], statistics.others)
+        return self.model._module("head", shared["head"]).losses(words, others)
 
     def gradients(
         self,
         shared: Params,
         x: jax.Array,
         kept: jax.Array,
-        statistics: Statistics,
+        statistics: HeadStatistics,
         microbatch: Microbatch,
         scale: Any,
         sums: Params,
     ) -> tuple[jax.Array, Params]:
         """This device's term of the gradient of `x`, and `sums` with its terms of the others added."""
-        (owner, kernel), model = self.model._kernel_path, self.model
-
-        def features_of(params: Params, x: jax.Array) -> jax.Array:
-            return self._features(params, x, microbatch)[0]
-
-        features, vjp = jax.vjp(features_of, shared["head"], x)
+        model, (owner, kernel) = self.model, self.model._kernel_path
+        (features, others), vjp = jax.vjp(model._features(microbatch), shared["head"], x)
+        words_scale, others_scale = model._scales(model._module("head", shared["head"]), others, scale)
         d_features, of_words = backward_of_part(
             features,
-            targets=microbatch["targets"],
-            tensor=model.tensor,
+            shared[owner][kernel],
+            microbatch["targets"],
+            model.tensor,
             exponentials=kept,
-            parts=statistics,
-            scale=scale,
-            sums=KernelSums(sums[owner][kernel], None),
-            **model._words(shared),
+            parts=statistics.words,
+            scale=words_scale,
+            sums=model._words_sums(sums),
         )
-        d_params, dx = vjp(d_features)
-        sums = {**sums, "head": added(sums["head"], d_params)}
-        return dx, {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
+        d_params, dx = vjp((d_features, only_on_the_first(others_scale)))
+        return dx, model._with_head(sums, d_params, of_words)
 
-    def _features(self, head: Params, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, dict[str, Any]]:
-        return self.model._module("head", head).features(x, microbatch)
+
+def only_on_the_first(values: PyTree) -> PyTree:
+    """`values`, equal on all devices of `pipe`, on the first of them, and zeros on the others."""
+    return jax.tree.map(lambda leaf: jnp.where(jax.lax.axis_index("pipe") == 0, leaf, 0), values)

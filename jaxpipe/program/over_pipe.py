@@ -27,9 +27,9 @@ Integers = Any
 class EndsRow(NamedTuple):
     """A device's line of the table in one round, as in `jaxpipe.lowering.collectives`."""
 
-    microbatch: Integers  # [collective]
-    entry: Integers  # [collective]
-    exchanged_slot: Integers  # of STATISTICS
+    microbatch: Integers  # [replica, collective]
+    entry: Integers  # [replica, collective]
+    exchanged_slot: Integers  # [replica] of STATISTICS
     entry_in: Integers
     entry_out: Integers
     slot: Integers
@@ -53,7 +53,7 @@ def ends_rows(table: RoundTable) -> EndsRow | None:
     def everywhere(values: Any) -> Any:
         return np.broadcast_to(values[:, None], (len(values), num_devices, *values.shape[1:]))
 
-    exchanged = plan.microbatch[:, Collective.STATISTICS]
+    exchanged = plan.microbatch[..., Collective.STATISTICS]
     slot = table.grid(plan.slot[table.schedule.columns.microbatch], otherwise=plan.num_slots)
     return EndsRow(
         microbatch=everywhere(plan.microbatch),
@@ -101,41 +101,46 @@ def written(storage: PyTree, index: jax.Array, values: PyTree) -> PyTree:
     )
 
 
-def exchange(table: RoundTable, round_type: int, actions: Any, row: EndsRow, ends: Ends) -> dict[Collective, PyTree]:
+Of = tuple[int, Collective]  # a collective for the microbatches of a replica
+
+
+def exchange(table: RoundTable, round_type: int, actions: Any, row: EndsRow, ends: Ends) -> dict[Of, PyTree]:
     """Runs the collectives of a round; returns what they bring."""
-    has, placement = table.collectives_of_type[round_type], table.schedule.placement
+    placement, last = table.schedule.placement, table.schedule.num_stages - 1
     device, total = lax.axis_index("pipe"), partial(sum_over, axes=("pipe",), deterministic=actions.deterministic)
 
-    def entry(collective: Collective) -> jax.Array:
-        return read(ends.entries, row.entry[collective])
+    def entry(of: Of) -> jax.Array:
+        return read(ends.entries, row.entry[of])
 
-    def of_stage(collective: Collective, stage: int) -> jax.Array:
+    def of_stage(of: Of, stage: int) -> jax.Array:
         """The entry of the device that holds `stage`, on all devices."""
-        return total(jnp.where(device == placement.device_of(stage, 0), entry(collective), 0))
+        return total(jnp.where(device == placement.device_of(stage, of[0]), entry(of), 0))
 
     ways = {
-        Collective.LOOKUP: lambda: total(actions.rows(row.microbatch[Collective.LOOKUP])),
-        Collective.BROADCAST: lambda: of_stage(Collective.BROADCAST, table.schedule.num_stages - 1),
-        Collective.STATISTICS: lambda: jax.tree.map(
-            lambda leaf: lax.all_gather(leaf, "pipe"), read(ends.own, row.exchanged_slot)
+        Collective.LOOKUP: lambda of: total(actions.rows(row.microbatch[of])),
+        Collective.BROADCAST: lambda of: of_stage(of, last),
+        Collective.STATISTICS: lambda of: jax.tree.map(
+            lambda leaf: lax.all_gather(leaf, "pipe"), read(ends.own, row.exchanged_slot[of[0]])
         ),
-        Collective.REDUCE: lambda: total(entry(Collective.REDUCE)),
-        Collective.SCATTER: lambda: of_stage(Collective.SCATTER, 0),
+        Collective.REDUCE: lambda of: total(entry(of)),
+        Collective.SCATTER: lambda of: of_stage(of, 0),
     }
-    return {collective: way() for collective, way in ways.items() if has[collective]}
+    found = np.argwhere(table.collectives_of_type[round_type]).tolist()
+    return {(replica, Collective(which)): ways[Collective(which)]((replica, which)) for replica, which in found}
 
 
-def store(actions: Any, row: EndsRow, arrived: dict[Collective, PyTree], state: Any) -> Any:
+def store(actions: Any, row: EndsRow, arrived: dict[Of, PyTree], state: Any) -> Any:
     """Returns `state` with what the collectives have brought."""
     ends = state.ends
-    for collective, values in arrived.items():
+    for of, values in arrived.items():
+        replica, collective = of
         if collective == Collective.STATISTICS:
-            ends = ends._replace(statistics=written(ends.statistics, row.exchanged_slot, values))
+            ends = ends._replace(statistics=written(ends.statistics, row.exchanged_slot[replica], values))
         elif collective == Collective.SCATTER:
-            microbatch = row.microbatch[collective]
+            microbatch = row.microbatch[of]
             add = partial(actions.scatter, microbatch, values)
             shared = cond_in_place(microbatch != NO_MICROBATCH, add, state.grads["shared"])
             state = state._replace(grads={**state.grads, "shared": shared})
         else:
-            ends = ends._replace(entries=written(ends.entries, row.entry[collective], values))
+            ends = ends._replace(entries=written(ends.entries, row.entry[of], values))
     return state._replace(ends=ends)

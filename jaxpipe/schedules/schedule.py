@@ -185,6 +185,16 @@ class Schedule:
         return bool(self.columns.is_kind(*HEAD_KINDS).any())
 
     @cached_property
+    def replica_of_microbatch(self) -> "np.ndarray":
+        """[microbatch] the replica of its forwards."""
+        import numpy as np
+
+        columns, replica = self.columns, np.zeros(self.num_microbatches, int)
+        forward = columns.is_kind(Kind.F) & (columns.microbatch >= 0) & (columns.microbatch < self.num_microbatches)
+        replica[columns.microbatch[forward]] = columns.replica[forward]
+        return replica
+
+    @cached_property
     def columns(self) -> Columns:
         """All actions as integer arrays, device by device in row order, for code that looks at all at once."""
         import numpy as np

@@ -92,6 +92,8 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
         ("gpt", "gpipe", (2, 2, 1), {"pipeline.layers_per_stage": "3,5", "optimizer.zero1": False}),
         ("llama", "1f1b", (2, 2, 2), {"pipeline.vocab_over_pipe": "true", "model.dtype": "bfloat16"}),
         ("gpt", "gpipe", (1, 4, 1), {"pipeline.vocab_over_pipe": "true", "optimizer.zero1": False}),
+        ("bert", "zb_h1", (2, 2, 2), {"pipeline.vocab_over_pipe": "true", "model.dtype": "bfloat16"}),
+        ("llama", "chimera", (1, 4, 1), {"pipeline.vocab_over_pipe": "true"}),
     ],
 )
 def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):

@@ -7,7 +7,7 @@ import pytest
 from settings_of_gpts import SMALL, gpt_setting
 
 from jaxpipe.estimate import Setting
-from jaxpipe.estimate.work import Matmul, flops, head_matmuls, layer_matmuls
+from jaxpipe.estimate.work import Matmul, flops, head_matmuls, layer_matmuls, split_head_matmuls
 from jaxpipe.models import BertConfig, LlamaConfig
 from jaxpipe.models.anatomy import model_flops
 
@@ -39,6 +39,15 @@ def test_all_parts_together_are_the_models_flops(family):
     counted = setting.model.num_layers * flops(layer.forward + layer.backward) + flops(head_matmuls(setting))
     sample = model_flops(setting.model, seq_len=setting.seq_len, num_predicted=setting.num_predicted)
     assert counted == setting.microbatch_size * sample
+
+
+def test_what_stands_before_the_logits_is_computed_whole_in_s_and_in_t():
+    """BERT's transform of 150 tokens, and pooler and order of a sequence; 2 sequences, pipe 4."""
+    setting = replace(setting_of("bert"), pipe=4, vocab_over_pipe=True)
+    hidden, words = SMALL["hidden"], SMALL["vocab_size"]
+    logits, before = 2 * 2 * 150 * words * hidden // 4, 2 * 2 * (150 * hidden**2 + hidden**2 + 2 * hidden)
+    of_s, of_t = map(flops, split_head_matmuls(setting))
+    assert (of_s, of_t) == (logits + before, 2 * logits + 3 * before)
 
 
 # experiments/014_halves/README.md, "products B = I + W".

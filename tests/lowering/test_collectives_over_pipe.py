@@ -28,7 +28,8 @@ def check_collectives(table: RoundTable) -> None:
     for microbatch in range(num_microbatches):
         round_of = {}
         for collective in Collective:
-            (rounds,) = np.nonzero(plan.microbatch[:, collective] == microbatch)
+            rounds, replicas = np.nonzero(plan.microbatch[..., collective] == microbatch)
+            assert (replicas == schedule.replica_of_microbatch[microbatch]).all()
             assert len(rounds) == 1
             round_of[collective] = rounds[0]
 
@@ -52,16 +53,23 @@ def check_collectives(table: RoundTable) -> None:
         rounds = [table.rounds[of_slot & (columns.microbatch == m)] for m in np.unique(columns.microbatch[of_slot])]
         spans = sorted((int(each.min()), int(each.max())) for each in rounds)
         assert all(first[1] < second[0] for first, second in pairwise(spans))
-    assert (plan.microbatch[:, Collective.BROADCAST] != NO_MICROBATCH).sum() == num_microbatches
+    assert (plan.microbatch[..., Collective.BROADCAST] != NO_MICROBATCH).sum() == num_microbatches
 
 
 CASES = [
     *[("1f1b", 4, 6), ("interleaved_1f1b", 2, 4), ("zb_h1", 4, 8), ("gpipe", 4, 9), ("v_half", 4, 8), ("zb_v", 3, 7)],
+    *[("chimera", 4, 6), ("bitpipe", 2, 3), ("dualpipe", 4, 9), ("gems", 4, 5), ("mixpipe", 4, 12)],
     ("dualpipe_v", 3, 7),  # B and I of the first stage, whose gradients of the embedding are one collective
     pytest.param(("1f1b", 8, 16), marks=pytest.mark.ci),
     *[
         pytest.param(case, marks=pytest.mark.slow)
-        for case in (("interleaved_1f1b", 8, 32), ("zb_h2", 8, 24), ("dualpipe_v", 4, 12), ("1f1b", 16, 64))
+        for case in (
+            ("interleaved_1f1b", 8, 32),
+            ("zb_h2", 8, 24),
+            ("dualpipe_v", 4, 12),
+            ("1f1b", 16, 64),
+            ("bitpipe", 8, 24),
+        )
     ],
 ]
 
@@ -90,7 +98,7 @@ def test_in_phases_meetings_that_hold_up_all_devices_cost_nothing(name, num_devi
 def test_no_device_ends_a_round_with_a_collective_before_all_have_begun_it():
     table = lower(vocabulary(build("1f1b", num_devices=4, num_microbatches=9)), costs=COSTS)
     clock = replay(table, COSTS)
-    meets = np.flatnonzero((table.collectives.microbatch != NO_MICROBATCH).any(axis=1))
+    meets = np.flatnonzero((table.collectives.microbatch != NO_MICROBATCH).any(axis=(1, 2)))
     assert (clock.end[meets].min(axis=1) >= clock.start[meets].max(axis=1)).all()
     columns, needs = table.schedule.columns, dependencies(table.schedule)
     ends = clock.end[table.rounds, columns.device]

@@ -36,12 +36,11 @@ def config_of(family: str, *, num_layers: int, dropout: float = 0.0, **choices: 
     return make(
         num_layers=num_layers,
         **_SIZES,
-        **words,
+        **(words | choices),
         num_positions=SEQ_LEN,
         embedding_dropout=dropout / 2,
         attention_dropout=dropout,
         hidden_dropout=dropout / 3,
-        **choices,
     )
 
 

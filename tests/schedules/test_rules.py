@@ -96,7 +96,6 @@ MORE_BROKEN = [
     ("head-everywhere", schedule_of("0F0 1S0 1T0 0B0", "1F0 1B0")),
     ("head-everywhere", schedule_of("0F0 0S0 0S0 0T0 0B0")),
     ("head-everywhere", schedule_of("0F0 0S0 0T0 1F0 1B0 0B0", placement=Placement(1, ((0, 0),)))),
-    ("head-everywhere", schedule_of("0F0 1S0 1T0 0B0", "1F0 1S0 1T0 1B0", placement=TWO_WAYS)),
     (
         "head-in-order",
         schedule_of(

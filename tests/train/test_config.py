@@ -75,10 +75,6 @@ def test_a_mistyped_field_names_the_closest():
             {"pipeline__vocab_over_pipe": "true", "pipeline__schedule": "bpipe"},
             ["vocabulary-pattern", "'bpipe', which has EVICT and LOAD"],
         ),
-        (
-            {"pipeline__vocab_over_pipe": "true", "pipeline__schedule": "chimera"},
-            ["vocabulary-pattern", "'chimera', which has num_replicas=2"],
-        ),
         ({"mesh__tensor": 2, "model__feed_forward": "511"}, ["model.feed_forward: 511 = 2 x 255 + 1"]),
         ({"model__feed_forward": "4h"}, ["word-or-number", "'auto'"]),
         ({"model__num_positions": "0"}, ["word-or-number", "'auto'"]),

@@ -31,7 +31,8 @@ def test_the_text_as_masked_words_lowers_the_loss(trained):
 
 def test_eval_says_each_kind_of_loss_on_another_mesh(trained):
     workdir, _ = trained
-    done = run("eval", f"--workdir={workdir}", "--config.mesh.data=1", "--config.pipeline.schedule=gpipe")
+    other = ["--config.mesh.data=1", "--config.pipeline.schedule=gpipe", "--config.pipeline.vocab_over_pipe=true"]
+    done = run("eval", f"--workdir={workdir}", *other)
     number = r"([\d.]+)"
     found = re.search(
         rf"step 40: held-out loss {number} nats \(masked_lm {number}, sentence_order {number}\)", done.stdout

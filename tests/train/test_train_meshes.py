@@ -81,17 +81,24 @@ def test_cudnn_without_a_gpu_is_refused_before_anything_is_made(tmp_path, platfo
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.ci
-def test_a_vocabulary_over_pipe_is_the_same_run_and_its_checkpoint_knows_nothing_of_it(tmp_path):
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param("configs/quickstart.py", marks=pytest.mark.ci),
+        pytest.param("configs/quickstart_bert.py", marks=pytest.mark.slow),
+    ],
+)
+def test_a_vocabulary_over_pipe_is_the_same_run_and_its_checkpoint_knows_nothing_of_it(tmp_path, config):
     split = ["--config.pipeline.vocab_over_pipe=true"]
     for name, arguments in {"split": split, "whole": []}.items():
-        done = train(tmp_path / name, "--config.train.steps=6", *arguments)
+        done = train(tmp_path / name, "--config.train.steps=6", *arguments, config=config)
         assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "split") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
     done = run("eval", f"--workdir={tmp_path / 'split'}", "--config.pipeline.vocab_over_pipe=false")
     found = re.search(r"step 6: held-out loss ([\d.]+)", done.stdout)
     assert found, done.stderr
     assert float(found[1]) == pytest.approx(metrics(tmp_path / "split")[-1]["eval_loss"], abs=1e-4)
-    resumed = train(tmp_path / "split", "--config.train.steps=9", "--config.pipeline.vocab_over_pipe=false")
+    whole = "--config.pipeline.vocab_over_pipe=false"
+    resumed = train(tmp_path / "split", "--config.train.steps=9", whole, config=config)
     assert resumed.returncode == 0, resumed.stderr
     assert "resumes    from the checkpoint of step 6" in resumed.stdout

@@ -44,11 +44,11 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     however long backwards are, and even if collectives hold up all devices.
 
     Args:
-        schedule: a schedule of one replica without transfers.
+        schedule: a schedule without transfers, and with a flush.
         costs: costs of the stages, and of S and T.
 
     Raises:
-        ScheduleError: the schedule has two replicas, transfers, or S and T already.
+        ScheduleError: the schedule has transfers, no flush, or S and T already.
 
     Example:
         1F1B on two devices: device 0 has two more microbatches in flight.
@@ -66,7 +66,7 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     by_time = _woven(schedule, costs, None)
     in_step_s, by_time_s = (simulate(each, costs).makespan for each in (in_step, by_time))
     found = in_step if in_step_s <= SLOWER * by_time_s else by_time
-    if schedule.has_split_backward:
+    if schedule.has_split_backward or schedule.num_replicas > 1:
         return found
     phased = in_phases(schedule)
     is_as_fast = simulate(phased, costs).makespan <= SLOWER * simulate(found, costs).makespan
@@ -115,7 +115,7 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
     leaves = np.empty(schedule.num_microbatches)
     of_last = np.flatnonzero(is_forward & (columns.stage == last))
     leaves[columns.microbatch[of_last]] = timeline.end[of_last]
-    rows = []
+    rows, replicas = [], schedule.replica_of_microbatch.tolist()
     for device, row in enumerate(schedule.rows):
         own = slice(int(columns.first[device]), int(columns.first[device + 1]))
         timed = [(time, len(Kind), action) for time, action in zip(key[own].tolist(), row, strict=True)]
@@ -126,7 +126,7 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
                 following = np.append(near, np.inf)[np.searchsorted(near, at)]
                 at = np.where(following < at + turn, following, at)
             # The head goes first of equal times, T last of it.
-            timed += [(time, kind, Action(kind, last, microbatch)) for microbatch, time in enumerate(at.tolist())]
+            timed += [(time, kind, Action(kind, last, m, replicas[m])) for m, time in enumerate(at.tolist())]
         # Rounding keeps equal times equal.
         rows.append(tuple(action for *_, action in sorted(timed, key=lambda each: (round(each[0], 9), each[1]))))
     return replace(schedule, name=f"{schedule.name} vocabulary", rows=tuple(rows))
@@ -145,7 +145,6 @@ def has_pattern(schedule: Schedule) -> bool:
 
 def _reasons(schedule: Schedule) -> list[str]:
     reasons = {
-        f"num_replicas={schedule.num_replicas}": schedule.num_replicas > 1,
         "EVICT and LOAD": schedule.has_transfers,
         "S and T already": schedule.has_head_actions,
         "no flush": bool(schedule.delays),
@@ -158,7 +157,7 @@ def _check(schedule: Schedule) -> None:
         raise ScheduleError(
             explain(
                 f"the head cannot be split over the devices of {schedule.name!r}, which has {found[0]}.",
-                rule="vocabulary-pattern: S and T are woven into one replica without transfers, and with a flush",
+                rule="vocabulary-pattern: S and T are woven into rows without transfers, and with a flush",
                 repair="take for example 1f1b, interleaved_1f1b, zb_h1 or gpipe, or keep the head on the last stage",
             )
         )

@@ -16,13 +16,6 @@ def head_everywhere(view: View) -> Iterator[Violation]:
     if not schedule.has_head_actions:
         return
     rule, last = "head-everywhere", schedule.num_stages - 1
-    if schedule.num_replicas > 1:
-        yield Violation(
-            rule,
-            f"S and T with num_replicas={schedule.num_replicas}",
-            "leave S and T out, or give one replica",
-        )
-        return
     is_head = view.in_range & columns.is_kind(*HEAD_KINDS)
     for index in np.flatnonzero(is_head & (columns.stage != last)).tolist():
         action = view.action(index)
@@ -37,7 +30,7 @@ def head_everywhere(view: View) -> Iterator[Violation]:
         count = np.zeros((schedule.num_devices, schedule.num_microbatches), int)
         np.add.at(count, (columns.device[own], columns.microbatch[own]), 1)
         for device, microbatch in np.argwhere(count != 1).tolist():
-            action = Action(kind, last, microbatch)
+            action = Action(kind, last, microbatch, int(schedule.replica_of_microbatch[microbatch]))
             if count[device, microbatch]:
                 index = own[(columns.device[own] == device) & (columns.microbatch[own] == microbatch)][1]
                 what, repair = f"{view.where(index)}: {action} stands here again", "remove it"
