@@ -28,7 +28,7 @@ from jaxpipe.estimate.setting import Setting, undecided
 from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.times import Times, stage_seconds
 from jaxpipe.schedules import Costs
-from jaxpipe.schedules.passes.vocabulary import has_pattern
+from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.schedule import Kind
 
 
@@ -81,7 +81,7 @@ def _is_shorter_split(config: ConfigDict, topology: Topology, costs: str) -> boo
     except ConfigError:
         return False
     setting = replace(undecided(config, topology), costs=costs)
-    if not (is_balanced and setting.can_split_vocabulary and has_pattern(outline(config))):
+    if not (is_balanced and setting.can_split_vocabulary and is_timed(outline(config))):
         return False
     source = Roofline.of(topology.hardware)
     without, split_s = (

@@ -190,7 +190,12 @@ def test_the_vocabulary_is_split_where_a_step_is_shorter():
 
 @pytest.mark.parametrize(
     ("pipeline", "topology"),
-    [({}, None), ({"schedule": "bpipe"}, "a100-80g:1x8"), ({"head_layers": 2.0}, "a100-80g:1x8")],
+    [
+        ({}, None),
+        ({"schedule": "bpipe"}, "a100-80g:1x8"),
+        ({"schedule": "chimera"}, "a100-80g:1x8"),
+        ({"head_layers": 2.0}, "a100-80g:1x8"),
+    ],
 )
 def test_it_is_not_split_where_it_cannot_be_or_nothing_is_known(pipeline, topology):
     config = llama(**pipeline)

@@ -29,7 +29,7 @@ from jaxpipe.models.choices import RECOMPUTE
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.schedules.methods.option import Options, written_options
 from jaxpipe.schedules.methods.registry import find_method
-from jaxpipe.schedules.passes.vocabulary import has_pattern
+from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.placement import Placement
 
 ALONE = "1f1b"  # on one device all schedules are the same
@@ -88,15 +88,15 @@ def legal_placement(variant: Variant, pipe: int) -> Placement:
 
 
 def can_split_head(group: Setting, variant: Variant) -> bool:
-    """Whether embedding and head of `group` can be split over its pipelines, run by this schedule."""
-    return group.pipe > 1 and group.can_split_vocabulary and _has_pattern(variant, group.pipe)
+    """Whether embedding and head of `group` can be split over its pipelines, and this schedule is then timed."""
+    return group.pipe > 1 and group.can_split_vocabulary and _is_timed(variant, group.pipe)
 
 
 @cache
-def _has_pattern(variant: Variant, pipe: int) -> bool:
+def _is_timed(variant: Variant, pipe: int) -> bool:
     enough = 1 if takes_times(variant.name) else 2 * pipe  # for activations to be moved, if any are
     num_microbatches = int(min(enough, find_method(variant.name).most_microbatches(pipe)))
-    return has_pattern(named_schedule(variant.name, pipe, num_microbatches, variant.options))
+    return is_timed(named_schedule(variant.name, pipe, num_microbatches, variant.options))
 
 
 Mesh = dict[str, int]  # sizes by axis

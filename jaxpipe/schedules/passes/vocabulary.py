@@ -143,6 +143,14 @@ def has_pattern(schedule: Schedule) -> bool:
     return not _reasons(schedule)
 
 
+def is_timed(schedule: Schedule) -> bool:
+    """Whether the asynchronous clock says how long rows with S and T take that `vocabulary` makes of ones like these.
+
+    With two replicas devices of the compiled program wait for each other, by 0.4 to 28 % (docs/limits.md).
+    """
+    return has_pattern(schedule) and schedule.num_replicas == 1
+
+
 def _reasons(schedule: Schedule) -> list[str]:
     reasons = {
         "EVICT and LOAD": schedule.has_transfers,
