@@ -19,6 +19,7 @@ from jaxpipe.estimate.memory import counted, counts, table_microbatches
 from jaxpipe.program.shapes import bytes_per_device, held_bytes
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.training.batches import example_batch
+from jaxpipe.training.delayed import DelayedStep
 from jaxpipe.training.optimizer import make_optimizer
 from jaxpipe.training.setup import build_pipeline
 from jaxpipe.training.step import state_like
@@ -94,6 +95,7 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
         ("gpt", "gpipe", (1, 4, 1), {"pipeline.vocab_over_pipe": "true", "optimizer.zero1": False}),
         ("bert", "zb_h1", (2, 2, 2), {"pipeline.vocab_over_pipe": "true", "model.dtype": "bfloat16"}),
         ("llama", "chimera", (1, 4, 1), {"pipeline.vocab_over_pipe": "true"}),
+        ("gpt", "pipedream_2bw", (2, 4, 1), {"model.dtype": "bfloat16"}),
     ],
 )
 def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
@@ -105,6 +107,8 @@ def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
     check(config)
     model, pipeline = build_pipeline(config, jax.devices()[: math.prod(mesh)])
     state = state_like(model, pipeline, make_optimizer(config))
+    if pipeline.run_schedule.delays:  # the older weights are in flight
+        state = DelayedStep.between_steps(state)
     batch = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=pipeline.batch_sharding),
         example_batch(config),

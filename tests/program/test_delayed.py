@@ -231,29 +231,55 @@ def test_nothing_big_is_written_whole_nothing_leaves_its_round_and_the_program_d
     assert sizes[-1] == pytest.approx(sizes[0], rel=0.02)
 
 
+def steps_from(params, config, num_steps: int):
+    """Parameters before and after the first of the steps of PipeDream-2BW on two devices, and metrics of all."""
+    pipeline = pipeline_of(build("pipedream_2bw", num_devices=2, num_microbatches=2), config)
+    state, step = start(pipeline, config, "sgd", num_steps=num_steps)
+    staged = jax.device_put(pipeline.to_stages(params), pipeline.shardings(state.params))
+    older = jax.tree.map(lambda leaf: leaf + 0, staged)
+    state = replace(state, params=staged, older=replace(state.older, weights=older))
+    batches, rows, after = iter(batch_of(each, 2) for each in range(num_steps)), [], None
+    for _ in range(num_steps):
+        state, metrics = step(state, lambda: next(batches))
+        rows.append(jax.tree.map(float, metrics))
+        if after is None:
+            after = jax.tree.map(np.asarray, jax.jit(pipeline.from_stages)(state.params))
+    return params, after, rows
+
+
+def is_changed(before, after) -> bool:
+    return any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), before, after)))
+
+
 @pytest.mark.ci
 def test_a_layer_without_a_finite_gradient_is_left_out_and_all_others_are_updated():
     config = config_of("gpt", num_layers=2)
-    schedule = build("pipedream_2bw", num_devices=2, num_microbatches=2)
-    pipeline = pipeline_of(schedule, config)
-    state, step = start(pipeline, config, "sgd", num_steps=3)
     broken = jax.tree.map(np.copy, random_params(config))
     up, down = (broken["layers"]["feed_forward"][name] for name in ("up", "down"))
     for kernel, factor in ((up["kernel"], 1e-25), (up["bias"], 1e-25), (down["kernel"], 1e25)):
         kernel[0] *= factor  # the forward stays as it is, the square of the gradient of `up` is not finite
-    staged = jax.device_put(pipeline.to_stages(broken), pipeline.shardings(state.params))
-    older = jax.tree.map(lambda leaf: leaf + 0, staged)
-    state = replace(state, params=staged, older=replace(state.older, weights=older))
-    before = jax.tree.map(np.asarray, jax.jit(pipeline.from_stages)(state.params))
-    batches = iter(batch_of(each, 2) for each in range(3))
-    state, metrics = step(state, lambda: next(batches))
-    after = jax.tree.map(np.asarray, jax.jit(pipeline.from_stages)(state.params))
-    assert metrics["skipped"] == 1
-    assert metrics["num_skipped_in_row"] == 1
+    before, after, (metrics, _, _) = steps_from(broken, config, 3)
+    assert metrics["skipped"] == metrics["num_skipped_in_row"] == 1
     assert metrics["bad_parameter"] >= 0
-    changed = [jax.tree.map(lambda a, b, i=i: (a[i] != b[i]).any(), before["layers"], after["layers"]) for i in (0, 1)]
-    assert not any(jax.tree.leaves(changed[0]))
-    assert any(jax.tree.leaves(changed[1]))
+    first, second = (
+        is_changed(*(jax.tree.map(lambda leaf, i=i: leaf[i], tree["layers"]) for tree in (before, after)))
+        for i in (0, 1)
+    )
+    assert not first
+    assert second
+
+
+def test_embedding_and_head_without_a_finite_gradient_are_left_out_and_the_next_batches_use_what_they_were():
+    config = config_of("gpt", num_layers=2, tie_embeddings=False)
+    broken = jax.tree.map(np.copy, random_params(config))
+    head = broken["shared"]["head"]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(head):
+        leaf *= 1e-25 if "kernel" in jax.tree_util.keystr(path) else 1e25  # as above: large features
+    before, after, rows = steps_from(broken, config, 4)
+    assert [row["skipped"] for row in rows] == [1, 1, 1, 1]
+    assert not is_changed(before["shared"], after["shared"])
+    assert is_changed(before["layers"], after["layers"])
+    np.testing.assert_allclose([row["loss"] for row in rows], rows[0]["loss"], rtol=0.5)
 
 
 def test_an_embedding_that_is_not_linear_is_refused():
