@@ -32,7 +32,7 @@ def schedule_of(row, num_devices: int, num_microbatches: int):
     return build(row.name, num_devices=num_devices, num_microbatches=num_microbatches, **row.given)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_what_stands_in_the_page_is_what_the_command_gives(run, size):
     page = run.PAGE.read_text()
     given = run.document({**run.pure_tables(size), "bytes": run.standing_bytes(page)})

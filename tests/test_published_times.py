@@ -13,7 +13,7 @@ def of_023():
         yield modules
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_predictions_hold_against_published_tables(of_023):
     run, cells = of_023["run"], of_023["cells"]
     rows, second = cells.zero_bubble(run.STEP), cells.vocabulary(run.STEP)

@@ -14,7 +14,7 @@ STEP = 7
 
 
 @pytest.mark.parametrize(
-    "forms", [["1f1b", "bitpipe, tensor"], pytest.param(list(FORMS), id="all", marks=pytest.mark.ci)], ids=str
+    "forms", [["1f1b", "bitpipe, tensor"], pytest.param(list(FORMS), id="all", marks=pytest.mark.slow)], ids=str
 )
 def test_a_state_goes_from_form_to_form_and_comes_back_bit_for_bit(tmp_path, forms):
     expected = numbers()

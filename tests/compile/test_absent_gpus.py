@@ -97,7 +97,7 @@ def test_every_message_is_behind_an_action(case):
     assert numbers["evict_load_permutes"] == numbers["exchange_permutes"] == 0
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_compiling_makes_no_constant_as_large_as_the_saved_activations():
     """XLA's collective-pipeliner-forward does, 3 GiB here, and more than a host has of whole models."""
     sizes = ("model.num_layers=4", "model.vocab_size=4096", "data.seq_len=2048", "data.batch_size=64")

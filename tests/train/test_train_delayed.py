@@ -36,8 +36,13 @@ def whole_of_wpipe(tmp_path_factory):
     return whole_run(tmp_path_factory.mktemp("delayed") / "run", *WPIPE, num_microbatches=2)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("of_run", "arguments"), [("whole", [DELAYED]), ("whole_of_wpipe", WPIPE)])
+@pytest.mark.parametrize(
+    ("of_run", "arguments"),
+    [
+        pytest.param("whole", [DELAYED], marks=pytest.mark.ci),
+        pytest.param("whole_of_wpipe", WPIPE, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(
     of_run, arguments, tmp_path, monkeypatch, request
 ):

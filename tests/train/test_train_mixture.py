@@ -10,8 +10,6 @@ from running import SMALL, metrics, run
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.arrays import read_array
 
-pytestmark = pytest.mark.ci
-
 MIXTURE = """
 from jaxpipe.config import base_config
 
@@ -40,6 +38,7 @@ def mixture(tmp_path_factory):
     return folder
 
 
+@pytest.mark.ci
 def test_words_and_balance_are_told_apart(mixture):
     rows = metrics(mixture / "run")
     assert rows[0]["words_loss"] == pytest.approx(math.log(256), abs=0.7)
@@ -69,6 +68,7 @@ def steps_of_bias(workdir, step):
     return (bias / 0.01).round()
 
 
+@pytest.mark.ci
 def test_the_bias_follows_the_loads_of_the_steps(mixture):
     """By its rate for each step, up where the load is less than the mean: it balances what it began with."""
     rows = metrics(mixture / "run")
@@ -77,6 +77,7 @@ def test_the_bias_follows_the_loads_of_the_steps(mixture):
     assert rows[-1]["load_bias"] < 0  # the mean of bias times load: what is chosen much has less
 
 
+@pytest.mark.ci
 def test_a_run_goes_on_on_another_mesh(mixture):
     """Balance is of a microbatch on all devices of `data`, so the losses do not depend on the mesh."""
     files = [f"--config={mixture}/mixture.py"]
@@ -93,6 +94,7 @@ def test_a_run_goes_on_on_another_mesh(mixture):
     assert len(metrics(mixture / "run")) == 15
 
 
+@pytest.mark.ci
 def test_a_run_without_flush_balances_too(mixture):
     """After one step each layer has given to an expert and taken from one; the second step may take it back."""
     files, more = [f"--config={mixture}/mixture.py", f"--workdir={mixture}/delayed"], ["--config.train.steps=2"]
@@ -106,6 +108,7 @@ def test_a_run_without_flush_balances_too(mixture):
     steps_of_bias(mixture / "delayed", 2)
 
 
+@pytest.mark.ci
 def test_it_is_sampled_and_evaluated(mixture):
     done = run("sample", f"--workdir={mixture}/run", "--prompt=def ", "--num_tokens=8")
     assert done.returncode == 0, done.stderr
@@ -113,6 +116,7 @@ def test_it_is_sampled_and_evaluated(mixture):
     assert ", words " in done.stdout, done.stderr
 
 
+@pytest.mark.ci
 def test_muon_takes_each_expert_as_a_matrix(mixture):
     files = [f"--config={mixture}/mixture.py", f"--workdir={mixture}/muon", "--config.optimizer.name=muon"]
     done = run("train", *files, *ARGUMENTS, "--config.train.steps=4")
@@ -120,6 +124,7 @@ def test_muon_takes_each_expert_as_a_matrix(mixture):
     assert metrics(mixture / "muon")[-1]["loss"] < metrics(mixture / "muon")[0]["loss"]
 
 
+@pytest.mark.slow
 def test_experts_over_devices(mixture, monkeypatch):
     """The losses are those of a run whose devices have all experts; it goes on where others have them, or all."""
     files = [f"--config={mixture}/mixture.py", f"--workdir={mixture}/experts"]
@@ -141,10 +146,13 @@ def test_experts_over_devices(mixture, monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--config.mesh.expert=2", "--config.mesh.data=1"],
-        ["--config.pipeline.schedule=pipedream_2bw", "--config.optimizer.error_feedback=true"],
+        pytest.param(["--config.mesh.expert=2", "--config.mesh.data=1"], id="over expert", marks=pytest.mark.slow),
+        pytest.param(
+            ["--config.pipeline.schedule=pipedream_2bw", "--config.optimizer.error_feedback=true"],
+            id="error feedback",
+            marks=pytest.mark.ci,
+        ),
     ],
-    ids=["over expert", "error feedback"],
 )
 def test_a_signal_and_the_same_command_resume_bit_for_bit(mixture, tmp_path, monkeypatch, arguments):
     """With biases, which the optimizer moves by their own rule, and a capacity."""
@@ -163,6 +171,7 @@ def test_a_signal_and_the_same_command_resume_bit_for_bit(mixture, tmp_path, mon
     steps_of_bias(tmp_path / "run", 4)
 
 
+@pytest.mark.ci
 def test_capacity_drops_the_same_tokens_on_every_mesh(mixture):
     files = [f"--config={mixture}/mixture.py", *ARGUMENTS, "--config.train.steps=4"]
     files += ["--config.model.dispatch=capacity", "--config.model.capacity_factor=0.8"]
@@ -187,6 +196,7 @@ def test_capacity_drops_the_same_tokens_on_every_mesh(mixture):
         ("model.dispatch=by_all", "model.dispatch"),
     ],
 )
+@pytest.mark.ci
 def test_mistakes_are_told_before_anything_is_compiled(mixture, argument, rule):
     done = run("train", f"--config={mixture}/mixture.py", f"--workdir={mixture}/none", f"--config.{argument}")
     assert done.returncode != 0
