@@ -20,6 +20,7 @@ from jaxpipe.models import LanguageModel, cross_entropy, over_pipe
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import build
 from jaxpipe.schedules.passes.vocabulary import vocabulary
+from jaxpipe.training.step import name_losses
 
 LARGEST_ERROR = 1e-5
 
@@ -136,10 +137,10 @@ def errors_of(case: Case) -> dict[str, float]:
     losses, grads = pipeline.loss_and_grads(staged(params), batch, factor, key)
     wanted_loss, wanted = mean_loss_and_grads(config, params, batch, key)
     errors = relative_errors(jax.tree.map(np.asarray, pipeline.from_stages(grads)), wanted)
-    loss = sum(map(np.sum, jax.tree.leaves(losses)))
+    loss = name_losses(losses)["loss"]
     errors["loss"] = abs(loss / float(wanted_loss) - 1)
     if key is None:
-        alone = sum(map(np.sum, jax.tree.leaves(pipeline.loss(staged(params), batch, factor))))
+        alone = name_losses(pipeline.loss(staged(params), batch, factor))["loss"]
         errors["loss alone"] = abs(alone / float(wanted_loss) - 1)
     return errors
 
