@@ -65,7 +65,7 @@ class RunTable(RoundTable):
     """A round table of several calls.
 
     Attributes:
-        event: [R] the Meeting in a round, or that there is none.
+        event: [R] the Meeting in a round, NONE in most.
         num_calls: calls, one more than batches.
     """
 
@@ -180,12 +180,12 @@ def lower_run(
     costs = costs or Costs()
     expected = costs.in_forwards()
     # Where devices wait for each other in the middle of backwards, rounds for shorter or longer ones may be shorter.
-    tables = []
+    found = []
     for change in (0, 1, -1) if blocking else (0,):
         lengths = expected + change * (np.arange(len(expected)) == Kind.B)
         if lengths[Kind.B] > 0:
-            tables.append(_laid_out(schedule, layers_per_stage, lengths, costs, blocking=blocking))
-    return min(tables, key=lambda table: replay(table, costs, blocking=blocking).makespan)
+            found.append(_laid_out(schedule, layers_per_stage, lengths, costs, blocking=blocking))
+    return min(found, key=lambda laid_out: laid_out[1])[0]
 
 
 def _laid_out(
@@ -195,8 +195,8 @@ def _laid_out(
     costs: Costs,
     *,
     blocking: bool,
-) -> RunTable:
-    """The shortest table at `costs` that has been found for actions of `lengths`, in forwards."""
+) -> tuple[RunTable, float]:
+    """The shortest table at `costs` that has been found for actions of `lengths`, in forwards; and its makespan."""
     columns, batch_size, last_stage = schedule.columns, schedule.batch_size, schedule.num_stages - 1
     period = int(REMOTE_ROUNDS * (lengths[Kind.F] + lengths[Kind.B]))
     per_call = period * batch_size * schedule.placement.num_chunks
@@ -214,20 +214,22 @@ def _laid_out(
     def table_with(meetings: list[tuple[Meeting, int]], ahead: int) -> RunTable:
         return _with_meetings(schedule, layers_per_stage, rounds, period, lengths, meetings, ahead)
 
+    asynchronous = simulate(schedule, costs).makespan
+
     def shortest(tables: Iterable[RunTable]) -> tuple[int, float]:
         """Place of the first of the shortest tables, and its makespan."""
-        best, least, bound = 0, np.inf, simulate(schedule, costs).makespan
+        best, least = 0, np.inf
         for place, table in enumerate(tables):
             makespan = replay(table, costs, blocking=blocking).makespan
             if makespan < least * (1 - _TOLERANCE):
                 best, least = place, makespan
-            if least <= bound * (1 + _TOLERANCE):
+            if least <= asynchronous * (1 + _TOLERANCE):
                 break
         return best, least
 
     # Where a device exchanges messages in the middle of its backwards, these take the round of that exchange.
     choices = [0, *range(1, REMOTE_ROUNDS * (int(lengths[Kind.B]) - 1), REMOTE_ROUNDS)]
-    chosen, bound = shortest(table_with([], each) for each in choices)
+    chosen, without = shortest(table_with([], each) for each in choices)
     ahead = choices[chosen]
     # Rounds, first and last, in which all may meet: for the head between the last stage's last F of a batch and its
     # first of the next; for the others between the first stage's UPDATE, the last of all, and its next B.
@@ -247,9 +249,9 @@ def _laid_out(
             places = range(first + (first + 1) % REMOTE_ROUNDS, last + 1, REMOTE_ROUNDS)  # those of messages
             found, makespan = shortest(table_with([*before, (meeting, each), *after], ahead) for each in places)
             meetings = [*before, (meeting, places[found]), *after]
-        if makespan <= bound * (1 + _TOLERANCE):
+        if makespan <= without * (1 + _TOLERANCE):
             break
-    return table_with(meetings, ahead)
+    return table_with(meetings, ahead), makespan
 
 
 def _with_meetings(

@@ -49,7 +49,7 @@ class Ends(NamedTuple):
 
     def waiting(self, shared: PyTree) -> PyTree:
         """Those of a tree like the shared parameters that wait."""
-        return some(self.waits, shared)
+        return _some(self.waits, shared)
 
 
 class Found(NamedTuple):
@@ -175,7 +175,7 @@ class Updates:
             return jnp.where(takes if is_of_both else is_begun, new, old)
 
         chosen = self.ends.of_embedding
-        after = jax.tree.map(taken, *(some(chosen, tree) for tree in (both, waiting, copies["shared"])))
+        after = jax.tree.map(taken, *(_some(chosen, tree) for tree in (both, waiting, copies["shared"])))
         return {**copies, "shared": with_some(chosen, copies["shared"], after)}
 
     def exchange(self, table: Any, round_type: int, row: Row, state: State) -> dict[str, PyTree]:
@@ -190,8 +190,8 @@ class Updates:
             met["given"] = self._given(ends.of_head, ends.of_embedding, sums, is_last_stage())
         elif meeting is Meeting.COLLECT_OTHERS:
             given = self._given(ends.of_embedding, ends.of_head, sums, ~is_last_stage())
-            before = some(ends.of_embedding, run.given)
-            of_both = some(ends.of_embedding, ends.of_head)
+            before = _some(ends.of_embedding, run.given)
+            of_both = _some(ends.of_embedding, ends.of_head)
             given = jax.tree.map(lambda both, new, before: before + new if both else new, of_both, given, before)
             given = with_some(ends.of_embedding, run.given, given)
             met["given"] = given
@@ -200,7 +200,7 @@ class Updates:
                 row, (state.loss, run.given, run.squares, run.num_left_out)
             )
             if meeting is Meeting.UPDATE_HEAD:
-                squares, shapes = some(ends.is_first, _squares(given)), some(ends.is_first, self.parts["shared"])
+                squares, shapes = _some(ends.is_first, _squares(given)), _some(ends.is_first, self.parts["shared"])
                 totals = sum_of_parts(
                     jax.tree.leaves(squares), jax.tree.leaves(shapes), deterministic=self.deterministic
                 )
@@ -212,7 +212,7 @@ class Updates:
             choose = partial(_shared_of, chosen)
             _, held, structure = self._state_of(run, choose)
             met["masters"], _ = self._updated(choose({"shared": given}), choose(run.masters), held, structure)
-            met["copies"] = self._copies(met["masters"]["shared"], some(chosen, self.parts["shared"]))
+            met["copies"] = self._copies(met["masters"]["shared"], _some(chosen, self.parts["shared"]))
         return met
 
     def store(self, table: Any, round_type: int, row: Row, met: dict[str, PyTree], state: State) -> State:
@@ -262,7 +262,7 @@ class Updates:
             changed=met["masters"],
             is_last=not is_head,
         )
-        before = some(chosen, run.copies["shared"]) if is_head else run.waiting
+        before = _some(chosen, run.copies["shared"]) if is_head else run.waiting
         copies = cond_in_place(met["is_good"], lambda _: met["copies"], before)
         if is_head:
             return after._replace(copies={**run.copies, "shared": with_some(chosen, run.copies["shared"], copies)})
@@ -281,7 +281,7 @@ class Updates:
         def given(is_of_both: bool, leaf: jax.Array, part: Part) -> jax.Array:
             return part.reduce(jnp.where(gives, leaf, 0.0) if is_of_both else leaf, deterministic=self.deterministic)
 
-        return jax.tree.map(given, *(some(chosen, tree) for tree in (others, sums, self.parts["shared"])))
+        return jax.tree.map(given, *(_some(chosen, tree) for tree in (others, sums, self.parts["shared"])))
 
     # ---- One step of the optimizer
 
@@ -396,14 +396,14 @@ def is_last_stage() -> jax.Array:
     return lax.axis_index("pipe") == lax.axis_size("pipe") - 1
 
 
-def some(chosen: PyTree, shared: PyTree) -> PyTree:
+def _some(chosen: PyTree, shared: PyTree) -> PyTree:
     """The chosen ones of a tree like the shared parameters; the others are masked."""
     return jax.tree.map(lambda is_chosen, leaf: leaf if is_chosen else optax.MaskedNode(), chosen, shared)
 
 
 def _shared_of(chosen: PyTree, tree: PyTree) -> PyTree:
     """A tree like the parameters, with the chosen shared ones of `tree` alone."""
-    return {"shared": some(chosen, tree["shared"]), "layers": {}}
+    return {"shared": _some(chosen, tree["shared"]), "layers": {}}
 
 
 def with_some(chosen: PyTree, shared: PyTree, some: PyTree) -> PyTree:
