@@ -12,6 +12,8 @@ small, as the tiles of experts are, that costs processor time of its own: then c
 With --num_processes=P the pipeline is P processes of one core and one thread each (mesh.pipe becomes P), and the
 result says where their time goes, as fractions of P x the pipelined step's wall time:
 
+    work_ratio           processor time, pipelined / unpipelined step; `work_ratio_of_cores`: / that of an unpipelined
+                         step while all processes run one at once, as they share memory and its bandwidth
     efficiency           the unpipelined step; `efficiency_of_cores`: by P x its time when all processes run one at once
     efficiency_by_clock  what the schedule allows, on the asynchronous clock at the layers' times in the same run
     lost_to_bubble       idle time of that clock
@@ -152,6 +154,7 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
         "pipelined_cpu_s": step_cpu_s,
         "unpipelined_cpu_s": one.cpu_s,
         "work_ratio": step_cpu_s / one.cpu_s,
+        "work_ratio_of_cores": step_cpu_s / (copies_cpu_s / num_processes),
         "pipelined_wall_s": step.wall_s,
         "unpipelined_wall_s": one.wall_s,
         **memory,

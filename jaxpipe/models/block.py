@@ -135,8 +135,11 @@ class SelfAttention(nnx.Module):
         """Queries, keys and values, each "batch seq local_head head_dim"."""
         num_groups = self.heads.num_key_value // self.tensor.size
         by_group = columns.reshape(*columns.shape[:2], num_groups, -1, self.heads.size)
-        query = by_group[..., :-2, :].reshape(*columns.shape[:2], -1, self.heads.size)
-        return query, by_group[..., -2, :], by_group[..., -1, :]
+        num_queries = by_group.shape[3] - 2
+        # Gradients of parts are concatenated; those of slices would be padded and added.
+        parts = jnp.split(by_group, (num_queries, num_queries + 1), axis=3)
+        query, key, value = (part.reshape(*columns.shape[:2], -1, self.heads.size) for part in parts)
+        return query, key, value
 
     def _dropout(self, random: Randomness | None) -> AttentionDropout | None:
         if random is None or not self.dropout_rate:

@@ -93,7 +93,7 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Matmul "... out" with `x` "... in", on each device separately."""
         arrays = self.arrays()
-        return _add_bias(x @ arrays["kernel"], arrays)
+        return _add_bias(_times(x, arrays["kernel"]), arrays)
 
 
 def from_stream(x: jax.Array, norm: Any, linears: tuple[Linear, ...], tensor: TensorAxis) -> tuple[jax.Array, ...]:
@@ -126,12 +126,17 @@ def to_stream(activation: Callable, inputs: tuple[jax.Array, ...], linear: Linea
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1))
 def _from_stream(norm: Callable, tensor: TensorAxis, x: jax.Array, norm_arrays: Any, linears: Any) -> Any:
     whole = tensor.gather(norm(x, norm_arrays), 1)
-    return tuple(_add_bias(whole @ arrays["kernel"], arrays) for arrays in linears)
+    return tuple(_add_bias(_times(whole, arrays["kernel"]), arrays) for arrays in linears)
 
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _to_stream(activation: Callable, inputs: tuple[jax.Array, ...], kernel: jax.Array) -> jax.Array:
-    return activation(*inputs) @ kernel
+    return _times(activation(*inputs), kernel)
+
+
+def _times(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`x @ kernel` with all tokens in one dim, so that XLA transposes no input of the kernel's gradient."""
+    return (x.reshape(-1, x.shape[-1]) @ kernel).reshape(*x.shape[:-1], -1)
 
 
 def _add_bias(y: jax.Array, arrays: dict[str, jax.Array]) -> jax.Array:

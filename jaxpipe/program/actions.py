@@ -23,9 +23,10 @@ from jaxpipe.program import over_pipe
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.ends import embed_backward, head_backward
-from jaxpipe.program.in_place import cond_in_place
+from jaxpipe.program.in_place import cond_in_place, guarded_index, once
 from jaxpipe.program.partition import reduce_chunk
 from jaxpipe.program.shapes import StepShapes
+from jaxpipe.program.stacked import slice_at, with_added
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import Pools
 from jaxpipe.schedules.schedule import Kind
@@ -46,7 +47,7 @@ class Actions:
     random: Randomness | None  # of this step, on this device
     first_layer: jax.Array  # [chunk] index in the model of its first layer
     num_layers: jax.Array  # [chunk]
-    static_num_layers: int | None  # layers of every stage if equal (XLA then knows the trip count), else None
+    static_num_layers: int | None  # layers of every stage if equal and several, which XLA then knows; else None
     deterministic: bool  # whether sums over devices are added in mesh order
     updates: Any = None  # `updates.Updates` in a run without flush; then batch, scale and random are [lap, ...]
 
@@ -65,7 +66,8 @@ class Actions:
     ) -> Actions:
         """The actions of the device that traces this inside `shard_map`."""
         layers_per_stage = shapes.table.layers_per_stage
-        equal = len(set(layers_per_stage)) == 1
+        # Of a loop of one turn XLA moves nothing out, and computes it again in every element that needs it.
+        is_known = len(set(layers_per_stage)) == 1 and layers_per_stage[0] > 1
         device, microbatch_size = lax.axis_index("pipe"), jax.tree.leaves(batch)[0].shape[1]
         return cls(
             functions=functions,
@@ -76,7 +78,7 @@ class Actions:
             random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
             first_layer=jnp.asarray(layout.first_layer)[device],
             num_layers=jnp.asarray(layout.num_held)[device],
-            static_num_layers=layers_per_stage[0] if equal else None,
+            static_num_layers=layers_per_stage[0] if is_known else None,
             deterministic=deterministic,
         )
 
@@ -134,7 +136,7 @@ class Actions:
 
     def _layer_params(self, row: Row, layer: jax.Array) -> PyTree:
         chunk = row.run.copied_chunk if self.updates else row.chunk
-        return jax.tree.map(lambda leaf: _at(leaf, chunk, layer), self.params["layers"])
+        return jax.tree.map(lambda leaf: slice_at(leaf, chunk, layer)[0, 0], self.params["layers"])
 
     def num_layers_of(self, row: Row) -> int | jax.Array:
         """Layers of the stage in `row`."""
@@ -197,15 +199,15 @@ class Actions:
             dy, sums, deferred, pools, num_done = walk
             i, params, given = self._last_first(row, turn)
 
-            # Deferred arrays may overwrite residuals that I reads. In its own guard, the reader ends before anything is
+            # Deferred arrays may overwrite residuals that I reads. In its own loop, the reader ends before anything is
             # written; else the compiler would copy the pool for the reader.
             def compute(walk: tuple) -> tuple:
                 dy, sums, _, num_done = walk
-                residuals = storage.read_residuals(pools, row.pages[:, i])
+                residuals = storage.read_residuals(pools, guarded_index(row.pages[:, i], num_done))
                 dx, grads, deferred = split.input_gradient(params, residuals, dy, self._layer_scale, *given)
                 return dx, _add_layer(sums, row.chunk, i, grads), deferred, num_done + 1
 
-            dx, sums, deferred, num_done = cond_in_place(num_done >= 0, compute, (dy, sums, deferred, num_done))
+            dx, sums, deferred, num_done = once(compute, (dy, sums, deferred, num_done), num_done)
             pools = storage.write_deferred(pools, row.pages[:, i], deferred)
             return dx, sums, deferred, pools, num_done
 
@@ -347,21 +349,6 @@ def _add_of_layer(totals: PyTree, layer: jax.Array, scale: PyTree, values: PyTre
     return jax.tree.map(add, totals, scale, values)
 
 
-def _at(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:
-    """`leaf[chunk, layer]` as a slice."""
-    return _slice(leaf, chunk, layer).reshape(leaf.shape[2:])
-
-
-def _add_at(total: jax.Array, chunk: jax.Array, layer: jax.Array, value: jax.Array) -> jax.Array:
-    """Returns `total` with `value` added to `total[chunk, layer]`, in place.
-
-    The sum has the shape of `total`: with one layer the slice is all of `total`, and XLA adds in place only
-    if there is no reshape in between.
-    """
-    updated = _slice(total, chunk, layer) + value.astype(total.dtype)[None, None]
-    return lax.dynamic_update_slice(total, updated, (chunk, layer) + (0,) * value.ndim)
-
-
 def _add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequence[jax.Array | None]) -> PyTree:
     """Returns running sums of layers with the gradients of one layer added.
 
@@ -371,10 +358,5 @@ def _add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequen
         grads: [leaf] gradients of the layer; None adds nothing.
     """
     leaves, structure = jax.tree.flatten(totals)
-    added = [total if d is None else _add_at(total, chunk, layer, d) for total, d in zip(leaves, grads, strict=True)]
+    added = [total if d is None else with_added(total, d, chunk, layer) for total, d in zip(leaves, grads, strict=True)]
     return jax.tree.unflatten(structure, added)
-
-
-def _slice(leaf: jax.Array, chunk: jax.Array, layer: jax.Array) -> jax.Array:
-    """`leaf[chunk, layer]` with its first two axes kept, of size one."""
-    return lax.dynamic_slice(leaf, (chunk, layer) + (0,) * (leaf.ndim - 2), (1, 1, *leaf.shape[2:]))

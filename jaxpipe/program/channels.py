@@ -39,6 +39,7 @@ from jaxpipe.lowering.inbox import FIRST_PERMUTE, OWN
 from jaxpipe.lowering.permutes import Pair
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.in_place import guarded_index, sequenced
+from jaxpipe.program.stacked import slice_at, with_added
 from jaxpipe.program.storage import Page, PageForm, pool_for
 
 PyTree = Any
@@ -144,13 +145,9 @@ def add_grads(form: PageForm, row: Row, arrived: Sequence[Page], state: State) -
     """Returns `state` with the arrived gradients, pages of `form`, added to the sums that the table names."""
 
     def add_layer(lane: int, page: Page, sums: PyTree, _: jax.Array) -> PyTree:
-        def add_leaf(total: jax.Array, value: jax.Array) -> jax.Array:
-            value = value[None, None]
-            place = (row.recv_layer[lane, 0], row.recv_layer[lane, 1]) + (0,) * (total.ndim - 2)
-            return lax.dynamic_update_slice(total, lax.dynamic_slice(total, place, value.shape) + value, place)
-
-        values = form.read(page, pool_for(1, form), 0)
-        return jax.tree.map(add_leaf, sums, jax.tree.unflatten(jax.tree.structure(sums), values))
+        chunk, layer = row.recv_layer[lane, 0], row.recv_layer[lane, 1]
+        values = jax.tree.unflatten(jax.tree.structure(sums), form.read(page, pool_for(1, form), 0))
+        return jax.tree.map(lambda total, value: with_added(total, value, chunk, layer), sums, values)
 
     layers, num_done = _store(row.num_layer_recvs, arrived, add_layer, state.grads["layers"], state.num_done)
     return state._replace(grads={**state.grads, "layers": layers}, num_done=num_done)
@@ -163,10 +160,9 @@ def read_grads(
     sums = jax.tree.leaves(state.grads["layers"])
 
     def read_layer(lane: int, page: Page, num_done: jax.Array) -> Page:
-        place = guarded_index(row.send_layer[lane, 0], num_done), row.send_layer[lane, 1]
+        chunk, layer = guarded_index(row.send_layer[lane, 0], num_done), row.send_layer[lane, 1]
         values = [
-            lax.dynamic_slice(total, place + (0,) * len(like.shape), (1, 1, *like.shape))
-            for total, like in zip(sums, form.arrays, strict=True)
+            slice_at(total, chunk, layer, shape=like.shape) for total, like in zip(sums, form.arrays, strict=True)
         ]
         return form.write(page, pool_for(1, form), 0, values)
 

@@ -63,6 +63,16 @@ def sequenced(
     return cond_in_place(wanted & (num_done >= 0), act, (carry, num_done))
 
 
+def once(action: Callable[[Carry], Carry], carry: Carry, num_done: jax.Array) -> Carry:
+    """Returns `action(carry)`, all of which ends before anything else uses what it returns.
+
+    It is a loop of one turn, as `num_done` is never negative. The compiler cannot know that: of a loop of one turn at
+    most it moves nothing out; out of this one and those around it, what does not change in them, as tables of
+    rotations do not from layer to layer.
+    """
+    return jax.lax.fori_loop(0, jnp.minimum(num_done, 0) + 1, lambda _, carry: action(carry), carry)
+
+
 def guarded_index(index: jax.Array, num_done: jax.Array) -> jax.Array:
     """Returns `index` with an artificial dependency, so that XLA does not hoist the read out of its guard.
 

@@ -25,6 +25,7 @@ from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 from jaxpipe.program.in_place import cond_in_place
+from jaxpipe.program.stacked import slice_at, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
 
 PyTree = Any
@@ -258,16 +259,12 @@ def _gather_both(
     def layer(i: jax.Array, walk: tuple[Page, list[jax.Array]]) -> tuple[Page, list[jax.Array]]:
         page, copies = walk
         chunk, row = i // num_layers, i % num_layers
-        own = [
-            cast(lax.dynamic_slice(leaf, (chunk, row) + (0,) * (leaf.ndim - 2), (1, 1, *leaf.shape[2:])))[0, 0]
-            for leaf in leaves
-        ]
+        own = [cast(slice_at(leaf, chunk, row))[0, 0] for leaf in leaves]
         page = form.write(page, pool, 0, own)
         partners = form.read([lax.ppermute(sent, "pipe", pairs) for sent in page], pool, 0)
         for first, held in ((0, own), (num_chunks, partners)):
             for k, part in enumerate(parts):
-                copy = part.gather(held[k])[None, None]
-                copies[k] = lax.dynamic_update_slice(copies[k], copy, (first + chunk, row) + (0,) * (copy.ndim - 2))
+                copies[k] = with_slice(copies[k], part.gather(held[k])[None, None], first + chunk, row)
         return page, copies
 
     page = [jnp.zeros(sent.shape, sent.dtype) for sent in pool.like()]
@@ -309,9 +306,8 @@ def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministi
 
 
 def _reduce_layer(leaf: jax.Array, part: Part, chunk: jax.Array, i: jax.Array, *, deterministic: bool) -> jax.Array:
-    start = (chunk, i) + (0,) * (leaf.ndim - 2)
-    own = lax.dynamic_slice(leaf, start, (1, 1, *leaf.shape[2:])).reshape(leaf.shape[2:])
-    return lax.dynamic_update_slice(leaf, part.reduce(own, deterministic=deterministic)[None, None], start)
+    own = part.reduce(slice_at(leaf, chunk, i)[0, 0], deterministic=deterministic)
+    return with_slice(leaf, own[None, None], chunk, i)
 
 
 def _reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:

@@ -30,6 +30,7 @@ from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.in_place import cond_in_place, of_round
 from jaxpipe.program.partition import Part, sum_of_parts
+from jaxpipe.program.stacked import slice_at, with_slice
 
 PyTree = Any
 OLDER = 1  # lap of the batch that a call ends
@@ -137,7 +138,7 @@ class Updates:
     ) -> tuple[Updated, PyTree]:
         at, parts = (chunk, i), self.parts["layers"]
         grads = jax.tree.map(
-            lambda leaf, part: part.reduce(_layer_at(leaf, at)[0, 0], deterministic=self.deterministic)[None, None],
+            lambda leaf, part: part.reduce(slice_at(leaf, *at)[0, 0], deterministic=self.deterministic)[None, None],
             sums,
             parts,
         )
@@ -426,15 +427,9 @@ def _squares(grads: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.square(leaf).sum(), grads)
 
 
-def _layer_at(leaf: jax.Array, at: tuple[jax.Array, jax.Array]) -> jax.Array:
-    return lax.dynamic_slice(leaf, at + (0,) * (leaf.ndim - 2), (1, 1, *leaf.shape[2:]))
-
-
 def _slices(tree: PyTree, at: tuple[jax.Array, jax.Array]) -> PyTree:
-    return jax.tree.map(lambda leaf: _layer_at(leaf, at), tree)
+    return jax.tree.map(lambda leaf: slice_at(leaf, *at), tree)
 
 
 def _written(tree: PyTree, values: PyTree, at: tuple[jax.Array, jax.Array]) -> PyTree:
-    return jax.tree.map(
-        lambda leaf, value: lax.dynamic_update_slice(leaf, value, at + (0,) * (leaf.ndim - 2)), tree, values
-    )
+    return jax.tree.map(lambda leaf, value: with_slice(leaf, value, *at), tree, values)
