@@ -97,6 +97,34 @@ def test_nor_where_slots_have_room_for_all_that_waits():
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "zb_v"])
+def test_tables_of_rotations_are_computed_once_in_a_stage_of_one_layer(name):
+    """Else in every element of every head: XLA takes the cosines into the loop that rotates, or moves them out."""
+    _, _, _, text = compile_step(build(name, num_devices=2, num_microbatches=4), num_layers=4, family="llama")
+    inside = [
+        {each.opcode for each in computation.instructions}
+        for computation in computations(text)[0].values()
+        if any(each.opcode == "cosine" for each in computation.instructions)
+    ]
+    assert inside
+    assert not any("concatenate" in opcodes for opcodes in inside)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "zb_v"])
+def test_gradients_of_kernels_read_no_transposed_copies(name):
+    """A product sums over one dim of tokens; of [batch, seq, features] XLA would copy [features, batch, seq]."""
+    _, _, _, text = compile_step(build(name, num_devices=2, num_microbatches=4), num_layers=4, hidden=48, seq_len=32)
+    copied = [
+        instruction
+        for computation in computations(text)[0].values()
+        for instruction in computation.instructions
+        if instruction.opcode == "transpose" and re.fullmatch(r"f32\[\d+,2,32\]", instruction.shape)
+    ]
+    assert copied == []
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_gradients_of_layers_are_reduced_in_the_loop_where_a_chunk_completes(family):
     schedule = build("1f1b", num_devices=2, num_microbatches=5)
