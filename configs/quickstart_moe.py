@@ -2,8 +2,8 @@
 
 Command:  python -m jaxpipe.train --config=configs/quickstart_moe.py --workdir=runs/quickstart_moe
 Hardware: 2 CPU cores (8 virtual devices), or 8 GPUs where they are
-Time:     about 4 minutes, compilation included
-Number:   held-out loss 1.48 nats per byte (on the standard library of Python 3.11.7)
+Time:     about 3 minutes, compilation included
+Number:   held-out loss 1.35 nats per byte (on the standard library of Python 3.11.7)
 """
 
 from ml_collections import ConfigDict
@@ -16,9 +16,9 @@ def get_config(arg: str = "") -> ConfigDict:
     del arg
     config = base_config("mixtral")
     config.model.num_layers = 8
-    config.model.hidden = 128
+    config.model.hidden = 64
     config.model.num_heads = 2
-    config.model.feed_forward = 192
+    config.model.feed_forward = 96
     config.model.balance_loss = 0.0
     config.model.bias_rate = 0.01
     config.data.batch_size = 32
@@ -28,6 +28,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.mesh.pipe = 8
     config.mesh.deterministic = True
     config.optimizer.learning_rate = 5e-3
-    config.train.steps = 400
+    config.train.steps = 600
     config.train.eval_every = 100
     return config

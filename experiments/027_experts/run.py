@@ -78,7 +78,7 @@ def training(folder: Path) -> list[Record]:
 def trained(folder: Path, model: str, seed: int) -> Record:
     """What a run, begun here or gone on with, has told."""
     workdir = folder / f"{model}{seed}"
-    flags = {"train.seed": seed, "data.seed": seed, "checkpoint.save_every": 0}
+    flags = {"train.seed": seed, "data.seed": seed, "checkpoint.save_every": 0, "mesh.pipe": 2}  # one device a core
     command = [sys.executable, "-m", "jaxpipe.train", f"--config={CONFIGS[model]}", f"--workdir={workdir}"]
     command += [f"--config.{name}={value}" for name, value in flags.items()]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
