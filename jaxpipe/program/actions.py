@@ -203,6 +203,7 @@ class Actions:
             # written; else the compiler would copy the pool for the reader.
             def compute(walk: tuple) -> tuple:
                 dy, sums, _, num_done = walk
+                # Else XLA moves the reads out of the loop, away from what could read the pool itself.
                 residuals = storage.read_residuals(pools, guarded_index(row.pages[:, i], num_done))
                 dx, grads, deferred = split.input_gradient(params, residuals, dy, self._layer_scale, *given)
                 return dx, _add_layer(sums, row.chunk, i, grads), deferred, num_done + 1
