@@ -10,7 +10,7 @@ In one process the unpipelined step may use all cores, and XLA divides each of i
 small, as the tiles of experts are, that costs processor time of its own: then compare with one thread each, as below.
 
 With --num_processes=P the pipeline is P processes of one core and one thread each (mesh.pipe becomes P), and the
-result says where their time goes, as fractions of P x the pipelined step's wall time:
+result says where their time goes; what is lost, as fractions of P x the pipelined step's wall time:
 
     work_ratio           processor time, pipelined / unpipelined step; `work_ratio_of_cores`: / that of an unpipelined
                          step while all processes run one at once, as they share memory and its bandwidth

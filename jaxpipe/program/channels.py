@@ -39,7 +39,7 @@ from jaxpipe.lowering.inbox import FIRST_PERMUTE, OWN
 from jaxpipe.lowering.permutes import Pair
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.in_place import guarded_index, sequenced
-from jaxpipe.program.stacked import slice_at, with_added
+from jaxpipe.program.stacked import slice_at, with_added, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
 
 PyTree = Any
@@ -111,8 +111,7 @@ def store_pages(row: Row, arrived: Sequence[Page], state: State) -> State:
     """Returns `state` with the arrived pages in the slots that the table gives them."""
 
     def store_page(lane: int, page: Page, slots: list[jax.Array], _: jax.Array) -> list[jax.Array]:
-        place = (row.recv_page[lane], 0)
-        return [lax.dynamic_update_slice(leaf, part, place) for leaf, part in zip(slots, page, strict=True)]
+        return [with_slice(leaf, part, row.recv_page[lane]) for leaf, part in zip(slots, page, strict=True)]
 
     slots, num_done = _store(row.num_page_recvs, arrived, store_page, state.pools[0], state.num_done)
     return state._replace(pools=[slots, *state.pools[1:]], num_done=num_done)
@@ -125,8 +124,8 @@ def read_pages(
     pools = state.pools
 
     def read_page(lane: int, _: Page, num_done: jax.Array) -> Page:
-        place = (guarded_index(row.send_page[lane], num_done), 0)
-        return [lax.dynamic_slice(leaf, place, (1, leaf.shape[1])) for leaf in pools[0]]
+        index = guarded_index(row.send_page[lane], num_done)
+        return [slice_at(leaf, index) for leaf in pools[0]]
 
     num_lanes = table.pages.num_sends[table.round_type == round_type].max()
     pages, num_done = _read(num_lanes, row.num_page_sends, send_buffer, read_page, state.num_done)

@@ -8,7 +8,8 @@ them. A copy of such a buffer costs its whole size in memory and in time. XLA co
 * that a read, hoisted out of its guard, needs in an earlier state: `guarded_index` ties the read to the guard.
 
 XLA also moves what reads nothing that its loop changes out of that loop. Around the loops of rounds is one more, in
-whose every turn a permute or a gather so moved would run, and all devices would wait for each other: `of_round`.
+whose every turn a permute or a gather so moved would run, and all devices would wait for each other: `of_round`. Out of
+a loop of one turn it moves nothing, not even what is the same for every layer: `once`.
 
 `tests/program/test_hlo.py` counts such copies in the compiled program: there must be none.
 """
@@ -70,7 +71,7 @@ def once(action: Callable[[Carry], Carry], carry: Carry, num_done: jax.Array) ->
     most it moves nothing out; out of this one and those around it, what does not change in them, as tables of
     rotations do not from layer to layer.
     """
-    return jax.lax.fori_loop(0, jnp.minimum(num_done, 0) + 1, lambda _, carry: action(carry), carry)
+    return lax.fori_loop(0, jnp.minimum(num_done, 0) + 1, lambda _, carry: action(carry), carry)
 
 
 def guarded_index(index: jax.Array, num_done: jax.Array) -> jax.Array:
