@@ -20,7 +20,7 @@ from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.mesh import Randomness
 from jaxpipe.program import Pipeline
 from jaxpipe.program.ends import embed_backward, head_backward
-from jaxpipe.program.shapes import bytes_per_device, held_bytes
+from jaxpipe.program.shapes import bytes_per_device, held_bytes, meeting_bytes
 
 PyTree = Any
 
@@ -72,12 +72,14 @@ def predict(pipeline: Pipeline, state: PyTree, batch: PyTree, *, has_dropout: bo
         has_dropout: whether the step uses dropout.
     """
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
+    of_step, workspace = pipeline.shapes(state.params, shapes), update_bytes(pipeline, state)
+    workspace |= workspace_bytes(pipeline, state.params, shapes, has_dropout=has_dropout)
+    workspace["layer_backward"] += meeting_bytes(of_step)
     return Prediction(
         state=bytes_per_device(state),
         batch=bytes_per_device(batch),
-        held=held_bytes(pipeline.shapes(state.params, shapes)),
-        workspace=workspace_bytes(pipeline, state.params, shapes, has_dropout=has_dropout)
-        | update_bytes(pipeline, state),
+        held=held_bytes(of_step),
+        workspace=workspace,
     )
 
 

@@ -340,6 +340,7 @@ def memory(setting: Setting) -> Bytes:
         has_whole_backwards=number.has_whole_backwards,
         has_split_backward=number.has_split_backward,
         updated_layer=params.updated_layer if number.copies else 0,
+        met=params.met,
     )
     return Bytes(
         optimizer=params.optimizer,
@@ -364,15 +365,20 @@ class AtWork(NamedTuple):
     workspace: int
 
 
-def at_work(setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool, updated_layer: int = 0) -> AtWork:
+def at_work(
+    setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool, updated_layer: int = 0, met: int = 0
+) -> AtWork:
     """What the schedule decides only by the kinds of its backwards.
 
     Args:
         has_whole_backwards: whether any backward is in one part.
         has_split_backward: whether any backward is in two parts.
         updated_layer: bytes of the UPDATE of a layer.
+        met: bytes of shared gradients that travel while a layer's backward computes.
     """
     parts = part_bytes(setting, has_whole_backwards=has_whole_backwards, has_split_backward=has_split_backward)
+    if met:
+        parts["layer_backward"] += met
     deferred = layer_residuals(setting).deferred_bytes if has_split_backward else 0  # before they are in their page
     # Only I holds deferred arrays, so the workspace of other parts may take their bytes.
     logits = max(0, head_bytes(setting) - deferred)

@@ -101,6 +101,7 @@ class ParameterBytes:
         gradients: float32 running sums.
         exchanged_layer: the float32 part of one layer's gradients that a device sends to the other holder.
         updated_layer: what the UPDATE of a layer makes: its gradient, new masters and moments.
+        met: float32 sums of shared gradients while all devices meet for them, without flush.
     """
 
     optimizer: int
@@ -108,6 +109,7 @@ class ParameterBytes:
     gradients: int
     exchanged_layer: int
     updated_layer: int
+    met: int
 
 
 def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int = 0) -> ParameterBytes:
@@ -123,7 +125,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
     shapes = parameter_shapes(setting.model)
     # Without flush also the last norm; with error feedback also its steps.
     masters = (NUM_COUNTERS + bool(copies) + setting.error_feedback) * FLOAT32_BYTES
-    weights = gradients = exchanged = updated = 0
+    weights = gradients = exchanged = updated = met = 0
     for parameters, owned, computed, num_copies, held in (
         (shapes.layer, rows, rows * replicas, setting.num_copies, copies * rows // chunks or rows * replicas),
         # Copies for the next batch wait beside those in use: with two groups of stages, of embedding or head alone.
@@ -144,10 +146,12 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             gradients += FLOAT32_BYTES * computed * size
             if copies and parameters is shapes.shared:  # what the last stage has given up waits for the others
                 gradients += FLOAT32_BYTES * size // num_parts
+                is_tied = setting.model.tie_embeddings and parameter.split is not None and len(dims) == 2
+                met += FLOAT32_BYTES * (size // num_parts + is_tied * size)  # `jaxpipe.program.shapes.meeting_bytes`
             if parameters is shapes.layer:
                 exchanged += FLOAT32_BYTES * size // num_parts
                 updated += (1 + num_masters) * FLOAT32_BYTES * size // num_parts
-    return ParameterBytes(masters, weights, gradients, exchanged, updated)
+    return ParameterBytes(masters, weights, gradients, exchanged, updated, met)
 
 
 def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dims: tuple[int, ...]) -> int:

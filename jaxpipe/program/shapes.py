@@ -217,6 +217,21 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     }
 
 
+def meeting_bytes(shapes: StepShapes) -> int:
+    """Bytes per device of the sums of shared gradients while all devices meet for them, without flush.
+
+    They are the sum of what devices give up and, of a parameter that embedding and head share, what this one gives: a
+    copy, since it may have terms of the next batch beside them. The meeting travels while a layer's backward computes.
+    """
+    if not shapes.ends:
+        return 0
+    both = map(jax.tree.leaves, (shapes.ends.of_head, shapes.ends.of_embedding, shapes.parts["shared"]))
+    return 4 * sum(
+        math.prod(part.master_shape) + (math.prod(part.compute_shape) if of_head and of_embedding else 0)
+        for of_head, of_embedding, part in zip(*both, strict=True)
+    )
+
+
 def _head_bytes(shapes: StepShapes) -> int:
     """Bytes of what waits between the actions and collectives of a head that is split over `pipe`."""
     plan, num_devices = shapes.table.collectives, shapes.table.schedule.num_devices
