@@ -270,5 +270,9 @@ class Folding:
         )
         if not self.schedule.has_transfers:
             return table
-        is_open = open_rounds(self.compute, rounds, table.round_type, lengths)
-        return replace(table, parked=park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open))
+        choices = [
+            replace(table, parked=park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open))
+            for is_open in open_rounds(self.compute, rounds, table.round_type, lengths)
+        ]
+        # Of as many parked pages those that take least memory, transit included; then those in the roomiest rounds.
+        return min(choices, key=lambda choice: (-len(choice.parked.layer), choice.num_slots))

@@ -55,12 +55,12 @@ NO_PARKED_PAGES = ParkedPages(*np.zeros((6, 0), dtype=int))
 
 def open_rounds(
     compute: Schedule, rounds: np.ndarray, round_type: np.ndarray, lengths: np.ndarray | None
-) -> np.ndarray:
-    """Whether a device and its partner may exchange pages in a round, [R, D].
+) -> Iterator[np.ndarray]:
+    """Whether a device and its partner may exchange pages in a round, [R, D]: several choices, of fewest rounds first.
 
     They may if any device computes in a round of that type: a transfer hides behind an action. And, if rounds follow
-    time, only if neither waits for the other: at the end of a round a device must not find that its partner reaches
-    the beginning of that round only after the device's own next action should have begun.
+    time, in those types of rounds that have most room for it: the time from when both have reached the beginning of the
+    round until one of them must reach its end, where its next action begins.
 
     Args:
         compute: a schedule of compute actions alone.
@@ -71,7 +71,8 @@ def open_rounds(
     num_rounds, num_devices, columns = len(round_type), compute.num_devices, compute.columns
     is_busy = np.isin(round_type, round_type[rounds])[:, None]
     if lengths is None:
-        return np.repeat(is_busy, num_devices, axis=1)
+        yield np.repeat(is_busy, num_devices, axis=1)
+        return
     # With rounds as units of time, an action ends two rounds after its own.
     done, begins = np.full((num_rounds + 1, num_devices), -np.inf), np.full((num_rounds + 1, num_devices), np.inf)
     done[rounds + 1, columns.device] = rounds + 2
@@ -79,12 +80,15 @@ def open_rounds(
     reached = np.maximum.accumulate(done)[:-1]  # when a device reaches the beginning of the round
     leaves = np.minimum.accumulate(begins[::-1])[::-1][1:]  # when it must reach the end of the round
     partner = [compute.placement.partner_of(device) for device in range(num_devices)]
-    is_open = leaves >= reached[:, partner]
-    is_open &= is_open[:, partner]
-    for index in np.unique(round_type):  # a permute has the same pairs in every round of a type
-        is_open[round_type == index] = is_open[round_type == index].all(axis=0)
-    is_open &= is_busy
-    return np.where(is_open.any(axis=0), is_open, is_busy)
+    room = np.minimum(leaves, leaves[:, partner]) - np.maximum(reached, reached[:, partner])
+    busy_types = np.unique(round_type[rounds])
+    of_type = np.stack([room[round_type == index].min(axis=0) for index in busy_types])  # a type has the same pairs
+    for least in np.sort(of_type, axis=0)[::-1]:
+        is_roomy = of_type >= np.maximum(least, 0)
+        is_open = np.zeros((num_rounds, num_devices), dtype=bool)
+        for index, open_here in zip(busy_types, is_roomy | ~is_roomy.any(axis=0), strict=True):
+            is_open[round_type == index] = open_here
+        yield is_open
 
 
 def park_pages(
@@ -97,7 +101,7 @@ def park_pages(
         compute: the same schedule without them.
         layers_per_stage: [stage] number of layers.
         rounds: [A] rounds of the actions of `compute`.
-        is_open: [R, D] the result of `open_rounds`.
+        is_open: [R, D] a choice of `open_rounds`.
     """
     columns, forward_of = compute.columns, dependencies(compute).local
     is_f, is_b = columns.is_kind(Kind.F), columns.is_kind(Kind.B, Kind.I)

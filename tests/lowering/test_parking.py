@@ -102,6 +102,13 @@ def test_a_tenth_off_the_expected_backward_costs_little(num_devices):
         assert replay(table, costs).makespan <= 1.05 * simulate(plain, costs).makespan
 
 
+def test_pages_travel_where_both_devices_of_a_pair_compute():
+    """A page takes 0.34 forwards; where one of the two is about to begin an action it would wait for it: 1.08."""
+    costs = Costs(transfer=0.02)
+    schedule = bpipe(4, 16)
+    assert replay(lower(schedule), costs).makespan <= 1.005 * simulate(schedule, costs).makespan
+
+
 def test_rounds_that_keep_no_step_with_time_cost_a_lot():
     """In 1F1B's own four rounds the two of a pair wait for each other: the check above can fail."""
     schedule = bpipe(8, 32)
