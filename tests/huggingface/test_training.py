@@ -41,7 +41,7 @@ BATCH = [
 STEPS = [f"--config.train.steps={NUM_STEPS}", "--config.optimizer.learning_rate=0.01"]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[pytest.param("llama", marks=pytest.mark.slow), "mixtral"])
 def case(request):
     return MODELS[request.param]
 

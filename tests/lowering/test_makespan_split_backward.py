@@ -111,7 +111,7 @@ def test_rounds_of_whole_forwards_do_cost_time():
 def test_other_costs_than_expected_take_time():
     """Where W takes eight times as long as I, what is fast at all that is judged by default is not fast enough."""
     times = (1.0, 0.3, 2.5)
-    schedule, costs = new("zb_h1", 8, 16, times), Costs(**options(times))
+    schedule, costs = new("zb_v", 8, 16, times), Costs(**options(times))
     least = simulate(schedule, costs).makespan
     assert replay_makespans(lower(schedule), [costs])[0] > 1.3 * least
     assert replay_makespans(lower(schedule, costs=costs), [costs])[0] <= 1.04 * least

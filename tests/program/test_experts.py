@@ -74,11 +74,11 @@ CASES = tiers(
     ci=[
         Case("mixtral", "bitpipe", data=2, expert=2, dispatch="capacity"),
         Case("qwen3_moe", "chimera", recompute="attention", data=2, tensor=2),
-        Case("mixtral", "bpipe", num_devices=4, num_microbatches=6, tensor=2),
-        Case("mixtral", "dualpipe_v", data=2),
     ],
     slow=[
         *covering(),
+        Case("mixtral", "bpipe", num_devices=4, num_microbatches=6, tensor=2),
+        Case("mixtral", "dualpipe_v", data=2),
         Case("qwen3_moe", "1f1b", data=2, expert=2, bias_rate=0.1),
         Case("qwen3_moe", "interleaved_1f1b", recompute="full", split=True, tensor=2, bias_rate=0.1),
         Case("mixtral", "zb_v", recompute="attention", expert=4),

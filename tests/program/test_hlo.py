@@ -64,10 +64,14 @@ def test_nor_do_larger_layers_write_the_whole_pool_or_gradient_sums_in_the_loops
     assert whole_writes(text, shapes) == []
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "dispatch", "expert"),
-    [("1f1b", "dropless", 1), ("1f1b", "capacity", 2), ("zb_v", "dropless", 2), ("zb_v", "capacity", 1)],
+    [
+        pytest.param("1f1b", "dropless", 1, marks=pytest.mark.slow),
+        pytest.param("1f1b", "capacity", 2, marks=pytest.mark.ci),
+        pytest.param("zb_v", "dropless", 2, marks=pytest.mark.ci),
+        pytest.param("zb_v", "capacity", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_nor_do_experts(name, dispatch, expert):
     """Neither their saved rows nor the gradient sums of their kernels, the most of a layer's."""

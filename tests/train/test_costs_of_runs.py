@@ -8,7 +8,8 @@ from running import losses, train
 from jaxpipe.schedules import build, from_json, simulate
 from jaxpipe.schedules.analysis.costs import Costs
 
-ZB_H1 = ["--config.pipeline.schedule=zb_h1", "--config.checkpoint.save_every=1"]
+V_MIN = ["--config.pipeline.schedule=v_min", "--config.model.num_layers=4", "--config.checkpoint.save_every=1"]
+ZB_H1 = "--config.pipeline.schedule=zb_h1"
 SIZES = {"num_devices": 2, "num_microbatches": 6}
 OF_SIZES = ["--config.pipeline.num_microbatches=6"]
 PUBLISHED = {"forward": 18.522, "input_gradient": 18.086, "weight_gradient": 9.337}  # arXiv 2401.10241, table 6, 1.5B
@@ -19,18 +20,18 @@ def schedule_in(workdir):
 
 
 def made_for(**times):
-    return build("zb_h1", **SIZES, **times)
+    return build("v_min", **SIZES, **times)
 
 
 @pytest.mark.ci
 def test_a_run_goes_on_with_the_costs_that_it_began_with(tmp_path):
     began = "input_gradient=1.0,weight_gradient=0.4"
-    done = train(tmp_path, *ZB_H1, *OF_SIZES, "--config.train.steps=1", f"--config.pipeline.costs={began}")
+    done = train(tmp_path, *V_MIN, *OF_SIZES, "--config.train.steps=1", f"--config.pipeline.costs={began}")
     assert done.returncode == 0, done.stderr
     assert "I = 1, W = 0.4 forwards (pipeline.costs)" in done.stdout
     assert schedule_in(tmp_path).rows == made_for(weight_gradient=0.4).rows != made_for().rows
     # Left to "auto", which on this machine means other times, the run keeps its own.
-    done = train(tmp_path, *ZB_H1, *OF_SIZES, "--config.train.steps=2")
+    done = train(tmp_path, *V_MIN, *OF_SIZES, "--config.train.steps=2")
     assert done.returncode == 0, done.stderr
     assert "I = 1, W = 0.4 forward" in done.stdout
     assert "changed    pipeline" not in done.stdout
@@ -38,7 +39,7 @@ def test_a_run_goes_on_with_the_costs_that_it_began_with(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["pipeline"]["costs"] == began
     assert len(losses(tmp_path)) == 2
     # Told otherwise, it changes and says so.
-    done = train(tmp_path, *ZB_H1, *OF_SIZES, "--config.train.steps=3", "--config.pipeline.costs=weight_gradient=1.0")
+    done = train(tmp_path, *V_MIN, *OF_SIZES, "--config.train.steps=3", "--config.pipeline.costs=weight_gradient=1.0")
     assert done.returncode == 0, done.stderr
     assert f"changed    pipeline.costs: {began} -> weight_gradient=1.0" in done.stdout
     assert schedule_in(tmp_path).rows == made_for().rows
@@ -48,7 +49,7 @@ def test_a_run_goes_on_with_the_costs_that_it_began_with(tmp_path):
 def test_a_run_goes_on_with_the_times_in_its_options(tmp_path):
     options = "--config.pipeline.options=weight_gradient=0.4"
     for num_steps in (1, 2):
-        done = train(tmp_path, *ZB_H1, *OF_SIZES, f"--config.train.steps={num_steps}", options)
+        done = train(tmp_path, *V_MIN, *OF_SIZES, f"--config.train.steps={num_steps}", options)
         assert done.returncode == 0, done.stderr
         assert "I = 1, W = 0.4 forwards (pipeline.options)" in done.stdout
         assert "changed    pipeline" not in done.stdout
@@ -59,7 +60,7 @@ def test_a_run_with_the_published_times_has_the_published_bubble(tmp_path):
     sizes = ["--config.mesh.pipe=8", "--config.mesh.data=1", "--config.model.num_layers=8", "--config.train.steps=1"]
     sizes += ["--config.pipeline.num_microbatches=24", "--config.data.batch_size=24"]
     costs = ",".join(f"{name}={time}" for name, time in PUBLISHED.items())
-    done = train(tmp_path, *ZB_H1, *sizes, f"--config.pipeline.costs={costs}")
+    done = train(tmp_path, ZB_H1, *sizes, f"--config.pipeline.costs={costs}")
     assert done.returncode == 0, done.stderr
     timeline = simulate(schedule_in(tmp_path), Costs(**PUBLISHED, transfer=0.601))
     assert timeline.bubble_ratio_per_device_span == pytest.approx(0.1585, abs=0.0001)

@@ -36,12 +36,10 @@ def whole_of_wpipe(tmp_path_factory):
     return whole_run(tmp_path_factory.mktemp("delayed") / "run", *WPIPE, num_microbatches=2)
 
 
+@pytest.mark.slow  # a mixture's, in test_train_mixture, is of the second tier
 @pytest.mark.parametrize(
     ("of_run", "arguments"),
-    [
-        pytest.param("whole", [DELAYED], marks=pytest.mark.ci),
-        pytest.param("whole_of_wpipe", WPIPE, marks=pytest.mark.slow),
-    ],
+    [("whole", [DELAYED]), ("whole_of_wpipe", WPIPE)],
 )
 def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(
     of_run, arguments, tmp_path, monkeypatch, request

@@ -81,13 +81,8 @@ def test_cudnn_without_a_gpu_is_refused_before_anything_is_made(tmp_path, platfo
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param("configs/quickstart.py", marks=pytest.mark.ci),
-        pytest.param("configs/quickstart_bert.py", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["configs/quickstart.py", "configs/quickstart_bert.py"])
 def test_a_vocabulary_over_pipe_is_the_same_run_and_its_checkpoint_knows_nothing_of_it(tmp_path, config):
     split = ["--config.pipeline.vocab_over_pipe=true"]
     for name, arguments in {"split": split, "whole": []}.items():

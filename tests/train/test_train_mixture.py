@@ -117,7 +117,7 @@ def test_it_is_sampled_and_evaluated(mixture):
     assert ", words " in done.stdout, done.stderr
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_muon_takes_each_expert_as_a_matrix(mixture):
     files = [f"--config={mixture}/mixture.py", f"--workdir={mixture}/muon", "--config.optimizer.name=muon"]
     done = run("train", *files, *ARGUMENTS, "--config.train.steps=4")
@@ -172,7 +172,7 @@ def test_a_signal_and_the_same_command_resume_bit_for_bit(mixture, tmp_path, mon
     steps_of_bias(tmp_path / "run", 4)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_capacity_drops_the_same_tokens_on_every_mesh(mixture):
     files = [f"--config={mixture}/mixture.py", *ARGUMENTS, "--config.train.steps=4"]
     files += ["--config.model.dispatch=capacity", "--config.model.capacity_factor=0.8"]

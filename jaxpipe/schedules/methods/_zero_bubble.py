@@ -1,9 +1,9 @@
 """The generator that ZB-H1, ZB-H2, ZB-V, V-Half and V-Min share: split backwards on one replica under a memory bound.
 
 How an order is found: a free device takes an F or I that is ready, by preference, and a W where none is, and never
-stores more than the bound; on a V the block of one microbatch, repeated every six slots, is another start. Then all
-actions move as late as they can, and as early as they can, while the step gets shorter. The best result is taken: the
-shortest at the times given (`ordering.memory_bounded`).
+stores more than the bound; the block of one microbatch, repeated, is another start. Then all actions move as late as
+they can, and as early as they can, while the step gets shorter. The best result is taken: the shortest at the times
+given (`ordering.memory_bounded`).
 """
 
 from __future__ import annotations

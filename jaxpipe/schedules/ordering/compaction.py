@@ -43,16 +43,19 @@ class _Actions(NamedTuple):
     tail: list[int]
 
 
-def in_order(start: Sequence[int], shop: FlowShop) -> list[int]:
-    """[action] earliest start in ticks if every device keeps the order of `start`."""
+def in_order(start: Sequence[int], shop: FlowShop, *, message: int = 0) -> list[int]:
+    """[action] earliest start in ticks if every device keeps the order of `start`, and a message takes `message`."""
     num_stages, num_operations, duration = shop.placement.num_stages, shop.num_operations, shop.duration
     device_of = shop.device_of[0]
     end = [0] * len(start)
     free_at = [0] * shop.placement.num_devices
     for index in sorted(range(len(start)), key=start.__getitem__):
         operation = index % num_operations
-        ready = end[index - num_stages] if operation >= 2 * num_stages else end[index - 1] if operation else 0
-        device = device_of[operation]
+        device, ready = device_of[operation], 0
+        if operation >= 2 * num_stages:
+            ready = end[index - num_stages]
+        elif operation:
+            ready = end[index - 1] + (message if device_of[operation - 1] != device else 0)
         free_at[device] = end[index] = max(free_at[device], ready) + duration[operation]
     return [ended - duration[index % num_operations] for index, ended in enumerate(end)]
 

@@ -13,6 +13,7 @@ and V-Half as in their repository, github.com/sail-sg/zero-bubble; those of ZB-V
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -27,7 +28,7 @@ from jaxpipe.schedules.ordering.problem import StorageSizes
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Schedule
 
-INTERVAL = 6  # slots from one microbatch to the next: F, I and W of two stages
+SPLIT = 3  # F, I and W of a stage
 
 
 def v_min_block(num_devices: int) -> list[int]:
@@ -63,6 +64,21 @@ def zb_v_block(num_devices: int) -> list[int]:
     return _block(num_devices, outward=4, back=2, waits=(0, 0, 0))
 
 
+def line_block(num_devices: int, *, ahead: int) -> list[int]:
+    """[operation] -> slot of F and I of a line of devices, as in 1F1B: a device does I after each F, forward by a slot.
+
+    Args:
+        num_devices: D.
+        ahead: forwards by which a device is ahead of the next one: one in 1F1B.
+
+    Example:
+        >>> line_block(3, ahead=1)
+        [0, 1, 2, 3, 5, 7]
+    """
+    last = num_devices - 1
+    return [*range(num_devices), *(device + SPLIT * ahead * (last - device) + 1 for device in range(last, -1, -1))]
+
+
 def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, int]) -> list[int]:
     """[operation] -> slot of a V's four passes: `outward` or `back` slots from device to device.
 
@@ -76,34 +92,63 @@ def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, 
     return slots
 
 
-def repeated(block: Sequence[int], shop: FlowShop) -> list[int]:
-    """[action] slot: `block` for every microbatch, `INTERVAL` slots apart, and W in the free slots of its device.
+def repeated(block: Sequence[int], shop: FlowShop, bound: int) -> list[int]:
+    """[action] slot: `block` for every microbatch, one interval apart, and W in the free slots of its device.
 
-    Slots are equally long; at other durations `compaction` closes the gaps. W are first in, first out.
+    An interval has a slot for F, I and W of each stage of a device. Slots are equally long; at other durations
+    `compaction` closes the gaps. W are first in, first out, and wait for as many intervals as the bound allows, since
+    those of the end have nothing to wait for.
 
     Args:
-        block: [operation] slot of each F and I; a device has at most one action in a slot, modulo `INTERVAL`.
+        block: [operation] slot of each F and I; a device has at most one action in a slot, modulo the interval.
         shop: flow shop of one replica and split backwards.
+        bound: stages' activations that a device may store.
     """
     num_stages, num_operations, device_of = shop.placement.num_stages, shop.num_operations, shop.device_of[0]
+    num_chunks, many = shop.placement.num_chunks, len(block)  # many microbatches show the most that a device stores
+    interval = SPLIT * num_chunks
     start = [0] * (num_operations * shop.num_microbatches)
-    taken: list[set[int]] = [set() for _ in range(shop.placement.num_devices)]
-    gradients: list[list[int]] = [[] for _ in taken]
-    for microbatch in range(shop.num_microbatches):
-        for operation, slot in enumerate(block):
-            start[num_operations * microbatch + operation] = INTERVAL * microbatch + slot
-            taken[device_of[operation]].add(INTERVAL * microbatch + slot)
-            if operation >= num_stages:
-                gradients[device_of[operation]].append(num_operations * microbatch + operation)
-    for slots, indices in zip(taken, gradients, strict=True):
-        free = 0
-        for index in sorted(indices, key=start.__getitem__):
-            free = max(free, start[index] + 1)
-            while free in slots:
-                free += 1
-            start[index + num_stages] = free
-            free += 1
+
+    def timed(operations: Sequence[int], num_microbatches: int) -> list[tuple[int, int]]:
+        """(slot, action) of these operations, in order."""
+        each = ((interval * m, num_operations * m) for m in range(num_microbatches))
+        return sorted((at + block[operation], first + operation) for at, first in each for operation in operations)
+
+    for device in range(shop.placement.num_devices):
+        own = [operation for operation in range(many) if device_of[operation] == device]
+        forwards, gradients = own[:num_chunks], own[num_chunks:]
+        stored = _most_stored(timed(forwards, many), timed(gradients, many))
+        wait = max(0, bound - stored) // num_chunks * interval
+        of_f, of_i = timed(forwards, shop.num_microbatches), timed(gradients, shop.num_microbatches)
+        for slot, index in (*of_f, *of_i):
+            start[index] = slot
+        for (_, index), slot in zip(of_i, _weight_slots(of_f, of_i, wait), strict=True):
+            start[index + num_stages] = slot
     return start
+
+
+def _weight_slots(of_f: Sequence[tuple[int, int]], of_i: Sequence[tuple[int, int]], wait: int) -> list[int]:
+    """[W] the first free slot of each, in order, `wait` slots or more after its I; (slot, action) of F and I are given.
+
+    Example:
+        >>> _weight_slots([(0, 0), (3, 6)], [(1, 1), (4, 7)], 3)
+        [5, 8]
+    """
+    taken = {slot for slot, _ in (*of_f, *of_i)}
+    slots, free = [], 0
+    for slot, _ in of_i:
+        free = max(free, slot + wait + 1)
+        while free in taken:
+            free += 1
+        slots.append(free)
+        free += 1
+    return slots
+
+
+def _most_stored(of_f: Sequence[tuple[int, int]], of_i: Sequence[tuple[int, int]]) -> int:
+    """The most activations on a device whose W do not wait; (slot, action) of its F and I are given."""
+    weights = _weight_slots(of_f, of_i, 0)
+    return max(stored + 1 - bisect_left(weights, slot) for stored, (slot, _) in enumerate(of_f))
 
 
 # ---- The search among building blocks and list schedules
@@ -121,11 +166,13 @@ class Merit(NamedTuple):
         makespan: ticks of the step.
         gaps: the most ticks that any device waits between its first start and its last end.
         most_stored: stages' activations on a device at once.
+        delayed: ticks of the step where a message takes a tenth of a forward.
     """
 
     makespan: int
     gaps: int
     most_stored: int
+    delayed: int
 
 
 def memory_bounded(
@@ -189,7 +236,7 @@ def _orders(problem: _Problem, times: tuple[Times, ...]) -> list[list[int]]:
     """
     if not times:
         shop = problem.shop_at(Times())
-        found = [repeated(problem.block, shop)] if problem.block else []
+        found = [repeated(problem.block, shop, problem.bound)] if problem.block else []
         return [start for start in found if merit(start, shop).most_stored <= problem.bound]
     earlier = _orders(problem, times[:-1])
     return [_best(problem.shop_at(times[-1]), earlier, staggered=problem.staggered), *earlier]
@@ -198,24 +245,25 @@ def _orders(problem: _Problem, times: tuple[Times, ...]) -> list[list[int]]:
 def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -> list[int]:
     """[action] start of the best order found; tries `orders` before list schedules."""
     tails = [shop.duration[0] * others for others in reversed(range(shop.placement.num_devices))]
-    # First as is, since tails may make the step itself longer; then with tails; last without them, for the rest.
+    # First as is, since tails may make the step itself longer; then with tails; last without them, for the rest. Given
+    # orders are regular, so they come first, and as they are: what compaction moves sends more in vain, once compiled.
     rounds = (None, tails, ()) if staggered else ((),)
     best: tuple[Merit, list[int]] | None = None
 
-    def starts() -> Iterator[list[int]]:
+    def starts() -> Iterator[tuple[list[int], tuple[list[int] | tuple[()] | None, ...]]]:
         for order in orders:
-            yield in_order(order, shop)
+            yield in_order(order, shop), rounds if staggered else (None, *rounds)
         for pattern in _patterns(shop):
             limit = int(_MOST_LONGER * best[0].makespan) + 1 if best else sys.maxsize
             if found := list_schedule(shop, pattern.guide(shop), limit):
-                yield found.start
+                yield found.start, rounds
 
     tried: list[list[int]] = []  # patterns often lead to one order
-    for start in starts():
+    for start, rounds_of in starts():
         if start in tried:
             continue
         tried.append(start)
-        for tail in rounds:
+        for tail in rounds_of:
             if tail is not None:
                 start = compacted(start, shop, tail)
             reached = merit(start, shop)
@@ -253,4 +301,6 @@ def merit(start: Sequence[int], shop: FlowShop) -> Merit:
             operation = index % num_operations
             stored += (operation < num_stages) - (operation >= 2 * num_stages)
             most = max(most, stored)
-    return Merit(makespan, gaps, most)
+    delayed = in_order(start, shop, message=duration[0] // 10)
+    ends = (at + duration[index % num_operations] for index, at in enumerate(delayed))
+    return Merit(makespan, gaps, most, max(ends))
