@@ -3,9 +3,10 @@
     python -m jaxpipe.plan --config=configs/gpt3_96b.py --topology=a100-80g:6x8 [--costs=costs.json] [--top=10]
         [--method=my_method.py ...] [--allow_delayed] [--format=json] [--write_config=FILE] [--config.X=Y ...]
 
-The search covers schedule, chunks, data x pipe x expert x tensor, microbatch size, recompute, mesh order, and the head on
-the last stage or over all devices. What does not fit a GPU is dropped. Model, sequence length and batch size are the
-config's. Its own pipeline and mesh are not read, except a method's .py file in pipeline.schedule, which is tried as well.
+The search covers schedule, chunks, data x pipe x expert x tensor, microbatch size, recompute, mesh order, and the
+head on the last stage or over all devices. What does not fit a GPU is dropped. Model, sequence length and batch size
+are the config's. Its own pipeline and mesh are not read, except a method's .py file in pipeline.schedule, which is
+tried as well.
 """
 
 from __future__ import annotations
