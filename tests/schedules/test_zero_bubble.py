@@ -194,7 +194,7 @@ def test_zb_h1_is_a_block_repeated(d, n, times):
     """F, I and W in turn on every device, W late by as many microbatches as the bound allows: the shortest step."""
     schedule = build("zb_h1", num_devices=d, num_microbatches=n, **times._asdict())
     shop = split_shop(linear(d), n, d, times)
-    start = in_order(repeated(line_block(d, ahead=1), shop, d), shop)
+    start = in_order(repeated(line_block(d), shop, d), shop)
     assert simulated(schedule, shop) == length_of(start, shop)
     assert merit(start, shop).most_stored == d
     for device, row in enumerate(schedule.rows):

@@ -18,8 +18,6 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241
 formulas as in github.com/sail-sg/zero-bubble.
 """
 
-from functools import partial
-
 from jaxpipe.schedules.methods._zero_bubble import every_devices, zero_bubble
 from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import TIMES
@@ -30,7 +28,7 @@ SOURCE = "zero bubble, arXiv 2401.10241, and github.com/sail-sg/zero-bubble; 0 i
 
 METHOD = Method(
     name="zb_h1",
-    generator=zero_bubble("zb_h1", linear, bound=lambda d: d, block=partial(line_block, ahead=1)),
+    generator=zero_bubble("zb_h1", linear, bound=lambda d: d, block=line_block),
     summary="1F1B in two parts: weight gradients fill its end, with as much stored",
     paper="Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241",
     options=TIMES,

@@ -64,19 +64,14 @@ def zb_v_block(num_devices: int) -> list[int]:
     return _block(num_devices, outward=4, back=2, waits=(0, 0, 0))
 
 
-def line_block(num_devices: int, *, ahead: int) -> list[int]:
-    """[operation] -> slot of F and I of a line of devices, as in 1F1B: a device does I after each F, forward by a slot.
-
-    Args:
-        num_devices: D.
-        ahead: forwards by which a device is ahead of the next one: one in 1F1B.
+def line_block(num_devices: int) -> list[int]:
+    """[operation] -> slot of F and I of a line of devices, as in 1F1B: forward by one slot, back by two.
 
     Example:
-        >>> line_block(3, ahead=1)
+        >>> line_block(3)
         [0, 1, 2, 3, 5, 7]
     """
-    last = num_devices - 1
-    return [*range(num_devices), *(device + SPLIT * ahead * (last - device) + 1 for device in range(last, -1, -1))]
+    return [*range(num_devices), *range(num_devices, 3 * num_devices - 1, 2)]
 
 
 def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, int]) -> list[int]:
