@@ -183,17 +183,26 @@ def test_a_block_with_other_rotary_frequencies_is_seen_to_differ(torch_block, mo
 # ---- The whole
 
 
-@pytest.mark.ci
-def test_the_whole_runs_small_without_a_gpu_and_goes_on_where_it_was(tmp_path):
+PARTS = {"sanity", "layers", "head", "rounds", "update", "stages", "training"}
+
+
+@pytest.mark.parametrize(
+    ("only", "parts", "written"),
+    [
+        pytest.param(["--only=rounds"], {"rounds"}, set(), marks=pytest.mark.ci, id="one part"),
+        pytest.param([], PARTS, {"layers.png", "head.png", "costs.json"}, marks=pytest.mark.slow, id="all"),
+    ],
+)
+def test_it_runs_small_without_a_gpu_and_goes_on_where_it_was(tmp_path, only, parts, written):
     pytest.importorskip("torch", reason="its columns would stay empty")
     command = [sys.executable, "-m", "experiments.gpu", "--quick", f"--output={tmp_path / 'page'}", "--minutes=20"]
+    command += only
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     records = json.loads((tmp_path / "page" / "results.json").read_text())
     assert not [name for cells in records.values() for name, record in cells.items() if "error" in record], done.stdout
-    assert set(records) == {"about", "sanity", "layers", "head", "rounds", "update", "stages", "training"}
-    names = {"results.json", "page.md", "layers.png", "head.png", "costs.json"}
-    assert {path.name for path in (tmp_path / "page").iterdir()} == names
+    assert set(records) == {"about", *parts}
+    assert {path.name for path in (tmp_path / "page").iterdir()} == {"results.json", "page.md", *written}
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert len(again.stdout.splitlines()) == 2  # the device, the files

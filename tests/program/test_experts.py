@@ -73,10 +73,10 @@ CASES = tiers(
     ci=[
         Case("qwen3_moe", "zb_v", recompute="full", tensor=2),
         Case("mixtral", "bitpipe", data=2, expert=2, dispatch="capacity"),
-        Case("qwen3_moe", "chimera", recompute="attention", data=2, tensor=2),
     ],
     slow=[
         *covering(),
+        Case("qwen3_moe", "chimera", recompute="attention", data=2, tensor=2),
         Case("mixtral", "bpipe", num_devices=4, num_microbatches=6, tensor=2),
         Case("mixtral", "dualpipe_v", data=2),
         Case("qwen3_moe", "1f1b", data=2, expert=2, bias_rate=0.1),

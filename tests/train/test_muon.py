@@ -54,7 +54,7 @@ def trained(name: str, schedule: str, **axes: int) -> tuple[list[float], Any]:
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
-        pytest.param("muon", "zb_v", marks=pytest.mark.ci),
+        pytest.param("muon", "zb_v", marks=pytest.mark.slow),
         *(pytest.param(name, "1f1b", marks=pytest.mark.slow) for name in ("lion", "sgd")),
     ],
 )

@@ -78,7 +78,7 @@ def test_the_bias_follows_the_loads_of_the_steps(mixture):
     assert np.mean([row["load_bias"] for row in rows[1:]]) < 0
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_goes_on_on_another_mesh(mixture):
     """Balance is of a microbatch on all devices of `data`, so the losses do not depend on the mesh."""
     files = [f"--config={mixture}/mixture.py"]
