@@ -16,7 +16,8 @@ from jaxpipe.config import check
 from jaxpipe.config.base import base_config
 from jaxpipe.estimate import Bytes, fits, memory, setting_of
 from jaxpipe.estimate.memory import counted, counts, table_microbatches
-from jaxpipe.program.shapes import bytes_per_device, held_bytes
+from jaxpipe.estimate.parameters import parameter_bytes
+from jaxpipe.program.shapes import bytes_per_device, held_bytes, meeting_bytes
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.training.batches import example_batch
 from jaxpipe.training.delayed import DelayedStep
@@ -115,8 +116,11 @@ def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
     )
     said = {"state": bytes_per_device(state), "batch": bytes_per_device(batch)}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    found = memory(setting_of(config, parse_topology("a100-80g:1x8")))
-    assert held(found) == as_named(said | held_bytes(pipeline.shapes(state.params, shapes)))
+    setting, of_step = setting_of(config, parse_topology("a100-80g:1x8")), pipeline.shapes(state.params, shapes)
+    assert held(memory(setting)) == as_named(said | held_bytes(of_step))
+    number = counts(setting)
+    of_parameters = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
+    assert of_parameters.met == meeting_bytes(of_step)
 
 
 def of_schedule(name: str, *, pipe: int, num_microbatches: int):
