@@ -142,7 +142,7 @@ def picture(records: list[Record]) -> bytes:
     from matplotlib.figure import Figure
 
     of_tables = [(table, found) for table in TABLES if (found := runs(records, table))]
-    figure = Figure(figsize=(6, 3.5 * len(of_tables)), dpi=120, layout="tight")
+    figure = Figure(figsize=(8, 3.5 * len(of_tables)), dpi=120, layout="tight")
     for axes, (table, found) in zip(figure.subplots(len(of_tables), squeeze=False)[:, 0], of_tables, strict=True):
         for record in found:
             schedule, optimizer, losses = record["schedule"], record["optimizer"], record["losses"]
@@ -157,7 +157,7 @@ def picture(records: list[Record]) -> bytes:
             )
         axes.set(xlabel="step", ylabel="held-out loss, nats per byte", title=table.title)
         axes.title.set_fontsize(9)
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     return png_of(figure, content=json.dumps(records))
 
 
