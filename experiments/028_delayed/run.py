@@ -146,7 +146,7 @@ def picture(records: list[Record]) -> bytes:
     for axes, (table, found) in zip(figure.subplots(len(of_tables), squeeze=False)[:, 0], of_tables, strict=True):
         for record in found:
             schedule, optimizer, losses = record["schedule"], record["optimizer"], record["losses"]
-            label = f"{schedule}, {optimizer}" if record["seed"] == SEEDS[0] else None
+            label = f"{schedule}, {optimizer}" if record["seed"] == found[0]["seed"] else None
             axes.plot(
                 list(map(int, losses)),
                 list(losses.values()),
