@@ -20,10 +20,12 @@ import numpy as np
 
 from jaxpipe.lowering.collectives import NO_MICROBATCH
 from jaxpipe.lowering.table import RoundTable
+from jaxpipe.schedules.analysis.costs import Costs
 
 MAX_TYPES = 24  # each is a loop of the program, or a branch of one
-MAX_TRACED_ACTIONS = 8  # kinds of action in all types together; program size and compile time grow with it
-SMALL_WASTE = 0.15  # transfers without content, as a fraction of those with content, that a smaller program is worth
+MAX_TRACED_ACTIONS = 16  # kinds of action in all types together; program size and compile time grow with it
+SMALL_WASTE = 0.15  # transfers without content, in messages and as a fraction of these, that a smaller program is worth
+SIZES = (1, round(Costs.slot_messages), round(Costs.gradient_messages))  # in messages: a message, a page, gradients
 MAX_COMPARED = 160  # types of a position that are compared with each other; the rarest others become one
 
 
@@ -95,13 +97,14 @@ def refine(
         [_few(found) for found in positions],
         max_types=max(max_types, table.num_types),
         max_traced_actions=max(max_traced_actions, table.num_traced_actions),
+        allowed=SMALL_WASTE * len(table.messages[0]),
     )
     type_of = {cell: index for index, found in enumerate(types) for cell in found.members}
     return replace(table, round_type=_in_turn(np.array([type_of[cell] for cell in cells])))
 
 
 def _needed_pairs(table: RoundTable) -> list[int]:
-    """[R] bit mask of the transfers of each round, in all channels."""
+    """[R] bit mask of the transfers of each round, in all channels; a page has as many bits as messages of its size."""
     device, (sender, reader) = table.schedule.columns.device, table.messages
     needed = [(0 * sender, table.send_round[sender], device[sender], device[reader])]
     for channel, sends in ((1, table.parked.sends), (2, table.exchange.sends)):
@@ -110,10 +113,13 @@ def _needed_pairs(table: RoundTable) -> list[int]:
         rounds, replica, collective = np.nonzero(table.collectives.microbatch != NO_MICROBATCH)
         needed.append((-1 - collective, rounds, replica, 0 * rounds))
     lane, rounds, source, target = (np.concatenate(parts) for parts in zip(*needed, strict=True))
-    _, bit = np.unique(np.stack([lane, source, target]), axis=1, return_inverse=True)
+    (lanes, _, _), pair = np.unique(np.stack([lane, source, target]), axis=1, return_inverse=True)
+    size = np.where(lanes < 0, 1, np.array(SIZES)[lanes % 3])
+    stop = size.cumsum()
+    bits = [(1 << end) - (1 << begin) for begin, end in zip((stop - size).tolist(), stop.tolist(), strict=True)]
     masks = [0] * table.num_rounds
-    for round_, index in zip(rounds.tolist(), bit.ravel().tolist(), strict=True):
-        masks[round_] |= 1 << index
+    for round_, index in zip(rounds.tolist(), pair.ravel().tolist(), strict=True):
+        masks[round_] |= bits[index]
     return masks
 
 
@@ -123,11 +129,15 @@ def _few(types: list[RoundType]) -> list[RoundType]:
     return [*few, reduce(or_, rest)] if rest else few
 
 
-def _merged(positions: list[list[RoundType]], *, max_types: int, max_traced_actions: int) -> list[RoundType]:
-    """Types of the same position merged, those with the least waste first, until the program is small enough."""
+def _merged(
+    positions: list[list[RoundType]], *, max_types: int, max_traced_actions: int, allowed: float
+) -> list[RoundType]:
+    """Types of the same position merged, those with the least waste first, until the program is small enough.
+
+    They are merged further as long as the waste of all, in messages, is `allowed`.
+    """
     types = dict(enumerate(each for found in positions for each in found))
     position_of = [position for position, found in enumerate(positions) for _ in found]
-    allowed = SMALL_WASTE * sum(each.pairs.bit_count() * each.num_rounds for each in types.values())
     waste = 0
 
     def merge(saves: Callable[[RoundType, RoundType], int], is_small: Callable[[], bool]) -> None:

@@ -49,7 +49,7 @@ def test_both_clocks_agree_on_more_devices(name, num_devices, num_microbatches):
 
 def test_rounds_laid_out_for_other_times_may_take_longer():
     """The check above can fail: Hanayo's rounds for even stages, run on uneven ones."""
-    schedule = build("hanayo", num_devices=4, num_microbatches=8)
+    schedule = build("hanayo", num_devices=8, num_microbatches=16)
     layers = [2 + (stage < 3) for stage in range(schedule.num_stages)]
     costs = costs_of(layers)
     table = lower(schedule, layers_per_stage=layers)
