@@ -261,7 +261,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert (done.stdout, done.stderr) == (" 0  0F0   ", "")
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("form", ["text", pytest.param("json", marks=pytest.mark.ci)])
 def test_a_large_schedule_is_shown(capsys, form):
     assert "64" in shown(capsys, "1f1b", "--num_devices=64", "--num_microbatches=512", f"--format={form}")
 

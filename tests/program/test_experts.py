@@ -196,28 +196,19 @@ def of_this_device_alone(self: TensorAxis, x: jax.Array) -> jax.Array:
     return x * self.num_sharing
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("patched", "name", "wrong", "axis"),
     [
-        pytest.param(
-            dispatch.Dropless,
-            "tiles",
-            without_a_token,
-            "data",
-            id="a token without its expert",
-            marks=pytest.mark.ci,
-        ),
+        pytest.param(dispatch.Dropless, "tiles", without_a_token, "data", id="a token without its expert"),
         pytest.param(dispatch.Dropless, "own", of_own_experts_alone, "expert", id="no sum over experts"),
-        pytest.param(
-            TensorAxis, "sum_over_batch", of_this_device_alone, "data", id="load of one device", marks=pytest.mark.ci
-        ),
+        pytest.param(TensorAxis, "sum_over_batch", of_this_device_alone, "data", id="load of one device"),
         pytest.param(
             experts.Routing,
             "loss_sums",
             lambda self, *arguments: {n: 2 * v for n, v in LOSS_SUMS(self, *arguments).items()},
             "data",
             id="losses twice",
-            marks=pytest.mark.ci,
         ),
     ],
 )
