@@ -33,13 +33,13 @@ MAX_COMPARED = 160  # types of a position that are compared with each other; the
 class RoundType:
     """Rounds that may share a loop body."""
 
-    pairs: int  # bit mask of the transfers that any round needs
+    pairs: int  # bit mask of the transfers that any round needs, as many bits each as messages of its size
     kinds: int  # bit mask of the kinds of action that any device does
     num_rounds: int
     members: tuple[tuple[int, int], ...]  # (position, pairs) of its rounds
 
     def waste(self, other: RoundType) -> int:
-        """Transfers without content that a step makes more if both are one type.
+        """Transfers without content, in messages, that a step makes more if both are one type.
 
         Example:
             Three rounds that use one link and two that use two: one type sends in vain in the three.
