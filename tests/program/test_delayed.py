@@ -167,7 +167,8 @@ def test_steps_are_those_of_the_delayed_rule(case):
         config, OPTIMIZERS[name], size, NUM_STEPS, family=of_family, **rule
     )
     np.testing.assert_allclose(losses, wanted_losses, rtol=LARGEST_ERROR)
-    np.testing.assert_allclose(norms, wanted_norms, rtol=10 * LARGEST_ERROR)
+    # With AdamW first parameters that differ by 1e-7 move a norm of the rule itself by up to 5e-4.
+    np.testing.assert_allclose(norms, wanted_norms, rtol=10 * LARGEST_ERROR if name == "sgd" else OF_CHANGE)
     if name == "sgd":
         errors = relative_errors(params, wanted)
         assert max(errors.values()) <= LARGEST_ERROR, errors
