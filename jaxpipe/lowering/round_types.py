@@ -83,7 +83,7 @@ def refine(
         >>> table.sent_messages.tolist(), refine(table).sent_messages.tolist()
         ([16, 32, 16], [4, 10, 4])
     """
-    pairs = _needed_pairs(table)
+    pairs, num_messages = _needed_pairs(table)
     kinds = np.zeros(table.num_rounds, dtype=int)
     np.bitwise_or.at(kinds, table.rounds, 1 << table.schedule.columns.kind)
     cells = list(zip(table.round_type.tolist(), pairs, strict=True))
@@ -97,14 +97,17 @@ def refine(
         [_few(found) for found in positions],
         max_types=max(max_types, table.num_types),
         max_traced_actions=max(max_traced_actions, table.num_traced_actions),
-        allowed=SMALL_WASTE * len(table.messages[0]),
+        allowed=SMALL_WASTE * num_messages,
     )
     type_of = {cell: index for index, found in enumerate(types) for cell in found.members}
     return replace(table, round_type=_in_turn(np.array([type_of[cell] for cell in cells])))
 
 
-def _needed_pairs(table: RoundTable) -> list[int]:
-    """[R] bit mask of the transfers of each round, in all channels; a page has as many bits as messages of its size."""
+def _needed_pairs(table: RoundTable) -> tuple[list[int], int]:
+    """[R] bit mask of the transfers of each round, in all channels, and how many are of the size of a message.
+
+    A page has as many bits as messages of its size.
+    """
     device, (sender, reader) = table.schedule.columns.device, table.messages
     needed = [(0 * sender, table.send_round[sender], device[sender], device[reader])]
     for channel, sends in ((1, table.parked.sends), (2, table.exchange.sends)):
@@ -120,7 +123,7 @@ def _needed_pairs(table: RoundTable) -> list[int]:
     masks = [0] * table.num_rounds
     for round_, index in zip(rounds.tolist(), pair.ravel().tolist(), strict=True):
         masks[round_] |= bits[index]
-    return masks
+    return masks, int((size[pair.ravel()] == 1).sum())
 
 
 def _few(types: list[RoundType]) -> list[RoundType]:
