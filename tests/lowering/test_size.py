@@ -68,7 +68,7 @@ def test_the_program_grows_neither_with_microbatches_nor_with_devices(name, opti
 @pytest.mark.parametrize("num_microbatches", [17, 64, pytest.param(256, marks=pytest.mark.ci)])
 def test_1f1b_traces_few_actions(num_devices, num_microbatches):
     table = lower(build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches))
-    assert table.num_traced_actions <= 8
+    assert table.num_traced_actions <= 11
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 8, 24])

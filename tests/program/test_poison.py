@@ -202,7 +202,7 @@ def test_the_poison_would_be_seen(spoil, poison):
     for poisoned in (False, True):
         if poisoned:
             poison()
-        pipeline = make_mlp()
+        pipeline = make_mlp(num_microbatches=8)
         spoil(pipeline)
         finite = [bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(tiny_mlp.loss_and_grads(pipeline))]
         assert all(finite) != poisoned, finite
