@@ -22,7 +22,7 @@ from jaxpipe.training.batches import example_batch, put_batch
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import init_state
 
-NUM_LAYERS = 2  # of each of the three stages that are timed
+NUM_LAYERS = 4  # of each of the three stages that are timed: as many as a stage of the steps has
 
 
 def time_group(cells: tuple[Cell, ...], *, num_repeats: int) -> dict[str, Any]:
