@@ -133,16 +133,18 @@ def expected(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any
     model = LanguageModel(WatchedConfig(**{each.name: getattr(config, each.name) for each in fields(config)}))
     GAPS.clear()
 
-    def total(params: Any) -> tuple[Any, Any]:
-        sums = [
-            model.loss_sum(params, jax.tree.map(lambda leaf, m=m: leaf[m], batch), None, m)
-            for m in range(case.num_microbatches)
-        ]
-        scale = scale_of(case)
-        losses = {name: scale[name] * sum(each[name] for each in sums) for name in scale}
+    scale = scale_of(case)
+
+    def total(params: Any, microbatch: Any, m: int) -> tuple[Any, Any]:
+        sums = model.loss_sum(params, microbatch, None, m)
+        losses = {name: scale[name] * sums[name] for name in scale}
         return sum(map(jnp.sum, losses.values())), losses
 
-    grads, losses = jax.jit(jax.grad(total, has_aux=True))(params)
+    of_microbatch = jax.jit(jax.grad(total, has_aux=True))
+    each = [
+        of_microbatch(params, jax.tree.map(lambda leaf, m=m: leaf[m], batch), m) for m in range(case.num_microbatches)
+    ]
+    grads, losses = jax.tree.map(lambda *leaves: sum(np.asarray(leaf, np.float64) for leaf in leaves), *each)
     jax.effects_barrier()
     assert len(GAPS) >= config.num_layers * case.num_microbatches
     assert min(GAPS) > LEAST_GAP
