@@ -31,8 +31,8 @@ class Prediction:
         rows_s: by `estimate`, which has transfers behind actions, as on GPUs.
         predicted_s: of rounds whose permutes block, of the frame and the update.
         spread_ratio: interquartile range of the step's repeats by their median.
-        work_ratio: processor time of the actions and the update, as predicted from processor times of the parts, by
-            that of the step, both processes together.
+        work_ratio: processor time of the actions and the update, as predicted from processor times of the parts, and
+            of the frame, by that of the step, in the mean of both processes.
     """
 
     cell: Cell
@@ -62,7 +62,10 @@ def predictions(group: dict[str, Any]) -> list[Prediction]:
                 rows_s=estimate(setting, wall).step_s,
                 predicted_s=_rounds_s(cell, wall.times(setting)) + _median(frame, "wall_s"),
                 spread_ratio=spread_ratio(timings),
-                work_ratio=work_s(setting, processor.times(setting)) / (setting.pipe * median(timings).cpu_s),
+                work_ratio=(
+                    (work_s(setting, processor.times(setting)) / setting.pipe + _median(frame, "cpu_s"))
+                    / median(timings).cpu_s
+                ),
             )
         )
     return found

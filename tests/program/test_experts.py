@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiers import tiers
-from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors
+from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors, summed
 
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import LanguageModel, MixtureConfig, dispatch, experts
@@ -132,7 +132,6 @@ def expected(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any
     """Scaled losses and gradients of one device, whose choices no rounding changes."""
     model = LanguageModel(WatchedConfig(**{each.name: getattr(config, each.name) for each in fields(config)}))
     GAPS.clear()
-
     scale = scale_of(case)
 
     def total(params: Any, microbatch: Any, m: int) -> tuple[Any, Any]:
@@ -144,7 +143,7 @@ def expected(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any
     each = [
         of_microbatch(params, jax.tree.map(lambda leaf, m=m: leaf[m], batch), m) for m in range(case.num_microbatches)
     ]
-    grads, losses = jax.tree.map(lambda *leaves: sum(np.asarray(leaf, np.float64) for leaf in leaves), *each)
+    grads, losses = summed(each)
     jax.effects_barrier()
     assert len(GAPS) >= config.num_layers * case.num_microbatches
     assert min(GAPS) > LEAST_GAP

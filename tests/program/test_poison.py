@@ -82,6 +82,12 @@ def make_mlp_that_recomputes() -> Pipeline:
 
 
 @pytest.fixture
+def few_types(monkeypatch):
+    """Few types of rounds, so that lanes carry nothing in some."""
+    monkeypatch.setattr(round_types, "SMALL_WASTE", 1e9)
+
+
+@pytest.fixture
 def poison(monkeypatch):
     """A function that fills all storage of pipelines made from now on with NaN.
 
@@ -332,8 +338,8 @@ def store_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
         slow=[forget_a_lane, send_back_a_page_that_is_not_there, store_a_lane_that_carries_nothing],
     ),
 )
-def test_the_poison_would_be_seen_in_what_travels(spoil, poison, monkeypatch):
-    monkeypatch.setattr(round_types, "SMALL_WASTE", 1e9)  # few types of rounds: lanes carry nothing in some
+@pytest.mark.usefixtures("few_types")
+def test_the_poison_would_be_seen_in_what_travels(spoil, poison):
     for poisoned in (False, True):
         if poisoned:
             poison()
@@ -368,8 +374,8 @@ def add_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("spoil", tiers([], ci=[forget_a_gradient], slow=[add_a_lane_that_carries_nothing]))
-def test_the_poison_would_be_seen_in_gradients_that_are_exchanged(spoil, poison, monkeypatch):
-    monkeypatch.setattr(round_types, "SMALL_WASTE", 1e9)  # few types of rounds: lanes carry nothing in some
+@pytest.mark.usefixtures("few_types")
+def test_the_poison_would_be_seen_in_gradients_that_are_exchanged(spoil, poison):
     for poisoned in (False, True):
         if poisoned:
             poison()

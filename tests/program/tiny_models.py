@@ -1,6 +1,7 @@
 """Tiny models of every family whose heads, words, columns and positions two devices can share; batches for them."""
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -108,6 +109,11 @@ def pipeline_of(
         deterministic=deterministic,
         **options,
     )
+
+
+def summed(trees: Iterable[Any]) -> Any:
+    """The sum of trees of arrays, leaf by leaf, in float64."""
+    return jax.tree.map(lambda *leaves: sum(np.asarray(leaf, np.float64) for leaf in leaves), *trees)
 
 
 def relative_errors(found: Any, expected: Any) -> dict[str, float]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tiny_models import ModelConfig, random_batch, random_params
+from tiny_models import ModelConfig, random_batch, random_params, summed
 
 from jaxpipe.mesh import Randomness
 from jaxpipe.models import BertConfig, LanguageModel
@@ -116,7 +116,7 @@ def mean_loss_and_grads(config: Any, params: Any, batch: Any, key: jax.Array | N
         _value_and_grad(config)(params, jax.tree.map(lambda leaf, m=m: leaf[m], batch), scale, random, m)
         for m in range(len(batch["tokens"]))
     ]
-    return jax.tree.map(lambda *leaves: sum(np.asarray(leaf, np.float64) for leaf in leaves), *each)
+    return summed(each)
 
 
 @functools.cache
