@@ -38,7 +38,7 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.config import check
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
-from jaxpipe.distributed.sockets import widen_send_buffers
+from jaxpipe.distributed.gloo import tune_gloo
 from jaxpipe.estimate import stage_costs
 from jaxpipe.measure import pinned
 from jaxpipe.measure.measurement import measure
@@ -126,7 +126,7 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
         pair.compile_unpipelined(),
     )
     jax.block_until_ready((pipelined(), idle(), unpipelined()))
-    widen_send_buffers()
+    tune_gloo()
     is_first = jax.process_index() == 0
     steps, rounds, alone, crowded = [], [], [], []
     for _ in range(num_repeats):

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional
 
-from jaxpipe.distributed.sockets import widen_send_buffers
+from jaxpipe.distributed.gloo import tune_gloo
 from jaxpipe.measure import pinned
 from jaxpipe.measure.timing import keep_freed_memory, median, timed
 
@@ -120,7 +120,7 @@ def make_steps(
 def measure(name: str, size: dict[str, int], *, rank: int, num_devices: int, num_steps: int) -> dict[str, Any]:
     """The numbers of `jaxpipe.bench` that `run.py` reads, from the times of this process."""
     pipelined, unpipelined, rows = make_steps(name, size, rank, num_devices)
-    widen_send_buffers()
+    tune_gloo()
     pipelines, alone, crowded = [], [], []
     for _ in range(num_steps):
         dist.barrier()

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxpipe.lowering.blocked import shortest_rounds
 from jaxpipe.lowering.collectives import NO_MICROBATCH, MetRounds, plan_collectives, stepped_rounds
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.exchange import NO_EXCHANGE, plan_exchange
@@ -162,7 +163,7 @@ class Folding:
 
         is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
         best, least = None, None  # the best candidate, and as timed
-        for table in self.candidates(costs):
+        for table in self.candidates(costs, blocking=blocking):
             timed = refine(with_exchange(table, self.schedule) if is_timed_whole else table)
             slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
             at_any, expected = np.split(slowdown, [len(evaluated)])
@@ -185,7 +186,7 @@ class Folding:
         table, timed = best
         return timed if is_timed_whole else refine(with_exchange(table, self.schedule))
 
-    def candidates(self, costs: Costs) -> Iterator[RoundTable]:
+    def candidates(self, costs: Costs, *, blocking: bool = False) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first; those fitted to `costs` last.
 
         Rounds that follow time come first if paired devices meet. Periodic rounds come before others, since they need
@@ -194,6 +195,11 @@ class Folding:
         if self.compute.has_head_actions:
             for met in self._met_rounds(costs.in_forwards()):
                 yield self.fold(met.rounds, num_positions=met.num_positions, send_round=met.send_round, meets=met.meets)
+            return
+        if blocking and self.compute.num_devices == 2 and self.schedule.num_replicas == 1:
+            shortest = shortest_rounds(self.compute, costs)
+            table = self.fold(shortest.rounds, num_positions=1, send_round=shortest.send_round)
+            yield replace(table, round_type=shortest.is_meeting.astype(int))
             return
         for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):

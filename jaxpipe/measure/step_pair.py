@@ -69,7 +69,7 @@ class StepPair:
 
     @property
     def steps_in_a_row(self) -> int:
-        """Steps of one call of the pipelined function: several without flush, since devices end a step apart."""
+        """Steps of one call of the pipelined function that count: without flush several, and one before them."""
         return _STEPS_IN_A_ROW if isinstance(self.pipeline, DelayedPipeline) else 1
 
     def compile_pipelined(self) -> Any:
@@ -80,7 +80,7 @@ class StepPair:
         return partial(self.pipeline.loss_and_grads.lower(*arguments).compile(), *arguments)
 
     def _compile_calls(self) -> Any:
-        """A compiled function () -> metrics: the next steps of a run that is full."""
+        """A compiled function () -> metrics of each of the next steps of a run that is full."""
         optimizer, step = optimizer_and_step(self.config, self.model, self.pipeline)
         step.num_steps = _NO_LAST_STEP
         # In turn the state is donated.
@@ -89,7 +89,7 @@ class StepPair:
 
         def call() -> Any:
             found = []
-            for _ in range(_STEPS_IN_A_ROW):
+            for _ in range(1 + _STEPS_IN_A_ROW):
                 held[0], metrics = step(held[0], lambda: self.batch)
                 found.append(metrics)
             return found

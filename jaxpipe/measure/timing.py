@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxpipe.distributed.sockets import widen_send_buffers
+from jaxpipe.distributed.gloo import tune_gloo
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,26 @@ class Timing:
 
 
 def timed(call: Callable[[], Any], *, num_steps: int = 1) -> Timing:
-    """The time of `call` until its results are ready, by the number of steps that it does."""
-    before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    jax.block_until_ready(call())
-    wall_s, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Timing(wall_s / num_steps, cpu_s / num_steps)
+    """The time of a step of `call` until its results are ready.
+
+    Args:
+        call: does one step and returns its results.
+        num_steps: if above 1, `call` begins one step more in a row, and returns a list of what they bring. The first
+            is not counted: processes begin it together, and without flush they are apart by a backward from then on.
+    """
+    start, before = time.perf_counter(), _processor_s()
+    found = call()
+    if num_steps > 1:
+        jax.block_until_ready(found[0])
+        start, before = time.perf_counter(), _processor_s()
+    jax.block_until_ready(found)
+    return Timing((time.perf_counter() - start) / num_steps, (_processor_s() - before) / num_steps)
+
+
+def _processor_s() -> float:
+    """Processor time of this process until now, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def median(timings: list[Timing]) -> Timing:
@@ -68,7 +82,7 @@ def spread_ratio(timings: Sequence[Timing]) -> float:
 def _begin() -> None:
     """Waits until all processes have arrived; the first turn has connected them."""
     if jax.process_count() > 1:
-        widen_send_buffers()
+        tune_gloo()
         multihost_utils.sync_global_devices("turn")
 
 

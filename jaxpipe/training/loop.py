@@ -15,9 +15,9 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints
 from jaxpipe.checkpoints.checkpoints import Saver
+from jaxpipe.distributed.gloo import tune_gloo
 from jaxpipe.distributed.log import printing_with, say
 from jaxpipe.distributed.process_group import ProcessGroup
-from jaxpipe.distributed.sockets import widen_send_buffers
 from jaxpipe.errors import TrainingError, explain
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import local_rows, put_batch
@@ -97,7 +97,7 @@ class Loop:
                 state, found = self.train_step(state, take if is_delayed else take())
                 found = jax.device_get(found)
                 if step == num_done + 1 and self.processes.count > 1:
-                    widen_send_buffers()  # the first step has connected the processes
+                    tune_gloo()  # the first step has connected the processes
                 numbers = {name: found[name].item() for name in ("loss", *found) if not found[name].ndim}
                 by_layer = {name: array for name, array in found.items() if array.ndim}
                 numbers |= speed.numbers(time.perf_counter() - start)

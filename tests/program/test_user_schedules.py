@@ -93,10 +93,17 @@ def test_unrolled_rounds_give_the_same():
 
 
 @pytest.mark.parametrize(
-    "name", tiers(["zb_v"], ci=["bitpipe"], slow=["1f1b", "hanayo", "bpipe", "gems", "dualpipe", "v_min"])
+    "case",
+    tiers(
+        [("zb_v", 2)],
+        ci=[("zb_v", 4), ("bitpipe", 4), ("interleaved_1f1b", 2), ("dualpipe_v", 2)],
+        slow=[*((name, 4) for name in ("1f1b", "hanayo", "bpipe", "gems", "dualpipe", "v_min")), ("zb_h1", 2)],
+    ),
+    ids=str,
 )
-def test_rounds_laid_out_for_blocking_permutes_give_the_same(name):
-    schedule = build(name, num_devices=4, num_microbatches=9)
+def test_rounds_laid_out_for_blocking_permutes_give_the_same(case):
+    name, num_devices = case
+    schedule = build(name, num_devices=num_devices, num_microbatches=9)
     pipeline = make_pipeline(schedule, num_layers=schedule.num_stages + 1, blocking=True)
     assert_equivalent(pipeline)
 

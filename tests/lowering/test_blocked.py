@@ -1,0 +1,76 @@
+"""Two devices whose permutes hold both up: their rounds do what the rows say, and no others are shorter."""
+
+import functools
+
+import numpy as np
+import pytest
+from interpreter import interpret
+from user_schedules import PLACEMENTS, random_schedule
+
+from jaxpipe.lowering import lower
+from jaxpipe.lowering.replay import replay
+from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, build, simulate
+from jaxpipe.schedules.analysis.dependencies import dependencies
+
+OF_TWO = {name: placement for name, placement in PLACEMENTS.items() if placement.num_devices == 2}
+COSTS = [
+    Costs(gradient_messages=0.0),
+    Costs(backward=2.0, input_gradient=1.2, weight_gradient=0.8, gradient_messages=0.0),
+    Costs(backward=2.0, input_gradient=0.8, weight_gradient=1.2, gradient_messages=0.0),
+]
+
+
+def least_time(schedule: Schedule, costs: Costs) -> float:
+    """Least time of a step in which devices exchange whatever they have whenever they meet, tried out whole."""
+    columns, message = schedule.columns, dependencies(schedule).message
+    duration = costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
+    rows = [np.flatnonzero(columns.device == device).tolist() for device in range(2)]
+
+    def can_follow(action: int, done: tuple[int, int]) -> bool:
+        sender = message[action]
+        other = 1 - columns.device[action]
+        return sender < 0 or columns.device[sender] != other or columns.position[sender] < done[other]
+
+    @functools.cache
+    def left(done: tuple[int, int]) -> float:
+        parts = []
+        for device, at in enumerate(done):
+            found, sends = [(at, 0.0)], False
+            for position in range(at, len(rows[device])):
+                action = rows[device][position]
+                if not can_follow(action, done) or (sends and columns.kind[action] != Kind.W):
+                    break
+                sends |= bool((columns.device[message == action] != device).any())
+                found.append((position + 1, found[-1][1] + duration[action]))
+            parts.append(found)
+        if all(at == len(row) for at, row in zip(done, rows, strict=True)):
+            return 0.0
+        return min(
+            (max(s, t) + left((i, j)) for i, s in parts[0] for j, t in parts[1] if (i, j) != done), default=np.inf
+        )
+
+    return left((0, 0))
+
+
+@pytest.mark.parametrize("placement", OF_TWO.values(), ids=OF_TWO)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rounds_are_shorter(placement, seed):
+    schedule = random_schedule(placement, num_microbatches=2 + seed, seed=seed, split_fraction=seed / 2)
+    for costs in COSTS:
+        table = lower(schedule, costs=costs, blocking=True)
+        interpret(table)
+        assert replay(table, costs, blocking=True).makespan == pytest.approx(least_time(schedule, costs))
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(REGISTRY) if REGISTRY[name].takes(2)])
+def test_a_step_is_little_longer_than_on_the_asynchronous_clock(name):
+    for num_microbatches in (2, 5, 8):
+        schedule = build(name, num_devices=2, num_microbatches=num_microbatches)
+        if schedule.delays:
+            continue
+        for costs in COSTS:
+            table = lower(schedule, costs=costs, blocking=True)
+            interpret(table)
+            assert replay(table, costs, blocking=True).makespan <= 1.05 * simulate(table.schedule, costs).makespan
+            if schedule.num_replicas == 1:
+                assert table.num_traced_actions <= 4
