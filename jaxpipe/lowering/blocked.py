@@ -65,10 +65,10 @@ def shortest_rounds(compute: Schedule, costs: Costs) -> BlockedRounds:
     first = compute.columns.first
     rounds, send_round = np.zeros((2, len(compute.columns.kind)), int)
     is_meeting: list[bool] = []
-    for begin, end in zip(path[:0:-1], path[-2::-1], strict=True):
+    for meeting, next_meeting in zip(path[:0:-1], path[-2::-1], strict=True):
         is_meeting += [True] * bool(is_meeting)
-        num_rounds = max(last - at for at, last in zip(begin, end, strict=True))
-        for device, (at, last) in enumerate(zip(begin, end, strict=True)):
+        num_rounds = max(last - at for at, last in zip(meeting, next_meeting, strict=True))
+        for device, (at, last) in enumerate(zip(meeting, next_meeting, strict=True)):
             part = slice(first[device] + at, first[device] + last)
             rounds[part] = len(is_meeting) + np.arange(last - at)
             send_round[part] = len(is_meeting) + num_rounds
@@ -90,11 +90,11 @@ class _Row(NamedTuple):
         needed, is_sent = np.zeros((2, len(columns.kind)), int)
         needed[reader], is_sent[sender] = columns.position[sender] + 1, 1
         own = slice(columns.first[device], columns.first[device + 1])
-        kind = columns.kind[own]
+        kind, is_sent = columns.kind[own], is_sent[own]
         time = costs.of_kind(compute.num_stages)[kind, columns.stage[own]].tolist()
         stop, overwrites = [len(kind)] * (len(kind) + 1), len(kind)
         for at in range(len(kind) - 1, -1, -1):
-            stop[at] = overwrites if is_sent[own][at] else stop[at + 1]
+            stop[at] = overwrites if is_sent[at] else stop[at + 1]
             overwrites = overwrites if kind[at] == Kind.W else at
         return cls([0.0, *accumulate(time)], np.maximum.accumulate(needed[own]).tolist(), stop)
 

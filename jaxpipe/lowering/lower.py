@@ -190,13 +190,14 @@ class Folding:
         """Tables to choose from, the smallest programs first; those fitted to `costs` last.
 
         Rounds that follow time come first if paired devices meet. Periodic rounds come before others, since they need
-        the fewest pairs.
+        the fewest pairs. For two devices whose permutes block the shortest rounds are known.
         """
         if self.compute.has_head_actions:
             for met in self._met_rounds(costs.in_forwards()):
                 yield self.fold(met.rounds, num_positions=met.num_positions, send_round=met.send_round, meets=met.meets)
             return
-        if blocking and self.compute.num_devices == 2 and self.schedule.num_replicas == 1:
+        is_plain = self.schedule.num_replicas == 1 and not self.schedule.has_transfers
+        if blocking and self.compute.num_devices == 2 and is_plain:
             shortest = shortest_rounds(self.compute, costs)
             table = self.fold(shortest.rounds, num_positions=1, send_round=shortest.send_round)
             yield replace(table, round_type=shortest.is_meeting.astype(int))
