@@ -2,9 +2,10 @@
 
     python -m experiments.gpu [--output=DIR] [--minutes=8] [--only=PART] [--quick]
 
-Parts: sanity, layers, head, rounds, update, stages, training. Each measurement is kept as soon as it is made; when the
-minutes are over the command ends with exit status 75, and the same command goes on. About 25 minutes in all. Without a
-GPU, `--quick` runs everything small on a CPU, in some minutes, to see that it works.
+Parts: training, sanity, layers, grouped, head, stages, rounds, update, recomputed. Each measurement is kept as soon as
+it is made; when the minutes are over the command ends with exit status 75, and the same command goes on. About 25
+minutes in all.
+Without a GPU, `--quick` runs everything small on a CPU, in some minutes, to see that it works.
 Writes to DIR: results.json, page.md, layers.png, head.png, costs.json, constants.json.
 """
 
@@ -21,12 +22,23 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch and o
 
 import jax
 
-from experiments.gpu import head, layers, rounds, sanity, stages, training, update
+from experiments.gpu import grouped, head, layers, rounds, sanity, stages, training, update
 from experiments.gpu.cells import Results, Size, measure_missing
 from experiments.gpu.page import write_page
 from jaxpipe.mesh import choose_devices
 
-PARTS = (sanity.PART, layers.PART, head.PART, rounds.PART, update.PART, stages.PART, training.PART)
+# Runs in processes of their own come first: what this process took of the memory it keeps.
+PARTS = (
+    training.PART,
+    sanity.PART,
+    layers.PART,
+    grouped.PART,
+    head.PART,
+    stages.PART,
+    rounds.PART,
+    update.PART,
+    layers.RECOMPUTED,
+)
 EXIT_UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on
 
 

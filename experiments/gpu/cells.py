@@ -60,8 +60,9 @@ class Size:
         return [median(found).wall_s for found in time_by_turns(calls, num_repeats=self.num_repeats)]
 
     def normal(self, rng: np.random.Generator, shape: tuple[int, ...], *, deviation: float = 1.0) -> jax.Array:
-        """A bfloat16 array of random numbers on the device."""
-        return jax.device_put(deviation * rng.standard_normal(shape, np.float32), self.device).astype(jnp.bfloat16)
+        """A bfloat16 array of random numbers, made on the device; `rng` gives the seed."""
+        with jax.default_device(self.device):
+            return deviation * jax.random.normal(jax.random.key(rng.integers(2**31)), shape, jnp.bfloat16)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from ml_collections import ConfigDict
 
 from experiments.gpu.cells import Cell, Part, Record, Size
@@ -22,8 +23,10 @@ from experiments.gpu.share import Share
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check, model_config
 from jaxpipe.estimate import Roofline, setting_of
-from jaxpipe.mesh import TensorAxis
-from jaxpipe.models import LanguageModel
+from jaxpipe.mesh import TensorAxis, with_losses
+from jaxpipe.models import LanguageModel, MixtureConfig
+from jaxpipe.models.anatomy import model_flops
+from jaxpipe.models.family import ModelConfig
 from jaxpipe.program.split_vjp import split_vjp
 from jaxpipe.program.vjp import trace_vjp
 
@@ -50,10 +53,11 @@ class Shape:
 SHAPES = (
     Shape("LLaMA-3 8B", "llama3_8b", 1),
     Shape("GPT-3 6.7B", "gpt3_6b7", 4),
+    Shape("Mixtral 8x7B", "mixtral_8x7b", 2),
+    Shape("Qwen3 30B-A3B", "qwen3_30b_a3b", 2),
     Shape("GPT-3 13B", "gpt3_13b", 4),
     Shape("GPT-3 96B, a quarter", "gpt3_96b", 1, tensor=4),
 )
-RECOMPUTE = ("none", "full")
 
 
 def config_of(shape: Shape, size: Size, *, recompute: str = "none", num_layers: int = 1) -> ConfigDict:
@@ -65,8 +69,12 @@ def config_of(shape: Shape, size: Size, *, recompute: str = "none", num_layers: 
         config.model.update(embedding_dropout=0.0, attention_dropout=0.0, hidden_dropout=0.0)
     if size.quick:
         config.model.update(hidden=256, num_heads=4, vocab_size=512)  # heads of 64 for cuDNN, which four devices share
-        if config.model.family == "llama":
+        if config.model.family != "gpt":
             config.model.update(num_kv_heads=2, feed_forward=512)
+        if "num_experts" in config.model:
+            config.model.update(num_experts=4, experts_per_token=2)
+        if "head_size" in config.model:
+            config.model.head_size = "64"
         config.data.seq_len = 64
     config.data.batch_size = shape.batch
     config.pipeline.update(schedule="1f1b", options="", num_microbatches=1, layers_per_stage="auto", head_layers=0.0)
@@ -76,22 +84,32 @@ def config_of(shape: Shape, size: Size, *, recompute: str = "none", num_layers: 
 
 
 def cells(size: Size) -> Iterator[Cell]:
-    """A cell for the largest rate of a matmul, then one for each shape and way to recompute."""
+    """A cell for the largest rate of a matmul, then one for each shape."""
     yield Cell("matmul", partial(_matmul, size))
     for shape in SHAPES:
-        for recompute in RECOMPUTE:
-            yield Cell(f"{shape.name}, recompute {recompute}", partial(_layer, size, shape, recompute))
+        yield Cell(shape.name, partial(_layer, size, shape, "none"))
+
+
+def recomputed_cells(size: Size) -> Iterator[Cell]:
+    """A cell for each shape, with the layer computed again in its backward."""
+    for shape in SHAPES:
+        yield Cell(shape.name, partial(_layer, size, shape, "full"))
 
 
 PART = Part("layers", "A layer", cells)
+RECOMPUTED = Part("recomputed", "A layer that is computed again in its backward", recomputed_cells)
 
 
 def _matmul(size: Size) -> Record:
-    """TFLOP/s of one large bfloat16 product."""
-    side = 512 if size.quick else 8192
-    x = size.normal(np.random.default_rng(0), (side, side))
-    (seconds,) = size.seconds(partial(jax.jit(lambda x: x @ x).lower(x).compile(), x))
-    return {"side": side, "tflop_per_s": 2 * side**3 / seconds / 1e12}
+    """TFLOP/s of large bfloat16 products, one after the other."""
+    side, number = (512, 2) if size.quick else (8192, 20)
+    x = size.normal(np.random.default_rng(0), (side, side), deviation=side**-0.5)
+
+    def products(x: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, number, lambda _, y: y @ x, x)
+
+    (seconds,) = size.seconds(_compiled(products, x))
+    return {"side": side, "tflop_per_s": number * 2 * side**3 / seconds / 1e12}
 
 
 @dataclass(frozen=True)
@@ -134,7 +152,10 @@ class Layer:
 
 
 def layer_of(size: Size, shape: Shape, recompute: str) -> Layer:
-    """The layer of `shape` on the device, with random weights; of a shared layer one device's share."""
+    """The layer of `shape` on the device, with random weights; of a shared layer one device's share.
+
+    Of a mixture it is the residual stream alone: the sums of its routers' losses are not asked for.
+    """
     config = config_of(shape, size, recompute=recompute)
     tensor = Share(shape.tensor) if shape.tensor > 1 else TensorAxis()
     model = LanguageModel(model_config(config), tensor)
@@ -148,7 +169,11 @@ def layer_of(size: Size, shape: Shape, recompute: str) -> Layer:
     shapes = jax.eval_shape(model.init, jax.random.key(0))["layers"]
     params = jax.tree.map(param, shapes, model.specs["layers"])
     stream = (shape.batch, config.data.seq_len // shape.tensor, config.model.hidden)
-    return Layer(model.layer, params, size.normal(rng, stream), size.normal(rng, stream))
+
+    def layer(*arguments: Any) -> jax.Array:
+        return with_losses(model.layer(*arguments))[0]
+
+    return Layer(layer, params, size.normal(rng, stream), size.normal(rng, stream))
 
 
 def _layer(size: Size, shape: Shape, recompute: str) -> Record:
@@ -185,26 +210,23 @@ def _estimated(config: ConfigDict, size: Size) -> Record:
     }
 
 
-def layer_flops(model: Any, shape: Shape, seq_len: int) -> float:
-    """Model FLOPs of F and B of one device's share: matmuls, attention as if it were not causal, nothing twice.
-
-    Source: Narayanan et al., SC 2021, section 5.1: 24 B s h^2 + 4 B s^2 h forward for GPT, and twice that backward.
-    """
-    leaves = jax.tree.leaves(
-        jax.eval_shape(LanguageModel(replace(model, num_layers=1)).init, jax.random.key(0))["layers"]
-    )
-    kernels = sum(leaf.size for leaf in leaves if leaf.ndim == 3)
-    return 3 * shape.batch * seq_len * (2 * kernels + 4 * seq_len * model.hidden) / shape.tensor
+def layer_flops(model: ModelConfig, shape: Shape, seq_len: int) -> float:
+    """Model FLOPs of F and B of one device's share: matmuls, attention as if it were not causal, nothing twice."""
+    one, two = (model_flops(replace(model, num_layers=number), seq_len=seq_len) for number in (1, 2))
+    return shape.batch * (two - one) / shape.tensor
 
 
 def _torch_call(size: Size, shape: Shape) -> Callable[[], Any] | None:
-    """PyTorch's layer on the same device, forward and backward; None where PyTorch has no such device."""
+    """PyTorch's layer, forward and backward; None where PyTorch lacks the device, and of mixtures."""
     try:
         from experiments.gpu import torch_block
     except ImportError:
         return None
     config = config_of(shape, size)
-    return torch_block.call_of(model_config(config), shape.batch, config.data.seq_len, size)
+    model = model_config(config)
+    if isinstance(model, MixtureConfig):
+        return None
+    return torch_block.call_of(model, shape.batch, config.data.seq_len, size)
 
 
 def _compiled(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:

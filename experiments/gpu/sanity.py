@@ -18,10 +18,13 @@ from jaxpipe.training.batches import example_batch, put_batch
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import init_state
 
+SCHEDULES = ("1f1b", "zb_v")  # one whose backward is whole, and one with halves, on one device
+
 
 def cells(size: Size) -> Iterator[Cell]:
     """The quickstart on both platforms, each form of attention, and bytes in use."""
-    yield Cell("quickstart", partial(_quickstart, size))
+    for schedule in SCHEDULES:
+        yield Cell(f"quickstart, {schedule}", partial(_quickstart, size, schedule))
     for name in ATTENTION:
         if name != "xla" and (size.is_gpu or name != "cudnn"):
             yield Cell(f"attention {name}", partial(_attention, size, name))
@@ -31,18 +34,22 @@ def cells(size: Size) -> Iterator[Cell]:
 PART = Part("sanity", "Sanity", cells)
 
 
-def _quickstart(size: Size) -> Record:
+def _quickstart(size: Size, schedule: str) -> Record:
     """The losses of the quickstart's first steps on the device, beside those on a CPU."""
     num_steps = 3 if size.quick else 20
-    losses = {platform: _losses(platform, num_steps) for platform in dict.fromkeys((size.device.platform, "cpu"))}
+    losses = {
+        platform: _losses(platform, schedule, num_steps) for platform in dict.fromkeys((size.device.platform, "cpu"))
+    }
     here, cpu = losses[size.device.platform], losses["cpu"]
-    apart = max(abs(a - b) / b for a, b in zip(here, cpu, strict=True))
-    return {"steps": num_steps, "last_loss": here[-1], "last_loss_on_cpu": cpu[-1], "most_apart": apart}
+    apart = [abs(a - b) / b for a, b in zip(here, cpu, strict=True)]
+    record: Record = {"steps": num_steps, "last_loss": here[-1], "last_loss_on_cpu": cpu[-1]}
+    return record | {"first_apart": apart[0], "second_apart": apart[1], "most_apart": max(apart)}
 
 
-def _losses(platform: str, num_steps: int) -> list[float]:
+def _losses(platform: str, schedule: str, num_steps: int) -> list[float]:
     """The losses of the steps, with products in float32 proper: the first GPUs' default is TF32."""
     fields = {"mesh.pipe": 1, "mesh.platform": platform, "train.steps": num_steps, "checkpoint.save_every": 0}
+    fields["pipeline.schedule"] = schedule
     config = ROOT / "configs" / "quickstart.py"
     return [row["loss"] for row in metrics_of_run(config, fields, JAX_DEFAULT_MATMUL_PRECISION="highest")]
 

@@ -22,15 +22,17 @@ WARM_UP = 5  # steps that are not counted
 
 def cells(size: Size) -> Iterator[Cell]:
     """Ours, and PyTorch's."""
-    yield Cell("jaxpipe", partial(_ours, size))
+    yield Cell("jaxpipe, 1F1B", partial(_ours, size, "1f1b"))
     yield Cell("PyTorch", partial(_theirs, size))
+    yield Cell("jaxpipe, ZB-V", partial(_ours, size, "zb_v"))
 
 
 PART = Part("training", "A training run", cells)
 
 
-def _fields(size: Size) -> dict[str, object]:
-    fields: dict[str, object] = {"mesh.platform": size.device.platform, "train.steps": 100}
+def _fields(size: Size, schedule: str) -> dict[str, object]:
+    fields: dict[str, object] = {"mesh.platform": size.device.platform, "train.steps": 30}
+    fields["pipeline.schedule"] = schedule
     if size.quick:
         sizes = {"num_layers": 2, "hidden": 64, "num_heads": 4, "num_kv_heads": 2, "feed_forward": 128}
         fields |= {f"model.{name}": value for name, value in sizes.items()}
@@ -44,15 +46,15 @@ def _fields(size: Size) -> dict[str, object]:
     return fields
 
 
-def _config(size: Size) -> ConfigDict:
+def _config(size: Size, schedule: str) -> ConfigDict:
     config = runpy.run_path(str(CONFIG))["get_config"]()
-    config.update_from_flattened_dict(_fields(size))
+    config.update_from_flattened_dict(_fields(size, schedule))
     check(config)
     return config
 
 
-def _ours(size: Size) -> Record:
-    rows = metrics_of_run(CONFIG, _fields(size))
+def _ours(size: Size, schedule: str) -> Record:
+    rows = metrics_of_run(CONFIG, _fields(size, schedule))
     record: Record = {"steps": len(rows), "first_loss": rows[0]["loss"], "last_loss": rows[-1]["loss"]}
     for name in ("tokens_per_s", "mfu"):
         if name in rows[-1]:
@@ -60,7 +62,7 @@ def _ours(size: Size) -> Record:
     if "peak_bytes_in_use" in rows[-1]:
         record["peak_gib"] = rows[-1]["peak_bytes_in_use"] / 2**30
     if size.hardware:
-        setting = setting_of(_config(size), Topology(size.hardware, 1, 1))
+        setting = setting_of(_config(size, schedule), Topology(size.hardware, 1, 1))
         found = estimate(setting, Roofline(size.hardware))
         record |= {"estimated_tokens_per_s": found.tokens_per_s, "estimated_mfu": found.mfu}
         record["estimated_gib"] = memory(setting).total / 2**30
@@ -72,4 +74,4 @@ def _theirs(size: Size) -> Record:
         from experiments.gpu import torch_training
     except ImportError:
         return {"left_out": "there is no PyTorch"}
-    return torch_training.train(_config(size), size, warm_up=WARM_UP)
+    return torch_training.train(_config(size, "1f1b"), size, warm_up=WARM_UP)
