@@ -143,10 +143,11 @@ def measure_missing(
             if time.monotonic() >= until_s:
                 return False
             begun_s = time.monotonic()
+            record: Record = {}
             try:
-                record = cell.measure()
+                record |= cell.measure()
             except Exception as error:
-                record = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+                record["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             record["elapsed_s"] = round(time.monotonic() - begun_s, 1)
             results.add(part.name, cell.name, record)
             jax.clear_caches()  # programs hold memory of the device

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.gpu.cells import Cell, Part, Record, Size
-from jaxpipe.models.dispatch import Capacity, Dispatch, Dropless, grouped, spread
+from jaxpipe.models.dispatch import Capacity, Dispatch, Dropless, spread
 
 # Name -> experts, those of a token, size of the stream, width of an expert.
 SHAPES = {"Mixtral 8x7B": (8, 2, 4096, 14336), "Qwen3 30B-A3B": (128, 8, 2048, 768)}
@@ -34,11 +34,10 @@ def cells(size: Size) -> Iterator[Cell]:
 
 PART = Part("grouped", "Products of experts", cells)
 
-# (rows, kernels, lengths of the groups) -> products; and the arguments.
-Product = Callable[..., jax.Array]
+Product = Callable[..., jax.Array]  # (rows, kernels) -> products
 
 
-def _ours(size: Size, shape: tuple[int, ...], dispatch: Dispatch) -> tuple[Product, tuple[Any, ...]]:
+def _ours(size: Size, shape: tuple[int, ...], dispatch: Dispatch) -> tuple[Product, tuple[jax.Array, jax.Array]]:
     """Our tiles, as `dispatch` cuts them."""
     num_experts, num_chosen, hidden, width = shape
     num_tokens = _num_tokens(size)
@@ -47,18 +46,18 @@ def _ours(size: Size, shape: tuple[int, ...], dispatch: Dispatch) -> tuple[Produ
     tiles = jax.device_put(dispatch.tiles(jnp.asarray(chosen, jnp.int32)), size.device)
     rows = jax.jit(spread)(size.normal(rng, (num_tokens, hidden)), tiles)
     kernels = size.normal(rng, (num_experts, hidden, width), deviation=0.02)
-    return lambda rows, kernels: grouped(rows, kernels, tiles.expert, dispatch.has_idle_tiles), (rows, kernels)
+    return lambda rows, kernels: dispatch.products(rows, kernels, tiles), (rows, kernels)
 
 
-def _dropless(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[Any, ...]]:
+def _dropless(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[jax.Array, jax.Array]]:
     return _ours(size, shape, Dropless(shape[0], shape[1]))
 
 
-def _capacity(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[Any, ...]]:
+def _capacity(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[jax.Array, jax.Array]]:
     return _ours(size, shape, Capacity(shape[0], shape[1], 1.0))
 
 
-def _mosaic(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[Any, ...]]:
+def _mosaic(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[jax.Array, jax.Array]]:
     """The kernels for Hopper that JAX brings as examples, of sorted rows."""
     from jax.experimental.pallas.ops.gpu.ragged_dot_mgpu import ragged_dot
     from jax.experimental.pallas.ops.gpu.transposed_ragged_dot_mgpu import transposed_ragged_dot
@@ -84,7 +83,7 @@ def _mosaic(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[Any, ...
     return product, (rows, kernels)
 
 
-def _batched(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[Any, ...]]:
+def _batched(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[jax.Array, jax.Array]]:
     """One batched product, every expert with as many rows."""
     num_experts, num_chosen, hidden, width = shape
     rng = np.random.default_rng(0)
@@ -93,7 +92,7 @@ def _batched(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[Any, ..
     return lambda rows, kernels: jnp.einsum("eri,eio->ero", rows, kernels), (rows, kernels)
 
 
-WAYS: dict[str, Callable[[Size, tuple[int, ...]], tuple[Product, tuple[Any, ...]]]] = {
+WAYS: dict[str, Callable[[Size, tuple[int, ...]], tuple[Product, tuple[jax.Array, jax.Array]]]] = {
     "dropless tiles": _dropless,
     "capacity tiles": _capacity,
     "one batched product": _batched,
@@ -108,25 +107,25 @@ def _num_tokens(size: Size) -> int:
 def _products(size: Size, name: str, way: str) -> Record:
     """Milliseconds of the product, and of those of its two gradients."""
     shape = (4, 2, 64, 128) if size.quick else SHAPES[name]
-    product, arguments = WAYS[way](size, shape)
+    product, (rows, kernels) = WAYS[way](size, shape)
 
     def compiled(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
         return partial(jax.jit(function).lower(*arguments).compile(), *arguments)
 
-    forward = compiled(product, *arguments)
+    forward = compiled(product, rows, kernels)
     d = forward()
 
     def gradients(rows: jax.Array, kernels: jax.Array, d: jax.Array) -> Any:
         return jax.vjp(product, rows, kernels)[1](d)
 
-    backward = compiled(gradients, *arguments, d)
+    backward = compiled(gradients, rows, kernels, d)
     forward_s, backward_s = size.seconds(forward, backward)
     _, num_chosen, hidden, width = shape
     flops = 2 * _num_tokens(size) * num_chosen * hidden * width
     return {
         "ms": {"F": 1e3 * forward_s, "B": 1e3 * backward_s},
         "tflop_per_s": {"F": flops / forward_s / 1e12, "B": 2 * flops / backward_s / 1e12},
-        "apart": max(_apart(*arguments, d, transposed=False), _apart(d, arguments[1], backward()[0], transposed=True)),
+        "apart": max(_apart(rows, kernels, d, transposed=False), _apart(d, kernels, backward()[0], transposed=True)),
     }
 
 

@@ -70,6 +70,6 @@ def train(config: ConfigDict, size: Size, *, warm_up: int) -> Record:
         record["mfu"] = flops / step_s / size.hardware.bf16_flops_per_s
     if size.is_gpu:
         record["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        del network, optimizer, run, loss
+        del network, optimizer, run
         torch.cuda.empty_cache()  # the next run is in a process of its own
     return record

@@ -175,6 +175,7 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
         elif recompute == "none":
             saved["probabilities"] = of.scores
     of_routing = _deferred_of_routing(setting) if routing else {}
+    of_tiles = {name: size for name, size in routing.items() if name == EXPERT_OF_TILE}
     size_of_norm = of.stream // setting.anatomy.hidden if parallel else of.stream
     norms = {"norm of attention": size_of_norm, "norm of the feed forward": size_of_norm}
     deferred = {
@@ -184,20 +185,15 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
         "gradient of queries, keys and values": of.queries + 2 * of.keys,
         **norms,
         **({"attended": of.queries} if full else {}),
-        **(
-            {EXPERT_OF_TILE: routing[EXPERT_OF_TILE]}
-            if full and routing and setting.anatomy.capacity_factor is None
-            else {}
-        ),
+        **(of_tiles if full else {}),
         **of_routing,
     }
-    kept_for_w = [] if full or not routing else [EXPERT_OF_TILE]
     fractions = ("weights of the chosen", "share of an expert", "gradient of the logits")
     return LayerResiduals(
         itemsize=ITEMSIZE[setting.dtype],
         saved=saved,
         deferred=deferred,
-        shared_with_w=(*(["input"] if parallel else []), *([] if full else ["attended"]), *kept_for_w),
+        shared_with_w=(*(["input"] if parallel else []), *([] if full else ["attended", *of_tiles])),
         float32=("log-sum-exp", *fractions, *(norms if parallel else ())),
         int32=tuple({*routing, f"{CHOSEN}, again", *of_routing}.difference(fractions)),
     )
@@ -208,12 +204,13 @@ def routing_residuals(setting: Setting) -> Arrays:
     anatomy, rows, dispatch = setting.anatomy, feed_forward_rows(setting), dispatch_of_setting(setting)
     choices = setting.microbatch_size * setting.seq_len * anatomy.experts_per_token
     of_all = choices * dispatch.num_sources
+    num_tiles, _ = dispatch.shape(setting.microbatch_size, setting.seq_len)
     return {
         CHOSEN: choices // setting.tensor,
         "weights of the chosen": of_all,
         "choice of a row": rows,
         "row of a choice": of_all,
-        EXPERT_OF_TILE: dispatch.shape(setting.microbatch_size, setting.seq_len)[0],
+        **({EXPERT_OF_TILE: num_tiles} if dispatch.names_experts else {}),
         "share of an expert": anatomy.num_experts,
     }
 

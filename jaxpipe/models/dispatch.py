@@ -1,8 +1,8 @@
 """Dispatch: the tokens' rows for their experts, in tiles of one expert each, and the sum of what comes back.
 
 There is a static number of tiles, whatever the router chooses, and each is a product with the kernel of one expert.
-`jax.lax.ragged_dot` is not used: XLA multiplies every row with every expert (jax 0.10.2). Over the mesh's `expert` each
-device has some experts of a layer, and tokens of its own.
+`jax.lax.ragged_dot` is not used: XLA multiplies every row with every expert (jax 0.10.2, 0.11.2). Over the mesh's
+`expert` each device has some experts of a layer, and tokens of its own.
 
 `Dropless` computes every choice. Rows are sorted by expert, and each expert's are filled up to whole tiles. A device
 reads the tokens of all devices, since all may choose its experts: it has tiles for that, and computes those in use.
@@ -14,15 +14,14 @@ Source: Lepikhin et al., GShard, ICLR 2021, section 3.2, for capacity; Gale et a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxpipe.mesh.collectives import Axis, gather_over
+from jaxpipe.models.grouped import grouped
 
 MIN_TILE, MAX_TILE = 8, 512  # rows
 ALONE = Axis("expert")  # one device has all experts
@@ -48,12 +47,13 @@ class Tiles:
     Attributes:
         choice: "tile row" the choice whose row it is; the number of choices where it is filled up.
         row: "token k" the row of each choice, counted through all tiles; the number of rows where it has none.
-        expert: "tile" whose rows a tile has, among the experts of this device; their number where it has none.
+        expert: "tile" whose rows a tile has, among the experts of this device; their number where it has none. None:
+            each expert has one tile, in order.
     """
 
     choice: jax.Array
     row: jax.Array
-    expert: jax.Array
+    expert: jax.Array | None
 
 
 def queues(key: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
@@ -95,15 +95,12 @@ class Dropless:
     num_chosen: int
     expert: Axis = ALONE
 
+    names_experts = True  # `Tiles.expert`
+
     @property
     def num_local(self) -> int:
         """Experts of a device."""
         return self.num_experts // self.expert.size
-
-    @property
-    def has_idle_tiles(self) -> bool:
-        """Whether many tiles may have no rows."""
-        return self.expert.size > 1
 
     @property
     def num_sources(self) -> int:
@@ -156,6 +153,11 @@ class Dropless:
         """Sums of "token ..." over the devices that have rows of this device's tokens: "batch seq ..."."""
         return self.expert.scatter_sum(y.reshape(-1, seq_len, *y.shape[1:]), 0)
 
+    def products(self, rows: jax.Array, kernels: jax.Array, tiles: Tiles) -> jax.Array:
+        """Products "tile row out" of rows "tile row in" with `kernels` "expert in out"."""
+        assert tiles.expert is not None
+        return grouped(rows, kernels, tiles.expert, has_idle_tiles=self.expert.size > 1)
+
     def to_experts(self, rows: jax.Array) -> jax.Array:
         """Rows "tile row ..." on the devices of their experts: as they are."""
         return rows
@@ -181,8 +183,8 @@ class Capacity:
     factor: float
     expert: Axis = ALONE
 
-    has_idle_tiles = False
     num_sources = 1
+    names_experts = False
 
     def rows(self, seq_len: int) -> int:
         """Rows of an expert for a sequence; no more than tokens.
@@ -206,7 +208,7 @@ class Capacity:
         return math.prod(self.shape(batch, seq_len))
 
     def tiles(self, chosen: jax.Array) -> Tiles:
-        """The tiles of this device's tokens, whose experts are `chosen`, int32 "batch seq k"; `expert` is of arrivals.
+        """The tiles of this device's tokens, whose experts are `chosen`, int32 "batch seq k".
 
         Example:
             Both tokens choose expert 1, which has one row.
@@ -220,8 +222,7 @@ class Capacity:
         place, _ = queues((sequence * num + chosen).reshape(-1), batch * num)
         place = place.reshape(chosen.shape)
         row = jnp.where(place < size, (chosen * batch + sequence) * size + place, num * batch * size)
-        arrived = jnp.arange(num // self.expert.size, dtype=jnp.int32)
-        return Tiles(_choices_at(row, (num, batch * size)), row.reshape(-1, self.num_chosen), arrived)
+        return Tiles(_choices_at(row, (num, batch * size)), row.reshape(-1, self.num_chosen), None)
 
     def whole(self, x: jax.Array) -> jax.Array:
         """The tokens "token ..." whose rows this device sends: its own."""
@@ -230,6 +231,11 @@ class Capacity:
     def own(self, y: jax.Array, seq_len: int) -> jax.Array:
         """The inverse of `whole`."""
         return y.reshape(-1, seq_len, *y.shape[1:])
+
+    def products(self, rows: jax.Array, kernels: jax.Array, tiles: Tiles) -> jax.Array:
+        """Products "expert row out" of rows "expert row in" with `kernels` "expert in out": one batched product."""
+        del tiles
+        return jnp.einsum("eri,eio->ero", rows, kernels)
 
     def to_experts(self, rows: jax.Array) -> jax.Array:
         """Rows "expert row ..." of this device's tokens become those of all tokens for this device's experts."""
@@ -284,77 +290,4 @@ collect.defvjp(lambda rows, tiles: (collect(rows, tiles), tiles), lambda tiles, 
 spread_weights.defvjp(
     lambda weights, tiles: (spread_weights(weights, tiles), tiles),
     lambda tiles, d: (jnp.take(d.reshape(-1), tiles.row, mode="fill", fill_value=0), None),
-)
-
-
-# ---- Products of tiles
-
-
-def grouped(rows: jax.Array, kernels: jax.Array, expert: jax.Array, has_idle_tiles: bool) -> jax.Array:
-    """Products "tile row out" of tiles with their experts' kernels.
-
-    Args:
-        rows: "tile row in".
-        kernels: "expert in out".
-        expert: int32 "tile".
-        has_idle_tiles: whether to skip tiles of no expert; else their product is computed, of rows that are zeros.
-    """
-    return _grouped(has_idle_tiles, rows, kernels, expert)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped(has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
-    def tile(_: None, turn: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
-        rows, expert = turn
-        like = jnp.zeros((rows.shape[0], kernels.shape[-1]), rows.dtype)
-        return None, _if_used(lambda kernel, _: rows @ kernel, kernels, expert, like, has_idle_tiles)
-
-    return lax.scan(tile, None, (rows, expert))[1]
-
-
-def _grouped_backward(
-    has_idle_tiles: bool, saved: tuple[jax.Array, jax.Array, jax.Array], d: jax.Array
-) -> tuple[jax.Array, jax.Array, None]:
-    rows, kernels, expert = saved
-
-    def tile(_: None, turn: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
-        d, expert = turn
-        like = jnp.zeros((d.shape[0], kernels.shape[1]), d.dtype)
-        return None, _if_used(lambda kernel, _: d @ kernel.T, kernels, expert, like, has_idle_tiles)
-
-    def add(sums: jax.Array, turn: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        rows, d, expert = turn
-
-        def added(total: jax.Array, sums: jax.Array) -> jax.Array:
-            total = total + jnp.einsum("ri,ro->io", rows, d, preferred_element_type=jnp.float32)
-            return lax.dynamic_update_index_in_dim(sums, total, expert, 0)
-
-        return _if_used(added, sums, expert, sums, has_idle_tiles), None
-
-    # Two scans, since a split backward does the second later.
-    _, d_rows = lax.scan(tile, None, (d, expert))
-    d_kernels, _ = lax.scan(add, jnp.zeros(kernels.shape, jnp.float32), (rows, d, expert))
-    return d_rows, d_kernels.astype(kernels.dtype), None
-
-
-def _if_used(
-    function: Callable[[jax.Array, jax.Array], jax.Array],
-    of_experts: jax.Array,
-    expert: jax.Array,
-    otherwise: jax.Array,
-    has_idle_tiles: bool,
-) -> jax.Array:
-    """`function(of_experts[expert], otherwise)`, or `otherwise` for a tile of no expert."""
-
-    def used(otherwise: jax.Array) -> jax.Array:
-        return function(lax.dynamic_index_in_dim(of_experts, expert, 0, keepdims=False), otherwise)
-
-    if not has_idle_tiles:
-        return used(otherwise)
-    return lax.cond(expert < of_experts.shape[0], used, lambda otherwise: otherwise, otherwise)
-
-
-_grouped.defvjp(
-    lambda has_idle_tiles, *arrays: (_grouped(has_idle_tiles, *arrays), arrays),
-    _grouped_backward,
 )

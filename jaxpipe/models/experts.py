@@ -21,7 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxpipe.mesh import MEASURED, TensorAxis
 from jaxpipe.mesh.collectives import Axis, gather_over
 from jaxpipe.models.anatomy import LOAD_BIAS
-from jaxpipe.models.dispatch import Dispatch, Tiles, collect, dispatch_of, grouped, spread, spread_weights
+from jaxpipe.models.dispatch import Dispatch, Tiles, collect, dispatch_of, spread, spread_weights
 from jaxpipe.models.linear import Linear, RMSNorm
 
 CHOSEN = "chosen"  # the name of what even a layer that is computed again in backward saves
@@ -225,7 +225,7 @@ def _to_experts(
     # Every device has the sum of all, and the gradient of its own tokens.
     own = routing.loss_sums(logits, share, bias, num_layers)
     losses = {name: loss + lax.stop_gradient(tensor.sum(loss) - loss) for name, loss in own.items()}
-    inputs = tuple(grouped(rows, each, tiles.expert, dispatch.has_idle_tiles) for each in kernels)
+    inputs = tuple(dispatch.products(rows, each, tiles) for each in kernels)
     return inputs, routing.weights(logits, chosen), losses
 
 
@@ -241,5 +241,5 @@ def _from_experts(
     """Weighted sums "token hidden" of each token's experts on this device, of its part of their width."""
     of_rows = dispatch.to_experts(spread_weights(weights, tiles))
     active = activation(*inputs) * of_rows.astype(inputs[0].dtype)[..., None]
-    rows = grouped(active, kernel, tiles.expert, dispatch.has_idle_tiles)
+    rows = dispatch.products(active, kernel, tiles)
     return collect(dispatch.to_tokens(rows), tiles)

@@ -1,0 +1,110 @@
+"""Products of tiles of rows with the kernels of their experts, and the gradients of these products.
+
+On GPUs, in bfloat16, Triton computes them (`grouped_kernels`). Elsewhere they are loops over the tiles, each turn one
+product with the kernel of one expert. On a GPU a turn of a loop copies its expert's kernel, and small tiles leave most
+cores idle: on an H100 loops reached 100 TFLOP/s with Mixtral's experts and 9 with Qwen3's (2026-11-26).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpipe.models import grouped_kernels
+
+
+def grouped(rows: jax.Array, kernels: jax.Array, expert: jax.Array, has_idle_tiles: bool) -> jax.Array:
+    """Products "tile row out" of tiles with their experts' kernels.
+
+    Args:
+        rows: "tile row in"; zeros in tiles of no expert.
+        kernels: "expert in out".
+        expert: int32 "tile", in order; the number of experts for a tile of none.
+        has_idle_tiles: whether many tiles may have no expert: then loops skip them.
+    """
+    return _grouped(has_idle_tiles, rows, kernels, expert)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grouped(has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
+    return _by_platform(
+        grouped_kernels.products, partial(_products, has_idle_tiles), grouped_kernels.fit(rows, kernels)
+    )(rows, kernels, expert)
+
+
+def _grouped_backward(
+    has_idle_tiles: bool, saved: tuple[jax.Array, jax.Array, jax.Array], d: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    rows, kernels, expert = saved
+    fits = grouped_kernels.fit(rows, kernels)
+
+    def transposed(d: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
+        return _products(has_idle_tiles, d, kernels.mT, expert)
+
+    def sums(rows: jax.Array, d: jax.Array, expert: jax.Array) -> jax.Array:
+        return _sums(has_idle_tiles, kernels.shape[0], rows, d, expert).astype(kernels.dtype)
+
+    # Two calls, since a split backward does the second later.
+    d_rows = _by_platform(partial(grouped_kernels.products, transposed=True), transposed, fits)(d, kernels, expert)
+    of_kernels = partial(grouped_kernels.sums, num_experts=kernels.shape[0])
+    return d_rows, _by_platform(of_kernels, sums, fits)(rows, d, expert), None
+
+
+_grouped.defvjp(
+    lambda has_idle_tiles, *arrays: (_grouped(has_idle_tiles, *arrays), arrays),
+    _grouped_backward,
+)
+
+
+def _by_platform(kernel: Callable, loop: Callable, fits: bool) -> Callable:
+    """The kernel on NVIDIA GPUs if the arrays fit it, else the loop."""
+    return partial(lax.platform_dependent, cuda=kernel, default=loop) if fits else loop
+
+
+# ---- Loops over tiles
+
+
+def _products(has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
+    def tile(_: None, turn: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        rows, expert = turn
+        like = jnp.zeros((rows.shape[0], kernels.shape[-1]), rows.dtype)
+        return None, _if_used(lambda kernel, _: rows @ kernel, kernels, expert, like, has_idle_tiles)
+
+    return lax.scan(tile, None, (rows, expert))[1]
+
+
+def _sums(has_idle_tiles: bool, num_experts: int, rows: jax.Array, d: jax.Array, expert: jax.Array) -> jax.Array:
+    """Sums "expert in out", float32, of products of tiles' rows with their gradients."""
+
+    def add(sums: jax.Array, turn: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        rows, d, expert = turn
+
+        def added(total: jax.Array, sums: jax.Array) -> jax.Array:
+            total = total + jnp.einsum("ri,ro->io", rows, d, preferred_element_type=jnp.float32)
+            return lax.dynamic_update_index_in_dim(sums, total, expert, 0)
+
+        return _if_used(added, sums, expert, sums, has_idle_tiles), None
+
+    shape = (num_experts, rows.shape[-1], d.shape[-1])
+    return lax.scan(add, jnp.zeros(shape, jnp.float32), (rows, d, expert))[0]
+
+
+def _if_used(
+    function: Callable[[jax.Array, jax.Array], jax.Array],
+    of_experts: jax.Array,
+    expert: jax.Array,
+    otherwise: jax.Array,
+    has_idle_tiles: bool,
+) -> jax.Array:
+    """`function(of_experts[expert], otherwise)`, or `otherwise` for a tile of no expert."""
+
+    def used(otherwise: jax.Array) -> jax.Array:
+        return function(lax.dynamic_index_in_dim(of_experts, expert, 0, keepdims=False), otherwise)
+
+    if not has_idle_tiles:
+        return used(otherwise)
+    return lax.cond(expert < of_experts.shape[0], used, lambda otherwise: otherwise, otherwise)

@@ -1,0 +1,133 @@
+"""Products of tiles with their experts' kernels: loops and GPU kernels against one product for each expert."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpipe.models import grouped_kernels
+from jaxpipe.models.grouped import grouped
+
+ROOT = Path(__file__).parents[2]
+# Tiles, rows of one, inputs, outputs, and the tiles of each expert; the others have none. An expert may have no tile.
+SHAPES = {
+    "small": (5, 16, 32, 48, (2, 0, 2)),
+    "all tiles used": (4, 32, 64, 16, (1, 3)),
+    "many blocks of rows": (5, 256, 32, 256, (4,)),
+    "more blocks than neighbours": (19, 16, 16, 144, (1, 9, 0, 8)),
+}
+
+
+def arrays(shape, dtype=jnp.bfloat16):
+    """Rows, kernels, expert and gradients of a shape."""
+    num_tiles, size, depth, width, tiles_of = shape
+    rng = np.random.default_rng(0)
+    expert = np.repeat(np.arange(len(tiles_of)), tiles_of)
+    expert = np.append(expert, [len(tiles_of)] * (num_tiles - len(expert))).astype(np.int32)
+    used = (expert < len(tiles_of))[:, None, None]
+    rows, d = (used * rng.standard_normal((num_tiles, size, each)) for each in (depth, width))
+    kernels = rng.standard_normal((len(tiles_of), depth, width))
+    return *(jnp.asarray(each, dtype) for each in (rows, kernels, d)), jnp.asarray(expert)
+
+
+def textbook(rows, kernels, expert, d):
+    """Products and gradients in float64, an expert at a time."""
+    rows, kernels, d = (np.asarray(each, np.float64) for each in (rows, kernels, d))
+    y, d_rows, d_kernels = np.zeros_like(d), np.zeros_like(rows), np.zeros_like(kernels)
+    for own, kernel in enumerate(kernels):
+        its = np.asarray(expert) == own
+        y[its], d_rows[its] = rows[its] @ kernel, d[its] @ kernel.T
+        d_kernels[own] = np.einsum("tri,tro->io", rows[its], d[its])
+    return y, d_rows, d_kernels
+
+
+def apart(found, expected):
+    pairs = zip(found, expected, strict=True)
+    return [float(np.abs(np.asarray(f, np.float64) - e).max() / np.abs(e).max()) for f, e in pairs]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("has_idle_tiles", [False, True])
+def test_loops_are_the_textbooks(name, has_idle_tiles):
+    rows, kernels, d, expert = arrays(SHAPES[name], jnp.float32)
+    y, vjp = jax.vjp(lambda rows, kernels: grouped(rows, kernels, expert, has_idle_tiles), rows, kernels)
+    assert max(apart((y, *vjp(d)), textbook(rows, kernels, expert, d))) < 1e-5
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_kernels_are_the_textbooks(name):
+    """Interpreted: the same blocks in the same order, on a CPU."""
+    rows, kernels, d, expert = arrays(SHAPES[name])
+    assert grouped_kernels.fit(rows, kernels)
+    found = (
+        grouped_kernels.products(rows, kernels, expert, interpret=True),
+        grouped_kernels.products(d, kernels, expert, transposed=True, interpret=True),
+        grouped_kernels.sums(rows, d, expert, num_experts=len(kernels), interpret=True),
+    )
+    assert max(apart(found, textbook(rows, kernels, expert, d))) < 4e-3  # half of bfloat16's last digit: 2**-9
+
+
+def test_every_block_of_the_result_is_made_once():
+    for grid in ((1, 1), (8, 3), (9, 2), (23, 5)):
+        places = {tuple(map(int, grouped_kernels._place(jnp.int32(i), *grid))) for i in range(grid[0] * grid[1])}
+        assert places == {(row, column) for row in range(grid[0]) for column in range(grid[1])}
+
+
+@pytest.mark.parametrize(
+    ("rows", "kernels", "dtype", "fits"),
+    [
+        ((4, 32, 64), (2, 64, 48), "bfloat16", True),
+        ((4, 32, 64), (2, 64, 48), "float32", False),
+        ((4, 8, 64), (2, 64, 48), "bfloat16", False),
+        ((4, 32, 24), (2, 24, 48), "bfloat16", False),
+        ((4, 32, 64), (2, 64, 40), "bfloat16", False),
+        ((4, 32, 7168), (256, 7168, 2048), "bfloat16", False),  # 3.8 billion elements
+    ],
+)
+def test_what_kernels_do_not_take_is_left_to_loops(rows, kernels, dtype, fits):
+    assert grouped_kernels.fit(*(jax.ShapeDtypeStruct(shape, dtype) for shape in (rows, kernels))) is fits
+
+
+COMPILE = """
+import json, re, sys
+from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.compile.gpus import absent_gpus
+
+mesh_devices = absent_gpus(parse_topology(sys.argv[1] + ":1x1"))
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jaxpipe.models.grouped import grouped
+
+mesh = Mesh(np.array(mesh_devices), ("all",))
+
+def products(rows, kernels, expert, d):
+    y, vjp = jax.vjp(lambda rows, kernels: grouped(rows, kernels, expert, True), rows, kernels)
+    return y, *vjp(d)
+
+def of(dtype, *shape):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P()))
+
+mapped = jax.jit(jax.shard_map(products, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+half = jnp.bfloat16
+arrays = of(half, 40, 128, 512), of(half, 8, 512, 1536), of(jnp.int32, 40), of(half, 40, 128, 1536)
+text = mapped.lower(*arrays).compile().as_text()
+print(json.dumps({"kernels": text.count("__gpu$xla.gpu.triton"), "loops": len(re.findall(r" while\\(", text)),
+                  "branches": len(re.findall(r" conditional\\(", text))}))
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["a100-80g", "h100-80g"])
+def test_on_a_gpu_they_are_three_kernels(name):
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="the extra gpu-aot compiles for GPUs that are not there")
+    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", COMPILE, name]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"kernels": 3, "loops": 0, "branches": 0}
