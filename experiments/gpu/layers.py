@@ -7,7 +7,8 @@ backwards run. PyTorch's layer is compiled, with its fused attention, and takes 
 from __future__ import annotations
 
 import runpy
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import jax
 import numpy as np
 from jax import lax
 from ml_collections import ConfigDict
+from scipy.optimize import brentq
 
 from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.share import Share
@@ -24,7 +26,7 @@ from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check, model_config
 from jaxpipe.estimate import Roofline, setting_of
 from jaxpipe.mesh import TensorAxis, with_losses
-from jaxpipe.models import LanguageModel, MixtureConfig
+from jaxpipe.models import LanguageModel
 from jaxpipe.models.anatomy import model_flops
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.program.split_vjp import split_vjp
@@ -42,19 +44,21 @@ class Shape:
         preset: config in `configs/`.
         batch: sequences of a microbatch.
         tensor: devices that share the layer; one device's share is measured.
+        is_mixture: whether its feed forward is one of experts.
     """
 
     name: str
     preset: str
     batch: int
     tensor: int = 1
+    is_mixture: bool = False
 
 
 SHAPES = (
     Shape("LLaMA-3 8B", "llama3_8b", 1),
     Shape("GPT-3 6.7B", "gpt3_6b7", 4),
-    Shape("Mixtral 8x7B", "mixtral_8x7b", 2),
-    Shape("Qwen3 30B-A3B", "qwen3_30b_a3b", 2),
+    Shape("Mixtral 8x7B", "mixtral_8x7b", 2, is_mixture=True),
+    Shape("Qwen3 30B-A3B", "qwen3_30b_a3b", 2, is_mixture=True),
     Shape("GPT-3 13B", "gpt3_13b", 4),
     Shape("GPT-3 96B, a quarter", "gpt3_96b", 1, tensor=4),
 )
@@ -180,7 +184,8 @@ def _layer(size: Size, shape: Shape, recompute: str) -> Record:
     calls = layer_of(size, shape, recompute).calls()
     config = config_of(shape, size, recompute=recompute)
     record: Record = {"tokens": shape.batch * config.data.seq_len}
-    torch_call = _torch_call(size, shape) if recompute == "none" and shape.tensor == 1 else None
+    has_peer = recompute == "none" and shape.tensor == 1 and not shape.is_mixture
+    torch_call = _torch_call(size, shape) if has_peer else None
     timed = [*calls.values(), *([torch_call] if torch_call else [])]
     seconds = dict(zip([*calls, "torch"], size.seconds(*timed), strict=False))
     record["ms"] = {name: 1e3 * each for name, each in seconds.items()}
@@ -195,19 +200,40 @@ def _layer(size: Size, shape: Shape, recompute: str) -> Record:
     return record
 
 
-def _estimated(config: ConfigDict, size: Size) -> Record:
+def _estimated(config: ConfigDict, size: Size, matmul_fraction: float | None = None) -> Record:
     """The roofline's milliseconds of the layer; none on a device that it does not know."""
     if size.hardware is None:
         return {}
     # A share is measured on one GPU, where no collective takes time.
     topology = Topology(size.hardware, 1, config.mesh.tensor)
-    times = Roofline(size.hardware, exposed_fraction=0.0).times(setting_of(config, topology))
+    source = Roofline(size.hardware, matmul_fraction=matmul_fraction, exposed_fraction=0.0)
+    times = source.times(setting_of(config, topology))
     return {
         "F": 1e3 * times.layer_forward_s,
         "B": 1e3 * times.layer_backward_s,
         "I": 1e3 * times.layer_input_gradient_s,
         "W": 1e3 * times.layer_weight_gradient_s,
     }
+
+
+def fitted_matmul_fraction(size: Size, records: Mapping[str, Record]) -> float | None:
+    """The fraction of the peak at which the roofline's F, B and W are as often too long as too short.
+
+    One large product alone says less: it may draw so much power that the clock slows down.
+
+    Args:
+        size: says which GPU.
+        records: of this part.
+    """
+    shapes = [shape for shape in SHAPES if "ms" in records.get(shape.name, {}) and not shape.is_mixture]
+    if size.hardware is None or not shapes:
+        return None
+
+    def too_long(fraction: float) -> float:
+        found = [(_estimated(config_of(shape, size), size, fraction), records[shape.name]["ms"]) for shape in shapes]
+        return statistics.median(estimated[kind] / ms[kind] for estimated, ms in found for kind in "FBW") - 1.0
+
+    return brentq(too_long, 0.1, 1.5, xtol=1e-3)
 
 
 def layer_flops(model: ModelConfig, shape: Shape, seq_len: int) -> float:
@@ -217,16 +243,13 @@ def layer_flops(model: ModelConfig, shape: Shape, seq_len: int) -> float:
 
 
 def _torch_call(size: Size, shape: Shape) -> Callable[[], Any] | None:
-    """PyTorch's layer, forward and backward; None where PyTorch lacks the device, and of mixtures."""
+    """PyTorch's layer, forward and backward; None where PyTorch lacks the device."""
     try:
         from experiments.gpu import torch_block
     except ImportError:
         return None
     config = config_of(shape, size)
-    model = model_config(config)
-    if isinstance(model, MixtureConfig):
-        return None
-    return torch_block.call_of(model, shape.batch, config.data.seq_len, size)
+    return torch_block.call_of(model_config(config), shape.batch, config.data.seq_len, size)
 
 
 def _compiled(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:

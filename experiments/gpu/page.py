@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.gpu.cells import Part, Record, Results, Size, leaves, without_files
+from experiments.gpu.layers import fitted_matmul_fraction
 from experiments.pages import markdown
 from experiments.png import png_of
 from jaxpipe.files import write_whole
@@ -85,13 +86,12 @@ def constants(size: Size, records: dict[str, dict[str, Record]]) -> Record | Non
         return None
     found: Record = {"hardware": size.hardware.name, "source": records["about"]["run"]}
     layers, rounds, update = (_good(records.get(name, {})) for name in ("layers", "rounds", "update"))
-    if "matmul" in layers:
-        found["matmul_fraction"] = 1e12 * layers["matmul"]["tflop_per_s"] / size.hardware.bf16_flops_per_s
+    fraction = fitted_matmul_fraction(size, layers)
+    if fraction is not None:
+        found["matmul_fraction"] = round(fraction, 3)
     moved = [record["gb_per_s"] for record in (*rounds.values(), *update.values()) if "gb_per_s" in record]
     if moved:
-        found["memory_fraction"] = 1e9 * statistics.median(moved) / size.hardware.memory_bytes_per_s
-    if "guard, not taken" in rounds:
-        found["guard_s"] = 1e-6 * rounds["guard, not taken"]["us"]
+        found["memory_fraction"] = round(1e9 * statistics.median(moved) / size.hardware.memory_bytes_per_s, 3)
     return found
 
 

@@ -59,7 +59,7 @@ def _pieces(size: Size) -> dict[str, tuple[Turn, float]]:
         "guard, taken": (guarded(lambda i: i >= 0), 0.0),
         "page written": (write, 2 + 2),
         "page read": (read, 2 + 2 + 2),
-        "gradient added": (add, 2 + 4 + 4),
+        "gradient added": (add, 4 + 4 + 2 + 4 + 4),  # XLA copies the slice first
     }
 
 

@@ -13,7 +13,11 @@ from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.layers import SHAPES, config_of
 from experiments.gpu.runs import ROOT, metrics_of_run
 from jaxpipe.compile import predict
+from jaxpipe.mesh import make_mesh
+from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.models.attention import ATTENTION, Visible
+from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.schedules import build
 from jaxpipe.training.batches import example_batch, put_batch
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import init_state
@@ -22,7 +26,9 @@ SCHEDULES = ("1f1b", "zb_v")  # one whose backward is whole, and one with halves
 
 
 def cells(size: Size) -> Iterator[Cell]:
-    """The quickstart on both platforms, each form of attention, and bytes in use."""
+    """Gradients, the quickstart on both platforms, each form of attention, and bytes in use."""
+    for schedule in SCHEDULES:
+        yield Cell(f"gradients, {schedule}", partial(_gradients, size, schedule))
     for schedule in SCHEDULES:
         yield Cell(f"quickstart, {schedule}", partial(_quickstart, size, schedule))
     for name in ATTENTION:
@@ -32,6 +38,40 @@ def cells(size: Size) -> Iterator[Cell]:
 
 
 PART = Part("sanity", "Sanity", cells)
+
+
+def _gradients(size: Size, schedule: str) -> Record:
+    """How far gradients in float32 are from `jax.grad` on the device, and that from `jax.grad` on a CPU.
+
+    Each is the norm of a parameter's difference over its norm, of the parameter where it is largest.
+    """
+    built = build(schedule, num_devices=1, num_microbatches=4)
+    config = GPTConfig(num_layers=4, hidden=128, num_heads=4, vocab_size=512, num_positions=64)
+    model = LanguageModel(config)
+    cpu = jax.devices("cpu")[0]
+    params = jax.device_get(jax.jit(model.init)(jax.device_put(jax.random.key(0), cpu)))
+    tokens = np.random.default_rng(0).integers(config.vocab_size, size=(4, 2, 65), dtype=np.int32)
+    batch = {"tokens": tokens[..., :-1], "targets": tokens[..., 1:]}
+
+    def loss(params: Any) -> jax.Array:
+        losses = [
+            model.loss_sum(params, dict(zip(batch, each, strict=True))) for each in zip(*batch.values(), strict=True)
+        ]
+        return sum(losses) / batch["targets"].size
+
+    with jax.default_matmul_precision("highest"):
+        pipeline = Pipeline(built, make_mesh(pipe=1, devices=[size.device]), StageFunctions.of(model), num_layers=4)
+        _, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch, 1 / batch["targets"].size)
+        found = jax.device_get(pipeline.from_stages(grads))
+        here, on_cpu = (
+            jax.device_get(jax.jit(jax.grad(loss))(jax.device_put(params, device))) for device in (size.device, cpu)
+        )
+    return {"apart_from_jax_grad": _most_apart(found, here), "jax_grad_apart_from_cpu": _most_apart(here, on_cpu)}
+
+
+def _most_apart(found: Any, expected: Any) -> float:
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return float(max(np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in pairs))
 
 
 def _quickstart(size: Size, schedule: str) -> Record:

@@ -43,7 +43,7 @@ from jaxpipe.estimate.work import (
     update_bytes,
 )
 
-CONSTANTS = Path(__file__).parent / "gpus"  # constants measured on GPUs, a file for each kind; none so far
+CONSTANTS = Path(__file__).parent / "gpus"  # constants measured on GPUs, a file for each kind
 
 # Rows and columns of a matmul's result that one core computes at once: the choices of cuBLAS except the smallest, to
 # which the second level cache cannot bring numbers as fast as they are multiplied.

@@ -3,8 +3,8 @@
 What the user has set there is kept. XLA ends the process at an unknown flag, so flags that the installed jaxlib or its
 GPU plugin lack are left out, with a warning.
 
-Not set, since nothing has been measured on GPUs: CUDA graphs of the guarded actions (`xla_gpu_enable_command_buffer`),
-pipelined sends and receives, loop double buffering, larger thresholds for combining reductions and gathers.
+Not set, since nothing has been measured on GPUs that send: pipelined sends and receives, loop double buffering, larger
+thresholds for combining reductions and gathers.
 """
 
 from __future__ import annotations
