@@ -6,6 +6,7 @@ width, which no other dim may equal. Loops count as often as they run.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -29,7 +30,7 @@ def flops_with(text: str, size: int) -> int:
     """FLOPs of the products in optimized HLO that have a dim of `size`.
 
     Raises:
-        ValueError: a loop without a known number of rounds, a product that is not understood.
+        ValueError: a loop without a known number of rounds, a product or a kernel that is not understood.
     """
     found, entry = computations(text)
     return _flops(found, found[entry], size)
@@ -41,6 +42,8 @@ def _flops(found: dict[str, Computation], computation: Computation, size: int) -
     for each in computation.instructions:
         if each.opcode == "dot" or "__cublas" in each.rest or "__onednn" in each.rest:
             total += _product(each, dims, size)
+        if each.opcode == "custom-call" and "triton" in each.rest:
+            total += _products_of_tiles(each, dims, size)
         inner = [_flops(found, found[name], size) for name in each.called if name in found]
         if each.opcode == "while" and any(inner):
             trips = _TRIP_COUNT.search(each.rest)
@@ -58,6 +61,16 @@ def _product(product: Instruction, dims: dict[str, list[int]], size: int) -> int
         raise ValueError(f"{product.name}: {product.rest} is not understood")
     flops = 2 * math.prod(_dims(product.shape)) * left[int(contracted[1])]
     return flops if size in (*left, *right) else 0
+
+
+def _products_of_tiles(kernel: Instruction, dims: dict[str, list[int]], size: int) -> int:
+    """Of a kernel of `jaxpipe.models.grouped_kernels`: of its arrays two are of tiles, "tile row ..."."""
+    arrays = [*(dims[name] for name in _OPERAND.findall(kernel.rest) if name in dims), _dims(kernel.shape)]
+    of_tiles = [(a, b) for a, b in itertools.combinations(arrays, 2) if len(a) == len(b) == 3 and a[:2] == b[:2]]
+    if len(of_tiles) != 1:
+        raise ValueError(f"{kernel.name}: {kernel.rest} is not understood")
+    ((left, right),) = of_tiles
+    return 2 * math.prod(left) * right[2] if size in (left[2], right[2]) else 0
 
 
 def _dims(shape: str) -> list[int]:

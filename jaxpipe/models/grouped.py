@@ -42,14 +42,12 @@ def _grouped_backward(
     rows, kernels, expert = saved
     fits = grouped_kernels.fit(rows, kernels)
 
-    def transposed(d: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
-        return _products(has_idle_tiles, d, kernels.mT, expert)
-
     def sums(rows: jax.Array, d: jax.Array, expert: jax.Array) -> jax.Array:
         return _sums(has_idle_tiles, kernels.shape[0], rows, d, expert).astype(kernels.dtype)
 
     # Two calls, since a split backward does the second later.
-    d_rows = _by_platform(partial(grouped_kernels.products, transposed=True), transposed, fits)(d, kernels, expert)
+    kernel, loop = (partial(each, transposed=True) for each in (grouped_kernels.products, _products))
+    d_rows = _by_platform(kernel, partial(loop, has_idle_tiles), fits)(d, kernels, expert)
     of_kernels = partial(grouped_kernels.sums, num_experts=kernels.shape[0])
     return d_rows, _by_platform(of_kernels, sums, fits)(rows, d, expert), None
 
@@ -68,11 +66,17 @@ def _by_platform(kernel: Callable, loop: Callable, fits: bool) -> Callable:
 # ---- Loops over tiles
 
 
-def _products(has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
+def _products(
+    has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array, *, transposed: bool = False
+) -> jax.Array:
     def tile(_: None, turn: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
         rows, expert = turn
-        like = jnp.zeros((rows.shape[0], kernels.shape[-1]), rows.dtype)
-        return None, _if_used(lambda kernel, _: rows @ kernel, kernels, expert, like, has_idle_tiles)
+        like = jnp.zeros((rows.shape[0], kernels.shape[1 if transposed else 2]), rows.dtype)
+
+        def product(kernel: jax.Array, _: jax.Array) -> jax.Array:
+            return rows @ (kernel.T if transposed else kernel)
+
+        return None, _if_used(product, kernels, expert, like, has_idle_tiles)
 
     return lax.scan(tile, None, (rows, expert))[1]
 
