@@ -67,8 +67,8 @@ def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backwar
         # scores are one block, one.
         waiting = 1 if setting.model.attention == "xla" else 5
         in_attention = of.scores + waiting * (of.stream + (of.stream if of.rows else of.width))
-        # Experts: four of the rows and of the widths, and the float32 sum of one of three kernels, were observed.
-        in_experts = 4 * (of.rows + of.width) + of.kernels // 2 if of.rows else 0
+        # Experts: four of the rows and three of the widths were observed.
+        in_experts = 4 * of.rows + 3 * of.width if of.rows else 0
         parts["layer_backward"] = again + max(in_attention, in_experts, of.kernels + 4 * of.stream)
     if has_split_backward:
         scores = _scores(setting, has_dropout=False)  # observed: dropout keeps no additional array of scores
