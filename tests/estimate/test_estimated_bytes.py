@@ -33,7 +33,8 @@ COMPILED = {
 }
 NUM_QUICK = 16
 MISSED = ("gpt3_125m v_min attention", "gpt3_125m bitpipe full")  # workspaces that the forms do not meet; see the page
-ONE_MESSAGE_LESS = "gpt3_175b v_half attention"  # in the table of few microbatches than in that of all
+# Messages in the table of few microbatches, which is estimated, and in that of all, where they differ.
+MESSAGES = {"gpt3_175b v_half attention": (6, 7), "llama3_8b zb_h2 attention": (6, 5)}
 HELD = ("state", "batch", "pages", "transit", "weights", "gradients", "messages")
 
 
@@ -69,9 +70,8 @@ def test_bytes_are_within_five_percent_of_the_compiled_step(name):
     cell, line = script("byte_cells").Cell(*name.split()), COMPILED[name]
     found = memory(setting_of(cell.config(), cell.topology()))
     held_bytes, compiled_bytes = held(found), as_named(line["held"])
-    if name == ONE_MESSAGE_LESS:
-        assert held_bytes["messages"] * 7 == compiled_bytes["messages"] * 6
-        held_bytes["messages"] = compiled_bytes["messages"]
+    of_few, of_all = MESSAGES.get(name, (1, 1))
+    assert held_bytes.pop("messages") * of_all == compiled_bytes.pop("messages") * of_few
     assert held_bytes == compiled_bytes  # to the byte
     assert found.total == pytest.approx(line["total_bytes"], rel=0.1 if name in MISSED else 0.05)
 
