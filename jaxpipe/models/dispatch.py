@@ -95,7 +95,7 @@ class Dropless:
     num_chosen: int
     expert: Axis = ALONE
 
-    names_experts = True  # `Tiles.expert`
+    names_experts = True  # its tiles say of which expert they are
 
     @property
     def num_local(self) -> int:
