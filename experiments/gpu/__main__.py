@@ -4,8 +4,7 @@
 
 Parts: training, sanity, layers, grouped, head, stages, rounds, update, recomputed. Each measurement is kept as soon as
 it is made; when the minutes are over the command ends with exit status 75, and the same command goes on. About 25
-minutes in all.
-Without a GPU, `--quick` runs everything small on a CPU, in some minutes, to see that it works.
+minutes in all. Without a GPU, `--quick` runs everything small on a CPU, in some minutes, to see that it works.
 Writes to DIR: results.json, page.md, layers.png, head.png, costs.json, constants.json.
 """
 

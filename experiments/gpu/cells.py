@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ class Size:
         """A bfloat16 array of random numbers, made on the device; `rng` gives the seed."""
         with jax.default_device(self.device):
             return deviation * jax.random.normal(jax.random.key(rng.integers(2**31)), shape, jnp.bfloat16)
+
+
+def compiled(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """A call of the function, compiled, with these arguments."""
+    return partial(jax.jit(function).lower(*arguments).compile(), *arguments)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The products of a layer's experts with their tokens: ours, kernels for ragged groups, and one batched product.
+"""The products of a layer's experts with their tokens: ours, and the kernels for Hopper that JAX brings.
 
 All do the same useful work: every token is multiplied with the kernels of as many experts as it is sent to. The
 experts are chosen at random, each as often as any other. `jax.lax.ragged_dot` is left out: XLA makes one product over
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.gpu.cells import Cell, Part, Record, Size
+from experiments.gpu.cells import Cell, Part, Record, Size, compiled
 from jaxpipe.models.dispatch import Capacity, Dispatch, Dropless, spread
 
 # Name -> experts, those of a token, size of the stream, width of an expert.
@@ -83,19 +83,9 @@ def _mosaic(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[jax.Arra
     return product, (rows, kernels)
 
 
-def _batched(size: Size, shape: tuple[int, ...]) -> tuple[Product, tuple[jax.Array, jax.Array]]:
-    """One batched product, every expert with as many rows."""
-    num_experts, num_chosen, hidden, width = shape
-    rng = np.random.default_rng(0)
-    rows = size.normal(rng, (num_experts, _num_tokens(size) * num_chosen // num_experts, hidden))
-    kernels = size.normal(rng, (num_experts, hidden, width), deviation=0.02)
-    return lambda rows, kernels: jnp.einsum("eri,eio->ero", rows, kernels), (rows, kernels)
-
-
 WAYS: dict[str, Callable[[Size, tuple[int, ...]], tuple[Product, tuple[jax.Array, jax.Array]]]] = {
-    "dropless tiles": _dropless,
-    "capacity tiles": _capacity,
-    "one batched product": _batched,
+    "dropless": _dropless,
+    "capacity, one batched product": _capacity,
     "Mosaic kernels": _mosaic,
 }
 
@@ -108,10 +98,6 @@ def _products(size: Size, name: str, way: str) -> Record:
     """Milliseconds of the product, and of those of its two gradients."""
     shape = (4, 2, 64, 128) if size.quick else SHAPES[name]
     product, (rows, kernels) = WAYS[way](size, shape)
-
-    def compiled(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-        return partial(jax.jit(function).lower(*arguments).compile(), *arguments)
-
     forward = compiled(product, rows, kernels)
     d = forward()
 

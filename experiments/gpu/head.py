@@ -19,13 +19,13 @@ from jaxpipe.models import cross_entropy
 from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward
 
 WORDS = (32768, 131072)
-CHUNKS = (1024, 8192, 2048, 4096, 512)  # tokens
+CHUNKS = (512, 1024, 2048, 4096, 8192)  # tokens
 
 
 def cells(size: Size) -> Iterator[Cell]:
     """A cell for each vocabulary and chunk."""
-    for chunk in (64, 256) if size.quick else CHUNKS:
-        for words in (1024, 4096) if size.quick else WORDS:
+    for words in (1024, 4096) if size.quick else WORDS:
+        for chunk in (64, 256) if size.quick else CHUNKS:
             yield Cell(f"{words} words, chunks of {chunk}", partial(_head, size, words, chunk))
 
 

@@ -20,7 +20,7 @@ from jax import lax
 from ml_collections import ConfigDict
 from scipy.optimize import brentq
 
-from experiments.gpu.cells import Cell, Part, Record, Size
+from experiments.gpu.cells import Cell, Part, Record, Size, compiled
 from experiments.gpu.share import Share
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check, model_config
@@ -112,7 +112,7 @@ def _matmul(size: Size) -> Record:
     def products(x: jax.Array) -> jax.Array:
         return lax.fori_loop(0, number, lambda _, y: y @ x, x)
 
-    (seconds,) = size.seconds(_compiled(products, x))
+    (seconds,) = size.seconds(compiled(products, x))
     return {"side": side, "tflop_per_s": number * 2 * side**3 / seconds / 1e12}
 
 
@@ -133,20 +133,20 @@ class Layer:
     def calls(self) -> dict[str, Callable[[], Any]]:
         """Compiled calls of F, B, I and W."""
         vjp = trace_vjp(self.function, self.params, self.x, {}, None)
-        forward = _compiled(vjp.forward, self.params, self.x, {}, None)
+        forward = compiled(vjp.forward, self.params, self.x, {}, None)
         _, kept = forward()
-        backward = _compiled(
+        backward = compiled(
             lambda params, kept, dy: vjp.backward(params, kept, dy, {}, None),
             self.params,
             kept,
             self.dy,
         )
         halves = split_vjp(vjp)
-        first = _compiled(
+        first = compiled(
             lambda params, kept, dy: halves.input_gradient(params, kept, dy, {}, None), self.params, kept, self.dy
         )
         _, _, deferred = first()
-        second = _compiled(
+        second = compiled(
             lambda params, shared, deferred: halves.weight_gradient(params, shared, deferred, {}, None),
             self.params,
             [kept[index] for index in halves.shared_with_w],
@@ -250,7 +250,3 @@ def _torch_call(size: Size, shape: Shape) -> Callable[[], Any] | None:
         return None
     config = config_of(shape, size)
     return torch_block.call_of(model_config(config), shape.batch, config.data.seq_len, size)
-
-
-def _compiled(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-    return partial(jax.jit(function).lower(*arguments).compile(), *arguments)

@@ -13,6 +13,7 @@ from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.layers import SHAPES, config_of
 from experiments.gpu.runs import ROOT, metrics_of_run
 from jaxpipe.compile import predict
+from jaxpipe.measure.step_pair import unpipelined_loss_and_grads
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.models.attention import ATTENTION, Visible
@@ -53,18 +54,14 @@ def _gradients(size: Size, schedule: str) -> Record:
     tokens = np.random.default_rng(0).integers(config.vocab_size, size=(4, 2, 65), dtype=np.int32)
     batch = {"tokens": tokens[..., :-1], "targets": tokens[..., 1:]}
 
-    def loss(params: Any) -> jax.Array:
-        losses = [
-            model.loss_sum(params, dict(zip(batch, each, strict=True))) for each in zip(*batch.values(), strict=True)
-        ]
-        return sum(losses) / batch["targets"].size
-
+    scale = 1 / batch["targets"].size
+    plain = jax.jit(partial(unpipelined_loss_and_grads, model))
     with jax.default_matmul_precision("highest"):
         pipeline = Pipeline(built, make_mesh(pipe=1, devices=[size.device]), StageFunctions.of(model), num_layers=4)
-        _, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch, 1 / batch["targets"].size)
+        _, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch, scale)
         found = jax.device_get(pipeline.from_stages(grads))
         here, on_cpu = (
-            jax.device_get(jax.jit(jax.grad(loss))(jax.device_put(params, device))) for device in (size.device, cpu)
+            jax.device_get(plain(jax.device_put(params, device), batch, scale)[1]) for device in (size.device, cpu)
         )
     return {"apart_from_jax_grad": _most_apart(found, here), "jax_grad_apart_from_cpu": _most_apart(here, on_cpu)}
 

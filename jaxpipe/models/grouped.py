@@ -41,15 +41,11 @@ def _grouped_backward(
 ) -> tuple[jax.Array, jax.Array, None]:
     rows, kernels, expert = saved
     fits = grouped_kernels.fit(rows, kernels)
-
-    def sums(rows: jax.Array, d: jax.Array, expert: jax.Array) -> jax.Array:
-        return _sums(has_idle_tiles, kernels.shape[0], rows, d, expert).astype(kernels.dtype)
-
     # Two calls, since a split backward does the second later.
     kernel, loop = (partial(each, transposed=True) for each in (grouped_kernels.products, _products))
     d_rows = _by_platform(kernel, partial(loop, has_idle_tiles), fits)(d, kernels, expert)
-    of_kernels = partial(grouped_kernels.sums, num_experts=kernels.shape[0])
-    return d_rows, _by_platform(of_kernels, sums, fits)(rows, d, expert), None
+    kernel, loop = (partial(each, num_experts=kernels.shape[0]) for each in (grouped_kernels.sums, _sums))
+    return d_rows, _by_platform(kernel, partial(loop, has_idle_tiles), fits)(rows, d, expert), None
 
 
 _grouped.defvjp(
@@ -81,8 +77,8 @@ def _products(
     return lax.scan(tile, None, (rows, expert))[1]
 
 
-def _sums(has_idle_tiles: bool, num_experts: int, rows: jax.Array, d: jax.Array, expert: jax.Array) -> jax.Array:
-    """Sums "expert in out", float32, of products of tiles' rows with their gradients."""
+def _sums(has_idle_tiles: bool, rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int) -> jax.Array:
+    """Sums "expert in out", made in float32, of products of tiles' rows with their gradients."""
 
     def add(sums: jax.Array, turn: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         rows, d, expert = turn
@@ -94,7 +90,7 @@ def _sums(has_idle_tiles: bool, num_experts: int, rows: jax.Array, d: jax.Array,
         return _if_used(added, sums, expert, sums, has_idle_tiles), None
 
     shape = (num_experts, rows.shape[-1], d.shape[-1])
-    return lax.scan(add, jnp.zeros(shape, jnp.float32), (rows, d, expert))[0]
+    return lax.scan(add, jnp.zeros(shape, jnp.float32), (rows, d, expert))[0].astype(rows.dtype)
 
 
 def _if_used(
