@@ -102,7 +102,7 @@ class TheirStep:
     @cached_property
     def kernels(self) -> MegatronKernels:
         """Times with the kernels of attention that Megatron-LM takes."""
-        return MegatronKernels(Roofline(A100, matmul_fraction=self.product_fraction))
+        return MegatronKernels(Roofline(A100, matmul_fraction=self.product_fraction, halves_copy=False))
 
     @cached_property
     def _without_collectives(self) -> MegatronKernels:

@@ -217,9 +217,10 @@ def _estimated(config: ConfigDict, size: Size, matmul_fraction: float | None = N
 
 
 def fitted_matmul_fraction(size: Size, records: Mapping[str, Record]) -> float | None:
-    """The fraction of the peak at which the roofline's F, B and W are as often too long as too short.
+    """The fraction of the peak at which the roofline's F and B are as often too long as too short.
 
-    One large product alone says less: it may draw so much power that the clock slows down.
+    One large product alone says less: it may draw so much power that the clock slows down. I and W count pages, which
+    a layer alone does not have.
 
     Args:
         size: says which GPU.
@@ -231,7 +232,7 @@ def fitted_matmul_fraction(size: Size, records: Mapping[str, Record]) -> float |
 
     def too_long(fraction: float) -> float:
         found = [(_estimated(config_of(shape, size), size, fraction), records[shape.name]["ms"]) for shape in shapes]
-        return statistics.median(estimated[kind] / ms[kind] for estimated, ms in found for kind in "FBW") - 1.0
+        return statistics.median(estimated[kind] / ms[kind] for estimated, ms in found for kind in "FB") - 1.0
 
     return brentq(too_long, 0.1, 1.5, xtol=1e-3)
 

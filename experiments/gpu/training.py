@@ -1,4 +1,4 @@
-"""A LLaMA of 1.1 B parameters trained by `jaxpipe.train` and in PyTorch: tokens a second, MFU, bytes."""
+"""A LLaMA and a mixture trained by `jaxpipe.train`, the LLaMA in PyTorch too: tokens a second, MFU, bytes."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
 
-CONFIG = Path(__file__).with_name("llama_1b.py")
+DENSE, MIXTURE = (Path(__file__).with_name(name) for name in ("llama_1b.py", "mixture_2b.py"))
 WARM_UP = 5  # steps that are not counted
 
 
 def cells(size: Size) -> Iterator[Cell]:
-    """Ours, and PyTorch's."""
-    yield Cell("jaxpipe, 1F1B", partial(_ours, size, "1f1b"))
+    """Ours, PyTorch's, and a mixture of ours."""
+    yield Cell("jaxpipe, 1F1B", partial(_ours, size, DENSE, "1f1b"))
     yield Cell("PyTorch", partial(_theirs, size))
-    yield Cell("jaxpipe, ZB-V", partial(_ours, size, "zb_v"))
+    yield Cell("jaxpipe, ZB-V", partial(_ours, size, DENSE, "zb_v"))
+    yield Cell("jaxpipe, a mixture, 1F1B", partial(_ours, size, MIXTURE, "1f1b"))
 
 
 PART = Part("training", "A training run", cells)
 
 
-def _fields(size: Size, schedule: str) -> dict[str, object]:
+def _fields(size: Size, preset: Path, schedule: str) -> dict[str, object]:
     fields: dict[str, object] = {"mesh.platform": size.device.platform, "train.steps": 30}
     fields["pipeline.schedule"] = schedule
     if size.quick:
         sizes = {"num_layers": 2, "hidden": 64, "num_heads": 4, "num_kv_heads": 2, "feed_forward": 128}
+        if preset == MIXTURE:
+            sizes |= {"num_experts": 4, "experts_per_token": 2}
         fields |= {f"model.{name}": value for name, value in sizes.items()}
         fields |= {
             "model.vocab_size": 256,
@@ -46,15 +49,15 @@ def _fields(size: Size, schedule: str) -> dict[str, object]:
     return fields
 
 
-def _config(size: Size, schedule: str) -> ConfigDict:
-    config = runpy.run_path(str(CONFIG))["get_config"]()
-    config.update_from_flattened_dict(_fields(size, schedule))
+def _config(size: Size, preset: Path, schedule: str) -> ConfigDict:
+    config = runpy.run_path(str(preset))["get_config"]()
+    config.update_from_flattened_dict(_fields(size, preset, schedule))
     check(config)
     return config
 
 
-def _ours(size: Size, schedule: str) -> Record:
-    rows = metrics_of_run(CONFIG, _fields(size, schedule))
+def _ours(size: Size, preset: Path, schedule: str) -> Record:
+    rows = metrics_of_run(preset, _fields(size, preset, schedule))
     record: Record = {"steps": len(rows), "first_loss": rows[0]["loss"], "last_loss": rows[-1]["loss"]}
     for name in ("tokens_per_s", "mfu"):
         if name in rows[-1]:
@@ -62,7 +65,7 @@ def _ours(size: Size, schedule: str) -> Record:
     if "peak_bytes_in_use" in rows[-1]:
         record["peak_gib"] = rows[-1]["peak_bytes_in_use"] / 2**30
     if size.hardware:
-        setting = setting_of(_config(size, schedule), Topology(size.hardware, 1, 1))
+        setting = setting_of(_config(size, preset, schedule), Topology(size.hardware, 1, 1))
         found = estimate(setting, Roofline(size.hardware))
         record |= {"estimated_tokens_per_s": found.tokens_per_s, "estimated_mfu": found.mfu}
         record["estimated_gib"] = memory(setting).total / 2**30
@@ -74,4 +77,4 @@ def _theirs(size: Size) -> Record:
         from experiments.gpu import torch_training
     except ImportError:
         return {"left_out": "there is no PyTorch"}
-    return torch_training.train(_config(size, "1f1b"), size, warm_up=WARM_UP)
+    return torch_training.train(_config(size, DENSE, "1f1b"), size, warm_up=WARM_UP)

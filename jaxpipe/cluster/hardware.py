@@ -45,7 +45,7 @@ class Hardware:
         compute_capability: major and minor number.
         num_cores: number of streaming multiprocessors.
         fpus_per_core: number of float32 units of a multiprocessor.
-        shared_memory_per_core_bytes: shared memory of a multiprocessor; a block gets 1 KiB less from capability 8.0 on.
+        shared_memory_per_core_bytes: shared memory of a multiprocessor.
         l2_cache_bytes: L2 cache, shared by all multiprocessors.
         clock_rate_ghz: highest clock rate.
         threads_per_core: most threads of a multiprocessor.
@@ -66,6 +66,11 @@ class Hardware:
     l2_cache_bytes: int
     clock_rate_ghz: float
     threads_per_core: int = 2048
+
+    @property
+    def shared_memory_per_block_bytes(self) -> int:
+        """Shared memory of a block of threads, if it asks for all."""
+        return self.shared_memory_per_core_bytes - (1024 if self.compute_capability >= (8, 0) else 0)
 
 
 _A100 = Hardware(
@@ -251,7 +256,6 @@ def target_config(hardware: Hardware) -> str:
     """
     major, minor = hardware.compute_capability
     features = " feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
-    of_block = hardware.shared_memory_per_core_bytes - (1024 if major >= 8 else 0)
     return f"""
 gpu_device_info {{
   cuda_compute_capability {{ major: {major} minor: {minor}{features} }}
@@ -259,7 +263,7 @@ gpu_device_info {{
   threads_per_warp: 32
   shared_memory_per_block: 49152
   shared_memory_per_core: {hardware.shared_memory_per_core_bytes}
-  shared_memory_per_block_optin: {of_block}
+  shared_memory_per_block_optin: {hardware.shared_memory_per_block_bytes}
   threads_per_core_limit: {hardware.threads_per_core}
   core_count: {hardware.num_cores}
   fpus_per_core: {hardware.fpus_per_core}

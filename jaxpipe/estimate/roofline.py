@@ -130,6 +130,7 @@ class Roofline:
         protocols: of collectives.
         exposed_fraction: fraction of a collective's time that computing does not hide: 1 as in our program; other
             programs hide part of it.
+        halves_copy: whether what W needs of I is copied to a page and from it, as XLA does in our program.
     """
 
     hardware: Hardware
@@ -146,6 +147,7 @@ class Roofline:
     network_latency_s: float = 18e-6
     protocols: tuple[Protocol, ...] = PROTOCOLS
     exposed_fraction: float = 1.0
+    halves_copy: bool = True
 
     @classmethod
     def of(cls, hardware: Hardware, folder: Path = CONSTANTS) -> Roofline:
@@ -206,6 +208,7 @@ class Roofline:
             dispatches=WEIGHT_GRADIENT_DISPATCHES,
             kernels=half,
         )
+        copied_s = self.memory_s(moved.deferred) if self.halves_copy else 0.0
         return Times(
             layer_forward_s=part_s(
                 matmuls.forward,
@@ -216,8 +219,8 @@ class Roofline:
                 kernels=self.forward_kernels,
             ),
             layer_backward_s=input_gradient_s + weight_gradient_s - _REPEATED_DISPATCHES * dispatch_s,
-            layer_input_gradient_s=input_gradient_s,
-            layer_weight_gradient_s=weight_gradient_s,
+            layer_input_gradient_s=input_gradient_s + copied_s,
+            layer_weight_gradient_s=weight_gradient_s + copied_s,
             embed_forward_s=part_s((), moved.embed_forward, drawn.embed, collectives=1, kernels=1),
             embed_backward_s=part_s((), moved.embed_backward, drawn.embed, collectives=1, kernels=1),
             head_s=part_s(head_matmuls(setting), moved.head, 0, collectives=2, kernels=0),

@@ -158,10 +158,11 @@ def _attention_kernels(setting: Setting) -> tuple[Matmul, Matmul]:
 
 def _feed_forward_kernels(setting: Setting) -> tuple[list[Matmul], Matmul]:
     anatomy, num, rows = setting.anatomy, 1, feed_forward_rows(setting)
-    if anatomy.num_experts > 1:
+    if anatomy.num_experts > 1:  # each expert's rows are one matmul: its tiles read its kernel together
         dispatch = dispatch_of_setting(setting)
-        _, rows = dispatch.shape(setting.microbatch_size, setting.seq_len)
-        num = dispatch.used_tiles(setting.microbatch_size, setting.seq_len)
+        _, size = dispatch.shape(setting.microbatch_size, setting.seq_len)
+        num = anatomy.num_experts // setting.expert
+        rows = -(-size * dispatch.used_tiles(setting.microbatch_size, setting.seq_len) // num)
     hidden, width = anatomy.hidden, anatomy.width // setting.tensor
     return [Matmul(rows, width, hidden, num)] * anatomy.num_up, Matmul(rows, hidden, width, num)
 
@@ -277,6 +278,7 @@ class Traffic:
 
     Attributes:
         forward, input_gradient, weight_gradient: bytes of F, I and W of one layer; B does the work of I and W.
+        deferred: bytes that I moves besides where W is apart: it writes what W needs into a page. W reads as much.
         embed_forward, embed_backward: bytes of the embedding.
         head: bytes of head and loss.
         statistics, gradients: bytes of S and T, where the head is split over `pipe`.
@@ -285,6 +287,7 @@ class Traffic:
     forward: float
     input_gradient: float
     weight_gradient: float
+    deferred: float
     embed_forward: float
     embed_backward: float
     head: float
@@ -302,6 +305,8 @@ def traffic(setting: Setting) -> Traffic:
     softmax = _softmax_bytes(setting)
     again = item * (2 * 2 * of.stream + (setting.anatomy.num_up + 1) * of.width)  # two norms, the activation
     moved = item * 2 * (2 * of.queries + 2 * of.keys)  # split into heads, and merged
+    if setting.anatomy.num_experts > 1:  # tokens spread into rows, and summed from them
+        moved += item * 3 * feed_forward_rows(setting) * setting.anatomy.hidden
     forward = again + moved + softmax + item * 2 * 3 * of.stream  # two sums of two streams
     recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
     # A layer's gradient is the output of a kernel of its own; another one adds it: reads it, reads and writes its sum.
@@ -311,6 +316,7 @@ def traffic(setting: Setting) -> Traffic:
         forward=forward + 2 * layer_residuals(setting).page_bytes,
         input_gradient=2 * forward + recomputed,
         weight_gradient=added,
+        deferred=2 * layer_residuals(setting).deferred_bytes,  # XLA copies to a page and from it
         embed_forward=item * 3 * of.stream,
         embed_backward=item * 3 * of.stream + (item + 2 * FLOAT32_BYTES) * of.stream * setting.tensor,
         head=_head_bytes(setting),

@@ -2,7 +2,7 @@
 
 Each block of threads makes one block of the result in float32 and writes it once. Neighbours share the block of
 columns of one expert's kernel, and the rows of a few blocks, so that both come from the second level cache.
-Sizes of blocks are powers of two that divide the arrays; nothing is masked, since tiles are filled up.
+A block has rows of one expert, of several tiles where tiles are small; rows that are not the expert's are masked.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-# Rows and columns of a block of the result, and of what is multiplied at once. Three of the latter, each of 32 KiB, are
-# on their way: 96 KiB of the 99 that a block of threads has at least, from compute capability 8.0 on.
-MOST_ROWS, MOST_COLUMNS, MOST_DEPTH, STAGES = 128, 128, 64, 3
+from jaxpipe.cluster.hardware import Hardware, known_hardware
+
+# Rows and columns of a block of the result, and of what is multiplied at once. On an H100 these were the fastest of
+# twelve choices (2026-11-26).
+MOST_ROWS, MOST_COLUMNS, MOST_DEPTH = 128, 256, 64
+STAGE_BYTES = 2 * (MOST_ROWS + MOST_COLUMNS) * MOST_DEPTH  # of both factors, in bfloat16
+MOST_STAGES = 3  # that are on their way at once
 LEAST = 16  # of the product of a tensor core
 NEIGHBOURS = 8  # blocks of rows that share a block of columns in the cache
-OPTIONS = triton.CompilerParams(num_warps=8, num_stages=STAGES)
+NUM_WARPS = 8
 
 
 def fit(rows: jax.Array, kernels: jax.Array) -> bool:
@@ -48,6 +52,29 @@ def _place(index: jax.Array, num_rows: int, num_columns: int) -> tuple[jax.Array
     return first + within % height, within // height
 
 
+def _first_rows(expert: jax.Array, num_experts: int, size: int) -> jax.Array:
+    """The first row of each expert's tiles, of those of no expert, and the number of rows: int32 "expert + 2"."""
+    return size * (expert < jnp.arange(num_experts + 2)[:, None]).sum(1, dtype=jnp.int32)
+
+
+def _blocks_of_rows(first: jax.Array, num: int, num_r: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The expert of each of `num` blocks of `num_r` rows, its first row and the row after its last.
+
+    A block has rows of one expert. The last ones have none.
+
+    Example:
+        >>> expert, first, end = _blocks_of_rows(jnp.array([0, 48, 64, 64]), 4, 32)
+        >>> expert.tolist(), first.tolist(), end.tolist()
+        ([0, 0, 1, 3], [0, 32, 48, 64], [32, 48, 64, 64])
+    """
+    end_block = jnp.cumsum(-(-jnp.diff(first) // num_r))
+    block = jnp.arange(num)
+    expert = (block[:, None] >= end_block).sum(1, dtype=jnp.int32)
+    place = block - jnp.append(0, end_block)[expert]
+    begin = jnp.minimum(first[expert] + num_r * place, first[-1])
+    return expert, begin, jnp.minimum(begin + num_r, jnp.append(first, first[-1])[expert + 1])
+
+
 def products(
     rows: jax.Array, kernels: jax.Array, expert: jax.Array, *, transposed: bool = False, interpret: bool = False
 ) -> jax.Array:
@@ -56,31 +83,36 @@ def products(
     Args:
         rows: "tile row in".
         kernels: "expert in out"; `transposed`: "expert out in".
-        expert: int32 "tile"; the number of experts for a tile of none.
+        expert: int32 "tile", in order; the number of experts for a tile of none.
         transposed: see `kernels`.
         interpret: runs on any device, slowly.
     """
     (num_tiles, size, depth), num_experts = rows.shape, kernels.shape[0]
-    width = kernels.shape[1 if transposed else 2]
-    num_r, num_c, num_d = _block(size, MOST_ROWS), _block(width, MOST_COLUMNS), _block(depth, MOST_DEPTH)
-    grid = num_tiles * size // num_r, width // num_c
+    width, num_rows = kernels.shape[1 if transposed else 2], num_tiles * size
+    num_r = min(1 << num_rows.bit_length() - 1, MOST_ROWS)
+    num_c, num_d = _block(width, MOST_COLUMNS), _block(depth, MOST_DEPTH)
+    num_blocks = (num_rows + (num_experts + 1) * (num_r - math.gcd(num_r, size))) // num_r
+    grid = num_blocks, width // num_c
+    blocks = _blocks_of_rows(_first_rows(expert, num_experts, size), num_blocks, num_r)
 
-    def block(expert_ref: Any, rows_ref: Any, kernels_ref: Any, out_ref: Any) -> None:
+    def block(expert_ref: Any, begin_ref: Any, end_ref: Any, rows_ref: Any, kernels_ref: Any, out_ref: Any) -> None:
         row, column = _place(pl.program_id(0), *grid)
-        tile, rows_at = row // (size // num_r), pl.ds(row % (size // num_r) * num_r, num_r)
-        own, columns_at = expert_ref[tile], pl.ds(column * num_c, num_c)
-        kernel = jnp.minimum(own, num_experts - 1)
+        own, begin, end = expert_ref[row], begin_ref[row], end_ref[row]
+        first, columns_at = jnp.minimum(begin, num_rows - num_r), pl.ds(column * num_c, num_c)
+        rows_at, kernel = pl.ds(first, num_r), jnp.minimum(own, num_experts - 1)
 
         def add(turn: jax.Array, total: jax.Array) -> jax.Array:
             depth_at = pl.ds(turn * num_d, num_d)
             at = (kernel, columns_at, depth_at) if transposed else (kernel, depth_at, columns_at)
-            return total + triton.dot(rows_ref[tile, rows_at, depth_at], kernels_ref[at], trans_b=transposed)
+            return total + triton.dot(rows_ref[rows_at, depth_at], kernels_ref[at], trans_b=transposed)
 
         turns = lax.convert_element_type(own < num_experts, jnp.int32) * (depth // num_d)
         total = lax.fori_loop(0, turns, add, jnp.zeros((num_r, num_c), jnp.float32))
-        out_ref[tile, rows_at, columns_at] = total.astype(out_ref.dtype)
+        is_own = _within(first, num_r, begin, end)[:, None]
+        triton.store(out_ref.at[rows_at, columns_at], total.astype(out_ref.dtype), mask=is_own)
 
-    return _call(block, (num_tiles, size, width), rows.dtype, math.prod(grid), interpret)(expert, rows, kernels)
+    call = _call(block, (num_rows, width), rows.dtype, math.prod(grid), interpret)
+    return call(*blocks, rows.reshape(num_rows, depth), kernels).reshape(num_tiles, size, width)
 
 
 def sums(rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int, interpret: bool = False) -> jax.Array:
@@ -93,29 +125,64 @@ def sums(rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int, 
         num_experts: experts.
         interpret: runs on any device, slowly.
     """
-    (_, size, depth), width = rows.shape, d.shape[2]
-    num_i, num_o, num_r = _block(depth, MOST_ROWS), _block(width, MOST_COLUMNS), _block(size, MOST_DEPTH)
+    (num_tiles, size, depth), width = rows.shape, d.shape[2]
+    num_rows = num_tiles * size
+    num_i, num_o = _block(depth, MOST_ROWS), _block(width, MOST_COLUMNS)
+    num_r = min(1 << num_rows.bit_length() - 1, MOST_DEPTH)
     grid = depth // num_i, width // num_o
-    first_tile = (expert < jnp.arange(num_experts + 1)[:, None]).sum(1, dtype=jnp.int32)
 
     def block(first_ref: Any, rows_ref: Any, d_ref: Any, out_ref: Any) -> None:
         own, index = pl.program_id(0) // math.prod(grid), pl.program_id(0) % math.prod(grid)
         i, o = _place(index, *grid)
         i_at, o_at = pl.ds(i * num_i, num_i), pl.ds(o * num_o, num_o)
+        begin, end = first_ref[own], first_ref[own + 1]
 
         def add(turn: jax.Array, total: jax.Array) -> jax.Array:
-            tile, rows_at = turn // (size // num_r), pl.ds(turn % (size // num_r) * num_r, num_r)
-            return total + triton.dot(rows_ref[tile, rows_at, i_at], d_ref[tile, rows_at, o_at], trans_a=True)
+            begin_turn = begin + turn * num_r
+            first = jnp.minimum(begin_turn, num_rows - num_r)
+            rows_at, is_own = pl.ds(first, num_r), _within(first, num_r, begin_turn, end)[:, None]
 
-        first, end = (first_ref[each] * (size // num_r) for each in (own, own + 1))
-        total = lax.fori_loop(first, end, add, jnp.zeros((num_i, num_o), jnp.float32))
+            def own_rows(ref: Any, at: Any) -> jax.Array:
+                if size % num_r == 0:  # all are
+                    return ref[rows_at, at]
+                return triton.load(ref.at[rows_at, at], mask=is_own, other=0.0)
+
+            return total + triton.dot(own_rows(rows_ref, i_at), own_rows(d_ref, o_at), trans_a=True)
+
+        turns = (end - begin + num_r - 1) // num_r
+        total = lax.fori_loop(0, turns, add, jnp.zeros((num_i, num_o), jnp.float32))
         out_ref[own, i_at, o_at] = total.astype(out_ref.dtype)
 
     call = _call(block, (num_experts, depth, width), rows.dtype, num_experts * math.prod(grid), interpret)
-    return call(first_tile, rows, d)
+    first = _first_rows(expert, num_experts, size)
+    return call(first, *(each.reshape(num_rows, each.shape[2]) for each in (rows, d)))
+
+
+def _within(first: jax.Array, number: int, begin: jax.Array, end: jax.Array) -> jax.Array:
+    """Which of `number` rows from `first` on are among `begin` to `end`."""
+    row = first + jnp.arange(number)
+    return (row >= begin) & (row < end)
 
 
 def _call(block: Any, shape: tuple[int, ...], dtype: Any, num_blocks: int, interpret: bool) -> Any:
+    options = None if interpret else triton.CompilerParams(num_warps=NUM_WARPS, num_stages=num_stages(_hardware()))
     out = jax.ShapeDtypeStruct(shape, dtype)
-    options = None if interpret else OPTIONS
     return pl.pallas_call(block, out_shape=out, grid=(num_blocks,), interpret=interpret, compiler_params=options)
+
+
+def num_stages(hardware: Hardware | None) -> int:
+    """How many pairs of factors are on their way: as many as the shared memory of `hardware` has room for.
+
+    Example:
+        >>> from jaxpipe.cluster.hardware import HARDWARE
+        >>> num_stages(HARDWARE["a100-80g"]), num_stages(HARDWARE["l40s"]), num_stages(None)
+        (3, 2, 2)
+    """
+    of_block = hardware.shared_memory_per_block_bytes if hardware else 0
+    return max(2, min(of_block // STAGE_BYTES, MOST_STAGES))
+
+
+def _hardware() -> Hardware | None:
+    """The kind of GPU that is compiled for, which need not be there; None if it is not known."""
+    device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+    return known_hardware(device.device_kind)

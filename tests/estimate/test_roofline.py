@@ -9,10 +9,12 @@ import pytest
 from settings_of_gpts import gpt_setting
 
 from jaxpipe.cluster.hardware import HARDWARE
-from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.cluster.topology import Topology, parse_topology
+from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Roofline, estimate
+from jaxpipe.estimate import Roofline, estimate, setting_of
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.roofline import Protocol, fused_fraction_of, matmul_fraction_of
 from jaxpipe.estimate.setting import Group
 from jaxpipe.estimate.work import Matmul, dropout_draws, flops, head_matmuls, layer_matmuls, update_bytes
@@ -78,6 +80,40 @@ def test_without_bounds_a_layer_takes_as_long_as_its_flops():
         assert flops(products) / 312e12 <= seconds < 1.8 * flops(products) / 312e12  # waves of 108 cores
     assert times.layer_backward_s == times.layer_input_gradient_s + times.layer_weight_gradient_s
     assert times.embed_forward_s == times.embed_backward_s == times.update_s == 0.0
+
+
+def test_halves_take_longer_than_a_backward_by_what_goes_between_them_to_a_page_and_back():
+    """Once read and written on the way into a page, and once on the way out of it; other programs do neither."""
+    setting = gpt_setting()
+    roofline = Roofline(A100, memory_fraction=1.0, **BARE)
+    both, alone = (replace(roofline, halves_copy=each).times(setting) for each in (True, False))
+    copied_s = 2 * layer_residuals(setting).deferred_bytes / 2.03904e12
+    assert copied_s > 0
+    for half in ("layer_input_gradient_s", "layer_weight_gradient_s"):
+        assert getattr(both, half) - getattr(alone, half) == pytest.approx(copied_s, rel=1e-9)
+    assert both.layer_backward_s == alone.layer_backward_s
+    assert alone.layer_backward_s == alone.layer_input_gradient_s + alone.layer_weight_gradient_s
+
+
+@pytest.mark.parametrize("expert", [1, 2])
+@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
+def test_the_kernel_of_an_expert_is_read_once(dispatch, expert):
+    """Eight experts, two for each of a device's 2048 tokens; a device has the experts' rows of all devices' tokens."""
+    setting = setting_of(mixtral_config(dispatch, expert), Topology(A100, 1, expert))
+    up = layer_matmuls(setting).forward[-3]  # two are up, one is down
+    assert (up.num, up.depth, up.columns) == (8 // expert, 4096, 14336)
+    choices = 2 * 2048  # of a device's tokens, and to a device's experts if all are chosen as often
+    assert choices <= up.rows * up.num <= 1.3 * choices  # tiles are filled up; a capacity is 1.25
+
+
+def mixtral_config(dispatch, expert):
+    config = base_config("mixtral")
+    config.model.update(num_layers=1, hidden=4096, num_heads=32, num_kv_heads=8, feed_forward=14336, num_experts=8)
+    config.model.update(experts_per_token=2, dtype="bfloat16", attention="cudnn", dispatch=dispatch)
+    config.data.update(seq_len=2048, batch_size=expert)
+    config.pipeline.update(num_microbatches=1)
+    config.mesh.update(pipe=1, expert=expert)
+    return config
 
 
 def test_collectives_of_tensor_by_hand():
