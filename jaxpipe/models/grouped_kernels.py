@@ -29,9 +29,9 @@ NUM_WARPS = 8
 
 
 def fit(rows: jax.Array, kernels: jax.Array) -> bool:
-    """Whether the kernels take "tile row in" and "expert in out": bfloat16, of sizes that 16 divides."""
-    sizes = rows.shape[1], *kernels.shape[1:]
-    return rows.dtype == jnp.bfloat16 and not any(size % LEAST for size in sizes)
+    """Whether the kernels take "tile row in" and "expert in out": bfloat16, widths that 16 divides, 16 rows at least."""
+    has_rows = rows.shape[0] * rows.shape[1] >= LEAST
+    return rows.dtype == jnp.bfloat16 and has_rows and not any(size % LEAST for size in kernels.shape[1:])
 
 
 def _block(size: int, most: int) -> int:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 # Tiles, rows of one, inputs, outputs, and the tiles of each expert; the others have none. An expert may have no tile.
 SHAPES = {
     "small": (5, 16, 32, 48, (2, 0, 2)),
+    "tiles of eight rows": (9, 8, 32, 48, (3, 0, 5)),
     "all tiles used": (4, 32, 64, 16, (1, 3)),
     "many blocks of rows": (5, 256, 32, 256, (4,)),
     "more blocks than neighbours": (19, 16, 16, 144, (1, 9, 0, 8)),
@@ -84,7 +85,8 @@ def test_every_block_of_the_result_is_made_once():
     [
         ((4, 32, 64), (2, 64, 48), "bfloat16", True),
         ((4, 32, 64), (2, 64, 48), "float32", False),
-        ((4, 8, 64), (2, 64, 48), "bfloat16", False),
+        ((4, 8, 64), (2, 64, 48), "bfloat16", True),
+        ((1, 8, 64), (2, 64, 48), "bfloat16", False),
         ((4, 32, 24), (2, 24, 48), "bfloat16", False),
         ((4, 32, 64), (2, 64, 40), "bfloat16", False),
     ],
@@ -114,7 +116,8 @@ def of(dtype, *shape):
 
 mapped = jax.jit(jax.shard_map(products, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
 half = jnp.bfloat16
-arrays = of(half, 40, 128, 512), of(half, 8, 512, 1536), of(jnp.int32, 40), of(half, 40, 128, 1536)
+num, size = 40, int(sys.argv[2])
+arrays = of(half, num, size, 512), of(half, 8, 512, 1536), of(jnp.int32, num), of(half, num, size, 1536)
 text = mapped.lower(*arrays).compile().as_text()
 print(json.dumps({"kernels": text.count("__gpu$xla.gpu.triton"), "loops": len(re.findall(r" while\\(", text)),
                   "branches": len(re.findall(r" conditional\\(", text))}))
@@ -122,11 +125,12 @@ print(json.dumps({"kernels": text.count("__gpu$xla.gpu.triton"), "loops": len(re
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("size", [8, 128])
 @pytest.mark.parametrize("name", ["a100-80g", "h100-80g"])
-def test_on_a_gpu_they_are_three_kernels(name):
+def test_on_a_gpu_they_are_three_kernels(name, size):
     pytest.importorskip("jax_plugins.xla_cuda13", reason="the extra gpu-aot compiles for GPUs that are not there")
     environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", COMPILE, name]
+    command = [sys.executable, "-c", COMPILE, name, str(size)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"kernels": 3, "loops": 0, "branches": 0}

@@ -89,6 +89,7 @@ def test_fit_is_what_the_command_does(tmp_path):
     assert jax.tree.leaves(done.params["layers"])[0].shape[0] == 3
 
 
+@pytest.mark.ci
 def test_on_step_stops_a_run_which_then_goes_on(tmp_path):
     """Also in a thread of its own, where Python lets nobody listen to signals. The config is left as it was."""
     given = config()

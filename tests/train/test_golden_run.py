@@ -43,6 +43,7 @@ def command(golden, workdir):
     return ["--config=configs/quickstart.py", f"--workdir={workdir}", *fields, f"--config.data.files={golden}/text.txt"]
 
 
+@pytest.mark.ci
 def test_it_is_resumed_with_the_losses_that_it_had(golden, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(golden / "run", workdir)
