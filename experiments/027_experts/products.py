@@ -64,13 +64,13 @@ def _product(product: Instruction, dims: dict[str, list[int]], size: int) -> int
 
 
 def _products_of_tiles(kernel: Instruction, dims: dict[str, list[int]], size: int) -> int:
-    """Of a kernel of `jaxpipe.models.grouped_kernels`: of its arrays two are of tiles, "tile row ..."."""
+    """Of a kernel of `jaxpipe.models.grouped_kernels`: of its arrays two are of the tiles' rows, "row ..."."""
     arrays = [*(dims[name] for name in _OPERAND.findall(kernel.rest) if name in dims), _dims(kernel.shape)]
-    of_tiles = [(a, b) for a, b in itertools.combinations(arrays, 2) if len(a) == len(b) == 3 and a[:2] == b[:2]]
-    if len(of_tiles) != 1:
+    of_rows = [(a, b) for a, b in itertools.combinations(arrays, 2) if len(a) == len(b) == 2 and a[0] == b[0]]
+    if len(of_rows) != 1:
         raise ValueError(f"{kernel.name}: {kernel.rest} is not understood")
-    ((left, right),) = of_tiles
-    return 2 * math.prod(left) * right[2] if size in (left[2], right[2]) else 0
+    ((left, right),) = of_rows
+    return 2 * math.prod(left) * right[1] if size in (left[1], right[1]) else 0
 
 
 def _dims(shape: str) -> list[int]:

@@ -25,6 +25,8 @@ from experiments.gpu.share import Share
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check, model_config
 from jaxpipe.estimate import Roofline, setting_of
+from jaxpipe.estimate.residuals import layer_residuals
+from jaxpipe.estimate.work import traffic
 from jaxpipe.mesh import TensorAxis, with_losses
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.anatomy import model_flops
@@ -204,23 +206,23 @@ def _estimated(config: ConfigDict, size: Size, matmul_fraction: float | None = N
     """The roofline's milliseconds of the layer; none on a device that it does not know."""
     if size.hardware is None:
         return {}
-    # A share is measured on one GPU, where no collective takes time.
-    topology = Topology(size.hardware, 1, config.mesh.tensor)
-    source = Roofline(size.hardware, matmul_fraction=matmul_fraction, exposed_fraction=0.0)
-    times = source.times(setting_of(config, topology))
+    # A share is measured on one GPU, where no collective takes time, and a layer alone has neither pages nor sums.
+    setting = setting_of(config, Topology(size.hardware, 1, config.mesh.tensor))
+    source = Roofline(size.hardware, matmul_fraction=matmul_fraction, exposed_fraction=0.0, halves_copy=False)
+    times, pages_s = source.times(setting), source.memory_s(2 * layer_residuals(setting).page_bytes)
+    sums_s = source.memory_s(traffic(setting).weight_gradient)
     return {
-        "F": 1e3 * times.layer_forward_s,
-        "B": 1e3 * times.layer_backward_s,
+        "F": 1e3 * (times.layer_forward_s - pages_s),
+        "B": 1e3 * (times.layer_backward_s - sums_s),
         "I": 1e3 * times.layer_input_gradient_s,
-        "W": 1e3 * times.layer_weight_gradient_s,
+        "W": 1e3 * (times.layer_weight_gradient_s - sums_s),
     }
 
 
 def fitted_matmul_fraction(size: Size, records: Mapping[str, Record]) -> float | None:
     """The fraction of the peak at which the roofline's F and B are as often too long as too short.
 
-    One large product alone says less: it may draw so much power that the clock slows down. I and W count pages, which
-    a layer alone does not have.
+    One large product alone says less: it may draw so much power that the clock slows down.
 
     Args:
         size: says which GPU.

@@ -228,6 +228,11 @@ def known_hardware(description: str) -> Hardware | None:
     return next((each for each in HARDWARE.values() if each.description == description), None)
 
 
+def with_such_cores(description: str) -> Hardware | None:
+    """A kind of GPU with the same cores, whose memory and links may differ; None if it is not known, as a CPU."""
+    return known_hardware(description) or _OTHER_FORMS.get(description)
+
+
 def peak_flops_per_s(description: str, *, dtype: str) -> float | None:
     """The peak of dense matmuls on one GPU; None if it is not known, as on a CPU, or if the GPU lacks the dtype.
 
@@ -239,7 +244,7 @@ def peak_flops_per_s(description: str, *, dtype: str) -> float | None:
         >>> peak_flops_per_s("NVIDIA H200", dtype="bfloat16") / 1e12
         989.5
     """
-    found = known_hardware(description) or _OTHER_FORMS.get(description)
+    found = with_such_cores(description)
     if found is None:
         return None
     return {"bfloat16": found.bf16_flops_per_s, "float32": found.tf32_flops_per_s}.get(dtype) or None

@@ -278,7 +278,8 @@ class Traffic:
 
     Attributes:
         forward, input_gradient, weight_gradient: bytes of F, I and W of one layer; B does the work of I and W.
-        deferred: bytes that I moves besides where W is apart: it writes what W needs into a page. W reads as much.
+        deferred: bytes that I reads and writes besides where W is apart, to copy what W needs into a page; W moves as
+            many to copy it out.
         embed_forward, embed_backward: bytes of the embedding.
         head: bytes of head and loss.
         statistics, gradients: bytes of S and T, where the head is split over `pipe`.

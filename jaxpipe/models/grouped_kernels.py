@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from jaxpipe.cluster.hardware import Hardware, known_hardware
+from jaxpipe.cluster.hardware import Hardware, with_such_cores
 
 # Rows and columns of a block of the result, and of what is multiplied at once. On an H100 these were the fastest of
 # twelve choices (2026-11-26).
@@ -29,7 +29,7 @@ NUM_WARPS = 8
 
 
 def fit(rows: jax.Array, kernels: jax.Array) -> bool:
-    """Whether the kernels take "tile row in" and "expert in out": bfloat16, widths that 16 divides, 16 rows at least."""
+    """Whether the kernels take "tile row in", "expert in out": bfloat16, widths that 16 divides, 16 rows at least."""
     has_rows = rows.shape[0] * rows.shape[1] >= LEAST
     return rows.dtype == jnp.bfloat16 and has_rows and not any(size % LEAST for size in kernels.shape[1:])
 
@@ -185,4 +185,4 @@ def num_stages(hardware: Hardware | None) -> int:
 def _hardware() -> Hardware | None:
     """The kind of GPU that is compiled for, which need not be there; None if it is not known."""
     device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
-    return known_hardware(device.device_kind)
+    return with_such_cores(device.device_kind)
