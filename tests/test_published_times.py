@@ -24,10 +24,17 @@ def test_predictions_hold_against_published_tables(of_023):
     assert run.error(run.of_schedule(second, "1f1b")) <= 0.09
     assert run.error(run.of_schedule(second, "v_half")) <= 0.06
     assert run.error(run.gains(second)) <= 0.04
-    assert run.error(run.of_schedule(second, None, run.SPLIT)) <= 0.065  # 6.2 %; 6 % was asked for
     assert run.error(run.of_schedule(second, "v_half", run.SPLIT)) <= 0.06
     assert run.error(run.gains(second, run.SPLIT)) <= 0.04
     assert run.error(run.gains(second, run.SPLIT, run.MOVED)) <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="it is 6.2 % since V-Half's orders changed on 25 November: see the page")
+def test_a_head_over_all_devices_is_predicted_within_six_percent(of_023):
+    run = of_023["run"]
+    second = of_023["cells"].vocabulary(run.STEP)
+    assert run.error(run.of_schedule(second, None, run.SPLIT)) <= 0.06
 
 
 def test_every_mechanism_changes_times_messages_or_the_program(of_023):

@@ -18,6 +18,8 @@ from jaxpipe.estimate import Roofline, estimate, memory, setting_of
 
 DENSE, MIXTURE = (Path(__file__).with_name(name) for name in ("llama_1b.py", "mixture_2b.py"))
 WARM_UP = 5  # steps that are not counted
+_SMALL = {"num_layers": 2, "hidden": 64, "num_heads": 4, "num_kv_heads": 2, "feed_forward": 128}
+SMALL = {DENSE: _SMALL, MIXTURE: _SMALL | {"num_experts": 4, "experts_per_token": 2}}  # sizes of quick runs
 
 
 def cells(size: Size) -> Iterator[Cell]:
@@ -35,10 +37,7 @@ def _fields(size: Size, preset: Path, schedule: str) -> dict[str, object]:
     fields: dict[str, object] = {"mesh.platform": size.device.platform, "train.steps": 30}
     fields["pipeline.schedule"] = schedule
     if size.quick:
-        sizes = {"num_layers": 2, "hidden": 64, "num_heads": 4, "num_kv_heads": 2, "feed_forward": 128}
-        if preset == MIXTURE:
-            sizes |= {"num_experts": 4, "experts_per_token": 2}
-        fields |= {f"model.{name}": value for name, value in sizes.items()}
+        fields |= {f"model.{name}": value for name, value in SMALL[preset].items()}
         fields |= {
             "model.vocab_size": 256,
             "model.attention": "chunked",

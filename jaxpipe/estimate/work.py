@@ -302,7 +302,7 @@ def traffic(setting: Setting) -> Traffic:
     A layer's backward reads and writes twice as much for each: the saved array and its gradient. It recomputes norms
     and activations from saved arrays, or the whole layer. The embedding's adds the gathered gradient to rows of a sum.
     """
-    of, item = layer_sizes(setting), ITEMSIZE[setting.dtype]
+    of, item, residuals = layer_sizes(setting), ITEMSIZE[setting.dtype], layer_residuals(setting)
     softmax = _softmax_bytes(setting)
     again = item * (2 * 2 * of.stream + (setting.anatomy.num_up + 1) * of.width)  # two norms, the activation
     moved = item * 2 * (2 * of.queries + 2 * of.keys)  # split into heads, and merged
@@ -314,10 +314,10 @@ def traffic(setting: Setting) -> Traffic:
     added = layer_parameters(setting.model).of_device(setting) * (item + 2 * FLOAT32_BYTES)
     part = predicted_tokens(setting) * (setting.anatomy.num_rows // (setting.tensor * setting.pipe))
     return Traffic(
-        forward=forward + 2 * layer_residuals(setting).page_bytes,
+        forward=forward + 2 * residuals.page_bytes,
         input_gradient=2 * forward + recomputed,
         weight_gradient=added,
-        deferred=2 * layer_residuals(setting).deferred_bytes,  # XLA copies to a page and from it
+        deferred=2 * residuals.deferred_bytes,  # XLA copies to a page and from it
         embed_forward=item * 3 * of.stream,
         embed_backward=item * 3 * of.stream + (item + 2 * FLOAT32_BYTES) * of.stream * setting.tensor,
         head=_head_bytes(setting),

@@ -18,8 +18,7 @@ from jax.experimental.pallas import triton
 
 from jaxpipe.cluster.hardware import Hardware, with_such_cores
 
-# Rows and columns of a block of the result, and of what is multiplied at once. On an H100 these were the fastest of
-# twelve choices (2026-11-26).
+# Rows and columns of a block of the result, and of what is multiplied at once; chosen on an H100.
 MOST_ROWS, MOST_COLUMNS, MOST_DEPTH = 128, 256, 64
 STAGE_BYTES = 2 * (MOST_ROWS + MOST_COLUMNS) * MOST_DEPTH  # of both factors, in bfloat16
 MOST_STAGES = 3  # that are on their way at once
