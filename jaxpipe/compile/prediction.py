@@ -84,14 +84,18 @@ def predict(pipeline: Pipeline, state: PyTree, batch: PyTree, *, has_dropout: bo
 
 
 def update_bytes(pipeline: Pipeline, state: PyTree) -> dict[str, int]:
-    """Bytes per device of the UPDATE of a layer, of a schedule without flush: its gradient, new masters and moments."""
+    """Bytes per device of the UPDATE of a layer, of a schedule without flush: new masters and moments, and gradients.
+
+    A gradient counts if it is a sum over devices; else it is read where it is.
+    """
     if not pipeline.run_schedule.delays:
         return {}
     is_staged = has_tree_of(state.params)
     nodes = [node for node in jax.tree.leaves(state.optimizer, is_leaf=is_staged) if is_staged(node)]
     num_rows = pipeline.run_schedule.placement.num_chunks * max(pipeline.layers_per_stage)
-    of_layers = [bytes_per_device(tree["layers"]) for tree in (state.params, state.params, *nodes)]
-    return {"update": sum(of_layers) // num_rows}
+    masters, parts = state.params["layers"], pipeline.parts(state.params)["layers"]
+    summed = [leaf for leaf, part in zip(*map(jax.tree.leaves, (masters, parts)), strict=True) if part.is_summed]
+    return {"update": sum(map(bytes_per_device, (summed, masters, *(node["layers"] for node in nodes)))) // num_rows}
 
 
 _NUM_LAYERS = 2  # the part computes with one of them, so that it takes a slice as an action does

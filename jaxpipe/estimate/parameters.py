@@ -100,7 +100,8 @@ class ParameterBytes:
         weights: compute copies, if they are not the masters.
         gradients: float32 running sums.
         exchanged_layer: the float32 part of one layer's gradients that a device sends to the other holder.
-        updated_layer: what the UPDATE of a layer makes: its gradient, new masters and moments.
+        updated_layer: what the UPDATE of a layer makes: new masters and moments, and gradients that are sums over
+            devices.
         met: float32 sums of shared gradients while all devices meet for them, without flush.
     """
 
@@ -150,7 +151,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
                 met += FLOAT32_BYTES * (size // num_parts + is_tied * size)  # `jaxpipe.program.shapes.meeting_bytes`
             if parameters is shapes.layer:
                 exchanged += FLOAT32_BYTES * size // num_parts
-                updated += (1 + num_masters) * FLOAT32_BYTES * size // num_parts
+                updated += ((num_copies > 1) + num_masters) * FLOAT32_BYTES * size // num_parts
     return ParameterBytes(masters, weights, gradients, exchanged, updated, met)
 
 

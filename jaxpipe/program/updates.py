@@ -74,6 +74,15 @@ class Updated(NamedTuple):
     found: Found  # of the batch that the call has ended
 
 
+class _Made(NamedTuple):
+    """What a step of the optimizer makes of some parameters."""
+
+    masters: PyTree
+    held: list[PyTree]  # by nodes of the optimizer's state
+    squares: PyTree  # sums of squares of their gradients
+    is_good: jax.Array  # whether the gradients are finite
+
+
 @dataclass(frozen=True)
 class StagedOptimizer:
     """An optimizer, and where the parameters are in its state.
@@ -127,40 +136,48 @@ class Updates:
     def of_stage(self, actions: Any, row: Row, state: State) -> State:
         """Returns `state` after the UPDATE of the stage in `row`."""
 
-        def layer(i: jax.Array, walk: tuple[Updated, PyTree]) -> tuple[Updated, PyTree]:
+        def layer(i: jax.Array, walk: tuple[Updated, PyTree, _Made]) -> tuple[Updated, PyTree, _Made]:
             return self._layer(row.chunk, row.run.copied_chunk, i, *walk)
 
-        run, layers = lax.fori_loop(0, actions.num_layers_of(row), layer, (state.run, state.grads["layers"]))
+        run = state.run
+        first = partial(_layer_of, at=(0, 0))
+        like = _Made(first(run.masters), self._held(run, first), run.squares["layers"], jnp.bool_(True))
+        walk = run, state.grads["layers"], jax.tree.map(jnp.zeros_like, like)
+        run, layers, _ = lax.fori_loop(0, actions.num_layers_of(row), layer, walk)
         return state._replace(run=run, grads={**state.grads, "layers": layers})
 
     def _layer(
-        self, chunk: jax.Array, copied_chunk: jax.Array, i: jax.Array, run: Updated, sums: PyTree
-    ) -> tuple[Updated, PyTree]:
+        self, chunk: jax.Array, copied_chunk: jax.Array, i: jax.Array, run: Updated, sums: PyTree, room: _Made
+    ) -> tuple[Updated, PyTree, _Made]:
         at, parts = (chunk, i), self.parts["layers"]
-        grads = jax.tree.map(
-            lambda leaf, part: part.reduce(slice_at(leaf, *at)[0, 0], deterministic=self.deterministic)[None, None],
-            sums,
-            parts,
+
+        def make(_: _Made) -> _Made:
+            grads = jax.tree.map(
+                lambda leaf, part: part.reduce(slice_at(leaf, *at)[0, 0], deterministic=self.deterministic)[None, None],
+                sums,
+                parts,
+            )
+            squares, is_good = self._checked(grads)
+            choose = partial(_layer_of, at=at)
+            held = self._held(run, choose)
+            made = self._stepped(run, {"shared": {}, "layers": grads}, is_good, choose(run.masters), held)
+            return _Made(*made, squares, is_good)
+
+        # In its own guard, so that all is read before anything is written: else XLA would copy whole arrays for the
+        # readers. What is made has room that the layers share: an array of its own would be filled first.
+        made = cond_in_place(run.num_left_out >= 0, make, room)
+        run = self._put(
+            run, made, lambda tree, one: {**tree, "layers": _written(tree["layers"], one["layers"], at)}, is_last=False
         )
-        grads = {"shared": {}, "layers": grads}
-        squares, is_good = self._checked(grads["layers"])
-        run, masters = self._step(
-            run,
-            grads,
-            is_good,
-            lambda tree: {"shared": {}, "layers": _slices(tree["layers"], at)},
-            lambda tree, one: {**tree, "layers": _written(tree["layers"], one["layers"], at)},
-            is_last=False,
-        )
-        layer = jax.tree.map(lambda leaf: leaf[0, 0], masters["layers"])
+        layer = jax.tree.map(lambda leaf: leaf[0, 0], made.masters["layers"])
         copies = jax.tree.map(lambda leaf: leaf[None, None], self._copies(layer, parts))
         run = run._replace(
             copies={**run.copies, "layers": _written(run.copies["layers"], copies, (copied_chunk, i))},
-            squares={**run.squares, "layers": jax.tree.map(jnp.add, run.squares["layers"], squares)},
+            squares={**run.squares, "layers": jax.tree.map(jnp.add, run.squares["layers"], made.squares)},
         )
         zero = jnp.minimum(run.num_left_out, 0)  # not a constant: the sums are read before they are overwritten
         zeros = jax.tree.map(lambda leaf: jnp.full((1, 1, *leaf.shape[2:]), zero, leaf.dtype), sums)
-        return run, _written(sums, zeros, at)
+        return run, _written(sums, zeros, at), made
 
     # ---- What all stages share
 
@@ -211,7 +228,7 @@ class Updates:
             # The copies travel while all learn whether they are to be used.
             chosen = self._updated_in(meeting)
             choose = partial(_shared_of, chosen)
-            _, held, structure = self._state_of(run, choose)
+            held, (_, _, structure) = self._held(run, choose), self._nodes(run)
             met["masters"], _ = self._updated(choose({"shared": given}), choose(run.masters), held, structure)
             met["copies"] = self._copies(met["masters"]["shared"], _some(chosen, self.parts["shared"]))
         return met
@@ -254,13 +271,18 @@ class Updates:
     def _with_shared(self, meeting: Meeting, met: dict[str, PyTree], run: Updated) -> Updated:
         """`run` after the update of what all stages share in this meeting, if its gradients are finite."""
         is_head, chosen = meeting is Meeting.UPDATE_HEAD, self._updated_in(meeting)
-        after, _ = self._step(
+        choose, is_good = partial(_shared_of, chosen), met["is_good"]
+        given = choose({"shared": run.given})
+
+        def make(walk: tuple[PyTree, list[PyTree]]) -> tuple[PyTree, list[PyTree]]:
+            return self._stepped(run, given, is_good, *walk, changed=met["masters"])
+
+        # In its own guard, as that of a layer.
+        made = cond_in_place(run.num_left_out >= 0, make, (choose(run.masters), self._held(run, choose)))
+        after = self._put(
             run,
-            _shared_of(chosen, {"shared": run.given}),
-            met["is_good"],
-            partial(_shared_of, chosen),
+            _Made(*made, {}, is_good),
             lambda tree, new: {**tree, "shared": with_some(chosen, tree["shared"], new["shared"])},
-            changed=met["masters"],
             is_last=not is_head,
         )
         before = _some(chosen, run.copies["shared"]) if is_head else run.waiting
@@ -286,65 +308,65 @@ class Updates:
 
     # ---- One step of the optimizer
 
-    def _step(
+    def _stepped(
         self,
         run: Updated,
         grads: PyTree,
         is_good: jax.Array,
-        choose: Callable[[PyTree], PyTree],
-        put: Callable[[PyTree, PyTree], PyTree],
-        *,
-        is_last: bool,
+        masters: PyTree,
+        held: list[PyTree],
         changed: PyTree = None,
-    ) -> tuple[Updated, PyTree]:
-        """The optimizer's step on some parameters; without a finite gradient they stay as they are.
+    ) -> tuple[PyTree, list[PyTree]]:
+        """Some parameters after the optimizer's step; without a finite gradient they stay as they are.
 
         Args:
-            run: what it changes.
+            run: where the optimizer's state is.
             grads: gradients of these parameters, this device's parts.
             is_good: whether they are finite.
-            choose: a tree like the parameters -> these of it.
-            put: such a tree, and some of it changed -> the whole.
-            is_last: whether it is the last one of a batch, with which the optimizer's counts advance.
+            masters: these of the masters.
+            held: what nodes of the optimizer's state hold of them.
             changed: the masters after the step, if they are known.
-
-        Returns:
-            What it has changed, without compute copies and squares; and the masters of these parameters.
         """
-        is_staged, (nodes, held, structure) = self.optimizer.is_staged, self._state_of(run, choose)
+        _, staged, structure = self._nodes(run)
+        new_masters, after = self._updated(grads, masters, held, structure)
 
-        def compute(walk: tuple[PyTree, list[PyTree]]) -> tuple[PyTree, list[PyTree]]:
-            masters, held = walk
-            new_masters, after = self._updated(grads, masters, held, structure)
+        def keep(new: PyTree, old: PyTree) -> PyTree:
+            return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), new, old)
 
-            def keep(new: PyTree, old: PyTree) -> PyTree:
-                return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), new, old)
+        # Counts advance once a step, whatever is left out.
+        after = [keep(new, old) if is_staged else new for is_staged, new, old in zip(staged, after, held, strict=True)]
+        return keep(new_masters if changed is None else changed, masters), after
 
-            # Counts advance once a step, whatever is left out.
-            after = [
-                keep(new, old) if is_staged(node) else new for node, new, old in zip(nodes, after, held, strict=True)
-            ]
-            return keep(new_masters if changed is None else changed, masters), after
+    def _put(self, run: Updated, made: _Made, put: Callable[[PyTree, PyTree], PyTree], *, is_last: bool) -> Updated:
+        """`run` with what a step has made; without compute copies and squares.
 
-        # In its own guard, so that all is read before anything is written; else XLA would copy whole arrays for the
-        # readers.
-        masters, after = cond_in_place(run.num_left_out >= 0, compute, (choose(run.masters), held))
+        Args:
+            run: what the step changes.
+            made: masters and nodes of the state.
+            put: a tree like the parameters, and some of it changed -> the whole.
+            is_last: whether the step is the last one of a batch, with which the optimizer's counts advance.
+        """
+        nodes, staged, structure = self._nodes(run)
         nodes = [
-            put(node, new) if is_staged(node) else (new if is_last else node)
-            for node, new in zip(nodes, after, strict=True)
+            put(node, new) if is_staged else (new if is_last else node)
+            for node, new, is_staged in zip(nodes, made.held, staged, strict=True)
         ]
-        run = run._replace(
-            masters=put(run.masters, masters),
+        return run._replace(
+            masters=put(run.masters, made.masters),
             optimizer=jax.tree.unflatten(structure, nodes),
-            num_left_out=run.num_left_out + (~is_good).astype(jnp.int32),
+            num_left_out=run.num_left_out + (~made.is_good).astype(jnp.int32),
         )
-        return run, masters
 
-    def _state_of(self, run: Updated, choose: Callable[[PyTree], PyTree]) -> tuple[list[PyTree], list[PyTree], Any]:
-        """Nodes of the optimizer's state; what they hold of some parameters; and their structure."""
+    def _nodes(self, run: Updated) -> tuple[list[PyTree], list[bool], Any]:
+        """Nodes of the optimizer's state; whether each is a tree like the parameters; and their structure."""
         is_staged = self.optimizer.is_staged
         nodes, structure = jax.tree.flatten(run.optimizer, is_leaf=is_staged)
-        return nodes, [choose(node) if is_staged(node) else node for node in nodes], structure
+        return nodes, [is_staged(node) for node in nodes], structure
+
+    def _held(self, run: Updated, choose: Callable[[PyTree], PyTree]) -> list[PyTree]:
+        """What nodes of the optimizer's state hold of some parameters."""
+        nodes, staged, _ = self._nodes(run)
+        return [choose(node) if is_staged else node for node, is_staged in zip(nodes, staged, strict=True)]
 
     def _checked(self, grads: PyTree) -> tuple[PyTree, jax.Array]:
         """Squares of this device's parts of a layer's gradients; and whether those of all its devices are finite."""
@@ -427,8 +449,9 @@ def _squares(grads: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.square(leaf).sum(), grads)
 
 
-def _slices(tree: PyTree, at: tuple[jax.Array, jax.Array]) -> PyTree:
-    return jax.tree.map(lambda leaf: slice_at(leaf, *at), tree)
+def _layer_of(tree: PyTree, at: tuple[jax.Array | int, jax.Array | int]) -> PyTree:
+    """A tree like the parameters, with the layer at `at` of `tree` alone."""
+    return {"shared": {}, "layers": jax.tree.map(lambda leaf: slice_at(leaf, *at), tree["layers"])}
 
 
 def _written(tree: PyTree, values: PyTree, at: tuple[jax.Array, jax.Array]) -> PyTree:

@@ -12,6 +12,7 @@ import pytest
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.compile.prediction import update_bytes
 from jaxpipe.config import check
 from jaxpipe.config.base import base_config
 from jaxpipe.estimate import Bytes, fits, memory, setting_of
@@ -97,6 +98,7 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
         ("bert", "zb_h1", (2, 2, 2), {"pipeline.vocab_over_pipe": "true", "model.dtype": "bfloat16"}),
         ("llama", "chimera", (1, 4, 1), {"pipeline.vocab_over_pipe": "true"}),
         ("gpt", "pipedream_2bw", (2, 4, 1), {"model.dtype": "bfloat16"}),
+        ("gpt", "pipedream_2bw", (1, 4, 1), {}),
     ],
 )
 def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
@@ -121,6 +123,8 @@ def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
     number = counts(setting)
     of_parameters = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
     assert of_parameters.met == meeting_bytes(of_step)
+    if pipeline.run_schedule.delays:
+        assert update_bytes(pipeline, state) == {"update": of_parameters.updated_layer}
 
 
 def of_schedule(name: str, *, pipe: int, num_microbatches: int):
