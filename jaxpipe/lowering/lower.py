@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.lowering.blocked import shortest_rounds
+from jaxpipe.lowering.blocked import blocked_rounds
 from jaxpipe.lowering.collectives import NO_MICROBATCH, MetRounds, plan_collectives, stepped_rounds
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.exchange import NO_EXCHANGE, plan_exchange
@@ -190,18 +190,18 @@ class Folding:
         """Tables to choose from, the smallest programs first; those fitted to `costs` last.
 
         Rounds that follow time come first if paired devices meet. Periodic rounds come before others, since they need
-        the fewest pairs. For two devices whose permutes block the shortest rounds are known.
+        the fewest pairs. Where permutes block, there is one way, but for schedules whose pages travel.
         """
         if self.compute.has_head_actions:
             for met in self._met_rounds(costs.in_forwards()):
                 yield self.fold(met.rounds, num_positions=met.num_positions, send_round=met.send_round, meets=met.meets)
             return
-        is_plain = self.schedule.num_replicas == 1 and not self.schedule.has_transfers
-        if blocking and self.compute.num_devices == 2 and is_plain:
-            shortest = shortest_rounds(self.compute, costs)
-            table = self.fold(shortest.rounds, num_positions=1, send_round=shortest.send_round)
-            yield replace(table, round_type=shortest.is_meeting.astype(int))
-            return
+        if blocking:
+            found = blocked_rounds(self.compute, costs)
+            table = self.fold(found.rounds, num_positions=1, send_round=found.send_round)
+            yield replace(table, round_type=found.round_type)
+            if not self.schedule.has_transfers:
+                return
         for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):
                 rounds = periodic_rounds(self.compute, period, lengths=lengths)

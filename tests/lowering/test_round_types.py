@@ -22,8 +22,8 @@ COSTS = [Costs(transfer=transfer, gradient_messages=0.0) for transfer in (0.0, 0
 MOST_SENT = {"zb_v": 1.9, "v_half": 2.25, "v_min": 1.75}
 # The clock on which permutes block over the asynchronous one, as measured; none but for these: paired devices exchange
 # pages, or forwards begin in the middle of another device's backward.
-MOST_IF_BLOCKING = {"bpipe": 1.3, "mixpipe": 1.36, "hanayo": 1.18, "dualpipe": 1.07, "dualpipe_v": 1.11}
-MOST_IF_BLOCKING |= {"interleaved_1f1b": 1.06}
+MOST_IF_BLOCKING = {"bpipe": 1.09, "mixpipe": 1.12, "hanayo": 1.08, "dualpipe": 1.035, "dualpipe_v": 1.07}
+MOST_IF_BLOCKING |= {"interleaved_1f1b": 1.055}
 
 
 def folded(schedule: Schedule, num_positions: int) -> RoundTable:
