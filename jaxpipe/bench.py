@@ -20,6 +20,8 @@ result says where their time goes; what is lost, as fractions of P x the pipelin
     lost_to_messages     the rounds without their actions: messages, sums and copies over devices
     lost_to_extra_work   processor time of the actions beyond that of the unpipelined step
     lost_to_waiting      all else: devices wait for others longer than on the clock
+    unequal_cores        what processes lose that all run the unpipelined step at once and meet after each: equal work
+                         takes unequal time where cores are not alike or not quiet, and no schedule gains that back
 """
 
 from __future__ import annotations
@@ -143,8 +145,9 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
         size
     ]
     step, idle_step, copies = map(median, (steps, rounds, crowded))
-    cpu_s = multihost_utils.process_allgather(np.array([step.cpu_s, idle_step.cpu_s, copies.cpu_s], np.float32))
-    step_cpu_s, idle_cpu_s, copies_cpu_s = np.asarray(cpu_s, np.float64).sum(axis=0).tolist()
+    mine = [step.cpu_s, idle_step.cpu_s, copies.cpu_s, *(timing.wall_s for timing in crowded)]
+    of_all = np.asarray(multihost_utils.process_allgather(np.array(mine, np.float32)), np.float64)
+    step_cpu_s, idle_cpu_s, copies_cpu_s = of_all[:, :3].sum(axis=0).tolist()
     if not is_first:
         return {}
     one = median(alone)
@@ -167,6 +170,7 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
             messages_s=num_processes * idle_step.wall_s,
             extra_work_s=step_cpu_s - idle_cpu_s - copies_cpu_s / num_processes,
         ),
+        "unequal_cores": unequal_cores(of_all[:, 3:]),
     }
 
 
@@ -180,6 +184,16 @@ def clock_efficiency(schedule: Schedule, costs: Costs) -> float:
     if schedule.has_head_actions:
         work += schedule.num_devices * (costs.head_statistics + costs.head_gradients)
     return schedule.batch_size * work / (schedule.num_devices * simulate(schedule, costs).period)
+
+
+def unequal_cores(wall_s: np.ndarray) -> float:
+    """The fraction of their time that processes of equal work wait for the slowest; from seconds [process, repeat].
+
+    Example:
+        >>> round(unequal_cores(np.array([[1.0, 1.2], [1.0, 1.0]])), 3)
+        0.045
+    """
+    return 1 - float(wall_s.mean() / wall_s.max(axis=0).mean())
 
 
 def time_lost(
