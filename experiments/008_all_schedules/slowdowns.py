@@ -1,6 +1,6 @@
 """How much longer is a step on the clock of the program than on the asynchronous one, over many sizes and costs?
 
-python experiments/008_all_schedules/slowdowns.py    # two minutes; prints the table of the page, compiles nothing
+python experiments/008_all_schedules/slowdowns.py    # ten minutes; prints the table of the page, compiles nothing
 
 Goes in: every method with the options that the planner tries. Comes out: of each method the worst ratio, with rounds
 laid out for the costs, and what its program sends over what the schedule asks for.

@@ -87,7 +87,7 @@ def test_dropout_over_a_tensor_axis():
 def test_two_processes():
     numbers = bench("--num_processes=2", **HIDDEN_DROPOUT)
     lost = {f"lost_to_{what}" for what in ("bubble", "messages", "extra_work", "waiting")}
-    of_cores = {"work_ratio_of_cores", "efficiency", "efficiency_of_cores", "efficiency_by_clock"}
+    of_cores = {"work_ratio_of_cores", "efficiency", "efficiency_of_cores", "efficiency_by_clock", "unequal_cores"}
     assert numbers.keys() == KEYS | of_cores | lost
     assert sum(numbers[name] for name in lost) + numbers["efficiency"] / numbers["efficiency_of_cores"] == (
         pytest.approx(1.0)
