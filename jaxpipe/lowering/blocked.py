@@ -4,7 +4,7 @@ There two devices meet. A device whose message has not left does only W until th
 overwrite it. One that could go on may wait instead for a neighbour that will soon want to meet it. It chooses by the
 longest path to the end of the step that either choice leaves, as the asynchronous clock knows it. These paths know
 nothing of later waits; so the walk is repeated with paths that are changed at random, and a change is kept if the step
-does not become longer. On two devices, where the shortest step is known, this finds it or one little longer.
+does not become longer. On two devices that finds the shortest step of all (tests try all), or one little longer.
 
 A meeting has a round of its own, in which no device computes, and each pair of devices has a type of round; in the
 rounds of actions no device waits.
