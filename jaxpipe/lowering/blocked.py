@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.lowering.fitted import latest_starts
+from jaxpipe.lowering.fitted import CLOSE, latest_starts
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
@@ -28,8 +28,7 @@ from jaxpipe.schedules.schedule import Kind, Schedule
 HASTES = (0.0, -0.2, 0.2, -1.0, 1.0)  # forwards: what is added to the path of a device that waits
 FEW_CHANGED, MANY_CHANGED = -2.3, -0.5  # powers of ten: the least and the largest fraction of paths changed at once
 MOST_WALKS, MOST_STEPS = 1_000, 200_000  # walks, and actions that are begun in all of them together
-GOOD_ENOUGH = 1.001  # of the makespan on the asynchronous clock
-_CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
+FAST_IF_BLOCKING = 1.001  # limit of the makespan over the asynchronous one, without transfers
 
 
 class BlockedRounds(NamedTuple):
@@ -65,7 +64,7 @@ def blocked_rounds(compute: Schedule, costs: Costs) -> BlockedRounds:
     numbers = random.Random(0)
     change = [0.0] * len(path)
     for _ in range(min(MOST_WALKS, MOST_STEPS // len(path))):
-        if best.makespan <= GOOD_ENOUGH * timeline.makespan:
+        if best.makespan <= FAST_IF_BLOCKING * timeline.makespan:
             break
         fraction = 10 ** numbers.uniform(FEW_CHANGED, MANY_CHANGED)
         tried = [numbers.gauss(0.0, forward) if numbers.random() < fraction else each for each in change]
@@ -131,7 +130,7 @@ class _Rows:
             if not ends:
                 return _Walk(now, events)
             now = ends[0][0]
-            while ends and ends[0][0] <= now + _CLOSE:
+            while ends and ends[0][0] <= now + CLOSE:
                 _, device = heappop(ends)
                 action, running[device] = running[device], -1
                 following[device] = action + 1
@@ -163,7 +162,7 @@ class _Rows:
         device, end = self.device[action], now + self.duration[action]
         for other in self.partners[device]:
             under_way, then = running[other], until[other]
-            if under_way < 0 or then >= end - _CLOSE:
+            if under_way < 0 or then >= end - CLOSE:
                 continue
             # The longest path to the end of the step if the two meet only when `action` has ended.
             left = -1.0
@@ -178,7 +177,7 @@ class _Rows:
                     left = max(left, max(begin, end) + path[after])
             if (own := unsent[device]) >= 0 and self.target[own] == other:
                 left = max(left, end + path[self.reader[own]])
-            if then + path[action] + haste < left - _CLOSE:
+            if then + path[action] + haste < left - CLOSE:
                 return True
         return False
 

@@ -23,7 +23,7 @@ from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import Timeline, simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
 
-_CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
+CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
 
 
 def fitted_rounds(
@@ -138,7 +138,7 @@ class _Assignment:
             if self.has_round(action, now):
                 self.begin(action, now)
             elif may_wait:
-                heappush(self.ready, (min(until for until in self.busy_until if until > now + _CLOSE), action))
+                heappush(self.ready, (min(until for until in self.busy_until if until > now + CLOSE), action))
             else:
                 return False
         return True
@@ -151,7 +151,7 @@ class _Assignment:
             messages.append((sender, self.to_read[self.device[sender]][device]))
         if (unsent := self.unsent[device]) and not self.is_weight[action]:
             messages.append(unsent)  # the action's own message would overwrite that one
-        running = [other for other, until in zip(self.latest, self.busy_until, strict=True) if until > now + _CLOSE]
+        running = [other for other, until in zip(self.latest, self.busy_until, strict=True) if until > now + CLOSE]
         return self.constraints.add(action, messages, running)
 
     def begin(self, action: int, now: float) -> None:

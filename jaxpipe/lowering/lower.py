@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.lowering.blocked import blocked_rounds
+from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_rounds
 from jaxpipe.lowering.collectives import NO_MICROBATCH, MetRounds, plan_collectives, stepped_rounds
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.exchange import NO_EXCHANGE, plan_exchange
@@ -51,9 +51,8 @@ EVALUATION_COSTS = (
 # Limits of the SPMD makespan over the asynchronous one.
 GOOD_ENOUGH_RATIOS = np.array([1.001, 1.001, 1.001, 1.001, 1.02])
 TRANSFERS = (0.0, 0.02, 0.1)  # time of a message, in forwards: none, a likely one, one over a slow link
-# Limits of the same ratio at the expected costs, for each of these; and where permutes block, without transfers.
+# Limits of the same ratio at the expected costs, for each of these.
 FAST = np.array([1.001, 1.01, 1.03])
-FAST_IF_BLOCKING = 1.001
 FEW_SENT = 1.35  # messages sent over messages asked for, of the busiest device
 SLACK_FRACTIONS = (0.0, 0.5, 1.0)  # fractions of their slack for which actions wait, to find rounds that fit
 
