@@ -1,33 +1,38 @@
 """Rounds for devices whose permutes hold both ends up: a message travels where both are between two actions.
 
-There two devices meet. A device whose message has not left does only W until then, since any other action would
-overwrite it. One that could go on may wait instead for a neighbour that will soon want to meet it. It chooses by the
-longest path to the end of the step that either choice leaves, as the asynchronous clock knows it. These paths know
-nothing of later waits; so the walk is repeated with paths that are changed at random, and a change is kept if the step
-does not become longer. On two devices that finds the shortest step of all (tests try all), or one little longer.
+There two devices meet. A device goes on while no more than `MOST_UNSENT` of its messages have not left. One that could
+go on may wait instead for a neighbour that will soon want to meet it. It chooses by the longest path to the end of the
+step that either choice leaves, as the asynchronous clock knows it. These paths know nothing of later waits; so the walk
+is repeated with paths that are changed at random, and a change is kept if the step does not become longer. On two
+devices that finds the shortest step of all (tests try all), or one little longer.
 
 A meeting has a round of its own, in which no device computes, and each pair of devices has a type of round; in the
-rounds of actions no device waits.
+rounds of actions no device waits. Pages travel in meetings, too: at times when neither device waits for the other, if
+there are such times, else where they wait least.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxpipe.lowering.fitted import CLOSE, latest_starts
+from jaxpipe.lowering.parking import NO_PARKED_PAGES, ParkedPages, room_to_meet
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.schedule import Schedule
 
 HASTES = (0.0, -0.2, 0.2, -1.0, 1.0)  # forwards: what is added to the path of a device that waits
 FEW_CHANGED, MANY_CHANGED = -2.3, -0.5  # powers of ten: the least and the largest fraction of paths changed at once
 MOST_WALKS, MOST_STEPS = 1_000, 200_000  # walks, and actions that are begun in all of them together
+WAITS_FOR_PAGES = (0.0, 0.25, 0.5, 1.0, np.inf)  # of an average action: how long a device may wait to exchange pages
+MOST_UNSENT = 2  # messages that a device holds for others; with one, steps are up to a tenth longer
 FAST_IF_BLOCKING = 1.001  # limit of the makespan over the asynchronous one, without transfers
 
 
@@ -37,10 +42,11 @@ class BlockedRounds(NamedTuple):
     rounds: np.ndarray  # [A] the round of each action
     send_round: np.ndarray  # [A] that of its message, if another device reads it
     round_type: np.ndarray  # [R] 0 where actions run; in rounds of any other type one pair of devices meets
+    parked: ParkedPages  # with the rounds in which they travel
 
 
-def blocked_rounds(compute: Schedule, costs: Costs) -> BlockedRounds:
-    """The rounds of the shortest step at `costs` that is found, without time for messages.
+def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
+    """The shortest step at `costs` that is found, without time for messages.
 
     Args:
         compute: a schedule of compute actions alone.
@@ -50,7 +56,7 @@ def blocked_rounds(compute: Schedule, costs: Costs) -> BlockedRounds:
         One microbatch: device 0 does its F, both meet, device 1 does F and B, they meet, and device 0 does its B.
 
         >>> from jaxpipe.schedules import build
-        >>> found = blocked_rounds(build("gpipe", num_devices=2, num_microbatches=1), Costs())
+        >>> found = blocked_step(build("gpipe", num_devices=2, num_microbatches=1), Costs()).in_rounds()
         >>> found.rounds.tolist(), found.round_type.tolist()  # 0F0 0B0 1F0 1B0
         ([0, 5, 2, 3], [0, 1, 0, 0, 1, 0])
     """
@@ -71,14 +77,15 @@ def blocked_rounds(compute: Schedule, costs: Costs) -> BlockedRounds:
         found = rows.walk([length + each for length, each in zip(path, tried, strict=True)], haste)
         if found.makespan <= best.makespan:
             best, change = found, tried
-    return rows.in_rounds(best.events)
+    return BlockedStep(rows, best)
 
 
 class _Walk(NamedTuple):
-    """A step as devices go through it."""
+    """What devices do in a step."""
 
     makespan: float
     events: list[int]  # in the order of time: an action that begins, or ~ that whose message travels
+    start: list[float]  # [A] when each action begins
 
 
 class _Rows:
@@ -89,7 +96,6 @@ class _Rows:
         self.num_devices, self.device = compute.num_devices, columns.device.tolist()
         self.first = columns.first.tolist()
         self.duration = costs.of_kind(compute.num_stages)[columns.kind, columns.stage].tolist()
-        self.is_weight = columns.is_kind(Kind.W).tolist()
         self.sender, self.reader, self.target = ([-1] * len(self.device) for _ in range(3))
         self.partners: list[set[int]] = [set() for _ in range(self.num_devices)]
         for sender, reader in np.transpose(dependencies(compute).messages_between(columns.device)).tolist():
@@ -104,16 +110,18 @@ class _Rows:
             path: [A] length of the longest path from the beginning of each action to the end of the step.
             haste: time that is added to the path of a device that waits.
         """
-        # By device: its next action, what it does, and until when; the action whose message has not left.
+        # By device: its next action, what it does, and until when; the actions whose messages have not left.
         following, running = self.first[:-1], [-1] * self.num_devices
-        until, unsent = [0.0] * self.num_devices, [-1] * self.num_devices
+        until, unsent = [0.0] * self.num_devices, [list[int]() for _ in range(self.num_devices)]
         has_left = [False] * len(self.device)
         ends: list[tuple[float, int]] = []  # heap of (time, device)
-        now, events = 0.0, []
+        now, events, start = 0.0, list[int](), [0.0] * len(self.device)
         while True:
-            for device, action in enumerate(unsent):
-                if action >= 0 and running[device] < 0 and running[self.target[action]] < 0:
-                    has_left[action], unsent[device] = True, -1
+            for device, actions in enumerate(unsent):
+                leaving = [each for each in actions if running[device] < 0 and running[self.target[each]] < 0]
+                for action in leaving:
+                    has_left[action] = True
+                    actions.remove(action)
                     events.append(~action)
             ready = [
                 action
@@ -124,27 +132,27 @@ class _Rows:
             for action in sorted(ready, key=lambda action: -path[action]):
                 device = self.device[action]
                 if not self._waits(action, now, path, haste, running, until, unsent):
-                    running[device], until[device] = action, now + self.duration[action]
+                    running[device], start[action], until[device] = action, now, now + self.duration[action]
                     heappush(ends, (until[device], device))
                     events.append(action)
             if not ends:
-                return _Walk(now, events)
+                return _Walk(now, events, start)
             now = ends[0][0]
             while ends and ends[0][0] <= now + CLOSE:
                 _, device = heappop(ends)
                 action, running[device] = running[device], -1
                 following[device] = action + 1
                 if self.reader[action] >= 0:
-                    unsent[device] = action
+                    unsent[device].append(action)
 
     def _is_ready(
-        self, action: int, device: int, running: Sequence[int], unsent: Sequence[int], has_left: Sequence[bool]
+        self, action: int, device: int, running: Sequence[int], unsent: Sequence[list[int]], has_left: Sequence[bool]
     ) -> bool:
         """Whether `device` has ended what it did, and could begin `action`."""
         return (
             running[device] < 0
             and action < self.first[device + 1]
-            and (unsent[device] < 0 or self.is_weight[action])
+            and (len(unsent[device]) < MOST_UNSENT or self.reader[action] < 0)
             and (self.sender[action] < 0 or has_left[self.sender[action]])
         )
 
@@ -156,7 +164,7 @@ class _Rows:
         haste: float,
         running: Sequence[int],
         until: Sequence[float],
-        unsent: Sequence[int],
+        unsent: Sequence[list[int]],
     ) -> bool:
         """Whether a device that could begin `action` now waits until a neighbour has ended what it does."""
         device, end = self.device[action], now + self.duration[action]
@@ -165,42 +173,104 @@ class _Rows:
             if under_way < 0 or then >= end - CLOSE:
                 continue
             # The longest path to the end of the step if the two meet only when `action` has ended.
-            left = -1.0
-            message = under_way if self.reader[under_way] >= 0 else unsent[other]
-            if message >= 0 and self.target[message] == device:
-                left = end + path[self.reader[message]]
+            of_other = [*unsent[other], under_way] if self.reader[under_way] >= 0 else unsent[other]
+            to_device = [each for each in of_other if self.target[each] == device]
+            to_other = [each for each in unsent[device] if self.target[each] == other]
+            left = max((end + path[self.reader[each]] for each in (*to_device, *to_other)), default=-1.0)
+            if to_device and len(of_other) >= MOST_UNSENT:  # the neighbour does not go on until they have met
                 after, begin = under_way + 1, then
-                while after < self.first[other + 1] and self.is_weight[after]:
+                while after < self.first[other + 1] and self.reader[after] < 0:
                     begin += self.duration[after]
                     after += 1
                 if after < self.first[other + 1]:
                     left = max(left, max(begin, end) + path[after])
-            if (own := unsent[device]) >= 0 and self.target[own] == other:
-                left = max(left, end + path[self.reader[own]])
             if then + path[action] + haste < left - CLOSE:
                 return True
         return False
 
-    def in_rounds(self, events: Sequence[int]) -> BlockedRounds:
-        """The first rounds that keep the order of each device's events."""
-        rounds, send_round = np.zeros((2, len(self.device)), int)
-        last, round_type = [-1] * self.num_devices, list[int]()
-        type_of: dict[tuple[int, int], int] = {}
-        for event in events:
+
+class BlockedStep:
+    """A step, which is still to be laid out in rounds.
+
+    Attributes:
+        places: [A] where each action begins in the order of time: its events have the places 0, 2, 4 and so on, gaps
+            between them 1, 3, 5.
+    """
+
+    def __init__(self, rows: _Rows, walk: _Walk):
+        self._rows, self._walk = rows, walk
+        self.places = np.zeros(len(rows.device), int)
+        for number, event in enumerate(walk.events):
             if event >= 0:
-                device = self.device[event]
-                place = last[device] + 1
-                while place < len(round_type) and round_type[place]:
-                    place += 1
-                round_type += [0] * (place == len(round_type))
-                rounds[event] = last[device] = place
-                continue
-            ends = self.device[~event], self.target[~event]
-            own = type_of.setdefault((min(ends), max(ends)), len(type_of) + 1)
-            # Messages both ways travel in one round.
-            place = last[ends[0]]
-            if place < 0 or place != last[ends[1]] or round_type[place] != own:
-                place = len(round_type)
-                round_type.append(own)
-            send_round[~event] = last[ends[0]] = last[ends[1]] = place
-        return BlockedRounds(rounds, send_round, np.array(round_type))
+                self.places[event] = 2 * number
+
+    def open_gaps(self, compute: Schedule) -> Iterator[np.ndarray]:
+        """Whether a device and its partner may exchange pages in a place, [places, D]: several choices.
+
+        First in those gaps where neither has to wait; then in those, too, where one waits longer and longer. Of the
+        gaps between the same actions of both only the last one counts.
+        """
+        start, partner = np.array(self._walk.start), [compute.placement.partner_of(d) for d in range(len(compute.rows))]
+        num_places = 2 * len(self._walk.events)
+        room = room_to_meet(compute, self.places, start, start + self._rows.duration, num_places)
+        is_last = np.zeros(room.shape, bool)
+        is_last[self.places - 1, compute.columns.device] = True
+        is_last |= is_last[:, partner]
+        is_last[::2] = False
+        for wait in WAITS_FOR_PAGES:
+            yield is_last & (room >= -wait * np.mean(self._rows.duration) - CLOSE)
+
+    def in_rounds(self, parked: ParkedPages = NO_PARKED_PAGES) -> BlockedRounds:
+        """The first rounds that keep the order of each device's events.
+
+        Args:
+            parked: pages that travel in gaps: their places instead of rounds.
+        """
+        rows, layout = self._rows, _Layout(self._rows.num_devices)
+        rounds, send_round = np.zeros((2, len(rows.device)), int)
+        ends = np.sort([parked.home, parked.partner], axis=0)
+        # Each (place, device, device) is a meeting; pages that travel at the same time, and both ways, share it.
+        moves = np.concatenate([[parked.evict_round, *ends], [parked.load_round, *ends]], axis=1)
+        meetings, meeting = np.unique(moves, axis=1, return_inverse=True)
+        at_place: dict[int, list[int]] = {}
+        for index, place in enumerate(meetings[0].tolist()):
+            at_place.setdefault(place, []).append(index)
+        met = np.zeros(meetings.shape[1], int)
+        for number, event in enumerate(self._walk.events):
+            if event >= 0:
+                rounds[event] = layout.acts(rows.device[event])
+            else:
+                send_round[~event] = layout.meet("message", rows.device[~event], rows.target[~event])
+            for index in at_place.get(2 * number + 1, ()):
+                met[index] = layout.meet("pages", *meetings[1:, index].tolist())
+        evicted, loaded = np.split(met[meeting.ravel()], 2)
+        parked = replace(parked, evict_round=evicted, load_round=loaded)
+        return BlockedRounds(rounds, send_round, np.array(layout.round_type), parked)
+
+
+class _Layout:
+    """Rounds that are laid out event by event, each in the first one that its devices can still reach."""
+
+    def __init__(self, num_devices: int):
+        self.round_type: list[int] = []
+        self._last, self._last_sent = [-1] * num_devices, [-1] * num_devices  # [device] a round
+        self._type_of: dict[tuple[str, int, int], int] = {}
+
+    def acts(self, device: int) -> int:
+        """The round of an action."""
+        place = self._last[device] + 1
+        while place < len(self.round_type) and self.round_type[place]:
+            place += 1
+        self.round_type += [0] * (place == len(self.round_type))
+        self._last[device] = place
+        return place
+
+    def meet(self, content: str, source: int, target: int) -> int:
+        """The round in which `source` sends something to `target`. Each sends one message a round."""
+        own = self._type_of.setdefault((content, min(source, target), max(source, target)), len(self._type_of) + 1)
+        place = self._last[source]
+        if not 0 <= place == self._last[target] or self.round_type[place] != own or self._last_sent[source] == place:
+            place = len(self.round_type)
+            self.round_type.append(own)
+        self._last[source] = self._last[target] = self._last_sent[source] = place
+        return place

@@ -1,4 +1,4 @@
-"""The inbox: entries in which messages wait for their reader.
+"""The inbox: entries in which messages wait for their reader, or for their departure.
 
 Every device runs one program, so every device has as many inbox entries as the one that needs most. The entry of each
 message follows from its lifetime and is decided before anything is traced.
@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpipe.lowering.lifetimes import Places, place
 from jaxpipe.lowering.permutes import Permutes
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.schedule import Kind, Schedule
 
 # The source of the message of a device's next action, if not an inbox entry (>= 0).
 NOTHING = -1  # no message: the F of stage 0, a W, or an idle device
@@ -27,10 +27,11 @@ class Inbox:
 
     At the end of a round, messages that arrived and the action's output are passed directly to the device's next action
     if it reads them; an idle device keeps them. If other actions come before the reader, the message is stored in an
-    inbox entry until the last of these is done.
+    inbox entry until the last of these is done. So is an output that has not left when its device has another one.
     """
 
     next_source: np.ndarray  # [R, D] where the message of the next action comes from
+    next_out: np.ndarray  # [R, D] entry of the message that leaves in the next round; NOTHING for the latest output
     store_own: np.ndarray  # [R, D] entry for the action's own output; num_inbox if it is not stored
     store_arrival: np.ndarray  # [R, D, permute] entry for the message of each permute; num_inbox if not stored
     num_inbox: int  # entries; the program has one more, for messages that nobody reads
@@ -87,11 +88,16 @@ def allocate_inbox(
     available = np.where(is_own, rounds[sender], send_round[sender])
     handed_over = np.maximum(available, previous[reader])
     waits = np.flatnonzero(available < handed_over)
-    found = placed(owner[waits], available[waits], handed_over[waits])
+    held = _held(schedule, sender[~is_own], rounds, send_round)
+    found = placed(
+        np.concatenate([owner[waits], device[held]]),
+        np.concatenate([available[waits], rounds[held]]),
+        np.concatenate([handed_over[waits], send_round[held] - 1]),
+    )
     entry = np.full(len(reader), found.num_units)
-    entry[waits] = found.first
+    entry[waits] = found.first[: len(waits)]
     source = np.where(is_own, OWN, FIRST_PERMUTE - permute)
-    source[waits] = found.last
+    source[waits] = found.last[: len(waits)]
 
     shape = (len(round_type), schedule.num_devices)
     next_source = np.full(shape, NOTHING, np.int32)
@@ -101,9 +107,35 @@ def allocate_inbox(
     next_source[handed_over, owner] = source
     store_own = np.full(shape, found.num_units, np.int32)
     store_own[available[is_own], owner[is_own]] = entry[is_own]
+    store_own[rounds[held], device[held]] = found.first[len(waits) :]
+    next_out = np.full(shape, NOTHING, np.int32)
+    next_out[send_round[held] - 1, device[held]] = found.last[len(waits) :]
     store_arrival = np.full((*shape, max(map(len, permutes))), found.num_units, np.int32)
     store_arrival[available[~is_own], owner[~is_own], permute[~is_own]] = entry[~is_own]
-    return Inbox(next_source, store_own, store_arrival, found.num_units, found.renumbered)
+    return Inbox(next_source, next_out, store_own, store_arrival, found.num_units, found.renumbered)
+
+
+def _held(schedule: Schedule, sender: np.ndarray, rounds: np.ndarray, send_round: np.ndarray) -> np.ndarray:
+    """The senders of messages that have not left when their device has another output, or lets another one leave.
+
+    Args:
+        schedule: a schedule of compute actions alone.
+        sender: [M] actions whose message another device reads.
+        rounds: [A] round of each action.
+        send_round: [A] round in which the message of each action travels.
+    """
+    columns = schedule.columns
+    leaves = rounds + 1
+    leaves[sender] = send_round[sender]
+    output = np.flatnonzero(columns.is_kind(Kind.F, Kind.B, Kind.I))
+    output = output[np.lexsort((rounds[output], columns.device[output]))]
+    # The rounds of all devices one after the other.
+    before = columns.device[output] * (leaves.max(initial=0) + 1)
+    begins, ends = before + rounds[output], before + leaves[output]
+    is_held = np.zeros(len(output), bool)
+    is_held[:-1] = begins[1:] < ends[:-1]
+    is_held[1:] |= np.maximum.accumulate(ends)[:-1] > begins[1:]
+    return np.intersect1d(output[is_held], sender)
 
 
 def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:

@@ -12,12 +12,12 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_rounds
-from jaxpipe.lowering.collectives import NO_MICROBATCH, MetRounds, plan_collectives, stepped_rounds
+from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_step
+from jaxpipe.lowering.collectives import NO_MICROBATCH, Collectives, MetRounds, plan_collectives, stepped_rounds
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.exchange import NO_EXCHANGE, plan_exchange
 from jaxpipe.lowering.fitted import fitted_rounds
-from jaxpipe.lowering.parking import NO_PARKED_PAGES, open_rounds, park_pages
+from jaxpipe.lowering.parking import NO_PARKED_PAGES, ParkedPages, open_rounds, park_pages
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
 from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, refine
@@ -189,18 +189,18 @@ class Folding:
         """Tables to choose from, the smallest programs first; those fitted to `costs` last.
 
         Rounds that follow time come first if paired devices meet. Periodic rounds come before others, since they need
-        the fewest pairs. Where permutes block, there is one way, but for schedules whose pages travel.
+        the fewest pairs. Where permutes block, there is one way.
         """
         if self.compute.has_head_actions:
             for met in self._met_rounds(costs.in_forwards()):
                 yield self.fold(met.rounds, num_positions=met.num_positions, send_round=met.send_round, meets=met.meets)
             return
         if blocking:
-            found = blocked_rounds(self.compute, costs)
-            table = self.fold(found.rounds, num_positions=1, send_round=found.send_round)
-            yield replace(table, round_type=found.round_type)
-            if not self.schedule.has_transfers:
-                return
+            step = blocked_step(self.compute, costs)
+            choices = step.open_gaps(self.compute) if self.schedule.has_transfers else ()
+            parked = [self._parked(step.places, is_open) for is_open in choices] or [NO_PARKED_PAGES]
+            yield _fewest_slots([self._table(*step.in_rounds(pages)) for pages in parked])
+            return
         for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):
                 rounds = periodic_rounds(self.compute, period, lengths=lengths)
@@ -264,21 +264,27 @@ class Folding:
         if collectives:  # a type with collectives runs them in all of its rounds
             round_type += num_positions * (collectives.microbatch != NO_MICROBATCH).any(axis=(1, 2))
             _, round_type = np.unique(round_type, return_inverse=True)
-        table = RoundTable(
-            self.compute,
-            self.layers_per_stage,
-            rounds,
-            send_round,
-            round_type,
-            NO_PARKED_PAGES,
-            NO_EXCHANGE,
-            collectives,
+        choices = open_rounds(self.compute, rounds, round_type, lengths) if self.schedule.has_transfers else ()
+        parked = [self._parked(rounds, is_open) for is_open in choices] or [NO_PARKED_PAGES]
+        return _fewest_slots([self._table(rounds, send_round, round_type, pages, collectives) for pages in parked])
+
+    def _parked(self, rounds: np.ndarray, is_open: np.ndarray) -> ParkedPages:
+        return park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open)
+
+    def _table(
+        self,
+        rounds: np.ndarray,
+        send_round: np.ndarray,
+        round_type: np.ndarray,
+        parked: ParkedPages,
+        collectives: Collectives | None = None,
+    ) -> RoundTable:
+        return RoundTable(
+            self.compute, self.layers_per_stage, rounds, send_round, round_type, parked, NO_EXCHANGE, collectives
         )
-        if not self.schedule.has_transfers:
-            return table
-        choices = [
-            replace(table, parked=park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open))
-            for is_open in open_rounds(self.compute, rounds, table.round_type, lengths)
-        ]
-        # Of as many parked pages those that take least memory, transit included; then those in the roomiest rounds.
-        return min(choices, key=lambda choice: (-len(choice.parked.layer), choice.num_slots))
+
+
+def _fewest_slots(choices: list[RoundTable]) -> RoundTable:
+    """Of as many parked pages those that take least memory, transit included; then those in the roomiest rounds."""
+    first, *others = choices
+    return min(choices, key=lambda choice: (-len(choice.parked.layer), choice.num_slots)) if others else first

@@ -74,13 +74,8 @@ def open_rounds(
         yield np.repeat(is_busy, num_devices, axis=1)
         return
     # With rounds as units of time, an action ends two rounds after its own.
-    done, begins = np.full((num_rounds + 1, num_devices), -np.inf), np.full((num_rounds + 1, num_devices), np.inf)
-    done[rounds + 1, columns.device] = rounds + 2
-    begins[rounds, columns.device] = rounds + 2 - REMOTE_ROUNDS * lengths[columns.kind]
-    reached = np.maximum.accumulate(done)[:-1]  # when a device reaches the beginning of the round
-    leaves = np.minimum.accumulate(begins[::-1])[::-1][1:]  # when it must reach the end of the round
-    partner = [compute.placement.partner_of(device) for device in range(num_devices)]
-    room = np.minimum(leaves, leaves[:, partner]) - np.maximum(reached, reached[:, partner])
+    begin = rounds + 2 - REMOTE_ROUNDS * lengths[columns.kind]
+    room = room_to_meet(compute, rounds, begin, rounds + 2, num_rounds)
     busy_types = np.unique(round_type[rounds])
     of_type = np.stack([room[round_type == index].min(axis=0) for index in busy_types])  # a type has the same pairs
     for least in np.sort(of_type, axis=0)[::-1]:
@@ -89,6 +84,27 @@ def open_rounds(
         for index, open_here in zip(busy_types, is_roomy | ~is_roomy.any(axis=0), strict=True):
             is_open[round_type == index] = open_here
         yield is_open
+
+
+def room_to_meet(
+    compute: Schedule, rounds: np.ndarray, begin: np.ndarray, end: np.ndarray, num_rounds: int
+) -> np.ndarray:
+    """[R, D] the time that a device and its partner have for a round; below 0, one waits for the other.
+
+    Args:
+        compute: a schedule of compute actions alone.
+        rounds: [A] rounds of its actions.
+        begin, end: [A] times at which they begin and end.
+        num_rounds: R.
+    """
+    device, shape = compute.columns.device, (num_rounds + 1, compute.num_devices)
+    done, begins = np.full(shape, -np.inf), np.full(shape, np.inf)
+    done[rounds + 1, device] = end
+    begins[rounds, device] = begin
+    reached = np.maximum.accumulate(done)[:-1]  # when a device reaches the beginning of the round
+    leaves = np.minimum.accumulate(begins[::-1])[::-1][1:]  # when it must reach the end of the round
+    partner = [compute.placement.partner_of(each) for each in range(compute.num_devices)]
+    return np.minimum(leaves, leaves[:, partner]) - np.maximum(reached, reached[:, partner])
 
 
 def park_pages(

@@ -33,7 +33,7 @@ class RoundTable:
     schedule: Schedule  # compute actions alone
     layers_per_stage: tuple[int, ...]  # [S] residual pages of one microbatch
     rounds: np.ndarray  # [A] the round of each action, in the order of schedule.columns
-    send_round: np.ndarray  # [A] the later round in which its message travels; until then its device idles
+    send_round: np.ndarray  # [A] the later round in which its message travels
     round_type: np.ndarray  # [R] the type of each round, 0 to num_types - 1
     parked: ParkedPages  # pages that travel to the paired device and back
     exchange: GradientExchange  # gradients that travel to the other holder of their stage

@@ -50,6 +50,7 @@ class Row(NamedTuple):
     microbatch: Integers
     completes: Integers  # whether the action is the last to add to its chunk's gradients
     next_source: Integers
+    next_out: Integers
     store_own: Integers
     store_arrival: Integers  # [permute]
     pages: Integers  # [pool, layer]
@@ -83,6 +84,7 @@ def table_operands(table: RoundTable, storage: Storage) -> Row:
         microbatch=table.microbatch,
         completes=table.completes,
         next_source=inbox.next_source,
+        next_out=inbox.next_out,
         store_own=inbox.store_own,
         store_arrival=inbox.store_arrival,
         pages=np.stack([pages.of_layer for pages in storage.grids], axis=2),

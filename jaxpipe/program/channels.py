@@ -16,10 +16,10 @@ device 0 may send two pages to device 3, and device 1 one to device 2. In a roun
 device 0, its second lane carries what was in the buffer before; `row.num_page_recvs` is then 1 on device 3, which
 stores the first lane alone.
 
-A message is sent in the round after the action that produced it. A page, or a layer's gradients, is read into a buffer
-at the end of a round, sent in the next one while its action computes, and stored at the end of that one: it is held
-twice meanwhile, at its source and at its target. Pools and sums are read and written in place, one page or layer at a
-time.
+A message is sent in the round after the action that produced it, or in a later one. A page, or a layer's gradients, is
+read into a buffer at the end of a round, sent in the next one while its action computes, and stored at the end of that
+one: it is held twice meanwhile, at its source and at its target. Pools and sums are read and written in place, one page
+or layer at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.lowering.inbox import FIRST_PERMUTE, OWN
+from jaxpipe.lowering.inbox import FIRST_PERMUTE, NOTHING, OWN
 from jaxpipe.lowering.permutes import Pair
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.in_place import guarded_index, sequenced
@@ -97,6 +97,22 @@ def read_message(
         if source in sources:
             message = candidate if message is None else jnp.where(row.next_source == source, candidate, message)
     return own if message is None else message
+
+
+def read_out(table: RoundTable, round_type: int, row: Row, latest: jax.Array, inbox: jax.Array) -> jax.Array:
+    """What the next round sends: the latest output, or one that has waited in the inbox.
+
+    Args:
+        table: round table of the step.
+        round_type: type of the round.
+        row: row of this device in this round.
+        latest: the latest output of this device that another one reads.
+        inbox: the inbox, with the messages of this round.
+    """
+    if (table.inbox.next_out[table.round_type == round_type] == NOTHING).all():
+        return latest
+    waiting = lax.dynamic_index_in_dim(inbox, jnp.maximum(row.next_out, 0), 0, False)
+    return jnp.where(row.next_out == NOTHING, latest, waiting)
 
 
 # Pages of parked residuals

@@ -91,14 +91,14 @@ def has_messages_alone(table: RoundTable, round_type: int, *, has_reductions: bo
 def _round_of_messages(table: RoundTable, types: Sequence[int], index: jax.Array, row: Row, carry: Carry) -> Carry:
     """A round of `types[index]`, in which messages travel and nothing else."""
 
-    def exchange(round_type: int, own: jax.Array, out: jax.Array, inbox: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def exchange(round_type: int, own: jax.Array, out: jax.Array, inbox: jax.Array) -> tuple[jax.Array, ...]:
         arrived = channels.send_messages(table, round_type, out)
         inbox = channels.store_messages(table, round_type, row, arrived, own, inbox)
-        return channels.read_message(table, round_type, row, arrived, own, inbox), inbox
+        message = channels.read_message(table, round_type, row, arrived, own, inbox)
+        return message, channels.read_out(table, round_type, row, out if table.has_delays else own, inbox), inbox
 
     own = carry.state.message
-    message, inbox = lax.switch(index, [partial(exchange, each) for each in types], own, carry.out, carry.inbox)
-    out = carry.out if table.has_delays else own
+    message, out, inbox = lax.switch(index, [partial(exchange, each) for each in types], own, carry.out, carry.inbox)
     return carry._replace(state=carry.state._replace(message=message), out=out, inbox=inbox, complete=jnp.int32(IDLE))
 
 
@@ -145,4 +145,5 @@ def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry
     if table.collectives or actions.updates:  # S and T leave entries, UPDATE weights
         produces_none |= row.kind > Kind.W
     out = jnp.where(produces_none, carry.out, own) if table.has_delays else own
+    out = channels.read_out(table, round_type, row, out, inbox)
     return Carry(state, out, inbox, pages, leaving, jnp.where(row.completes == 1, row.chunk, IDLE))

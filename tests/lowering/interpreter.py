@@ -79,6 +79,7 @@ def interpret(table: RoundTable) -> None:
             for k, brought in enumerate(arrived):
                 _store(device, inbox.store_arrival[round_, d, k], brought[d], inbox.num_inbox, where)
             _store(device, inbox.store_own[round_, d], own, inbox.num_inbox, where)
+            _leave(device, inbox.next_out[round_, d], where)
             _choose(device, inbox.next_source[round_, d], own, [brought[d] for brought in arrived], where)
             for name, pages in pools.items():
                 pool = device.pools[name]
@@ -190,6 +191,12 @@ def _check_sums(table, d, device):
         for layer in range(table.layers_per_stage[stage]):
             owned = [(stage, layer, microbatch) for microbatch in range(schedule.num_microbatches)]
             assert replica or sorted(device.sums[chunk, layer]) == owned, f"device {d}: layer {layer} of stage {stage}"
+
+
+def _leave(device, entry, where):
+    if entry != NOTHING:
+        assert device.inbox[entry] is not None, f"{where} sends an empty inbox page"
+        device.out, device.inbox[entry] = device.inbox[entry], None
 
 
 def _choose(device, source, own, arrived, where):

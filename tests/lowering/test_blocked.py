@@ -1,4 +1,4 @@
-"""Two devices whose permutes hold both up: their rounds do what the rows say, and no others are shorter."""
+"""Devices whose permutes hold both up: their rounds do what the rows say, and those of two are the shortest."""
 
 import functools
 
@@ -8,8 +8,10 @@ from interpreter import interpret
 from user_schedules import PLACEMENTS, random_schedule
 
 from jaxpipe.lowering import lower
+from jaxpipe.lowering.blocked import MOST_UNSENT
+from jaxpipe.lowering.inbox import NOTHING
 from jaxpipe.lowering.replay import replay
-from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, build, simulate
+from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, simulate
 from jaxpipe.schedules.analysis.dependencies import dependencies
 
 OF_TWO = {name: placement for name, placement in PLACEMENTS.items() if placement.num_devices == 2}
@@ -35,12 +37,13 @@ def least_time(schedule: Schedule, costs: Costs) -> float:
     def left(done: tuple[int, int]) -> float:
         parts = []
         for device, at in enumerate(done):
-            found, sends = [(at, 0.0)], False
+            found, num_sends = [(at, 0.0)], 0
             for position in range(at, len(rows[device])):
                 action = rows[device][position]
-                if not can_follow(action, done) or (sends and columns.kind[action] != Kind.W):
+                is_read = bool((columns.device[message == action] != device).any())
+                if not can_follow(action, done) or (is_read and num_sends == MOST_UNSENT):
                     break
-                sends |= bool((columns.device[message == action] != device).any())
+                num_sends += is_read
                 found.append((position + 1, found[-1][1] + duration[action]))
             parts.append(found)
         if all(at == len(row) for at, row in zip(done, rows, strict=True)):
@@ -74,3 +77,31 @@ def test_a_step_is_little_longer_than_on_the_asynchronous_clock(name):
             assert replay(table, costs, blocking=True).makespan <= 1.05 * simulate(table.schedule, costs).makespan
             if schedule.num_replicas == 1:
                 assert table.num_traced_actions <= 4
+
+
+@pytest.mark.parametrize("name", ["mixpipe", "hanayo"])
+def test_a_message_waits_while_its_device_computes_on(name):
+    table = lower(build(name, num_devices=4, num_microbatches=16), blocking=True)
+    assert (table.inbox.next_out != NOTHING).any()
+    interpret(table)
+
+
+@pytest.mark.parametrize("backward", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize(("num_devices", "num_microbatches"), [(4, 9), (8, 16)])
+def test_pages_travel_when_neither_device_waits(num_devices, num_microbatches, backward):
+    costs = Costs(backward=backward)
+    schedule = build("bpipe", num_devices=num_devices, num_microbatches=num_microbatches)
+    table, beside_actions = (lower(schedule, costs=costs, blocking=blocking) for blocking in (True, False))
+    interpret(table)
+    assert len(table.parked.layer) == len(beside_actions.parked.layer) > 0
+    assert table.num_slots <= beside_actions.num_slots
+    assert replay(table, costs, blocking=True).makespan == pytest.approx(simulate(table.schedule, costs).makespan)
+
+
+def test_where_devices_are_never_between_actions_at_once_they_wait_for_pages():
+    costs = Costs(forward=[1.0, 1.1, 0.95, 1.07], backward=[2.3, 2.0, 2.15, 1.9])
+    schedule = build("bpipe", num_devices=4, num_microbatches=16)
+    table = lower(schedule, costs=costs, blocking=True)
+    interpret(table)
+    assert len(table.parked.layer) == len(lower(schedule).parked.layer)
+    assert replay(table, costs, blocking=True).makespan <= 1.2 * simulate(table.schedule, costs).makespan
