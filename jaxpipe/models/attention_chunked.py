@@ -8,7 +8,7 @@ Source: Dao et al., FlashAttention, NeurIPS 2022, section 3.1, for the saved arr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,14 +76,11 @@ def _forward(
     num_kv_heads, seq = key.shape[2], query.shape[1]
     keys, values = to_matrices(key, num_kv_heads), to_matrices(value, num_kv_heads)
     attended = partial(_attended, visible=visible, dropout=dropout, seq=seq)
-    queries, outputs, log_sums = query, [], []
+    outputs, log_sums = [], []
     for block in blocks(seq, visible):
-        query_block = to_matrices(queries[:, block.first_query : block.end_query], num_kv_heads)
+        query_block = to_matrices(_queries_of(query, block, after=outputs[-1:]), num_kv_heads)
         product, log_sum = _of_seen_keys(attended, block, visible, query_block, keys, values)
-        output = from_matrices(product.astype(query.dtype), block.num_queries)
-        # One block after the other: without it a GPU's scheduler keeps the scores of several at once.
-        output, queries = jax.lax.optimization_barrier((output, queries))
-        outputs.append(output)
+        outputs.append(from_matrices(product.astype(query.dtype), block.num_queries))
         log_sums.append(log_sum.reshape(*keys.shape[:2], -1, block.num_queries))
     output = checkpoint_name(jnp.concatenate(outputs, axis=1), KEPT)
     log_sum = checkpoint_name(jnp.concatenate(log_sums, axis=-1), KEPT)
@@ -117,18 +114,17 @@ def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Arra
     keys, values = to_matrices(key, num_kv_heads), to_matrices(value, num_kv_heads)
     d_queries, d_keys, d_values = [], [], []
     d_key_sum, d_value_sum = None, None  # float32, for the keys that the blocks to come also see
+    before: tuple[jax.Array, ...] = ()
     cut = blocks(seq, visible)
     ends_before = [0, *(block.end_key for block in cut[:-1])]  # of the keys that any earlier block sees
     for block, end_before in zip(reversed(cut), reversed(ends_before), strict=True):
-        of_queries = [
-            to_matrices(x[:, block.first_query : block.end_query], num_kv_heads) for x in (query, output, d_output)
-        ]
-        of_queries.append(log_sum[..., block.first_query : block.end_query].reshape(*keys.shape[:2], -1, 1))
+        of_queries = [to_matrices(_queries_of(x, block, after=before), num_kv_heads) for x in (query, output, d_output)]
+        of_queries.append(_queries_of(log_sum, block, after=before, axis=-1).reshape(*keys.shape[:2], -1, 1))
         gradients = partial(_gradients, visible=visible, dropout=dropout, seq=seq, first_key=block.first_key)
         d_query, d_key, d_value = _of_seen_keys(gradients, block, visible, *of_queries, keys, values)
         d_query = from_matrices(d_query, block.num_queries)
         d_key, d_value = _add_to_last(d_key_sum, d_key), _add_to_last(d_value_sum, d_value)
-        (d_query, d_key, d_value), query = jax.lax.optimization_barrier(((d_query, d_key, d_value), query))
+        before = d_query, d_key, d_value
         num_seen_before = end_before - block.first_key
         d_queries.append(d_query)
         d_keys.append(d_key[:, :, num_seen_before:].astype(key.dtype))
@@ -195,6 +191,19 @@ def _of_seen_keys(function: Callable[..., Any], block: QueryBlock, visible: Visi
     first_seen = visible.document_starts[:, block.first_query].min()  # documents stand in the order of their starts
     index = (first_seen < jnp.array(places[:-1])).sum()
     return jax.lax.switch(index, [partial(function, block._replace(first_key=place)) for place in places], *arrays)
+
+
+def _queries_of(x: jax.Array, block: QueryBlock, *, after: Sequence[jax.Array], axis: int = 1) -> jax.Array:
+    """What `x` has for the queries of a block, read when all of `after`, results of the block before, are there.
+
+    So only one block has scores, and their gradients, at a time; a GPU's scheduler would begin with the products of
+    all. The place depends on numbers of `after`. It is the block's own for any numbers, which the compiler cannot know.
+    """
+    place = jnp.int32(block.first_query)
+    for each in after:
+        bits = jax.lax.bitcast_convert_type(each[(0,) * each.ndim].astype(jnp.float32), jnp.int32)
+        place += jnp.minimum(bits & 0x7FFFFFFF, 0)
+    return jax.lax.dynamic_slice_in_dim(x, place, block.num_queries, axis)
 
 
 def _size(seq: int) -> int:

@@ -1,7 +1,12 @@
 """Each form of attention against plain formulas: values, gradients, masks, and what it saves."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -246,3 +251,42 @@ def test_cudnn_gives_all_reasons_at_once():
 
 def test_every_form_has_a_name():
     assert {"xla": xla, "chunked": chunked, "cudnn": cudnn} == ATTENTION
+
+
+COMPILE = """
+import json, re
+from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.compile.gpus import absent_gpus
+
+devices = absent_gpus(parse_topology("a100-80g:1x1"))
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jaxpipe.models.attention import Visible, chunked
+
+place = NamedSharding(Mesh(np.array(devices), ("all",)), P())
+x = jax.ShapeDtypeStruct((2, 384, 4, 64), jnp.bfloat16, sharding=place)
+
+def gradients(query, key, value, d_output):
+    output, vjp = jax.vjp(lambda *arrays: chunked(*arrays, visible=Visible(), dropout=None), query, key, value)
+    return output, vjp(d_output)
+
+text = jax.jit(gradients).lower(x, x, x, x).compile().as_text()
+lines = re.findall(r"^ +(?:ROOT )?%(\\S+) = (.*)$", text[text.index("ENTRY") :], re.MULTILINE)
+before, scores = {}, {}
+for name, line in lines:
+    found = [each for each in re.findall(r"%([\\w.-]+)", line) if each in before]
+    before[name] = set(found).union(*(before[each] for each in found))
+    scores |= {name: int(keys) for keys in re.findall(r"^[(]?f32.8,128,([0-9]+).", line)}
+print(json.dumps(sorted(keys for name, keys in scores.items() if not before[name] & set(scores))))
+"""
+
+
+@pytest.mark.ci
+def test_on_a_gpu_each_block_waits_for_the_one_before():
+    """Of three blocks' products of scores, and gradients of these, only each pass's first waits for no other."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="the extra gpu-aot compiles for GPUs that are not there")
+    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", COMPILE]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [128, 384]
