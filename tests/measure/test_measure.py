@@ -62,7 +62,7 @@ def test_all_actions_are_loss_and_grads_and_none_is_nothing(stages):
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(of_none))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_part_of_a_split_head_is_that_of_a_smaller_vocabulary():
     """S and T of all rows of the part are loss and gradients of the model that has these rows alone."""
     make = {"devices": jax.devices()[:1], "microbatch_size": 2, "num_layers": 1}

@@ -43,7 +43,7 @@ def test_without_temperature_the_likeliest_token_follows_beyond_the_window_too(p
     assert len(set(text[len(PROMPT) :])) > 2
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_one_of_the_likeliest_tokens_is_drawn(params):
     chosen = set()
     for seed in range(4):

@@ -154,7 +154,7 @@ def test_a_step_compiles_on_cpus():
     assert step.compiled.memory_analysis().argument_size_in_bytes == found.optimizer + found.batch
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_step_compiles_for_gpus_that_are_not_there(config_file, capsys):
     pytest.importorskip("jax_plugins.xla_cuda13", reason="the extra gpu-aot compiles for GPUs that are not there")
     sizes = ["hidden=1024", "num_heads=16", "vocab_size=32768", "num_layers=4", "dtype=bfloat16"]

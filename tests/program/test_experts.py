@@ -197,23 +197,23 @@ def of_this_device_alone(self: TensorAxis, x: jax.Array) -> jax.Array:
     return x * self.num_sharing
 
 
-@pytest.mark.ci
+def twice(self: experts.Routing, *arguments: jax.Array) -> dict[str, jax.Array]:
+    return {name: 2 * sum_ for name, sum_ in LOSS_SUMS(self, *arguments).items()}
+
+
+MISTAKES = {
+    "a token without its expert": (dispatch.Dropless, "tiles", without_a_token, "data"),
+    "no sum over experts": (dispatch.Dropless, "own", of_own_experts_alone, "expert"),
+    "load of one device": (TensorAxis, "sum_over_batch", of_this_device_alone, "data"),
+    "losses twice": (experts.Routing, "loss_sums", twice, "data"),
+}
+
+
 @pytest.mark.parametrize(
-    ("patched", "name", "wrong", "axis"),
-    [
-        pytest.param(dispatch.Dropless, "tiles", without_a_token, "data", id="a token without its expert"),
-        pytest.param(dispatch.Dropless, "own", of_own_experts_alone, "expert", id="no sum over experts"),
-        pytest.param(TensorAxis, "sum_over_batch", of_this_device_alone, "data", id="load of one device"),
-        pytest.param(
-            experts.Routing,
-            "loss_sums",
-            lambda self, *arguments: {n: 2 * v for n, v in LOSS_SUMS(self, *arguments).items()},
-            "data",
-            id="losses twice",
-        ),
-    ],
+    "mistake", tiers([], ci=["no sum over experts"], slow=[each for each in MISTAKES if each != "no sum over experts"])
 )
-def test_a_mistake_would_be_seen(patched, name, wrong, axis, monkeypatch):
+def test_a_mistake_would_be_seen(mistake, monkeypatch):
+    patched, name, wrong, axis = MISTAKES[mistake]
     case = Case("mixtral", "1f1b")._replace(**{axis: 2})
     config = model_of(case, num_layers=3)
     params, batch = random_params(config), batch_of(case)

@@ -68,7 +68,7 @@ def test_nor_do_larger_layers_write_the_whole_pool_or_gradient_sums_in_the_loops
     ("name", "dispatch", "expert"),
     [
         pytest.param("1f1b", "dropless", 1, marks=pytest.mark.slow),
-        pytest.param("1f1b", "capacity", 2, marks=pytest.mark.ci),
+        pytest.param("1f1b", "capacity", 2, marks=pytest.mark.slow),
         pytest.param("zb_v", "dropless", 2, marks=pytest.mark.ci),
         pytest.param("zb_v", "capacity", 1, marks=pytest.mark.slow),
     ],

@@ -53,9 +53,9 @@ CASES = tiers(
         Case("1f1b", "gpt", 4, 6, 4, tied=True, dropout=0.3),
         Case("interleaved_1f1b", "llama", 2, 4, 4, data=2),
         Case("zb_h1", "gpt", 4, 3, 4, tied=True),
-        Case("bitpipe", "gpt", 2, 5, 4, tied=True),
     ],
     slow=[
+        Case("bitpipe", "gpt", 2, 5, 4, tied=True),
         Case("zb_h1", "bert", 3, 2, 3, tied=True, dropout=0.3, vocab_multiple=12),
         Case("1f1b", "gpt", 2, 4, 2, data=2, tensor=2, tied=True, dropout=0.3),
         Case("interleaved_1f1b", "llama", 2, 5, 4, tied=True, blocking=True),
@@ -199,11 +199,11 @@ SPOILED = tiers(
     [],
     ci=[
         Spoiled(without_the_largest_of_a_part, ONE, (LOSS, KERNEL)),
-        Spoiled(with_rows_twice, ONE, (LOSS, KERNEL)),
         Spoiled(with_a_loss_of_its_own, ONE, (LOSS, KERNEL)),
-        Spoiled(with_the_order_on_every_device, BERT, (ORDER, TABLE)),
     ],
     slow=[
+        Spoiled(with_rows_twice, ONE, (LOSS, KERNEL)),
+        Spoiled(with_the_order_on_every_device, BERT, (ORDER, TABLE)),
         Spoiled(without_the_largest_of_a_part, BERT, (LOSS, BIAS, TABLE, TRANSFORM)),
         Spoiled(with_rows_twice, BERT, (LOSS, BIAS, TABLE)),
         Spoiled(with_a_loss_of_its_own, BERT, (LOSS, BIAS, TABLE)),

@@ -24,10 +24,10 @@ CASES = tiers(
     [("gpt", "1f1b", "xla", "none", 1, 1)],
     ci=[
         ("qwen3", "zb_v", "chunked", "none", 2, 1),
-        ("gpt", "zb_h1", "xla", "attention", 1, 2),
         ("llama", "bpipe", "xla", "full", 1, 1),
     ],
     slow=[
+        ("gpt", "zb_h1", "xla", "attention", 1, 2),
         ("qwen3", "chimera", "xla", "none", 1, 2),
         ("llama", "interleaved_1f1b", "chunked", "full", 1, 1),
         ("gpt", "bitpipe", "chunked", "full", 2, 1),

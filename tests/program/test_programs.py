@@ -38,18 +38,18 @@ FEW = [
     Spec("bitpipe", 4, 8, 16),
 ]
 MORE = [
-    Spec("bpipe", 4, 9, 16, WHOLE),  # whole microbatches of four pages: two lanes
     Spec("1f1b", 4, 6, 16, layers_per_stage=(3, 5, 4, 4)),
     Spec("v_half", 2, 4, 16, recompute="full"),  # what I defers has most of its room apart
-    Spec("1f1b", 4, 6, 4),
-    Spec("1f1b", 8, 16, 16, family="llama"),
     Spec("1f1b", 2, 8, 7, family="bert", tensor=2),
     Spec("bpipe", 4, 9, 28, tensor=2),  # seven pages a microbatch: two lanes
-    Spec("bitpipe", 4, 8, 16, EARLY_FORWARDING, family="llama", data=2),
     Spec("interleaved_1f1b", 4, 8, 16, tensor=2),
     Spec("zb_h1", 4, 6, 4),
 ]
 ALL = [
+    Spec("bpipe", 4, 9, 16, WHOLE),  # whole microbatches of four pages: two lanes
+    Spec("1f1b", 4, 6, 4),
+    Spec("1f1b", 8, 16, 16, family="llama"),
+    Spec("bitpipe", 4, 8, 16, EARLY_FORWARDING, family="llama", data=2),
     Spec("gpipe", 4, 6, 4),
     Spec("bpipe", 8, 17, 24, family="llama"),
     Spec("bitpipe", 8, 16, 32),

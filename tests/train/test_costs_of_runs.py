@@ -23,7 +23,7 @@ def made_for(**times):
     return build("v_min", **SIZES, **times)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_costs_that_it_began_with(tmp_path):
     began = "input_gradient=1.0,weight_gradient=0.4"
     done = train(tmp_path, *V_MIN, *OF_SIZES, "--config.train.steps=1", f"--config.pipeline.costs={began}")

@@ -61,7 +61,7 @@ def test_a_process_that_ends_early_loses_no_digit(tmp_path, number):
     assert_same_arrays(workdir, whole, step=100)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_another_mesh_and_schedule_resume_and_are_said(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         stop_after(4, patched)

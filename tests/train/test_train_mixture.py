@@ -151,7 +151,7 @@ def test_experts_over_devices(mixture, monkeypatch):
         pytest.param(
             ["--config.pipeline.schedule=pipedream_2bw", "--config.optimizer.error_feedback=true"],
             id="error feedback",
-            marks=pytest.mark.ci,
+            marks=pytest.mark.slow,
         ),
     ],
 )
