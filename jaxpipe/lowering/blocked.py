@@ -210,7 +210,10 @@ class BlockedStep:
         First in those gaps where neither has to wait; then in those, too, where one waits longer and longer. Of the
         gaps between the same actions of both only the last one counts.
         """
-        start, partner = np.array(self._walk.start), [compute.placement.partner_of(d) for d in range(len(compute.rows))]
+        start, partner = (
+            np.array(self._walk.start),
+            [compute.placement.partner_of(each) for each in range(compute.num_devices)],
+        )
         num_places = 2 * len(self._walk.events)
         room = room_to_meet(compute, self.places, start, start + self._rows.duration, num_places)
         is_last = np.zeros(room.shape, bool)
