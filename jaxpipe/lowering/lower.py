@@ -6,7 +6,7 @@ and sends few messages in vain; else, of those that are fast at the expected cos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -197,9 +197,8 @@ class Folding:
             return
         if blocking:
             step = blocked_step(self.compute, costs)
-            choices = step.open_gaps(self.compute) if self.schedule.has_transfers else ()
-            parked = [self._parked(step.places, is_open) for is_open in choices] or [NO_PARKED_PAGES]
-            yield _fewest_slots([self._table(*step.in_rounds(pages)) for pages in parked])
+            gaps = step.open_gaps(self.compute)
+            yield self._with_pages(step.places, gaps, lambda pages: self._table(*step.in_rounds(pages)))
             return
         for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):
@@ -264,12 +263,25 @@ class Folding:
         if collectives:  # a type with collectives runs them in all of its rounds
             round_type += num_positions * (collectives.microbatch != NO_MICROBATCH).any(axis=(1, 2))
             _, round_type = np.unique(round_type, return_inverse=True)
-        choices = open_rounds(self.compute, rounds, round_type, lengths) if self.schedule.has_transfers else ()
-        parked = [self._parked(rounds, is_open) for is_open in choices] or [NO_PARKED_PAGES]
-        return _fewest_slots([self._table(rounds, send_round, round_type, pages, collectives) for pages in parked])
+        choices = open_rounds(self.compute, rounds, round_type, lengths)
+        return self._with_pages(
+            rounds, choices, lambda pages: self._table(rounds, send_round, round_type, pages, collectives)
+        )
 
-    def _parked(self, rounds: np.ndarray, is_open: np.ndarray) -> ParkedPages:
-        return park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open)
+    def _with_pages(
+        self, rounds: np.ndarray, choices: Iterator[np.ndarray], table_with: Callable[[ParkedPages], RoundTable]
+    ) -> RoundTable:
+        """The table with the pages that the schedule parks, which travel in one of several choices of open rounds.
+
+        Of as many parked pages those that take least memory, transit included; then those in the roomiest rounds.
+        """
+        if not self.schedule.has_transfers:
+            return table_with(NO_PARKED_PAGES)
+        tables = [
+            table_with(park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open))
+            for is_open in choices
+        ]
+        return min(tables, key=lambda table: (-len(table.parked.layer), table.num_slots))
 
     def _table(
         self,
@@ -282,9 +294,3 @@ class Folding:
         return RoundTable(
             self.compute, self.layers_per_stage, rounds, send_round, round_type, parked, NO_EXCHANGE, collectives
         )
-
-
-def _fewest_slots(choices: list[RoundTable]) -> RoundTable:
-    """Of as many parked pages those that take least memory, transit included; then those in the roomiest rounds."""
-    first, *others = choices
-    return min(choices, key=lambda choice: (-len(choice.parked.layer), choice.num_slots)) if others else first
