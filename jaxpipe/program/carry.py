@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering import IDLE, RoundTable
+from jaxpipe.lowering.inbox import NOTHING
 from jaxpipe.lowering.run_table import RunTable
 from jaxpipe.program.over_pipe import ends_rows, initial_ends
 from jaxpipe.program.shapes import StepShapes
@@ -50,7 +51,7 @@ class Row(NamedTuple):
     microbatch: Integers
     completes: Integers  # whether the action is the last to add to its chunk's gradients
     next_source: Integers
-    next_out: Integers
+    next_out: Any  # None where every message leaves before its device has another one
     store_own: Integers
     store_arrival: Integers  # [permute]
     pages: Integers  # [pool, layer]
@@ -84,7 +85,7 @@ def table_operands(table: RoundTable, storage: Storage) -> Row:
         microbatch=table.microbatch,
         completes=table.completes,
         next_source=inbox.next_source,
-        next_out=inbox.next_out,
+        next_out=inbox.next_out if (inbox.next_out != NOTHING).any() else None,
         store_own=inbox.store_own,
         store_arrival=inbox.store_arrival,
         pages=np.stack([pages.of_layer for pages in storage.grids], axis=2),
