@@ -1,7 +1,7 @@
 """Rounds for devices whose permutes hold both ends up: a message travels where both are between two actions.
 
-There two devices meet. A device goes on while no more than `MOST_UNSENT` of its messages have not left. One that could
-go on may wait instead for a neighbour that will soon want to meet it. It chooses by the longest path to the end of the
+There two devices meet. A device computes on as long as at most `MOST_UNSENT` of its messages wait. One that could go on
+may wait instead for a neighbour that will soon want to meet it. It chooses by the longest path to the end of the
 step that either choice leaves, as the asynchronous clock knows it. These paths know nothing of later waits; so the walk
 is repeated with paths that are changed at random, and a change is kept if the step does not become longer. On two
 devices that finds the shortest step of all (tests try all), or one little longer.
@@ -92,7 +92,7 @@ class _Rows:
     """The rows of a schedule, as lists by action."""
 
     def __init__(self, compute: Schedule, costs: Costs):
-        columns = compute.columns
+        self.compute, columns = compute, compute.columns
         self.num_devices, self.device = compute.num_devices, columns.device.tolist()
         self.first = columns.first.tolist()
         self.duration = costs.of_kind(compute.num_stages)[columns.kind, columns.stage].tolist()
@@ -204,16 +204,14 @@ class BlockedStep:
             if event >= 0:
                 self.places[event] = 2 * number
 
-    def open_gaps(self, compute: Schedule) -> Iterator[np.ndarray]:
+    def open_gaps(self) -> Iterator[np.ndarray]:
         """Whether a device and its partner may exchange pages in a place, [places, D]: several choices.
 
         First in those gaps where neither has to wait; then in those, too, where one waits longer and longer. Of the
         gaps between the same actions of both only the last one counts.
         """
-        start, partner = (
-            np.array(self._walk.start),
-            [compute.placement.partner_of(each) for each in range(compute.num_devices)],
-        )
+        compute, start = self._rows.compute, np.array(self._walk.start)
+        partner = [compute.placement.partner_of(each) for each in range(compute.num_devices)]
         num_places = 2 * len(self._walk.events)
         room = room_to_meet(compute, self.places, start, start + self._rows.duration, num_places)
         is_last = np.zeros(room.shape, bool)

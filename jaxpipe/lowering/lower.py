@@ -197,8 +197,7 @@ class Folding:
             return
         if blocking:
             step = blocked_step(self.compute, costs)
-            gaps = step.open_gaps(self.compute)
-            yield self._with_pages(step.places, gaps, lambda pages: self._table(*step.in_rounds(pages)))
+            yield self._with_pages(step.places, step.open_gaps(), lambda pages: self._table(*step.in_rounds(pages)))
             return
         for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):

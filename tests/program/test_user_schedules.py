@@ -97,7 +97,10 @@ def test_unrolled_rounds_give_the_same():
     tiers(
         [("hanayo", 4)],
         ci=[("zb_v", 4), ("bitpipe", 4), ("bpipe", 4), ("dualpipe_v", 2)],
-        slow=[*((name, 4) for name in ("1f1b", "gems", "dualpipe", "mixpipe", "v_min")), ("zb_h1", 2), ("zb_v", 2)],
+        slow=[
+            *((name, 4) for name in ("1f1b", "gems", "dualpipe", "mixpipe", "v_min")),
+            *((name, 2) for name in ("zb_h1", "zb_v", "interleaved_1f1b")),
+        ],
     ),
     ids=str,
 )
