@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.lowering.fitted import CLOSE, latest_starts
+from jaxpipe.lowering.fitted import CLOSE
 from jaxpipe.lowering.parking import NO_PARKED_PAGES, ParkedPages, room_to_meet
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
@@ -61,7 +61,7 @@ def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
         ([0, 5, 2, 3], [0, 1, 0, 0, 1, 0])
     """
     rows, timeline = _Rows(compute, costs), simulate(compute, costs)
-    path = (timeline.makespan - latest_starts(timeline)).tolist()
+    path = (timeline.makespan - timeline.latest_starts).tolist()
     forward = float(np.mean(costs.forward))
     best, haste = min(
         ((rows.walk(path, each * forward), each * forward) for each in HASTES), key=lambda found: found[0].makespan

@@ -18,22 +18,20 @@ import numpy as np
 
 from jaxpipe.lowering.couplings import Couplings, Distance, RoundConstraints
 from jaxpipe.lowering.rounds import LOCAL_ROUNDS
-from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.analysis.simulate import Timeline, simulate
+from jaxpipe.schedules.analysis.simulate import Timeline
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
 
 
 def fitted_rounds(
-    compute: Schedule, costs: Costs, body: Couplings, *, slack_fraction: float = 0.0, may_wait: bool = True
+    timeline: Timeline, body: Couplings, *, slack_fraction: float = 0.0, may_wait: bool = True
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Rounds fitted to `costs`: [A] round of each action, and [A] round of its message's permute.
+    """Rounds fitted to `timeline`: [A] round of each action, and [A] round of its message's permute.
 
     Args:
-        compute: a schedule of compute actions alone.
-        costs: costs of the actions; messages take no time.
+        timeline: that of a schedule of compute actions alone; messages take no time.
         body: the devices that each body round couples.
         slack_fraction: fraction, 0 to 1, of the time that an action could wait without making the step longer for
             which it does wait. Each value gives other rounds, and may fail to give any.
@@ -48,17 +46,17 @@ def fitted_rounds(
         is read in 5; a W follows in the next round.
 
         >>> from jaxpipe.lowering.couplings import coupled_bodies
-        >>> from jaxpipe.schedules import linear, parse_action
+        >>> from jaxpipe.schedules import linear, parse_action, simulate
         >>> rows = "0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1"
         >>> actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
         >>> schedule = Schedule("two", linear(2), 2, actions)
-        >>> rounds, _ = fitted_rounds(schedule, Costs(), next(coupled_bodies(schedule)))
+        >>> rounds, _ = fitted_rounds(simulate(schedule), next(coupled_bodies(schedule)))
         >>> rounds.tolist()
         [0, 1, 5, 6, 7, 8, 2, 3, 4, 5, 6, 7]
     """
+    compute = timeline.schedule
     columns, needs = compute.columns, dependencies(compute)
-    timeline = simulate(compute, costs)
-    earliest = (1.0 - slack_fraction) * timeline.start + slack_fraction * latest_starts(timeline)
+    earliest = (1.0 - slack_fraction) * timeline.start + slack_fraction * timeline.latest_starts
     assignment = _Assignment(compute, body, needs.message, earliest, timeline.end - timeline.start)
     if not assignment.run(may_wait=may_wait):
         return None
@@ -68,33 +66,6 @@ def fitted_rounds(
     link = columns.device[sender], columns.device[reader]
     send_round[sender] = rounds[sender] + body.rounds_to_send[rounds[sender] % body.num_body_rounds, *link]
     return rounds, send_round
-
-
-def latest_starts(timeline: Timeline) -> np.ndarray:
-    """[A] the latest start of each action that does not make the step longer; messages take no time.
-
-    Args:
-        timeline: a timeline of compute actions alone.
-
-    Example:
-        >>> from jaxpipe.schedules import build, simulate
-        >>> timeline = simulate(build("gpipe", num_devices=2, num_microbatches=1))
-        >>> timeline.start.tolist(), latest_starts(timeline).tolist()
-        ([0.0, 4.0, 1.0, 2.0], [0.0, 4.0, 1.0, 2.0])
-    """
-    columns = timeline.schedule.columns
-    message, position = dependencies(timeline.schedule).message.tolist(), columns.position.tolist()
-    duration = (timeline.end - timeline.start).tolist()
-    end = [timeline.makespan] * len(duration)
-    latest = list(end)
-    # The successors of an action start no earlier than its end, and follow it in the row.
-    for action in np.lexsort((np.arange(len(end)), timeline.end))[::-1].tolist():
-        latest[action] = end[action] - duration[action]
-        if position[action]:
-            end[action - 1] = min(end[action - 1], latest[action])
-        if (sender := message[action]) >= 0:
-            end[sender] = min(end[sender], latest[action])
-    return np.array(latest)
 
 
 class _Assignment:

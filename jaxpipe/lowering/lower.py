@@ -35,7 +35,7 @@ from jaxpipe.lowering.run_table import lower_run
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.analysis.simulate import Clock
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule
 
 MAX_PERIOD = 8  # rounds
@@ -138,6 +138,11 @@ class Folding:
         return compute_schedule(self.schedule)
 
     @cached_property
+    def _clock(self) -> Clock:
+        """The asynchronous clock of the compute actions."""
+        return Clock(self.compute)
+
+    @cached_property
     def _senders(self) -> np.ndarray:
         """[M] the actions whose message another device reads."""
         return dependencies(self.compute).messages_between(self.compute.columns.device)[0]
@@ -158,7 +163,7 @@ class Folding:
             *evaluated,
             *(replace(costs, gradient_messages=0.0, transfer=transfer * forward) for transfer in TRANSFERS),
         ]
-        asynchronous = np.array([simulate(self.compute, each).makespan for each in all_costs])
+        asynchronous = np.array([self._clock.timeline(each).makespan for each in all_costs])
 
         is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
         best, least = None, None  # the best candidate, and as timed
@@ -223,10 +228,11 @@ class Folding:
 
     def fitted_candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables whose rounds are fitted to `costs`, the smallest programs first."""
+        timeline = self._clock.timeline(costs)
         *small, largest = coupled_bodies(self.compute)
         for body in (*small, largest):
             for fraction in SLACK_FRACTIONS:
-                fitted = fitted_rounds(self.compute, costs, body, slack_fraction=fraction, may_wait=body is largest)
+                fitted = fitted_rounds(timeline, body, slack_fraction=fraction, may_wait=body is largest)
                 if fitted is not None:
                     rounds, send_round = fitted
                     yield self.fold(rounds, num_positions=body.num_body_rounds, send_round=send_round)

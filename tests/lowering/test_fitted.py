@@ -9,7 +9,7 @@ from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.couplings import Couplings, coupled_bodies
-from jaxpipe.lowering.fitted import fitted_rounds, latest_starts
+from jaxpipe.lowering.fitted import fitted_rounds
 from jaxpipe.lowering.lower import Folding, with_exchange
 from jaxpipe.lowering.replay import replay_makespans
 from jaxpipe.schedules import Costs, Kind, Schedule, build, linear, parse_action, simulate
@@ -40,12 +40,12 @@ def test_what_fits_without_waiting_is_as_fast_as_the_asynchronous_clock(placemen
     for costs in (Costs(*of_stages), *SPLIT_COSTS):
         for body in coupled_bodies(schedule):
             for share in (0.0, 0.5, 1.0):
-                fitted = fitted_rounds(schedule, costs, body, slack_fraction=share, may_wait=False)
+                fitted = fitted_rounds(simulate(schedule, costs), body, slack_fraction=share, may_wait=False)
                 if fitted is not None:
                     table = table_of(schedule, body, fitted)
                     interpret(table)
                     assert replay_makespans(table, [costs])[0] == pytest.approx(simulate(schedule, costs).makespan)
-                waiting = fitted_rounds(schedule, costs, body, slack_fraction=share)
+                waiting = fitted_rounds(simulate(schedule, costs), body, slack_fraction=share)
                 assert waiting is not None
                 interpret(table_of(schedule, body, waiting))
 
@@ -54,7 +54,7 @@ def test_what_fits_without_waiting_is_as_fast_as_the_asynchronous_clock(placemen
 def test_weight_gradients_stand_where_devices_meet(name):
     schedule = build(name, num_devices=4, num_microbatches=8)
     *_, body = coupled_bodies(schedule)
-    fitted = fitted_rounds(schedule, SPLIT_COSTS[2], body)
+    fitted = fitted_rounds(simulate(schedule, SPLIT_COSTS[2]), body)
     assert fitted is not None
     assert (fitted[0][schedule.columns.is_kind(Kind.W)] % 2 == 0).all()
 
@@ -69,7 +69,7 @@ def test_by_hand():
     actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
     schedule = Schedule("by hand", linear(2), 2, actions)
     together = next(coupled_bodies(schedule))
-    fitted = fitted_rounds(schedule, SPLIT_COSTS[0], together, may_wait=False)
+    fitted = fitted_rounds(simulate(schedule, SPLIT_COSTS[0]), together, may_wait=False)
     assert fitted is not None
     assert fitted[0].tolist() == [0, 1, 5, 6, 7, 8, 2, 3, 4, 5, 6, 7]
 
@@ -79,8 +79,8 @@ def test_where_nothing_fits_there_is_nothing_without_waiting():
     schedule = build("zb_h1", num_devices=8, num_microbatches=32)
     costs = Costs(input_gradient=0.9, weight_gradient=1.3)
     together, _, turns = coupled_bodies(schedule)
-    assert fitted_rounds(schedule, costs, together, may_wait=False) is None
-    assert fitted_rounds(schedule, costs, turns, may_wait=False) is not None
+    assert fitted_rounds(simulate(schedule, costs), together, may_wait=False) is None
+    assert fitted_rounds(simulate(schedule, costs), turns, may_wait=False) is not None
 
 
 @pytest.mark.parametrize("placement", ALL_PLACEMENTS.values(), ids=ALL_PLACEMENTS)
@@ -88,7 +88,7 @@ def test_the_latest_starts_are_those_of_the_schedule_read_backwards(placement):
     """Each action ends when what follows it begins, the last ones with the step."""
     schedule = random_schedule(placement, num_microbatches=5, seed=2, split_fraction=0.5)
     timeline = simulate(schedule, SPLIT_COSTS[1])
-    latest, duration = latest_starts(timeline), timeline.end - timeline.start
+    latest, duration = timeline.latest_starts, timeline.end - timeline.start
     assert (latest >= timeline.start - 1e-9).all()
     columns = schedule.columns
     for action in range(len(latest)):

@@ -39,6 +39,31 @@ class Timeline:
         """1 - (most work of any device) / makespan, as in BitPipe's Table 2; without flush of a `period`."""
         return self._idle_of(self.makespan)
 
+    @cached_property
+    def latest_starts(self) -> np.ndarray:
+        """[A] the latest start of each action that does not make the step longer, if messages take no time.
+
+        Of a schedule of compute actions alone.
+
+        Example:
+            >>> from jaxpipe.schedules import build
+            >>> timeline = simulate(build("gpipe", num_devices=2, num_microbatches=1))
+            >>> timeline.start.tolist(), timeline.latest_starts.tolist()
+            ([0.0, 4.0, 1.0, 2.0], [0.0, 4.0, 1.0, 2.0])
+        """
+        message, position = dependencies(self.schedule).message.tolist(), self.schedule.columns.position.tolist()
+        duration = (self.end - self.start).tolist()
+        end = [self.makespan] * len(duration)
+        latest = list(end)
+        # The successors of an action start no earlier than its end, and follow it in the row.
+        for action in np.lexsort((np.arange(len(end)), self.end))[::-1].tolist():
+            latest[action] = end[action] - duration[action]
+            if position[action]:
+                end[action - 1] = min(end[action - 1], latest[action])
+            if (sender := message[action]) >= 0:
+                end[sender] = min(end[sender], latest[action])
+        return np.array(latest)
+
     def _idle_of(self, span: float) -> float:
         """1 - (most work of any device) / span, which without flush is that of the batches between fill and drain."""
         span = self.schedule.num_batches * self.period if self.schedule.delays else span
@@ -109,14 +134,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         >>> timeline.start.tolist(), timeline.makespan  # 0F0 0B0, 1F0 1B0
         ([0.0, 5.0, 1.5, 2.5], 7.0)
     """
-    costs = costs or Costs()
-    clock = Clock(schedule)
-    link = costs.of_link(schedule.num_devices)
-    duration = costs.of_kind(schedule.num_stages)[schedule.columns.kind, schedule.columns.stage]
-    messages = np.full(schedule.num_stages, costs.slot_messages), np.full(schedule.num_stages, costs.gradient_messages)
-    duration[clock.transfers] = clock.transfer_times(link * 0.0, link, *messages)
-    start, end = clock.run(duration, clock.travel_times(link))
-    return Timeline(schedule, start, end)
+    return Clock(schedule).timeline(costs or Costs())
 
 
 class Clock:
@@ -184,6 +202,15 @@ class Clock:
         home = columns.device[self.transfers]
         pair = np.minimum(home, schedule.placement.partner_of(home))
         self._met, self._pair, self._issuers = met, pair.tolist(), (previous[self.transfers], previous[met])
+
+    def timeline(self, costs: Costs) -> Timeline:
+        """The timeline at `costs`, as `simulate` gives it."""
+        schedule = self.schedule
+        link = costs.of_link(schedule.num_devices)
+        duration = costs.of_kind(schedule.num_stages)[schedule.columns.kind, schedule.columns.stage]
+        messages = [np.full(schedule.num_stages, each) for each in (costs.slot_messages, costs.gradient_messages)]
+        duration[self.transfers] = self.transfer_times(link * 0.0, link, *messages)
+        return Timeline(schedule, *self.run(duration, self.travel_times(link)))
 
     def run(
         self, duration: np.ndarray, travel: np.ndarray, closing: np.ndarray | None = None
