@@ -181,6 +181,21 @@ def test_steps_are_those_of_the_delayed_rule(case):
 
 
 @pytest.mark.ci
+def test_a_run_that_goes_on_uses_both_versions_that_were_saved():
+    config = config_of("gpt", num_layers=2)
+    pipeline = pipeline_of(build("pipedream_2bw", num_devices=2, num_microbatches=2), config, layers_per_stage=(1, 1))
+    state, step = start(pipeline, config, "sgd", num_steps=6)
+    losses = []
+    for first, stop in ((0, 3), (3, 6)):  # an odd step, at which the two versions have changed places
+        batches = (batch_of(each, 2, "gpt") for each in range(first, 6))
+        for _ in range(first, stop):
+            state, metrics = step(state, lambda batches=batches: next(batches))
+            losses.append(float(metrics["loss"]))
+        state, (_, step) = step.saved(state), start(pipeline, config, "sgd", num_steps=6)
+    np.testing.assert_allclose(losses, plain_steps(config, OPTIMIZERS["sgd"], 2, 6)[0], rtol=LARGEST_ERROR)
+
+
+@pytest.mark.ci
 def test_a_version_taken_one_step_wrong_would_be_seen():
     config = config_of("gpt", num_layers=2)
     losses, _, params = plain_steps(config, OPTIMIZERS["sgd"], 2, NUM_STEPS)
