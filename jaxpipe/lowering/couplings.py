@@ -196,7 +196,7 @@ class RoundConstraints:
             [1, 0, 0, 1, 2]
         """
         rounds, device = self.rounds, self.device[action]
-        value = max(row[device] for row in self.reach)
+        value = max([row[device] for row in self.reach])
         for other, distance in messages:
             value = max(value, rounds[other] + distance[rounds[other] % self.num_body_rounds])
             self.messages[other].append((action, distance))
@@ -206,7 +206,8 @@ class RoundConstraints:
         self.running[action] = running
 
         changed: list[tuple[int, int]] = []  # (action, its round before), to be undone
-        waiting = self._violations(action)
+        reach = self._reach_of(action)
+        waiting = self._behind(running, reach)
         while waiting:
             other, value = waiting.pop()
             if rounds[other] >= value:
@@ -221,7 +222,7 @@ class RoundConstraints:
             changed.append((other, rounds[other]))
             self._put(other, self._allowed(other, value))
             waiting += self._violations(other)
-        self.latest[device], self.reach[device] = action, self._reach_of(action)
+        self.latest[device], self.reach[device] = action, reach
         return True
 
     def _allowed(self, action: int, value: int) -> int:
@@ -241,13 +242,19 @@ class RoundConstraints:
 
     def _violations(self, action: int) -> list[tuple[int, int]]:
         """Actions whose round violates a lower bound that `action` imposes, with that bound."""
-        rounds, device, reach = self.rounds, self.device, self._reach_of(action)
+        rounds, device = self.rounds, self.device
         following = action + 1
         is_last = following == len(device) or device[following] != device[action] or self.place[following] < 0
         stop = len(self.started) if is_last else self.place[following] + 1
         # It bounds the actions running when it started, and those started since, up to the next of its device.
         bounded = (*self.running[action], *self.started[self.place[action] + 1 : stop])
-        found = [(other, bound) for other in bounded if rounds[other] < (bound := reach[device[other]])]
         value = rounds[action]
         behind = ((other, value + least[value % self.num_body_rounds]) for other, least in self.messages[action])
-        return found + [(other, bound) for other, bound in behind if rounds[other] < bound]
+        return self._behind(bounded, self._reach_of(action)) + [
+            (other, bound) for other, bound in behind if rounds[other] < bound
+        ]
+
+    def _behind(self, actions: Iterable[int], reach: list[int]) -> list[tuple[int, int]]:
+        """Those of `actions` whose round is below what `reach`, [device], asks of their device, with that bound."""
+        rounds, device = self.rounds, self.device
+        return [(other, bound) for other in actions if rounds[other] < (bound := reach[device[other]])]

@@ -96,7 +96,7 @@ class _Assignment:
         self.latest = self.constraints.latest
         self.busy_until = [0.0 for _ in devices]  # [device] when its latest action ends
         self.unsent: list[tuple[int, Distance] | None] = [None for _ in devices]  # its last F, B or I, if it sends
-        self.end: list[float | None] = [None for _ in self.device]
+        self.end: list[float | None] = [*(None for _ in self.device), 0.0]  # the last is that of -1, no action
         self.ready: list[tuple[float, int]] = []  # heap of (time, action)
 
     def run(self, *, may_wait: bool) -> bool:
@@ -122,7 +122,8 @@ class _Assignment:
             messages.append((sender, self.to_read[self.device[sender]][device]))
         if (unsent := self.unsent[device]) and not self.is_weight[action]:
             messages.append(unsent)  # the action's own message would overwrite that one
-        running = [other for other, until in zip(self.latest, self.busy_until, strict=True) if until > now + CLOSE]
+        ended = now + CLOSE
+        running = [other for other, until in zip(self.latest, self.busy_until, strict=True) if until > ended]
         return self.constraints.add(action, messages, running)
 
     def begin(self, action: int, now: float) -> None:
@@ -142,11 +143,6 @@ class _Assignment:
         device, sender = self.device[action], self.message[action]
         latest = self.latest[device]
         is_next = action == (latest + 1 if latest >= 0 else self.first[device])
-        if is_next and (sender < 0 or self.end[sender] is not None):
-            heappush(self.ready, (max(self.end_of(latest), self.end_of(sender), self.earliest[action]), action))
-
-    def end_of(self, action: int) -> float:
-        """The time at which `action`, which has started, ends; 0 for -1, no action."""
-        end = self.end[action] if action >= 0 else 0.0
-        assert end is not None
-        return end
+        after, read = self.end[latest], self.end[sender]
+        if is_next and after is not None and read is not None:
+            heappush(self.ready, (max(after, read, self.earliest[action]), action))
