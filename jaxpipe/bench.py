@@ -14,7 +14,8 @@ result says where their time goes; what is lost, as fractions of P x the pipelin
 
     work_ratio           processor time, pipelined / unpipelined step; `work_ratio_of_cores`: / that of an unpipelined
                          step while all processes run one at once, as they share memory and its bandwidth
-    efficiency           the unpipelined step; `efficiency_of_cores`: by P x its time when all processes run one at once
+    efficiency           the unpipelined step's time by P x the pipelined one's; `efficiency_of_cores`: by its time when
+                         all processes run one at once, in their mean
     efficiency_by_clock  what the schedule allows, on the asynchronous clock at the layers' times in the same run
     lost_to_bubble       idle time of that clock
     lost_to_messages     the rounds without their actions: messages, sums and copies over devices
@@ -145,9 +146,9 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
         size
     ]
     step, idle_step, copies = map(median, (steps, rounds, crowded))
-    mine = [step.cpu_s, idle_step.cpu_s, copies.cpu_s, *(timing.wall_s for timing in crowded)]
+    mine = [step.cpu_s, idle_step.cpu_s, copies.cpu_s, copies.wall_s, *(timing.wall_s for timing in crowded)]
     of_all = np.asarray(multihost_utils.process_allgather(np.array(mine, np.float32)), np.float64)
-    step_cpu_s, idle_cpu_s, copies_cpu_s = of_all[:, :3].sum(axis=0).tolist()
+    step_cpu_s, idle_cpu_s, copies_cpu_s, copies_wall_s = of_all[:, :4].sum(axis=0).tolist()
     if not is_first:
         return {}
     one = median(alone)
@@ -162,15 +163,15 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
         "unpipelined_wall_s": one.wall_s,
         **memory,
         "efficiency": one.wall_s / (num_processes * step.wall_s),
-        "efficiency_of_cores": one.wall_s / copies.wall_s,
+        "efficiency_of_cores": one.wall_s * num_processes / copies_wall_s,
         **time_lost(
             num_processes * step.wall_s,
-            work_s=copies.wall_s,
+            work_s=copies_wall_s / num_processes,
             by_clock=clock_efficiency(schedule, costs),
             messages_s=num_processes * idle_step.wall_s,
             extra_work_s=step_cpu_s - idle_cpu_s - copies_cpu_s / num_processes,
         ),
-        "unequal_cores": unequal_cores(of_all[:, 3:]),
+        "unequal_cores": unequal_cores(of_all[:, 4:]),
     }
 
 
