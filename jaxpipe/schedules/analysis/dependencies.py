@@ -49,6 +49,14 @@ class Dependencies:
         reader = np.flatnonzero((self.message >= 0) & (device[self.message] != device))
         return self.message[reader], reader
 
+    def groups(self) -> dict[int, list[int]]:
+        """`all_of` as lists without -1, by action, of the actions that have any: a few of S, T and their readers."""
+        actions = np.flatnonzero((self.all_of >= 0).any(axis=1))
+        return {
+            action: [each for each in group if each >= 0]
+            for action, group in zip(actions.tolist(), self.all_of[actions].tolist(), strict=True)
+        }
+
 
 def dependencies(schedule: Schedule) -> Dependencies:
     """The dependencies of every compute action and SYNC of `schedule`."""
@@ -148,7 +156,7 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
         ([0, 2, 3, 1], {})
     """
     first, message, local = schedule.columns.first.tolist(), needs.message.tolist(), needs.local.tolist()
-    all_of = needs.all_of.tolist()
+    groups = needs.groups()
     done = bytearray(len(message) + 1)
     done[-1] = True  # the index -1 stands for no dependency
     order: list[int] = []
@@ -160,7 +168,7 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
                 index < first[device + 1]
                 and done[message[index]]
                 and done[local[index]]
-                and all(done[each] for each in all_of[index])
+                and (index not in groups or all(done[each] for each in groups[index]))
             ):
                 done[index] = True
                 order.append(index)

@@ -179,7 +179,7 @@ class Clock:
         previous = previous_in_row(schedule, ~is_transfer)
 
         # Below, actions other than transfers are named by their place in `_sorted`; their number stands for none.
-        level = _levels(order, previous.tolist(), needs.message.tolist(), needs.all_of.tolist())
+        level = _levels(order, previous.tolist(), needs.message.tolist(), needs.groups())
         actions = np.flatnonzero(~is_transfer)
         self._sorted = actions[np.argsort(level[actions], kind="stable")]
         place = np.full(num_actions + 1, len(actions))
@@ -325,9 +325,13 @@ class Clock:
         return times
 
 
-def _levels(order: list[int], previous: list[int], message: list[int], all_of: list[list[int]]) -> np.ndarray:
+def _levels(order: list[int], previous: list[int], message: list[int], groups: dict[int, list[int]]) -> np.ndarray:
     """[A] length of the longest chain of actions that each one waits for; in `order` every action follows its chain."""
     level = [-1] * (len(order) + 1)  # the last entry is for the index -1
     for index in order:
-        level[index] = max(level[previous[index]], level[message[index]], *(level[each] for each in all_of[index])) + 1
+        before, sender = level[previous[index]], level[message[index]]
+        latest = before if before > sender else sender
+        if index in groups:
+            latest = max(latest, *[level[each] for each in groups[index]])
+        level[index] = latest + 1
     return np.array(level[:-1])
