@@ -8,6 +8,7 @@ import pytest
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, build, check, simulate
 from jaxpipe.schedules.analysis.activations import peak_activations
+from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.csv_form import from_csv, to_csv
 from jaxpipe.schedules.files import from_json, to_json
 from jaxpipe.schedules.methods.registry import REGISTRY
@@ -56,6 +57,21 @@ def test_it_costs_two_microbatches_and_at_most_an_interval_for_each_wait(name, n
     assert simulate(found, costs).makespan <= perfect + 2 * (of_layers + of_head)
     peaks = peak_activations(schedule)
     assert (peak_activations(found) <= np.minimum(peaks + 2, 4 * num_devices)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "num_microbatches"), [("gpipe", 2, 1), ("zb_v", 4, 16), ("1f1b", 8, 8)]
+)
+def test_no_action_starts_before_those_that_meet_before_it_have_ended(name, num_devices, num_microbatches):
+    schedule = split(name, num_devices, num_microbatches)
+    needs, timeline = dependencies(schedule), simulate(schedule, COSTS)
+    took = COSTS.of_kind(schedule.num_stages)[schedule.columns.kind, schedule.columns.stage]
+    np.testing.assert_allclose(timeline.end - timeline.start, took)
+    for waits_for in (needs.message, needs.local, *needs.all_of.T):
+        waiting = np.flatnonzero(waits_for >= 0)
+        assert (timeline.start[waiting] >= timeline.end[waits_for[waiting]] - 1e-9).all()
+    met = {action: sorted(group[group >= 0].tolist()) for action, group in enumerate(needs.all_of)}
+    assert {action: sorted(group) for action, group in needs.groups().items()} == {a: g for a, g in met.items() if g}
 
 
 def test_every_device_does_the_same_work():
