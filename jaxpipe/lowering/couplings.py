@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -134,6 +135,7 @@ def _turns(pairs: frozenset[Pair]) -> list[frozenset[Pair]]:
 # ---- The smallest rounds that keep all distances ----
 
 Distance = list[int]  # [body round] least rounds from an action there to another one
+Violation = tuple[int, int, int]  # less the place of an action in the order of time; the action; its least round
 
 
 class RoundConstraints:
@@ -208,8 +210,9 @@ class RoundConstraints:
         changed: list[tuple[int, int]] = []  # (action, its round before), to be undone
         reach = self._reach_of(action)
         waiting = self._behind(running, reach)
+        heapify(waiting)  # of those to be raised the last one to start comes first: a circle is soon back at `action`
         while waiting:
-            other, value = waiting.pop()
+            _, other, value = heappop(waiting)
             if rounds[other] >= value:
                 continue
             if other == action:  # it would have to follow itself
@@ -221,7 +224,8 @@ class RoundConstraints:
                 return False
             changed.append((other, rounds[other]))
             self._put(other, self._allowed(other, value))
-            waiting += self._violations(other)
+            for violation in self._violations(other):
+                heappush(waiting, violation)
         self.latest[device], self.reach[device] = action, reach
         return True
 
@@ -240,21 +244,21 @@ class RoundConstraints:
         value = self.rounds[action]
         return [value + least for least in self.distance[value % self.num_body_rounds][self.device[action]]]
 
-    def _violations(self, action: int) -> list[tuple[int, int]]:
-        """Actions whose round violates a lower bound that `action` imposes, with that bound."""
-        rounds, device = self.rounds, self.device
+    def _violations(self, action: int) -> list[Violation]:
+        """Actions whose round violates a lower bound that `action` imposes."""
+        rounds, device, place = self.rounds, self.device, self.place
         following = action + 1
-        is_last = following == len(device) or device[following] != device[action] or self.place[following] < 0
-        stop = len(self.started) if is_last else self.place[following] + 1
+        is_last = following == len(device) or device[following] != device[action] or place[following] < 0
+        stop = len(self.started) if is_last else place[following] + 1
         # It bounds the actions running when it started, and those started since, up to the next of its device.
-        bounded = (*self.running[action], *self.started[self.place[action] + 1 : stop])
+        bounded = (*self.running[action], *self.started[place[action] + 1 : stop])
         value = rounds[action]
         behind = ((other, value + least[value % self.num_body_rounds]) for other, least in self.messages[action])
         return self._behind(bounded, self._reach_of(action)) + [
-            (other, bound) for other, bound in behind if rounds[other] < bound
+            (-place[other], other, bound) for other, bound in behind if rounds[other] < bound
         ]
 
-    def _behind(self, actions: Iterable[int], reach: list[int]) -> list[tuple[int, int]]:
-        """Those of `actions` whose round is below what `reach`, [device], asks of their device, with that bound."""
-        rounds, device = self.rounds, self.device
-        return [(other, bound) for other in actions if rounds[other] < (bound := reach[device[other]])]
+    def _behind(self, actions: Iterable[int], reach: list[int]) -> list[Violation]:
+        """Those of `actions` whose round is below what `reach`, [device], asks of their device."""
+        rounds, device, place = self.rounds, self.device, self.place
+        return [(-place[other], other, bound) for other in actions if rounds[other] < (bound := reach[device[other]])]
