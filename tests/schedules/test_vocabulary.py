@@ -71,7 +71,7 @@ def test_no_action_starts_before_those_that_meet_before_it_have_ended(name, num_
         waiting = np.flatnonzero(waits_for >= 0)
         assert (timeline.start[waiting] >= timeline.end[waits_for[waiting]] - 1e-9).all()
     met = {action: sorted(group[group >= 0].tolist()) for action, group in enumerate(needs.all_of)}
-    assert {action: sorted(group) for action, group in needs.groups().items()} == {a: g for a, g in met.items() if g}
+    assert {action: sorted(group) for action, group in needs.groups.items()} == {a: g for a, g in met.items() if g}
 
 
 def test_every_device_does_the_same_work():

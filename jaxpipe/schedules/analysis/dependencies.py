@@ -7,6 +7,7 @@ same by "dependency". A schedule that breaks the rules may lack a dependency (-1
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -49,6 +50,7 @@ class Dependencies:
         reader = np.flatnonzero((self.message >= 0) & (device[self.message] != device))
         return self.message[reader], reader
 
+    @cached_property
     def groups(self) -> dict[int, list[int]]:
         """`all_of` as lists without -1, by action, of the actions that have any: a few of S, T and their readers."""
         actions = np.flatnonzero((self.all_of >= 0).any(axis=1))
@@ -156,7 +158,7 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
         ([0, 2, 3, 1], {})
     """
     first, message, local = schedule.columns.first.tolist(), needs.message.tolist(), needs.local.tolist()
-    groups = needs.groups()
+    groups = needs.groups
     done = bytearray(len(message) + 1)
     done[-1] = True  # the index -1 stands for no dependency
     order: list[int] = []

@@ -179,7 +179,7 @@ class Clock:
         previous = previous_in_row(schedule, ~is_transfer)
 
         # Below, actions other than transfers are named by their place in `_sorted`; their number stands for none.
-        level = _levels(order, previous.tolist(), needs.message.tolist(), needs.groups())
+        level = _levels(order, previous.tolist(), needs.message.tolist(), needs.groups)
         actions = np.flatnonzero(~is_transfer)
         self._sorted = actions[np.argsort(level[actions], kind="stable")]
         place = np.full(num_actions + 1, len(actions))
@@ -329,9 +329,8 @@ def _levels(order: list[int], previous: list[int], message: list[int], groups: d
     """[A] length of the longest chain of actions that each one waits for; in `order` every action follows its chain."""
     level = [-1] * (len(order) + 1)  # the last entry is for the index -1
     for index in order:
-        before, sender = level[previous[index]], level[message[index]]
-        latest = before if before > sender else sender
+        latest = max(level[previous[index]], level[message[index]])
         if index in groups:
-            latest = max(latest, *[level[each] for each in groups[index]])
+            latest = max(latest, *(level[each] for each in groups[index]))
         level[index] = latest + 1
     return np.array(level[:-1])
