@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpipe.config.costs import Woven, options_of
 from jaxpipe.config.pipeline import named_schedule
-from jaxpipe.schedules.analysis.simulate import Clock, Timeline, longest_span
+from jaxpipe.schedules.analysis.simulate import Clock, Timeline, clock_of, longest_span
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind
@@ -111,7 +111,8 @@ def ends(
 ) -> Makespans:
     """The makespans of a named schedule; those of more than five periods are extrapolated from fewer."""
     few = few_microbatches(name, num_devices, num_microbatches, options)
-    last = [makespans(clock_of(name, num_devices, num, options, woven), seconds) for num in few]
+    schedules = [named_schedule(name, num_devices, num, options, woven) for num in few]
+    last = [makespans(clock_of(each), seconds) for each in schedules]
     if len(few) == 1:
         return last[0]
     less, more = last
@@ -140,12 +141,6 @@ def few_microbatches(name: str, num_devices: int, num_microbatches: int, options
 @cache
 def _period(name: str, num_devices: int, options: str) -> int | None:
     return None if is_file_name(name) else find_method(name).period_of(num_devices, options_of(options))
-
-
-@cache
-def clock_of(name: str, num_devices: int, num_microbatches: int, options: str, woven: Woven | None = None) -> Clock:
-    """The clock of a schedule, made once for all who ask."""
-    return Clock(named_schedule(name, num_devices, num_microbatches, options, woven))
 
 
 def moved_slots(name: str, num_devices: int, num_microbatches: int, options: str) -> np.ndarray:

@@ -35,7 +35,7 @@ from jaxpipe.lowering.run_table import lower_run
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.analysis.simulate import Clock
+from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule
 
 MAX_PERIOD = 8  # rounds
@@ -138,11 +138,6 @@ class Folding:
         return compute_schedule(self.schedule)
 
     @cached_property
-    def _clock(self) -> Clock:
-        """The asynchronous clock of the compute actions."""
-        return Clock(self.compute)
-
-    @cached_property
     def _senders(self) -> np.ndarray:
         """[M] the actions whose message another device reads."""
         return dependencies(self.compute).messages_between(self.compute.columns.device)[0]
@@ -163,7 +158,7 @@ class Folding:
             *evaluated,
             *(replace(costs, gradient_messages=0.0, transfer=transfer * forward) for transfer in TRANSFERS),
         ]
-        asynchronous = np.array([self._clock.timeline(each).makespan for each in all_costs])
+        asynchronous = np.array([simulate(self.compute, each).makespan for each in all_costs])
 
         is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
         best, least = None, None  # the best candidate, and as timed
@@ -228,7 +223,7 @@ class Folding:
 
     def fitted_candidates(self, costs: Costs) -> Iterator[RoundTable]:
         """Tables whose rounds are fitted to `costs`, the smallest programs first."""
-        timeline = self._clock.timeline(costs)
+        timeline = simulate(self.compute, costs)
         *small, largest = coupled_bodies(self.compute)
         for body in (*small, largest):
             for fraction in SLACK_FRACTIONS:

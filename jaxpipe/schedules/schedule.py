@@ -8,10 +8,11 @@ microbatch, has no microbatch number.
 import enum
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.placement import Placement
@@ -233,3 +234,20 @@ class Schedule:
 
 def _is_action(entry: object) -> bool:
     return isinstance(entry, Action) and all(isinstance(field, int) for field in entry)
+
+
+Found = TypeVar("Found")
+
+
+def once(function: Callable[[Schedule], Found]) -> Callable[[Schedule], Found]:
+    """`function` of a schedule, called once for each: the schedule keeps the result with its cached properties."""
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def known(schedule: Schedule) -> Found:
+        values = vars(schedule)
+        if name not in values:
+            values[name] = function(schedule)
+        return values[name]
+
+    return known

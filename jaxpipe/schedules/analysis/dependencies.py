@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.schedule import Kind, Schedule, once
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Dependencies:
         }
 
 
+@once
 def dependencies(schedule: Schedule) -> Dependencies:
     """The dependencies of every compute action and SYNC of `schedule`."""
     columns = schedule.columns

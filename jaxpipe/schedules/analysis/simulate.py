@@ -16,7 +16,7 @@ import numpy as np
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order, previous_in_row
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind, Schedule, once
 
 MIDDLE = 1  # a batch after the one that fills
 
@@ -134,7 +134,13 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         >>> timeline.start.tolist(), timeline.makespan  # 0F0 0B0, 1F0 1B0
         ([0.0, 5.0, 1.5, 2.5], 7.0)
     """
-    return Clock(schedule).timeline(costs or Costs())
+    return clock_of(schedule).timeline(costs or Costs())
+
+
+@once
+def clock_of(schedule: Schedule) -> Clock:
+    """The clock of `schedule`."""
+    return Clock(schedule)
 
 
 class Clock:
