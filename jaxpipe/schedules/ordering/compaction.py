@@ -90,8 +90,10 @@ def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -
     onward = _actions_of(shop, tails or [0] * shop.placement.num_devices)
     backwards = _read_backwards(onward)
     best = _as_early_as_possible(start, onward, bound)
-    latest, length = best, _length(best, onward)
+    latest, length, least = best, _length(best, onward), shop.least_makespan(tails)
     for _ in range(_MOST_ROUNDS):
+        if length <= least:
+            break
         late = _as_early_as_possible(_mirrored(latest, onward), backwards, bound)
         latest = _as_early_as_possible(_mirrored(late, onward), onward, bound)
         if _length(latest, onward) >= length:

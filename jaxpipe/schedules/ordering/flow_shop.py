@@ -80,9 +80,14 @@ class FlowShop:
             rows.append(tuple(row))
         return with_sync(tuple(rows), self.placement, eager=True) if num_replicas == 2 else tuple(rows)
 
-    def least_makespan(self) -> int:
-        """A lower bound of the makespan in ticks: the time of each device's first message plus its work."""
-        return max(first + work for first, work in zip(self._first_starts(), self.work, strict=True))
+    def least_makespan(self, tails: Sequence[int] = ()) -> int:
+        """A lower bound of the makespan in ticks: the time of each device's first message, its work, and its tail.
+
+        Args:
+            tails: [device] ticks of the step after the device's last action; none by default.
+        """
+        tails = tails or [0] * len(self.work)
+        return max(map(sum, zip(self._first_starts(), self.work, tails, strict=True)))
 
     def _first_starts(self) -> list[int]:
         """[device] ticks until the first message can reach it."""
