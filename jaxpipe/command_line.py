@@ -117,17 +117,17 @@ def parse(
     check_nothing_left(rest[len(positional) :])
     for name, example in (required or {}).items():
         if values[name].value in (None, "", []):
-            raise missing(name, example)
+            raise missing(name, example, found="empty" if values[name].value == "" else "missing")
     return values
 
 
-def missing(flag: str, example: str) -> ConfigError:
-    """The error for a required flag that is not given."""
+def missing(flag: str, example: str, *, found: str = "missing") -> ConfigError:
+    """The error for a required flag that is not given, or is empty."""
     return ConfigError(
         explain(
-            f"--{flag} is missing",
-            rule=f"flags: --{flag}=VALUE must be given",
-            repair=f"add for example --{flag}={example}",
+            f"--{flag} is {found}",
+            rule=f"flags: --{flag}=VALUE must be given, and not be empty",
+            repair=f"write for example --{flag}={example}",
         )
     )
 

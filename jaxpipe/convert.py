@@ -13,6 +13,7 @@ another name, then renamed.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -119,7 +120,8 @@ def import_model(source: str, target: str) -> str:
         f" tensors{without}\n"
         f"written    {target}: config.json, checkpoint of step 0, {source_model.FOLDER}/ with {', '.join(copied)}\n"
         f"tokens     data.tokenizer={source_model.own_path(config.data.tokenizer, path)}{without_tokenizer}\n"
-        f"next       python -m jaxpipe.train --config=configs/finetune.py:{target} --workdir=runs/finetuned"
+        f"next       python -m jaxpipe.train --config={shlex.quote(f'configs/finetune.py:{target}')}"
+        " --workdir=runs/finetuned"
     )
 
 

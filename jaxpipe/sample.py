@@ -32,6 +32,8 @@ from jaxpipe.models.attention import Cache
 from jaxpipe.models.language_model import LanguageModel, Params
 from jaxpipe.training import run_folder
 
+NUM_SEEDS = 2**32
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
@@ -55,7 +57,9 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     flags.DEFINE_integer(
         "top_k", None, "Only so many of the likeliest tokens are drawn from.", lower_bound=1, flag_values=values
     )
-    flags.DEFINE_integer("seed", 0, "Decides what is drawn.", lower_bound=0, flag_values=values)
+    flags.DEFINE_integer(
+        "seed", 0, "Decides what is drawn.", lower_bound=0, upper_bound=NUM_SEEDS - 1, flag_values=values
+    )
     flags.DEFINE_integer(
         "num_samples", 1, "Continuations, of this seed and the next ones.", lower_bound=1, flag_values=values
     )
@@ -158,10 +162,10 @@ def generate(
         temperature: logits are divided by it, >= 0; 0 takes the likeliest token.
         top_k: only so many of the likeliest tokens are drawn from; None: all of them.
         seed: decides what is drawn; the same on every platform that computes the same logits. Sample i is the only one
-            of seed + i.
+            of seed + i, modulo 2^32.
         num_samples: continuations that are drawn at the same time.
     """
-    keys = jax.vmap(jax.random.key)(seed + jnp.arange(num_samples))
+    keys = jax.vmap(jax.random.key)(((seed + np.arange(num_samples)) % NUM_SEEDS).astype(np.uint32))
     # Tokens stand at the beginning of a row of one size, so that one program serves them all: a causal model's
     # logits do not depend on what comes after.
     size = min(window, len(prompt) + num_tokens)

@@ -148,10 +148,11 @@ class DelayedStep:
         norm = norm_of(found.squares, params)
         skipped = (found.num_left_out > 0).astype(jnp.int32)
         num_in_row = jnp.where(is_step == 1, skipped * (state.num_skipped_in_row + 1), state.num_skipped_in_row)
+        num_updates = state.step - state.num_skipped
         metrics = {
             **name_losses(found.losses),
             "grad_norm": norm,
-            **({} if self.learning_rate is None else {"learning_rate": self.learning_rate(state.step)}),
+            **({} if self.learning_rate is None else {"learning_rate": self.learning_rate(num_updates)}),
             "skipped": skipped,
             "num_skipped_in_row": num_in_row,
             "bad_parameter": first_bad(found.squares),
@@ -160,7 +161,7 @@ class DelayedStep:
             params,
             moments,
             turn,
-            state.num_skipped + skipped,
+            state.num_skipped,  # the optimizer has counted this step, even where an update was left out
             num_in_row,
             Older(None, jnp.where((is_step == 1) & jnp.isfinite(norm), norm, last)),
         )

@@ -92,6 +92,10 @@ def given_task(
         model = replace(model, layer=jax.checkpoint(model.layer, prevent_cse=False))
     train, heldout = _batches(train_batches, "train_batches"), _batches(heldout_batches, "heldout_batches")
     example = train.at(0)
+    outline = _outline({name: leaf[0] for name, leaf in example.items()})
+    train, heldout = (replace(each, like=outline) for each in (train, heldout))
+    for _ in heldout.first(config.train.eval_batches):
+        pass  # a bad one is told before the run begins
     _set(config, "model", "num_layers", _num_layers(model))
     _set(config, "data", "batch_size", num_sequences(example))
     check_given(config)
@@ -100,7 +104,7 @@ def given_task(
         model,
         train_batches=replace(train, num_microbatches=num_microbatches),
         heldout_batches=replace(heldout, num_microbatches=num_microbatches),
-        data=f"given in Python; a batch has {_described(example)}",
+        data=f"given in Python; a batch has {outline}",
         fingerprint=_fingerprint(example),
         params=params,
     )
@@ -114,11 +118,13 @@ class GivenBatches:
         source: a function of the step, or an iterable that begins anew each time.
         num_microbatches: microbatches of a step.
         name: what errors call it.
+        like: the outline that every batch has; None: any.
     """
 
     source: BatchSource
     num_microbatches: int
     name: str
+    like: str | None = None
 
     def at(self, step: int) -> Batch:
         """The whole batch of `step`."""
@@ -128,7 +134,7 @@ class GivenBatches:
         """Yields the batches of `step`, `step` + 1, ...; only the given rows of each microbatch.
 
         Raises:
-            DataError: the batches end, or one is no dict of arrays with one leading dim.
+            DataError: the batches end, or one is no dict of arrays with one leading dim, or unlike the first.
         """
         for batch in self._from(step):
             yield batch if rows is None else {name: leaf[:, rows] for name, leaf in batch.items()}
@@ -151,7 +157,17 @@ class GivenBatches:
         else:
             batches = islice(self.source, step, None)
         for number, batch in enumerate(batches, start=step):
-            arrays = self._arrays(batch, f"{self.name}, step {number + 1}")
+            where = f"{self.name}, batch {number + 1}"
+            arrays = self._arrays(batch, where)
+            if self.like not in (None, _outline(arrays)):
+                raise DataError(
+                    explain(
+                        f"{where}: this batch has other shapes than the first one for training",
+                        rule="given-batch: all batches have the same names, shapes and dtypes, held-out ones too",
+                        picture=f"the first: {self.like}\nthis one:  {_outline(arrays)}",
+                        repair="leave out a last batch that is shorter, or fill it up",
+                    )
+                )
             yield {name: leaf.reshape(self.num_microbatches, -1, *leaf.shape[1:]) for name, leaf in arrays.items()}
 
     def _arrays(self, batch: GivenBatch, where: str) -> Batch:
@@ -159,12 +175,11 @@ class GivenBatches:
         arrays = {name: np.asarray(leaf) for name, leaf in batch.items()} if isinstance(batch, Mapping) else {}
         sizes = {leaf.shape[:1] for leaf in arrays.values()}
         if len(sizes) != 1 or sizes == {()} or any(leaf.dtype == object for leaf in arrays.values()):
-            shapes = ", ".join(f"{name}: {leaf.dtype}{list(leaf.shape)}" for name, leaf in arrays.items())
             raise DataError(
                 explain(
                     f"{where}: this is no batch",
                     rule="given-batch: a dict of arrays [batch size, ...], all of one batch size",
-                    picture=shapes or f"found {type(batch).__name__}",
+                    picture=_outline(arrays) or f"found {type(batch).__name__}",
                     repair="return such a dict",
                 )
             )
@@ -228,8 +243,9 @@ def _fingerprint(batch: Batch) -> Fingerprint:
     return Fingerprint(0, GIVEN, (SourceFingerprint("the batch of step 1", "all", num_numbers, f"{crc32:08x}"),))
 
 
-def _described(batch: Batch) -> str:
-    return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape[1:])}" for name, leaf in batch.items())
+def _outline(batch: Batch) -> str:
+    """Name, dtype and shape of each array [batch size, ...]."""
+    return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in sorted(batch.items()))
 
 
 def _missing(what: str) -> ConfigError:

@@ -85,7 +85,12 @@ def is_kernel(params: Any) -> Any:
     Biases, norms and embeddings are not decayed. The name decides, because a staged parameter has more dimensions
     than a canonical one.
     """
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path) == "kernel", params)
+
+
+def _name(path: tuple[Any, ...]) -> str | None:
+    """The name of a leaf; None in a list or tuple."""
+    return getattr(path[-1], "key", None)
 
 
 def labels_of_muon(params: Any) -> Any:
@@ -104,7 +109,7 @@ _AS_THE_MEAN = 1e-5  # the rounding of sums of loads, which differs from mesh to
 
 def is_load_bias(params: Any) -> Any:
     """A tree of bools that selects the biases of experts, whose gradients are loads, by the name of each leaf."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: getattr(path[-1], "key", None) == LOAD_BIAS, params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path) == LOAD_BIAS, params)
 
 
 def against_load(rate: float) -> optax.GradientTransformation:

@@ -207,6 +207,7 @@ def _run(
         if not dry_run:
             if not is_resumed:
                 stack.enter_context(lock)
+                _check_still_new(path, processes)
             with run_folder.writing(str(path)):
                 log_file.enter_context(logging_to(path, process=processes.index))
                 if processes.is_first:
@@ -240,6 +241,18 @@ def _run(
 def _checkpoints(path: Path, config: ConfigDict, pipeline: Pipeline, *, read_only: bool) -> Checkpoints:
     keep = Keep(config.checkpoint.keep_last, config.checkpoint.keep_every, config.checkpoint.keep_best)
     return Checkpoints(path / CHECKPOINTS, pipeline=pipeline, keep=keep, read_only=read_only, say=say)
+
+
+def _check_still_new(path: Path, processes: ProcessGroup) -> None:
+    """Raises ConfigError if another command has begun a run in the folder since this one looked."""
+    if processes.agree("is_still_new", str(not run_folder.holds_run(path))) != str(True):
+        raise ConfigError(
+            explain(
+                f"--workdir={path} was empty when this run was set up, and now holds another run",
+                rule="workdir-run: a new run never overwrites one that is there",
+                repair="run the same command again to resume that run, or name another folder",
+            )
+        )
 
 
 def _check_resumable(path: Path, config: ConfigDict) -> None:

@@ -153,6 +153,13 @@ def test_output_that_is_there_is_kept_unless_asked(tmp_path):
     assert not (tmp_path / "data.tokenizer.json").exists()
 
 
+def test_output_that_could_not_be_named_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    with pytest.raises(ConfigError, match=r"contains a space\n *rule output-prefix"):
+        prepare([f"{tmp_path}/a.txt"], tokenizer="byte", output=f"{tmp_path}/my data")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
 def test_a_large_text_is_sampled_from_its_beginning_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxpipe.data.prepare.preparation.SAMPLE_BYTES", 2000)
     monkeypatch.setattr("jaxpipe.data.prepare.preparation.STRETCH_BYTES", 100)

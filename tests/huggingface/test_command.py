@@ -33,7 +33,7 @@ def test_there_and_back(tmp_path, capsys, in_process):
     folder = write(tmp_path / "hf", tensors())
     (folder / "tokenizer.json").write_text("{}")
     (folder / "notes.txt").write_text("stays behind")
-    run = tmp_path / "run"
+    run = tmp_path / "the run"
     arguments = [f"--from=hf:{folder}", f"--to={run}"]
     if in_process:
         assert main(arguments) == 0
@@ -45,7 +45,7 @@ def test_there_and_back(tmp_path, capsys, in_process):
     assert err == ""
     num_params = sum(array.size for array in tensors().values())
     assert f"LlamaForCausalLM from {folder}: {num_params:,} parameters in 30 tensors" in out
-    assert f"python -m jaxpipe.train --config=configs/finetune.py:{run}" in out
+    assert f"python -m jaxpipe.train --config='configs/finetune.py:{run}' --workdir" in out
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.json", "hf"]
     config = read_config(str(run))
     assert config.data.seq_len == 64

@@ -89,11 +89,13 @@ def test_logits_with_kept_keys_and_values_are_those_of_the_whole_text(name):
 
 @pytest.mark.ci
 def test_each_sample_is_the_only_one_of_its_own_seed(params):
+    """After the last seed comes the first again."""
+    last = 2**32 - 1
     several = generate(
-        MODEL, params, PROMPT, num_tokens=NUM_TOKENS, window=WINDOW, temperature=9.0, seed=3, num_samples=3
+        MODEL, params, PROMPT, num_tokens=NUM_TOKENS, window=WINDOW, temperature=9.0, seed=last - 1, num_samples=3
     )
-    for number, text in enumerate(np.stack(list(several), axis=1)):
-        assert text.tolist() == say(params, temperature=9.0, seed=3 + number)
+    for seed, text in zip((last - 1, last, 0), np.stack(list(several), axis=1), strict=True):
+        assert text.tolist() == say(params, temperature=9.0, seed=seed)
 
 
 def test_a_model_without_kept_keys_and_values_says_the_same(params, monkeypatch):

@@ -95,7 +95,7 @@ def start(pipeline, config, name, *, num_steps: int):
         LanguageModel(config),
         pipeline,
         optimizer,
-        optax.constant_schedule(0.05),
+        lambda num_updates: 1.0 + num_updates,
         MAX_GRAD_NORM,
         SEED if config.anatomy.has_dropout else None,
         num_steps,
@@ -255,7 +255,7 @@ def test_nothing_big_is_written_whole_nothing_leaves_its_round_and_the_program_d
 def steps_from(params, config, num_steps: int, *, optimizer: str = "sgd"):
     """Parameters before and after the first of the steps of PipeDream-2BW on two devices, and metrics of all.
 
-    What the optimizer holds at the end is finite.
+    What the optimizer holds at the end is finite, and it has counted all steps.
     """
     pipeline = pipeline_of(build("pipedream_2bw", num_devices=2, num_microbatches=2), config)
     state, step = start(pipeline, config, optimizer, num_steps=num_steps)
@@ -269,6 +269,8 @@ def steps_from(params, config, num_steps: int, *, optimizer: str = "sgd"):
         if after is None:
             after = jax.tree.map(np.asarray, jax.jit(pipeline.from_stages)(state.params))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.optimizer))
+    assert int(state.num_skipped) == 0  # a step of another schedule has the rate of this count
+    assert [row["learning_rate"] for row in rows] == [1.0 + number for number in range(num_steps)]
     return params, after, rows
 
 

@@ -122,6 +122,10 @@ def test_recomputed_layers_give_the_same_losses(tmp_path):
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
+def cut(batch, num_sequences):
+    return {name: leaf[:num_sequences] for name, leaf in batch.items()}
+
+
 def with_sizes(**fields):
     changed = config()
     for name, value in fields.items():
@@ -135,7 +139,7 @@ def with_sizes(**fields):
     [
         ({}, {"train_batches": None}, ConfigError, "train_batches is missing"),
         ({}, {"train_batches": iter([batches(0)])}, ConfigError, "cannot be read from its beginning again"),
-        ({}, {"train_batches": lambda step: {"a": 1.0}}, DataError, "train_batches, step 1: this is no batch"),
+        ({}, {"train_batches": lambda step: {"a": 1.0}}, DataError, "train_batches, batch 1: this is no batch"),
         ({}, {"train_batches": lambda step: 3}, DataError, "found int"),
         pytest.param(
             {},
@@ -143,6 +147,19 @@ def with_sizes(**fields):
             DataError,
             "train_batches has no batch for step 3",
             marks=pytest.mark.ci,
+        ),
+        pytest.param(
+            {},
+            {"train_batches": [batches(0), cut(batches(1), 4)]},
+            DataError,
+            r"train_batches, batch 2: .* other shapes[^$]*the first: targets int32\[8, 6\]",
+            marks=pytest.mark.ci,
+        ),
+        (
+            {},
+            {"heldout_batches": [batches(1000), cut(batches(1001), 3)]},
+            DataError,
+            "heldout_batches, batch 2: .* other shapes",
         ),
         ({}, {"model": Model(MODEL.embed, MODEL.layer, MODEL.head)}, ConfigError, "init of the model"),
         ({}, {"model": Model(MODEL.embed, MODEL.layer, MODEL.head, lambda key: {})}, ConfigError, "number of layers"),
@@ -163,6 +180,23 @@ def with_sizes(**fields):
 def test_what_does_not_fit_is_refused(changed, given, error, message, tmp_path):
     with pytest.raises(error, match=message):
         fit_gru(with_sizes(**changed), tmp_path / "run", **given)
+
+
+@pytest.mark.ci
+def test_a_run_that_another_command_has_begun_meanwhile_is_not_overwritten(tmp_path):
+    """After this one has looked for a run, and before it writes."""
+    reads = []
+
+    def train_batches(step):
+        reads.append(step)
+        if len(reads) == 2:  # the first one is read before the folder is looked at
+            tmp_path.joinpath("config.json").write_text("another run's")
+        return batches(step)
+
+    with pytest.raises(ConfigError, match="now holds another run"):
+        fit_gru(config(), tmp_path, train_batches=train_batches)
+    assert tmp_path.joinpath("config.json").read_text() == "another run's"
+    assert len(reads) == 2
 
 
 @pytest.mark.ci

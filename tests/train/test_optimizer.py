@@ -38,6 +38,12 @@ def test_learning_rate_needs_no_warm_up(config):
     assert float(learning_rate(config)(0)) == pytest.approx(1.0)
 
 
+def test_a_parameter_without_a_name_is_no_kernel(config):
+    params = {"shared": {"table": jnp.ones(3)}, "layers": [jnp.ones((2, 3)), ({"kernel": jnp.ones((2, 3))},)]}
+    assert is_kernel(params) == {"shared": {"table": False}, "layers": [False, ({"kernel": True},)]}
+    make_optimizer(config).init(params)
+
+
 def test_only_kernels_decay(config):
     model = LanguageModel(
         GPTConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=16, num_positions=4, tie_embeddings=False)

@@ -163,6 +163,14 @@ def _check_output(output: str, *, overwrite: bool) -> None:
                 repair=f"name them, as --output={output.rstrip(os.sep)}/text",
             )
         )
+    if output.split() != [output]:
+        raise ConfigError(
+            explain(
+                f"--output={output!r} contains a space",
+                rule="output-prefix: data.files names prefixes and weights with spaces between them",
+                repair=f"name it without spaces, as --output={'_'.join(output.split()) or 'data/text'}",
+            )
+        )
     prefixes = output, f"{output}{LOSS}"
     targets = [*map(tokens_path, prefixes), *map(index_path, prefixes), tokenizer_path(output)]
     existing = [str(path) for path in targets if path.exists()]
