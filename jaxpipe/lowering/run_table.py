@@ -167,7 +167,7 @@ def lower_run(
             meetings stand where they cost the least by that clock.
 
     Raises:
-        ScheduleError: its devices do not do one F and one B in turn.
+        ScheduleError: its devices do not do one F and one B in turn, or it is none of those above.
 
     Example:
         Two devices, two microbatches a batch: a call has 6 x 2 rounds, and one more for a third meeting.
@@ -177,6 +177,7 @@ def lower_run(
         >>> table.rounds_per_call, table.num_types, table.pages.num_slots
         (13, 6, 2)
     """
+    _check_run(schedule)
     costs = costs or Costs()
     expected = costs.in_forwards()
     # Where devices wait for each other in the middle of backwards, rounds for shorter or longer ones may be shorter.
@@ -186,6 +187,25 @@ def lower_run(
         if lengths[Kind.B] > 0:
             found.append(_laid_out(schedule, layers_per_stage, lengths, costs, blocking=blocking))
     return min(found, key=lambda laid_out: laid_out[1])[0]
+
+
+def _check_run(schedule: Schedule) -> None:
+    num_devices = schedule.num_devices
+    found = {
+        "one device": num_devices == 1,
+        f"num_batches={schedule.num_batches}": schedule.num_batches < 2,
+        f"{schedule.batch_size} microbatches a batch for {num_devices} devices": schedule.batch_size < num_devices,
+        "other actions than F, B and UPDATE": not schedule.columns.is_kind(Kind.F, Kind.B, Kind.UPDATE).all(),
+    }
+    if any(found.values()):
+        raise ScheduleError(
+            explain(
+                f"{schedule.name!r} has {', '.join(what for what, holds in found.items() if holds)}.",
+                rule="run-of-batches: a run without flush has two devices or more, and two batches or more of at least"
+                " as many microbatches, with whole backwards",
+                repair="use 'pipedream_2bw'",
+            )
+        )
 
 
 def _laid_out(

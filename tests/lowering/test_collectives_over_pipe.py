@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.collectives import NO_MICROBATCH, Collective
@@ -11,7 +12,7 @@ from jaxpipe.lowering.lower import Folding
 from jaxpipe.lowering.replay import replay
 from jaxpipe.lowering.round_types import refine
 from jaxpipe.lowering.table import RoundTable
-from jaxpipe.schedules import Costs, build, simulate
+from jaxpipe.schedules import Costs, build, check, simulate
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind
@@ -142,3 +143,13 @@ def test_the_program_takes_at_most_an_interval_a_wait_more_than_a_model_split_pe
     assert work.max() / work.mean() <= 1.02
     interval, least = work[0] / (4 * num_devices), simulate(schedule, perfect).makespan
     assert work[0] < replay(lower(found, costs=costs), costs).makespan <= least + waits * interval
+
+
+@pytest.mark.parametrize("placement", [*PLACEMENTS.values(), *TWO_WAYS.values()], ids=[*PLACEMENTS, *TWO_WAYS])
+def test_rows_in_any_order_are_woven_into_legal_ones(placement):
+    """Also where two microbatches leave the last stage so that their S falls on one time in one row alone."""
+    for seed in range(25):
+        rows = random_schedule(placement, num_microbatches=4, seed=seed)
+        found = check(vocabulary(rows, COSTS))
+        if seed < 2:
+            check_collectives(lower(found, costs=COSTS))

@@ -10,7 +10,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering import IDLE, lower, replay
 from jaxpipe.lowering.inbox import FIRST_PERMUTE, NOTHING, OWN
 from jaxpipe.lowering.run_table import Meeting
-from jaxpipe.schedules import Costs, Kind, build, simulate
+from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, parse_action, simulate
 
 SIZES = [(d, n) for d in (2, 3, 4, 7, 8, 16) for n in sorted({d, d + 1, 3 * d + 1})]
 OF_EACH = [("pipedream_2bw", *size) for size in SIZES] + [
@@ -172,6 +172,39 @@ def test_where_permutes_block_devices_meet_where_that_costs_least(size):
     schedule = build("pipedream_2bw", num_devices=4, num_microbatches=size)
     of_blocking, of_others = (replay(lower(schedule, blocking=each), blocking=True).makespan for each in (True, False))
     assert simulate(schedule).makespan < of_blocking < of_others
+
+
+def run_of(*rows: str, size: int, num_batches: int = 2) -> Schedule:
+    actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
+    delays = (1,) * len(rows)
+    return check(Schedule("run", linear(len(rows)), size * num_batches, actions, (), delays, num_batches))
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (run_of("0F0 0B0 0UPDATE0 0F1 0B1 0UPDATE1", size=1), "has one device"),
+        (
+            run_of("0F0 0F1 0B0 0B1 0UPDATE0", "1F0 1B0 1F1 1B1 1UPDATE0", size=2, num_batches=1),
+            "has num_batches=1",
+        ),
+        (
+            run_of("0F0 0B0 0UPDATE0 0F1 0B1 0UPDATE1", "1F0 1B0 1UPDATE0 1F1 1B1 1UPDATE1", size=1),
+            "has 1 microbatches a batch for 2 devices",
+        ),
+        (
+            run_of(
+                "0F0 0F1 0I0 0W0 0I1 0W1 0UPDATE0 0F2 0F3 0I2 0W2 0I3 0W3 0UPDATE1",
+                "1F0 1I0 1W0 1F1 1I1 1W1 1UPDATE0 1F2 1I2 1W2 1F3 1I3 1W3 1UPDATE1",
+                size=2,
+            ),
+            "has other actions than F, B and UPDATE",
+        ),
+    ],
+)
+def test_runs_that_the_program_has_not_are_refused(run, message):
+    with pytest.raises(ScheduleError, match=f"{message}.*\n *rule run-of-batches"):
+        lower(run)
 
 
 def test_rows_that_are_not_periodic_are_refused():

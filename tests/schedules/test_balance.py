@@ -283,6 +283,8 @@ def test_refusals(options, message):
 def test_options_are_checked_even_where_nothing_moves():
     with pytest.raises(ScheduleError, match="unknown unit"):
         build("bpipe", num_devices=8, num_microbatches=1, unit="pages")
+    with pytest.raises(ScheduleError, match="unknown unit=1"):
+        build("bpipe", num_devices=8, num_microbatches=1, unit=1)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from jaxpipe.schedules import Costs, Kind, build, simulate
 from jaxpipe.schedules.analysis.bubbles import NOTHING, bubbles, critical_predecessors
 from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule
 
 
@@ -45,6 +46,14 @@ SCHEDULES = ["1f1b", "gpipe", "interleaved_1f1b", "bpipe", "chimera", "bitpipe",
 COSTS = [Costs(), Costs(transfer=0.1), Costs(transfer=0.3, slot_messages=9.0, input_gradient=1.3)]
 
 
+SPLIT_HEAD = "1f1b with S and T"
+
+
+def built(name: str, num_devices: int):
+    schedule = build(name.split()[0], num_devices=num_devices, num_microbatches=2 * num_devices)
+    return vocabulary(schedule) if name == SPLIT_HEAD else schedule
+
+
 def name_of(schedule, action: int) -> str:
     return str([action for row in schedule.rows for action in row][action])
 
@@ -66,10 +75,10 @@ def test_who_did_not_wait_is_held_up_by_its_predecessor():
     assert {name_of(schedule, held[columns.first[0] + 4]), name_of(schedule, held[columns.first[1]])} == {"1B0", "0F0"}
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", [*SCHEDULES, SPLIT_HEAD])
 @pytest.mark.parametrize("costs", COSTS, ids=["free", "cheap", "dear"])
 def test_every_start_has_its_cause(name, costs):
-    schedule = build(name, num_devices=4, num_microbatches=8)
+    schedule = built(name, 4)
     timeline = simulate(schedule, costs)
     columns, needs, held = schedule.columns, dependencies(schedule), critical_predecessors(timeline, costs)
     link = costs.of_link(schedule.num_devices)
@@ -78,20 +87,21 @@ def test_every_start_has_its_cause(name, costs):
     for action in np.flatnonzero((held != NOTHING) & columns.is_kind(*COMPUTE_KINDS)).tolist():
         cause = held[action]
         same_device = columns.device[cause] == columns.device[action]
-        assert same_device or cause == needs.message[action]
+        assert same_device or cause == needs.message[action] or cause in needs.groups[action]
         travel = (
             0.0
             if columns.kind[cause] in (Kind.EVICT, Kind.LOAD)
-            else link[columns.device[[cause]], columns.device[[action]]]
+            else link.max() * (cause in needs.groups.get(action, ()))
+            or link[columns.device[[cause]], columns.device[[action]]]
         )
         assert timeline.end[cause] + travel == pytest.approx(timeline.start[action])
     for action in np.flatnonzero((held != NOTHING) & ~columns.is_kind(*COMPUTE_KINDS)).tolist():
         assert timeline.end[held[action]] == pytest.approx(timeline.start[action])
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", [*SCHEDULES, SPLIT_HEAD])
 def test_the_critical_path_fills_the_makespan(name):
-    schedule = build(name, num_devices=8, num_microbatches=16)
+    schedule = built(name, 8)
     timeline = simulate(schedule)
     held = critical_predecessors(timeline)
     computes = np.flatnonzero(schedule.columns.is_kind(*COMPUTE_KINDS))

@@ -19,6 +19,13 @@ def test_two_replicas_need_an_even_number_of_devices(name, d, repair):
         build(name, num_devices=d, num_microbatches=4)
 
 
+@pytest.mark.parametrize("size", ["x", 1.0, None, True])
+@pytest.mark.parametrize("field", ["num_devices", "num_microbatches"])
+def test_sizes_are_whole_numbers(field, size):
+    with pytest.raises(ScheduleError, match=rf"(?s){field}={size!r} .*rule option-count.*repair: set {field}=1"):
+        build("gpipe", **{"num_devices": 2, "num_microbatches": 2, field: size})
+
+
 @pytest.mark.parametrize(
     ("name", "written", "message"),
     [

@@ -234,6 +234,7 @@ def test_a_bound_that_nothing_keeps_names_the_least_that_something_keeps():
         (Problem(0, 4), 2, "num_devices=0"),
         (Problem(4, 0), 2, "num_microbatches=0"),
         (Problem(4, 4, (linear(3),)), 2, "rule problem-placement"),
+        (build("pipedream_2bw", num_devices=2, num_microbatches=2), 4, "rule problem-flush"),
     ],
 )
 def test_impossible_problems_are_refused(problem, bound, said):

@@ -1,5 +1,7 @@
 """The rows of PipeDream-2BW: filled once, never drained between batches, with weights that are one update old."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,21 @@ def test_rows_with_delays_are_written_and_read_as_csv_and_json(name, size, delay
 def test_a_line_without_delays_is_named():
     with pytest.raises(ScheduleError, match="does not list delays"):
         from_csv("# delays: one\n0F0,0B0\n", name="mine")
+
+
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_the_bubble_of_two_batches_is_that_of_the_whole(num_devices):
+    """They have a fill and a drain, and no batch between."""
+    whole = build("pipedream_2bw", num_devices=num_devices, num_microbatches=num_devices)
+    size = whole.batch_size
+    rows = tuple(
+        tuple(a for a in row if a.microbatch < (2 if a.kind is Kind.UPDATE else 2 * size)) for row in whole.rows
+    )
+    timeline = simulate(check(replace(whole, rows=rows, num_microbatches=2 * size, num_batches=2)))
+    work, makespan = 3.0 * 2 * size, 3.0 * (2 * size + num_devices - 1)  # F and B take one and two
+    assert timeline.makespan == makespan
+    assert timeline.bubble_ratio == pytest.approx(1 - work / makespan)
+    assert timeline.period == makespan / 2
 
 
 def test_an_update_takes_its_time_on_its_stage():

@@ -56,6 +56,9 @@ BROKEN = {
 MORE_BROKEN = [
     ("row-per-device", schedule_of("", num_microbatches=0)),
     ("row-per-device", schedule_of("0F0 0B0", "1F0 1B0", placement=linear(1))),
+    ("row-per-device", schedule_of(placement=Placement(0, ((),)))),
+    ("row-per-device", schedule_of("0F0 0B0", "1F0 1B0", placement=Placement(10**15, ((0, 1),)))),
+    ("row-per-device", replace(schedule_of("0F0 0B0", "1F0 1B0"), delays=(1, 1), num_batches=10**20)),
     ("placement", schedule_of("0F0 0B0", placement=Placement(1, ((1,),)))),
     ("placement", schedule_of("0F0 0B0", placement=Placement(1, ()))),
     ("placement", schedule_of("0F0 0B0", placement=Placement(1, ((0,), (0, 0))))),
@@ -100,6 +103,13 @@ MORE_BROKEN = [
         "head-in-order",
         schedule_of(
             "0F0 0F1 1S0 1S1 1T0 1T1 0B0 0B1", "1F0 1F1 1S1 1S0 1T0 1T1 1B0 1B1", num_microbatches=2
+        ),
+    ),
+    (
+        "head-in-order",
+        schedule_of(
+            "0F1 1S1 1T1 1F0@1 1S0@1 1T0@1 0B1 1B0@1", "1S0@1 1F1 1S1 1B1 1T1 0F0@1 1T0@1 0B0@1",
+            placement=TWO_WAYS, num_microbatches=2,
         ),
     ),
     # a T waits for the S of the other device, which waits for the T of this one
@@ -152,6 +162,18 @@ def test_only_its_rule_rejects_a_broken_schedule(rule, schedule):
     assert {violation.rule for violation in violations(schedule)} == {rule}
     with pytest.raises(ScheduleError, match=f"rule {rule}: "):
         check(schedule)
+
+
+def test_an_update_of_a_batch_that_the_schedule_has_not_is_named():
+    """As of a file whose line of delays is gone: microbatches and batches have their own numbers."""
+    without = schedule_of("0F0 0F1 0B0 0B1 0UPDATE1", num_microbatches=2)
+    found = next(violation for violation in violations(without) if violation.rule == "range")
+    assert "0UPDATE1 has batch=1, outside 0..0" in found.what
+    assert "delays" in found.repair
+    beyond = violations(batches_of("0F0 0B0 0UPDATE0 0F1 0B1 0UPDATE9"))
+    assert [violation.repair for violation in beyond if violation.rule == "range"] == [
+        "remove it, or use the nearest batch=1"
+    ]
 
 
 def test_message_has_five_parts():

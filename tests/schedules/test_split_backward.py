@@ -28,6 +28,7 @@ from jaxpipe.schedules import (
 )
 from jaxpipe.schedules.methods.option import Times
 from jaxpipe.schedules.passes.split_backward import with_weight_gradients
+from jaxpipe.schedules.passes.vocabulary import vocabulary
 
 TIMES = ((1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (0.7, 0.9, 1.3))  # of F, I and W
 
@@ -172,6 +173,19 @@ def test_nothing_to_split():
 def test_refusals(given, message):
     with pytest.raises(ScheduleError, match=message):
         split_backward(build("1f1b", num_devices=4, num_microbatches=8), **given)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (build("pipedream_2bw", num_devices=2, num_microbatches=2), r"has UPDATE\.\n *rule split-kinds"),
+        (vocabulary(build("1f1b", num_devices=2, num_microbatches=4)), r"has S and T\.\n *rule split-kinds"),
+    ],
+    ids=["without flush", "split head"],
+)
+def test_what_would_lose_actions_is_refused(schedule, message):
+    with pytest.raises(ScheduleError, match=message):
+        split_backward(schedule, bound=8)
 
 
 @pytest.mark.parametrize("given", [{"bound": 8}, {"weight_gradient": 0.8}])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules import Costs, build, check, simulate
+from jaxpipe.schedules import Costs, Schedule, build, check, linear, parse_action, simulate
 from jaxpipe.schedules.analysis.activations import peak_activations
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.csv_form import from_csv, to_csv
@@ -42,6 +42,14 @@ def test_methods_without_transfers_and_with_a_flush_have_a_pattern(name):
 def test_it_is_not_split_twice():
     with pytest.raises(ScheduleError, match="S and T already"):
         vocabulary(split("1f1b", 2))
+
+
+def test_what_has_no_place_for_it_is_refused():
+    alone = Schedule("alone", linear(1), 1, (tuple(map(parse_action, ["0F0", "0B0", "0SYNC"])),))
+    with pytest.raises(ScheduleError, match="SYNC of a single replica"):
+        vocabulary(alone)
+    with pytest.raises(ScheduleError, match="rule vocabulary-forward"):
+        vocabulary(build("1f1b", num_devices=2, num_microbatches=2), Costs(forward=0.0))
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8, 16])

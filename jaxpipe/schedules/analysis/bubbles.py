@@ -84,8 +84,11 @@ def critical_predecessors(timeline: Timeline, costs: Costs | None = None) -> np.
     needs, end = dependencies(schedule), timeline.end
     link = (costs or Costs()).of_link(schedule.num_devices)
     before = previous_in_row(schedule, columns.is_kind(*COMPUTE_KINDS))
-    message_end = end[needs.message] + link[columns.device[needs.message], columns.device]
-    candidates = np.stack([before, needs.message, needs.load])
+    message, travel = needs.message.copy(), link[columns.device[needs.message], columns.device]
+    for action, group in needs.groups.items():  # the last of those that meet before it
+        message[action], travel[action] = max(group, key=end.__getitem__), link.max()
+    message_end = end[message] + travel
+    candidates = np.stack([before, message, needs.load])
     arrival = np.where(candidates >= 0, np.stack([end[before], message_end, end[needs.load]]), -np.inf)
 
     # Transfers do not wait for the same events as computations.

@@ -71,10 +71,13 @@ class Timeline:
 
     @cached_property
     def period(self) -> float:
-        """The time from one batch to the next, between fill and drain; the makespan of a schedule of one step."""
+        """The time from one batch to the next, between fill and drain.
+
+        Of a schedule of one step it is the makespan, of two batches half of it.
+        """
         schedule, columns = self.schedule, self.schedule.columns
         if schedule.num_batches < MIDDLE + 2:
-            return self.makespan
+            return self.makespan / schedule.num_batches
         ends = [
             self.end[(columns.kind == Kind.UPDATE) & (columns.microbatch == batch)] for batch in (MIDDLE, MIDDLE - 1)
         ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from jaxpipe.errors import ScheduleError, closest, explain
@@ -19,7 +20,7 @@ _MOST_ACTIONS = 1_000_000  # devices x microbatches; two actions of each take ha
 
 
 def check_sizes(name: str, *, num_devices: int, num_microbatches: int) -> None:
-    """Raises ScheduleError for sizes below 1, or too large for a schedule in memory.
+    """Raises ScheduleError for sizes that are no whole numbers, below 1, or too large for a schedule in memory.
 
     Args:
         name: name of the schedule.
@@ -27,6 +28,8 @@ def check_sizes(name: str, *, num_devices: int, num_microbatches: int) -> None:
         num_microbatches: microbatches of one step.
     """
     for field, value in (("num_devices", num_devices), ("num_microbatches", num_microbatches)):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            check_count(name, field, value)
         if value < 1:
             raise ScheduleError(
                 explain(

@@ -197,9 +197,18 @@ def problem_of(problem: Problem | Schedule) -> Problem:
     """Returns the problem itself, or that of a given schedule: its microbatches and S and T, on its placement.
 
     Raises:
-        ScheduleError: a count is below one, a placement has another number of devices, or more stages than layers.
+        ScheduleError: the schedule has no flush, a count is below one, a placement has another number of devices, or
+            more stages than layers.
     """
     if isinstance(problem, Schedule):
+        if problem.delays:
+            raise ScheduleError(
+                explain(
+                    f"{problem.name!r} has no flush.",
+                    rule="problem-flush: orders are searched for one step with a flush, whose weights do not change",
+                    repair="give a schedule with a flush, or a Problem",
+                )
+            )
         has_head = problem.has_head_actions
         problem = Problem(problem.num_devices, problem.num_microbatches, (problem.placement,), has_head=has_head)
     check_count("optimize", "num_devices", problem.num_devices)

@@ -129,7 +129,7 @@ def check_options(*, unit: str, policy: str, overlapped: bool) -> None:
         if value not in known:
             raise ScheduleError(
                 explain(
-                    f"unknown {field}={value!r}.{closest(value, list(known))}",
+                    f"unknown {field}={value!r}.{closest(str(value), list(known))}",
                     rule=f"balance-{field}: one of {', '.join(known)}",
                     repair="use one of these",
                 )

@@ -20,6 +20,7 @@ from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Rows, Schedule
 
 _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
+_DIGITS = 9  # significant digits of a makespan, for the same reason
 _Key = tuple[Kind, int, int]  # kind, stage, microbatch
 
 
@@ -191,14 +192,15 @@ def split_backward(
     around them. To let W fill bubbles, split first, then balance.
 
     Args:
-        schedule: a legal schedule with at least one B; existing I and W are kept, and W may move.
+        schedule: a legal schedule with at least one B, a flush, and the head on its last stage; existing I and W are
+            kept, and W may move.
         bound: slots, the (stage, microbatch) pairs, that every device may store from F to W; by default what each
             stored before.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 
     Raises:
-        ScheduleError: nothing is left to split, the bound is below what a device stores, a time is not a positive
-            number, an option has no effect, or the schedule is not legal.
+        ScheduleError: nothing is left to split, the schedule has S and T or no flush, the bound is below what a device
+            stores, a time is not a positive number, an option has no effect, or the schedule is not legal.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241), for the two halves and for W in
     gaps; they write B for our I. As a pass on any schedule it is ours.
@@ -206,7 +208,7 @@ def split_backward(
     times = checked_times(
         schedule.name, forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient
     )
-    _check_whole(check(schedule))
+    _check_kinds(check(schedule))
     _check_effect(schedule, bound, times)
     peaks = row_peaks(schedule)
     if bound is not None and bound < max(peaks):
@@ -234,7 +236,7 @@ def best_weight_gradients(schedule: Schedule, times: Times, *, bounds: Sequence[
         candidates += [rows] if rows else []
     schedules = [replace(schedule, rows=rows) for rows in candidates]
     # Rounded, so that equal sums of times in another order compare as equal; of equals the first one stays.
-    return min(schedules, key=lambda each: round(simulate(each, times.costs).makespan, 6))
+    return min(schedules, key=lambda each: float(f"{simulate(each, times.costs).makespan:.{_DIGITS}g}"))
 
 
 def _split(rows: Rows) -> Rows:
@@ -243,7 +245,18 @@ def _split(rows: Rows) -> Rows:
     return tuple(tuple(action._replace(kind=part) for action in row for part in parts[action.kind]) for row in rows)
 
 
-def _check_whole(schedule: Schedule) -> None:
+def _check_kinds(schedule: Schedule) -> None:
+    others = "S and T" if schedule.has_head_actions else "UPDATE" if schedule.delays else ""
+    if others:
+        raise ScheduleError(
+            explain(
+                f"{schedule.name!r} has {others}.",
+                rule="split-kinds: backwards are split in rows of F, B, I, W, SYNC, EVICT and LOAD",
+                repair="split the backwards first, then split the head with `vocabulary`"
+                if schedule.has_head_actions
+                else "split those of a schedule with a flush",
+            )
+        )
     if not schedule.columns.is_kind(Kind.B).any():
         raise ScheduleError(
             explain(

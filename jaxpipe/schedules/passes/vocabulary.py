@@ -48,7 +48,8 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
         costs: costs of the stages, and of S and T.
 
     Raises:
-        ScheduleError: the schedule has transfers, no flush, or S and T already.
+        ScheduleError: the schedule has transfers, no flush, S and T already, or SYNC of a single replica; or a forward
+            takes no time.
 
     Example:
         1F1B on two devices: device 0 has two more microbatches in flight.
@@ -60,6 +61,14 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
         1F0 1S0 1T0 1F1 1S1 1B0 1T1 1F2 1S2 1B1 1T2 1F3 1S3 1B2 1T3 1B3
     """
     _check(schedule)
+    if np.min((costs or Costs()).forward) <= 0:
+        raise ScheduleError(
+            explain(
+                f"a forward takes no time in the costs for {schedule.name!r}.",
+                rule="vocabulary-forward: rows with S and T follow time, and S follows the forward of the last stage",
+                repair="give every stage's forward a time above 0",
+            )
+        )
     costs = replace(costs or Costs(), transfer=0.0, link={})
     lengths = costs.in_forwards()
     in_step = _woven(schedule, Costs(*lengths[:4].astype(float).tolist()), _neighbours(schedule, costs))
@@ -115,6 +124,7 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
     leaves = np.empty(schedule.num_microbatches)
     of_last = np.flatnonzero(is_forward & (columns.stage == last))
     leaves[columns.microbatch[of_last]] = timeline.end[of_last]
+    leaving = np.argsort(leaves, kind="stable").tolist()
     rows, replicas = [], schedule.replica_of_microbatch.tolist()
     for device, row in enumerate(schedule.rows):
         own = slice(int(columns.first[device]), int(columns.first[device + 1]))
@@ -125,8 +135,8 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
                 near = np.sort(key[own][columns.is_kind(*neighbours[kind])[own]])
                 following = np.append(near, np.inf)[np.searchsorted(near, at)]
                 at = np.where(following < at + turn, following, at)
-            # The head goes first of equal times, T last of it.
-            timed += [(time, kind, Action(kind, last, m, replicas[m])) for m, time in enumerate(at.tolist())]
+            # The head goes first of equal times, T last of it; in every row in the order in which microbatches leave.
+            timed += [(at[m], kind, Action(kind, last, m, replicas[m])) for m in leaving]
         # Rounding keeps equal times equal.
         rows.append(tuple(action for *_, action in sorted(timed, key=lambda each: (round(each[0], 9), each[1]))))
     return replace(schedule, name=f"{schedule.name} vocabulary", rows=tuple(rows))
@@ -156,6 +166,7 @@ def _reasons(schedule: Schedule) -> list[str]:
         "EVICT and LOAD": schedule.has_transfers,
         "S and T already": schedule.has_head_actions,
         "no flush": bool(schedule.delays),
+        "SYNC of a single replica": schedule.num_replicas == 1 and bool(schedule.columns.is_kind(Kind.SYNC).any()),
     }
     return [reason for reason, holds in reasons.items() if holds]
 
@@ -165,7 +176,8 @@ def _check(schedule: Schedule) -> None:
         raise ScheduleError(
             explain(
                 f"the head cannot be split over the devices of {schedule.name!r}, which has {found[0]}.",
-                rule="vocabulary-pattern: S and T are woven into rows without transfers, and with a flush",
+                rule="vocabulary-pattern: S and T are woven into rows without transfers, with a flush, and with SYNC of"
+                " two replicas alone",
                 repair="take for example 1f1b, interleaved_1f1b, zb_h1 or gpipe, or keep the head on the last stage",
             )
         )

@@ -84,7 +84,9 @@ def violations(schedule: Schedule) -> list[Violation]:
     actions out of range or on a wrong device count for no other rule, and circles are searched only in schedules that
     are otherwise legal.
     """
-    found = [*row_per_device(schedule), *placement(schedule)]
+    found = list(row_per_device(schedule))
+    if len(schedule.rows) == schedule.num_devices > 0:
+        found += placement(schedule)
     if found:
         return found
     view = View(schedule)

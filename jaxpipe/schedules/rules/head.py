@@ -47,12 +47,11 @@ def head_in_order(view: View) -> Iterator[Violation]:
     if not view.schedule.has_head_actions:
         return
     for kind in sorted(HEAD_KINDS):
-        orders = [[a.microbatch for a in row if a.kind is kind] for row in view.schedule.rows]
+        orders = [[action for action in row if action.kind is kind] for row in view.schedule.rows]
         for device, row in enumerate(orders):
-            differs = next((i for i, pair in enumerate(zip(row, orders[0], strict=False)) if pair[0] != pair[1]), None)
-            if differs is not None and sorted(row) == sorted(orders[0]):
-                last = view.schedule.num_stages - 1
-                ours, other = (Action(kind, last, order[differs]) for order in (row, orders[0]))
+            of_row, of_first = ([action.microbatch for action in order] for order in (row, orders[0]))
+            if of_row != of_first and sorted(of_row) == sorted(of_first):
+                ours, other = next(pair for pair in zip(row, orders[0], strict=True) if pair[0][2] != pair[1][2])
                 yield Violation(
                     "head-in-order",
                     f"device {device}: {ours} is where device 0 has {other}; all devices meet for each of them",

@@ -19,11 +19,17 @@ def row_per_device(schedule: Schedule) -> Iterator[Violation]:
         yield Violation(
             "row-per-device",
             f"num_devices={num_devices}, but num_rows={num_rows}",
-            f"give {max(num_devices, 1)} rows, an empty one for a device that does nothing",
+            f"set num_devices to the number of rows, {max(num_rows, 1)}; a device that does nothing has an empty row",
         )
     if schedule.num_microbatches < 1:
         yield Violation(
             "row-per-device", f"num_microbatches={schedule.num_microbatches}", "set num_microbatches=1 or more"
+        )
+    if schedule.num_batches > max(schedule.num_microbatches, 1):
+        yield Violation(
+            "row-per-device",
+            f"num_batches={schedule.num_batches} of num_microbatches={schedule.num_microbatches}",
+            "give each batch a microbatch or more",
         )
     num_actions = sum(map(len, schedule.rows))
     # Later rules count the actions of each microbatch, and would say it of every one.
@@ -106,6 +112,8 @@ def range_(view: View) -> Iterator[Violation]:
         action = view.action(index)
         for field, limit in limits.items():
             value = getattr(action, field)
+            if field == "microbatch" and action.kind is Kind.UPDATE:
+                field, limit = "batch", schedule.num_batches
             if field == "microbatch" and action.kind is Kind.SYNC:
                 if value != NO_MICROBATCH:
                     what, repair = f"{field}={value}, but SYNC is of no microbatch", f"write {action.stage}SYNC"
@@ -113,6 +121,8 @@ def range_(view: View) -> Iterator[Violation]:
             elif not 0 <= value < limit:
                 what = f"{field}={value}, outside 0..{limit - 1}"
                 repair = f"remove it, or use the nearest {field}={min(max(value, 0), limit - 1)}"
+                if field == "batch" and not schedule.delays:
+                    repair = "say the delays of the stages and the number of batches; or remove it"
                 break
         else:
             raise AssertionError(f"{action} is in range")
