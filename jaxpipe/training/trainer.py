@@ -98,7 +98,8 @@ def fit(
         model: a model of one's own. It comes with batches and, in itself or as `params`, with initial parameters.
         params: canonical parameters to start from; None: initial ones, or those of `checkpoint.init_from`.
         train_batches: for `model`: a function of the step, 0 or more, or an iterable that begins anew each time. A
-            batch is a dict of arrays [batch size, ...]; every process and every call must give the same ones.
+            batch is a dict of arrays [batch size, ...], of the same shapes each time; every process and every call must
+            give the same ones.
         heldout_batches: for `model`: held-out batches, likewise; without any, nothing is evaluated.
         optimizer: an elementwise optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` and
             `zero1` stay in force. Its labels and masks see the parameters as {"shared": ..., "layers": ...}.
