@@ -52,6 +52,21 @@ def test_costs_per_stage_and_per_link():
     assert timeline.bubble_ratio == pytest.approx(1 - 7 / 12.5)
 
 
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        (Costs(forward=-1.0), r"a F of stage 0 takes -1.*\n *rule cost-time"),
+        (Costs(backward=(1.0, float("nan"))), r"a B of stage 1 takes nan.*\n *rule cost-time"),
+        (Costs(update=float("inf")), "a UPDATE of stage 0 takes inf"),
+        (Costs(forward=(1.0, 1.0, 1.0)), "rule cost-per-stage"),
+        (Costs(link={(0, 5): 1.0}), r"rule cost-link.*\n *repair: name devices of 0..1"),
+    ],
+)
+def test_costs_that_are_no_times_are_refused(costs, message):
+    with pytest.raises(ScheduleError, match=message):
+        simulate(build("1f1b", num_devices=2, num_microbatches=2), costs)
+
+
 def test_weight_gradients_are_waited_for_by_nobody():
     rows = ("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1")
     schedule = Schedule("split", linear(2), 2, tuple(tuple(map(parse_action, row.split())) for row in rows))

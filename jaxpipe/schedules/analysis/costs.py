@@ -80,7 +80,7 @@ class Costs:
         """[kinds, stages] time of each compute action; other kinds have no costs of their own.
 
         Raises:
-            ScheduleError: a per-stage cost does not have the length `num_stages`.
+            ScheduleError: a per-stage cost does not have the length `num_stages`, or one is no time.
         """
         times = np.zeros((len(Kind), num_stages))
         costs = {
@@ -102,6 +102,15 @@ class Costs:
                     )
                 )
             times[kind] = cost
+        if not ((times >= 0) & (times < np.inf)).all():
+            kind, stage = np.argwhere(~((times >= 0) & (times < np.inf)))[0]
+            raise ScheduleError(
+                explain(
+                    f"a {Kind(kind).name} of stage {stage} takes {times[kind, stage]:g}.",
+                    rule="cost-time: a cost is a finite time, 0 or more",
+                    repair="give the time of the action in any one unit",
+                )
+            )
         return times
 
     def in_forwards(self) -> np.ndarray:
@@ -119,9 +128,21 @@ class Costs:
         return lengths
 
     def of_link(self, num_devices: int) -> np.ndarray:
-        """[source device, target device] time of one message; a device's message to itself is free."""
+        """[source device, target device] time of one message; a device's message to itself is free.
+
+        Raises:
+            ScheduleError: `link` names a device that is not there.
+        """
         times = np.full((num_devices, num_devices), self.transfer)
         for (source, target), cost in self.link.items():
+            if not (0 <= source < num_devices and 0 <= target < num_devices):
+                raise ScheduleError(
+                    explain(
+                        f"link={{({source}, {target}): {cost:g}}} for num_devices={num_devices}.",
+                        rule="cost-link: a link is between two devices, of 0 and up",
+                        repair=f"name devices of 0..{num_devices - 1}",
+                    )
+                )
             times[source, target] = cost
         np.fill_diagonal(times, 0.0)
         return times
