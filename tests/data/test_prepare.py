@@ -226,8 +226,8 @@ def test_a_process_ends_with_the_status_of_its_error(tmp_path):
 
 def test_bytes_are_told_without_a_tokenizer_file(tmp_path):
     (tmp_path / "a.txt").write_text("one")
-    prepared = prepare([f"{tmp_path}/a.txt"], tokenizer="byte", output=f"{tmp_path}/my data", is_masked=True)
+    prepared = prepare([f"{tmp_path}/a.txt"], tokenizer="byte", output=f"{tmp_path}/my(data)", is_masked=True)
     lines = format_prepared(prepared).splitlines()
-    assert lines[-2] == f"written    {tmp_path}/my data.bin, {tmp_path}/my data.idx"
-    assert lines[-1].endswith("my data' --config.data.tokenizer=byte --config.model.vocab_size=260")
+    assert lines[-2] == f"written    {tmp_path}/my(data).bin, {tmp_path}/my(data).idx"
+    assert lines[-1].endswith("my(data)' --config.data.tokenizer=byte --config.model.vocab_size=260")
     assert len(lines) == 7
