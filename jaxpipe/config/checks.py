@@ -56,6 +56,7 @@ AT_LEAST_ONE = ("model.rope_scaling_factor",)
 AT_MOST = {
     "data.seed": 2**32 - 1,
     "train.seed": 2**32 - 1,
+    "train.steps": 2**31 - 1,  # counted in int32
     "data.heldout_fraction": 0.5,
     "data.mask_fraction": 1.0,
     "data.short_fraction": 1.0,

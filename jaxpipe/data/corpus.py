@@ -97,7 +97,7 @@ def load_corpus(
         ConfigError: no file matches, one cannot be read, or a source contains too few tokens.
         DataError: a prepared file is damaged.
     """
-    every = round(1 / heldout_fraction)
+    every = round(min(1 / heldout_fraction, 1e18))
     if files.startswith(INDEXED):
         weights = parse_blend(files)
         num_files = len(weights)

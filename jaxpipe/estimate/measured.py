@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,18 @@ class Measurement:
     def to_json(self) -> dict[str, Any]:
         """Returns the measurement in the form of the file."""
         return {"format": FORMAT, **asdict(self)}
+
+    def check(self) -> None:
+        """Raises ValueError unless there are times, each finite, 0 or more, and above 0 for a layer's forward."""
+        if not self.times:
+            raise ValueError("there are no times")
+        for size, times in self.times.items():
+            wrong = {name: value for name, value in asdict(times).items() if value is not None and not 0 <= value < inf}
+            if not times.layer_forward_s > 0:
+                wrong["layer_forward_s"] = times.layer_forward_s
+            if wrong:
+                said = ", ".join(f"{name}={value:g}" for name, value in wrong.items())
+                raise ValueError(f"microbatch size {size}: {said}")
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Measurement:
@@ -193,8 +206,11 @@ def subject(model: ModelConfig, **others: Any) -> dict[str, Any]:
 
 def _read(path: str | Path) -> Measurement:
     try:
-        return Measurement.from_json(json.loads(Path(path).read_text()))
-    except (OSError, KeyError, RecursionError, TypeError, ValueError) as error:
+        measurement = Measurement.from_json(json.loads(Path(path).read_text()))
+        measurement.subject.items()
+        measurement.check()
+        return measurement
+    except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(
                 f"costs={str(path)!r} cannot be read: {type(error).__name__}: {error}",

@@ -69,17 +69,18 @@ def architecture_of(theirs: dict[str, Any], *, where: str) -> Architecture:
         ConfigError: jaxpipe does not have that class.
     """
     names = theirs.get("architectures") or ["none"]
-    if len(names) != 1 or names[0] not in ARCHITECTURES:
+    name, *others = map(str, names if isinstance(names, list) else [names])
+    if others or name not in ARCHITECTURES:
         raise ConfigError(
             explain(
-                f"{where}: architectures={names} is not known.{closest(str(names[0]), list(ARCHITECTURES))}",
+                f"{where}: architectures={names} is not known.{closest(name, list(ARCHITECTURES))}",
                 rule=f"huggingface-architecture: it is one of {', '.join(ARCHITECTURES)}",
                 picture=f"model_type={theirs.get('model_type')!r}",
                 repair="convert a model of one of these classes; transformers saves a base model with its head by"
                 " ClassWithHead.from_pretrained(...).save_pretrained(...)",
             )
         )
-    return ARCHITECTURES[names[0]]
+    return ARCHITECTURES[name]
 
 
 def read_config(theirs: dict[str, Any], *, where: str) -> ConfigDict:
@@ -93,6 +94,19 @@ def read_config(theirs: dict[str, Any], *, where: str) -> ConfigDict:
         ConfigError: jaxpipe does not support the value of a field, or it has the wrong type.
     """
     architecture = architecture_of(theirs, where=where)
+    try:
+        return _read_config(theirs, architecture, where=where)
+    except (AttributeError, TypeError) as error:  # of a list where a number should stand
+        raise ConfigError(
+            explain(
+                f"{where}: a field has a value of the wrong type: {error}",
+                rule=f"huggingface-config: {CONFIG} is as transformers writes it",
+                repair="download or save the model again",
+            )
+        ) from error
+
+
+def _read_config(theirs: dict[str, Any], architecture: Architecture, *, where: str) -> ConfigDict:
     check_supported(theirs, architecture.supported, where=where)
     ours = read_fields(theirs, architecture.fields, where=where) | architecture.read(theirs, where)
     config = base_config(architecture.family)

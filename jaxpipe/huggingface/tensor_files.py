@@ -127,9 +127,10 @@ def _read_index(folder: Path) -> str:
                 repair="load it with transformers and save it again: save_pretrained(FOLDER) writes safetensors",
             )
         )
-    text = path.read_text()
     try:
-        json.loads(text)["weight_map"].items()
+        text = path.read_text()
+        if not all(isinstance(name, str) for name in json.loads(text)["weight_map"].values()):
+            raise TypeError("a file's name is no text")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(

@@ -86,6 +86,7 @@ def execute(values: FlagValues) -> None:
     else:
         measurement = _measure(values, sizes)
     print(to_text(measurement))
+    _check_resolved(measurement)
     if values.output is not None:
         write(measurement, values.output)
         print(f"wrote {values.output}", file=sys.stderr)
@@ -99,6 +100,7 @@ def _leave_pipeline_out(config: ConfigDict) -> None:
     else:
         config.mesh.pipe = 1
     config.pipeline.update({**base_config().pipeline, **kept})
+    config.optimizer.error_feedback = False  # which schedules without flush alone have
 
 
 def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
@@ -148,11 +150,12 @@ def check_output(path: str, *, overwrite: bool) -> None:
     """Raises ConfigError if `path` cannot be written; called before anything is timed."""
     file = local_path(path)
     folder = file.parent
-    if not folder.is_dir():
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        said = f"the folder {str(folder)!r} may not be written to"
         raise ConfigError(
             explain(
-                f"--output={path}: there is no folder {str(folder)!r}",
-                rule="output: the file's folder exists",
+                f"--output={path}: {said if folder.is_dir() else f'there is no folder {str(folder)!r}'}",
+                rule="output: the file's folder exists and can be written to",
                 picture=f"looked from {os.getcwd()}",
                 repair="make the folder, or name another file",
             )
@@ -173,6 +176,20 @@ def check_output(path: str, *, overwrite: bool) -> None:
                 repair="add --overwrite, or name another file",
             )
         )
+
+
+def _check_resolved(measurement: Measurement) -> None:
+    """Raises ConfigError if the measured times cannot be used, since noise was larger than one of them."""
+    try:
+        measurement.check()
+    except ValueError as error:
+        raise ConfigError(
+            explain(
+                f"these times cannot be used: {error}",
+                rule="measured-times: a forward takes more than no time; less than the noise is counted as none",
+                repair="measure again with nothing else running, with more --num_repeats or a larger microbatch size",
+            )
+        ) from error
 
 
 def write(measurement: Measurement, path: str) -> None:

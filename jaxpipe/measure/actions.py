@@ -24,7 +24,7 @@ from scipy.optimize import nnls
 from jaxpipe.config import model_config
 from jaxpipe.config.model import vocab_pipe
 from jaxpipe.estimate import Times
-from jaxpipe.mesh import TensorAxis, make_mesh
+from jaxpipe.mesh import TensorAxis, key_of, make_mesh
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.over_pipe import EndsOverPipe
 from jaxpipe.program import Pipeline, StageFunctions
@@ -68,7 +68,7 @@ class Stages:
     def compile_some(self, pipeline: Pipeline) -> Callable[[np.ndarray], Any]:
         """Compiles one of the two pipelines: mask of the actions to run, "round device" -> their results."""
         seed = dropout_seed(self.config, self.model)
-        key = None if seed is None else jax.random.key(seed)
+        key = None if seed is None else key_of(seed)
         scale = jax.tree.map(np.float32, mean_factors(self.model.num_losses(self.batch)))
         arguments = (self.params, self.batch, scale, key)
         compiled = pipeline.run_subset.lower(no_actions(pipeline), *arguments).compile()

@@ -21,7 +21,7 @@ from jaxpipe.compile.hlo import whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
 from jaxpipe.config import model_config
 from jaxpipe.measure.actions import no_actions
-from jaxpipe.mesh import Randomness, added
+from jaxpipe.mesh import Randomness, added, key_of
 from jaxpipe.models import LanguageModel, ModelConfig
 from jaxpipe.program import Pipeline
 from jaxpipe.program.delayed import DelayedPipeline
@@ -65,7 +65,7 @@ class StepPair:
     @property
     def key(self) -> jax.Array | None:
         """The random key of the measured step."""
-        return None if self.dropout_seed is None else jax.random.key(self.dropout_seed)
+        return None if self.dropout_seed is None else key_of(self.dropout_seed)
 
     @property
     def steps_in_a_row(self) -> int:

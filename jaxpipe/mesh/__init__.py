@@ -12,7 +12,7 @@ from jaxpipe.mesh.devices import (
     order_devices,
     permutes_block,
 )
-from jaxpipe.mesh.randomness import Randomness
+from jaxpipe.mesh.randomness import Randomness, key_of
 
 __all__ = [
     "AXES",
@@ -23,6 +23,7 @@ __all__ = [
     "TensorAxis",
     "added",
     "choose_devices",
+    "key_of",
     "make_mesh",
     "node_by_node",
     "num_batch_parts",

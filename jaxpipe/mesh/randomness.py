@@ -11,6 +11,13 @@ import jax.numpy as jnp
 
 from jaxpipe.errors import CompileError, explain
 
+_IMPL = "threefry2x32"  # whatever jax_default_prng_impl says: masks are the same on every mesh, and drawn in kernels
+
+
+def key_of(seed: int) -> jax.Array:
+    """The key of a run's dropout."""
+    return jax.random.key(seed, impl=_IMPL)
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["words", "first_sequence"], meta_fields=[])
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Randomness:
 
     def at(self, microbatch: jax.Array | int, layer: jax.Array | int) -> Randomness:
         """The random state of one layer for one microbatch; the embedding counts as layer -1."""
-        key = jax.random.wrap_key_data(self.words, impl="threefry2x32")
+        key = jax.random.wrap_key_data(self.words, impl=_IMPL)
         for number in (microbatch, jnp.asarray(layer, jnp.int32) + 1):
             key = jax.random.fold_in(key, number)
         return replace(self, words=jax.random.key_data(key))
@@ -56,7 +63,7 @@ class Randomness:
             >>> masks.shape, bool((masks[0] == masks[1]).all())
             ((2, 8), False)
         """
-        key = jax.random.fold_in(jax.random.wrap_key_data(self.words, impl="threefry2x32"), site)
+        key = jax.random.fold_in(jax.random.wrap_key_data(self.words, impl=_IMPL), site)
         return jax.vmap(partial(jax.random.fold_in, key))(self.first_sequence + jnp.arange(num_sequences))
 
     # What `jax.random` and the hand reach for first would draw the same numbers for every part of a microbatch.

@@ -91,6 +91,7 @@ class StagedOptimizer:
         transform: the optimizer, of gradients, state and parameters.
         is_staged: whether a node of its state is a tree like the parameters.
         specs: the PartitionSpecs of its state.
+        is_unclipped: a tree like the parameters -> whether clipping leaves each gradient as it is.
         reads_matrices: whether its update of a layer's parameter reads the whole matrix, as Muon's; then parts are
             gathered, and every device computes the update of its stage's whole layer. Else it is elementwise.
     """
@@ -98,6 +99,7 @@ class StagedOptimizer:
     transform: optax.GradientTransformation
     is_staged: Callable[[Any], bool]
     specs: PyTree
+    is_unclipped: Callable[[PyTree], PyTree]
     reads_matrices: bool = False
 
     def map_layers(self, function: Callable[[jax.Array], jax.Array], state: PyTree) -> PyTree:
@@ -378,7 +380,8 @@ class Updates:
         self, grads: PyTree, masters: PyTree, held: list[PyTree], structure: Any
     ) -> tuple[PyTree, list[PyTree]]:
         """Masters and nodes of the optimizer's state after its update by `grads`, which it clips."""
-        grads = jax.tree.map(lambda leaf: self.shrink * leaf, grads)
+        is_unclipped = self.optimizer.is_unclipped(grads)
+        grads = jax.tree.map(lambda leaf, is_whole: leaf if is_whole else self.shrink * leaf, grads, is_unclipped)
         gathers = self.optimizer.reads_matrices and bool(grads["layers"])
         if gathers:
             grads, masters, held = (self._over_parts(Part.whole, each) for each in (grads, masters, held))

@@ -20,8 +20,10 @@ from jax import lax
 
 from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.lowering.run_table import DRAIN, FILL, STEADY
+from jaxpipe.mesh import key_of
 from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.program.updates import StagedOptimizer
+from jaxpipe.training.optimizer import is_load_bias
 from jaxpipe.training.step import Older, TrainState, first_bad, mean_factors, name_losses, norm_of, shardings_of
 from jaxpipe.training.task import Trained
 
@@ -123,7 +125,7 @@ class DelayedStep:
         num_losses = [self.model.num_losses(batch) for batch in (newest, previous)]
         keys = None
         if self.dropout_seed is not None:
-            key = jax.random.key(self.dropout_seed)
+            key = key_of(self.dropout_seed)
             keys = jnp.stack([jax.random.fold_in(key, turn), jax.random.fold_in(key, turn - 1)])
         last = _older(state).norm
         shardings = shardings_of(state, self.pipeline)
@@ -131,6 +133,7 @@ class DelayedStep:
             self.optimizer,
             has_tree_of(state.params),
             jax.tree.map(lambda sharding: sharding.spec, shardings.optimizer),
+            is_load_bias,
             self.reads_matrices,
         )
         params, moments, flight, found = self.pipeline.call(

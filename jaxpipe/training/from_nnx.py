@@ -189,6 +189,8 @@ def _check_variables(name: str, module: nnx.Module) -> None:
 
 def _check_alike(blocks: Sequence[nnx.Module]) -> None:
     """Raises CompileError unless all blocks have one structure, and parameters of the same shapes."""
+    if not blocks:
+        raise _refused("blocks", "no block", "one-structure", "give the layers between embedding and head")
     found = [(nnx.graphdef(block), jax.tree.map(jnp.shape, _params(block))) for block in blocks]
     for i, form in enumerate(found):
         if form != found[0]:

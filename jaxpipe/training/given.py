@@ -23,6 +23,7 @@ from jaxpipe.errors import ConfigError, DataError, explain
 from jaxpipe.models import GIVEN
 from jaxpipe.training.task import Task
 
+NO_NUMBERS = "OSU"  # kinds of dtypes: objects and texts
 GivenBatch = Mapping[str, Any]  # arrays [batch size, ...]
 BatchSource = Callable[[int], GivenBatch] | Iterable[GivenBatch]
 
@@ -174,7 +175,7 @@ class GivenBatches:
         """The arrays of a batch in the dtypes that JAX computes with."""
         arrays = {name: np.asarray(leaf) for name, leaf in batch.items()} if isinstance(batch, Mapping) else {}
         sizes = {leaf.shape[:1] for leaf in arrays.values()}
-        if len(sizes) != 1 or sizes == {()} or any(leaf.dtype == object for leaf in arrays.values()):
+        if len(sizes) != 1 or sizes == {()} or any(leaf.dtype.kind in NO_NUMBERS for leaf in arrays.values()):
             raise DataError(
                 explain(
                     f"{where}: this is no batch",

@@ -214,6 +214,7 @@ class SkippedSteps:
             max_in_row: number of consecutive skipped steps at which the run ends.
         """
         self._square_sums, self._max_in_row = jax.jit(pipeline.square_sums), max_in_row
+        self._is_partly = bool(pipeline.run_schedule.delays)  # without flush some updates of such a step are made
 
     def check(self, step: int, numbers: Mapping[str, float], params: Any) -> Skipped | None:
         """The report of a skipped step; None for a step that was not skipped.
@@ -236,11 +237,14 @@ class SkippedSteps:
         if num_in_row < self._max_in_row:
             return Skipped(f"step {step}: skipped, {num_in_row} in a row; {values}; {culprit}", are_params_bad)
         last_good = step - num_in_row
+        kept = f"parameters and optimizer are as step {last_good} left them"
+        if self._is_partly:
+            kept += ", but for stages whose gradients were finite"
         raise TrainingError(
             explain(
                 f"step {step}: loss or gradients are not finite, {num_in_row} steps in a row",
                 rule=f"finite-numbers: a run ends after train.max_skipped_in_row={self._max_in_row} such steps",
-                picture=f"{values}\n{culprit}\nparameters and optimizer are as step {last_good} left them",
+                picture=f"{values}\n{culprit}\n{kept}",
                 repair=f"{_repair(last_good, are_params_bad=are_params_bad)}",
             )
         )

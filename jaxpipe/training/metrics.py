@@ -65,7 +65,7 @@ class MetricsWriter:
         Args:
             step: the step.
             numbers: the metrics.
-            by_layer: finite arrays, of which a row has the most and the least of each layer.
+            by_layer: arrays, of which a row has the most and the least of each layer.
 
         Raises:
             TrainingError: the disk is full, or the files have been removed.
@@ -74,7 +74,8 @@ class MetricsWriter:
         row = {"step": step, **{name: finite.get(name) for name in numbers}}
         for name, array in by_layer.items():
             layers = array.reshape(len(array), -1).astype(float).round(4)
-            row |= {f"{name}_most": layers.max(axis=1).tolist(), f"{name}_least": layers.min(axis=1).tolist()}
+            for which, of_layers in (("most", layers.max(axis=1)), ("least", layers.min(axis=1))):
+                row[f"{name}_{which}"] = [each if math.isfinite(each) else None for each in of_layers.tolist()]
         with self._writing():
             self._lines.write(json.dumps(row, allow_nan=False) + "\n")
             self._tensorboard.write(step, finite)

@@ -257,7 +257,7 @@ def _constant(config: ConfigDict, steps: int) -> optax.Schedule:
 def _wsd(config: ConfigDict, steps: int) -> optax.Schedule:
     """Stable, then down in a line; source: Hu et al., MiniCPM (arXiv 2404.06395), section 4."""
     one = config.optimizer
-    num_down = max(1, round(one.decay_fraction * config.train.steps))
+    num_down = min(max(1, round(one.decay_fraction * config.train.steps)), max(steps, 1))
     last = one.final_learning_rate_fraction * one.learning_rate
     return optax.linear_schedule(one.learning_rate, last, num_down, transition_begin=max(steps - num_down, 0))
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.checkpoints.state import has_tree_of
-from jaxpipe.mesh import MEASURED
+from jaxpipe.mesh import MEASURED, key_of
 from jaxpipe.program import Pipeline
 from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.program.updates import is_masked
@@ -115,7 +115,8 @@ def with_older(state: TrainState, pipeline: Pipeline) -> TrainState:
 
 
 def _init(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
-    return _before_first_step(pipeline, optimizer, pipeline.to_stages(model.init(key)))
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model.init(key))
+    return _before_first_step(pipeline, optimizer, pipeline.to_stages(params))
 
 
 def _before_first_step(pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
@@ -157,7 +158,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         scale = mean_factors(model.num_losses(batch))
-        key = None if dropout_seed is None else jax.random.fold_in(jax.random.key(dropout_seed), state.step)
+        key = None if dropout_seed is None else jax.random.fold_in(key_of(dropout_seed), state.step)
         means, grads = pipeline.loss_and_grads(state.params, batch, scale, key)
         losses, square_sums = name_losses(means), pipeline.square_sums(grads)
         norm, is_load = norm_of(square_sums, grads), is_load_bias(grads)
@@ -229,7 +230,7 @@ def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
     What is measured in every layer, "layer ...", keeps its dims.
 
     Args:
-        means: the mean loss, or a dict of one for each kind.
+        means: the mean loss, or a tree of one for each kind; the path of a leaf is its name.
         prefix: put before every name.
 
     Example:
@@ -239,11 +240,15 @@ def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
         {'loss': 3.0, 'masked_lm_loss': 2.5, 'sentence_order_loss': 0.5}
         >>> name_losses({"words": 2.5, "measured_fullest_expert": 1.5})
         {'loss': 2.5, 'words_loss': 2.5, 'fullest_expert': 1.5}
+        >>> name_losses({"first": {"words": 2.5}, "second": (0.25, 0.25)})
+        {'loss': 3.0, 'first_words_loss': 2.5, 'second_0_loss': 0.25, 'second_1_loss': 0.25}
     """
-    if not isinstance(means, dict):
+    leaves = jax.tree_util.tree_leaves_with_path(means)
+    if not leaves[0][0]:
         return {f"{prefix}loss": means}
-    measured = {kind: mean for kind, mean in means.items() if kind.startswith(MEASURED)}
-    kinds = {kind: mean for kind, mean in means.items() if kind not in measured}
+    named = {jax.tree_util.keystr(path, simple=True, separator="_"): mean for path, mean in leaves}
+    measured = {kind: mean for kind, mean in named.items() if kind.startswith(MEASURED)}
+    kinds = {kind: mean for kind, mean in named.items() if kind not in measured}
     return {
         f"{prefix}loss": sum(kinds.values()),
         **{f"{prefix}{kind}_loss": mean for kind, mean in kinds.items()},

@@ -132,3 +132,29 @@ def test_other_files_are_refused(tmp_path, text):
         path.write_text(text)
     with pytest.raises(ConfigError, match="rule costs-file"):
         read_costs(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"times": []}, ""),
+        ({"times": {}}, "there are no times"),
+        ({"spread_ratio": []}, ""),
+        ({"subject": None}, ""),
+        ({"layer_forward_s": 0.0}, "microbatch size [0-9]+: layer_forward_s=0"),
+        ({"layer_weight_gradient_s": -1.0}, "layer_weight_gradient_s=-1"),
+        ({"update_s": float("nan")}, "update_s=nan"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, change, said):
+    path = written(tmp_path / "costs.json", measurement())
+    found = json.loads(path.read_text())
+    ((field, value),) = change.items()
+    if field in found:
+        found[field] = value
+    else:
+        for times in found["times"].values():
+            times[field] = value
+    path.write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match=f"{said}[\\s\\S]*rule costs-file"):
+        read_costs(path)

@@ -200,6 +200,14 @@ def test_values_of_another_type_are_refused():
         read("LlamaForCausalLM", rope_scaling={"rope_type": "linear"})
 
 
+@pytest.mark.parametrize("rope", ["x", [1], {"rope_type": ["x"]}])
+def test_values_that_are_no_values_are_refused(rope):
+    with pytest.raises(ConfigError, match="rule huggingface-"):
+        read("LlamaForCausalLM", rope_scaling=rope)
+    with pytest.raises(ConfigError, match="rule huggingface-architecture"):
+        configs.read_config({"architectures": [["x"]]}, where="config.json")
+
+
 def test_unknown_classes_are_refused():
     with pytest.raises(ConfigError, match=r"'Qwen3_5ForCausalLM'.*Did you mean 'Qwen3ForCausalLM'") as error:
         configs.read_config({"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5"}, where="config.json")

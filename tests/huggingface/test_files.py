@@ -134,6 +134,9 @@ def test_an_index_that_says_otherwise_is_refused(tmp_path):
     refused(folder, tmp_path, "huggingface-index", f"{NORM}: a.safetensors in the index, b.safetensors in fact")
     (folder / INDEX).write_text('{"metadata": {}}')
     refused(folder, tmp_path, "huggingface-index", "'weight_map'")
+    for damaged in (b'{"weight_map": {"\xff": "a"}}', b'{"weight_map": {"a": 1}}', b'{"weight_map": {"a": ["x"]}}'):
+        (folder / INDEX).write_bytes(damaged)
+        refused(folder, tmp_path, "huggingface-index", "cannot be read")
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: b"", lambda data: b"version https://git-lfs"])

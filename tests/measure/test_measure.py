@@ -182,6 +182,9 @@ def test_the_pipeline_of_a_config_does_not_count(monkeypatch):
     ((config, sizes),) = asked
     assert (config.mesh.pipe, config.model.num_layers, config.pipeline.schedule) == (1, 2, "1f1b")
     assert sizes == [config.data.batch_size // config.pipeline.num_microbatches]
+    feedback = ["--config.pipeline.schedule=pipedream_2bw", "--config.optimizer.error_feedback=true"]
+    with pytest.raises(SystemExit, match="3"):
+        command.main(["--config=configs/bench_cpu.py", *feedback])
     with pytest.raises(SystemExit, match="3"):
         command.main(["--config=configs/bench_cpu.py", "--config.pipeline.vocab_over_pipe=true"])
     config = asked[-1][0]
@@ -197,6 +200,12 @@ def test_a_file_is_not_overwritten_unasked(tmp_path):
     with pytest.raises(ConfigError, match="no folder"):
         check_output(str(tmp_path / "missing" / "costs.json"), overwrite=True)
     assert file.read_text() == "kept"
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(command.os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(ConfigError, match="may not be written to"):
+        check_output(str(tmp_path / "costs.json"), overwrite=False)
 
 
 @pytest.mark.parametrize("written", [["0"], ["1", "two"], [], ["-1"]])

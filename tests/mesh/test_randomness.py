@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpipe.mesh import Randomness
+from jaxpipe.mesh import Randomness, key_of
 
 STEP = Randomness(jax.random.key_data(jax.random.key(3)), jnp.int32(5))
 
@@ -15,6 +15,12 @@ def test_keys_differ_by_microbatch_and_layer():
     keys = {tuple(STEP.at(m, layer).words.tolist()) for m in range(8) for layer in range(-1, 8)}
     assert len(keys) == 8 * 9
     assert tuple(STEP.words.tolist()) not in keys
+
+
+def test_the_default_kind_of_keys_does_not_matter():
+    with jax.default_prng_impl("rbg"):
+        found = Randomness(jax.random.key_data(key_of(3)), jnp.int32(5)).at(0, 0)
+    np.testing.assert_array_equal(found.words, STEP.at(0, 0).words)
 
 
 def test_keys_differ_by_step():

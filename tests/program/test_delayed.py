@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -23,11 +24,13 @@ from jaxpipe.errors import CompileError
 from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import LanguageModel
+from jaxpipe.models.anatomy import LOAD_BIAS
 from jaxpipe.program import StageFunctions
 from jaxpipe.program.delayed import DelayedPipeline
+from jaxpipe.program.updates import StagedOptimizer, Updates
 from jaxpipe.schedules import build
 from jaxpipe.training.delayed import DelayedStep
-from jaxpipe.training.optimizer import error_feedback, is_kernel, labels_of_muon, scale_by_muon
+from jaxpipe.training.optimizer import error_feedback, is_kernel, is_load_bias, labels_of_muon, scale_by_muon
 from jaxpipe.training.step import init_state
 
 LARGEST_ERROR, OF_CHANGE = 1e-5, 1e-3
@@ -294,6 +297,19 @@ def test_a_layer_without_a_finite_gradient_is_left_out_and_all_others_are_update
     )
     assert not first
     assert second
+
+
+def test_clipping_leaves_the_loads_of_experts_as_they_are():
+    no_ends: Any = None
+    transform, grads = optax.sgd(1.0), {"shared": {}, "layers": {LOAD_BIAS: jnp.ones(2), "kernel": jnp.ones(2)}}
+    optimizer = StagedOptimizer(transform, lambda node: False, None, is_load_bias)
+    updates = Updates(optimizer, jnp.float32(0.5), None, None, deterministic=False, ends=no_ends)
+    held, structure = jax.tree.flatten(transform.init(grads))
+    after, _ = updates._updated(grads, jax.tree.map(jnp.zeros_like, grads), held, structure)
+    assert {name: leaf.tolist() for name, leaf in after["layers"].items()} == {
+        LOAD_BIAS: [-1.0, -1.0],
+        "kernel": [-0.5, -0.5],
+    }
 
 
 def test_embedding_and_head_without_a_finite_gradient_are_left_out_and_the_next_batches_use_what_they_were():

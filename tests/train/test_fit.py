@@ -112,6 +112,15 @@ def test_given_parameters_are_where_a_run_starts(tmp_path):
     assert "eval_loss" not in done.metrics[-1]
 
 
+@pytest.mark.ci
+def test_a_run_from_parameters_of_16_bits_goes_on_with_those_of_32(tmp_path):
+    half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), MODEL.init(jax.random.key(7)))
+    start = partial(fit_gru, model=Model(MODEL.embed, MODEL.layer, MODEL.head), params=half)
+    losses = [row["loss"] for row in start(config(), tmp_path / "whole").metrics]
+    start(config(), tmp_path / "resumed", on_step=lambda step, metrics, state: step == 2)
+    assert [row["loss"] for row in start(config(), tmp_path / "resumed").metrics] == losses
+
+
 @pytest.mark.slow
 def test_recomputed_layers_give_the_same_losses(tmp_path):
     plain, recomputed = config(), config()

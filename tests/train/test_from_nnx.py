@@ -130,6 +130,11 @@ def batch_norm():
     return embedding, [nnx.BatchNorm(WIDTH, rngs=nnx.Rngs(0))], head
 
 
+def no_block():
+    embedding, _, head = modules()
+    return embedding, [], head
+
+
 def random_head():
     embedding, blocks, _ = modules()
     return embedding, blocks, nnx.Dropout(RATE, rngs=nnx.Rngs(0))
@@ -141,6 +146,7 @@ def random_head():
         (shared_block, r"blocks\[1\] has the parameter .* of blocks\[0\]"),
         (other_block, r"blocks\[1\] has another structure"),
         (batch_norm, r"blocks\[0\] has variables of type BatchStat"),
+        (no_block, r"blocks has no block"),
         (random_head, r"head has streams of random numbers"),
     ],
 )

@@ -46,6 +46,14 @@ def test_of_an_array_by_layer_a_row_has_the_most_and_the_least(tmp_path):
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_in_an_array_by_layer_what_is_not_finite_is_null(tmp_path):
+    size = {"stream_size": np.array([[np.nan, 1.0], [2.0, 3.0]], np.float32)}
+    with MetricsWriter(tmp_path, num_steps=1) as metrics:
+        metrics.draw(1, size)
+        metrics.write(1, NUMBERS, size)
+    assert rows(tmp_path) == [{"step": 1, **NUMBERS, "stream_size_most": [None, 3.0], "stream_size_least": [None, 2.0]}]
+
+
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), None])
 def test_a_number_that_is_not_finite_is_null_in_a_row_of_its_step(tmp_path, broken):
     with MetricsWriter(tmp_path, num_steps=2) as metrics:

@@ -33,6 +33,13 @@ def test_learning_rate_rises_to_the_peak_and_falls_to_its_fraction(config):
     assert float(rate(100)) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(("warmup", "decay"), [(0.5, 1.0), (0.05, 0.2)])
+def test_a_line_down_ends_with_the_run(config, warmup, decay):
+    config.optimizer.update(schedule="wsd", warmup_fraction=warmup, decay_fraction=decay)
+    assert float(learning_rate(config)(100)) == pytest.approx(0.1)
+    assert max(float(learning_rate(config)(step)) for step in range(100)) == pytest.approx(1.0)
+
+
 def test_learning_rate_needs_no_warm_up(config):
     config.optimizer.warmup_fraction = 0.0
     assert float(learning_rate(config)(0)) == pytest.approx(1.0)

@@ -219,7 +219,7 @@ def _bytes(held: Bytes) -> dict[str, Any]:
 
 
 def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
-    """`config` with the pipeline, mesh and recomputation of `setting`; checked."""
+    """`config` with the pipeline, mesh, recomputation and error feedback of `setting`; checked."""
     planned = copy.deepcopy(config)
     planned.model.recompute = setting.model.recompute
     planned.pipeline.update(
@@ -236,6 +236,7 @@ def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
         planned.pipeline.layers_per_stage = AUTO
     planned.mesh.update(**setting.axes, order=setting.order)
     planned.mesh.platform = AUTO
+    planned.optimizer.error_feedback = setting.error_feedback
     check(planned, name="the planned config")
     return planned
 

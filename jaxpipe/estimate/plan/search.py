@@ -34,6 +34,7 @@ from jaxpipe.estimate.plan.space import (
     Variant,
     can_split_head,
     even_split,
+    has_delays,
     legal_placement,
     legal_variants,
     orders_of,
@@ -158,7 +159,13 @@ def largest_kind(held: Bytes) -> str:
 
 def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Setting]:
     """The settings of a candidate: one for each partition and order of the mesh, and for each place of the head."""
-    scheduled = replace(group, schedule_name=variant.name, options=variant.options, costs=costs_of(times))
+    scheduled = replace(
+        group,
+        schedule_name=variant.name,
+        options=variant.options,
+        costs=costs_of(times),
+        error_feedback=group.error_feedback and has_delays(variant, group.pipe),
+    )
     even = even_split(group.model.num_layers, legal_placement(variant, group.pipe).num_stages)
     places = [(layers, False) for layers in dict.fromkeys((even, _balanced_by_time(group, variant, times)))]
     if times.statistics_s is not None and can_split_head(group, variant):

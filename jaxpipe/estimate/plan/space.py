@@ -87,6 +87,11 @@ def legal_placement(variant: Variant, pipe: int) -> Placement:
     return placement
 
 
+def has_delays(variant: Variant, pipe: int) -> bool:
+    """Whether the schedule has no flush."""
+    return bool(smallest_schedule(variant.name, pipe, variant.options).delays)
+
+
 def can_split_head(group: Setting, variant: Variant) -> bool:
     """Whether embedding and head of `group` can be split over its pipelines, and this schedule is then timed."""
     return group.pipe > 1 and group.can_split_vocabulary and _is_timed(variant, group.pipe)
@@ -107,7 +112,8 @@ class Space:
     """The candidates of a plan.
 
     Attributes:
-        groups: settings with plain 1F1B in place of the schedule, which nothing reads.
+        groups: settings with plain 1F1B in place of the schedule, which nothing reads; with `error_feedback` if it is
+            wanted, though schedules with a flush take none.
         num_gpus: GPUs of every mesh: all of the topology's, or the most that any legal mesh has.
         illegal: reason -> candidates that it forbids.
     """
@@ -206,7 +212,7 @@ def _base(config: ConfigDict, topology: Topology) -> Setting:
     plain.optimizer.error_feedback = False
     plain.mesh.update(**dict.fromkeys(AXES, 1), order="contiguous")
     check(plain)
-    return setting_of(plain, topology)
+    return replace(setting_of(plain, topology), error_feedback=config.optimizer.error_feedback)
 
 
 def _tensor_divides(config: ConfigDict, tensor: int) -> bool:
@@ -221,7 +227,9 @@ def _tensor_divides(config: ConfigDict, tensor: int) -> bool:
 
 def _meshes(base: Setting, sharing: list[tuple[int, int]]) -> list[Mesh]:
     """The legal meshes of all GPUs, or of as many as any legal mesh has; `sharing` are legal (expert, tensor)."""
-    for num_gpus in range(base.topology.num_gpus, 0, -1):
+    # Data and experts divide the batch, and every stage has a layer.
+    most = base.batch_size * base.model.num_layers * max(tensor for _, tensor in sharing)
+    for num_gpus in range(min(base.topology.num_gpus, most), 0, -1):
         meshes = [
             {"data": data, "pipe": pipe, "expert": expert, "tensor": tensor}
             for expert, tensor in sharing
@@ -247,7 +255,8 @@ def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 # ---- Descriptions ----

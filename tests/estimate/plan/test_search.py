@@ -10,7 +10,7 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Roofline, estimate, fits, memory
+from jaxpipe.estimate import Roofline, estimate, fits, memory, setting_of
 from jaxpipe.estimate.plan import search as of_search
 from jaxpipe.estimate.plan.bounds import (
     least_bytes,
@@ -86,6 +86,18 @@ def test_schedules_without_flush_are_planned_for_the_sizes_and_models_that_they_
     assert min(ratio for name, ratio in found if name == "pipedream_2bw") == 1.0
     best = search(space, SOURCE, top=len(space.groups) * 50)
     assert {name for name, _ in found} == {row.setting.schedule_name for row in best.rows} & set(DELAYED)
+
+
+@pytest.mark.ci
+def test_error_feedback_is_of_schedules_without_flush_alone(monkeypatch):
+    monkeypatch.setitem(REGISTRY, "pipedream_2bw", DELAYED["pipedream_2bw"])
+    config = small_config()
+    config.optimizer.error_feedback = True
+    for row in search(space_of(config, TOPOLOGY), SOURCE, top=2000).rows:
+        has_feedback = row.setting.schedule_name in DELAYED
+        planned = config_of(config, row.setting)
+        assert row.setting.error_feedback == planned.optimizer.error_feedback == has_feedback
+        assert memory(setting_of(planned, TOPOLOGY)).optimizer == row.held.optimizer
 
 
 @pytest.mark.ci
