@@ -31,7 +31,7 @@ __all__ = ["RULES", "Violation", "check", "violations"]
 
 RULES = {
     "row-per-device": "a schedule has one row for each of its devices, at least one device and microbatch, "
-    "and an action of each microbatch",
+    "an action of each microbatch, and a microbatch of each batch",
     "placement": "each replica has the same stages, and every device holds equally many of them",
     "mirrored": "there are at most two replicas; of two, stage s is on device d and on its partner D-1-d, D even",
     "parked-share": "there is one share of parked pages for each stage, above 0 and at most 1, or none at all",

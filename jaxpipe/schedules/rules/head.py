@@ -51,7 +51,8 @@ def head_in_order(view: View) -> Iterator[Violation]:
         for device, row in enumerate(orders):
             of_row, of_first = ([action.microbatch for action in order] for order in (row, orders[0]))
             if of_row != of_first and sorted(of_row) == sorted(of_first):
-                ours, other = next(pair for pair in zip(row, orders[0], strict=True) if pair[0][2] != pair[1][2])
+                pairs = zip(row, orders[0], strict=True)
+                ours, other = next((a, b) for a, b in pairs if a.microbatch != b.microbatch)
                 yield Violation(
                     "head-in-order",
                     f"device {device}: {ours} is where device 0 has {other}; all devices meet for each of them",
