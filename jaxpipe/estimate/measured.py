@@ -57,7 +57,9 @@ class Measurement:
         return {"format": FORMAT, **asdict(self)}
 
     def check(self) -> None:
-        """Raises ValueError unless there are times, each finite, 0 or more, and above 0 for a layer's forward."""
+        """Raises ValueError unless there are a subject and times, finite, 0 or more, above 0 for a layer's forward."""
+        if not isinstance(self.subject, dict):
+            raise ValueError(f"subject={self.subject!r}")
         if not self.times:
             raise ValueError("there are no times")
         for size, times in self.times.items():
@@ -73,7 +75,7 @@ class Measurement:
         """Returns the measurement that `to_json` has written.
 
         Raises:
-            KeyError, TypeError, ValueError: `found` is something else.
+            AttributeError, KeyError, TypeError, ValueError: `found` is something else.
         """
         if found["format"] != FORMAT:
             raise ValueError(f"format {found['format']}, not {FORMAT}")
@@ -207,7 +209,6 @@ def subject(model: ModelConfig, **others: Any) -> dict[str, Any]:
 def _read(path: str | Path) -> Measurement:
     try:
         measurement = Measurement.from_json(json.loads(Path(path).read_text()))
-        measurement.subject.items()
         measurement.check()
         return measurement
     except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:

@@ -151,10 +151,14 @@ def check_output(path: str, *, overwrite: bool) -> None:
     file = local_path(path)
     folder = file.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        said = f"the folder {str(folder)!r} may not be written to"
+        said = (
+            f"the folder {str(folder)!r} may not be written to"
+            if folder.is_dir()
+            else f"there is no folder {str(folder)!r}"
+        )
         raise ConfigError(
             explain(
-                f"--output={path}: {said if folder.is_dir() else f'there is no folder {str(folder)!r}'}",
+                f"--output={path}: {said}",
                 rule="output: the file's folder exists and can be written to",
                 picture=f"looked from {os.getcwd()}",
                 repair="make the folder, or name another file",

@@ -102,8 +102,9 @@ class Costs:
                     )
                 )
             times[kind] = cost
-        if not ((times >= 0) & (times < np.inf)).all():
-            kind, stage = np.argwhere(~((times >= 0) & (times < np.inf)))[0]
+        is_time = (times >= 0) & (times < np.inf)
+        if not is_time.all():
+            kind, stage = np.argwhere(~is_time)[0]
             raise ScheduleError(
                 explain(
                     f"a {Kind(kind).name} of stage {stage} takes {times[kind, stage]:g}.",

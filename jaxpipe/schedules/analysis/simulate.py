@@ -18,6 +18,7 @@ from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order, previous_in_row
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind, Schedule, once
 
+_DIGITS = 9  # significant digits of a makespan; equal sums in another order differ in later ones
 MIDDLE = 1  # a batch after the one that fills
 
 
@@ -100,6 +101,11 @@ class Timeline:
         is_work = columns.is_kind(*COMPUTE_KINDS)
         work = np.bincount(columns.device, (self.end - self.start) * is_work, minlength=self.schedule.num_devices)
         return float(work.max(initial=0.0))
+
+
+def rounded(makespan: float) -> float:
+    """The makespan to so many digits that equal sums of times in another order are equal."""
+    return float(f"{makespan:.{_DIGITS}g}")
 
 
 def longest_span(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> float:

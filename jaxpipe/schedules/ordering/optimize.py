@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages, mean_share
-from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.analysis.simulate import rounded, simulate
 from jaxpipe.schedules.methods.option import Times, check_count, check_time
 from jaxpipe.schedules.methods.registry import REGISTRY
 from jaxpipe.schedules.ordering.explore import explore, starts_in
@@ -28,7 +28,6 @@ from jaxpipe.schedules.schedule import Kind, Schedule
 MakespanFunction = Callable[[Schedule, Costs], float]
 
 NUM_TRIALS = 1200
-_DIGITS = 9  # significant digits of a makespan; equal sums in another order differ in later ones
 _LONGEST = 10**8  # ticks of a device's share, so that sums of decimal costs are exact
 _NUM_KNOWN = 3  # registered schedules of a placement from which the search starts
 
@@ -226,7 +225,7 @@ class _Question:
         """The figures to compare, least is best: makespan with free messages, whether activations move, peak memory."""
         costs = replace(self.costs_on(schedule.placement), transfer=0.0, link={})
         memory = peak_memory(schedule, self.bound, costs=self.costs_on(schedule.placement))
-        return _rounded(simulate(schedule, costs).makespan), schedule.has_transfers, float(memory.max())
+        return rounded(simulate(schedule, costs).makespan), schedule.has_transfers, float(memory.max())
 
     def found(self, fitting: Sequence[Schedule], num_trials: int) -> list[Schedule]:
         """The best order of each placement, as a schedule."""
@@ -275,7 +274,7 @@ class _Question:
         for (least, *_), schedule in sorted(((self.merit(each), each) for each in schedules), key=lambda each: each[0]):
             if best is not None and least >= best[0]:
                 break
-            makespan = _rounded(clock(schedule, self.costs_on(schedule.placement)))
+            makespan = rounded(clock(schedule, self.costs_on(schedule.placement)))
             if best is None or makespan < best[0]:
                 best = makespan, schedule
         return best and best[1]
@@ -291,10 +290,6 @@ def _asked_once(clock: MakespanFunction) -> MakespanFunction:
         return known[id(schedule)]
 
     return ask
-
-
-def _rounded(makespan: float) -> float:
-    return float(f"{makespan:.{_DIGITS}g}")
 
 
 # Where the search starts: the table of methods, with the options worth trying, whole and split

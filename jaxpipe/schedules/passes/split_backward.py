@@ -13,14 +13,13 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.analysis.simulate import rounded, simulate
 from jaxpipe.schedules.methods.option import Times, checked_times
 from jaxpipe.schedules.passes.balance import row_peaks
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Rows, Schedule
 
 _CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
-_DIGITS = 9  # significant digits of a makespan, for the same reason
 _Key = tuple[Kind, int, int]  # kind, stage, microbatch
 
 
@@ -235,8 +234,8 @@ def best_weight_gradients(schedule: Schedule, times: Times, *, bounds: Sequence[
         )
         candidates += [rows] if rows else []
     schedules = [replace(schedule, rows=rows) for rows in candidates]
-    # Rounded, so that equal sums of times in another order compare as equal; of equals the first one stays.
-    return min(schedules, key=lambda each: float(f"{simulate(each, times.costs).makespan:.{_DIGITS}g}"))
+    # Of equals the first one stays.
+    return min(schedules, key=lambda each: rounded(simulate(each, times.costs).makespan))
 
 
 def _split(rows: Rows) -> Rows:
