@@ -113,6 +113,12 @@ def test_devices_wait_a_little_where_they_meet_if_a_backward_is_no_whole_number_
     assert 1.0 < period(table_of(8, 8, backward=2.3), costs) / (3.3 * 8) < 1.06
 
 
+@pytest.mark.parametrize("costs", [Costs(forward=1e-4), Costs(forward=1e4), Costs(backward=1e-4)])
+def test_very_unequal_costs_have_a_call_of_few_rounds(costs):
+    table = lower(build("pipedream_2bw", num_devices=4, num_microbatches=8, num_batches=3), costs=costs)
+    assert table.rounds_per_call < 20 * 8
+
+
 def test_an_action_that_is_under_way_takes_the_round_in_which_all_meet():
     table = table_of(8, 8)
     waiting = replace(table, rounds=table.send_round - 1)  # all begin after it

@@ -16,6 +16,7 @@ from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import HEAD_KINDS, Kind
 
 Cost = float | tuple[float, ...]
+LONGEST = 8  # forwards: longer actions are laid out in as many rounds, so that any costs have rounds
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Costs:
         return times
 
     def in_forwards(self) -> np.ndarray:
-        """[kinds] length of an action in forwards: the mean over stages, rounded, at least one; of S and T none."""
+        """[kinds] length of an action in forwards: the mean over stages, rounded, 1 to `LONGEST`; of S and T none."""
         times = np.zeros(len(Kind))
         for kind, cost in (
             (Kind.F, self.forward),
@@ -124,7 +125,7 @@ class Costs:
             (Kind.W, self.weight_gradient),
         ):
             times[kind] = np.mean(cost)
-        lengths = np.maximum(np.round(times / (times[Kind.F] or 1.0)), 1).astype(int)
+        lengths = np.clip(np.round(times / (times[Kind.F] or 1.0)), 1, LONGEST).astype(int)
         lengths[sorted(HEAD_KINDS)] = 0
         return lengths
 
