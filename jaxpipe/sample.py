@@ -27,6 +27,7 @@ from jaxpipe.config.data import tokenizer_of
 from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.mesh import key_of
 from jaxpipe.models import FAMILIES
 from jaxpipe.models.attention import Cache
 from jaxpipe.models.language_model import LanguageModel, Params
@@ -165,7 +166,7 @@ def generate(
             of seed + i, modulo 2^32.
         num_samples: continuations that are drawn at the same time.
     """
-    keys = jax.vmap(jax.random.key)(((seed + np.arange(num_samples)) % NUM_SEEDS).astype(np.uint32))
+    keys = jax.vmap(key_of)(((seed + np.arange(num_samples)) % NUM_SEEDS).astype(np.uint32))
     # Tokens stand at the beginning of a row of one size, so that one program serves them all: a causal model's
     # logits do not depend on what comes after.
     size = min(window, len(prompt) + num_tokens)

@@ -8,14 +8,15 @@ from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpipe.errors import CompileError, explain
 
 _IMPL = "threefry2x32"  # whatever jax_default_prng_impl says: masks are the same on every mesh, and drawn in kernels
 
 
-def key_of(seed: int) -> jax.Array:
-    """The key of a run's dropout."""
+def key_of(seed: int | jax.Array | np.ndarray) -> jax.Array:
+    """The key that a run's initial values, dropout masks or sampled tokens are drawn from."""
     return jax.random.key(seed, impl=_IMPL)
 
 

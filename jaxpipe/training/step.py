@@ -69,7 +69,7 @@ def init_state(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTran
     make = jax.jit(
         partial(_init, model, pipeline, optimizer), out_shardings=_shardings(state_like(model, pipeline, optimizer))
     )
-    return make(jax.random.key(seed))
+    return make(key_of(seed))
 
 
 def state_of(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
@@ -80,7 +80,7 @@ def state_of(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransf
 
 def state_like(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation) -> TrainState:
     """The train state as ShapeDtypeStructs with shardings; allocates nothing."""
-    shapes = jax.eval_shape(partial(_init, model, pipeline, optimizer), jax.random.key(0))
+    shapes = jax.eval_shape(partial(_init, model, pipeline, optimizer), key_of(0))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,

@@ -1,7 +1,7 @@
 """Which dims of a parameter are split over which axes, what does not fit, and how much of the state a device holds."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from tiny_models import config_of, pipeline_of, random_params
 from tiny_training import ADAMW
 
 from jaxpipe.errors import CompileError
-from jaxpipe.mesh import make_mesh
+from jaxpipe.mesh import key_of, make_mesh
 from jaxpipe.program.partition import Part, partition
 from jaxpipe.schedules import build
 from jaxpipe.training.step import init_state
@@ -161,6 +161,21 @@ def test_devices_hold_their_part_of_parameters_and_moments(family, split_masters
                 num_parts *= 4 if split_masters else 1  # data x pipe
             assert {shard.data.size * num_parts for shard in leaf.addressable_shards} == {leaf.size}, name
             assert len({str(shard.index) for shard in leaf.addressable_shards}) == num_parts, name
+
+
+@pytest.mark.ci
+def test_the_first_values_do_not_depend_on_the_default_kind_of_keys():
+    config, kinds = config_of("gpt", num_layers=4), []
+
+    def init(key):
+        kinds.append(jax.random.key_impl(key))
+        return random_params(config)
+
+    pipeline = pipeline_of(build("1f1b", num_devices=2, num_microbatches=2), config)
+    for kind in ("threefry2x32", "rbg"):
+        with jax.default_prng_impl(kind):
+            init_state(cast(Any, SimpleNamespace(init=init)), pipeline, ADAMW, seed=0)
+    assert set(kinds) == {jax.random.key_impl(key_of(0))}
 
 
 def splits_over_tensor(name: str) -> bool:
