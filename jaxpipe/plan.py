@@ -48,7 +48,13 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --config, --topology and what else the module's docstring shows."""
     define_config_file(values, arguments)
     flags.DEFINE_string("topology", None, "Hardware, nodes and GPUs of a node, as a100-80g:6x8.", values)
-    flags.DEFINE_string("costs", None, "costs.json of jaxpipe.measure; without it times are a roofline's.", values)
+    flags.DEFINE_multi_string(
+        "costs",
+        [],
+        "costs.json of jaxpipe.measure; several for several kinds of recomputation or sizes of mesh.tensor. Links that"
+        " were not measured, and all times without a file, are a roofline's.",
+        values,
+    )
     flags.DEFINE_multi_string("method", [], METHOD_FILE_HELP, values)
     flags.DEFINE_bool(
         "allow_delayed",
@@ -78,7 +84,8 @@ def execute(values: FlagValues) -> None:
             register(method)
     if values.write_config:
         check_writable(values.write_config, overwrite=values.overwrite)
-    source = read_costs(values.costs) if values.costs else Roofline.of(topology.hardware)
+    roofline = Roofline.of(topology.hardware)
+    source = read_costs(*values.costs, otherwise=roofline) if values.costs else roofline
     plan = search(space_of(config, topology), source, top=values.top)
     parts = [breakdown_of(row.estimate, source) for row in plan.rows]
     compared = baselines(plan.rows[0], source) if plan.rows else []

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.plan.search import Row, largest_kind, settings_of
@@ -151,11 +152,17 @@ def best_against_second(best: Breakdown, second: Breakdown) -> str:
 
 
 def baselines(best: Row, source: TimeSource) -> list[Baseline]:
-    """1F1B, GPipe and interleaved 1F1B, each without and with full recomputation, unless it is the best row itself."""
+    """1F1B, GPipe and interleaved 1F1B, each without and with full recomputation, as far as `source` has their times.
+
+    The best row itself is none of them.
+    """
     setting, found = best.setting, []
     for recompute in ("none", "full"):
         group = replace(setting, model=replace(setting.model, recompute=recompute))
-        times = source.times(group)
+        try:
+            times = source.times(group)
+        except ConfigError:  # measured with the recomputation of the best row alone
+            continue
         for name in sorted(name for name, method in REGISTRY.items() if method.is_baseline):
             variant = next((each for each in legal_variants(group) if each.name == name), None)
             if variant is None:

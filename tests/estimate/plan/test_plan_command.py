@@ -12,14 +12,16 @@ import pytest
 from small_space import TOPOLOGY, small_config
 
 from jaxpipe.cluster.hardware import HARDWARE, RESERVE_BYTES
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import check
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Roofline, estimate, memory, setting_of
-from jaxpipe.estimate.measured import Measured, Measurement
+from jaxpipe.estimate import Link, Roofline, Times, estimate, memory, setting_of
+from jaxpipe.estimate.measured import Measured, Measurement, subject_of
 from jaxpipe.estimate.plan.breakdown import baselines, best_against_second, breakdown_of
 from jaxpipe.estimate.plan.report import check_writable, config_of, config_text, to_json, to_text
 from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
+from jaxpipe.plan import main
 
 SOURCE = Roofline(TOPOLOGY.hardware)
 ROOT = Path(__file__).parents[3]
@@ -176,3 +178,20 @@ def test_the_command_writes_what_it_prints(tmp_path):
     assert (config.mesh.data, config.mesh.pipe, config.mesh.tensor) == (row["data"], row["pipe"], row["tensor"])
     assert config.mesh.deterministic  # of the config that was planned for
     assert config.model.hidden == 128
+
+
+@pytest.mark.parametrize("link", [None, Link(latency_s=1e-4, bytes_per_s=1e9)])
+def test_a_plan_by_measured_times_takes_other_links_from_the_roofline(tmp_path, capsys, monkeypatch, link):
+    """Measured were the link between two devices of a node, or none, and two of the three kinds of recomputation."""
+    monkeypatch.chdir(ROOT)
+    config = get_config((ROOT / "configs" / "quickstart.py").read_text())
+    times = {size: Times(*[size * 1e-3] * 7, update_s=1e-3) for size in (1, 8)}
+    flags = ["--config=configs/quickstart.py", "--topology=a100-80g:2x2", "--top=2", "--format=json"]
+    for recompute in ("none", "attention"):
+        config.model.recompute = recompute
+        subject = subject_of(setting_of(config, parse_topology("a100-80g:1x8")))
+        measured = Measurement({}, subject, times, dict.fromkeys(times, 0.0), 1, 1, 1, link)
+        (tmp_path / recompute).write_text(json.dumps(measured.to_json()))
+        flags.append(f"--costs={tmp_path / recompute}")
+    assert main(flags) == 0
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
