@@ -131,7 +131,7 @@ def few_microbatches(name: str, num_devices: int, num_microbatches: int, options
         >>> few_microbatches("1f1b", 4, 16, "")
         (16,)
     """
-    period = _period(name, num_devices, options)
+    period = period_of(name, num_devices, options)
     if period is None or num_microbatches < (FEWEST_PERIODS + 2) * period:
         return (num_microbatches,)
     first = FEWEST_PERIODS * period + num_microbatches % period
@@ -139,7 +139,8 @@ def few_microbatches(name: str, num_devices: int, num_microbatches: int, options
 
 
 @cache
-def _period(name: str, num_devices: int, options: str) -> int | None:
+def period_of(name: str, num_devices: int, options: str) -> int | None:
+    """The period of a schedule's rows, in microbatches; None if unknown, as that of a CSV."""
     return None if is_file_name(name) else find_method(name).period_of(num_devices, options_of(options))
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.config.costs import Woven, costs_by, times_written, woven_costs
 from jaxpipe.config.pipeline import named_schedule
+from jaxpipe.estimate.clock import period_of
 from jaxpipe.estimate.parameters import layer_parameters, parameter_bytes
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
@@ -28,7 +29,6 @@ from jaxpipe.lowering import lower
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import chunks_of
-from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.schedule import Kind
 
 
@@ -138,7 +138,7 @@ def _computed_again(setting: Setting) -> int:
 
 
 Expected = tuple[str, str]  # how a layer recomputes; the text that has times
-FEW = 3  # least number of microbatches per device for which a table is representative
+FEW = 3  # least number of periods for which a table is representative
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def counts(setting: Setting) -> Counts:
         ScheduleError: the schedule cannot be built.
     """
     name, num_microbatches = setting.schedule_name, setting.num_microbatches
-    few = num_microbatches if is_file_name(name) else table_microbatches(setting.pipe, num_microbatches)
+    few = table_microbatches(name, setting.pipe, num_microbatches, setting.built_options)
     expected = setting.model.recompute, times_written(setting.options, setting.costs)
     found = _of_equal_stages(
         name, setting.built_options, setting.pipe, setting.layers_per_stage, expected, few, setting.woven
@@ -195,15 +195,20 @@ def counts(setting: Setting) -> Counts:
     return replace(found, pages=pages, inbox=inbox, entries=entries)
 
 
-def table_microbatches(pipe: int, num_microbatches: int) -> int:
-    """The number of microbatches that suffice for the counts: schedules repeat in groups of twice the devices.
+def table_microbatches(name: str, pipe: int, num_microbatches: int, options: str) -> int:
+    """The number of microbatches that suffice for the counts: some periods of the rows, of one a device at least.
 
     Example:
-        >>> table_microbatches(8, 1536), table_microbatches(8, 31), table_microbatches(8, 20)
-        (32, 31, 20)
+        >>> [table_microbatches("1f1b", 8, number, "") for number in (1536, 31, 20)]
+        [32, 31, 20]
+        >>> table_microbatches("interleaved_1f1b", 8, 1536, "group_size=64")
+        256
     """
-    group = 2 * pipe
-    return min(num_microbatches, FEW * pipe + (num_microbatches - FEW * pipe) % group)
+    period = period_of(name, pipe, options)
+    if period is None:
+        return num_microbatches
+    group = max(pipe, period)
+    return min(num_microbatches, FEW * group + (num_microbatches - FEW * group) % (2 * group))
 
 
 def _of_equal_stages(

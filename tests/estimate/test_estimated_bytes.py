@@ -127,23 +127,30 @@ def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
         assert update_bytes(pipeline, state) == {"update": of_parameters.updated_layer}
 
 
-def of_schedule(name: str, *, pipe: int, num_microbatches: int):
+def of_schedule(name: str, *, pipe: int, num_microbatches: int, options: str = ""):
     """A setting with one layer a stage."""
     config = base_config("gpt")
-    config.pipeline.schedule, config.mesh.pipe = name, pipe
+    config.pipeline.schedule, config.pipeline.options, config.mesh.pipe = name, options, pipe
     config.pipeline.num_microbatches = config.data.batch_size = num_microbatches
     config.model.num_layers = 4 * pipe
     return setting_of(config, parse_topology("a100-80g:4x8"))
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY))
 @pytest.mark.parametrize(
-    ("pipe", "num_microbatches"),
-    [pytest.param(4, 40, marks=pytest.mark.ci), (4, 35), pytest.param(8, 96, marks=pytest.mark.slow)],
+    ("pipe", "num_microbatches", "name", "options"),
+    [
+        *(pytest.param(4, 40, name, "", marks=pytest.mark.ci) for name in sorted(REGISTRY)),
+        *((4, 35, name, "") for name in sorted(REGISTRY)),
+        *(pytest.param(8, 96, name, "", marks=pytest.mark.slow) for name in sorted(REGISTRY)),
+        # Their rows repeat after as many microbatches as are in a group.
+        (4, 112, "interleaved_1f1b", "group_size=16"),
+        pytest.param(4, 95, "interleaved_1f1b", "group_size=9,num_chunks=3,extra_warm_up=true", marks=pytest.mark.ci),
+        pytest.param(2, 400, "interleaved_1f1b", "group_size=64", marks=pytest.mark.ci),
+    ],
 )
-def test_few_microbatches_say_all(name, pipe, num_microbatches):
-    setting = of_schedule(name, pipe=pipe, num_microbatches=num_microbatches)
-    assert table_microbatches(pipe, num_microbatches) < num_microbatches
+def test_few_microbatches_say_all(pipe, num_microbatches, name, options):
+    setting = of_schedule(name, pipe=pipe, num_microbatches=num_microbatches, options=options)
+    assert table_microbatches(name, pipe, num_microbatches, setting.built_options) < num_microbatches
     found = counts(setting)
     expected = setting.model.recompute, setting.costs
     everything = counted(name, setting.built_options, pipe, setting.layers_per_stage, expected, num_microbatches)
