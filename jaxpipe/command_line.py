@@ -6,6 +6,9 @@ Imports no JAX, since some commands only show schedules. Commands that take a co
 from __future__ import annotations
 
 import math
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -62,7 +65,12 @@ def exit_status(call: Callable[[], int | None]) -> int:
         return call() or 0
     except JaxpipeError as error:
         found = error
+    except KeyboardInterrupt:
+        print("stopped by SIGINT", file=sys.stderr)
+        return 128 + signal.SIGINT
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _has_no_reader():
+            return 0
         found = ConfigError(
             explain(
                 f"{error.strerror or error}: {error.filename or 'of a file'}",
@@ -72,6 +80,20 @@ def exit_status(call: Callable[[], int | None]) -> int:
         )
     print(shortened(f"{type(found).__name__}: {found}", most_lines=MOST_LINES_OF_AN_ERROR), file=sys.stderr)
     return found.exit_status
+
+
+def _has_no_reader() -> bool:
+    """Whether what reads the output has ended, as `head`; then nothing is printed any more."""
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # a stream of Python's, as in a notebook
+        return False
+    poll = select.poll()
+    poll.register(output, 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # for what Python still writes at exit
+    return True
 
 
 def parse(
@@ -192,11 +214,8 @@ def write_output(content: str | bytes, path: str | None) -> None:
                 )
             ) from None
         return
-    try:
-        sys.stdout.write(content if isinstance(content, str) else content.decode())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stderr.close()  # so that Python does not complain at exit
+    sys.stdout.write(content if isinstance(content, str) else content.decode())
+    sys.stdout.flush()
 
 
 class NumberParser(flags.ArgumentParser):

@@ -99,6 +99,7 @@ def import_model(source: str, target: str) -> str:
     """
     folder, path = run_folder.path_of(source), run_folder.path_of(target)
     check_target(path, flag=f"--to={target}")
+    run_folder.check_name(path, flag=f"--to={target}")
     theirs = configs.load_config(folder)
     where = str(folder / configs.CONFIG)
     architecture = configs.architecture_of(theirs, where=where)

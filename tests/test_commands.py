@@ -2,12 +2,15 @@
 
 import ast
 import errno
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from absl import flags
 
-from jaxpipe.command_line import define_number, run, write_output
+from jaxpipe.command_line import define_number, exit_status, run, write_output
 from jaxpipe.errors import ConfigError, LostProcess, explain
 
 ROOT = Path(__file__).parents[1]
@@ -108,6 +111,29 @@ def test_the_exit_status_is_that_of_the_command_or_of_its_error(capsys):
     assert ends(lambda values: None) == 0
     assert ends(lost) == 76
     assert capsys.readouterr().err == "LostProcess: process 1 is lost\n"
+
+
+def test_a_command_that_is_interrupted_says_so_in_a_line(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert exit_status(interrupted) == 130
+    assert capsys.readouterr().err == "stopped by SIGINT\n"
+
+
+@pytest.mark.parametrize(("reader", "status"), [("true", "0"), ("cat", "2")])
+def test_a_reader_that_has_ended_is_no_error_but_another_broken_pipe_is(reader, status):
+    program = (
+        "import sys; from jaxpipe.command_line import exit_status\n"
+        "def call():\n"
+        "    print('x' * 100_000)\n"
+        "    raise BrokenPipeError(32, 'Broken pipe')\n"
+        "sys.exit(exit_status(call))"
+    )
+    command = f"{sys.executable} -c {shlex.quote(program)} | {reader} >/dev/null; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == status
+    assert ("rule files" in done.stderr) == (status == "2")
 
 
 def test_output_goes_to_the_terminal_or_whole_to_a_file(tmp_path, capsys):

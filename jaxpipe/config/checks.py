@@ -88,6 +88,11 @@ def check(config: ConfigDict, *, name: str = "the config") -> None:
     _check(config, (_family, _types, _ranges, _schedule, _relations), name=name)
 
 
+def check_model(config: ConfigDict, *, name: str) -> None:
+    """Raises ConfigError with every rule that the model of `config` breaks by itself, whatever it is trained on."""
+    _check(config, (_types, _ranges, _model), name=name)
+
+
 def check_given(config: ConfigDict) -> None:
     """Raises ConfigError with every rule that `config` breaks whose model and batches are given in Python."""
     _check(config, (_types, _ranges, _schedule, _given_relations), name="the config")
@@ -177,12 +182,16 @@ def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_prepared_tokenizer(config)
     yield lambda: local_path(config.checkpoint.init_from)
     yield lambda: check_masked_sequence(config)
-    yield lambda: model_config(config)
-    yield lambda: check_fields(config)
+    yield from _model(config)
     yield lambda: check_attention_kernel(config)
     yield lambda: check_tensor(config)
     yield lambda: check_experts(config)
     yield from _given_relations(config)
+
+
+def _model(config: ConfigDict) -> Checks:
+    yield lambda: model_config(config)
+    yield lambda: check_fields(config)
 
 
 def _given_relations(config: ConfigDict) -> Checks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -68,6 +69,8 @@ class Stop:
         self._got = signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)  # a second Ctrl-C does not wait
+            # Not by print, in the middle of which the signal may have come.
+            os.write(2, b"SIGINT: stops after the next step, with a checkpoint; a second one ends at once\n")
 
 
 # The group, from joining to leaving

@@ -15,6 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxpipe.config import base_config, model_config
+from jaxpipe.config.checks import check_model
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.huggingface.gpt2 import GPT2
 from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -117,6 +118,7 @@ def _read_config(theirs: dict[str, Any], architecture: Architecture, *, where: s
     longest = read_fields(theirs, (architecture.longest,), where=where)["seq_len"]
     config.data.seq_len = min(_of_type(MAX_SEQ_LEN, longest, path="data.seq_len", where=where), MAX_SEQ_LEN)
     config.mesh.pipe = 1  # so that it runs on one device; --config.mesh.pipe=N makes a pipeline
+    check_model(config, name=where)
     return config
 
 

@@ -129,8 +129,11 @@ def _read_index(folder: Path) -> str:
         )
     try:
         text = path.read_text()
-        if not all(isinstance(name, str) for name in json.loads(text)["weight_map"].values()):
+        index = json.loads(text)
+        if not all(isinstance(name, str) for name in index["weight_map"].values()):
             raise TypeError("a file's name is no text")
+        if not isinstance(index.get("metadata") or {}, dict):
+            raise TypeError("its metadata is no object")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(

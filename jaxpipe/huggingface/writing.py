@@ -89,7 +89,7 @@ def files_of_source(source: SourceModel, *, dtype: str) -> ModelFiles:
         return ModelFiles(headers, source.index)
     index = json.loads(source.index)
     index["weight_map"] = {name: file for name, file in index["weight_map"].items() if name not in source.left_out}
-    index["metadata"] = index.get("metadata", {}) | {"total_size": sum(map(_num_bytes, headers.values()))}
+    index["metadata"] = (index.get("metadata") or {}) | {"total_size": sum(map(_num_bytes, headers.values()))}
     return ModelFiles(headers, _index_text(index))
 
 

@@ -242,7 +242,7 @@ def write_run_schedule(path: Path, schedule: Schedule) -> None:
 def has_other_schedule(path: Path, schedule: Schedule) -> bool:
     """Whether the run in `path` used another schedule; False for an old run that did not record it."""
     saved = path / SCHEDULE
-    return saved.is_file() and saved.read_text(encoding="utf-8") != to_json(schedule)
+    return saved.is_file() and saved.read_bytes() != to_json(schedule).encode()
 
 
 def check_same_schedule(processes: ProcessGroup, schedule: Schedule, costs: str) -> None:

@@ -23,6 +23,7 @@ from jaxpipe.huggingface import copied_path, own_path
 
 CONFIG, METRICS, TENSORBOARD, SCHEDULE_PICTURE = "config.json", "metrics.jsonl", "tensorboard", "schedule.svg"
 LOCK = "lock"  # the first file of a run
+UNUSABLE = ("[", "**", "\\")  # in the path of a run: Orbax does not find what it wrote there, or writes elsewhere
 _MOST_SHOWN = 5
 
 
@@ -39,6 +40,7 @@ def check(workdir: str) -> Path:
             writable.
     """
     path = path_of(workdir)
+    check_name(path, flag=f"--workdir={workdir}")
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     if not there.is_dir():
         raise ConfigError(
@@ -74,6 +76,20 @@ def check(workdir: str) -> Path:
             )
         )
     return path
+
+
+def check_name(path: Path, *, flag: str) -> None:
+    """Raises ConfigError for a folder in which no checkpoint could be written and read again."""
+    if unusable := [characters for characters in UNUSABLE if characters in str(path)]:
+        raise ConfigError(
+            explain(
+                f"{flag}: the path of the folder has {unusable[0]}",
+                rule=f"run-name: without {' '.join(UNUSABLE)}, which the library that writes checkpoints takes for a"
+                " pattern or for another folder",
+                picture=str(path),
+                repair="name another folder",
+            )
+        )
 
 
 def holds_run(path: Path) -> bool:
@@ -117,8 +133,11 @@ def read_config(workdir: str) -> ConfigDict:
     repair = "use the version of jaxpipe that wrote it, or correct the file"
     try:
         saved = json.loads(path.read_text())
+        empty = [f"{section}.{name}" for section, values in saved.items() for name in values if values[name] is None]
+        if empty:
+            raise ValueError(f"{empty[0]} is null")
         config = base_config(saved["model"]["family"])
-    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(
                 f"{path} cannot be read: {str(error).splitlines()[0]}",

@@ -32,6 +32,7 @@ from jaxpipe.training import profiler, resume, run_folder
 from jaxpipe.training.batches import put_batch
 from jaxpipe.training.given import BatchSource, Model, given_task
 from jaxpipe.training.loop import Loop, OnStep
+from jaxpipe.training.metrics import keep_rows
 from jaxpipe.training.report import check_memory, report, write_timeline
 from jaxpipe.training.setup import Setup, devices_of, first_state, optimizer_and_step, set_up
 from jaxpipe.training.step import TrainState, make_eval_step, state_like, with_older
@@ -212,7 +213,7 @@ def _run(
             with run_folder.writing(str(path)):
                 log_file.enter_context(logging_to(path, process=processes.index))
                 if processes.is_first:
-                    _write_files(path, config, setup, is_resumed=is_resumed)
+                    _write_files(path, config, setup, is_resumed=is_resumed, num_done=num_done)
 
         # ---- Compiled steps
         train_step, eval_step = train_step.compile(), eval_step.compile()
@@ -272,8 +273,12 @@ def _check_data(path: Path, task: Task, processes: ProcessGroup, *, is_resumed: 
         resume.check_same_data(path, fingerprint)
 
 
-def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bool) -> None:
-    """Writes the files of a run other than its metrics; the config last, which marks that the run has begun."""
+def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bool, num_done: int) -> None:
+    """Writes the files of a run other than its metrics; the config last, which marks that the run has begun.
+
+    The rows of steps that run again go before that: with the new `checkpoint.save_every` they may be more than a run
+    without checkpoints can have.
+    """
     if config.checkpoint.init_from and not is_resumed:
         copy_source_model(run_folder.path_of(config.checkpoint.init_from), path)
         _take_source_tokenizer(path, config)
@@ -281,6 +286,7 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
     (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.pipeline.run_schedule)))
     write_timeline(path, setup)
     resume.write_fingerprint(path, setup.task.fingerprint)
+    keep_rows(path / run_folder.METRICS, last_step=num_done)
     run_folder.write_config(path, resume.named_as_before(path, config))
 
 

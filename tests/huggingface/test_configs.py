@@ -200,6 +200,25 @@ def test_values_of_another_type_are_refused():
         read("LlamaForCausalLM", rope_scaling={"rope_type": "linear"})
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_key_value_heads": 0},
+        {"num_hidden_layers": 0},
+        {"num_hidden_layers": -1},
+        {"hidden_size": 0},
+        {"max_position_embeddings": -5},
+        {"rms_norm_eps": float("nan")},
+        {"rope_theta": -1.0},
+        {"rope_scaling": {"rope_type": "linear", "factor": 0.0}},
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused(changes):
+    with pytest.raises(ConfigError, match=r"broken in config.json\n(.|\n)*rule (field-range|rope)"):
+        read("LlamaForCausalLM", **changes)
+
+
 @pytest.mark.parametrize("rope", ["x", [1], {"rope_type": ["x"]}])
 def test_values_that_are_no_values_are_refused(rope):
     with pytest.raises(ConfigError, match="rule huggingface-"):

@@ -134,7 +134,12 @@ def test_an_index_that_says_otherwise_is_refused(tmp_path):
     refused(folder, tmp_path, "huggingface-index", f"{NORM}: a.safetensors in the index, b.safetensors in fact")
     (folder / INDEX).write_text('{"metadata": {}}')
     refused(folder, tmp_path, "huggingface-index", "'weight_map'")
-    for damaged in (b'{"weight_map": {"\xff": "a"}}', b'{"weight_map": {"a": 1}}', b'{"weight_map": {"a": ["x"]}}'):
+    for damaged in (
+        b'{"weight_map": {"\xff": "a"}}',
+        b'{"weight_map": {"a": 1}}',
+        b'{"weight_map": {"a": ["x"]}}',
+        b'{"weight_map": {"a": "b"}, "metadata": "x"}',
+    ):
         (folder / INDEX).write_bytes(damaged)
         refused(folder, tmp_path, "huggingface-index", "cannot be read")
 
@@ -206,6 +211,15 @@ def test_steps_that_are_not_there_are_refused(tmp_path):
         ConfigError, match=r"no checkpoint of step 7[^\n]*\n *rule checkpoint-there[^\n]*\n *there: 0\n"
     ):
         export_model(str(tmp_path / "run"), str(tmp_path / "back"), step=7)
+
+
+def test_an_index_whose_metadata_is_null_is_written_anew(tmp_path):
+    folder = write_shards(tmp_path / "hf", *halves())
+    index = json.loads((folder / INDEX).read_text())
+    (folder / INDEX).write_text(json.dumps(index | {"metadata": None}))
+    import_model(str(folder), str(tmp_path / "run"))
+    export_model(str(tmp_path / "run"), str(tmp_path / "back"), dtype="bfloat16")
+    assert json.loads((tmp_path / "back" / INDEX).read_text())["metadata"]["total_size"] > 0
 
 
 def test_a_tensor_larger_than_a_shard_has_one_of_its_own():

@@ -87,6 +87,25 @@ def test_a_run_that_is_done_says_so_and_changes_nothing(whole):
 
 
 @pytest.mark.ci
+def test_one_that_ends_while_it_compiles_with_more_checkpoints_can_be_resumed(tmp_path, monkeypatch):
+    """The steps before were too few for a checkpoint, and are not for those that are saved more often."""
+    small = ["--config.mesh.pipe=1", "--config.mesh.data=1", "--config.checkpoint.save_at_end=False"]
+    assert train(tmp_path / "run", *small, "--config.train.steps=3", "--config.checkpoint.save_every=9").returncode == 0
+    again = (tmp_path / "run", *small, "--config.train.steps=4", "--config.checkpoint.save_every=1")
+    with monkeypatch.context() as patched:
+        patched.setattr("jaxpipe.training.trainer.Loop", interrupted)
+        assert train(*again).returncode == 130
+    done = train(*again)
+    assert done.returncode == 0, done.stderr
+    assert "resumes    from step 0" in done.stdout
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.ci
 def test_another_model_is_another_run(whole):
     before = json.loads((whole / "config.json").read_text())
     done = train(whole, "--config.model.hidden=32")

@@ -10,8 +10,9 @@ from running import ROOT, run
 from jaxpipe.config import base_config
 from jaxpipe.errors import CheckpointError, ConfigError
 from jaxpipe.models import FAMILIES
+from jaxpipe.schedules import build
 from jaxpipe.training import run_folder
-from jaxpipe.training.resume import check_no_checkpoint_lost
+from jaxpipe.training.resume import SCHEDULE, check_no_checkpoint_lost, has_other_schedule, write_run_schedule
 from jaxpipe.training.run_folder import LOCK, run_lock
 
 
@@ -37,6 +38,15 @@ def test_a_file_on_the_way_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"/file is a file\n *rule workdir-folder"):
         run_folder.check(f"{tmp_path}/file/run")
+
+
+@pytest.mark.parametrize("name", ["g[1]", "a\\b", "x**"])
+def test_a_name_under_which_no_checkpoint_can_be_read_is_refused(tmp_path, name):
+    """Orbax finds the parts of a checkpoint by a pattern that begins with the whole path."""
+    with pytest.raises(ConfigError, match="rule run-name"):
+        run_folder.check(f"{tmp_path}/{name}/run")
+    for harmless in ("a*?{b}", "é 'x'", "#%41:$"):
+        run_folder.check(f"{tmp_path}/{harmless}")
 
 
 def test_a_folder_without_the_right_to_write_is_refused(tmp_path, monkeypatch):
@@ -76,6 +86,11 @@ def test_a_config_comes_back_with_the_fields_of_its_family(tmp_path, family):
         ({"model": {"hidden": 64}}, ["cannot be read: 'family'", "a known model.family"]),
         ({"model": {"family": "gpt", "hiden": 64}}, ["a field is unknown", "hiden", "rule config-fields"]),
         ({"model": {"family": "gpt", "hidden": "wide"}}, ["of the wrong type", "rule config-fields"]),
+        ({"model": {"family": None}}, ["cannot be read: model.family is null", "rule config-file"]),
+        (
+            {"model": {"family": "gpt"}, "data": {"tokenizer": None}},
+            ["cannot be read: data.tokenizer is null", "rule config-file"],
+        ),
         ([], ["cannot be read", "rule config-file"]),
     ],
 )
@@ -138,6 +153,14 @@ def test_a_run_that_has_lost_its_checkpoints_never_starts_anew(tmp_path):
     (tmp_path / run_folder.METRICS).write_text("{}\n" * 8)
     with pytest.raises(CheckpointError, match="rule checkpoints-there"):
         check_no_checkpoint_lost(tmp_path)
+
+
+def test_a_damaged_schedule_is_another_one(tmp_path):
+    schedule = build("1f1b", num_devices=2, num_microbatches=2)
+    write_run_schedule(tmp_path, schedule)
+    assert not has_other_schedule(tmp_path, schedule)
+    (tmp_path / SCHEDULE).write_bytes(b"\xff\xfe{")
+    assert has_other_schedule(tmp_path, schedule)
 
 
 # ---- A run that is moved has its own tokenizer with it
