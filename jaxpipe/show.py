@@ -34,7 +34,7 @@ from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_t
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, build, check, read_csv, read_json, simulate, to_csv
 from jaxpipe.schedules.methods.option import parse_options
-from jaxpipe.schedules.methods.registry import register_file
+from jaxpipe.schedules.methods.registry import DELAYED, method_names, register_file
 from jaxpipe.schedules.passes.balance import least_bound, row_peaks
 
 __all__ = ["Page", "main", "to_html"]
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _define_flags(values: FlagValues) -> None:
     text = flags.DEFINE_string
-    names = ", ".join(sorted(REGISTRY))
+    names = ", ".join(method_names())
     text("name", None, f"The schedule, one of {names}, or a method's .py file; --name= may be left out.", values)
     method_help = (
         "In place of NAME, or with --config: FILE.py with a method of your own. With --list: several, to list too."
@@ -131,7 +131,7 @@ def _check_flags(values: FlagValues) -> None:
         raise ConfigError(
             explain(
                 "no schedule is given",
-                rule=f"schedule-source: NAME, one of {', '.join(sorted(REGISTRY))};"
+                rule=f"schedule-source: NAME, one of {', '.join(method_names())};"
                 " or a FILE by --method, --csv or --json",
                 repair="give the NAME of a schedule, as in `python -m jaxpipe.show 1f1b ...`",
             )
@@ -205,7 +205,7 @@ def _show(values: FlagValues) -> None:
     if values.list:
         for path in values.method:
             register_file(path)
-        write_output(method_list(REGISTRY.values()), values.output)
+        write_output(method_list((REGISTRY | DELAYED).values()), values.output)
         return
     if values.config:
         schedule, costs, values.layers_per_stage, decided = _of_config(values)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpipe.drawing.text_grid import text
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.lowering import RoundTable, lower, replay, spmd_makespan
+from jaxpipe.lowering import Replay, RoundTable, lower, replay, spmd_makespan
 from jaxpipe.schedules import (
     NO_MICROBATCH,
     Costs,
@@ -30,6 +30,7 @@ from jaxpipe.schedules import (
     simulate,
     transfers,
 )
+from jaxpipe.schedules.analysis.simulate import MIDDLE
 from jaxpipe.schedules.files import to_json
 from jaxpipe.schedules.ordering.optimize import Found
 from jaxpipe.schedules.placement import placement_name
@@ -85,10 +86,27 @@ class Summary:
         return lower(self.schedule, layers_per_stage=(self.num_layers,) * self.schedule.num_stages, costs=expected)
 
     @cached_property
+    def replayed(self) -> Replay:
+        """The compiled program on the SPMD clock."""
+        return replay(self.table, self.costs)
+
+    @cached_property
+    def lost(self) -> float:
+        """How much longer the program is than the asynchronous clock, as a fraction of it.
+
+        Of a step; without flush of the time from one batch to the next, since every call of the program is as long.
+        """
+        ours, theirs = self.replayed.makespan, self.timeline.makespan
+        if self.schedule.delays and self.schedule.num_batches >= MIDDLE + 2:
+            ends = self.replayed.end[self.table.rounds_per_call - 1 :: self.table.rounds_per_call]
+            ours, theirs = float((ends[MIDDLE + 1] - ends[MIDDLE]).max()), self.timeline.period
+        return ours / theirs - 1 if theirs else 0.0
+
+    @cached_property
     def spmd(self) -> dict[str, float]:
         """Makespan and size of the compiled program."""
         return {
-            "makespan": float(replay(self.table, self.costs).makespan),
+            "makespan": float(self.replayed.makespan),
             "num_rounds": int(self.table.num_rounds),
             "round_types": int(self.table.num_types),
             "traced_actions": int(self.table.num_traced_actions),
@@ -182,10 +200,12 @@ def summary_text(summary: Summary) -> str:
 
 def _lost(summary: Summary) -> str:
     """What the program's rounds cost: devices wait there for others that the schedule does not make them wait for."""
-    lost = summary.spmd["makespan"] / summary.timeline.makespan - 1 if summary.timeline.makespan else 0.0
+    lost, of_what = summary.lost, " from batch to batch" if summary.schedule.delays else ""
     if abs(lost) < _LEAST_LOST:
         return "devices wait only where the schedule says so"
-    return f"{lost:.1%} longer, since devices also meet where they exchange nothing that is needed"
+    if lost < 0:
+        return f"{-lost:.1%} shorter{of_what}, since a slot travels in pages, one after the other"
+    return f"{lost:.1%} longer{of_what}, since devices also meet where they exchange nothing that is needed"
 
 
 def _replica_lines(summary: Summary) -> str:

@@ -13,6 +13,7 @@ from showing import refused, shown
 from jaxpipe.drawing.summary import sent_slots
 from jaxpipe.lowering import lower
 from jaxpipe.schedules import REGISTRY, build, from_csv, read_schedule, to_csv, to_json
+from jaxpipe.schedules.methods.registry import DELAYED
 from jaxpipe.show import main
 
 SMALL = ["1f1b", "--num_devices=4", "--num_microbatches=6"]
@@ -266,14 +267,28 @@ def test_a_large_schedule_is_shown(capsys, form):
     assert "64" in shown(capsys, "1f1b", "--num_devices=64", "--num_microbatches=512", f"--format={form}")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bpipe", "--num_devices=8", "--num_microbatches=32", "--transfer=0.1"], "% shorter, since a slot travels in"),
+        # Fill and drain, which take longer in the program, are no part of what a step costs.
+        (["wpipe", "--num_devices=4", "--num_microbatches=4"], "devices wait only where the schedule says so"),
+        (["wpipe", "--num_devices=3", "--num_microbatches=3", "--backward=3"], "% longer from batch to batch, since"),
+    ],
+)
+def test_what_rounds_cost_is_said(capsys, arguments, words):
+    assert words in shown(capsys, *arguments)
+
+
 def test_the_list_has_every_method_with_its_options(capsys):
     paragraphs = shown(capsys, "--list").split("\n\n")
-    assert [paragraph.splitlines()[0] for paragraph in paragraphs] == list(REGISTRY)
-    listed = dict(zip(REGISTRY, paragraphs, strict=True))
+    methods = REGISTRY | DELAYED
+    assert [paragraph.splitlines()[0] for paragraph in paragraphs] == list(methods)
+    listed = dict(zip(methods, paragraphs, strict=True))
     assert (
         "bubble ratio: (D-1)/(N+D-1)\n    peak activations, Ma: 1..min(D, N)\n" in listed["1f1b"]
     )  # DAPPLE, PPoPP 2021
-    for name, method in REGISTRY.items():
+    for name, method in methods.items():
         assert all(f"{option.name}=" in listed[name] for option in method.options)
 
 
