@@ -1,6 +1,6 @@
 """Prints continuations of a prompt by a trained causal model.
 
-    python -m jaxpipe.sample --workdir=DIR --prompt=TEXT [--num_tokens=200] [--temperature=0.8] [--top_k=40] [--seed=0]
+    python -m jaxpipe.sample --workdir=DIR --prompt=TEXT [--num_tokens=200] [--temperature=0.8] [--top_k=K] [--seed=0]
 
 Runs on one device without a pipeline, with the keys and values of earlier tokens kept. A continuation ends early if the
 model ends the document, or where a string of --stop would begin; --num_samples draws several at a time.

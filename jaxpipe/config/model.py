@@ -2,7 +2,7 @@
 
 Goes in: a config. Comes out: the config of its model, or an error of the checks that the model's own config cannot
 make, since they need the data or the devices. Left to others: the fields with their meanings and defaults, which are in
-the file of each family (`jaxpipe.models.gpt`, `bert`, `llama`).
+the file of each family (`jaxpipe.models.gpt`, `bert`, `llama`, `mixture`).
 """
 
 from __future__ import annotations

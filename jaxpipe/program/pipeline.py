@@ -75,13 +75,13 @@ class Pipeline:
 
         Args:
             schedule: a schedule that keeps the rules, on as many devices as the mesh's `pipe` axis has.
-            mesh: the mesh, with axes `data`, `pipe`, `tensor`.
+            mesh: the mesh, with axes `data`, `pipe`, `expert`, `tensor`, as `make_mesh` makes it.
             functions: the model.
             num_layers: layers of the model.
             layers_per_stage: [stage] number of layers; by default as equal as possible.
             dtype: dtype of the compute copies of the parameters, made once a step; by default the parameters' own.
             split_masters: whether parameters, gradients and so the optimizer's state are split over devices that
-                compute with equal copies of a parameter: those of `data`, and for shared ones also of `pipe`.
+                compute with equal copies of a parameter: those of `data` and `expert`, and for shared ones also of `pipe`.
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
                 on how devices and processes are wired.
             rolled: whether rounds share loop bodies; False is for debugging.
