@@ -3,8 +3,9 @@
 Command:  python -m jaxpipe.bench --config=configs/bench_cpu_moe.py --num_processes=2 --num_repeats=2
 Hardware: 2 CPU cores (2 processes of one thread each)
 Time:     about 3 minutes
-Number:   work_ratio 1.04 (2026-11-25; at most 1.05 is asked), hlo_slot_copies and hlo_gradient_copies 0. In one process
-          0.65: XLA divides each product of the unpipelined step among both cores, and one of a tile of 8 rows is small
+Number:   work_ratio 1.02, and 1.04 against cores that both compute (2026-11-26; at most 1.05 is asked), hlo_slot_copies
+          and hlo_gradient_copies 0. In one process 0.65: XLA divides each product of the unpipelined step among both
+          cores, and one of a tile of 8 rows is small
 """
 
 from ml_collections import ConfigDict

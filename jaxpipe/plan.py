@@ -59,7 +59,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     flags.DEFINE_bool(
         "allow_delayed",
         False,
-        "Whether to try schedules without flush too: their gradients are of older weights, so that a run is another.",
+        "Whether to try schedules without flush too: their gradients are of older weights, so training results change.",
         values,
     )
     flags.DEFINE_integer("top", 10, "Rows, the fastest.", lower_bound=1, flag_values=values)

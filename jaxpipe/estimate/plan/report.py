@@ -87,7 +87,7 @@ def _searched(plan: Plan) -> list[str]:
     if space.illegal:
         lines.append("not legal    " + ", ".join(f"{number} {reason}" for reason, number in space.illegal.items()))
     if plan.exposed_fraction is not None:
-        lines.append(f"collectives  {plan.exposed_fraction:.0%} of their time is taken to be hidden by no computation")
+        lines.append(f"collectives  {plan.exposed_fraction:.0%} of their time is assumed not to overlap with compute")
     return lines
 
 
