@@ -81,7 +81,7 @@ class Pipeline:
             layers_per_stage: [stage] number of layers; by default as equal as possible.
             dtype: dtype of the compute copies of the parameters, made once a step; by default the parameters' own.
             split_masters: whether parameters, gradients and so the optimizer's state are split over devices that
-                compute with equal copies of a parameter: those of `data` and `expert`, and for shared ones also of `pipe`.
+                compute with equal copies of a parameter: those of `data` and `expert`, for shared ones of `pipe` too.
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
                 on how devices and processes are wired.
             rolled: whether rounds share loop bodies; False is for debugging.
