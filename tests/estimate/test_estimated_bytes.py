@@ -143,7 +143,7 @@ def of_schedule(name: str, *, pipe: int, num_microbatches: int, options: str = "
         *((4, 35, name, "") for name in sorted(REGISTRY)),
         *(pytest.param(8, 96, name, "", marks=pytest.mark.slow) for name in sorted(REGISTRY)),
         # Their rows repeat after as many microbatches as are in a group.
-        (4, 112, "interleaved_1f1b", "group_size=16"),
+        (4, 100, "interleaved_1f1b", "group_size=16,num_chunks=3"),
         pytest.param(4, 95, "interleaved_1f1b", "group_size=9,num_chunks=3,extra_warm_up=true", marks=pytest.mark.ci),
         pytest.param(2, 400, "interleaved_1f1b", "group_size=64", marks=pytest.mark.ci),
     ],
