@@ -80,8 +80,14 @@ def digest_of_random(placement: str) -> str:
     return whole.hexdigest()[:16]
 
 
-@pytest.mark.parametrize("num_devices", [pytest.param(d, marks=[] if d == 4 else pytest.mark.ci) for d in NUMS_DEVICES])
-@pytest.mark.parametrize("method", DIGESTS["methods"])
+@pytest.mark.parametrize(
+    ("method", "num_devices"),
+    [
+        pytest.param(method, d, marks=[] if d == 4 else pytest.mark.slow if "," in method else pytest.mark.ci)
+        for method in DIGESTS["methods"]
+        for d in NUMS_DEVICES
+    ],
+)
 def test_tables_of_methods(method, num_devices):
     assert digest_of_method(method, num_devices) == DIGESTS["methods"][method][str(num_devices)]
 
