@@ -138,7 +138,7 @@ def _computed_again(setting: Setting) -> int:
 
 
 Expected = tuple[str, str]  # how a layer recomputes; the text that has times
-FEW = 3  # least number of periods for which a table is representative
+FEW, FEW_WOVEN = 3, 5  # least number of periods for which a table is representative; of one with S and T
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,8 @@ def counts(setting: Setting) -> Counts:
         ScheduleError: the schedule cannot be built.
     """
     name, num_microbatches = setting.schedule_name, setting.num_microbatches
-    few = table_microbatches(name, setting.pipe, num_microbatches, setting.built_options)
+    is_woven = setting.woven is not None
+    few = table_microbatches(name, setting.pipe, num_microbatches, setting.built_options, is_woven=is_woven)
     expected = setting.model.recompute, times_written(setting.options, setting.costs)
     found = _of_equal_stages(
         name, setting.built_options, setting.pipe, setting.layers_per_stage, expected, few, setting.woven
@@ -195,7 +196,7 @@ def counts(setting: Setting) -> Counts:
     return replace(found, pages=pages, inbox=inbox, entries=entries)
 
 
-def table_microbatches(name: str, pipe: int, num_microbatches: int, options: str) -> int:
+def table_microbatches(name: str, pipe: int, num_microbatches: int, options: str, *, is_woven: bool = False) -> int:
     """The number of microbatches that suffice for the counts: some periods of the rows, of one a device at least.
 
     Example:
@@ -208,7 +209,8 @@ def table_microbatches(name: str, pipe: int, num_microbatches: int, options: str
     if period is None:
         return num_microbatches
     group = max(pipe, period)
-    return min(num_microbatches, FEW * group + (num_microbatches - FEW * group) % (2 * group))
+    few = group * (FEW_WOVEN if is_woven else FEW)
+    return min(num_microbatches, few + (num_microbatches - few) % (2 * group))
 
 
 def _of_equal_stages(

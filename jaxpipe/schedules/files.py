@@ -102,6 +102,8 @@ def from_json(text: str) -> Schedule:
     for key, kind in (("name", str), ("num_devices", int), ("num_microbatches", int), ("num_batches", int)):
         if not isinstance(values[key], kind) or isinstance(values[key], bool):
             raise _error(f"{key}={values[key]!r} is not of type {kind.__name__}", f"write {key!r} as {kind.__name__}")
+    if not values["name"].isprintable():
+        raise _error(f"name={values['name']!r} has characters that are not printable", "write others")
     for key, kind in (("devices", int), ("rows", str)):
         lists = values[key]
         if not isinstance(lists, list) or not all(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,10 +65,7 @@ def page_text(entries: Sequence[Entry], *, note: str = "") -> str:
         "#DATA#": _packed(entries),
         "#SCRIPT#": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
     }
-    page = _asset("page.html")
-    for mark, value in values.items():
-        page = page.replace(mark, value)
-    return page
+    return re.sub("|".join(values), lambda mark: values[mark[0]], _asset("page.html"))  # not in what is put in
 
 
 def _asset(name: str) -> str:

@@ -17,7 +17,7 @@ from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.clock import few_microbatches
 from jaxpipe.estimate.memory import AtWork, at_work, batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
-from jaxpipe.estimate.plan.space import takes_times
+from jaxpipe.estimate.plan.space import Variant, has_delays, takes_times
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import StepCollectives
@@ -45,13 +45,13 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
 
     A device begins with one of its stages, after the forwards of all earlier stages; then it has its
     microbatches to compute and its gradients to sum; and if every backward is whole, it ends with one, before the
-    backwards of all earlier stages. With two replicas, two paired devices together have the work of all
-    microbatches on one replica, so one of the two has at least half of it.
+    backwards of all earlier stages. Without flush nothing is filled or drained. With two replicas, two paired devices
+    together have the work of all microbatches on one replica, so one of the two has at least half of it.
 
     Args:
         setting: the setting; its schedule's rows are not built. If times are options of its schedule, backwards may be
             split; then a device may end with a W, which nothing follows.
-        times: times of its actions.
+        times: times of its actions, as it has the head.
         collectives: times of the sums and gathers beside its actions.
 
     Returns:
@@ -70,13 +70,17 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
         backwards[-1] += times.head_s
     before, after = (0.0, *accumulate(forwards)), (0.0, *accumulate(backwards))
     all_compute = setting.num_microbatches >= placement.num_replicas
+    is_flushed = not has_delays(Variant(setting.schedule_name, setting.options), setting.pipe)
     longest_s = 0.0
     for chunks in placement.stages_of:
         stages = [stage for _, stage in chunks]
         work_s = each_s + sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
-        sums_s = float(collectives.closing[stages].sum()) if all_compute else 0.0
-        ends_s = max(sums_s, 0.0 if is_split else after[min(stages)])
-        longest_s = max(longest_s, before[min(stages)] + setting.num_microbatches * work_s + ends_s)
+        if is_flushed:
+            sums_s = float(collectives.closing[stages].sum()) if all_compute else 0.0
+            first_s, ends_s = before[min(stages)], max(sums_s, 0.0 if is_split else after[min(stages)])
+        else:
+            first_s, ends_s = 0.0, float(collectives.closing.max(initial=0.0))
+        longest_s = max(longest_s, first_s + setting.num_microbatches * work_s + ends_s)
     return collectives.copies_s + longest_s + collectives.shared_s + times.update_s
 
 

@@ -237,7 +237,9 @@ class _Frontier:
         for variant in legal_variants(group):
             candidate = next(self._candidates)
             for setting in settings_of(group, variant, times):
-                bound_s = least_s(setting, times, step_collectives(setting, self._source))
+                # Where the head is split, the update of embedding and head is too.
+                own = self._source.times(setting) if setting.vocab_over_pipe else times
+                bound_s = least_s(setting, own, step_collectives(setting, self._source))
                 yield _Found(candidate, setting, _rounded_down(bound_s))
 
 

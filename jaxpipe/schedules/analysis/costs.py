@@ -133,7 +133,7 @@ class Costs:
         """[source device, target device] time of one message; a device's message to itself is free.
 
         Raises:
-            ScheduleError: `link` names a device that is not there.
+            ScheduleError: `link` names a device that is not there, or a message takes no time.
         """
         times = np.full((num_devices, num_devices), self.transfer)
         for (source, target), cost in self.link.items():
@@ -147,6 +147,17 @@ class Costs:
                 )
             times[source, target] = cost
         np.fill_diagonal(times, 0.0)
+        found = {f"link={pair}": times[pair] for pair in self.link} | {"transfer": self.transfer}
+        found |= {"slot_messages": self.slot_messages, "gradient_messages": self.gradient_messages}
+        for name, value in found.items():
+            if not 0 <= value < np.inf:
+                raise ScheduleError(
+                    explain(
+                        f"{name}: {value:g}.",
+                        rule="cost-message: times of messages and sizes of slots and gradients are finite, 0 or more",
+                        repair="give the time in the unit of the actions, the size in messages",
+                    )
+                )
         return times
 
 
