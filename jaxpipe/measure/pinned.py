@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,6 +86,7 @@ def join(values: Any) -> None:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[values.process_id]})
     jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize(values.coordinator_address, values.num_processes, values.process_id)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX waits for a request to save before the process ends
 
 
 def tell(found: Any) -> None:

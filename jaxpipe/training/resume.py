@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import build_schedule, expected_costs
+from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import are_decided, has_times, written_costs
 from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import differences
@@ -23,13 +24,14 @@ DATA, SCHEDULE = "data.json", "schedule.json"  # in the run's folder
 # Fields of the model that its parameters do not depend on.
 FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
 FREE_OF_DATA = ("files", "tokenizer")  # may change once the run has a fingerprint of its tokens
+_HEAD = "pipeline.vocab_over_pipe"
 DECIDED = ("mesh.platform",)  # "auto" in one config, the decided platform in the other
 DECIDES_SCHEDULE = {
     "mesh.pipe",
     "pipeline.schedule",
     "pipeline.options",
     "pipeline.num_microbatches",
-    "pipeline.vocab_over_pipe",
+    _HEAD,
 }
 _MOST_SHOWN = 5
 
@@ -46,8 +48,9 @@ def keep_costs(path: Path, config: ConfigDict) -> None:
     if are_decided(config.pipeline.costs) or has_times(config.pipeline.options):
         return
     before = read_config(str(path))
-    if any(_of(before, name) != _of(config, name) for name in DECIDES_SCHEDULE):
+    if not _decide_the_same(before, config):
         return
+    config.pipeline.vocab_over_pipe = before.pipeline.vocab_over_pipe
     costs = before.pipeline.costs
     config.pipeline.costs = (
         costs if are_decided(costs) else written_costs(Costs(backward=expected_costs(before).backward))
@@ -62,10 +65,20 @@ def keep_schedule(path: Path, config: ConfigDict) -> None:
     if not (path / SCHEDULE).is_file():
         return
     before = read_config(str(path))
-    if all(_of(before, name) == _of(config, name) for name in DECIDES_SCHEDULE):
-        config.pipeline.update(schedule=str(path / SCHEDULE), options="")
+    if _decide_the_same(before, config):
+        config.pipeline.update(
+            schedule=str(path / SCHEDULE), options="", vocab_over_pipe=before.pipeline.vocab_over_pipe
+        )
         if not are_decided(config.pipeline.costs):
             config.pipeline.costs = before.pipeline.costs
+
+
+def _decide_the_same(before: ConfigDict, config: ConfigDict) -> bool:
+    """Whether the fields that decide the schedule are those of `before`; one that is "auto" was decided there."""
+    return all(
+        _of(config, name) == _of(before, name) or (name == _HEAD and _of(config, name) == AUTO)
+        for name in DECIDES_SCHEDULE
+    )
 
 
 def named_as_before(path: Path, config: ConfigDict) -> ConfigDict:

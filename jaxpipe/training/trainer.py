@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import base_config, check, mesh_axes
+from jaxpipe.config.costs import is_costs_file
 from jaxpipe.config.pipeline import is_known
 from jaxpipe.distributed.log import logging_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
@@ -115,8 +116,11 @@ def fit(
         JaxpipeError: config, schedule, data, checkpoints or other processes; what the command prints.
     """
     config = config.copy_and_resolve_references()  # what is decided on the way goes into the run's config alone
+    path = run_folder.path_of(str(workdir))
     if not is_known(config.pipeline.schedule):
-        resume.keep_schedule(run_folder.path_of(str(workdir)), config)
+        resume.keep_schedule(path, config)
+    if is_costs_file(config.pipeline.costs) and run_folder.holds_run(path):
+        resume.keep_costs(path, config)  # the file may be gone
     if model is None:
         _check_nothing_given(params=params, train_batches=train_batches, heldout_batches=heldout_batches)
         check(config, name=name)

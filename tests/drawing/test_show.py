@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -278,6 +279,13 @@ def test_a_large_schedule_is_shown(capsys, form):
 )
 def test_what_rounds_cost_is_said(capsys, arguments, words):
     assert words in shown(capsys, *arguments)
+
+
+def test_a_name_like_a_mark_of_the_page_is_shown(tmp_path, capsys):
+    schedule = replace(build("1f1b", num_devices=2, num_microbatches=2), name="#SCRIPT#")
+    (tmp_path / "mine.json").write_text(to_json(schedule))
+    shown(capsys, f"--json={tmp_path / 'mine.json'}", f"--html={tmp_path / 'page.html'}")
+    assert "<title>#SCRIPT#" in (tmp_path / "page.html").read_text()
 
 
 def test_the_list_has_every_method_with_its_options(capsys):

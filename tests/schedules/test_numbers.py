@@ -59,6 +59,9 @@ def test_costs_per_stage_and_per_link():
         (Costs(backward=(1.0, float("nan"))), r"a B of stage 1 takes nan.*\n *rule cost-time"),
         (Costs(update=float("inf")), "a UPDATE of stage 0 takes inf"),
         (Costs(forward=(1.0, 1.0, 1.0)), "rule cost-per-stage"),
+        (Costs(transfer=-1.0), r"transfer: -1.*\n *rule cost-message"),
+        (Costs(link={(0, 1): float("nan")}), r"link=\(0, 1\): nan.*\n *rule cost-message"),
+        (Costs(slot_messages=-3.0), r"slot_messages: -3.*\n *rule cost-message"),
         (Costs(link={(0, 5): 1.0}), r"rule cost-link.*\n *repair: name devices of 0..1"),
     ],
 )

@@ -152,6 +152,10 @@ def test_csv_files_that_cannot_be_read(tmp_path):
             "num_devices=True",
         ),
         (
+            '{"name": "a\\ud800", "num_devices": 1, "num_microbatches": 1, "devices": [[0]], "rows": [[]]}',
+            "name='a.ud800' has characters that are not printable",
+        ),
+        (
             '{"name": "x", "num_devices": 1, "num_microbatches": 1, "devices": [0], "rows": [[]]}',
             "'devices' is not a list",
         ),

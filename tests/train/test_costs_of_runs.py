@@ -5,8 +5,11 @@ import json
 import pytest
 from running import losses, train
 
+from jaxpipe.config import base_config
+from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import build, from_json, simulate
 from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.training import fit, resume, run_folder
 
 V_MIN = ["--config.pipeline.schedule=v_min", "--config.model.num_layers=4", "--config.checkpoint.save_every=1"]
 ZB_H1 = "--config.pipeline.schedule=zb_h1"
@@ -64,3 +67,44 @@ def test_a_run_with_the_published_times_has_the_published_bubble(tmp_path):
     assert done.returncode == 0, done.stderr
     timeline = simulate(schedule_in(tmp_path), Costs(**PUBLISHED, transfer=0.601))
     assert timeline.bubble_ratio_per_device_span == pytest.approx(0.1585, abs=0.0001)
+
+
+@pytest.fixture
+def run_by_a_file(tmp_path):
+    """A run whose times were read from a file and whose head was left to be decided; both is in its config."""
+    config = base_config()
+    config.pipeline.update(schedule="zb_h1", costs="input_gradient=1.4,weight_gradient=0.8", vocab_over_pipe="false")
+    run_folder.write_config(tmp_path, config)
+    resume.write_run_schedule(tmp_path, build("zb_h1", num_devices=8, num_microbatches=16))
+    return config
+
+
+@pytest.mark.parametrize("head", ["false", "auto"])
+def test_a_run_is_resumed_when_the_file_of_its_times_is_gone(run_by_a_file, tmp_path, monkeypatch, head):
+    checked = []
+
+    def check(config, **_):
+        checked.append(config)
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr("jaxpipe.training.trainer.check", check)
+    config = run_by_a_file.copy_and_resolve_references()
+    config.pipeline.update(costs=f"{tmp_path}/gone.json", vocab_over_pipe=head)
+    with pytest.raises(ConfigError, match="far enough"):
+        fit(config, str(tmp_path))
+    assert checked[0].pipeline == run_by_a_file.pipeline
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_microbatches", 32), ("vocab_over_pipe", "true")])
+def test_another_schedule_has_times_of_its_own(run_by_a_file, tmp_path, field, value):
+    config = run_by_a_file.copy_and_resolve_references()
+    config.pipeline.update({"costs": f"{tmp_path}/gone.json", field: value})
+    resume.keep_costs(tmp_path, config)
+    assert config.pipeline.costs == f"{tmp_path}/gone.json"
+
+
+def test_a_head_that_was_decided_does_not_hide_the_schedule_of_a_run(run_by_a_file, tmp_path):
+    config = run_by_a_file.copy_and_resolve_references()
+    config.pipeline.vocab_over_pipe = "auto"
+    resume.keep_schedule(tmp_path, config)
+    assert (config.pipeline.schedule, config.pipeline.vocab_over_pipe) == (f"{tmp_path}/schedule.json", "false")
