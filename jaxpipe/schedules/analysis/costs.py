@@ -133,7 +133,7 @@ class Costs:
         """[source device, target device] time of one message; a device's message to itself is free.
 
         Raises:
-            ScheduleError: `link` names a device that is not there, or a message takes no time.
+            ScheduleError: `link` names a device that is not there, or a time or size is negative or not finite.
         """
         times = np.full((num_devices, num_devices), self.transfer)
         for (source, target), cost in self.link.items():
