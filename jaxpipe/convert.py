@@ -161,7 +161,10 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         whole_folder(path, flag=flag) as work,
     ):
         files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(saved.read)))
-        copied = source_model.copy_companions(original.folder, work) if original else []
+        if original:
+            copied = source_model.copy_companions(original.folder, work)
+        else:
+            copied = source_model.copy_tokenizer(config.data.tokenizer, work)
         if configs.change_dtype(theirs, dtype) or original is None:
             configs.save_config(work, theirs)
     names = ", ".join([*sorted(files.headers), *files.texts, *dict.fromkeys([configs.CONFIG, *copied])])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.files import local_path
 from jaxpipe.huggingface.configs import CONFIG, load_config
 from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles
 
@@ -120,6 +121,16 @@ def own_path(name: str, workdir: Path) -> str:
     own = workdir / FOLDER / Path(name).name
     was_own = Path(name).parent == Path(FOLDER) or (Path(name).parent.name == FOLDER and not Path(name).exists())
     return str(own) if was_own and own.is_file() else name
+
+
+def copy_tokenizer(name: str, target: Path) -> list[str]:
+    """Copies the tokenizer that `data.tokenizer` names to `target`, if it is a file; returns its name there."""
+    path = local_path(name)
+    path = path / TOKENIZER if path.is_dir() else path
+    if name == "byte" or not path.is_file():
+        return []
+    shutil.copyfile(path, target / TOKENIZER)
+    return [TOKENIZER]
 
 
 def copy_companions(source: Path, target: Path) -> list[str]:

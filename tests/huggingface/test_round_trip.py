@@ -21,7 +21,7 @@ from their_models import (
 
 from jaxpipe.checkpoints import restore_canonical, save_canonical
 from jaxpipe.config import base_config, model_config
-from jaxpipe.convert import export_model
+from jaxpipe.convert import export_model, import_model
 from jaxpipe.huggingface import copy_source_model, writing
 from jaxpipe.models import LanguageModel
 from jaxpipe.training.run_folder import read_config, write_config
@@ -178,6 +178,22 @@ def test_a_model_of_ours_loads_in_transformers(transformers, tmp_path, name):
     for head, logits in our_logits(run, numbers).items():
         assert np.abs(logits).max() > 0.5
         assert np.abs(logits - theirs[head]).max() < 1e-4
+
+
+def test_the_tokenizer_of_a_model_of_ours_goes_with_it_and_comes_back(tmp_path):
+    run = new_run(tmp_path / "run", "llama")
+    export_model(str(run), str(tmp_path / "bytes"))
+    assert not (tmp_path / "bytes" / "tokenizer.json").exists()
+    tokenizer = tmp_path / "all.tokenizer.json"
+    tokenizer.write_text(COMPANIONS["tokenizer.json"])
+    config = read_config(str(run))
+    config.data.tokenizer = str(tokenizer)
+    write_config(run, config)
+    assert "tokenizer.json" in export_model(str(run), str(tmp_path / "model"))
+    import_model(str(tmp_path / "model"), str(tmp_path / "back"))
+    config = read_config(str(tmp_path / "back"))
+    assert Path(config.data.tokenizer).read_text() == COMPANIONS["tokenizer.json"]
+    assert Path(config.data.tokenizer).parent == tmp_path / "back" / "hf"
 
 
 def test_large_models_of_ours_are_written_in_shards(transformers, tmp_path, monkeypatch):
