@@ -52,6 +52,7 @@ class Corpus:
         heldout: other tokens of the same sources, with the same weights.
         sources: all tokens of each source, by its name.
         tokenizer: gives the tokens their meaning.
+        by_documents: whether rows are made of whole documents.
     """
 
     num_files: int
@@ -59,6 +60,7 @@ class Corpus:
     heldout: Blend
     sources: Mapping[str, Documents]
     tokenizer: Tokenizer
+    by_documents: bool = False
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
@@ -68,7 +70,7 @@ class Corpus:
             DataError: a file contains a token outside the model's vocabulary.
         """
         weights = dict(zip(self.sources, self.train.weights, strict=True))
-        return fingerprint(self.sources, weights, self.tokenizer)
+        return fingerprint(self.sources, weights, self.tokenizer, by_documents=self.by_documents)
 
 
 def load_corpus(
@@ -112,7 +114,7 @@ def load_corpus(
     split = partial(split_documents, seq_len=seq_len) if by_documents else split_blocks
     train, heldout = zip(*(split(documents, every=every) for documents in sources.values()), strict=True)
     shares = tuple(weights.values())
-    return Corpus(num_files, Blend(train, shares), Blend(heldout, shares), sources, tokenizer)
+    return Corpus(num_files, Blend(train, shares), Blend(heldout, shares), sources, tokenizer, by_documents)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from itertools import zip_longest
 
@@ -32,16 +32,20 @@ class SourceFingerprint:
         num_tokens: length of the source.
         crc32: checksum of the source's tokens as 32-bit little-endian integers, and of which of them are learned if not
             all are; for a long source, of evenly spaced blocks.
+        documents: checksum of where documents begin and end, if rows are made of them; None for others, and in the
+            fingerprint of an old run, which then is not compared.
     """
 
     name: str = field(compare=False)
     share: str
     num_tokens: int
     crc32: str
+    documents: str | None = None
 
     def __str__(self) -> str:
         """A description on one line."""
-        return f"{self.name!r}, {self.num_tokens:,} tokens, crc32 {self.crc32}, {self.share} of a batch"
+        ends = f", crc32 of their documents {self.documents}" if self.documents else ""
+        return f"{self.name!r}, {self.num_tokens:,} tokens, crc32 {self.crc32}{ends}, {self.share} of a batch"
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,16 @@ class Fingerprint:
         return cls(found["vocab_size"], found["tokenizer"], sources)
 
 
-def fingerprint(sources: Mapping[str, Tokens], weights: Mapping[str, Fraction], tokenizer: Tokenizer) -> Fingerprint:
+def fingerprint(
+    sources: Mapping[str, Tokens], weights: Mapping[str, Fraction], tokenizer: Tokenizer, *, by_documents: bool = False
+) -> Fingerprint:
     """Returns the fingerprint of `sources`; only a few blocks of long ones are read.
 
     Args:
         sources: tokens by name.
         weights: the weight of each source.
         tokenizer: gives the tokens their meaning.
+        by_documents: whether rows are made of whole documents.
 
     Example:
         >>> from jaxpipe.data import load_tokenizer
@@ -91,7 +98,13 @@ def fingerprint(sources: Mapping[str, Tokens], weights: Mapping[str, Fraction], 
     """
     total = sum(weights.values())
     found = tuple(
-        SourceFingerprint(name, str(weights[name] / total), len(tokens), f"{_crc32(tokens):08x}")
+        SourceFingerprint(
+            name,
+            str(weights[name] / total),
+            len(tokens),
+            f"{_crc32(tokens):08x}",
+            _crc32_of_spans(tokens) if by_documents and isinstance(tokens, Documents) else None,
+        )
         for name, tokens in sources.items()
     )
     return Fingerprint(tokenizer.vocab_size, tokenizer.identity, found)
@@ -103,8 +116,14 @@ def differences(one: Fingerprint, other: Fingerprint) -> list[tuple[str, str]]:
     if (one.vocab_size, one.tokenizer) != (other.vocab_size, other.tokenizer):
         differ.append((_format_tokenizer(one), _format_tokenizer(other)))
     pairs = enumerate(zip_longest(one.sources, other.sources), start=1)
-    differ += [(f"source {n}: {a or 'none'}", f"source {n}: {b or 'none'}") for n, (a, b) in pairs if a != b]
+    differ += [(f"source {n}: {a or 'none'}", f"source {n}: {b or 'none'}") for n, (a, b) in pairs if not _agree(a, b)]
     return differ
+
+
+def _agree(one: SourceFingerprint | None, other: SourceFingerprint | None) -> bool:
+    if one and other and None in (one.documents, other.documents):
+        return replace(one, documents=None) == replace(other, documents=None)
+    return one == other
 
 
 def _format_tokenizer(found: Fingerprint) -> str:
@@ -114,6 +133,11 @@ def _format_tokenizer(found: Fingerprint) -> str:
 def _crc32(tokens: Tokens) -> int:
     learned = tokens.learned if isinstance(tokens, Documents) else None
     return _crc32_from(_crc32_from(0, tokens), learned) if learned is not None else _crc32_from(0, tokens)
+
+
+def _crc32_of_spans(documents: Documents) -> str:
+    starts, ends = (each.astype("<i8").tobytes() for each in documents.spans)
+    return f"{zlib.crc32(ends, zlib.crc32(starts)):08x}"
 
 
 def _crc32_from(crc: int, tokens: Tokens) -> int:

@@ -162,3 +162,28 @@ def test_two_words_that_have_changed_places_make_another_vocabulary(tmp_path):
     ((words_before, words_after),) = differences(before, after)
     assert words_before.startswith(f"tokenizer: {before.vocab_size} tokens, sha256 ")
     assert words_before != words_after
+
+
+def of_documents(prefix, lengths, *, by_documents=True) -> Fingerprint:
+    """Of the same tokens, divided into documents of these lengths."""
+    tokens, start = np.arange(1, 1 + sum(lengths), dtype=np.uint8), 0
+    with write_indexed(str(prefix), vocab_size=256) as writer:
+        for length in lengths:
+            writer.add(tokens[start : start + length])
+            start += length
+    corpus = load_corpus(f"indexed:{prefix}", tokenizer=BYTES, **SIZES, by_documents=by_documents)
+    return corpus.fingerprint
+
+
+def test_documents_belong_to_the_fingerprint_of_rows_that_are_made_of_them(tmp_path):
+    one = of_documents(tmp_path / "a", [30, 50, 40])
+    assert not differences(one, of_documents(tmp_path / "b", [30, 50, 40]))
+    other = of_documents(tmp_path / "c", [50, 30, 40])
+    assert differences(one, other)
+    windows = of_documents(tmp_path / "d", [30, 50, 40], by_documents=False)
+    assert not differences(windows, of_documents(tmp_path / "e", [50, 30, 40], by_documents=False))
+    # The fingerprint of a run from before has no checksum of documents.
+    old = json.loads(one.to_json())
+    for source in old["sources"]:
+        del source["documents"]
+    assert not differences(Fingerprint.from_json(json.dumps(old)), other)
