@@ -15,6 +15,7 @@ from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile.prediction import update_bytes
 from jaxpipe.config import check
 from jaxpipe.config.base import base_config
+from jaxpipe.config.costs import times_written
 from jaxpipe.estimate import Bytes, fits, memory, setting_of
 from jaxpipe.estimate.memory import counted, counts, table_microbatches
 from jaxpipe.estimate.parameters import parameter_bytes
@@ -158,6 +159,19 @@ def test_few_microbatches_say_all(pipe, num_microbatches, name, options):
     # Which rounds are best may depend on N: one message more in flight, and one that waits.
     assert abs(found.in_flight - everything.in_flight) <= 1
     assert abs(found.inbox - everything.inbox) <= 1
+
+
+@pytest.mark.ci
+def test_rows_with_a_split_head_are_counted_over_more_periods():
+    """Two replicas, of which S and T wait for each other: three periods say 48 pages and 3 slots of the head."""
+    options = "num_chunks=4,scaling=early_forwarding"
+    setting = of_schedule("bitpipe", pipe=4, num_microbatches=46, options=options)
+    times = "forward=1,backward=2.2,input_gradient=1.3,weight_gradient=0.9"
+    setting = replace(setting, vocab_over_pipe=True, costs=times, layers_per_stage=(2,) * 16)
+    expected = setting.model.recompute, times_written(setting.options, setting.costs)
+    everything = counted("bitpipe", setting.built_options, 4, (2,) * 16, expected, 46, setting.woven)
+    assert counts(setting) == everything
+    assert (everything.pages, everything.head_slots) == (54, 7)
 
 
 def test_a_schedule_of_a_file_is_counted_whole(tmp_path):
