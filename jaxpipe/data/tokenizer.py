@@ -113,6 +113,12 @@ def identity_of(path: Path) -> str:
     return _identity(_library(path))
 
 
+def file_of(name: str) -> Path:
+    """Returns the path of the tokenizer.json that `name` is, or that is in the folder `name`; it may not be there."""
+    path = local_path(name)
+    return path / FILE if path.is_dir() else path
+
+
 def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
     """Returns the tokenizer of a file.
 
@@ -123,8 +129,7 @@ def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
     Raises:
         ConfigError: the file does not exist, cannot be read, or lacks the special tokens.
     """
-    path = local_path(name)
-    path = path / FILE if path.is_dir() else path
+    path = file_of(name)
     if not path.is_file():
         raise ConfigError(
             explain(

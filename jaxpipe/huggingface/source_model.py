@@ -11,8 +11,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxpipe.data.tokenizer import BYTE, file_of
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.files import local_path
 from jaxpipe.huggingface.configs import CONFIG, load_config
 from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles
 
@@ -125,9 +125,8 @@ def own_path(name: str, workdir: Path) -> str:
 
 def copy_tokenizer(name: str, target: Path) -> list[str]:
     """Copies the tokenizer that `data.tokenizer` names to `target`, if it is a file; returns its name there."""
-    path = local_path(name)
-    path = path / TOKENIZER if path.is_dir() else path
-    if name == "byte" or not path.is_file():
+    path = file_of(name)
+    if name == BYTE or not path.is_file():
         return []
     shutil.copyfile(path, target / TOKENIZER)
     return [TOKENIZER]

@@ -22,7 +22,7 @@ from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.data.prepare.chat import CHAT, read_template
 from jaxpipe.data.prepare.encoding import ChatForm, Tally, encode_block, encode_chat, texts_of
 from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks, read_file
-from jaxpipe.data.tokenizer import BYTE, FILE, load_tokenizer
+from jaxpipe.data.tokenizer import BYTE, FILE, file_of, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
 from jaxpipe.files import local_path
 
@@ -105,7 +105,7 @@ def prepare(
             tokenizer = folder
         trained = time.perf_counter()
         loaded = load_tokenizer(tokenizer, is_masked=is_masked)
-        beside = {} if tokenizer == BYTE else {TOKENIZER: _bytes_of(tokenizer)}
+        beside = {} if tokenizer == BYTE else {TOKENIZER: file_of(tokenizer).read_bytes()}
         num_text_bytes, replaced, empty = 0, Tally(0), Tally(0)
         form = ChatForm(read_template(tokenizer), tokenizer, seq_len) if file_format == CHAT and seq_len else None
         with (
@@ -183,11 +183,6 @@ def _check_output(output: str, *, overwrite: bool) -> None:
                 repair="name another --output, or add --overwrite",
             )
         )
-
-
-def _bytes_of(tokenizer: str) -> bytes:
-    path = local_path(tokenizer)
-    return (path / FILE if path.is_dir() else path).read_bytes()
 
 
 @contextmanager
