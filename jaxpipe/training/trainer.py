@@ -280,8 +280,8 @@ def _check_data(path: Path, task: Task, processes: ProcessGroup, *, is_resumed: 
 def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bool, num_done: int) -> None:
     """Writes the files of a run other than its metrics; the config last, which marks that the run has begun.
 
-    The rows of steps that run again go before that: with the new `checkpoint.save_every` they may be more than a run
-    without checkpoints can have.
+    If all steps run again, their rows go before that: with the new `checkpoint.save_every` they may be more than a run
+    without checkpoints can have. Else the metrics drop those that do.
     """
     if config.checkpoint.init_from and not is_resumed:
         copy_source_model(run_folder.path_of(config.checkpoint.init_from), path)
@@ -290,7 +290,8 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
     (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.pipeline.run_schedule)))
     write_timeline(path, setup)
     resume.write_fingerprint(path, setup.task.fingerprint)
-    keep_rows(path / run_folder.METRICS, last_step=num_done)
+    if not num_done:
+        keep_rows(path / run_folder.METRICS, last_step=0)
     run_folder.write_config(path, resume.named_as_before(path, config))
 
 
