@@ -344,12 +344,27 @@ def _rounds(schedule: Schedule, period: int, lengths: np.ndarray) -> np.ndarray:
         rounds[~is_update] = found
         rounds[is_update] = rounds[np.flatnonzero(is_update) - 1] + 1
     in_row = np.flatnonzero(columns.position > 0)
-    if found is None or (rounds[in_row] <= rounds[in_row - 1]).any():
+    if (
+        found is None
+        or (rounds[in_row] <= rounds[in_row - 1]).any()
+        or not _are_equal(schedule, rounds, period * schedule.batch_size * schedule.placement.num_chunks)
+    ):
         raise ScheduleError(
             explain(
                 f"{schedule.name!r} cannot be cut into calls.",
-                rule="periodic-run: every device does one F and one B in turn, and an UPDATE after each batch",
+                rule="periodic-run: every device does one F and one B in turn, and an UPDATE after each batch, in every"
+                " batch alike",
                 repair="use 'pipedream_2bw'",
             )
         )
     return rounds
+
+
+def _are_equal(schedule: Schedule, rounds: np.ndarray, per_call: int) -> bool:
+    """Whether every batch has the actions of the one before in the rounds of the next call."""
+    columns = schedule.columns
+    batch, within = np.divmod(columns.microbatch, schedule.batch_size)
+    is_update = columns.kind == Kind.UPDATE
+    batch, within = np.where(is_update, columns.microbatch, batch), np.where(is_update, 0, within)
+    in_turn = rounds[np.lexsort((within, columns.stage, columns.kind, batch))].reshape(schedule.num_batches, -1)
+    return bool((np.diff(in_turn, axis=0) == per_call).all())

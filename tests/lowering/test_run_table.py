@@ -219,3 +219,18 @@ def test_rows_that_are_not_periodic_are_refused():
     swapped = (first[0], first[1], first[3], first[2], *first[4:])  # two forwards, then two backwards
     with pytest.raises(ScheduleError, match="rule periodic-run"):
         lower(replace(schedule, rows=(swapped, *others)))
+
+
+def test_batches_whose_rows_differ_are_refused():
+    """The program repeats the call in the middle, so an order of its own in one batch would be lost."""
+    schedule = build("pipedream_2bw", num_devices=2, num_microbatches=3, num_batches=4)
+    turned = {4: 5, 5: 4}  # microbatches of the second batch
+
+    def turn(action):
+        is_update = action.kind is Kind.UPDATE
+        return action if is_update else action._replace(microbatch=turned.get(action.microbatch, action.microbatch))
+
+    rows = [tuple(map(turn, row)) for row in schedule.rows]
+    changed = check(replace(schedule, rows=tuple(rows)))
+    with pytest.raises(ScheduleError, match="rule periodic-run"):
+        lower(changed)

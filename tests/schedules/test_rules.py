@@ -96,6 +96,8 @@ MORE_BROKEN = [
     # W(1) is not there yet, and with a delay of one it is, but the third batch uses W(2)
     ("update-in-time", batches_of("0F0 0F1 0B0 0UPDATE0 0B1 0UPDATE1", delays=(0,))),
     ("update-in-time", batches_of("0F0 0F1 0B0 0F2 0UPDATE0 0B1 0UPDATE1 0B2 0UPDATE2", num_batches=3)),
+    # the sum of gradients that the update reads has a term of the next batch
+    ("update-in-time", batches_of("0F0 0F1 0B0 0B1 0UPDATE0 0UPDATE1")),
     ("head-everywhere", schedule_of("0F0 1S0 1T0 0B0", "1F0 1B0")),
     ("head-everywhere", schedule_of("0F0 0S0 0S0 0T0 0B0")),
     ("head-everywhere", schedule_of("0F0 0S0 0T0 1F0 1B0 0B0", placement=Placement(1, ((0, 0),)))),

@@ -52,7 +52,8 @@ RULES = {
     "batches": "a schedule with UPDATE has a delay for each stage, equally many microbatches a batch, and one replica",
     "update-once": "after each batch, each stage has one UPDATE of the batch",
     "update-in-time": "on a device, the actions of batch k precede UPDATE k of their stage and, since they use W(k-d), "
-    "follow UPDATE k-d-1, which makes it",
+    "follow UPDATE k-d-1, which makes it; backwards of batch k follow UPDATE k-1, since a stage has one sum of "
+    "gradients",
     "head-everywhere": "if any row has an S or T, every row has one S and one T of the last stage for each microbatch",
     "head-in-order": "on a device, the S of a microbatch precedes its T; the S of all rows are in one order, "
     "and so are the T",

@@ -65,10 +65,14 @@ def update_in_time(view: View) -> Iterator[Violation]:
         place[batch[is_update]] = own[is_update]
         for index, k in zip(own[~is_update].tolist(), batch[~is_update].tolist(), strict=True):
             # UPDATE k ends the life of W(k-d) and makes W(k+1): batch k is done before, and batch k+d+1 begins after.
-            for update, is_before, why in (
+            # It reads and empties the stage's one sum of gradients, to which backwards of batch k+1 add after it.
+            sides = [
                 (k, True, f"it is of batch {k}, whose gradient is then complete"),
                 (k - delay - 1, False, f"it uses W({k - delay}), which this makes"),
-            ):
+            ]
+            if columns.kind[index] != Kind.F and delay:
+                sides.append((k - 1, False, f"this reads the sum of gradients of batch {k - 1} alone"))
+            for update, is_before, why in sides:
                 if update < 0 or place[update] < 0 or (index < place[update]) == is_before:
                     continue
                 side = "before" if is_before else "after"
