@@ -165,8 +165,8 @@ def check_cudnn(
     reasons = []
     if platform != "gpu":
         reasons.append(f"platform={platform!r}: it runs on NVIDIA GPUs alone")
-    if dtype not in ("bfloat16", "float16"):
-        reasons.append(f"dtype={dtype!r}: it computes in bfloat16 or float16 alone")
+    if dtype != "bfloat16":
+        reasons.append(f"dtype={dtype!r}: it computes in bfloat16 alone")
     if head_dim % 8 or head_dim > _MAX_CUDNN_HEAD_DIM:
         reasons.append(f"head_dim={head_dim}: not a multiple of 8 up to {_MAX_CUDNN_HEAD_DIM}")
     if attention_dropout:
@@ -185,7 +185,7 @@ def _refusal(reasons: list[str]) -> ConfigError:
     return ConfigError(
         explain(
             "model.attention='cudnn' cannot compute this model's attention",
-            rule="attention-cudnn: an NVIDIA GPU, bfloat16 or float16, head_dim a multiple of 8, no attention dropout,"
+            rule="attention-cudnn: an NVIDIA GPU, bfloat16, head_dim a multiple of 8, no attention dropout,"
             " a row that is one document or a window",
             picture="\n".join(reasons),
             repair="set model.attention='chunked', which saves the same for backward",

@@ -84,7 +84,9 @@ class Embedding(nnx.Module):
         if hasattr(self, "position") and "positions" in microbatch:
             x = x + take(self.position[...], own(microbatch["positions"]))
         elif hasattr(self, "position"):
-            x = x + lax.dynamic_slice_in_dim(self.position[...], first_position, x.shape[1])
+            position = lax.dynamic_slice_in_dim(self.position[...], first_position, x.shape[1])
+            # In float32, as the sum over sequences is that is the gradient of a position.
+            x = (x.astype(jnp.float32) + position.astype(jnp.float32)).astype(x.dtype)
         if hasattr(self, "token_type"):
             x = x + take(self.token_type[...], own(microbatch["token_types"]))
         return drop(x, random, rate=self.dropout_rate, site=Site.EMBEDDING, first_position=first_position)

@@ -240,6 +240,8 @@ def _from_experts(
 ) -> jax.Array:
     """Weighted sums "token hidden" of each token's experts on this device, of its part of their width."""
     of_rows = dispatch.to_experts(spread_weights(weights, tiles))
-    active = activation(*inputs) * of_rows.astype(inputs[0].dtype)[..., None]
+    active = activation(*inputs)
+    # In float32, as the sum over the width is that is the gradient of a weight.
+    active = (active.astype(jnp.float32) * of_rows[..., None]).astype(active.dtype)
     rows = dispatch.products(active, kernel, tiles)
     return collect(dispatch.to_tokens(rows), tiles)

@@ -213,7 +213,7 @@ def test_cudnn_refuses_dropout():
 GOOD = {"platform": "gpu", "dtype": "bfloat16", "head_dim": 128, "attention_dropout": 0.0}
 
 
-@pytest.mark.parametrize("change", [{}, {"dtype": "float16"}, {"head_dim": 64}, {"head_dim": 256}])
+@pytest.mark.parametrize("change", [{}, {"head_dim": 64}, {"head_dim": 256}])
 def test_what_cudnn_can_is_accepted(change):
     check_cudnn(**{**GOOD, **change})
 
