@@ -7,6 +7,7 @@ the orders below take together as `tensor`. `jaxpipe.mesh.devices.order_devices`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,7 +83,8 @@ def takes_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> bool:
 
 def divisors(number: int) -> list[int]:
     """All divisors of `number`, in ascending order."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def _chain(pipe: int, *, boundary: int) -> list[tuple[int, ...]]:

@@ -61,7 +61,7 @@ def execute(values: FlagValues) -> None:
     schedule, num_microbatches = config.pipeline.schedule, config.pipeline.num_microbatches
     print(
         f"step         {schedule}, {describe_mesh(mesh)}, {num_microbatches}"
-        f" microbatches of {config.data.batch_size // num_microbatches} sequences\n"
+        f" microbatches of {config.data.batch_size // (num_microbatches * mesh.data * mesh.expert)} sequences\n"
         f"devices      {topology}: {len(devices)} x {devices[0].device_kind}, none of them needed; jax"
         f" {jax.__version__}\n"
         f"costs        {step.costs.costs}: {step.costs.source}\n"

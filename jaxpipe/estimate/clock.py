@@ -83,7 +83,8 @@ def makespans(clock: Clock, seconds: Seconds) -> Makespans:
     start, end = clock.run(duration, travel)
     if clock.schedule.delays:  # what a device does besides for each batch adds to the time of all
         period_s = Timeline(clock.schedule, start, end).period
-        closed_s = period_s + float(seconds.closing.max(initial=0.0))
+        of_devices = [seconds.closing[[stage for _, stage in held]] for held in clock.schedule.placement.stages_of]
+        closed_s = period_s + max(float(closing.sum()) for closing in of_devices)
         return Makespans(period_s, period_s, closed_s, work_s / clock.schedule.num_batches, period_s)
     computed_s = float(end[is_compute].max(initial=0.0))
     exchanged_s = max(computed_s, float(end[is_sync].max(initial=0.0)))

@@ -15,11 +15,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxpipe.estimate.clock import moved_slots
+from jaxpipe.config.pipeline import named_schedule
+from jaxpipe.estimate.clock import few_microbatches, moved_slots
 from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting, layer_residuals
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import sent_bytes
+from jaxpipe.schedules.schedule import Kind
 
 KINDS = ("messages", "pages", "exchange", "gradients", "copies", "tensor", "experts", "vocabulary")
 # Collectives of the stream over `tensor`, of one layer (`jaxpipe.models.linear`): forward gathers it before two
@@ -168,7 +170,20 @@ def dispatch_bytes(setting: Setting) -> float:
 
 def _experts(setting: Setting, layers: int) -> float:
     """Bytes of the rows that collectives of `expert` move."""
-    per_layer = FORWARD_DISPATCHES + BACKWARD_DISPATCHES
+    if setting.expert == 1:
+        return 0.0
+    split = _split_ratio(setting)
+    per_layer = FORWARD_DISPATCHES + (1 - split) * BACKWARD_DISPATCHES
+    per_layer += split * (INPUT_GRADIENT_DISPATCHES + WEIGHT_GRADIENT_DISPATCHES)
     per_layer += AGAIN_DISPATCHES if setting.model.recompute == "full" else 0
     microbatches = setting.num_microbatches / placement_of(setting).num_replicas
     return layers * microbatches * per_layer * dispatch_bytes(setting)
+
+
+def _split_ratio(setting: Setting) -> float:
+    """The fraction of the backwards that is in two parts."""
+    name, options, pipe = setting.schedule_name, setting.built_options, setting.pipe
+    *_, few = few_microbatches(name, pipe, setting.num_microbatches, options)
+    columns = named_schedule(name, pipe, few, options, setting.woven).columns
+    num_split, num_whole = columns.is_kind(Kind.W).sum(), columns.is_kind(Kind.B).sum()
+    return float(num_split / (num_split + num_whole))

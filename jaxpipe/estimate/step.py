@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from jaxpipe.estimate.clock import Seconds, ends
-from jaxpipe.estimate.communication import Sent, communication, message_bytes
+from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
@@ -36,7 +36,6 @@ class Estimate:
         reduce_s: seconds that sums of gradients over devices add to that.
         update_s: seconds of the optimizer's update.
         bubble_ratio: 1 - (most work of any device) / (end of the last computation), sums left out.
-        communication: bytes that a device sends in a step, by kind and link.
     """
 
     setting: Setting
@@ -46,7 +45,6 @@ class Estimate:
     reduce_s: float
     update_s: float
     bubble_ratio: float
-    communication: tuple[Sent, ...]
 
     @property
     def step_s(self) -> float:
@@ -152,7 +150,6 @@ def estimate(setting: Setting, source: TimeSource, program: Program = Program())
         reduce_s=reduced_s + collectives.shared_s,
         update_s=times.update_s,
         bubble_ratio=1.0 - found.work_s / found.computed_s,
-        communication=communication(setting),
     )
 
 

@@ -7,6 +7,9 @@ import pytest
 from legal_devices import variants
 from settings_of_gpts import gpt_setting
 
+from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.config import base_config
+from jaxpipe.estimate import setting_of
 from jaxpipe.estimate.communication import communication, message_bytes, num_messages
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import layer_residuals
@@ -129,3 +132,22 @@ def test_a_ring():
     assert ring_s(Group(4, 1), 64, link) == 3 * 10 + 3 * 16 / 2
     # Two members in a node have two adapters, and one step of three leaves the node.
     assert ring_s(Group(4, 2), 64, link) == 2 * 1 + 10 + 3 * 16 / 4
+
+
+def test_collectives_of_experts():
+    """Five dispatches of a layer and microbatch; one more where it is computed again, and where backwards are split."""
+    config = base_config("mixtral")
+    config.model.update(num_layers=4, hidden=64, num_heads=4, num_kv_heads=4, feed_forward=128, num_experts=4)
+    config.mesh.update(pipe=2, expert=2)
+    config.data.update(seq_len=64, batch_size=16)
+    config.pipeline.num_microbatches = 8
+
+    def sent_by(schedule: str, recompute: str = "none") -> float:
+        config.pipeline.schedule, config.model.recompute = schedule, recompute
+        sent = communication(setting_of(config, parse_topology("h100-80g:1x8")))
+        return sum(each.num_bytes for each in sent if each.kind == "experts")
+
+    one = sent_by("1f1b") / 5
+    assert one > 0
+    assert sent_by("1f1b", "full") == pytest.approx(6 * one)
+    assert sent_by("zb_h1") == pytest.approx(6 * one)

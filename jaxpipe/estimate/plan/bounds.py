@@ -17,7 +17,7 @@ from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.clock import few_microbatches
 from jaxpipe.estimate.memory import AtWork, at_work, batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
-from jaxpipe.estimate.plan.space import Variant, has_delays, takes_times
+from jaxpipe.estimate.plan.space import Variant, has_delays, splits_backwards
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import StepCollectives
@@ -49,15 +49,16 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
     together have the work of all microbatches on one replica, so one of the two has at least half of it.
 
     Args:
-        setting: the setting; its schedule's rows are not built. If times are options of its schedule, backwards may be
-            split; then a device may end with a W, which nothing follows.
+        setting: the setting; its schedule's rows are not built. If backwards may be split, a device may end with a W,
+            which nothing follows.
         times: times of its actions, as it has the head.
         collectives: times of the sums and gathers beside its actions.
 
     Returns:
         Seconds.
     """
-    placement, is_split = placement_of(setting), takes_times(setting.schedule_name)
+    placement, variant = placement_of(setting), Variant(setting.schedule_name, setting.options)
+    is_split = splits_backwards(variant, setting.pipe)
     backward_s = least_backward_s(times) if is_split else times.layer_backward_s
     forwards = [layers * times.layer_forward_s for layers in setting.layers_per_stage]
     backwards = [layers * backward_s for layers in setting.layers_per_stage]
@@ -70,16 +71,16 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
         backwards[-1] += times.head_s
     before, after = (0.0, *accumulate(forwards)), (0.0, *accumulate(backwards))
     all_compute = setting.num_microbatches >= placement.num_replicas
-    is_flushed = not has_delays(Variant(setting.schedule_name, setting.options), setting.pipe)
+    is_flushed = not has_delays(variant, setting.pipe)
     longest_s = 0.0
     for chunks in placement.stages_of:
         stages = [stage for _, stage in chunks]
         work_s = each_s + sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
+        sums_s = float(collectives.closing[stages].sum()) if all_compute else 0.0
         if is_flushed:
-            sums_s = float(collectives.closing[stages].sum()) if all_compute else 0.0
             first_s, ends_s = before[min(stages)], max(sums_s, 0.0 if is_split else after[min(stages)])
         else:
-            first_s, ends_s = 0.0, float(collectives.closing.max(initial=0.0))
+            first_s, ends_s = 0.0, sums_s
         longest_s = max(longest_s, first_s + setting.num_microbatches * work_s + ends_s)
     return collectives.copies_s + longest_s + collectives.shared_s + times.update_s
 
@@ -112,7 +113,7 @@ def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
 
 def _least_at_work(setting: Setting) -> AtWork:
     whole = at_work(setting, has_whole_backwards=True, has_split_backward=False)
-    if not takes_times(setting.schedule_name):
+    if not splits_backwards(Variant(setting.schedule_name, setting.options), setting.pipe):
         return whole
     return min(whole, at_work(setting, has_whole_backwards=False, has_split_backward=True), key=sum)
 

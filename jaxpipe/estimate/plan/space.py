@@ -17,7 +17,7 @@ from itertools import groupby
 
 from ml_collections import ConfigDict
 
-from jaxpipe.cluster.assignment import AXES, ORDERS, assign, describe_mesh
+from jaxpipe.cluster.assignment import AXES, ORDERS, assign, describe_mesh, divisors
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.config.base import AUTO
@@ -50,7 +50,7 @@ class Variant:
 
 
 def takes_times(name: str) -> bool:
-    """Whether the order of a schedule depends on the times of F, I and W; only then are backwards split."""
+    """Whether the order of a schedule depends on the times of F, I and W."""
     return find_method(name).takes_times
 
 
@@ -90,6 +90,11 @@ def legal_placement(variant: Variant, pipe: int) -> Placement:
 def has_delays(variant: Variant, pipe: int) -> bool:
     """Whether the schedule has no flush."""
     return bool(smallest_schedule(variant.name, pipe, variant.options).delays)
+
+
+def splits_backwards(variant: Variant, pipe: int) -> bool:
+    """Whether backwards may be in two parts: the order depends on times, or the rows have I and W."""
+    return takes_times(variant.name) or smallest_schedule(variant.name, pipe, variant.options).has_split_backward
 
 
 def can_split_head(group: Setting, variant: Variant) -> bool:
@@ -136,7 +141,7 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
     """
     base, illegal = _base(config, topology), Counter()
     tensors = []
-    for tensor in _divisors(topology.gpus_per_node):
+    for tensor in divisors(topology.gpus_per_node):
         if _tensor_divides(config, tensor):
             tensors.append(tensor)
         else:
@@ -144,7 +149,7 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
     sharing = [
         (expert, tensor)
         for tensor in tensors
-        for expert in _divisors(topology.gpus_per_node // tensor)
+        for expert in divisors(topology.gpus_per_node // tensor)
         if base.anatomy.num_experts % expert == 0
     ]
     meshes = _meshes(base, sharing)
@@ -158,7 +163,7 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
             model=replace(base.model, recompute=recompute),
         )
         for mesh in meshes
-        for num_microbatches in _divisors(base.batch_size // (mesh["data"] * mesh["expert"]))
+        for num_microbatches in divisors(base.batch_size // (mesh["data"] * mesh["expert"]))
         for recompute in recomputes
     )
     for group in groups:
@@ -217,7 +222,7 @@ def _base(config: ConfigDict, topology: Topology) -> Setting:
 
 def _tensor_divides(config: ConfigDict, tensor: int) -> bool:
     changed = copy.deepcopy(config)
-    changed.mesh.tensor = tensor
+    changed.mesh.tensor, changed.pipeline.vocab_over_pipe = tensor, "false"  # the search splits heads by itself
     try:
         check_tensor(changed)
     except ConfigError:
@@ -234,7 +239,7 @@ def _meshes(base: Setting, sharing: list[tuple[int, int]]) -> list[Mesh]:
             {"data": data, "pipe": pipe, "expert": expert, "tensor": tensor}
             for expert, tensor in sharing
             if num_gpus % (expert * tensor) == 0
-            for pipe in _divisors(num_gpus // (expert * tensor))
+            for pipe in divisors(num_gpus // (expert * tensor))
             for data in [num_gpus // (expert * tensor * pipe)]
             if pipe <= base.model.num_layers and base.batch_size % (data * expert) == 0
         ]
@@ -252,11 +257,6 @@ def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Counts that differ by one at most, the longer stages first."""
     least, longer = divmod(num_layers, num_stages)
     return (least + 1,) * longer + (least,) * (num_stages - longer)
-
-
-def _divisors(number: int) -> list[int]:
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 # ---- Descriptions ----

@@ -22,9 +22,9 @@ from jaxpipe.estimate.plan.bounds import (
 )
 from jaxpipe.estimate.plan.report import config_of
 from jaxpipe.estimate.plan.search import search, settings_of
-from jaxpipe.estimate.plan.space import legal_placement, legal_variants, space_of
+from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, space_of
 from jaxpipe.estimate.step import step_collectives
-from jaxpipe.schedules import REGISTRY
+from jaxpipe.schedules import REGISTRY, Schedule, build, split_backward
 from jaxpipe.schedules.methods.registry import DELAYED
 
 SOURCE = Roofline(TOPOLOGY.hardware)
@@ -246,8 +246,28 @@ def test_a_model_that_cannot_run_is_refused():
 
 def test_of_pipeline_and_mesh_nothing_is_taken():
     def other(config):
-        config.pipeline.update(schedule="gpipe", num_microbatches=4, head_layers=2.0)
+        config.pipeline.update(schedule="gpipe", num_microbatches=4, head_layers=2.0, vocab_over_pipe="true")
         config.mesh.update(pipe=2, data=2, order="contiguous")
         config.model.recompute = "full"
 
     assert space_of(small_config(other), TOPOLOGY).groups == space_of(small_config(), TOPOLOGY).groups
+
+
+def test_the_bounds_hold_for_a_method_of_ones_own_with_split_backwards(monkeypatch):
+    """It takes no times, as `zb_h1` does, and has I and W all the same: its last action may be a W."""
+
+    def split_1f1b(*, num_devices: int, num_microbatches: int) -> Schedule:
+        """Returns 1F1B with split backwards."""
+        return split_backward(build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches))
+
+    own = replace(REGISTRY["1f1b"], name="split_1f1b", generator=split_1f1b)
+    monkeypatch.setitem(REGISTRY, "split_1f1b", own)
+    variant, found = Variant("split_1f1b", ""), 0
+    for group in space_of(small_config(), TOPOLOGY).groups:
+        if group.pipe > 1 and variant in legal_variants(group):
+            times = SOURCE.times(group)
+            for setting in settings_of(group, variant, times):
+                bound_s = least_s(setting, times, step_collectives(setting, SOURCE))
+                assert bound_s <= estimate(setting, SOURCE).step_s * (1 + 1e-9), setting
+                found += 1
+    assert found
