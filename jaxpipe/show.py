@@ -27,15 +27,16 @@ from absl.flags import FlagValues
 
 from jaxpipe.command_line import HELP, check_unused, define_number, missing, run, write_output
 from jaxpipe.drawing import Page, chrome_trace, memory, pdf, png, svg, to_html
+from jaxpipe.drawing.html.compare import same_model
 from jaxpipe.drawing.method_list import method_list
 from jaxpipe.drawing.pictures import FORMS
 from jaxpipe.drawing.placement import show_placement
 from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, build, check, read_csv, read_json, simulate, to_csv
+from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, check, read_csv, read_json, simulate, to_csv
 from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.methods.registry import DELAYED, method_names, register_file
-from jaxpipe.schedules.passes.balance import least_bound, row_peaks
+from jaxpipe.schedules.passes.balance import bound_kept
 
 __all__ = ["Page", "main", "to_html"]
 
@@ -279,11 +280,9 @@ def _others(schedule: Schedule, values: FlagValues) -> list[Schedule]:
 
 def _bound(schedule: Schedule, values: FlagValues) -> int | None:
     """Slots that `schedule` keeps by moving others to the paired device; None if it moves none."""
-    if not schedule.columns.is_kind(Kind.EVICT).any():
-        return None
-    bound = _options(values).get("bound", least_bound(row_peaks(schedule)))
-    assert isinstance(bound, int)  # else the schedule would not have been built
-    return bound
+    kept = bound_kept(schedule)
+    given = _options(values).get("bound", kept)
+    return None if kept is None else int(given)  # pyright: ignore[reportArgumentType]  # else it would not be built
 
 
 def _html(schedule: Schedule, costs: Costs, values: FlagValues) -> str:
@@ -298,7 +297,7 @@ def _html(schedule: Schedule, costs: Costs, values: FlagValues) -> str:
 
 def _memory(schedule: Schedule, costs: Costs, values: FlagValues) -> bytes:
     return memory(
-        [simulate(each, costs) for each in (*_others(schedule, values), schedule)],
+        [simulate(each, same_model(costs, schedule, each)) for each in (*_others(schedule, values), schedule)],
         bound=_bound(schedule, values),
         slot_bytes=values.slot_bytes,
         form=Path(values.output).suffix[1:],

@@ -42,14 +42,21 @@ def memory(
 ) -> bytes:
     """The bytes of a picture of stored slots; a slot holds the activations of one microbatch on one stage.
 
+    All schedules run the same model, and slots are those of the last one: where another has twice as many stages, two
+    of its own are one.
+
     Args:
         timelines: one or more timelines, of schedules with the same number of devices.
         bound: slots, drawn as a line.
         slot_bytes: bytes of a slot; if given, the picture shows GiB beside slots.
         form: "png", "svg" or "pdf".
     """
-    columns = [stored(timeline) for timeline in timelines]
     schedules = [timeline.schedule for timeline in timelines]
+    of_last = [schedules[-1].num_stages / schedule.num_stages for schedule in schedules]
+    columns = [
+        [_scaled(values, ratio) for values in stored(timeline)]
+        for timeline, ratio in zip(timelines, of_last, strict=True)
+    ]
     peaks = [values.total.max(initial=0.0) for column in columns for values in column]
     scale = _Scale(len(columns[0]), float(max([bound or 0.0, *peaks])) or 1.0, bound, slot_bytes)
     labels = [
@@ -74,7 +81,9 @@ def memory(
     for axes, timeline, column in zip(all_axes, timelines, columns, strict=False):
         axes.set_xlim(0, end)
         axes.set_xlabel("time", fontsize=8, color="#444444")
-        axes.set_title(f"{timeline.schedule.name}, makespan {timeline.makespan:g}", loc="left", fontsize=9)
+        axes.set_title(
+            f"{timeline.schedule.name}, makespan {timeline.makespan:g}", loc="left", fontsize=9, parse_math=False
+        )
         _draw_areas(axes, column, scale, least_time=end * _INSTANT)
         _mark_devices(axes, scale, with_names=axes is all_axes[0])
     if slot_bytes:
@@ -84,10 +93,15 @@ def memory(
 
     title = f"Slots stored on each of {scale.num_devices} devices, {schedules[0].num_microbatches} microbatches"
     title += f", {gib(slot_bytes, '.3g')} GiB a slot" if slot_bytes else ""
-    figure.text(left / size[0], 1 - 0.3 / size[1], title, fontsize=11, fontweight="bold")
+    title += f" (slots of {schedules[-1].name})" if set(of_last) != {1.0} else ""
+    figure.text(left / size[0], 1 - 0.3 / size[1], title, fontsize=11, fontweight="bold", parse_math=False)
     handles = _legend_handles(bound)
     add_legend(figure, handles, left, 0.08, num_columns=len(handles), handle_length=1.6)
     return encode(figure, form)
+
+
+def _scaled(values: Stored, ratio: float) -> Stored:
+    return Stored(values.time, ratio * values.own, ratio * values.parked, ratio * values.in_transit)
 
 
 @dataclass(frozen=True)
@@ -168,7 +182,8 @@ def _draw_bars(axes: Axes, columns: Sequence[Sequence[Stored]], labels: Sequence
             axes.barh(y, amount, 0.86 * step, left=start, color=colour, linewidth=0)
             start += amount
         for height, label in zip(y, labels[index], strict=True):
-            axes.text(1.05 * scale.most, height, label, fontsize=font_size, va="center_baseline", color=INK)
+            look = {"fontsize": font_size, "va": "center_baseline", "color": INK, "parse_math": False}
+            axes.text(1.05 * scale.most, height, label, **look)
     axes.set_title("peak", loc="left", fontsize=9)
     axes.set_yticks([])
     axes.set_xticks([tick for tick in MaxNLocator(4, integer=True).tick_values(0, scale.most) if tick <= scale.most])

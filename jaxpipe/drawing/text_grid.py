@@ -10,7 +10,9 @@ from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS
 IDLE = "..."
 _MAX_CELLS_PER_ACTION = 8
 _MOST_CELLS = 2_000_000  # about 10 MB
-_ONE_CELL = Costs(forward=1.0, backward=1.0, input_gradient=1.0, weight_gradient=1.0)
+_ONE_CELL = Costs(
+    forward=1.0, backward=1.0, input_gradient=1.0, weight_gradient=1.0, head_statistics=1.0, head_gradients=1.0
+)
 _ARROWS = {Kind.EVICT: ">", Kind.LOAD: "<"}
 
 

@@ -81,7 +81,7 @@ def _figure(timeline: Timeline) -> Figure:
     for style in shown:
         _draw_boxes(axes, style, tracks, boxes, edge_width)
         _write_numbers(axes, style, tracks, boxes)
-    axes.set_title(_title(timeline), loc="left", fontsize=10, fontweight="bold", color=INK)
+    axes.set_title(_title(timeline), loc="left", fontsize=10, fontweight="bold", color=INK, parse_math=False)
     handles = [Patch(facecolor=style.fill, label=style.label) for style in shown]
     add_legend(figure, handles, left, 0.06, num_columns=num_legend_columns, handle_length=1.2)
     return figure

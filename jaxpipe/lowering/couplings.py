@@ -76,28 +76,28 @@ class Couplings:
             >>> Couplings(3, (line,)).min_distance[0].tolist()
             [[0, -1, -1], [-1, 0, -1], [-1, -1, 0]]
         """
-        waits_for = [_waits_for(pairs, self.num_devices) for pairs in self.pairs]
+        waited_for = [waits_for(permutes_of(pairs), self.num_devices) for pairs in self.pairs]
         rounds = np.full((self.num_body_rounds, self.num_devices, self.num_devices), UNBOUNDED)
         for body_round in range(self.num_body_rounds):
             known = np.eye(self.num_devices, dtype=bool)
             rounds[body_round][known] = 0
             # Back in time: the devices that `device` has waited for, those that they had waited for, ...
             for earlier in range(1, self.num_body_rounds * self.num_devices + 1):
-                reached = known @ waits_for[(body_round - earlier) % self.num_body_rounds]
+                reached = known @ waited_for[(body_round - earlier) % self.num_body_rounds]
                 rounds[body_round][reached & ~known] = -earlier
                 known = reached
         return rounds
 
 
-def _waits_for(pairs: Iterable[Pair], num_devices: int) -> np.ndarray:
+def waits_for(permutes: Iterable[Iterable[Pair]], num_devices: int) -> np.ndarray:
     """Whether `device` can end a round with these permutes only after `other` has begun it, [device, other]."""
-    waits_for = np.eye(num_devices, dtype=bool)
-    for permute in permutes_of(pairs):  # in sequence: waiting in one permute includes the waits of the one before
+    found = np.eye(num_devices, dtype=bool)
+    for permute in permutes:  # in sequence: waiting in one permute includes the waits of the one before
         partners = np.eye(num_devices, dtype=bool)
         for source, target in permute:
             partners[source, target] = partners[target, source] = True
-        waits_for = partners @ waits_for
-    return waits_for
+        found = partners @ found
+    return found
 
 
 def coupled_bodies(compute: Schedule) -> Iterator[Couplings]:

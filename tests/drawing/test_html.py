@@ -1,7 +1,9 @@
 """The HTML page, in a browser where that is needed: what it draws where, what it tells, what mouse and keys do."""
 
 import json
+import re
 from html import unescape
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -290,3 +292,10 @@ def test_mistakes_with_the_page_are_told(capsys, arguments, message):
     output = capsys.readouterr()
     assert output.out == ""
     assert message in output.err
+
+
+def test_the_page_has_words_for_every_kind_of_action():
+    script = (files("jaxpipe.drawing.html") / "assets" / "overlay.js").read_text()
+    words = re.search(r"const WORDS = \{(.*?)\};", script, re.DOTALL)
+    assert words
+    assert set(re.findall(r"\b([A-Z]+): ", words[1])) == {kind.name for kind in Kind}

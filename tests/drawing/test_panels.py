@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from jaxpipe.drawing.html.panels import asynchronous_panel, program_panel
+from jaxpipe.drawing.html.panels import asynchronous_panel, critical_predecessors_in_rounds, program_panel
 from jaxpipe.lowering import lower, replay
 from jaxpipe.schedules import Costs, Kind, build, stored
+from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
 SCHEDULES = ["1f1b", "interleaved_1f1b", "bpipe", "bitpipe", "zb_v", "dualpipe"]
@@ -94,3 +95,29 @@ def test_gradients_travel_from_one_holder_to_the_other():
     assert pairs
     assert all(placement.device_of(stage, replica) == device for stage, replica, device in pairs)
     assert {(stage, 1 - replica) for stage, replica, _ in pairs} == {(stage, replica) for stage, replica, _ in pairs}
+
+
+def test_without_flush_the_bubble_is_that_of_the_steady_state():
+    panel, _ = panel_of("pipedream_2bw", Costs(), num_microbatches=8)
+    assert panel.timeline.bubble_ratio == pytest.approx(0)
+
+
+def test_a_collective_holds_all_devices_up():
+    costs = Costs(transfer=0.1, head_statistics=0.2, head_gradients=0.4)
+    schedule = vocabulary(build("1f1b", num_devices=4, num_microbatches=8), costs)
+    table = lower(schedule, costs=costs)
+    start = replay(table, costs).start
+    held = critical_predecessors_in_rounds(table, replay(table, costs), costs)
+    end = start[table.rounds, schedule.columns.device] + costs.of_kind(4)[schedule.columns.kind, schedule.columns.stage]
+    # A device that another holds up in a collective begins its next action no earlier than that one's ended.
+    meets = table.collectives_of_type.any(axis=1)[table.round_type]
+    others = [
+        (action, held[action])
+        for action in np.flatnonzero(held >= 0)
+        if schedule.columns.device[held[action]] != schedule.columns.device[action]
+    ]
+    assert any(meets[table.rounds[held_by] : table.rounds[action]].any() for action, held_by in others)
+    assert all(
+        end[held_by] <= start[table.rounds[action], schedule.columns.device[action]] + 1e-9
+        for action, held_by in others
+    )

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from fractions import Fraction
 from xml.etree import ElementTree
 
@@ -13,6 +14,7 @@ from jaxpipe.drawing import chrome_trace, memory, png, svg, text
 from jaxpipe.drawing.pictures import styles
 from jaxpipe.drawing.tracks import Tracks, place_boxes
 from jaxpipe.schedules import Costs, Kind, Placement, Schedule, build, linear, parse_action, simulate
+from jaxpipe.schedules.passes.vocabulary import vocabulary
 
 SVG = "{http://www.w3.org/2000/svg}"
 TRACK = "#f1f1ee"  # where nothing runs
@@ -64,6 +66,15 @@ def test_text_that_cannot_be_to_scale_has_one_cell_an_action(costs):
         "1  ... 1F0 1F1 1B0 1B1 ...\n"
         "(not to scale: one cell an action, transfers take no time)\n"
     )  # fmt: skip
+
+
+def test_a_split_head_that_is_not_to_scale_has_one_cell_an_action_too():
+    schedule = vocabulary(build("1f1b", num_devices=2, num_microbatches=3))
+    grid, note = text(simulate(schedule, Costs(head_statistics=0.087, head_gradients=0.174))).split("(")
+    assert note.startswith("not to scale")
+    cells = [cell for line in grid.splitlines() for cell in line.split()[1:]]
+    actions = [str(action) for row in schedule.rows for action in row]
+    assert sorted(cell for cell in cells if cell != "...") == sorted(actions)
 
 
 def test_text_labels_of_any_width_stand_in_columns():
@@ -314,3 +325,18 @@ def test_memory_shows_schedules_side_by_side():
         assert f">{word}</text>" in words
     assert "bound" not in words
     assert memory(timelines, form="svg").decode() == words  # no dates, no random names
+
+
+def test_memory_of_a_schedule_with_other_stages_is_in_slots_of_the_last():
+    """ZB-V stores as much as 1F1B, in stages of half the size, whose slots are half as large."""
+    timelines = [simulate(build(name, num_devices=4, num_microbatches=8)) for name in ("zb_v", "1f1b")]
+    words = memory(timelines, slot_bytes=2.0**30, form="svg").decode()
+    for word in ("4 (4 GiB) zb_v", "4 (4 GiB) 1f1b"):
+        assert f">{word}</text>" in words
+    assert "(slots of 1f1b)" in words
+
+
+def test_a_name_with_dollars_is_no_formula():
+    schedule = replace(build("1f1b", num_devices=2, num_microbatches=2), name=r"a$\x$")
+    assert r"a$\x$" in svg(simulate(schedule))
+    assert r"a$\x$" in memory([simulate(schedule)], form="svg").decode()

@@ -12,9 +12,9 @@ from jaxpipe.drawing.html.pack import Entry, page_text
 from jaxpipe.drawing.html.panels import asynchronous_panel, program_panel
 from jaxpipe.drawing.summary import Summary
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules import Costs, Kind, Schedule, costs_of_stages, peak_activations
+from jaxpipe.schedules import Costs, Schedule, costs_of_stages, peak_activations
 from jaxpipe.schedules.analysis.costs import Cost
-from jaxpipe.schedules.passes.balance import least_bound, row_peaks
+from jaxpipe.schedules.passes.balance import bound_kept
 
 _NOTE = "1 Ma: the activations of one microbatch on one device. "
 _SAME_MODEL = "All schedules run the same model; costs are those of a stage of {first}."
@@ -55,8 +55,7 @@ def to_html(
     schedules = [schedules] if isinstance(schedules, Schedule) else list(schedules)
     first = schedules[0]
     _check_devices(schedules)
-    if bound is None and first.columns.is_kind(Kind.EVICT).any():
-        bound = least_bound(row_peaks(first))
+    bound = bound_kept(first) if bound is None else bound
     costs, summaries, shortest = costs or Costs(), [], None
     for schedule in schedules:
         ratio = schedule.num_stages / first.num_stages

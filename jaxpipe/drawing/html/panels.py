@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from jaxpipe.lowering import IDLE, Replay, RoundTable, replay
+from jaxpipe.lowering.couplings import waits_for
 from jaxpipe.schedules import NO_MICROBATCH, Action, Costs, Kind, Schedule, Stored, Timeline, simulate, stored
 from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING, critical_predecessors
 from jaxpipe.schedules.analysis.dependencies import dependencies
@@ -116,7 +118,7 @@ def program_timeline(table: RoundTable, times: Replay, costs: Costs) -> ProgramT
         all_rounds += [table.rounds[here], rounds]
         all_start += [start[here], times.start[rounds, device]]
         all_end += [end[here], times.end[rounds, device]]
-    executed = Schedule(schedule.name, schedule.placement, schedule.num_microbatches, tuple(rows))
+    executed = replace(schedule, rows=tuple(rows))
     timeline = Timeline(executed, np.concatenate(all_start), np.concatenate(all_end))
     return ProgramTimeline(timeline, np.concatenate(all_rounds), np.concatenate(place))
 
@@ -164,16 +166,12 @@ def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Cos
 
 
 def _coupled(table: RoundTable, round_type: int) -> np.ndarray:
-    """Whether the permutes of a type of rounds make one device wait for another, [device, device]; true for itself."""
-    # Permutes run one after the other: a device waits for its partner, which has waited for its own partners before.
-    coupled = np.eye(table.schedule.num_devices, dtype=bool)
-    for permutes in (table.permutes, table.page_permutes, table.gradient_permutes):
-        for pairs in permutes[round_type]:
-            partners = np.eye(table.schedule.num_devices, dtype=bool)
-            for source, target in pairs:
-                partners[source, target] = partners[target, source] = True
-            coupled = partners @ coupled
-    return coupled
+    """Whether what travels in a type of rounds makes one device wait for another, [device, device]; true for itself."""
+    num_devices = table.schedule.num_devices
+    if table.collectives_of_type[round_type].any():
+        return np.ones((num_devices, num_devices), dtype=bool)
+    of_kinds = (table.permutes, table.page_permutes, table.gradient_permutes)
+    return waits_for(chain.from_iterable(permutes[round_type] for permutes in of_kinds), num_devices)
 
 
 def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stored, ...]:

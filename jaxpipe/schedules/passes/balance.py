@@ -7,12 +7,14 @@ devices (the mesh).
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 
 from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.schedules.analysis.activations import peak_activations
 from jaxpipe.schedules.passes.eviction_plans import (
     EvictionPlan,
     activation_lifetimes,
@@ -117,6 +119,14 @@ def row_peaks(schedule: Schedule) -> tuple[int, ...]:
 def least_bound(peaks: tuple[int, ...]) -> int:
     """The least bound that can be kept: half of all slots of a pair, including one in transit, rounded up."""
     return max((own + other + 2) // 2 for own, other in zip(peaks, reversed(peaks), strict=True))
+
+
+def bound_kept(schedule: Schedule) -> int | None:
+    """Slots that a schedule with EVICT keeps on every device, pages in transit included; None without EVICT."""
+    if not schedule.columns.is_kind(Kind.EVICT).any():
+        return None
+    most = peak_activations(schedule).max() * schedule.placement.num_chunks
+    return max(least_bound(row_peaks(schedule)), math.ceil(most))
 
 
 def check_options(*, unit: str, policy: str, overlapped: bool) -> None:
