@@ -24,6 +24,7 @@ from jaxpipe.errors import ConfigError, explain
 
 NUM_THREADS = 2
 NUM_AHEAD = 4  # batches
+PREDICTED = {"targets", "sentence_order"}  # arrays of a batch: what is to be predicted, -1 for nothing
 MAX_SEQUENCES = 2**32  # Grain's shuffle counts in 32 bits
 
 
@@ -91,7 +92,8 @@ class Batches:
         """Yields at most `num_batches` batches in which no sequence repeats: always the same ones, for evaluation.
 
         The batches end where some source would begin its second epoch, so that every source keeps its share. The rest
-        of a batch that is not full has no weight in the loss.
+        of a batch that is not full has no weight in the loss; its rows are those before it once more, so that the
+        routers of a mixture see nothing else.
         """
         for step in range(num_batches):
             positions = self._positions(step)
@@ -101,11 +103,10 @@ class Batches:
             if num_new == 0:
                 return
             taken = self._take(addresses[:num_new])
-            filling = self.sources[0].fill(self.batch_size - num_new)
-            yield {
-                name: np.concatenate([taken[name], filling[name]]).reshape(*positions.shape, *taken[name].shape[1:])
-                for name in taken
-            }
+            taken = {name: values[np.arange(self.batch_size) % num_new] for name, values in taken.items()}
+            for name in PREDICTED & taken.keys():
+                taken[name][num_new:] = -1
+            yield {name: values.reshape(*positions.shape, *values.shape[1:]) for name, values in taken.items()}
             if num_new < self.batch_size:
                 return
 

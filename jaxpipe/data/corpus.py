@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -111,8 +111,10 @@ def load_corpus(
     for name, tokens in sources.items():
         num_sequences = math.ceil(batch_size * weights[name] / sum(weights.values()))
         _check_length(name, len(tokens), num_sequences=num_sequences, seq_len=seq_len, every=every)
-    split = partial(split_documents, seq_len=seq_len) if by_documents else split_blocks
-    train, heldout = zip(*(split(documents, every=every) for documents in sources.values()), strict=True)
+    split = split_documents if by_documents else split_blocks
+    train, heldout = zip(
+        *(split(documents, every=every, seq_len=seq_len) for documents in sources.values()), strict=True
+    )
     shares = tuple(weights.values())
     return Corpus(num_files, Blend(train, shares), Blend(heldout, shares), sources, tokenizer, by_documents)
 
@@ -161,12 +163,17 @@ class Blocks:
         return self.block_size * (self.every - 1)
 
 
-def split_blocks(documents: Documents, *, every: int) -> tuple[Documents, Documents]:
+def split_blocks(documents: Documents, *, every: int, seq_len: int) -> tuple[Documents, Documents]:
     """Returns the tokens of `documents` without every `every`-th block, and those blocks, each as one document.
 
     Blocks are spread over the text, so both parts contain the same kinds of documents.
+
+    Args:
+        documents: all of them.
+        every: one of so many blocks is held out.
+        seq_len: tokens that a sequence predicts; a block has one, unless the text is too short.
     """
-    block_size = min(BLOCK_TOKENS, len(documents) // every)
+    block_size = min(max(BLOCK_TOKENS, seq_len + 1), len(documents) // every)
 
     def part(*, is_heldout: bool) -> Documents:
         def block(tokens: Tokens) -> Blocks:

@@ -188,22 +188,6 @@ class MaskedSequences:
             **self._order(segments.is_swapped.astype(np.int32)),
         }
 
-    def fill(self, num_sequences: int) -> Batch:
-        """Returns rows that predict no token and no order: a [CLS] and padding.
-
-        The [CLS] counts as a token, since a softmax over no tokens at all is undefined.
-        """
-        shape, shape_predicted = (num_sequences, self.seq_len), (num_sequences, self.num_predicted)
-        is_first = np.broadcast_to(np.arange(self.seq_len) == 0, shape)
-        return {
-            "tokens": np.where(is_first, self.vocabulary.classification, self.vocabulary.padding).astype(np.int32),
-            "token_types": np.zeros(shape, np.int32),
-            "padding_mask": is_first.astype(np.int32),
-            "predicted": np.zeros(shape_predicted, np.int32),
-            "targets": np.full(shape_predicted, -1, np.int32),
-            **self._order(np.full(num_sequences, -1, np.int32)),
-        }
-
     @property
     def _window(self) -> int:
         """Tokens of a window: a sequence without its special tokens."""

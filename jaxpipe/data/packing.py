@@ -52,11 +52,6 @@ class CausalSequences:
             targets = self.tokens.targets(positions[:, 1:])
         return {"tokens": window[:, :-1], "targets": targets}
 
-    def fill(self, num_sequences: int) -> Batch:
-        """Returns rows whose targets are all -1, which the loss ignores."""
-        shape = (num_sequences, self.seq_len)
-        return {"tokens": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
-
 
 NONE, WINDOWS, DOCUMENTS = PACKING = ("none", "windows", "documents")  # what a row is, `data.packing` of a config
 
@@ -100,7 +95,7 @@ class PackedSequences:
         positions are counted from the beginning of a piece, and once more in the padding.
         """
         del epoch
-        batch = self.fill(len(indices))
+        batch = self._empty(len(indices))
         first, end = self._first_pieces[indices], self._first_pieces[indices + 1]
         row = np.repeat(np.arange(len(indices)), end - first)
         pieces = self._by_row[ranges(first, end - first)]
@@ -118,8 +113,8 @@ class PackedSequences:
             batch["positions"][place] = position
         return batch
 
-    def fill(self, num_sequences: int) -> Batch:
-        """Returns rows without a document: all targets are -1, which the loss ignores."""
+    def _empty(self, num_sequences: int) -> Batch:
+        """Rows without a document."""
         shape = (num_sequences, self.seq_len)
         batch = {"tokens": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
         if not self.one_each:
@@ -199,10 +194,10 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     order = np.argsort(-lengths, kind="stable")
     by_room: dict[int, list[np.ndarray]] = {}  # rows, by the columns that are left in them
     num_rows = first = 0
-    ordered = lengths[order]
+    falling = -lengths[order]
     while first < len(order):
-        length = int(ordered[first])
-        end = int(np.searchsorted(-ordered, -length, side="right"))
+        length = -int(falling[first])
+        end = int(np.searchsorted(falling, -length, side="right"))
         pieces, first = order[first:end], end
         for room in sorted(room for room in by_room if room >= length):
             found = np.concatenate(by_room.pop(room))

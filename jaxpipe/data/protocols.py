@@ -180,7 +180,3 @@ class Sequences(Protocol):
             epoch: number of the pass over the source.
         """
         ...
-
-    def fill(self, num_sequences: int) -> Batch:
-        """Returns rows like those of `take` without weight in the loss, which complete a batch that is not full."""
-        ...

@@ -179,9 +179,6 @@ class CountedSequences:
         self.taken.append(len(indices))
         return self.sequences.take(indices, epoch=epoch)
 
-    def fill(self, num_sequences):
-        return self.sequences.fill(num_sequences)
-
 
 def test_a_process_reads_its_own_rows_alone_and_only_a_few_batches_ahead():
     counted = CountedSequences(SEQUENCES, [])
@@ -204,6 +201,9 @@ def test_evaluation_sees_every_sequence_once_and_marks_what_is_missing():
     assert sorted(valid.tolist()) == list(range(1, 101))
     assert (batches[-1]["targets"] < 0).sum() == 4 * 5
     assert len(list(BATCHES.first(2))) == 2
+    # What is missing are rows of the batch once more, so that routers of a mixture see real tokens alone.
+    last = batches[-1]["tokens"].reshape(6, 5)
+    np.testing.assert_array_equal(last[2:], last[[0, 1, 0, 1]])
 
 
 def test_evaluation_of_a_blend_ends_before_a_source_repeats():

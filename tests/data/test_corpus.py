@@ -183,9 +183,9 @@ def test_places_may_be_of_any_shape_and_in_any_order():
 
 def test_blocks_are_large_and_of_a_short_text_such_that_there_is_one_to_hold_out(monkeypatch):
     monkeypatch.setattr("jaxpipe.data.corpus.BLOCK_TOKENS", 10)
-    train, heldout = split_blocks(Documents.one(np.arange(200)), every=4)
+    train, heldout = split_blocks(Documents.one(np.arange(200)), every=4, seq_len=5)
     assert heldout[np.arange(20)].tolist() == [*range(30, 40), *range(70, 80)]
-    train, heldout = split_blocks(Documents.one(np.arange(12)), every=4)
+    train, heldout = split_blocks(Documents.one(np.arange(12)), every=4, seq_len=5)
     assert heldout[np.arange(len(heldout))].tolist() == [9, 10, 11]
     assert len(train) == 9
 
@@ -233,3 +233,11 @@ def test_another_is_named_with_its_place_and_the_file(token):
     with pytest.raises(DataError, match=rf"^data/x.bin: token {token} at position 3 is not in the voc") as error:
         tokens[np.array([[0, 1], [3, 3]])]
     assert "vocab_size=10: tokens 0 .. 9" in str(error.value)
+
+
+def test_a_block_holds_a_sequence_however_long(monkeypatch, tmp_path):
+    monkeypatch.setattr("jaxpipe.data.corpus.BLOCK_TOKENS", 10)
+    (tmp_path / "a.txt").write_text("0123456789" * 30)
+    sizes = {"vocab_size": 256, "heldout_fraction": 0.25, "batch_size": 2, "seq_len": 12}
+    corpus = load_corpus(str(tmp_path / "*.txt"), tokenizer=load_tokenizer("byte", is_masked=False), **sizes)
+    assert CausalSequences(corpus.heldout.sources[0], 12).num_sequences > 0

@@ -231,3 +231,21 @@ def test_bytes_are_told_without_a_tokenizer_file(tmp_path):
     assert lines[-2] == f"written    {tmp_path}/my(data).bin, {tmp_path}/my(data).idx"
     assert lines[-1].endswith("my(data)' --config.data.tokenizer=byte --config.model.vocab_size=260")
     assert len(lines) == 7
+
+
+@pytest.mark.parametrize("form", ["text", "gzip"])
+def test_one_long_line_and_one_compressed_file_are_sampled_as_evenly(tmp_path, monkeypatch, form):
+    monkeypatch.setattr("jaxpipe.data.prepare.preparation.SAMPLE_BYTES", 2000)
+    monkeypatch.setattr("jaxpipe.data.prepare.preparation.STRETCH_BYTES", 100)
+    monkeypatch.setattr("jaxpipe.data.prepare.reading.PART_BYTES", 500)
+    monkeypatch.setattr("jaxpipe.data.prepare.reading._TAIL_BYTES", 50)
+    if form == "text":
+        (tmp_path / "0.txt").write_text(" ".join(f"{place:05}" for place in range(20_000)))
+    else:
+        numbers = np.random.default_rng(0).permutation(20_000).tolist()  # so that they are not compressed to nothing
+        with gzip.open(tmp_path / "0.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps({"text": f"{place:05} {number}"}) + "\n" for place, number in enumerate(numbers))
+    texts = [text.split() for text in sample_texts(find_files([f"{tmp_path}/*"]), key="text")]
+    found = [int(word) for text in texts for word in text[: None if form == "text" else 1] if len(word) == 5]
+    assert len(set(found)) == len(found)
+    assert np.histogram(found, 5, range=(0, 20_000))[0].min() >= 8

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, dropwhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,7 +21,7 @@ from jaxpipe.data.indexed import LOSS, TOKENIZER, index_path, tokenizer_path, to
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.data.prepare.chat import CHAT, read_template
 from jaxpipe.data.prepare.encoding import ChatForm, Tally, encode_block, encode_chat, texts_of
-from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks, read_file
+from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, place_to_cut, read_blocks, read_file
 from jaxpipe.data.tokenizer import BYTE, FILE, file_of, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
 from jaxpipe.files import local_path
@@ -274,7 +274,7 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int, is_masked: bool) 
 def sample_texts(files: Sequence[InputFile], *, key: str) -> Iterator[str]:
     """Yields all texts of `files` if these have at most `SAMPLE_BYTES`; else stretches evenly spread over them.
 
-    A compressed file is read from its beginning. The sample skips damaged lines after its first stretch:
+    A compressed file is read once, up to its last stretch. The sample skips damaged lines after its first stretch:
     the preparation of the whole text reports them.
 
     Args:
@@ -291,8 +291,9 @@ def sample_texts(files: Sequence[InputFile], *, key: str) -> Iterator[str]:
                 yield from _texts(part, key)
         return
     num_stretches = max(1, SAMPLE_BYTES // STRETCH_BYTES)
+    opened: dict[int, Iterator[tuple[int, FilePart]]] = {}
     for stretch in range(num_stretches):
-        for part in _stretch(files, num_bytes * stretch // num_stretches):
+        for part in _stretch(files, num_bytes * stretch // num_stretches, opened):
             try:
                 yield from _texts(part, key)
             except DataError:
@@ -308,16 +309,47 @@ def _texts(part: FilePart, key: str) -> Iterator[str]:
     return (str(text.text) for text in texts_of(part, key=key, keep_bytes=False) if text.text)
 
 
-def _stretch(files: Sequence[InputFile], position: int) -> Iterator[FilePart]:
-    """Yields about `STRETCH_BYTES` from byte `position` on, counted over all files, across ends of files."""
+def _stretch(
+    files: Sequence[InputFile], position: int, opened: dict[int, Iterator[tuple[int, FilePart]]]
+) -> Iterator[FilePart]:
+    """Yields about `STRETCH_BYTES` from byte `position` on, counted over all files, across ends of files.
+
+    Args:
+        files: the files, in order.
+        position: not before that of the stretch before.
+        opened: by the number of a compressed file, what stretches have not read of it, with its places; new ones are
+            added.
+    """
     starts = [0, *accumulate(file.num_bytes for file in files)]
     index = min(bisect_right(starts, position) - 1, len(files) - 1)
     left = STRETCH_BYTES
-    for file in files[index:]:
-        start = position - starts[index] if file is files[index] and not file.is_compressed else 0
-        for part in read_file(file, start=start):
-            cut = part.data[:left].rfind(b"\n") + 1 if len(part.data) > left else len(part.data)
+    for number, file in enumerate(files[index:], index):
+        start = position - starts[index] if number == index else 0
+        if file.is_compressed:
+            parts = _from_place(opened.setdefault(number, _with_places(file)), start)
+        else:
+            parts = read_file(file, start=start)
+        for part in parts:
+            cut = len(part.data) if len(part.data) <= left else _end_within(part.data, left, is_jsonl=file.is_jsonl)
             yield FilePart(file, part.data[:cut], part.line, part.is_end, 0)
             left -= len(part.data)
             if left <= 0:
                 return
+
+
+def _with_places(file: InputFile) -> Iterator[tuple[int, FilePart]]:
+    """The parts of a file, each with the byte of the file at which it begins, about."""
+    place = 0
+    for part in read_file(file):
+        yield place, part
+        place += part.num_read_bytes
+
+
+def _from_place(parts: Iterator[tuple[int, FilePart]], start: int) -> Iterator[FilePart]:
+    return (part for _, part in dropwhile(lambda found: found[0] < start, parts))
+
+
+def _end_within(data: bytes, left: int, *, is_jsonl: bool) -> int:
+    """Where to cut `data` after at most `left` bytes: after a line, else in a text; a JSON line is always whole."""
+    end = data.rfind(b"\n", 0, left) + 1
+    return end or (data.find(b"\n") + 1 or len(data) if is_jsonl else place_to_cut(data[:left]))

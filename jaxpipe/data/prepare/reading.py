@@ -101,7 +101,8 @@ def read_file(file: InputFile, *, start: int = 0) -> Iterator[FilePart]:
 
     Args:
         file: the file to read.
-        start: byte after which the first whole line begins; 0 for compressed files. Lines are counted from there.
+        start: byte after which the first whole line begins, or a text without lines goes on; 0 for compressed files.
+            Lines are counted from there.
 
     Raises:
         DataError: the file cannot be read or decompressed.
@@ -111,7 +112,7 @@ def read_file(file: InputFile, *, start: int = 0) -> Iterator[FilePart]:
             stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if file.is_compressed else raw
             if start:
                 stream.seek(start)
-                stream.readline()
+                stream.readline(-1 if file.is_jsonl else _TAIL_BYTES)
             position = raw.tell()
             parts = _read_lines(stream) if file.is_jsonl else _read_text(stream)
             for data, line, is_end in parts:
@@ -173,13 +174,13 @@ def _read_text(stream: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
     """Yields parts of a text of about `PART_BYTES`, the line 1, and whether the text ends."""
     data = stream.read(PART_BYTES)
     while more := stream.read(PART_BYTES):
-        cut = _cut(data)
+        cut = place_to_cut(data)
         yield data[:cut], 1, False
         data = data[cut:] + more
     yield data, 1, True
 
 
-def _cut(data: bytes) -> int:
+def place_to_cut(data: bytes) -> int:
     """Returns where to cut `data`, which continues: after its first byte."""
     tail = max(1, len(data) - _TAIL_BYTES)
     for pattern in _CUTS:
