@@ -24,6 +24,7 @@ from absl.flags import FlagValues
 from jaxpipe.checkpoints import open_canonical, save_canonical
 from jaxpipe.config import model_config
 from jaxpipe.config.command_line import run
+from jaxpipe.data.tokenizer import FILE
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.huggingface import configs, source_model
 from jaxpipe.huggingface.tensor_files import CODES, TensorFiles, entries
@@ -107,14 +108,14 @@ def import_model(source: str, target: str) -> str:
     files = TensorFiles(folder)
     tensors = TensorMap.of_names(architecture, model_config(config), files.entries)
     left_out = tensors.check(files.entries, where=source)
-    has_tokenizer = (folder / source_model.TOKENIZER).is_file()
+    has_tokenizer = (folder / FILE).is_file()
     if has_tokenizer:
-        config.data.tokenizer = f"{source_model.FOLDER}/{source_model.TOKENIZER}"
+        config.data.tokenizer = f"{source_model.FOLDER}/{FILE}"
     with whole_folder(path, flag=f"--to={target}") as work:
         save_canonical(work, step=0, params=tensors.read(files, where=source))
         run_folder.write_config(work, config)
         copied = source_model.save_source_model(folder, work, files, left_out=left_out)
-    without_tokenizer = "" if has_tokenizer else f" (there is no {source_model.TOKENIZER})"
+    without_tokenizer = "" if has_tokenizer else f" (there is no {FILE})"
     without = f", without {len(left_out)} that are no parameters" if left_out else ""
     return (
         f"read       {architecture.name} from {source}: {tensors.num_params:,} parameters in {len(files.entries)}"
@@ -122,7 +123,7 @@ def import_model(source: str, target: str) -> str:
         f"written    {target}: config.json, checkpoint of step 0, {source_model.FOLDER}/ with {', '.join(copied)}\n"
         f"tokens     data.tokenizer={source_model.own_path(config.data.tokenizer, path)}{without_tokenizer}\n"
         f"next       python -m jaxpipe.train --config={shlex.quote(f'configs/finetune.py:{target}')}"
-        " --workdir=runs/finetuned"
+        " --workdir=runs/finetuned --config.data.files='texts/*.txt'"
     )
 
 

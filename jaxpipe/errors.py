@@ -4,6 +4,10 @@ jaxpipe raises one of these for every error that it can foresee, before anything
 later: TrainingError (the numbers of a run), DataError and CheckpointError (its files), and LostProcess.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 MOST_LINES, MOST_CHARACTERS = 30, 200  # of a part of a message; somewhat longer lines stay whole
 
 
@@ -85,6 +89,17 @@ def shortened(text: str, *, most_lines: int = MOST_LINES) -> str:
         lines = [*lines[: most_lines - 1], f"... and {len(lines) - most_lines + 1:,} lines more"]
     cut = (f"{line[:MOST_CHARACTERS]}... ({len(line):,} characters)" for line in lines)
     return "\n".join(short if len(line) > 2 * MOST_CHARACTERS else line for line, short in zip(lines, cut, strict=True))
+
+
+def first_of(texts: Sequence[str], *, joined_by: str = "\n", most: int = 5) -> str:
+    """The first of `texts`, and how many more there are.
+
+    Example:
+        >>> first_of(["a", "b", "c", "d", "e", "f", "g"], joined_by=", ")
+        'a, b, c, d, e, and 2 more'
+    """
+    more = [f"and {len(texts) - most} more"] if len(texts) > most else []
+    return joined_by.join([*texts[:most], *more])
 
 
 def check_choice(path: str, value: str, known: tuple[str, ...]) -> None:

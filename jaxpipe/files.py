@@ -81,10 +81,10 @@ def whole_files(paths: Sequence[Path]) -> Iterator[Sequence[BinaryIO]]:
             paths[-1].unlink(missing_ok=True)
         for written, path in zip(partial, paths, strict=True):
             written.replace(path)
-        _sync_folder(paths[-1].parent)
+        sync_folder(paths[-1].parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Forces the names in `folder` to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -81,7 +81,9 @@ def execute(values: FlagValues) -> None:
         )
     model, tokenizer = LanguageModel(model_config(config)), tokenizer_of(config)
     step, params = restore_canonical(run_folder.path_of(values.workdir), model=model)
-    params = jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params)
+    params = jax.device_put(
+        jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params)
+    )  # once, not for each token
 
     prompt = [int(token) for token in tokenizer.encode(values.prompt)]
     texts = [Continuation(prompt, tokenizer, values.stop) for _ in range(values.num_samples)]

@@ -22,9 +22,8 @@ from ml_collections import config_flags
 
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, define_process_flags
 from jaxpipe.config.command_line import run as run_command
+from jaxpipe.distributed.supervisor import STOPPED
 from jaxpipe.training import fit
-
-EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may start the same command again
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +59,7 @@ def execute(values: FlagValues) -> int:
         process_id=values.process_id,
         name=config_flags.get_config_filename(values["config"]),
     )
-    return EXIT_STOPPED if run.is_stopped else 0
+    return STOPPED if run.is_stopped else 0
 
 
 if __name__ == "__main__":

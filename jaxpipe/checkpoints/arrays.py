@@ -21,6 +21,7 @@ from jaxpipe.checkpoints.checks import check_parts, writers
 from jaxpipe.checkpoints.files import unfinished_path
 
 Arrays = Mapping[str, Any]
+_LONGEST_S = 24 * 60 * 60  # for which processes wait for each other's parts and checksums; a lost one is noticed before
 
 
 class ArrayWriter:
@@ -41,7 +42,9 @@ class ArrayWriter:
         self._checkpointer = ocp.AsyncCheckpointer(
             _handler(),
             async_options=ocp.AsyncOptions(
-                post_finalization_callback=self._before_commit, create_directories_asynchronously=False
+                timeout_secs=_LONGEST_S,
+                post_finalization_callback=self._before_commit,
+                create_directories_asynchronously=False,
             ),
             checkpoint_metadata_store=without,
         )

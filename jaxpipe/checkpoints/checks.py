@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxpipe.checkpoints.files import complete_steps
-from jaxpipe.errors import CheckpointError, ConfigError, explain
+from jaxpipe.errors import CheckpointError, ConfigError, explain, first_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 _PARAMS = "params."
@@ -92,12 +92,11 @@ def all_damaged(folder: Path, damaged: Mapping[int, str]) -> CheckpointError:
 def damaged_files(folder: Path, damaged: Mapping[int, Sequence[str]]) -> CheckpointError:
     """The error for damaged files of some checkpoints, by step."""
     texts = [f"{step}/{what}" for step, found in damaged.items() for what in found]
-    more = [f"and {len(texts) - _MOST_SHOWN} more"] if len(texts) > _MOST_SHOWN else []
     return CheckpointError(
         explain(
             f"damaged files in {folder}: {len(texts)}, in checkpoints: {len(damaged)}",
             rule=_SUMS_RULE,
-            picture="\n".join([*texts[:_MOST_SHOWN], *more]),
+            picture=first_of(texts, most=_MOST_SHOWN),
             repair="put back the files from a copy; a run passes over damaged checkpoints",
         )
     )
@@ -105,12 +104,11 @@ def damaged_files(folder: Path, damaged: Mapping[int, Sequence[str]]) -> Checkpo
 
 def parts_missing(folder: Path, missing: Sequence[str]) -> CheckpointError:
     """The error for a checkpoint in `folder` without the parts that some processes have written elsewhere."""
-    more = f", and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
     return CheckpointError(
         explain(
             f"the checkpoint {folder} lacks the parts of some processes: {len(missing)}",
             rule="checkpoint-shared: all processes of a run write into one folder, which all of them see",
-            picture=f"not there: {', '.join(missing[:_MOST_SHOWN])}{more}",
+            picture=f"not there: {first_of(missing, joined_by=', ', most=_MOST_SHOWN)}",
             repair="name a --workdir on a file system that all machines share",
         )
     )

@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxpipe.files import sync_folder, write_whole
+
 CHECKPOINTS, ABOUT = "checkpoints", "about.json"
 # Orbax writes this file last, into a folder that is otherwise complete; it says no more than the folder's name.
 COMMITTED = "commit_success.txt"
@@ -46,7 +48,7 @@ class About:
 
     def write(self, folder: Path) -> None:
         """Writes about.json into the folder of a checkpoint."""
-        (folder / ABOUT).write_text(json.dumps(asdict(self), indent=2) + "\n")
+        write_whole(folder / ABOUT, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def read_about(folder: Path) -> About | None:
@@ -104,6 +106,8 @@ def delete(folder: Path, step: int) -> None:
 
     Files that cannot be deleted now, as on NFS while another process reads them, are left to the next start of the run.
     """
+    with suppress(OSError):
+        sync_folder(folder)  # the newer ones' names are on the disk before this one vanishes
     with suppress(OSError):
         shutil.rmtree(set_aside(folder, step, _DELETED), ignore_errors=True)
 
@@ -177,7 +181,7 @@ def write_sums(folder: Path, *, num_threads: int = _MOST_THREADS) -> None:
     names = _names(folder)
     with ThreadPoolExecutor(min(num_threads, _num_cores())) as pool:
         sums = list(pool.map(lambda name: _sum(folder / name), names))
-    (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)))
+    write_whole(folder / SUMS, "".join(f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)))
 
 
 def damages(folder: Path, *, share: int = 0, num_shares: int = 1) -> list[str]:

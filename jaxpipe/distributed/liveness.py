@@ -29,6 +29,8 @@ class Heartbeat:
             writing) is unknown.
         end: None while the process lives; "" if it ended normally, else the error that ended it.
         status: exit status of the process after its end.
+        waits_for_files: whether the activity waits for a checkpoint that is written in the background. As long as all
+            processes live, it may take any time.
     """
 
     position: int
@@ -38,10 +40,12 @@ class Heartbeat:
     is_step: bool = False
     end: str | None = None
     status: int = 0
+    waits_for_files: bool = False
 
-    def begin(self, doing: str, *, is_step: bool) -> Heartbeat:
+    def begin(self, doing: str, *, is_step: bool, waits_for_files: bool) -> Heartbeat:
         """The heartbeat of the same process after it has begun one more activity."""
-        return replace(self, position=self.position + 1, doing=doing, is_step=is_step)
+        more = {"is_step": is_step, "waits_for_files": waits_for_files}
+        return replace(self, position=self.position + 1, doing=doing, **more)
 
     def line(self) -> str:
         """The heartbeat as one line of JSON."""
@@ -88,12 +92,13 @@ class Liveness:
         self._longest_s: float | None = None  # the longest of the steps done so far
         self._lock = Lock()
 
-    def begin(self, doing: str, now: float, *, is_step: bool = True) -> None:
+    def begin(self, doing: str, now: float, *, is_step: bool = True, waits_for_files: bool = False) -> None:
         """Notes that this process begins an activity in which it may wait for others."""
         with self._lock:
             if self.own.is_step:
                 self._longest_s = max(self._longest_s or 0.0, now - self._began_s)
-            self.own, self._began_s = self.own.begin(doing, is_step=is_step), now
+            self.own = self.own.begin(doing, is_step=is_step, waits_for_files=waits_for_files)
+            self._began_s = now
 
     def heard(self, heartbeats: dict[int, Heartbeat], now: float) -> None:
         """Notes the newest heartbeat of each process, as the store has them."""
@@ -148,6 +153,8 @@ class Liveness:
                 return Failure(process, f"it has not begun {self.own.doing}, in which others wait for {waited_s:.0f} s")
         if any(heartbeat.position > self.own.position for heartbeat in others.values()):
             return Failure(self._index, f"it is in {self.own.doing} for {waited_s:.0f} s, and others are further")
+        if self.own.waits_for_files:
+            return None
         # The position of a process that has just fallen silent is not known yet.
         all_speak = (
             now - min([self._answered_s, *(self._changed_s[process] for process in others)]) < SPEAKS_WITHIN * limit_s

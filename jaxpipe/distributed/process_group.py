@@ -122,15 +122,16 @@ class ProcessGroup:
         """Returns the `text` that process 0 passes under the same name `on`; waits for it, and needs no devices."""
         return self._store.broadcast_from_first(f"agreed/{on}", text, is_first=self.is_first)
 
-    def begin(self, doing: str, *, is_step: bool = False) -> None:
+    def begin(self, doing: str, *, is_step: bool = False, waits_for_files: bool = False) -> None:
         """Announces the next activity, in which this process may wait for others; all begin the same ones in turn.
 
         Args:
             doing: the activity, for messages.
             is_step: whether it is a training step; other activities may take ten times as long.
+            waits_for_files: whether it waits for a checkpoint, as long as all processes live.
         """
         self.stop.begin()
-        self._watch.begin(doing, is_step=is_step)
+        self._watch.begin(doing, is_step=is_step, waits_for_files=waits_for_files)
 
     def stops_after_step(self) -> bool:
         """Whether a signal asks the run to stop; every process gets the same answer after the same step."""

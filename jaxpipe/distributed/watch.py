@@ -48,9 +48,9 @@ class Watch:
         self._liveness = Liveness(own, index=processes.index, limit_s=DECIDED_AT * lost_after_s, now=time.monotonic())
         self._ended, self._telling = threading.Event(), threading.Lock()
 
-    def begin(self, doing: str, *, is_step: bool) -> None:
+    def begin(self, doing: str, *, is_step: bool, waits_for_files: bool) -> None:
         """Announces the next activity, in which this process may wait for others; all begin the same ones in turn."""
-        self._liveness.begin(doing, time.monotonic(), is_step=is_step)
+        self._liveness.begin(doing, time.monotonic(), is_step=is_step, waits_for_files=waits_for_files)
 
     def __enter__(self) -> Watch:
         """Starts the two threads of the watch."""

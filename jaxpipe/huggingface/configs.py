@@ -16,13 +16,12 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config import base_config, model_config
 from jaxpipe.config.checks import check_model
-from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.errors import ConfigError, closest, explain, first_of
 from jaxpipe.huggingface.gpt2 import GPT2
 from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxpipe.huggingface.mapping import Architecture, check_supported, read_fields, write_fields
 from jaxpipe.huggingface.megatron_bert import MASKED, PRETRAINING
 from jaxpipe.huggingface.mixture import MIXTRAL, QWEN3_MOE
-from jaxpipe.huggingface.tensor_files import first_lines
 from jaxpipe.models import Family, family_named
 
 ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, PRETRAINING, MASKED)}
@@ -251,7 +250,7 @@ def check_same_model(config: ConfigDict, theirs: ConfigDict, *, run: str, where:
             explain(
                 f"{run} is no longer the model that it started from",
                 rule="huggingface-origin: a run that keeps a config.json of transformers is the model of that file",
-                picture=first_lines(lines),
+                picture=first_of(lines),
                 repair=f"move {Path(where).parent} away to export a new model",
             )
         )

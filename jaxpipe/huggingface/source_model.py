@@ -11,20 +11,20 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxpipe.data.tokenizer import BYTE, file_of
+from jaxpipe.data.tokenizer import BYTE, FILE, file_of
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.files import local_path
 from jaxpipe.huggingface.configs import CONFIG, load_config
 from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles
 
 FOLDER = "hf"
 RECORD = "safetensors.json"
-TOKENIZER = "tokenizer.json"
 
 # Files beside the tensors that are copied with a model, if it has them.
 COMPANIONS = (
     CONFIG,
     "generation_config.json",
-    TOKENIZER,
+    FILE,
     "tokenizer_config.json",
     "tokenizer.model",
     "special_tokens_map.json",
@@ -58,7 +58,7 @@ class SourceModel:
 
 def dtype_of_source(workdir: str) -> str | None:
     """The dtype of the model that the run in `workdir` started from, as its config.json says; None if it says none."""
-    path = Path(workdir) / FOLDER / CONFIG
+    path = local_path(workdir) / FOLDER / CONFIG
     theirs = load_config(path.parent) if path.is_file() else {}
     return theirs.get("dtype", theirs.get("torch_dtype"))
 
@@ -128,8 +128,8 @@ def copy_tokenizer(name: str, target: Path) -> list[str]:
     path = file_of(name)
     if name == BYTE or not path.is_file():
         return []
-    shutil.copyfile(path, target / TOKENIZER)
-    return [TOKENIZER]
+    shutil.copyfile(path, target / FILE)
+    return [FILE]
 
 
 def copy_companions(source: Path, target: Path) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,14 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError, explain, first_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 
-MAX_SHOWN = 5  # tensors that an error names
 
 # The dtypes of parameters, by their names in a header.
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": jnp.dtype(jnp.bfloat16)}
@@ -92,7 +91,7 @@ class TensorFiles:
                 explain(
                     f"{self._folder} has {len(twice)} tensors in two files",
                     rule="huggingface-shards: each tensor is in one file",
-                    picture=first_lines(twice),
+                    picture=first_of(twice),
                     repair="remove the files of another download or save, and download the model again",
                 )
             )
@@ -109,7 +108,7 @@ class TensorFiles:
                 explain(
                     f"{self._folder / INDEX} names another file for {len(different)} tensors",
                     rule="huggingface-index: the index names the file of every tensor",
-                    picture=first_lines(different),
+                    picture=first_of(different),
                     repair="download or save the model again, index and files together",
                 )
             )
@@ -154,7 +153,7 @@ def _shards(folder: Path, index: str) -> list[str]:
             explain(
                 f"{folder} lacks {len(missing)} of the {len(names)} files of {INDEX}",
                 rule="huggingface-shards: all files of the index are in the folder itself",
-                picture=first_lines(missing),
+                picture=first_of(missing),
                 repair="download the missing files",
             )
         )
@@ -255,19 +254,3 @@ class TensorWriter:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-
-def first_lines(lines: Sequence[str]) -> str:
-    """Returns the first five of `lines`, and how many more there are.
-
-    Example:
-        >>> print(first_lines(["a", "b", "c", "d", "e", "f", "g"]))
-        a
-        b
-        c
-        d
-        e
-        and 2 more
-    """
-    more = [f"and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
-    return "\n".join([*lines[:MAX_SHOWN], *more])

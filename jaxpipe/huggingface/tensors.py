@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError, explain, first_of
 from jaxpipe.huggingface.mapping import Architecture, Parameter
-from jaxpipe.huggingface.tensor_files import Entry, TensorFiles, first_lines
+from jaxpipe.huggingface.tensor_files import Entry, TensorFiles
 from jaxpipe.models import LanguageModel
 
 _LAYERS = "layers."
@@ -118,7 +118,7 @@ class TensorMap:
                 explain(
                     f"{where} is not the {self.architecture.name} of its config.json; tensors: {counts}",
                     rule="huggingface-tensors: a model has the tensors of its class and no others",
-                    picture="\n".join(f"{kind}:\n{first_lines(names)}" for kind, names in kinds.items() if names),
+                    picture="\n".join(f"{kind}:\n{first_of(names)}" for kind, names in kinds.items() if names),
                     repair="use config.json and safetensors files of one model; transformers completes one with more or"
                     " fewer tensors: CLASS.from_pretrained(...).save_pretrained(...)",
                 )

@@ -61,6 +61,7 @@ class DelayedStep:
         """Compiles nothing yet."""
         self._begin: Any = jax.jit(self._fill, donate_argnums=0)
         self._call: Any = jax.jit(self._step, donate_argnums=(0, 1))
+        self._older: Any = jax.jit(self.pipeline.older)
         self._flight: Any = None
         self._batch: Any = None  # the newest batch in flight
         self._num_done = 0
@@ -108,7 +109,7 @@ class DelayedStep:
         """The state with W(t-1), as a checkpoint holds it and the first call takes it."""
         if self._flight is None:
             return state
-        weights = jax.jit(self.pipeline.older)(self._flight, state.params, state.step)
+        weights = self._older(self._flight, state.params, state.step)
         return replace(state, older=Older(weights, _older(state).norm))
 
     def _fill(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:

@@ -140,7 +140,7 @@ class Loop:
     def _save(self, saver: Saver, step: int, state: TrainState, *, stops: bool, heldout_loss: float | None) -> None:
         is_due = stops or self._saves_after(step)
         if is_due:
-            self.processes.begin(f"the checkpoint of step {step}")
+            self.processes.begin(f"the checkpoint of step {step}", waits_for_files=True)
         saver.after_step(
             step,
             lambda: self.train_step.saved(state) if isinstance(self.train_step, DelayedStep) else state,

@@ -25,9 +25,15 @@ _QUERY_KEY_VALUE = ("query", "key", "value")
 
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """The optimizer of a checked config."""
-    optimizer, rate = OPTIMIZERS[config.optimizer.name](config), config.model.get("bias_rate", 0.0)
+    optimizer = OPTIMIZERS[config.optimizer.name](config)
     if config.optimizer.error_feedback:
         optimizer = optax.chain(error_feedback(), optimizer)
+    return with_load_bias(optimizer, config)
+
+
+def with_load_bias(optimizer: optax.GradientTransformation, config: ConfigDict) -> optax.GradientTransformation:
+    """`optimizer`, and the rule of `model.bias_rate` for the bias of experts, whose gradients are their loads."""
+    rate = config.model.get("bias_rate", 0.0)
     if not rate:
         return optimizer
     of_each = {True: against_load(rate), False: optimizer}

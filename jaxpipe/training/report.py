@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpipe.drawing import chrome_trace
 from jaxpipe.errors import ConfigError, explain
@@ -46,7 +47,8 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
 
 def _format_costs(setup: Setup) -> str:
     """The expected time of each kind of backward that the schedule has, in forwards."""
-    columns, times = setup.pipeline.run_schedule.columns, setup.costs.of_kind(1)[:, 0]
+    schedule = setup.pipeline.run_schedule
+    columns, times = schedule.columns, setup.costs.of_kind(schedule.num_stages).mean(axis=1)
     names = {Kind.B: "backward", Kind.I: "I", Kind.W: "W"}
     there = [kind for kind in names if columns.is_kind(kind).any()]
     ratios = ", ".join(f"{names[kind]} = {times[kind] / times[Kind.F]:g}" for kind in there)
@@ -116,25 +118,23 @@ def check_memory(pipeline: Pipeline, state: TrainState, batch: Any, *, limit_byt
 # ---- The predicted timeline as a Chrome trace, to compare with the profiler's trace of the run
 
 TIMELINE = "timeline.json"
+_COMPUTE = ("forward", "backward", "input_gradient", "weight_gradient", "head_statistics", "head_gradients")
 
 
-def predicted_costs(layers_per_stage: Sequence[int], expected: Costs) -> Costs:
-    """The costs of the stages in units of a forward of the mean stage.
-
-    Args:
-        layers_per_stage: [stage]; a stage costs in proportion to its layers, embedding and head nothing.
-        expected: costs of a stage with the mean number of layers, in any unit; one number each.
-    """
-    times = expected.of_kind(1)[:, 0]
-    kinds = (Kind.F, Kind.B, Kind.I, Kind.W)
-    forward, backward, input_gradient, weight_gradient = (float(times[kind] / times[Kind.F]) for kind in kinds)
-    return Costs(forward, backward, input_gradient, weight_gradient).of_layers(layers_per_stage)
+def in_mean_forwards(costs: Costs) -> Costs:
+    """The costs of compute actions in units of the mean stage's forward; messages take no time."""
+    mean = float(np.mean(costs.forward))
+    times: dict[str, Any] = {}
+    for name in _COMPUTE:
+        time = np.divide(getattr(costs, name), mean).tolist()
+        times[name] = tuple(time) if isinstance(time, list) else time
+    return Costs(**times)
 
 
 def write_timeline(path: Path, setup: Setup) -> None:
     """Writes TIMELINE into the run's folder `path`, where a millisecond is a forward of the mean stage."""
     schedule, layers_per_stage = setup.pipeline.run_schedule, setup.pipeline.layers_per_stage
-    costs = predicted_costs(layers_per_stage, setup.costs)
+    costs = in_mean_forwards(setup.costs)
     label = f"predicted: 1 ms is a forward of {sum(layers_per_stage) / len(layers_per_stage):g} layers"
     labels = {"name": "process_labels", "ph": "M", "pid": 0, "args": {"labels": label}}
     trace = [labels, *chrome_trace(simulate(schedule, costs))]

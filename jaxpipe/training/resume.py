@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -14,7 +15,7 @@ from jaxpipe.config.costs import are_decided, has_times, written_costs
 from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import differences
 from jaxpipe.distributed.process_group import ProcessGroup
-from jaxpipe.errors import CheckpointError, ConfigError, explain
+from jaxpipe.errors import CheckpointError, ConfigError, explain, first_of
 from jaxpipe.files import write_whole
 from jaxpipe.schedules import Costs, Schedule, to_json
 from jaxpipe.training.run_folder import CONFIG, METRICS, read_config
@@ -24,6 +25,8 @@ DATA, SCHEDULE = "data.json", "schedule.json"  # in the run's folder
 # Fields of the model that its parameters do not depend on.
 FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
 FREE_OF_DATA = ("files", "tokenizer")  # may change once the run has a fingerprint of its tokens
+# Paths, which may differ from machine to machine; what they lead to is compared by its contents.
+OF_A_MACHINE = ("data.files", "data.tokenizer", "checkpoint.init_from", "pipeline.schedule", "pipeline.costs")
 _HEAD = "pipeline.vocab_over_pipe"
 DECIDED = ("mesh.platform",)  # "auto" in one config, the decided platform in the other
 DECIDES_SCHEDULE = {
@@ -33,7 +36,6 @@ DECIDES_SCHEDULE = {
     "pipeline.num_microbatches",
     _HEAD,
 }
-_MOST_SHOWN = 5
 
 
 # ---- The config
@@ -127,11 +129,12 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
 def check_no_checkpoint_lost(path: Path) -> None:
     """Raises CheckpointError for a run without checkpoints that must have written one.
 
-    A run starts its second only when the first is complete; one that could write none, and said so, is refused too.
+    A run writes the row of a step before the step's checkpoint, and starts its second checkpoint only when the first is
+    complete; one that could write none, and said so, is refused too.
     """
     every, rows = read_config(str(path)).checkpoint.save_every, path / METRICS
     num_rows = sum(1 for _ in rows.open("rb")) if rows.is_file() else 0
-    if every and num_rows >= 2 * every:
+    if every and num_rows > 2 * every:
         raise CheckpointError(
             explain(
                 f"--workdir={path} holds a run of {num_rows} steps, and none of its checkpoints",
@@ -239,9 +242,7 @@ def check_same_as_first(first: str, fingerprint: Fingerprint, *, process: int) -
 def _listed_differences(one: Fingerprint, other: Fingerprint, name: str, other_name: str) -> str:
     """A line for each of two fingerprints at every difference; empty if there is none."""
     differ, width = differences(one, other), max(len(name), len(other_name))
-    lines = [f"{name:<{width}} {text}\n{other_name:<{width}} {other_text}" for text, other_text in differ[:_MOST_SHOWN]]
-    more = len(differ) - _MOST_SHOWN
-    return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
+    return first_of([f"{name:<{width}} {text}\n{other_name:<{width}} {other_text}" for text, other_text in differ])
 
 
 # ---- The schedule
@@ -256,6 +257,35 @@ def has_other_schedule(path: Path, schedule: Schedule) -> bool:
     """Whether the run in `path` used another schedule; False for an old run that did not record it."""
     saved = path / SCHEDULE
     return saved.is_file() and saved.read_bytes() != to_json(schedule).encode()
+
+
+def check_same_config(processes: ProcessGroup, config: ConfigDict) -> None:
+    """Checks that this process has the config of process 0, but for paths of files.
+
+    Raises:
+        ConfigError: a field differs, so that stages would train in different ways, or wait for each other forever.
+    """
+    here = {
+        f"{section}.{field}": json.dumps(value)
+        for section, values in config.to_dict().items()
+        for field, value in values.items()
+        if f"{section}.{field}" not in OF_A_MACHINE
+    }
+    first = json.loads(processes.agree("config", json.dumps(here)))
+    differ = [
+        f"{name}: {first.get(name)} in process 0, {here.get(name)} here"
+        for name in sorted(first.keys() | here.keys())
+        if first.get(name) != here.get(name)
+    ]
+    if differ:
+        raise ConfigError(
+            explain(
+                f"process {processes.index} has another config than process 0",
+                rule="same-config: all processes of a run have one config",
+                picture=first_of(differ),
+                repair="start every process with the same command and the same config file",
+            )
+        )
 
 
 def check_same_schedule(processes: ProcessGroup, schedule: Schedule, costs: str) -> None:

@@ -17,14 +17,13 @@ from ml_collections import ConfigDict
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import base_config
 from jaxpipe.config.base import unknown_field
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError, explain, first_of
 from jaxpipe.files import local_path, write_whole
 from jaxpipe.huggingface import copied_path, own_path
 
 CONFIG, METRICS, TENSORBOARD, SCHEDULE_PICTURE = "config.json", "metrics.jsonl", "tensorboard", "schedule.svg"
 LOCK = "lock"  # the first file of a run
 UNUSABLE = ("[", "**", "\\")  # in the path of a run: Orbax does not find what it wrote there, or writes elsewhere
-_MOST_SHOWN = 5
 
 
 def path_of(workdir: str) -> Path:
@@ -66,12 +65,11 @@ def check(workdir: str) -> Path:
             )
         )
     if LOCK not in found:
-        more = f" and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
         raise ConfigError(
             explain(
                 f"--workdir={workdir} has files, and holds no run",
                 rule=f"workdir-new: a new run begins in a folder without files; it resumes in one with its {CONFIG}",
-                picture=f"there: {', '.join(found[:_MOST_SHOWN])}{more}",
+                picture=f"there: {first_of(found, joined_by=', ')}",
                 repair=f"name another --workdir, as {path / 'run'}",
             )
         )

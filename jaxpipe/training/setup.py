@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from jaxpipe.checkpoints import restore_params
 from jaxpipe.cluster.hardware import known_hardware
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.config import build_schedule, expected_costs, layers_per_stage, mesh_axes
+from jaxpipe.config import build_schedule, layers_per_stage, mesh_axes
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import costs_of_stages
 from jaxpipe.config.model import check_attention_kernel
@@ -30,7 +30,7 @@ from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.schedules import Costs
 from jaxpipe.training.delayed import DelayedStep
-from jaxpipe.training.optimizer import READS_MATRICES, learning_rate, make_optimizer
+from jaxpipe.training.optimizer import READS_MATRICES, learning_rate, make_optimizer, with_load_bias
 from jaxpipe.training.run_folder import path_of
 from jaxpipe.training.step import TrainState, init_state, make_train_step, state_of
 from jaxpipe.training.task import Task, Trained, language_model
@@ -44,7 +44,7 @@ class Setup:
         task: model and batches.
         devices: devices of the mesh, and the reason for this choice.
         pipeline: compiles the program of a step.
-        costs: expected times of a stage's actions.
+        costs: expected times of the stages' actions, and of a split head's.
         costs_source: where these are from.
     """
 
@@ -72,11 +72,12 @@ def set_up(config: ConfigDict, task: Task, *, num_processes: int = 1) -> Setup:
         decided.settle(config)
         task = replace(task, model=language_model(config))
     decided.settle(config)
+    pipeline = pipeline_of(config, task.model, devices.devices)
     return Setup(
         task,
         devices=devices,
-        pipeline=pipeline_of(config, task.model, devices.devices),
-        costs=expected_costs(config),
+        pipeline=pipeline,
+        costs=costs_of_stages(config, pipeline.run_schedule, pipeline.layers_per_stage),
         costs_source=decided.source,
     )
 
@@ -163,7 +164,7 @@ def optimizer_and_step(
     """The optimizer, that of the config if none is given, and the jitted train step that applies it."""
     rate = learning_rate(config) if optimizer is None else None
     reads_matrices = optimizer is None and config.optimizer.name in READS_MATRICES
-    optimizer = optimizer or make_optimizer(config)
+    optimizer = with_load_bias(optimizer, config) if optimizer else make_optimizer(config)
     fields = {"max_grad_norm": config.optimizer.max_grad_norm, "dropout_seed": dropout_seed(config, model)}
     if isinstance(pipeline, DelayedPipeline):
         more = {"num_steps": config.train.steps, "reads_matrices": reads_matrices}

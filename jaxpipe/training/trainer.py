@@ -168,6 +168,7 @@ def _run(
     """Trains in one of the processes of a run, from top to bottom."""
     with ExitStack() as stack:
         # ---- The folder of the run: a new one, or one to resume
+        resume.check_same_config(processes, config)
         is_resumed = processes.agree("is_resumed", str(run_folder.holds_run(path))) == str(True)
         lock = run_folder.run_lock(str(path), is_first=processes.is_first, broadcast=processes.agree)
         if is_resumed and not dry_run:
@@ -233,7 +234,7 @@ def _run(
         state, num_done = loop.run(state, num_done=num_done)
 
         # ---- The end: the last checkpoint is complete before the run says so
-        processes.begin("the last checkpoint")
+        processes.begin("the last checkpoint", waits_for_files=True)
         checkpoints.wait()
         if checkpoints.steps():
             say(f"checkpoint {path / CHECKPOINTS / str(checkpoints.steps()[-1])}")

@@ -18,6 +18,7 @@ from tiny_states import FORMS, MODEL, SIZES, assert_equal, like_of, make_pipelin
 from jaxpipe.checkpoints import Checkpoints, Keep, restore_canonical, restore_params, save_canonical
 from jaxpipe.checkpoints.files import SUMS, complete_steps, damages, delete, read_about, set_aside, unfinished_path
 from jaxpipe.errors import CheckpointError, ConfigError
+from jaxpipe.files import write_whole
 from jaxpipe.models import GPTConfig, LanguageModel
 
 ROOT = Path(__file__).parents[2]
@@ -299,13 +300,19 @@ def test_arrays_for_which_there_is_no_room(tmp_path, pipeline, states, smallest_
     assert names(tmp_path) == ["30"]
 
 
+def no_room_for_sums(path, content):
+    if path.name == SUMS:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    write_whole(path, content)
+
+
 def test_a_full_disk(tmp_path, pipeline, states, monkeypatch):
-    """/dev/full has no room for anything: here stands the last file that is written before the commit."""
+    """There is no room for the last file that is written before the commit."""
     with Checkpoints(tmp_path, pipeline=pipeline, keep=Keep(last=1)) as saved:
         saved.save(10, states[0], config={})
         saved.wait()
         with monkeypatch.context() as patched:
-            patched.setattr("jaxpipe.checkpoints.files.SUMS", "/dev/full")
+            patched.setattr("jaxpipe.checkpoints.files.write_whole", no_room_for_sums)
             saved.save(20, states[1], config={})
             with pytest.raises(CheckpointError, match=r"(?s)step 20.*No space left on device.*step 10"):
                 saved.save(30, states[2], config={})
@@ -314,7 +321,7 @@ def test_a_full_disk(tmp_path, pipeline, states, monkeypatch):
 
 def test_a_full_disk_under_parameters_alone(tmp_path, monkeypatch):
     """As `convert` writes them."""
-    monkeypatch.setattr("jaxpipe.checkpoints.files.SUMS", "/dev/full")
+    monkeypatch.setattr("jaxpipe.checkpoints.files.write_whole", no_room_for_sums)
     with pytest.raises(CheckpointError, match=r"(?s)step 0 cannot be written.*No space left on device"):
         save_canonical(tmp_path, step=0, params={"kernel": np.ones(3, np.float32)})
 

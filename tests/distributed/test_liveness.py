@@ -148,3 +148,13 @@ def test_a_process_that_was_itself_stopped_starts_anew(liveness):
     liveness.start_anew(500.0)
     assert liveness.failure(529.0) is None
     assert liveness.failure(531.0).process == 0
+
+
+def test_a_checkpoint_may_take_any_time_as_long_as_all_live(liveness):
+    liveness.begin("step 1", 0.0)
+    liveness.begin("the checkpoint of step 1", 5.0, is_step=False, waits_for_files=True)
+    for now in range(5, 5000, 5):
+        hear(liveness, now, _0=beat(2, now), _2=beat(2, now))
+        assert liveness.failure(now) is None
+    hear(liveness, 5000.0, _0=beat(2, 5000))  # the last word of process 2 was at 4995
+    assert liveness.failure(5026.0, patience=0.5).process in (0, 2)

@@ -23,7 +23,7 @@ def test_it_is_the_config_of_the_folder_that_it_starts_from(family, tmp_path):
     assert model_config(found) == model_config(config)
 
 
-def test_its_defaults_do_not_ruin_a_model(tmp_path):
+def test_its_defaults_do_not_ruin_a_model(tmp_path, monkeypatch):
     """Small steps after a warm-up, whole documents, the dtype that the model came in, and no text of ours."""
     write_config(tmp_path, base_config("llama"))
     config = GET_CONFIG(str(tmp_path))
@@ -40,6 +40,8 @@ def test_its_defaults_do_not_ruin_a_model(tmp_path):
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text('{"torch_dtype": "bfloat16"}')
     assert GET_CONFIG(str(tmp_path)).model.dtype == "bfloat16"
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert GET_CONFIG(f"~/{tmp_path.name}").model.dtype == "bfloat16"
 
 
 def test_learned_positions_stay_when_sequences_get_shorter(tmp_path):

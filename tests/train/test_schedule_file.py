@@ -12,7 +12,13 @@ from jaxpipe.config import base_config, build_schedule, check
 from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import build, from_json, to_csv, to_json
 from jaxpipe.training import run_folder
-from jaxpipe.training.resume import SCHEDULE, check_same_schedule, config_changes, write_run_schedule
+from jaxpipe.training.resume import (
+    SCHEDULE,
+    check_same_config,
+    check_same_schedule,
+    config_changes,
+    write_run_schedule,
+)
 
 SIZES = {"num_devices": 2, "num_microbatches": 4}
 TEXT = "the same words again and again, and then some other words. "
@@ -156,3 +162,23 @@ def test_a_schedule_that_was_searched_for_trains_as_1f1b_does(tmp_path):
     path.unlink()
     evaluated = run("eval", f"--workdir={tmp_path}/ours", f"--config.pipeline.schedule={kept}")
     assert "step 2: held-out loss" in evaluated.stdout, evaluated.stderr
+
+
+def test_processes_with_other_configs_are_told_apart():
+    config, words = base_config(), []
+
+    def first(on, word):
+        words.append(word)
+        return word
+
+    def process(index, agree) -> Any:
+        return SimpleNamespace(index=index, agree=agree)
+
+    check_same_config(process(0, first), config)
+    other = config.copy_and_resolve_references()
+    other.data.files = "/mnt/elsewhere/*.txt"
+    check_same_config(process(1, lambda on, word: words[0]), other)
+    other.optimizer.learning_rate = 0.5
+    words_of_error = r"process 1 has another config than process 0\n *rule same-config: .*\n *optimizer.learning_rate: "
+    with pytest.raises(ConfigError, match=f"{words_of_error}0.001 in process 0, 0.5 here"):
+        check_same_config(process(1, lambda on, word: words[0]), other)

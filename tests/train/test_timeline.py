@@ -8,7 +8,7 @@ import pytest
 
 from jaxpipe.config import base_config, expected_costs
 from jaxpipe.schedules import Costs, build
-from jaxpipe.training.report import predicted_costs, write_timeline
+from jaxpipe.training.report import in_mean_forwards, write_timeline
 
 
 def trace(path, *, layers_per_stage=(3, 3, 3, 3), recompute="none"):
@@ -17,7 +17,7 @@ def trace(path, *, layers_per_stage=(3, 3, 3, 3), recompute="none"):
     schedule = build("1f1b", num_devices=4, num_microbatches=8)
     setup: Any = SimpleNamespace(
         pipeline=SimpleNamespace(run_schedule=schedule, layers_per_stage=layers_per_stage),
-        costs=expected_costs(config),
+        costs=expected_costs(config).of_layers(layers_per_stage),
     )
     write_timeline(path, setup)
     return json.loads((path / "timeline.json").read_text())
@@ -47,8 +47,10 @@ def test_a_stage_takes_as_long_as_its_layers(tmp_path):
     assert forward == pytest.approx({0: 500, 1: 1000, 2: 1000, 3: 1500})
 
 
-def test_the_halves_of_a_split_backward_are_the_whole():
-    costs = predicted_costs((1, 3), Costs(forward=2.0, backward=6.0, input_gradient=4.0, weight_gradient=2.0))
+def test_costs_are_in_forwards_of_the_mean_stage():
+    costs = Costs(forward=2.0, backward=6.0, input_gradient=4.0, weight_gradient=2.0, head_gradients=1.0)
+    costs = in_mean_forwards(costs.of_layers((1, 3)))
+    assert costs.head_gradients == pytest.approx(0.5)
     assert costs.forward == pytest.approx((0.5, 1.5))
     assert costs.backward == pytest.approx((1.5, 4.5))
     assert costs.input_gradient == pytest.approx((1.0, 3.0))

@@ -139,7 +139,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path):
         (tmp_path / f"page_{number}.md").write_text("")
     with pytest.raises(ConfigError, match=r"has files, and holds no run\n *rule workdir-new") as error:
         run_folder.check(str(tmp_path))
-    assert "there: page_0.md, page_1.md, page_2.md, page_3.md, page_4.md and 2 more\n" in str(error.value)
+    assert "there: page_0.md, page_1.md, page_2.md, page_3.md, page_4.md, and 2 more\n" in str(error.value)
     run_folder.write_config(tmp_path, base_config())
     assert run_folder.check(str(tmp_path)) == tmp_path
 
@@ -148,9 +148,9 @@ def test_a_run_that_has_lost_its_checkpoints_never_starts_anew(tmp_path):
     config = base_config()
     config.checkpoint.save_every = 4
     run_folder.write_config(tmp_path, config)
-    (tmp_path / run_folder.METRICS).write_text("{}\n" * 7)  # the first one may still have been in flight
+    (tmp_path / run_folder.METRICS).write_text("{}\n" * 8)  # the second one waits for the first
     check_no_checkpoint_lost(tmp_path)
-    (tmp_path / run_folder.METRICS).write_text("{}\n" * 8)
+    (tmp_path / run_folder.METRICS).write_text("{}\n" * 9)
     with pytest.raises(CheckpointError, match="rule checkpoints-there"):
         check_no_checkpoint_lost(tmp_path)
 
