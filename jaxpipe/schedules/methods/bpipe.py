@@ -79,8 +79,8 @@ def _check(num_devices: int, options: Options) -> None:
 METHOD = Method(
     name="bpipe",
     generator=bpipe,
-    summary="1F1B whose early stages park activations with the late ones: at most ceil((D+2)/2), in the same time, "
-    "bit for bit the same; D >= 4",
+    summary="1F1B whose early stages store part of their activations on late ones: at most ceil((D+2)/2) on a device, "
+    "in the same time, with bitwise equal results; D >= 4",
     paper="Kim et al., BPipe, ICML 2023; the bound as in Obscura, USENIX ATC 2025",
     options=(
         Option("bound", at_least(0), default_text="ceil((D+2)/2)"),

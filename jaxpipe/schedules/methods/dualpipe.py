@@ -175,8 +175,8 @@ SOURCE = "github.com/deepseek-ai/DualPipe, where F and B at once take as long as
 METHOD = Method(
     name="dualpipe",
     generator=dualpipe,
-    summary="two replicas, down and up, whose forwards and backwards alternate: of a pair that the paper overlaps, one "
-    "runs after the other; D+1 microbatches stored",
+    summary="two replicas, down and up, whose forwards and backwards alternate; a forward and a backward that the "
+    "paper overlaps run one after the other; D+1 microbatches stored",
     paper="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437; github.com/deepseek-ai/DualPipe",
     options=(
         Option("backward_first", check_truth, values=(False, True)),
