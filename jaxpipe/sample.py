@@ -81,9 +81,8 @@ def execute(values: FlagValues) -> None:
         )
     model, tokenizer = LanguageModel(model_config(config)), tokenizer_of(config)
     step, params = restore_canonical(run_folder.path_of(values.workdir), model=model)
-    params = jax.device_put(
-        jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params)
-    )  # once, not for each token
+    # On the device once, not for each token.
+    params = jax.device_put(jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params))
 
     prompt = [int(token) for token in tokenizer.encode(values.prompt)]
     texts = [Continuation(prompt, tokenizer, values.stop) for _ in range(values.num_samples)]

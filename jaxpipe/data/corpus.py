@@ -171,9 +171,11 @@ def split_blocks(documents: Documents, *, every: int, seq_len: int) -> tuple[Doc
     Args:
         documents: all of them.
         every: one of so many blocks is held out.
-        seq_len: tokens that a sequence predicts; a block has one, unless the text is too short.
+        seq_len: tokens that a sequence predicts; blocks are larger where those held out would have none.
     """
-    block_size = min(max(BLOCK_TOKENS, seq_len + 1), len(documents) // every)
+    block_size = min(BLOCK_TOKENS, len(documents) // every)
+    if len(Blocks(documents.tokens, block_size, every, is_heldout=True)) <= seq_len:
+        block_size = min(seq_len + 1, len(documents) // every)
 
     def part(*, is_heldout: bool) -> Documents:
         def block(tokens: Tokens) -> Blocks:

@@ -237,7 +237,7 @@ def test_another_is_named_with_its_place_and_the_file(token):
 
 def test_a_block_holds_a_sequence_however_long(monkeypatch, tmp_path):
     monkeypatch.setattr("jaxpipe.data.corpus.BLOCK_TOKENS", 10)
-    (tmp_path / "a.txt").write_text("0123456789" * 30)
+    (tmp_path / "a.txt").write_text("0123456789" * 6)
     sizes = {"vocab_size": 256, "heldout_fraction": 0.25, "batch_size": 2, "seq_len": 12}
     corpus = load_corpus(str(tmp_path / "*.txt"), tokenizer=load_tokenizer("byte", is_masked=False), **sizes)
     assert CausalSequences(corpus.heldout.sources[0], 12).num_sequences > 0
