@@ -27,6 +27,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = read_config(arg)
     config.checkpoint.init_from = arg
     config.data.files = ""  # nothing is trained on by default
+    config.mesh.platform = config.pipeline.costs = "auto"  # of this machine, not of the earlier run's
     if "packing" in config.data:
         config.data.packing = "documents"
     if dtype_of_source(arg) == "bfloat16":

@@ -17,6 +17,8 @@ from typing import BinaryIO
 
 from jaxpipe.errors import ConfigError, explain
 
+LONGEST_WRITE_S = 24 * 60 * 60.0  # for which processes that live wait for a checkpoint to be written
+
 
 def local_path(name: str) -> Path:
     """The path that `name` means on this machine, with `~` expanded.

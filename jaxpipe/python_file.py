@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Protocol, TypeVar
 
 from jaxpipe.errors import JaxpipeError, explain
+from jaxpipe.files import local_path
 
 
 class Named(Protocol):
@@ -55,14 +56,15 @@ def values_in_file(path: str, kind: type[T], *, built_in: Collection[T], error: 
     Raises:
         error: the file does not exist, cannot be run, or defines no such value.
     """
-    noun, key = kind.__name__, (Path(path).resolve(), kind)
+    noun, file = kind.__name__, local_path(path).resolve()
+    key = file, kind
     if key in _FOUND:
         return _FOUND[key]
-    if not Path(path).is_file():
+    if not file.is_file():
         raise error(_text(noun, f"{path!r} is not a file", "give the path of a file", f"looked from {Path.cwd()}"))
     given = {id(value) for value in built_in}  # before the file is run, which may register its own
     with errors_of_file(path, error=error, rule=_rule(noun)):
-        module = _module(Path(path).resolve())
+        module = _module(file)
     found = {id(value): value for value in vars(module).values() if isinstance(value, kind) and id(value) not in given}
     if not found:
         raise error(_text(noun, f"{path!r} defines no {noun.lower()}", f"define a {noun} in the file"))

@@ -1,8 +1,9 @@
 #!/bin/bash
-# Trains on several nodes with Open MPI, one process a GPU; from the root of the repository, which all nodes see, on the
+# Trains on several nodes with Open MPI, one process per GPU; from the root of the repository, which all nodes see, on the
 # first of them (jax's processes meet on the machine of mpirun, and there must be process 0):
 #
-#     HOSTS=node1:8,node2:8 configs/launch/openmpi.sh --config=configs/gpt_96.py --workdir=runs/gpt_96
+#     HOSTS=node1:8,node2:8 configs/launch/openmpi.sh --config=configs/gpt_96.py --workdir=runs/gpt_96 \
+#         --config.data.files=indexed:data/all --config.data.tokenizer=data/all.tokenizer.json
 #
 # jax finds the processes of mpirun 4 and older by itself: by OMPI_MCA_orte_hnp_uri, which mpirun 5 does not set any more
 # (jax issue 14576). There the processes get their flags here.

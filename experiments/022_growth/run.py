@@ -67,7 +67,7 @@ def document(records: dict[str, list[Record]]) -> str:
     """All tables under their titles."""
     tables = {
         "**Schedules**: built, simulated and lowered.": table(
-            ["schedule", "D", "N", "actions", "rounds", "body rounds", "slots"],
+            ["schedule", "D", "N", "actions", "rounds", "types of rounds", "slots"],
             records["schedules"],
             {"build s": _seconds("build_s"), "simulate s": _seconds("simulate_s"), "lower s": _seconds("lower_s")},
         ),

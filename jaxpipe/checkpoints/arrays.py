@@ -19,9 +19,9 @@ from orbax.checkpoint import type_handlers
 
 from jaxpipe.checkpoints.checks import check_parts, writers
 from jaxpipe.checkpoints.files import unfinished_path
+from jaxpipe.files import LONGEST_WRITE_S
 
 Arrays = Mapping[str, Any]
-_LONGEST_S = 24 * 60 * 60  # for which processes wait for each other's parts and checksums; a lost one is noticed before
 
 
 class ArrayWriter:
@@ -42,7 +42,7 @@ class ArrayWriter:
         self._checkpointer = ocp.AsyncCheckpointer(
             _handler(),
             async_options=ocp.AsyncOptions(
-                timeout_secs=_LONGEST_S,
+                timeout_secs=int(LONGEST_WRITE_S),
                 post_finalization_callback=self._before_commit,
                 create_directories_asynchronously=False,
             ),

@@ -176,10 +176,10 @@ _MOST_THREADS = 8
 _BLOCK_BYTES = 2**20
 
 
-def write_sums(folder: Path, *, num_threads: int = _MOST_THREADS) -> None:
+def write_sums(folder: Path) -> None:
     """Writes the checksums of all files in `folder`, in several threads: hashing releases Python's lock."""
     names = _names(folder)
-    with ThreadPoolExecutor(min(num_threads, _num_cores())) as pool:
+    with ThreadPoolExecutor(min(_MOST_THREADS, _num_cores())) as pool:
         sums = list(pool.map(lambda name: _sum(folder / name), names))
     write_whole(folder / SUMS, "".join(f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)))
 

@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from absl import flags, logging
 from absl.flags import FlagValues
@@ -21,6 +20,7 @@ from jaxpipe.command_line import exit_status, parse
 from jaxpipe.config.base import base_config, unknown_field
 from jaxpipe.config.model import model_section
 from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.files import local_path
 from jaxpipe.mesh.devices import skip_absent_gpus
 from jaxpipe.models import FAMILIES
 from jaxpipe.python_file import errors_of_file, place_in, run_file
@@ -48,14 +48,14 @@ def read_config_file(written: str) -> ConfigDict:
         JaxpipeError: whatever the file itself raises of these.
     """
     path, colon, argument = written.partition(":")
-    if not os.path.isfile(path):
+    if not local_path(path).is_file():
         raise _error(
             f"no config file {path!r}",
             f"looked from {os.getcwd()}",
             "give the path of a file, for example --config=configs/quickstart.py",
         )
     with errors_of_file(path, error=ConfigError, rule=_RULE), errors_of_fields(path):
-        module = run_file(Path(path).resolve())
+        module = run_file(local_path(path).resolve())
         if not hasattr(module, "get_config"):
             repair = "add such a function, or name another file, for example --config=configs/quickstart.py"
             raise _error(f"the config file {path!r} has no get_config", _EXAMPLE, repair)

@@ -17,6 +17,7 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import model_config
 from jaxpipe.errors import ConfigError, ScheduleError, explain
+from jaxpipe.files import local_path
 from jaxpipe.models import ModelConfig
 from jaxpipe.models.anatomy import head_in_layers
 from jaxpipe.schedules import Costs, Schedule
@@ -158,7 +159,7 @@ def check_costs(config: ConfigDict) -> None:
     if written == AUTO:
         return
     if is_costs_file(written):
-        if not Path(written).is_file():
+        if not local_path(written).is_file():
             raise ConfigError(
                 explain(
                     f"pipeline.costs={written!r} is not a file",

@@ -12,6 +12,7 @@ from jaxpipe.config.costs import Woven, head_share, options_of, options_with_tim
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import family_of, model_config
 from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.files import local_path
 from jaxpipe.program import balanced_split
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import Schedule, build, read_schedule
@@ -157,8 +158,8 @@ def _build(name: str, num_devices: int, num_microbatches: int, options: str) -> 
 
 @cache
 def _read(path: str) -> Schedule:
-    """Reads a file once, so that all callers get the same schedule even if the file changes."""
-    if not Path(path).is_file():
+    """Reads a file once, so that all callers get the same schedule even if the file changes while a run begins."""
+    if not local_path(path).is_file():
         raise ConfigError(
             explain(
                 f"pipeline.schedule={path!r} is not a file",
@@ -168,6 +169,11 @@ def _read(path: str) -> Schedule:
             )
         )
     return read_schedule(path)
+
+
+def forget_files() -> None:
+    """Lets schedules' files be read anew, for one more run of this process."""
+    _read.cache_clear()
 
 
 def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:

@@ -92,8 +92,8 @@ class Batches:
         """Yields at most `num_batches` batches in which no sequence repeats: always the same ones, for evaluation.
 
         The batches end where some source would begin its second epoch, so that every source keeps its share. The rest
-        of a batch that is not full has no weight in the loss; its rows are those before it once more, so that the
-        routers of a mixture see nothing else.
+        of a batch that is not full has no weight in the loss; it repeats the rows before, so that
+        the routers of a mixture see real tokens alone.
         """
         for step in range(num_batches):
             positions = self._positions(step)

@@ -17,6 +17,7 @@ from jax._src import clusters, distributed
 
 from jaxpipe.errors import ConfigError, LostProcess, explain
 
+_COUNT_IN_ENVIRONMENT = ("slurm", "ompi")  # launchers whose number of processes needs no request
 REACHED_WITHIN_S = 2.0
 
 
@@ -89,7 +90,7 @@ def join(
         LostProcess: not all processes have joined in time.
     """
     check_flags(coordinator_address, num_processes, process_id)
-    if coordinator_address is None and not is_cluster():
+    if coordinator_address is None and not has_others():
         return Rank(0, 1)
     try:
         jax.distributed.initialize(
@@ -110,9 +111,14 @@ def join(
     return Rank(distributed.global_state.process_id, distributed.global_state.num_processes or 1)
 
 
-def is_cluster() -> bool:
-    """Whether JAX detects a cluster's launcher."""
-    return any(kind.is_env_present() for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
+def has_others() -> bool:
+    """Whether JAX detects a cluster's launcher, and that has not started this process alone.
+
+    JAX gives a process under SLURM or Open MPI one GPU; the only one, as in an interactive shell of srun, takes all.
+    """
+    kinds = clusters.ClusterEnv._cluster_types
+    found = next((kind for kind in kinds if not kind.opt_in_only_method and kind.is_env_present()), None)
+    return found is not None and not (found.name in _COUNT_IN_ENVIRONMENT and found.get_process_count() == 1)
 
 
 def reaches_first() -> bool:

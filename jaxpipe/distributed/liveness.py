@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from threading import Lock
 
 from jaxpipe.errors import LostProcess
+from jaxpipe.files import LONGEST_WRITE_S
 
 SPEAKS_WITHIN = 0.25  # fraction of the limit within which a living process sends a heartbeat
 LONG_TIMES = 10  # an activity of this many longest steps hangs, even if nobody is behind
@@ -30,7 +31,7 @@ class Heartbeat:
         end: None while the process lives; "" if it ended normally, else the error that ended it.
         status: exit status of the process after its end.
         waits_for_files: whether the activity waits for a checkpoint that is written in the background. As long as all
-            processes live, it may take any time.
+            processes live, it may take a day.
     """
 
     position: int
@@ -153,7 +154,7 @@ class Liveness:
                 return Failure(process, f"it has not begun {self.own.doing}, in which others wait for {waited_s:.0f} s")
         if any(heartbeat.position > self.own.position for heartbeat in others.values()):
             return Failure(self._index, f"it is in {self.own.doing} for {waited_s:.0f} s, and others are further")
-        if self.own.waits_for_files:
+        if self.own.waits_for_files and waited_s < LONGEST_WRITE_S:
             return None
         # The position of a process that has just fallen silent is not known yet.
         all_speak = (

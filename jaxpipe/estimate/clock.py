@@ -144,28 +144,3 @@ def few_microbatches(name: str, num_devices: int, num_microbatches: int, options
 def period_of(name: str, num_devices: int, options: str) -> int | None:
     """The period of a schedule's rows, in microbatches; None if unknown, as that of a CSV."""
     return None if is_file_name(name) else find_method(name).period_of(num_devices, options_of(options))
-
-
-def moved_slots(name: str, num_devices: int, num_microbatches: int, options: str) -> np.ndarray:
-    """[source device, target device] slots that EVICT and LOAD move in a step, parts counted as parts."""
-    few = few_microbatches(name, num_devices, num_microbatches, options)
-    moved = [_moved_slots(name, num_devices, num, options) for num in few]
-    if len(few) == 1:
-        return moved[0]
-    return moved[0] + (num_microbatches - few[0]) / (few[1] - few[0]) * (moved[1] - moved[0])
-
-
-@cache
-def _moved_slots(name: str, num_devices: int, num_microbatches: int, options: str) -> np.ndarray:
-    schedule = named_schedule(name, num_devices, num_microbatches, options)
-    columns, partner = schedule.columns, schedule.placement.partner_of
-    slots = np.zeros((num_devices, num_devices))
-    if not schedule.has_transfers:
-        return slots
-    share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
-    for kind, forth in ((Kind.EVICT, True), (Kind.LOAD, False)):
-        moves = columns.is_kind(kind)
-        home = columns.device[moves]
-        away = partner(home)
-        np.add.at(slots, (home, away) if forth else (away, home), share[columns.stage[moves]])
-    return slots

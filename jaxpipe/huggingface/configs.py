@@ -29,8 +29,10 @@ CONFIG = "config.json"
 MAX_SEQ_LEN = 1024  # limit for a converted config; the user may ask for longer sequences
 
 _DROPOUTS = ("embedding_dropout", "attention_dropout", "hidden_dropout")
-# How the model is computed, padding rows, and losses of training alone.
-_NOT_THE_MODEL = ("attention", "recompute", "vocab_multiple", "balance_loss", "z_loss")
+# How the model is computed, padding rows, and what is of training alone.
+_NOT_THE_MODEL = (
+    *("attention", "recompute", "vocab_multiple", "balance_loss", "z_loss", "dispatch", "capacity_factor"),
+)
 
 
 def load_config(folder: Path) -> dict[str, Any]:
@@ -136,6 +138,10 @@ def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
     found: list[tuple[str, list[str]]] = []
     for architecture in ARCHITECTURES.values():
         if architecture.family != config.model.family:
+            continue
+        hidden, num_heads = ours.anatomy.hidden, ours.anatomy.num_heads
+        if architecture.heads_divide_hidden and hidden % num_heads:
+            found.append((architecture.name, [f"model.num_heads={num_heads} for model.hidden={hidden}"]))
             continue
         theirs = _write_config(architecture, ours, seq_len=config.data.seq_len, dtype=dtype)
         back = defining_fields(read_config(theirs, where=CONFIG))

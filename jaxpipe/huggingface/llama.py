@@ -220,6 +220,7 @@ LLAMA = Architecture(
     write=_write_llama,
     longest=Field("seq_len", "max_position_embeddings", 2048),
     buffers=BUFFERS,
+    heads_divide_hidden=True,
 )
 
 MISTRAL = Architecture(

@@ -180,6 +180,7 @@ class Architecture:
         longest: the field for the longest sequence, in tokens.
         buffers: patterns for names of tensors that are no parameters; they are left out.
         prefix: prefix of tensor names, which some files omit.
+        heads_divide_hidden: whether transformers refuses another number of heads.
     """
 
     name: str
@@ -193,6 +194,7 @@ class Architecture:
     longest: Field
     buffers: tuple[str, ...] = ()
     prefix: str = ""
+    heads_divide_hidden: bool = False
 
 
 def norm(path: str, name: str) -> tuple[Parameter, Parameter]:

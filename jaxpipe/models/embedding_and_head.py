@@ -85,7 +85,7 @@ class Embedding(nnx.Module):
             x = x + take(self.position[...], own(microbatch["positions"]))
         elif hasattr(self, "position"):
             position = lax.dynamic_slice_in_dim(self.position[...], first_position, x.shape[1])
-            # In float32, as the sum over sequences is that is the gradient of a position.
+            # In float32, because the gradient of a position is a sum over sequences.
             x = (x.astype(jnp.float32) + position.astype(jnp.float32)).astype(x.dtype)
         if hasattr(self, "token_type"):
             x = x + take(self.token_type[...], own(microbatch["token_types"]))

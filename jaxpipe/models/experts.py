@@ -241,7 +241,7 @@ def _from_experts(
     """Weighted sums "token hidden" of each token's experts on this device, of its part of their width."""
     of_rows = dispatch.to_experts(spread_weights(weights, tiles))
     active = activation(*inputs)
-    # In float32, as the sum over the width is that is the gradient of a weight.
+    # In float32, because the gradient of a weight is a sum over the width.
     active = (active.astype(jnp.float32) * of_rows[..., None]).astype(active.dtype)
     rows = dispatch.products(active, kernel, tiles)
     return collect(dispatch.to_tokens(rows), tiles)

@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.files import local_path
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, TRANSFER_KINDS, Action, Kind, Schedule, parse_action
 
@@ -80,7 +81,7 @@ def read_csv(path: str | Path) -> Schedule:
     Raises:
         ScheduleError: the file cannot be read, or `from_csv` cannot read its text.
     """
-    path = Path(path)
+    path = local_path(str(path))
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

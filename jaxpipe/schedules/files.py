@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.files import local_path
 from jaxpipe.schedules.csv_form import parse_shares, read_csv, to_csv
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check
@@ -66,7 +67,7 @@ def read_json(path: str | Path) -> Schedule:
         ScheduleError: the file cannot be read, or `from_json` cannot read its text.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = local_path(str(path)).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ScheduleError(
@@ -181,7 +182,7 @@ def write_schedule(schedule: Schedule, path: str | Path) -> None:
     _check_ending(path)
     text = to_csv(schedule) if Path(path).suffix == ".csv" else to_json(schedule)
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        local_path(str(path)).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ScheduleError(
             explain(

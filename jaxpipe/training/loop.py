@@ -138,14 +138,14 @@ class Loop:
         return checkpoint.save_every > 0 and step % checkpoint.save_every == 0
 
     def _save(self, saver: Saver, step: int, state: TrainState, *, stops: bool, heldout_loss: float | None) -> None:
-        is_due = stops or self._saves_after(step)
-        if is_due:
+        is_due, is_last = stops or self._saves_after(step), stops or step == self.config.train.steps
+        if is_due or is_last:  # the last one waits for what is in flight
             self.processes.begin(f"the checkpoint of step {step}", waits_for_files=True)
         saver.after_step(
             step,
             lambda: self.train_step.saved(state) if isinstance(self.train_step, DelayedStep) else state,
             is_due=is_due,
-            is_last=stops or step == self.config.train.steps,
+            is_last=is_last,
             config=self.config.to_dict(),
             heldout_loss=heldout_loss,
         )

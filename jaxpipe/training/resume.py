@@ -25,9 +25,15 @@ DATA, SCHEDULE = "data.json", "schedule.json"  # in the run's folder
 # Fields of the model that its parameters do not depend on.
 FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
 FREE_OF_DATA = ("files", "tokenizer")  # may change once the run has a fingerprint of its tokens
-# Paths, which may differ from machine to machine; what they lead to is compared by its contents.
-OF_A_MACHINE = ("data.files", "data.tokenizer", "checkpoint.init_from", "pipeline.schedule", "pipeline.costs")
 _HEAD = "pipeline.vocab_over_pipe"
+# Paths, which may differ from machine to machine, and what is decided with them; what they lead to is compared by its
+# contents.
+OF_A_MACHINE = (
+    "data.files",
+    "data.tokenizer",
+    *("pipeline." + name for name in ("schedule", "options", "costs")),
+    _HEAD,
+)
 DECIDED = ("mesh.platform",)  # "auto" in one config, the decided platform in the other
 DECIDES_SCHEDULE = {
     "mesh.pipe",

@@ -68,10 +68,10 @@ def set_up(config: ConfigDict, task: Task, *, num_processes: int = 1) -> Setup:
     """
     devices = devices_of(config, num_processes=num_processes)
     decided = decide_costs(config, topology_of(devices.devices))
-    if decided.vocab_over_pipe != config.pipeline.vocab_over_pipe:
-        decided.settle(config)
-        task = replace(task, model=language_model(config))
+    is_split_now = decided.vocab_over_pipe != config.pipeline.vocab_over_pipe and decided.vocab_over_pipe == "true"
     decided.settle(config)
+    if is_split_now:
+        task = replace(task, model=language_model(config))
     pipeline = pipeline_of(config, task.model, devices.devices)
     return Setup(
         task,

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
 from jaxpipe.config import base_config, check, mesh_axes
 from jaxpipe.config.costs import is_costs_file
-from jaxpipe.config.pipeline import is_known
+from jaxpipe.config.pipeline import forget_files, is_known
 from jaxpipe.distributed.log import logging_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
@@ -104,7 +104,9 @@ def fit(
             give the same ones.
         heldout_batches: for `model`: held-out batches, likewise; without any, nothing is evaluated.
         optimizer: an elementwise optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` and
-            `zero1` stay in force. Its labels and masks see the parameters as {"shared": ..., "layers": ...}.
+            `zero1` stay in force, as does `model.bias_rate`. Its labels and masks see the parameters as
+            {"shared": ..., "layers": ...}, those of layers with the dims [device, chunk, layer] in front, so let them
+            decide by name.
         on_step: (step, metrics, state), called after each step in every process; a true result, equal in all
             processes, stops the run, as a signal does. `state` is valid until the call returns.
         profile_steps: "FIRST:LAST", both included: a profiler trace of these steps.
@@ -115,6 +117,7 @@ def fit(
     Raises:
         JaxpipeError: config, schedule, data, checkpoints or other processes; what the command prints.
     """
+    forget_files()
     config = config.copy_and_resolve_references()  # what is decided on the way goes into the run's config alone
     path = run_folder.path_of(str(workdir))
     if not is_known(config.pipeline.schedule):

@@ -192,10 +192,3 @@ def test_text_says_the_same_in_gibibytes():
     assert result.returncode == 0, result.stderr
     assert "h200:1x1: 1 x NVIDIA H200" in result.stdout
     assert "\nhardware        139.801  fits, spare 136." in result.stdout  # 143156 MiB
-
-
-def test_cudnn_is_refused_before_anything_is_compiled():
-    cudnn = ("--config.model.attention=cudnn", "--config.model.dtype=bfloat16")
-    result = run("--config=configs/quickstart.py", "--topology=a100-80g:1x8", *cudnn)
-    assert result.returncode == 2
-    assert "rule compile-attention" in result.stderr

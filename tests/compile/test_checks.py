@@ -57,6 +57,14 @@ def test_a_config_for_cpus_is_refused():
     assert "rule compile-platform" in refused("a100-80g:1x8", platform="cpu")
 
 
+def test_cudnn_is_refused():
+    config = base_config()
+    config.model.update(attention="cudnn", dtype="bfloat16")
+    config.mesh.pipe = 8
+    with pytest.raises(ConfigError, match="rule compile-attention"):
+        check_compilable(config, parse_topology("a100-80g:1x8"))
+
+
 def test_missing_packages_are_told_with_the_extra(monkeypatch):
     monkeypatch.setattr(checks, "_is_installed", lambda module: False)
     with pytest.raises(ConfigError, match=r"(?s)^no CUDA plugin.*rule compile-plugin.*pip install -e '\.\[gpu-aot\]'$"):

@@ -242,10 +242,11 @@ def test_one_long_line_and_one_compressed_file_are_sampled_as_evenly(tmp_path, m
     if form == "text":
         (tmp_path / "0.txt").write_text(" ".join(f"{place:05}" for place in range(20_000)))
     else:
-        numbers = np.random.default_rng(0).permutation(20_000).tolist()  # so that they are not compressed to nothing
+        numbers = np.random.default_rng(0).permutation(200_000).tolist()  # so that they are not compressed to nothing
         with gzip.open(tmp_path / "0.jsonl.gz", "wt") as file:
-            file.writelines(json.dumps({"text": f"{place:05} {number}"}) + "\n" for place, number in enumerate(numbers))
+            file.writelines(json.dumps({"text": f"{place:06} {number}"}) + "\n" for place, number in enumerate(numbers))
     texts = [text.split() for text in sample_texts(find_files([f"{tmp_path}/*"]), key="text")]
-    found = [int(word) for text in texts for word in text[: None if form == "text" else 1] if len(word) == 5]
+    most, words = (20_000, None) if form == "text" else (200_000, 1)
+    found = [int(word) for text in texts for word in text[:words] if len(word) >= 5]
     assert len(set(found)) == len(found)
-    assert np.histogram(found, 5, range=(0, 20_000))[0].min() >= 8
+    assert np.histogram(found, 5, range=(0, most))[0].min() >= 8

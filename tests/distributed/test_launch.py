@@ -159,12 +159,6 @@ def test_each_process_gets_arguments_number_and_device(launch):
     assert sorted(err) == ["[0] error 0", "[1] error 1"]
 
 
-def test_it_needs_no_jax():
-    code = "import sys, jaxpipe.launch; sys.exit('jax' in sys.modules)"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -103,21 +103,13 @@ def test_without_flush_the_bubble_is_that_of_the_steady_state():
 
 
 def test_a_collective_holds_all_devices_up():
-    costs = Costs(transfer=0.1, head_statistics=0.2, head_gradients=0.4)
+    """Without transfers each action begins when the one that is critical for it ends, on whatever device."""
+    costs = Costs(head_statistics=0.23, head_gradients=0.41)
     schedule = vocabulary(build("1f1b", num_devices=4, num_microbatches=8), costs)
-    table = lower(schedule, costs=costs)
-    start = replay(table, costs).start
-    held = critical_predecessors_in_rounds(table, replay(table, costs), costs)
-    end = start[table.rounds, schedule.columns.device] + costs.of_kind(4)[schedule.columns.kind, schedule.columns.stage]
-    # A device that another holds up in a collective begins its next action no earlier than that one's ended.
-    meets = table.collectives_of_type.any(axis=1)[table.round_type]
-    others = [
-        (action, held[action])
-        for action in np.flatnonzero(held >= 0)
-        if schedule.columns.device[held[action]] != schedule.columns.device[action]
-    ]
-    assert any(meets[table.rounds[held_by] : table.rounds[action]].any() for action, held_by in others)
-    assert all(
-        end[held_by] <= start[table.rounds[action], schedule.columns.device[action]] + 1e-9
-        for action, held_by in others
-    )
+    table, columns = lower(schedule, costs=costs), schedule.columns
+    times = replay(table, costs)
+    held = critical_predecessors_in_rounds(table, times, costs)
+    begun = times.start[table.rounds, columns.device]
+    ended = begun + costs.of_kind(4)[columns.kind, columns.stage]
+    later = np.flatnonzero(held >= 0)
+    assert ended[held[later]] == pytest.approx(begun[later])

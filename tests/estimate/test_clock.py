@@ -75,6 +75,13 @@ def test_what_closes_a_stage_holds_up_its_device_and_no_message():
     assert makespans(clock, seconds).closed_s == 4 * 1.0 + 2.0 + 7.0
 
 
+def test_without_flush_a_device_closes_all_of_its_stages_between_two_batches():
+    seconds = seconds_of(Costs(), 4, 2, transfer=0.0)
+    seconds.closing[:] = [1.0, 2.0, 4.0, 8.0]
+    found = makespans(Clock(build("wpipe", num_devices=2, num_microbatches=2)), seconds)
+    assert found.closed_s - found.exchanged_s == 2.0 + 8.0
+
+
 def test_what_closes_a_stage_holds_up_the_next_action_of_its_device():
     """Two stages on one device: F0 F1 B1 and its sum, B0 and its sum."""
     clock = Clock(build("interleaved_1f1b", num_devices=1, num_microbatches=1))

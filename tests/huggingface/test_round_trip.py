@@ -151,6 +151,12 @@ NEW = {
         {"query_key_value_bias": True, "output_bias": True, "feed_forward_bias": True},
     ),
     "mistral": ("llama", "MistralForCausalLM", {"sliding_window": "6"}),
+    "heads_that_do_not_divide_hidden": (
+        "llama",
+        "MistralForCausalLM",
+        {"num_heads": 3, "num_kv_heads": 3, "head_size": "6"},
+    ),
+    "mixtral_with_a_capacity": ("mixtral", "MixtralForCausalLM", {"dispatch": "capacity"}),
     "qwen2": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True}),
     "qwen2_window": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True, "sliding_window": "6"}),
     "qwen3": ("llama", "Qwen3ForCausalLM", {"query_key_norm": True, "head_size": "10", "tie_embeddings": True}),

@@ -34,6 +34,7 @@ class Device:
     message: tuple = GARBAGE
     out: tuple = GARBAGE
     done: list = field(default_factory=list)
+    marked: list = field(default_factory=list)  # of these, those that the table calls the last of their stage
     # (chunk, layer) -> the (stage, layer, microbatch) whose gradients the running sum has; none twice.
     sums: dict = field(default_factory=lambda: defaultdict(list))
 
@@ -43,7 +44,8 @@ def interpret(table: RoundTable) -> None:
 
     Raises:
         AssertionError: an action reads something else than it should, something live is overwritten, the devices
-            have not done just what the rows of the schedule say, or the owner of a stage has not the gradients of
+            have not done just what the rows of the schedule say, other actions are marked as the last to add to the
+            gradients of their stage than those that are, or the owner of a stage has not the gradients of
             every microbatch in the end, once.
     """
     schedule, inbox, pools = table.schedule, table.inbox, _pools(table)
@@ -90,6 +92,8 @@ def interpret(table: RoundTable) -> None:
             _exchange(table, round_, d, device, [brought[d] for brought in gradients], where)
     for d, device in enumerate(devices):
         assert tuple(device.done) == schedule.rows[d], f"device {d} did {device.done}"
+        last = {(a.stage, a.replica): a for a in device.done if a.kind in (Kind.B, Kind.W)}
+        assert sorted(device.marked) == sorted(last.values()), f"device {d}: {device.marked} are marked as last"
         _check_sums(table, d, device)
         for name, pool in device.pools.items():
             assert not any(pool), f"device {d} keeps {name} that no backward has read: {pool}"
@@ -114,6 +118,7 @@ def _permute(pairs, outs):
 def _act(table, round_, d, device, where):
     kind = table.kind[round_, d]
     if kind == IDLE:
+        assert not table.completes[round_, d], f"{where}: nothing completes gradients"
         return
     schedule = table.schedule
     kind, stage, microbatch = Kind(kind), int(table.stage[round_, d]), int(table.microbatch[round_, d])
@@ -138,6 +143,8 @@ def _act(table, round_, d, device, where):
     elif kind is Kind.F:
         device.message = ("x", stage, microbatch)
     device.done.append(action)
+    if table.completes[round_, d]:
+        device.marked.append(action)
 
 
 def _use(pool, pages, use, owner, where):

@@ -46,7 +46,6 @@ def test_no_device_holds_more_than_the_bound_in_transit_included(num_layers):
         assert_within_the_bound(num_devices, num_microbatches, num_layers)
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("num_layers", [1, 3, 8])
 def test_none_of_many_devices_does(num_layers):

@@ -2,37 +2,21 @@
 
 import numpy as np
 import pytest
-from legal_devices import takes, tiered, variants
+from legal_devices import takes, variants
 
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, MAX_TYPES
-from jaxpipe.schedules import build, peak_activations
+from jaxpipe.schedules import build
 
 FEW = ("1f1b", "bitpipe", "zb_v")
-
-
-@pytest.mark.parametrize("num_devices", [1, 2, 3, 5, 8, pytest.param(16, marks=pytest.mark.ci)])
-@pytest.mark.parametrize("num_microbatches", [1, 2, 3, 8, 17, pytest.param(64, marks=pytest.mark.ci)])
-def test_slots_are_the_peak_of_the_schedule(num_devices, num_microbatches):
-    # BitPipe (arXiv 2410.19367), Table 2: peaks of DAPPLE (1F1B) and GPipe, in Ma.
-    peaks = {"1f1b": min(num_devices, num_microbatches), "gpipe": num_microbatches}
-    for name, peak in peaks.items():
-        schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
-        assert lower(schedule).num_slots == peak == peak_activations(schedule).max()
-
-
-@pytest.mark.parametrize(("name", "options", "num_devices"), tiered(2, 6))
-def test_slots_are_the_peak_of_every_schedule_without_transfers(name, options, num_devices):
-    for num_microbatches in (3, 2 * num_devices + 1):
-        schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options)
-        num_chunks = schedule.placement.num_chunks  # Ma are all chunks of one direction
-        assert schedule.has_transfers or lower(schedule).num_slots == peak_activations(schedule).max() * num_chunks
 
 
 @pytest.mark.parametrize(
     ("name", "options", "peak"),
     [
         # Peaks at N=D, in Ma, as in BitPipe, Table 2, and of what it says about GEMS and forward doubling.
+        ("1f1b", {}, lambda d: d),
+        ("gpipe", {}, lambda d: d),
         ("interleaved_1f1b", {}, lambda d: d),
         ("chimera", {}, lambda d: d),
         ("bitpipe", {}, lambda d: d),

@@ -11,7 +11,7 @@ from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 
 from jaxpipe.lowering import Pages, RoundTable, lower
 from jaxpipe.lowering.inbox import NOTHING
-from jaxpipe.schedules import REGISTRY, Costs, Schedule, balance, build, split_backward
+from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, balance, build, split_backward
 from jaxpipe.schedules.passes.rows import forwards_only
 
 
@@ -153,6 +153,12 @@ def corruptions(table: RoundTable):
                 grid[where] = inbox.num_inbox
 
             yield f"stored message of {where}", drop_message
+    for where in map(tuple, np.argwhere(np.isin(table.kind, [Kind.B, Kind.W])).tolist()):
+
+        def flip(where=where):
+            table.completes[where] ^= 1
+
+        yield f"completes of {where}", flip
     grids = table.exchange_grids
     for grid, number in ((grids.send_layer, grids.num_sends), (grids.recv_layer, grids.num_recvs)):
         for where in map(tuple, np.argwhere(number).tolist()):

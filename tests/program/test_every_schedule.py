@@ -168,7 +168,7 @@ def test_the_covering_cases_have_each_pair_of_values():
         method, model = f"{case.name} {case.options}", f"{case.model} {case.tied}"
         return {"method": method, "d": d, "times": times, "model": model, "data": case.data, "split": case.split}
 
-    found = [fields(case) for case in covering()]
+    found = [fields(case) for case in ALL[:-2]]  # without those that are balanced
     pairs = {pair for each in found for pair in combinations(each.items(), 2)}
     values = {name: {each[name] for each in found} for name in found[0]}
     missing = [

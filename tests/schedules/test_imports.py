@@ -7,6 +7,7 @@ import sys
 def test_no_jax_is_imported():
     program = (
         "import sys, jaxpipe.schedules, jaxpipe.lowering, jaxpipe.drawing, jaxpipe.show, jaxpipe.optimize\n"
+        "import jaxpipe.launch\n"
         "jaxpipe.show.main(['1f1b', '--num_devices=2', '--num_microbatches=2'])\n"
         "jaxpipe.optimize.main(['--num_devices=1', '--num_microbatches=1', '--memory_bound=1', '--num_trials=1'])\n"
         "heavy = {'jax', 'jaxlib', 'flax', 'optax', 'matplotlib'} & set(sys.modules)\n"

@@ -6,7 +6,7 @@ import pytest
 from legal_devices import options_of, takes
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules import REGISTRY, Method, Option, build, find_method, peak_activations, register, simulate
+from jaxpipe.schedules import REGISTRY, Method, Option, build, check, find_method, peak_activations, register, simulate
 from jaxpipe.schedules.methods.option import at_least
 
 VARIANTS = [
@@ -30,7 +30,7 @@ def test_closed_forms_are_what_is_simulated(method: Method, options, nums_device
         if not method.takes(d, **options):
             continue
         stated, (least, most) = method.bubble_ratio(d, n, **options), method.peak_activations(d, n, **options)
-        schedule = method.build(num_devices=d, num_microbatches=n, **options)
+        schedule = check(method.build(num_devices=d, num_microbatches=n, **options))
         if stated is not None:
             assert simulate(schedule).bubble_ratio == pytest.approx(stated, rel=1e-12), (d, n)
         peak = peak_activations(schedule)
@@ -50,8 +50,8 @@ def test_every_method_has_closed_forms_a_summary_and_a_paper(method: Method):
 @pytest.mark.parametrize(("method", "options"), VARIANTS)
 def test_stated_kinds_of_actions_and_replicas_are_there(method: Method, options):
     schedules = [
-        method.build(num_devices=d, num_microbatches=n, **options)
-        for d, n in product((1, 4, 6), (1, 9))
+        check(method.build(num_devices=d, num_microbatches=n, **options))
+        for d, n in product((1, 4, 5, 6), (1, 9))
         if method.takes(d, **options)
     ]
     assert {schedule.num_replicas for schedule in schedules} == {method.num_replicas}

@@ -21,10 +21,8 @@ FILE = "tests/schedules/eager_1f1b.py"
 NAME = f"{FILE}:eager_1f1b"
 TOPOLOGY = parse_topology("a100-80g:1x4")
 SWEEPS = (
-    "schedules/test_rules.py",
     "schedules/test_text_forms.py",
     "schedules/test_methods.py",
-    "lowering/test_completes.py",
     "lowering/test_storage.py",
     "estimate/test_clock.py",
     "program/test_every_schedule.py",

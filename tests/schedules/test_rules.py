@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
 
 import pytest
-from legal_devices import OPTIONS, takes
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules import REGISTRY, Action, Kind, Placement, Schedule, build, linear, parse_action
+from jaxpipe.schedules import Action, Kind, Placement, Schedule, build, linear, parse_action
 from jaxpipe.schedules.rules import RULES, check, violations
 from jaxpipe.schedules.rules.view import View
 
@@ -140,14 +138,6 @@ LEGAL = {
     "the head of two devices": schedule_of("0F0 1S0 1T0 0B0", "1F0 1S0 1T0 1B0"),
     "two stages on a device": schedule_of("0F0 1F0 1B0 0B0", placement=Placement(1, ((0, 0),))),
 }
-
-
-@pytest.mark.parametrize("nums_devices", [(1, 2, 3, 4, 5), pytest.param((6, 8), marks=pytest.mark.ci)], ids=str)
-@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in REGISTRY), *OPTIONS])
-def test_registered_schedules_are_legal(name, options, nums_devices):
-    num_devices_tried = [d for d in nums_devices if takes(name, d, options)]
-    for num_devices, num_microbatches in product(num_devices_tried, (1, 2, 3, 5, 8, 13, 16)):
-        check(build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options))
 
 
 @pytest.mark.parametrize("case", LEGAL)

@@ -23,7 +23,7 @@ def split(name: str, num_devices: int, num_microbatches: int | None = None):
     return vocabulary(build(name, num_devices=num_devices, num_microbatches=num_microbatches or 4 * num_devices))
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize("name", [*sorted(REGISTRY), "pipedream_2bw"])
 def test_methods_without_transfers_and_with_a_flush_have_a_pattern(name):
     if name in REFUSED:
         with pytest.raises(ScheduleError, match="vocabulary-pattern") as error:

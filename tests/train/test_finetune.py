@@ -31,6 +31,7 @@ def test_its_defaults_do_not_ruin_a_model(tmp_path, monkeypatch):
     assert config.optimizer.warmup_fraction > 0
     assert config.data.packing == "documents"
     assert config.model.dtype == "float32"
+    assert config.mesh.platform == config.pipeline.costs == "auto"
     with pytest.raises(
         ConfigError, match=r"data.files is not set\n *rule data-files(.|\n)*repair: set --config.data.f"
     ):

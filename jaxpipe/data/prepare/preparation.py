@@ -322,7 +322,7 @@ def _stretch(
     """
     starts = [0, *accumulate(file.num_bytes for file in files)]
     index = min(bisect_right(starts, position) - 1, len(files) - 1)
-    left = STRETCH_BYTES
+    whole = left = STRETCH_BYTES
     for number, file in enumerate(files[index:], index):
         start = position - starts[index] if number == index else 0
         if file.is_compressed:
@@ -335,6 +335,8 @@ def _stretch(
             left -= len(part.data)
             if left <= 0:
                 return
+        if file.is_compressed and left == whole:
+            return  # it has been read to its end by earlier stretches
 
 
 def _with_places(file: InputFile) -> Iterator[tuple[int, FilePart]]:

@@ -144,8 +144,8 @@ def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Cos
     """The action whose end began the round of each action, [C]; NOTHING where no action had run before.
 
     A device begins its next round when its own action is done and all devices coupled to it by the round's permutes
-    have begun the round. The coupled device that began last is critical, if it began after the device's own action
-    ended.
+    or collectives have begun the round. The coupled device that began last is critical, if it began after the device's
+    own action ended.
     """
     schedule = table.schedule
     duration = costs.of_kind(schedule.num_stages)[table.kind, table.stage] * (table.kind != IDLE)

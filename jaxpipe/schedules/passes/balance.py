@@ -122,11 +122,11 @@ def least_bound(peaks: tuple[int, ...]) -> int:
 
 
 def bound_kept(schedule: Schedule) -> int | None:
-    """Slots that a schedule with EVICT keeps on every device, pages in transit included; None without EVICT."""
+    """Slots within which a schedule with EVICT can be executed on every device; None without EVICT."""
     if not schedule.columns.is_kind(Kind.EVICT).any():
         return None
     most = peak_activations(schedule).max() * schedule.placement.num_chunks
-    return max(least_bound(row_peaks(schedule)), math.ceil(most))
+    return max(least_bound(row_peaks(schedule)), math.ceil(most - 1e-9))
 
 
 def check_options(*, unit: str, policy: str, overlapped: bool) -> None:

@@ -70,7 +70,7 @@ def update_in_time(view: View) -> Iterator[Violation]:
                 (k, True, f"it is of batch {k}, whose gradient is then complete"),
                 (k - delay - 1, False, f"it uses W({k - delay}), which this makes"),
             ]
-            if columns.kind[index] != Kind.F and delay:
+            if columns.kind[index] in (Kind.B, Kind.W) and delay:
                 sides.append((k - 1, False, f"this reads the sum of gradients of batch {k - 1} alone"))
             for update, is_before, why in sides:
                 if update < 0 or place[update] < 0 or (index < place[update]) == is_before:

@@ -1,10 +1,7 @@
 """`python -m jaxpipe.plan`: what it prints and writes, and its errors; the search has tests of its own."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,13 +163,12 @@ def test_a_file_is_not_replaced_silently(tmp_path):
             check_writable(str(wrong), overwrite=True)
 
 
-def test_the_command_writes_what_it_prints(tmp_path):
+def test_the_command_writes_what_it_prints(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
     path = tmp_path / "planned.py"
     arguments = ["--config=configs/quickstart.py", "--topology=a100-80g:1x4", "--top=2", "--format=json"]
-    command = [sys.executable, "-m", "jaxpipe.plan", *arguments, f"--write_config={path}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    row = json.loads(done.stdout)["rows"][0]
+    assert main([*arguments, f"--write_config={path}"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
     config = get_config(path.read_text())
     assert config.pipeline.schedule == row["schedule"]
     assert (config.mesh.data, config.mesh.pipe, config.mesh.tensor) == (row["data"], row["pipe"], row["tensor"])

@@ -247,7 +247,7 @@ def test_a_model_that_cannot_run_is_refused():
 def test_of_pipeline_and_mesh_nothing_is_taken():
     def other(config):
         config.pipeline.update(schedule="gpipe", num_microbatches=4, head_layers=2.0, vocab_over_pipe="true")
-        config.mesh.update(pipe=2, data=2, order="contiguous")
+        config.mesh.update(pipe=3, data=2, order="contiguous")
         config.model.recompute = "full"
 
     assert space_of(small_config(other), TOPOLOGY).groups == space_of(small_config(), TOPOLOGY).groups
