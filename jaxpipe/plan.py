@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from absl import flags
 from absl.flags import FlagValues
 
+from jaxpipe.cluster.hardware import with_such_cores
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.command_line import check_unused
 from jaxpipe.config.command_line import define_config_file, run
@@ -85,7 +86,13 @@ def execute(values: FlagValues) -> None:
     if values.write_config:
         check_writable(values.write_config, overwrite=values.overwrite)
     roofline = Roofline.of(topology.hardware)
-    source = read_costs(*values.costs, otherwise=roofline) if values.costs else roofline
+    source = roofline
+    if values.costs:
+        source = read_costs(*values.costs, otherwise=roofline)
+        for kind in dict.fromkeys(str(each.identity.get("device_kind")) for each in source.measurements):
+            cores = with_such_cores(kind)
+            if cores is None or cores.bf16_flops_per_s != topology.hardware.bf16_flops_per_s:
+                print(f"costs        measured on {kind}, planned for {topology.hardware.description}", file=sys.stderr)
     plan = search(space_of(config, topology), source, top=values.top)
     parts = [breakdown_of(row.estimate, source) for row in plan.rows]
     compared = baselines(plan.rows[0], source) if plan.rows else []

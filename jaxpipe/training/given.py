@@ -12,6 +12,7 @@ from itertools import count, islice
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import dtypes
 from ml_collections import ConfigDict
@@ -19,7 +20,7 @@ from ml_collections import ConfigDict
 from jaxpipe.config.checks import check_given
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.data.fingerprint import SourceFingerprint
-from jaxpipe.errors import ConfigError, DataError, explain
+from jaxpipe.errors import ConfigError, DataError, explain, first_of
 from jaxpipe.models import GIVEN
 from jaxpipe.training.task import Task
 
@@ -208,6 +209,20 @@ def _batches(source: BatchSource, name: str) -> GivenBatches:
 def _num_layers(model: Model) -> int:
     """The leading dim of all leaves of "layers"."""
     params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    others = [
+        f"{jax.tree_util.keystr(path)}: {leaf.dtype}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if not jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    if others:
+        raise ConfigError(
+            explain(
+                "some parameters are no floating-point numbers, and would become some",
+                rule="given-params-float: an optimizer moves every parameter; the run keeps them in float32",
+                picture=first_of(others),
+                repair="put indices, masks and keys into the batch or into the function itself",
+            )
+        )
     layers = jax.tree.leaves(params.get("layers")) if isinstance(params, Mapping) else []
     sizes = {leaf.shape[:1] for leaf in layers}
     if len(sizes) != 1 or sizes == {()}:

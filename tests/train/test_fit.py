@@ -173,6 +173,12 @@ def with_sizes(**fields):
         ({}, {"model": Model(MODEL.embed, MODEL.layer, MODEL.head)}, ConfigError, "init of the model"),
         ({}, {"model": Model(MODEL.embed, MODEL.layer, MODEL.head, lambda key: {})}, ConfigError, "number of layers"),
         (
+            {},
+            {"model": Model(MODEL.embed, MODEL.layer, MODEL.head, lambda key: {"layers": {"index": np.arange(7)}})},
+            ConfigError,
+            r"no floating-point numbers[^$]*\['layers'\]\['index'\]: int32",
+        ),
+        (
             {"model__num_layers": 5},
             {},
             ConfigError,
@@ -189,6 +195,11 @@ def with_sizes(**fields):
 def test_what_does_not_fit_is_refused(changed, given, error, message, tmp_path):
     with pytest.raises(error, match=message):
         fit_gru(with_sizes(**changed), tmp_path / "run", **given)
+
+
+@pytest.mark.ci
+def test_auto_leaves_the_head_of_a_given_model_where_it_is(tmp_path):
+    assert fit_gru(with_sizes(pipeline__vocab_over_pipe="auto"), tmp_path / "run", dry_run=True).num_done == 0
 
 
 @pytest.mark.ci

@@ -183,11 +183,13 @@ def test_a_plan_by_measured_times_takes_other_links_from_the_roofline(tmp_path, 
     config = get_config((ROOT / "configs" / "quickstart.py").read_text())
     times = {size: Times(*[size * 1e-3] * 7, update_s=1e-3) for size in (1, 8)}
     flags = ["--config=configs/quickstart.py", "--topology=a100-80g:2x2", "--top=2", "--format=json"]
-    for recompute in ("none", "attention"):
+    for recompute, kind in (("none", "NVIDIA A100-SXM4-40GB"), ("attention", "cpu")):
         config.model.recompute = recompute
         subject = subject_of(setting_of(config, parse_topology("a100-80g:1x8")))
-        measured = Measurement({}, subject, times, dict.fromkeys(times, 0.0), 1, 1, 1, link)
+        measured = Measurement({"device_kind": kind}, subject, times, dict.fromkeys(times, 0.0), 1, 1, 1, link)
         (tmp_path / recompute).write_text(json.dumps(measured.to_json()))
         flags.append(f"--costs={tmp_path / recompute}")
     assert main(flags) == 0
-    assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)["rows"]) == 2
+    assert captured.err == "costs        measured on cpu, planned for NVIDIA A100-SXM4-80GB\n"
