@@ -34,6 +34,7 @@ from jaxpipe.models.language_model import LanguageModel, Params
 from jaxpipe.training import run_folder
 
 NUM_SEEDS = 2**32
+LEAST_TEMPERATURE = 1e-30  # by which logits can be divided in float32
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,6 +71,14 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 def execute(values: FlagValues) -> None:
     """Prints one continuation."""
     config = run_folder.read_config(values.workdir)
+    if "" in values.stop:
+        raise ConfigError(
+            explain(
+                "--stop= is an empty text",
+                rule="sample-stop: a stop string has characters, since every text contains the empty one",
+                repair="leave --stop out, or give a text",
+            )
+        )
     if family_of(config).masked:
         causal = " or ".join(name for name, family in FAMILIES.items() if not family.masked)
         raise ConfigError(
@@ -129,7 +138,9 @@ class Continuation:
         end = min((following.find(stop) for stop in self._stops if stop in following), default=None)
         if end is None:
             return self._tokenizer.decode(self._tokens)
-        return self._tokenizer.decode(self._tokens[: self._num_prompt]) + following[:end]
+        # Decoded together, since decoders may drop the space before a text's first word.
+        whole = self._tokenizer.decode(self._tokens)
+        return whole[: len(whole) - len(following) + end]
 
     def _following(self) -> str:
         return self._tokenizer.decode(self._tokens[self._num_prompt :])
@@ -206,9 +217,11 @@ def _draw(logits: jax.Array, keys: jax.Array, index: Any, *, temperature: float,
     if top_k is not None:
         least = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
         logits = jnp.where(logits >= least, logits, -jnp.inf)
-    return jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, index), row / temperature))(
-        keys, logits
-    )
+    return jax.vmap(
+        lambda key, row: jax.random.categorical(
+            jax.random.fold_in(key, index), row / max(temperature, LEAST_TEMPERATURE)
+        )
+    )(keys, logits)
 
 
 if __name__ == "__main__":

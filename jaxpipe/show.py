@@ -97,8 +97,10 @@ def _define_flags(values: FlagValues) -> None:
     text("output", None, "A file to write to instead of the terminal, as schedule.json.", values)
 
 
-def _define_integer(values: FlagValues, name: str, help_text: str, *, least: int | None = None) -> None:
-    flags.DEFINE_integer(name, None, help_text, lower_bound=least, flag_values=values)
+def _define_integer(
+    values: FlagValues, name: str, help_text: str, *, least: int | None = None, most: int | None = None
+) -> None:
+    flags.DEFINE_integer(name, None, help_text, lower_bound=least, upper_bound=most, flag_values=values)
 
 
 def _define_costs(values: FlagValues) -> None:
@@ -107,7 +109,7 @@ def _define_costs(values: FlagValues) -> None:
         what = "one message between two devices" if name == "transfer" else f"one stage's {name.replace('_', ' ')}"
         define_number(values, name, getattr(defaults, name), f"Time of {what}.", what="time", is_positive=False)
     layers_help = "Layers, each with residual pages of its own that EVICT and LOAD move"
-    _define_integer(values, "layers_per_stage", f"{layers_help}, default {_LAYERS_PER_STAGE}.", least=1)
+    _define_integer(values, "layers_per_stage", f"{layers_help}, default {_LAYERS_PER_STAGE}.", least=1, most=10_000)
     ratios = ("a whole microbatch takes to EVICT or LOAD", "the SYNC of a stage takes")
     for name, what in zip(_RATIOS, ratios, strict=True):
         help_text = f"How many times as long as a message {what}, default {getattr(defaults, name):g} for each layer."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
@@ -57,6 +58,7 @@ AT_MOST = {
     "data.seed": 2**32 - 1,
     "train.seed": 2**32 - 1,
     "train.steps": 2**31 - 1,  # counted in int32
+    "train.lost_after_s": 1e9,
     "data.heldout_fraction": 0.5,
     "data.mask_fraction": 1.0,
     "data.short_fraction": 1.0,
@@ -66,6 +68,7 @@ AT_MOST = {
 }
 
 # Dropout scales what it keeps by 1 / (1 - dropout), Adam's bias correction divides by 1 - beta.
+SMALLEST, LARGEST = (float(each) for each in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))  # of float32
 LESS_THAN_ONE = (
     "model.embedding_dropout",
     "model.attention_dropout",
@@ -151,15 +154,18 @@ def _ranges(config: ConfigDict) -> Checks:
 
 
 def _check_range(path: str, value: float) -> None:
-    if not math.isfinite(value):
-        bound = "a finite number"
+    as_computed = float(np.float32(value)) if isinstance(value, float) and abs(value) <= LARGEST else value
+    if not math.isfinite(value) or (isinstance(value, float) and abs(value) > LARGEST):
+        bound = f"a finite number, at most {LARGEST:.1e}"
+    elif 0 < value < SMALLEST:
+        bound = f"at least {SMALLEST:.1e}" if path not in AT_LEAST_ZERO else f"0, or at least {SMALLEST:.1e}"
     elif value < 0 or (value == 0 and path not in AT_LEAST_ZERO):
         bound = "0 or more" if path in AT_LEAST_ZERO else "1 or more" if isinstance(value, int) else "more than 0"
     elif path in AT_LEAST_ONE and value < 1:
         bound = "1 or more"
     elif path in AT_MOST and value > AT_MOST[path]:
         bound = f"at most {AT_MOST[path]}"
-    elif path in LESS_THAN_ONE and value >= 1:
+    elif path in LESS_THAN_ONE and as_computed >= 1:
         bound = "less than 1.0"
     else:
         return

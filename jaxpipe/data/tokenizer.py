@@ -54,7 +54,8 @@ class HuggingFaceTokenizer:
     def beginning(self) -> tuple[int, ...]:
         """The tokens that the file puts before a text: LLaMA's <s>; none for GPT-2."""
         encoding = self.library.encode("a")
-        return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
+        mask = encoding.special_tokens_mask
+        return tuple(encoding.ids[: mask.index(0)]) if 0 in mask else ()
 
     @property
     def identity(self) -> str:

@@ -241,7 +241,7 @@ class Cache:
         scores = jnp.einsum("bhqd,bhkd->bhqk", to_matrices(query, keys.shape[1]), keys).astype(jnp.float32)
         place = self.num_tokens + jnp.arange(scores.shape[2]) % num_queries
         before = place[:, None] - jnp.arange(size)  # how far a key is before a query
-        is_seen = (before >= 0) & (before < (window or size))
+        is_seen = (before >= 0) & (before < min(window or size, size))
         scores = jnp.where(is_seen, scores * query.shape[-1] ** -0.5, -jnp.inf)
         attended = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1).astype(values.dtype), values)
         return from_matrices(attended, num_queries)

@@ -88,7 +88,9 @@ class Embedding(nnx.Module):
             # In float32, because the gradient of a position is a sum over sequences.
             x = (x.astype(jnp.float32) + position.astype(jnp.float32)).astype(x.dtype)
         if hasattr(self, "token_type"):
-            x = x + take(self.token_type[...], own(microbatch["token_types"]))
+            # One row is of all types: a table of one has no second segment.
+            row = jnp.minimum(own(microbatch["token_types"]), self.token_type.shape[0] - 1)
+            x = x + take(self.token_type[...], row)
         return drop(x, random, rate=self.dropout_rate, site=Site.EMBEDDING, first_position=first_position)
 
     def add_at_rows(self, total: jax.Array, microbatch: Microbatch, gradient: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -118,6 +119,17 @@ def test_the_order_counts_once_on_several_devices():
         jax.tree.leaves(found), jax.tree.leaves((expected["pooler"], expected["sentence_order"])), strict=True
     ):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_single_token_type_is_that_of_both_segments():
+    sizes: dict[str, Any] = {"num_layers": 1, "hidden": 8, "num_heads": 2, "vocab_size": 9, "num_positions": SEQ}
+    model = LanguageModel(BertConfig(**sizes, num_token_types=1, sentence_order=False))
+    batch, shared = masked_tokens(), model.init(jax.random.key(0))["shared"]
+    assert batch["token_types"].max() == 1
+    vjp = jax.jit(lambda shared: jax.vjp(lambda shared: model.embed(shared, batch, None), shared)[1](ones)[0])
+    ones = jnp.ones((*batch["tokens"].shape, 8))
+    gradient = vjp(shared)["embedding"]["token_type"]
+    np.testing.assert_allclose(gradient, np.full((1, 8), batch["tokens"].size), rtol=1e-6)
 
 
 def test_two_segments_need_two_token_types():

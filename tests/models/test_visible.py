@@ -27,6 +27,7 @@ VISIBLE = {
     "window of one": lambda seq: Visible(window=1),
     "window": lambda seq: Visible(window=seq // 3),
     "window longer than the sequence": lambda seq: Visible(window=seq + 1),
+    "window longer than any": lambda seq: Visible(window=2**40),
     "all three": lambda seq: Visible(window=seq // 2, padding_mask=new_padding_mask(seq, at_end=True)),
     "documents": lambda seq: Visible(positions=new_positions(seq, seq // 5, seq // 2, 2 * seq // 3)),
     "documents in both directions": lambda seq: Visible(causal=False, positions=new_positions(seq, 2)),

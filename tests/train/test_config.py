@@ -133,6 +133,10 @@ def test_a_mistyped_field_names_the_closest():
         ({"data__heldout_fraction": 0.6}, ["at most 0.5"]),
         ({"optimizer__beta1": 1.0}, ["optimizer.beta1=1.0", "less than 1.0"]),
         ({"optimizer__beta2": 1.0}, ["optimizer.beta2=1.0", "less than 1.0"]),
+        ({"optimizer__beta2": 0.99999999}, ["optimizer.beta2=0.99999999", "less than 1.0"]),  # 1 in float32
+        ({"optimizer__epsilon": 1e-50}, ["optimizer.epsilon=1e-50", "at least 1.2e-38"]),
+        ({"optimizer__max_grad_norm": 1e50}, ["a finite number, at most 3.4e+38"]),
+        ({"train__lost_after_s": 1e10}, ["at most 1000000000.0"]),
         ({"optimizer__beta2": float("inf")}, ["optimizer.beta2=inf", "a finite number"]),
         ({"optimizer__max_grad_norm": float("inf")}, ["optimizer.max_grad_norm=inf", "a finite number"]),
         ({"optimizer__weight_decay": float("nan")}, ["optimizer.weight_decay=nan", "a finite number"]),

@@ -217,6 +217,7 @@ BPE = "bpe:"
 CAUSAL_TOKENS = ("<|endoftext|>",)
 MASKED_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
+MOST_TOKENS = 10_000_000
 SAMPLE_BYTES = 2**26
 STRETCH_BYTES = 2**20
 
@@ -231,11 +232,13 @@ def vocab_size_of(tokenizer: str, *, is_masked: bool) -> int | None:
         return None
     smallest = len(pre_tokenizers.ByteLevel.alphabet()) + len(_special(is_masked)) + 1
     number = tokenizer.removeprefix(BPE)
-    if not (number.isascii() and number.isdigit() and int(number) >= smallest):
+    is_number = number.isascii() and number.isdigit() and len(number) < 10
+    if not (is_number and smallest <= int(number) <= MOST_TOKENS):
         raise ConfigError(
             explain(
                 f"--tokenizer={tokenizer} does not name the size of a vocabulary",
-                rule=f"vocabulary-size: {BPE}VOCAB with more tokens than the 256 bytes and the special tokens",
+                rule=f"vocabulary-size: {BPE}VOCAB with more tokens than the 256 bytes and the special tokens, at most"
+                f" {MOST_TOKENS}",
                 picture=f"special tokens: {', '.join(_special(is_masked))}",
                 repair=f"set --tokenizer={BPE}32000, or a size of at least {smallest}",
             )
