@@ -65,7 +65,7 @@ def seen_keys(seq, *, causal=True, window=None, padding_mask=None, document=None
     """
     query, key = jnp.meshgrid(jnp.arange(seq), jnp.arange(seq), indexing="ij")
     seen = (key <= query) if causal else jnp.ones((seq, seq), bool)
-    seen = seen if window is None else seen & (key > query - window)
+    seen = seen if window is None else seen & (key > query - min(window, seq))
     seen = seen[None, None]
     if document is not None:
         seen = seen & (document[:, :, None] == document[:, None, :])[:, None]
