@@ -156,7 +156,8 @@ NEW = {
         "MistralForCausalLM",
         {"num_heads": 3, "num_kv_heads": 3, "head_size": "6"},
     ),
-    "mixtral_with_a_capacity": ("mixtral", "MixtralForCausalLM", {"dispatch": "capacity"}),
+    # As many rows as tokens, so that no choice is dropped: transformers drops none.
+    "mixtral_with_a_capacity": ("mixtral", "MixtralForCausalLM", {"dispatch": "capacity", "capacity_factor": 8.0}),
     "qwen2": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True}),
     "qwen2_window": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True, "sliding_window": "6"}),
     "qwen3": ("llama", "Qwen3ForCausalLM", {"query_key_norm": True, "head_size": "10", "tie_embeddings": True}),
