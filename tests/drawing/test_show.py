@@ -230,7 +230,7 @@ def test_output_file_holds_what_is_printed(capsys, tmp_path, form):
         ([*SMALL, "--compare=gpipe"], "--compare=gpipe has no effect: it needs --html or --format=memory"),
         ([*SMALL, "--slot_bytes=1e9"], "--slot_bytes=1000000000.0 has no effect: it needs --html or --format=memory"),
         ([*SMALL, "--slot_bytes=0"], "'0' is not a size"),
-        ([*SMALL, "--layers_per_stage=0"], "--layers_per_stage=0: 0 is not a positive integer"),
+        ([*SMALL, "--layers_per_stage=0"], "--layers_per_stage=0: 0 is not an integer in the range [1, 10000]"),
         (
             [*SMALL, "--placement", "--topology=h200:1x4", "--slot_messages=3"],
             "--slot_messages=3.0 has no effect",
