@@ -67,8 +67,8 @@ AT_MOST = {
     "optimizer.decay_fraction": 1.0,
 }
 
-# Dropout scales what it keeps by 1 / (1 - dropout), Adam's bias correction divides by 1 - beta.
 SMALLEST, LARGEST = (float(each) for each in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))  # of float32
+# Dropout scales what it keeps by 1 / (1 - dropout), Adam's bias correction divides by 1 - beta.
 LESS_THAN_ONE = (
     "model.embedding_dropout",
     "model.attention_dropout",
@@ -154,8 +154,9 @@ def _ranges(config: ConfigDict) -> Checks:
 
 
 def _check_range(path: str, value: float) -> None:
-    as_computed = float(np.float32(value)) if isinstance(value, float) and abs(value) <= LARGEST else value
-    if not math.isfinite(value) or (isinstance(value, float) and abs(value) > LARGEST):
+    with np.errstate(over="ignore"):
+        as_computed = float(np.float32(value)) if isinstance(value, float) else value
+    if not math.isfinite(as_computed):
         bound = f"a finite number, at most {LARGEST:.1e}"
     elif 0 < value < SMALLEST:
         bound = f"at least {SMALLEST:.1e}" if path not in AT_LEAST_ZERO else f"0, or at least {SMALLEST:.1e}"

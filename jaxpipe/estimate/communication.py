@@ -22,9 +22,6 @@ INPUT_GRADIENT_DISPATCHES = 2
 WEIGHT_GRADIENT_DISPATCHES = 2
 BACKWARD_DISPATCHES = 3
 AGAIN_DISPATCHES = 1
-# Of a microbatch over `pipe`, if the vocabulary is split over it: rows of the embedding, the last stage's output and
-# two gradients, each scattered as a sum and gathered (`jaxpipe.lowering.collectives`).
-SUMS_OVER_PIPE = 4
 
 
 def statistics_bytes(setting: Setting) -> float:

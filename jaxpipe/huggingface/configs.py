@@ -29,10 +29,8 @@ CONFIG = "config.json"
 MAX_SEQ_LEN = 1024  # limit for a converted config; the user may ask for longer sequences
 
 _DROPOUTS = ("embedding_dropout", "attention_dropout", "hidden_dropout")
-# How the model is computed, padding rows, and what is of training alone.
-_NOT_THE_MODEL = (
-    *("attention", "recompute", "vocab_multiple", "balance_loss", "z_loss", "dispatch", "capacity_factor"),
-)
+_AS_COMPUTED = ("attention", "recompute", "vocab_multiple", "dispatch", "capacity_factor")
+_NOT_THE_MODEL = (*_AS_COMPUTED, "balance_loss", "z_loss")  # how it is computed, and losses of training alone
 
 
 def load_config(folder: Path) -> dict[str, Any]:
@@ -139,13 +137,11 @@ def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
     for architecture in ARCHITECTURES.values():
         if architecture.family != config.model.family:
             continue
-        hidden, num_heads = ours.anatomy.hidden, ours.anatomy.num_heads
-        if architecture.heads_divide_hidden and hidden % num_heads:
-            found.append((architecture.name, [f"model.num_heads={num_heads} for model.hidden={hidden}"]))
-            continue
         theirs = _write_config(architecture, ours, seq_len=config.data.seq_len, dtype=dtype)
         back = defining_fields(read_config(theirs, where=CONFIG))
         different = [f"model.{name}={wanted[name]!r}" for name in wanted if wanted[name] != back[name]]
+        if architecture.heads_divide_hidden and ours.anatomy.hidden % ours.anatomy.num_heads:
+            different.append(f"model.num_heads={ours.anatomy.num_heads} for model.hidden={ours.anatomy.hidden}")
         if not different:
             return theirs
         found.append((architecture.name, different))

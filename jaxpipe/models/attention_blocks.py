@@ -38,9 +38,6 @@ class QueryBlock(NamedTuple):
         return self.end_query - self.first_query
 
 
-MOST_KEYS = 2**31 - 1  # positions are int32
-
-
 @partial(jax.tree_util.register_dataclass, data_fields=["padding_mask", "positions"], meta_fields=["causal", "window"])
 @dataclass(frozen=True)
 class Visible:
@@ -97,7 +94,7 @@ class Visible:
         if self.causal:
             seen.append(query[:, None] >= key)
         if self.window is not None:
-            seen.append(query[:, None] - key < min(self.window, MOST_KEYS))
+            seen.append(query[:, None] - key < min(self.window, block.end_query))
         if self.padding_mask is not None:
             seen.append(self.padding_mask[:, None, None, block.first_key : block.end_key] != 0)
         if self.positions is not None:

@@ -18,7 +18,7 @@ from jax import lax
 from jaxpipe.mesh import Randomness, TensorAxis
 from jaxpipe.models.cross_entropy import logits
 from jaxpipe.models.dropout import Site, drop
-from jaxpipe.models.linear import LayerNorm, RMSNorm, initial_deviation
+from jaxpipe.models.linear import LayerNorm, RMSNorm, add, initial_deviation
 
 Microbatch = dict[str, jax.Array]
 
@@ -84,9 +84,7 @@ class Embedding(nnx.Module):
         if hasattr(self, "position") and "positions" in microbatch:
             x = x + take(self.position[...], own(microbatch["positions"]))
         elif hasattr(self, "position"):
-            position = lax.dynamic_slice_in_dim(self.position[...], first_position, x.shape[1])
-            # In float32, because the gradient of a position is a sum over sequences.
-            x = (x.astype(jnp.float32) + position.astype(jnp.float32)).astype(x.dtype)
+            x = add(x, lax.dynamic_slice_in_dim(self.position[...], first_position, x.shape[1]))
         if hasattr(self, "token_type"):
             # One row is of all types: a table of one has no second segment.
             row = jnp.minimum(own(microbatch["token_types"]), self.token_type.shape[0] - 1)

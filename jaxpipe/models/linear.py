@@ -139,12 +139,15 @@ def _times(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return (x.reshape(-1, x.shape[-1]) @ kernel).reshape(*x.shape[:-1], -1)
 
 
+def add(x: jax.Array, term: jax.Array) -> jax.Array:
+    """`x` plus a broadcast `term`, added in float32: the gradient of `term` is then a float32 sum on every GPU."""
+    return (x.astype(jnp.float32) + term.astype(jnp.float32)).astype(x.dtype)
+
+
 def _add_bias(y: jax.Array, arrays: dict[str, jax.Array]) -> jax.Array:
     """Returns `y` plus `arrays["bias"]` if there is one.
 
-    In float32, so that XLA adds it where `y` is used: a bias that a GPU's matmul adds itself keeps the
+    In float32 also so that XLA adds it where `y` is used: a bias that a GPU's matmul adds itself keeps the
     matmul from reading its kernel as a slice of all layers' kernels, and the kernel would be copied.
     """
-    if "bias" not in arrays:
-        return y
-    return (y.astype(jnp.float32) + arrays["bias"].astype(jnp.float32)).astype(y.dtype)
+    return add(y, arrays["bias"]) if "bias" in arrays else y

@@ -81,15 +81,22 @@ def read_csv(path: str | Path) -> Schedule:
     Raises:
         ScheduleError: the file cannot be read, or `from_csv` cannot read its text.
     """
-    path = local_path(str(path))
+    return from_csv(text_of(path, rule=_RULE), name=Path(path).stem)
+
+
+def text_of(path: str | Path, *, rule: str) -> str:
+    """The text of a schedule's file; `rule` says what such a file is.
+
+    Raises:
+        ScheduleError: the file cannot be read.
+    """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return local_path(str(path)).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ScheduleError(
-            explain(f"cannot read {str(path)!r}: {reason}.", rule=_RULE, repair="give the path of such a file")
+            explain(f"cannot read {str(path)!r}: {reason}.", rule=rule, repair="give the path of such a file")
         ) from None
-    return from_csv(text, name=path.stem)
 
 
 def from_csv(text: str, *, name: str) -> Schedule:

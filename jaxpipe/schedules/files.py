@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.files import local_path
-from jaxpipe.schedules.csv_form import parse_shares, read_csv, to_csv
+from jaxpipe.schedules.csv_form import parse_shares, read_csv, text_of, to_csv
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Action, Schedule, parse_action
@@ -66,13 +66,7 @@ def read_json(path: str | Path) -> Schedule:
     Raises:
         ScheduleError: the file cannot be read, or `from_json` cannot read its text.
     """
-    try:
-        text = local_path(str(path)).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
-        raise ScheduleError(
-            explain(f"cannot read {str(path)!r}: {reason}.", rule=_RULE, repair="give the path of such a file")
-        ) from None
+    text = text_of(path, rule=_RULE)
     try:
         return from_json(text)
     except ScheduleError as error:

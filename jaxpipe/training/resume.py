@@ -28,12 +28,7 @@ FREE_OF_DATA = ("files", "tokenizer")  # may change once the run has a fingerpri
 _HEAD = "pipeline.vocab_over_pipe"
 # Paths, which may differ from machine to machine, and what is decided with them; what they lead to is compared by its
 # contents.
-OF_A_MACHINE = (
-    "data.files",
-    "data.tokenizer",
-    *("pipeline." + name for name in ("schedule", "options", "costs")),
-    _HEAD,
-)
+OF_A_MACHINE = {"data.files", "data.tokenizer", "pipeline.schedule", "pipeline.options", "pipeline.costs", _HEAD}
 DECIDED = ("mesh.platform",)  # "auto" in one config, the decided platform in the other
 DECIDES_SCHEDULE = {
     "mesh.pipe",
