@@ -35,7 +35,6 @@ class Pages:
     recv_page: np.ndarray  # [R, D, lane] page in which the arrived page is stored
     num_recvs: np.ndarray  # [R, D] lanes that are used
     num_pages: int  # the most that any device needs at once
-    num_slots: float  # (stage, microbatch) on one device at the worst moment: own, parked and in transit
     renumbered: np.ndarray | None = None  # [D, slot] as in `lifetimes.Places`
 
 
@@ -77,7 +76,7 @@ def allocate_pages(
     send_page, recv_page = (np.zeros((*shape, num_lanes), np.int32) for _ in range(2))
     num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
     if not schedule.columns.is_kind(Kind.B, Kind.I).any():
-        return Pages(of_layer, send_page, num_sends, recv_page, num_recvs, 0, 0)
+        return Pages(of_layer, send_page, num_sends, recv_page, num_recvs, 0)
 
     held = _held(schedule.columns, span, writer, rounds, layers_per_stage, parked)
     num_parked = held.num_parked
@@ -109,8 +108,7 @@ def allocate_pages(
     recv_page[sends.round, sends.target, sends.lane] = np.concatenate([away, after])
     np.add.at(num_sends, (sends.round - 1, sends.source), 1)
     np.add.at(num_recvs, (sends.round, sends.target), 1)
-    num_slots = _peak_slots(held, layers_per_stage)
-    return Pages(of_layer, send_page, num_sends, recv_page, num_recvs, num_pages, num_slots)
+    return Pages(of_layer, send_page, num_sends, recv_page, num_recvs, num_pages)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,8 +188,19 @@ def _lives(held: _Held, *, in_transit: bool = False) -> tuple[_Life, ...]:
     )
 
 
-def _peak_slots(held: _Held, layers_per_stage: tuple[int, ...]) -> float:
-    """The most slots that one device holds at a moment; a whole number is an int."""
+def peak_slots(
+    schedule: Schedule,
+    *,
+    writer: np.ndarray,
+    rounds: np.ndarray,
+    layers_per_stage: tuple[int, ...],
+    parked: ParkedPages,
+) -> float:
+    """The most slots that one device holds at a moment: own, parked and in transit; a whole number is an int.
+
+    Args: as those of `allocate_pages`.
+    """
+    held = _held(schedule.columns, Span.SLOT, writer, rounds, layers_per_stage, parked)
     one = lcm(*layers_per_stage)  # units of a slot, such that every page is a whole number of units
     of_page = one // held.num_layers
     stays = (held.num_layers - held.num_parked) * of_page

@@ -9,18 +9,16 @@ that one microbatch frees makes room for the next.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import floor
 
 import numpy as np
 
-from jaxpipe.lowering.permutes import Sends, in_lanes
+from jaxpipe.lowering.permutes import Sends, in_lanes, number_of_equals
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.schedule import Action, Columns, Kind, Schedule
+from jaxpipe.schedules.schedule import Kind, Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,68 +117,93 @@ def park_pages(
         rounds: [A] rounds of the actions of `compute`.
         is_open: [R, D] a choice of `open_rounds`.
     """
-    columns, forward_of = compute.columns, dependencies(compute).local
+    columns, moves = compute.columns, schedule.columns
+    evictions = _first_evictions(schedule)
+    stage, microbatch, home = (each[evictions] for each in (moves.stage, moves.microbatch, moves.device))
     is_f, is_b = columns.is_kind(Kind.F), columns.is_kind(Kind.B, Kind.I)
-    backward_of = dict(zip(_keys(columns, is_b), np.flatnonzero(is_b).tolist(), strict=True))
+    backward_of = np.full((schedule.num_stages, schedule.num_microbatches), -1)
+    backward_of[columns.stage[is_b], columns.microbatch[is_b]] = np.flatnonzero(is_b)
+    backward = backward_of[stage, microbatch]
+    forward = dependencies(compute).local[backward]
+    num_pages = _num_pages(schedule, layers_per_stage, stage)
     pages = []
-    for device, row in enumerate(schedule.rows):
-        here, partner = columns.device == device, compute.placement.partner_of(device)
-        forwards, backwards = np.sort(rounds[here & is_f]), np.sort(rounds[here & is_b])
-        num_evicted: dict[int, int] = defaultdict(int)
-        evicted: set[Action] = set()
-        for action in row:
-            if action.kind is not Kind.EVICT or action in evicted:
-                continue  # a slot that is evicted twice stays away in between
-            evicted.add(action)
-            turn, num_evicted[action.stage] = num_evicted[action.stage], num_evicted[action.stage] + 1
-            backward = backward_of[action.stage, action.microbatch]
-            own = int(rounds[forward_of[backward]]), int(rounds[backward])
-            evict_rounds, load_rounds = _windows(*own, forwards, backwards, is_open[:, device])
-            if not len(evict_rounds) or not len(load_rounds):
-                continue  # the time is too short to leave and come back
-            # `fraction` pages of each microbatch on average: whole numbers, from the running sum rounded down.
-            fraction = schedule.parked_of(action.stage) * layers_per_stage[action.stage]
-            for layer in range(floor((turn + 1) * fraction) - floor(turn * fraction)):
-                evict, load = evict_rounds[layer % len(evict_rounds)], load_rounds[-1 - layer % len(load_rounds)]
-                pages.append((backward, layer, evict, load, device, partner))
-    return ParkedPages(*np.array(pages, dtype=int).reshape(-1, 6).T)
+    for device in range(schedule.num_devices):
+        here, own = columns.device == device, np.flatnonzero(home == device)
+        open_here = np.flatnonzero(is_open[:, device])
+        evict, evict_stop, load, load_stop = _windows(
+            rounds[forward[own]],
+            rounds[backward[own]],
+            np.sort(rounds[here & is_f]),
+            np.sort(rounds[here & is_b]),
+            open_here,
+        )
+        is_long_enough = (evict < evict_stop) & (load < load_stop)  # to leave and come back
+        i = np.repeat(np.arange(len(own)), np.where(is_long_enough, num_pages[own], 0))
+        layer = number_of_equals(i)
+        evict_round = open_here[evict[i] + layer % (evict_stop - evict)[i]]
+        load_round = open_here[load_stop[i] - 1 - layer % (load_stop - load)[i]]
+        partner = np.full_like(i, compute.placement.partner_of(device))
+        pages.append((backward[own[i]], layer, evict_round, load_round, home[own[i]], partner))
+    return ParkedPages(*(np.concatenate(fields) for fields in zip(*pages, strict=True)))
 
 
-def _keys(columns: Columns, chosen: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(stage, microbatch) of the chosen actions."""
-    return zip(columns.stage[chosen].tolist(), columns.microbatch[chosen].tolist(), strict=True)
+def _first_evictions(schedule: Schedule) -> np.ndarray:
+    """The first EVICT of every slot, in the columns of `schedule`; one that is evicted twice stays away in between."""
+    columns = schedule.columns
+    evictions = np.flatnonzero(columns.is_kind(Kind.EVICT))
+    slot = columns.stage[evictions] * schedule.num_microbatches + columns.microbatch[evictions]
+    return np.sort(evictions[np.unique(slot, return_index=True)[1]])
+
+
+def _num_pages(schedule: Schedule, layers_per_stage: tuple[int, ...], stage: np.ndarray) -> np.ndarray:
+    """[E] pages of each eviction of `stage`, [E]: `parked` of the layers on average.
+
+    They are whole numbers, from the running sum rounded down.
+    """
+    turn = number_of_equals(stage)
+    fractions = [schedule.parked_of(index) * layers for index, layers in enumerate(layers_per_stage)]
+    num_turns = int(turn.max(initial=-1)) + 1
+    of_turn = {
+        each: np.diff([turn * each.numerator // each.denominator for turn in range(num_turns + 1)])
+        for each in set(fractions)
+    }
+    return np.stack([of_turn[fraction] for fraction in fractions])[stage, turn]
 
 
 def _windows(
-    forward: int, backward: int, forwards: np.ndarray, backwards: np.ndarray, is_open: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The rounds in which the pages of one microbatch may leave, and those in which they may return.
+    forward: np.ndarray, backward: np.ndarray, forwards: np.ndarray, backwards: np.ndarray, open_here: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The rounds in which the pages of E microbatches may leave, and those in which they may return.
 
     Args:
-        forward, backward: rounds of the microbatch's own F and backward.
-        forwards, backwards: sorted rounds of all F and all backwards on its device.
-        is_open: [R] whether the device and its partner may exchange pages.
+        forward, backward: [E] rounds of each microbatch's own F and backward.
+        forwards, backwards: sorted rounds of all F and all backwards on their device.
+        open_here: sorted rounds in which the device and its partner may exchange pages.
+
+    Returns:
+        Four times [E] indices of `open_here`: the first round in which pages may leave, and the one after the last; the
+        first in which they may return, and the one after the last.
 
     Example:
         F in rounds 0, 4, 8 and backwards in 7, 11, 15. The pages of microbatch 1, whose F is in round 4 and whose
         backward in 11, leave in rounds 5 to 8, before or during the next F, and return in 7 to 10. The windows
         overlap, so each gets half of the rounds in between.
 
-        >>> windows = _windows(4, 11, np.array([0, 4, 8]), np.array([7, 11, 15]), np.ones(16, bool))
-        >>> [window.tolist() for window in windows]
-        [[5, 6, 7], [8, 9, 10]]
+        >>> forwards, backwards = np.array([0, 4, 8]), np.array([7, 11, 15])
+        >>> windows = _windows(np.array([4]), np.array([11]), forwards, backwards, np.arange(16))
+        >>> [each.item() for each in windows]
+        [5, 8, 8, 11]
     """
-    between = forward + 1 + np.flatnonzero(is_open[forward + 1 : backward])
-    evict_rounds = between[between <= _following(forwards, forward)]
-    load_rounds = between[between >= -_following(-backwards[::-1], -backward)]
-    if not len(evict_rounds) or not len(load_rounds) or evict_rounds[-1] >= load_rounds[0]:
-        evict_rounds, load_rounds = np.array_split(between, 2)
-    return evict_rounds, load_rounds
+    first, stop = np.searchsorted(open_here, forward, "right"), np.searchsorted(open_here, backward, "left")
+    stop = np.maximum(first, stop)
+    evict_stop = np.searchsorted(open_here, _following(forwards, forward), "right").clip(first, stop)
+    load = np.searchsorted(open_here, -_following(-backwards[::-1], -backward), "left").clip(first, stop)
+    half = first + (stop - first + 1) // 2
+    overlap = (evict_stop == first) | (load == stop) | (evict_stop > load)
+    return first, np.where(overlap, half, evict_stop), np.where(overlap, half, load), stop
 
 
-def _following(rounds: np.ndarray, own: int) -> int:
-    """The round after `own` in sorted `rounds`; after the last one, extrapolated by the distance to the one before."""
-    i = int(np.searchsorted(rounds, own))
-    if i + 1 < len(rounds):
-        return int(rounds[i + 1])
-    return 2 * own - int(rounds[i - 1]) if i else own + len(rounds)
+def _following(rounds: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """[E] the rounds after `own`, [E], in sorted `rounds`; after the last, extrapolated by the distance before it."""
+    last = rounds[-1] + (rounds[-1] - rounds[-2] if len(rounds) > 1 else 1)
+    return np.append(rounds, last)[np.searchsorted(rounds, own) + 1]

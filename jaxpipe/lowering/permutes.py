@@ -79,10 +79,20 @@ def in_lanes(rounds: np.ndarray, source: np.ndarray, target: np.ndarray) -> Send
         >>> in_lanes(np.array([3, 3, 4]), np.array([0, 0, 0]), np.array([1, 1, 1])).lane.tolist()
         [0, 1, 0]
     """
-    order = np.lexsort((source, rounds))
-    key = np.stack([rounds[order], source[order]], axis=1)
-    is_first = np.append(True, (np.diff(key, axis=0) != 0).any(axis=1))[: len(order)]
+    return Sends(rounds, source, target, number_of_equals(rounds, source))
+
+
+def number_of_equals(*keys: np.ndarray) -> np.ndarray:
+    """[M] index of each entry among those of equal `keys`, each [M], in the given order.
+
+    Example:
+        >>> number_of_equals(np.array([3, 4, 3])).tolist()
+        [0, 0, 1]
+    """
+    order = np.lexsort(keys)
+    changes = [np.diff(key[order]) != 0 for key in keys]
+    is_first = np.append(True, np.logical_or.reduce(changes))[: len(order)]
     rank = np.arange(len(order))
-    lane = np.empty(len(order), dtype=int)
-    lane[order] = rank - np.maximum.accumulate(np.where(is_first, rank, 0))
-    return Sends(rounds, source, target, lane)
+    number = np.empty(len(order), dtype=int)
+    number[order] = rank - np.maximum.accumulate(np.where(is_first, rank, 0))
+    return number

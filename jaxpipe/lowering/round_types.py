@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from heapq import heappop, heappush
-from itertools import combinations
+from itertools import chain, combinations, count
 from operator import or_
 
 import numpy as np
@@ -38,6 +38,11 @@ class RoundType:
     num_rounds: int
     members: tuple[tuple[int, int], ...]  # (position, pairs) of its rounds
 
+    @cached_property
+    def size(self) -> int:
+        """Its transfers, in messages."""
+        return self.pairs.bit_count()
+
     def waste(self, other: RoundType) -> int:
         """Transfers without content, in messages, that a step makes more if both are one type.
 
@@ -47,10 +52,8 @@ class RoundType:
             >>> RoundType(0b01, 0, 3, ()).waste(RoundType(0b11, 0, 2, ()))
             3
         """
-        either = self.pairs | other.pairs
-        return (either ^ self.pairs).bit_count() * self.num_rounds + (
-            either ^ other.pairs
-        ).bit_count() * other.num_rounds
+        either = (self.pairs | other.pairs).bit_count()
+        return (either - self.size) * self.num_rounds + (either - other.size) * other.num_rounds
 
     def __or__(self, other: RoundType) -> RoundType:
         return RoundType(
@@ -139,41 +142,40 @@ def _merged(
 
     They are merged further as long as the waste of all, in messages, is `allowed`.
     """
-    types = dict(enumerate(each for found in positions for each in found))
-    position_of = [position for position, found in enumerate(positions) for _ in found]
+    numbers = count()
+    left = [{next(numbers): each for each in found} for found in positions]
     waste = 0
 
-    def merge(saves: Callable[[RoundType, RoundType], int], is_small: Callable[[], bool]) -> None:
+    def merge(saves: Callable[[RoundType, RoundType], int], *, num_in_excess: int) -> None:
         """Merges two types again and again, those with the least waste for what it saves."""
         nonlocal waste
-        heap: list[tuple[float, int, int]] = []
+        heap: list[tuple[float, int, int, dict[int, RoundType]]] = []
 
-        def offer(a: int, b: int) -> None:
-            if position_of[a] == position_of[b] and (saved := saves(types[a], types[b])):
-                heappush(heap, (types[a].waste(types[b]) / saved, a, b))
+        def offer(a: int, b: int, types: dict[int, RoundType]) -> None:
+            if saved := saves(types[a], types[b]):
+                heappush(heap, (types[a].waste(types[b]) / saved, a, b, types))
 
-        for a, b in combinations(types, 2):
-            offer(a, b)
+        for types in left:
+            for a, b in combinations(types, 2):
+                offer(a, b, types)
         while heap:
-            _, a, b = heappop(heap)
+            _, a, b, types = heappop(heap)
             if a not in types or b not in types:
                 continue
             added = types[a].waste(types[b])
-            if is_small() and waste + added > allowed:
+            if num_in_excess <= 0 and waste + added > allowed:
                 return
-            waste += added
-            merged, new = types.pop(a) | types.pop(b), len(position_of)
-            position_of.append(position_of[a])
-            types[new] = merged
+            waste, num_in_excess = waste + added, num_in_excess - saves(types[a], types[b])
+            new = next(numbers)
+            types[new] = types.pop(a) | types.pop(b)
             for other in list(types)[:-1]:
-                offer(other, new)
+                offer(other, new, types)
 
-    def num_traced() -> int:
-        return sum(each.kinds.bit_count() for each in types.values())
-
-    merge(lambda a, b: (a.kinds & b.kinds).bit_count(), lambda: num_traced() <= max_traced_actions)
-    merge(lambda a, b: 1, lambda: len(types) <= max_types)
-    return list(types.values())
+    num_traced = sum(each.kinds.bit_count() for each in chain.from_iterable(positions))
+    merge(lambda a, b: (a.kinds & b.kinds).bit_count(), num_in_excess=num_traced - max_traced_actions)
+    merge(lambda a, b: 1, num_in_excess=sum(map(len, left)) - max_types)
+    of_number = {number: each for types in left for number, each in types.items()}
+    return [of_number[number] for number in sorted(of_number)]
 
 
 def _in_turn(types: np.ndarray) -> np.ndarray:

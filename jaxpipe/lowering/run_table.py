@@ -143,7 +143,12 @@ class RunTable(RoundTable):
         of_layer = self.grid(of_action, otherwise=0)[:, :, None] * num_layers + np.arange(num_layers, dtype=np.int32)
         none, lanes = np.zeros(of_layer.shape[:2], np.int32), np.zeros((*of_layer.shape[:2], 0), np.int32)
         num_pages = placed.num_units * num_layers
-        return Pages(of_layer, lanes, none, lanes, none, num_pages, placed.num_units, placed.renumbered)
+        return Pages(of_layer, lanes, none, lanes, none, num_pages, placed.renumbered)
+
+    @cached_property
+    def num_slots(self) -> float:
+        """Slots of a microbatch, which all calls number alike."""
+        return self.pages.num_pages // max(self.layers_per_stage)
 
 
 def lower_run(
@@ -174,7 +179,7 @@ def lower_run(
 
         >>> from jaxpipe.schedules import build
         >>> table = lower_run(build("pipedream_2bw", num_devices=2, num_microbatches=2))
-        >>> table.rounds_per_call, table.num_types, table.pages.num_slots
+        >>> table.rounds_per_call, table.num_types, table.num_slots
         (13, 6, 2)
     """
     _check_run(schedule)

@@ -17,7 +17,7 @@ from jaxpipe.lowering.collectives import NO_MICROBATCH, Collective, Collectives
 from jaxpipe.lowering.exchange import ExchangeGrids, GradientExchange, exchange_grids
 from jaxpipe.lowering.inbox import Inbox, allocate_inbox
 from jaxpipe.lowering.lifetimes import Places, place
-from jaxpipe.lowering.pages import Pages, Span, allocate_pages
+from jaxpipe.lowering.pages import Pages, Span, allocate_pages, peak_slots
 from jaxpipe.lowering.parking import ParkedPages
 from jaxpipe.lowering.permutes import Permutes, permutes_of
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
@@ -314,11 +314,17 @@ class RoundTable:
             num_lanes=self.num_gradient_lanes,
         )
 
-    @property
+    @cached_property
     def num_slots(self) -> float:
         """The most slots that any device holds at once: its own, parked ones and those in transit.
 
         A slot holds the residuals of one (stage, microbatch). A page in transit counts on both devices, for the whole
         round.
         """
-        return self.pages.num_slots
+        return peak_slots(
+            self.schedule,
+            writer=self.dependencies.local,
+            rounds=self.rounds,
+            layers_per_stage=self.layers_per_stage,
+            parked=self.parked,
+        )

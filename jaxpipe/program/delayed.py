@@ -233,7 +233,7 @@ class DelayedPipeline(Pipeline):
             shared = with_some(shapes.ends.is_first, previous["shared"], newest["shared"])
             waiting = shapes.ends.waiting(newest["shared"])
             given = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
-            units = Units(*(jnp.arange(number) for number in (table.pages.num_slots, table.inbox.num_inbox + 1)))
+            units = Units(*(jnp.arange(number) for number in (table.num_slots, table.inbox.num_inbox + 1)))
             flight = Flight(carry, units, {"shared": shared, "layers": layers}, waiting, given)
             return jax.tree.map(lambda leaf: leaf[None], flight)
 

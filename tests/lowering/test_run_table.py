@@ -68,7 +68,7 @@ def test_every_action_reads_what_was_meant_for_it(method, num_devices, size):
     inbox, length = table.inbox, table.rounds_per_call
     message, out = ([None] * num_devices for _ in range(2))
     entries = [[None] * (inbox.num_inbox + 1) for _ in range(num_devices)]
-    slots = [[None] * table.pages.num_slots for _ in range(num_devices)]
+    slots = [[None] * table.num_slots for _ in range(num_devices)]
     anew = table.pages.renumbered, np.pad(inbox.renumbered, ((0, 0), (0, 1)), constant_values=inbox.num_inbox)
     numbers = [[np.arange(len(each[0])) for _ in range(num_devices)] for each in anew]
     last = table.schedule.num_stages - 1

@@ -34,11 +34,11 @@ def columns(table: RoundTable):
     yield from (inbox.next_source, inbox.store_own, inbox.store_arrival, inbox.num_inbox)
     for pages in (table.pages, table.weight_gradient_pages):
         yield from (pages.of_layer, pages.send_page, pages.num_sends, pages.recv_page, pages.num_recvs)
-        yield from (pages.num_pages, repr(float(pages.num_slots)))
+        yield from (pages.num_pages,)
     grids = table.exchange_grids
     yield from (grids.send_layer, grids.num_sends, grids.recv_layer, grids.num_recvs)
     yield json.dumps([sorted(map(int, kinds)) for kinds in table.kinds])
-    yield from (table.has_delays, table.has_backward, table.permutes_per_step)
+    yield from (repr(float(table.num_slots)), table.has_delays, table.has_backward, table.permutes_per_step)
 
 
 def update(whole, table: RoundTable) -> None:
