@@ -21,7 +21,7 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import Woven, head_share, options_with_times, times_written
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.pipeline import named_schedule, orders_to_try, outline, smallest_schedule
-from jaxpipe.data.packing import DOCUMENTS
+from jaxpipe.data.packing import DOCUMENTS, WINDOWS
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import Anatomy, ModelConfig
 from jaxpipe.schedules import Schedule
@@ -49,6 +49,7 @@ class Setting:
         topology: nodes and GPUs; the mesh may be smaller.
         optimizer: its name, as in a config.
         packs_documents: whether a row is documents back to back, which a batch tells by positions.
+        masks_padding: whether a batch tells routers of experts what is padding.
         error_feedback: whether the optimizer keeps the gradient before.
         vocab_over_pipe: whether embedding and head are split over `pipe`, with S and T of every microbatch on all.
 
@@ -74,6 +75,7 @@ class Setting:
     costs: str = AUTO
     optimizer: str = "adamw"
     packs_documents: bool = False
+    masks_padding: bool = False
     expert: int = 1
     error_feedback: bool = False
     vocab_over_pipe: bool = False
@@ -152,9 +154,10 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
         ScheduleError: the schedule cannot be built.
     """
     mesh, schedule, axes = config.mesh, outline(config), mesh_axes(config)
+    model, packing = model_config(config), config.data.get("packing", WINDOWS)
     topology.check_holds(**axes)
     return Setting(
-        model=model_config(config),
+        model=model,
         dtype=config.model.dtype,
         seq_len=config.data.seq_len,
         batch_size=config.data.batch_size,
@@ -170,7 +173,8 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
         costs=config.pipeline.costs,
         optimizer=config.optimizer.name,
         error_feedback=config.optimizer.error_feedback,
-        packs_documents=config.data.get("packing") == DOCUMENTS,
+        packs_documents=packing == DOCUMENTS,
+        masks_padding=model.anatomy.num_experts > 1 and packing != WINDOWS,
         vocab_over_pipe=config.pipeline.vocab_over_pipe == "true",
     )
 

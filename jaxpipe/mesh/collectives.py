@@ -77,6 +77,11 @@ class Axis:
         """All devices' parts of `x` along `dim`."""
         return x if self.size == 1 else _gather(x, self, dim)
 
+    def part(self, x: jax.Array, dim: int) -> jax.Array:
+        """This device's part of `x` along `dim`: the inverse of `gather`."""
+        size = x.shape[dim] // self.size
+        return x if self.size == 1 else lax.dynamic_slice_in_dim(x, self.index() * size, size, dim)
+
     def scatter_sum(self, x: jax.Array, dim: int) -> jax.Array:
         """This device's part, along `dim`, of the sum of all devices' `x`."""
         return x if self.size == 1 else _scatter_sum(x, self, dim)

@@ -96,7 +96,10 @@ class SelfAttention(nnx.Module):
     def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> jax.Array:
         """Attention's addition to the stream `x` "batch local_seq hidden"."""
         (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
-        visible, dropout = Visible(self.causal, self.window, **places), self._dropout(random)
+        # Padding follows the tokens of a row, so no causal query sees it.
+        padding_mask = None if self.causal else places.get("padding_mask")
+        visible = Visible(self.causal, self.window, padding_mask, places.get("positions"))
+        dropout = self._dropout(random)
         query, key, value = self._to_heads(columns)
         if hasattr(self, "query_norm"):
             norms = self.query_norm.arrays(), self.key_norm.arrays()
@@ -181,8 +184,9 @@ class FeedForward(nnx.Module):
         self.down = Linear(width, hidden, split=0, bias=bias, deviation=output_deviation, rngs=rngs)
         self.names, self.activation, self.tensor = names, activation, tensor
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The feed forward's addition to the stream `x` "batch local_seq hidden"."""
+    def __call__(self, x: jax.Array, places: Places | None = None) -> jax.Array:
+        """The feed forward's addition to the stream `x` "batch local_seq hidden"; all places are alike to it."""
+        del places
         inputs = from_stream(x, self.norm, tuple(getattr(self, name) for name in self.names), self.tensor)
         return to_stream(self.activation, inputs, self.down, self.tensor)
 
@@ -190,8 +194,8 @@ class FeedForward(nnx.Module):
 class Block(nnx.Module):
     """`x + attention(x)`, then `x + feed_forward(x)`; in training the additions are dropped at `dropout_rate`.
 
-    A feed forward returns its addition to the stream, or that and a dict of sums of losses, as experts do; the block
-    then returns both, too.
+    A feed forward takes the stream and the places. It returns its addition to the stream, or that and a dict of sums of
+    losses, as experts do; the block then returns both, too.
     """
 
     def __init__(self, attention: SelfAttention, feed_forward: nnx.Module, *, dropout_rate: float, tensor: TensorAxis):
@@ -201,7 +205,7 @@ class Block(nnx.Module):
     def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> Any:
         """The residual stream "batch local_seq hidden" after this layer, and sums of its losses if it has any."""
         x = x + self._drop(self.attention(x, places, random), random, Site.ATTENTION_OUTPUT)
-        addition, losses = with_losses(self.feed_forward(x))
+        addition, losses = with_losses(self.feed_forward(x, places))
         x = x + self._drop(addition, random, Site.FEED_FORWARD_OUTPUT)
         return (x, losses) if losses else x
 

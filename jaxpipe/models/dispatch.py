@@ -124,7 +124,7 @@ class Dropless:
         return (most + self.num_local * (size - 1)) // size, size
 
     def tiles(self, chosen: jax.Array) -> Tiles:
-        """The tiles of tokens whose experts are `chosen`, int32 "batch seq k".
+        """The tiles of tokens whose experts are `chosen`, int32 "batch seq k"; `num_experts` is none.
 
         Example:
             Three tokens of one expert each, of two; tiles of eight rows.
@@ -208,7 +208,7 @@ class Capacity:
         return math.prod(self.shape(batch, seq_len))
 
     def tiles(self, chosen: jax.Array) -> Tiles:
-        """The tiles of this device's tokens, whose experts are `chosen`, int32 "batch seq k".
+        """The tiles of this device's tokens, whose experts are `chosen`, int32 "batch seq k"; `num_experts` is none.
 
         Example:
             Both tokens choose expert 1, which has one row.
@@ -219,9 +219,10 @@ class Capacity:
         batch, seq_len, _ = chosen.shape
         size, num = self.rows(seq_len), self.num_experts
         sequence = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
-        place, _ = queues((sequence * num + chosen).reshape(-1), batch * num)
+        place, _ = queues((sequence * (num + 1) + chosen).reshape(-1), batch * (num + 1))
         place = place.reshape(chosen.shape)
-        row = jnp.where(place < size, (chosen * batch + sequence) * size + place, num * batch * size)
+        has_row = (place < size) & (chosen < num)
+        row = jnp.where(has_row, (chosen * batch + sequence) * size + place, num * batch * size)
         return Tiles(_choices_at(row, (num, batch * size)), row.reshape(-1, self.num_chosen), None)
 
     def whole(self, x: jax.Array) -> jax.Array:

@@ -77,17 +77,13 @@ class Embedding(nnx.Module):
     def with_own_rows(self, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """The residual stream from the rows of this device's positions, "batch local_seq hidden"."""
         first_position = self.tensor.index() * x.shape[1]
-
-        def own(whole: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(whole, first_position, x.shape[1], 1)
-
         if hasattr(self, "position") and "positions" in microbatch:
-            x = x + take(self.position[...], own(microbatch["positions"]))
+            x = x + take(self.position[...], self.tensor.part(microbatch["positions"], 1))
         elif hasattr(self, "position"):
             x = add(x, lax.dynamic_slice_in_dim(self.position[...], first_position, x.shape[1]))
         if hasattr(self, "token_type"):
             # One row is of all types: a table of one has no second segment.
-            row = jnp.minimum(own(microbatch["token_types"]), self.token_type.shape[0] - 1)
+            row = jnp.minimum(self.tensor.part(microbatch["token_types"], 1), self.token_type.shape[0] - 1)
             x = x + take(self.token_type[...], row)
         return drop(x, random, rate=self.dropout_rate, site=Site.EMBEDDING, first_position=first_position)
 

@@ -81,33 +81,45 @@ class Routing:
         scores = logits if bias is None else jax.nn.softmax(logits) + bias
         return lax.top_k(scores, self.num_chosen)[1]
 
+    def is_token(self, chosen: jax.Array) -> jax.Array:
+        """Whether it is no padding, "...", which has chosen no expert: `num_experts`, k times."""
+        return chosen[..., 0] < self.num_experts
+
     def weights(self, logits: jax.Array, chosen: jax.Array) -> jax.Array:
-        """Float32 "... k" weights of the chosen experts."""
-        of_chosen = jnp.take_along_axis(jax.nn.softmax(logits), chosen, axis=-1)
+        """Float32 "... k" weights of the chosen experts; some for padding, which no row has."""
+        of_chosen = jnp.take_along_axis(jax.nn.softmax(logits), jnp.minimum(chosen, self.num_experts - 1), axis=-1)
         return of_chosen / of_chosen.sum(axis=-1, keepdims=True) if self.normalized else of_chosen
 
     def loss_sums(
-        self, logits: jax.Array, share: jax.Array, bias: jax.Array | None, num_layers: int
+        self, logits: jax.Array, chosen: jax.Array, share: jax.Array, bias: jax.Array | None, num_layers: int
     ) -> dict[str, jax.Array]:
         """Sums over the tokens of `logits` "batch seq expert"; `share` "expert" are the choices of each per token.
 
         That of `bias` "expert" times the loads above the mean is told, and is no part of the loss.
         """
+        is_token = self.is_token(chosen)
+        chances = jnp.where(is_token[..., None], jax.nn.softmax(logits), 0)
         found = {
-            "balance": self.num_experts * (jax.nn.softmax(logits).sum(axis=(0, 1)) @ share),
-            "router_z": jnp.square(jax.nn.logsumexp(logits, axis=-1)).sum(),
+            "balance": self.num_experts * (chances.sum(axis=(0, 1)) @ share),
+            "router_z": jnp.square(jnp.where(is_token, jax.nn.logsumexp(logits, axis=-1), 0)).sum(),
         }
         sums = {name: self._factors[name] / num_layers * found[name] for name in self.losses}
         if bias is None:
             return sums
-        return sums | {MEASURED + LOAD_BIAS: logits.shape[0] * logits.shape[1] * (bias @ (self.load(share) - 1.0))}
+        return sums | {MEASURED + LOAD_BIAS: is_token.sum() * (bias @ (self.load(share) - 1.0))}
 
     def load(self, share: jax.Array) -> jax.Array:
         """The choices of each expert in terms of the mean; `share` "expert" are those per token."""
         return share * self.num_experts / self.num_chosen
 
     def measured_sums(
-        self, logits: jax.Array, share: jax.Array, tiles: Tiles, tensor: TensorAxis, num_layers: int
+        self,
+        logits: jax.Array,
+        chosen: jax.Array,
+        share: jax.Array,
+        tiles: Tiles,
+        tensor: TensorAxis,
+        num_layers: int,
     ) -> dict[str, jax.Array]:
         """Sums over the tokens of all of `tensor`, whose means over layers and tokens a run tells.
 
@@ -115,14 +127,15 @@ class Routing:
         emptiest in a microbatch; the entropy of a token's probabilities in nats, and the fraction of choices that are
         dropped.
         """
-        num_tokens = logits.shape[0] * logits.shape[1] * tensor.size
-        load, chances = self.load(share), jax.nn.log_softmax(logits)
-        dropped = jnp.sum(tiles.row == tiles.choice.size, dtype=jnp.float32) / self.num_chosen
+        is_token, load, chances = self.is_token(chosen), self.load(share), jax.nn.log_softmax(logits)
+        entropy = -jnp.where(is_token[..., None], jnp.exp(chances) * chances, 0).sum()
+        entropy, num_tokens = tensor.sum(jnp.stack([entropy, is_token.sum(dtype=jnp.float32)]))
+        num_padding = is_token.size * tensor.size - num_tokens
         found = {
             "fullest_expert": num_tokens * load.max(),
             "emptiest_expert": num_tokens * load.min(),
-            "router_entropy": -tensor.sum((jnp.exp(chances) * chances).sum()),
-            "dropped_choices": dropped,
+            "router_entropy": entropy,
+            "dropped_choices": jnp.sum(tiles.row == tiles.choice.size) / self.num_chosen - num_padding,
         }
         found = {"expert_load": num_tokens * load, **{name: value / num_layers for name, value in found.items()}}
         return {name: found[name.removeprefix(MEASURED)] for name in self.measures if name != MEASURED + LOAD_BIAS}
@@ -174,21 +187,30 @@ class Experts(nnx.Module):
             setattr(self, LOAD_BIAS, nnx.Param(jnp.zeros(num)))
         self.routing, self.activation, self.num_layers, self.tensor = routing, activation, num_layers, tensor
 
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The experts' addition to the stream `x` "batch local_seq hidden", and sums of losses and measures."""
+    def __call__(
+        self, x: jax.Array, places: dict[str, jax.Array] | None = None
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The experts' addition to the stream `x` "batch local_seq hidden", and sums of losses and measures.
+
+        What the "padding_mask" of `places` says is padding goes to no expert, and counts in no sum.
+        """
         routing, tensor, arrays = self.routing, self.tensor, (x, self.norm.arrays(), self.router.arrays()["kernel"])
         bias = getattr(self, LOAD_BIAS)[...] if routing.has_bias else None
         x_apart, norm_apart, router_apart = lax.stop_gradient(arrays)
         logits = _logits(self.norm.apply(x_apart, norm_apart), router_apart)
-        chosen = checkpoint_name(routing.choose(logits, lax.stop_gradient(bias)), CHOSEN)
+        chosen = routing.choose(logits, lax.stop_gradient(bias))
+        if places and "padding_mask" in places:
+            chosen = jnp.where(tensor.part(places["padding_mask"], 1)[..., None] != 0, chosen, routing.num_experts)
+        chosen = checkpoint_name(chosen, CHOSEN)
         count = jnp.bincount(chosen.reshape(-1), length=routing.num_experts).astype(jnp.float32)
-        share = tensor.sum_over_batch(count) * routing.num_chosen / (chosen.size * tensor.num_sharing)
+        of_all = tensor.sum_over_batch(count)
+        share = of_all * routing.num_chosen / jnp.maximum(of_all.sum(), 1)
         dispatch = routing.dispatch(tensor.expert)
         tiles = dispatch.tiles(chosen if tensor.size == 1 else gather_over(chosen, ("tensor",), 1))
         kernels = self.gate.kernel[...], self.up.kernel[...]
         static = self.norm.apply, routing, tensor, self.num_layers
         inputs, weights, losses = _to_experts(*static, *arrays, bias, kernels, chosen, share, tiles)
-        losses |= lax.stop_gradient(routing.measured_sums(logits, share, tiles, tensor, self.num_layers))
+        losses |= lax.stop_gradient(routing.measured_sums(logits, chosen, share, tiles, tensor, self.num_layers))
         weights = dispatch.whole(tensor.gather(weights, 1))
         y = _from_experts(self.activation, dispatch, inputs, weights, self.down.kernel[...], tiles)
         return tensor.scatter_sum(dispatch.own(y, x.shape[1] * tensor.size), 1), losses
@@ -223,7 +245,7 @@ def _to_experts(
     rows = dispatch.to_experts(spread(dispatch.whole(tensor.gather(normed, 1)), tiles))
     logits = _logits(normed, router)
     # Every device has the sum of all, and the gradient of its own tokens.
-    own = routing.loss_sums(logits, share, bias, num_layers)
+    own = routing.loss_sums(logits, chosen, share, bias, num_layers)
     losses = {name: loss + lax.stop_gradient(tensor.sum(loss) - loss) for name, loss in own.items()}
     inputs = tuple(dispatch.products(rows, each, tiles) for each in kernels)
     return inputs, routing.weights(logits, chosen), losses

@@ -94,8 +94,8 @@ class LanguageModel:
             layer: the parameters of one layer.
             x: the stream before it.
             microbatch: the batch's arrays, of which it reads those of PLACES, each int32 "batch seq": "padding_mask" is
-                0 for padding, which no token sees; "positions" are those in documents that stand back to back, and a
-                token sees its own document alone.
+                0 for padding, which no token sees and no expert gets; "positions" are those in documents that stand
+                back to back, and a token sees its own document alone.
             random: None means no dropout.
         """
 

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxpipe.errors import ConfigError, explain
@@ -90,9 +91,11 @@ class MixtureConfig(LlamaConfig):
         )
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
-        """Number of valid "targets" of a batch, int32; of all that routers sum, the number of tokens."""
+        """Number of valid "targets" of a batch, int32; of all that routers sum, the number of tokens but padding."""
         of_layers = (*self.routing.losses, *self.routing.measures)
-        return {"words": super().num_losses(batch)} | dict.fromkeys(of_layers, math.prod(batch["targets"].shape))
+        mask = batch.get("padding_mask")
+        num_tokens = math.prod(batch["targets"].shape) if mask is None else jnp.sum(mask, dtype=jnp.int32)
+        return {"words": super().num_losses(batch)} | dict.fromkeys(of_layers, num_tokens)
 
     def new_feed_forward(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Router and experts."""

@@ -58,14 +58,16 @@ def batches_of(config: ConfigDict, part: Blend) -> Batches:
 
 
 def padding_of(batches: Batches) -> str:
-    """What to say of rows that are padded: their number, and how much of them is padding; "" of windows."""
+    """What to say of rows of documents: their number, how much of them is padding, how many are cut; "" of windows."""
     packed = [source for source in batches.sources if isinstance(source, PackedSequences)]
     if not packed:
         return ""
     num_rows = sum(source.num_sequences for source in packed)
     padding = sum(source.padding * source.num_sequences for source in packed) / num_rows
     kind = "one document each" if packed[0].one_each else "documents back to back"
-    return f"; {num_rows:,} rows of {kind}, {padding:.2%} padding"
+    num_cut, num_documents = (sum(getattr(source, name) for source in packed) for name in ("num_cut", "num_documents"))
+    cut = f"; longer than a row and so cut: {num_cut:,} of {num_documents:,} documents" if num_cut else ""
+    return f"; {num_rows:,} rows of {kind}, {padding:.2%} padding{cut}"
 
 
 def example_batch(config: ConfigDict) -> Batch:
@@ -81,7 +83,12 @@ def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequ
     if vocabulary is None and data.packing == WINDOWS:
         return CausalSequences(documents, data.seq_len)
     if vocabulary is None:
-        packed = PackedSequences(documents, data.seq_len, one_each=data.packing == NONE)
+        packed = PackedSequences(
+            documents,
+            data.seq_len,
+            one_each=data.packing == NONE,
+            masks_padding=model_config(config).anatomy.num_experts > 1,
+        )
         if not packed.num_sequences:
             raise ConfigError(
                 explain(

@@ -133,9 +133,8 @@ class Loop:
 
     def _saves_after(self, step: int) -> bool:
         checkpoint = self.config.checkpoint
-        if step == self.config.train.steps:
-            return checkpoint.save_at_end
-        return checkpoint.save_every > 0 and step % checkpoint.save_every == 0
+        is_due = checkpoint.save_every > 0 and step % checkpoint.save_every == 0
+        return is_due or (checkpoint.save_at_end and step == self.config.train.steps)
 
     def _save(self, saver: Saver, step: int, state: TrainState, *, stops: bool, heldout_loss: float | None) -> None:
         is_due, is_last = stops or self._saves_after(step), stops or step == self.config.train.steps

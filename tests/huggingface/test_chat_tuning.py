@@ -65,11 +65,11 @@ def test_a_model_learns_the_answers_and_goes_back(transformers, tmp_path, name):
     (theirs / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     (tmp_path / "chats.jsonl").write_text(chats())
     convert(f"hf:{theirs}", str(tmp_path / "ours"))
-    flags = ["--format=chat", "--seq_len=256", f"--tokenizer={theirs}", f"--output={tmp_path / 'data'}"]
+    flags = ["--format=chat", "--seq_len=128", f"--tokenizer={theirs}", f"--output={tmp_path / 'data'}"]
     assert prepare([f"--input={tmp_path / 'chats.jsonl'}", *flags]) == 0
     config = f"--config=configs/finetune.py:{tmp_path / 'ours'}"
     mesh = [f"--config.mesh.{axis}=2" for axis in ("data", "pipe", "tensor")]
-    sizes = ["--config.data.batch_size=16", "--config.data.seq_len=256", "--config.pipeline.num_microbatches=4"]
+    sizes = ["--config.data.batch_size=16", "--config.data.seq_len=128", "--config.pipeline.num_microbatches=4"]
     run = tmp_path / "run"
     more = [f"--config.data.files=indexed:{tmp_path / 'data'}", "--config.train.steps=30"]
     rates = ["--config.optimizer.learning_rate=0.01", f"--config.pipeline.schedule={schedule}"]

@@ -73,3 +73,16 @@ def test_a_run_says_how_its_rows_are_filled():
         "documents": "; 2 rows of documents back to back, 43.75% padding",
         "none": "; 2 rows of one document each, 43.75% padding",
     }
+    config.data.seq_len = 8
+    said = padding_of(batches_of(config, Blend((documents,))))
+    assert said == "; 3 rows of one document each, 25.00% padding; longer than a row and so cut: 1 of 2 documents"
+
+
+@pytest.mark.parametrize("packing", ["documents", "none"])
+def test_routers_are_told_what_is_padding(packing):
+    config = small("mixtral")
+    config.data.packing, config.data.batch_size, config.pipeline.num_microbatches = packing, 2, 1
+    documents = Documents.ending_at(np.arange(20) % 7, lambda: np.array([13, 20]))
+    batch = batches_of(config, Blend((documents,))).at(0)
+    np.testing.assert_array_equal(batch["padding_mask"], batch["targets"] >= 0)
+    assert batch["padding_mask"].sum() == 12 + 6
