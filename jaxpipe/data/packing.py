@@ -67,7 +67,7 @@ class PackedSequences:
         documents: the source; read only where a row is taken.
         seq_len: tokens of a row.
         one_each: whether a row has one document, or piece of one; else as many as fit, by best fit.
-        masks_padding: whether a batch says which columns are padding, for routers of experts.
+        tells_padding: whether a batch says which columns are padding, for routers of experts.
 
     Example:
         >>> documents = Documents.ending_at(np.arange(10), lambda: np.array([6, 10]))
@@ -78,7 +78,7 @@ class PackedSequences:
     documents: Documents
     seq_len: int
     one_each: bool = False
-    masks_padding: bool = False
+    tells_padding: bool = False
 
     @property
     def num_sequences(self) -> int:
@@ -102,10 +102,10 @@ class PackedSequences:
         return int((ends - starts - 1 > self.seq_len).sum())
 
     def take(self, indices: np.ndarray, *, epoch: int) -> Batch:
-        """Returns the arrays "tokens", "targets"; "positions" of documents back to back; "padding_mask" if asked for.
+        """Returns the arrays "tokens", "targets"; "positions" of documents back to back; "is_token" if asked for.
 
         Each is int32 "sequence seq". Targets are the next tokens, -1 where there is none or it is not learned;
-        positions are counted from the beginning of a piece, and once more in the padding, where the mask is 0.
+        positions are counted from the beginning of a piece, and once more in the padding, where "is_token" is 0.
         """
         del epoch
         batch = self._empty(len(indices))
@@ -120,8 +120,8 @@ class PackedSequences:
         place = np.repeat(row, lengths), np.repeat(before - num_before_row[row], lengths) + position
         batch["tokens"][place] = self.documents[source]
         batch["targets"][place] = self.documents.targets(source + 1)
-        if self.masks_padding:
-            batch["padding_mask"][place] = 1
+        if self.tells_padding:
+            batch["is_token"][place] = 1
         if not self.one_each:
             num_filled = np.bincount(row, lengths, len(indices)).astype(np.int64)
             batch["positions"] -= num_filled[:, None].astype(np.int32)  # of the padding
@@ -134,8 +134,8 @@ class PackedSequences:
         batch = {"tokens": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
         if not self.one_each:
             batch["positions"] = np.tile(np.arange(self.seq_len, dtype=np.int32), (num_sequences, 1))
-        if self.masks_padding:
-            batch["padding_mask"] = np.zeros(shape, np.int32)
+        if self.tells_padding:
+            batch["is_token"] = np.zeros(shape, np.int32)
         return batch
 
     @cached_property

@@ -414,8 +414,8 @@ def fits(setting: Setting, needed: Bytes | None = None) -> bool:
 def batch_bytes(setting: Setting) -> int:
     """Bytes of the int32 arrays of all microbatches, on every device of a pipeline."""
     if setting.num_predicted is None:
-        # Tokens and targets; positions, padding mask.
-        per_sequence = (2 + setting.packs_documents + setting.masks_padding) * setting.seq_len
+        # Tokens and targets; positions, and what is padding.
+        per_sequence = (2 + setting.packs_documents + setting.tells_padding) * setting.seq_len
     else:  # tokens, token types, padding mask; places and targets; the order
         per_sequence = 3 * setting.seq_len + 2 * setting.num_predicted + setting.anatomy.sentence_order
     return INT32_BYTES * per_sequence * setting.batch_size // setting.num_copies

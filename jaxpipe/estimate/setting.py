@@ -49,7 +49,7 @@ class Setting:
         topology: nodes and GPUs; the mesh may be smaller.
         optimizer: its name, as in a config.
         packs_documents: whether a row is documents back to back, which a batch tells by positions.
-        masks_padding: whether a batch tells routers of experts what is padding.
+        tells_padding: whether a batch tells routers of experts what is padding.
         error_feedback: whether the optimizer keeps the gradient before.
         vocab_over_pipe: whether embedding and head are split over `pipe`, with S and T of every microbatch on all.
 
@@ -75,7 +75,7 @@ class Setting:
     costs: str = AUTO
     optimizer: str = "adamw"
     packs_documents: bool = False
-    masks_padding: bool = False
+    tells_padding: bool = False
     expert: int = 1
     error_feedback: bool = False
     vocab_over_pipe: bool = False
@@ -174,7 +174,7 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
         optimizer=config.optimizer.name,
         error_feedback=config.optimizer.error_feedback,
         packs_documents=packing == DOCUMENTS,
-        masks_padding=model.anatomy.num_experts > 1 and packing != WINDOWS,
+        tells_padding=model.anatomy.num_experts > 1 and packing != WINDOWS,
         vocab_over_pipe=config.pipeline.vocab_over_pipe == "true",
     )
 

@@ -125,7 +125,7 @@ def park_pages(
     backward_of[columns.stage[is_b], columns.microbatch[is_b]] = np.flatnonzero(is_b)
     backward = backward_of[stage, microbatch]
     forward = dependencies(compute).local[backward]
-    num_pages = _num_pages(schedule, layers_per_stage, stage)
+    num_pages = _num_pages(schedule, layers_per_stage, home, stage)
     pages = []
     for device in range(schedule.num_devices):
         here, own = columns.device == device, np.flatnonzero(home == device)
@@ -155,12 +155,14 @@ def _first_evictions(schedule: Schedule) -> np.ndarray:
     return np.sort(evictions[np.unique(slot, return_index=True)[1]])
 
 
-def _num_pages(schedule: Schedule, layers_per_stage: tuple[int, ...], stage: np.ndarray) -> np.ndarray:
-    """[E] pages of each eviction of `stage`, [E]: `parked` of the layers on average.
+def _num_pages(
+    schedule: Schedule, layers_per_stage: tuple[int, ...], home: np.ndarray, stage: np.ndarray
+) -> np.ndarray:
+    """[E] pages of each eviction of `stage` from `home`, [E] each: `parked` of the layers on average.
 
     They are whole numbers, from the running sum rounded down.
     """
-    turn = number_of_equals(stage)
+    turn = number_of_equals(home, stage)
     fractions = [schedule.parked_of(index) * layers for index, layers in enumerate(layers_per_stage)]
     num_turns = int(turn.max(initial=-1)) + 1
     of_turn = {

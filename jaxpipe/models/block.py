@@ -21,7 +21,7 @@ from jaxpipe.models.attention import AttentionDropout, Cache, Visible
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import Linear, RMSNorm, from_stream, to_stream
 
-Places = dict[str, jax.Array]  # the arrays of a microbatch that `Visible` has, by their names, as far as there are any
+Places = dict[str, jax.Array]  # the arrays of a microbatch that layers read, by their names, as far as there are any
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,7 @@ class SelfAttention(nnx.Module):
     def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> jax.Array:
         """Attention's addition to the stream `x` "batch local_seq hidden"."""
         (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
-        # Padding follows the tokens of a row, so no causal query sees it.
-        padding_mask = None if self.causal else places.get("padding_mask")
-        visible = Visible(self.causal, self.window, padding_mask, places.get("positions"))
+        visible = Visible(self.causal, self.window, places.get("padding_mask"), places.get("positions"))
         dropout = self._dropout(random)
         query, key, value = self._to_heads(columns)
         if hasattr(self, "query_norm"):

@@ -86,8 +86,9 @@ class Routing:
         return chosen[..., 0] < self.num_experts
 
     def weights(self, logits: jax.Array, chosen: jax.Array) -> jax.Array:
-        """Float32 "... k" weights of the chosen experts; some for padding, which no row has."""
+        """Float32 "... k" weights of the chosen experts; those of padding, which no row has, depend on no logits."""
         of_chosen = jnp.take_along_axis(jax.nn.softmax(logits), jnp.minimum(chosen, self.num_experts - 1), axis=-1)
+        of_chosen = jnp.where(self.is_token(chosen)[..., None], of_chosen, 1.0)
         return of_chosen / of_chosen.sum(axis=-1, keepdims=True) if self.normalized else of_chosen
 
     def loss_sums(
@@ -192,15 +193,15 @@ class Experts(nnx.Module):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The experts' addition to the stream `x` "batch local_seq hidden", and sums of losses and measures.
 
-        What the "padding_mask" of `places` says is padding goes to no expert, and counts in no sum.
+        Where "is_token" of `places` is 0, for padding, the stream goes to no expert, and counts in no sum.
         """
         routing, tensor, arrays = self.routing, self.tensor, (x, self.norm.arrays(), self.router.arrays()["kernel"])
         bias = getattr(self, LOAD_BIAS)[...] if routing.has_bias else None
         x_apart, norm_apart, router_apart = lax.stop_gradient(arrays)
         logits = _logits(self.norm.apply(x_apart, norm_apart), router_apart)
         chosen = routing.choose(logits, lax.stop_gradient(bias))
-        if places and "padding_mask" in places:
-            chosen = jnp.where(tensor.part(places["padding_mask"], 1)[..., None] != 0, chosen, routing.num_experts)
+        if places and "is_token" in places:
+            chosen = jnp.where(tensor.part(places["is_token"], 1)[..., None] != 0, chosen, routing.num_experts)
         chosen = checkpoint_name(chosen, CHOSEN)
         count = jnp.bincount(chosen.reshape(-1), length=routing.num_experts).astype(jnp.float32)
         of_all = tensor.sum_over_batch(count)

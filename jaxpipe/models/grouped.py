@@ -25,7 +25,7 @@ def grouped(rows: jax.Array, kernels: jax.Array, expert: jax.Array, has_idle_til
         rows: "tile row in"; zeros in tiles of no expert.
         kernels: "expert in out".
         expert: int32 "tile", in order; the number of experts for a tile of none.
-        has_idle_tiles: whether many tiles may have no expert: then loops skip them.
+        has_idle_tiles: whether most tiles may have no expert, as over `mesh.expert`: then loops skip them.
     """
     return _grouped(has_idle_tiles, rows, kernels, expert)
 

@@ -29,7 +29,8 @@ from jaxpipe.models.over_pipe import EndsOverPipe, only_on_the_first
 Params = dict[str, Any]
 Microbatch = dict[str, jax.Array]
 
-PLACES = ("padding_mask", "positions")  # arrays of a microbatch that layers read, int32 "batch seq", if there are any
+# Arrays of a microbatch that layers read, int32 "batch seq", if there are any.
+PLACES = ("padding_mask", "positions", "is_token")
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class LanguageModel:
             layer: the parameters of one layer.
             x: the stream before it.
             microbatch: the batch's arrays, of which it reads those of PLACES, each int32 "batch seq": "padding_mask" is
-                0 for padding, which no token sees and no expert gets; "positions" are those in documents that stand
-                back to back, and a token sees its own document alone.
+                0 for padding, which no token sees; "positions" are those in documents that stand back to back, and a
+                token sees its own document alone; "is_token" is 0 for padding that no expert gets.
             random: None means no dropout.
         """
 

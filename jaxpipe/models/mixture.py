@@ -93,8 +93,8 @@ class MixtureConfig(LlamaConfig):
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of valid "targets" of a batch, int32; of all that routers sum, the number of tokens but padding."""
         of_layers = (*self.routing.losses, *self.routing.measures)
-        mask = batch.get("padding_mask")
-        num_tokens = math.prod(batch["targets"].shape) if mask is None else jnp.sum(mask, dtype=jnp.int32)
+        is_token = batch.get("is_token")
+        num_tokens = math.prod(batch["targets"].shape) if is_token is None else jnp.sum(is_token, dtype=jnp.int32)
         return {"words": super().num_losses(batch)} | dict.fromkeys(of_layers, num_tokens)
 
     def new_feed_forward(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:

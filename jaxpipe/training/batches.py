@@ -87,7 +87,7 @@ def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequ
             documents,
             data.seq_len,
             one_each=data.packing == NONE,
-            masks_padding=model_config(config).anatomy.num_experts > 1,
+            tells_padding=model_config(config).anatomy.num_experts > 1,
         )
         if not packed.num_sequences:
             raise ConfigError(

@@ -114,9 +114,9 @@ class SideBySide(nnx.Module):
     def __init__(self, attention: SelfAttention, feed_forward: FeedForward):
         self.attention, self.feed_forward = attention, feed_forward
 
-    def __call__(self, x: jax.Array, padding_mask: jax.Array | None, random: Randomness | None) -> jax.Array:
+    def __call__(self, x: jax.Array, places: dict[str, jax.Array], random: Randomness | None) -> jax.Array:
         """The residual stream "batch local_seq hidden" after this layer."""
-        return x + self.attention(x, padding_mask, random) + self.feed_forward(x)
+        return x + self.attention(x, places, random) + self.feed_forward(x, places)
 
 
 SIDE_BY_SIDE = Family(

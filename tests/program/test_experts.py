@@ -110,16 +110,16 @@ def batch_of(case: Case) -> Any:
     parts = [random_batch(case.num_microbatches, seed=seed) for seed in range(1, 1 + -(-case.data * case.expert // 2))]
     batch = {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
     if case.padding:
-        batch["padding_mask"] = np.ones_like(batch["targets"])
-        batch["padding_mask"][..., -case.padding :] = 0
+        batch["is_token"] = np.ones_like(batch["targets"])
+        batch["is_token"][..., -case.padding :] = 0
         batch["targets"][..., -case.padding :] = -1
     return batch
 
 
 def without_padding(case: Case, batch: Any) -> Any:
-    """Shorter rows, and no mask."""
+    """Shorter rows, and no such array."""
     kept = batch["targets"].shape[-1] - case.padding
-    return {name: leaf[..., :kept] for name, leaf in batch.items() if name != "padding_mask"}
+    return {name: leaf[..., :kept] for name, leaf in batch.items() if name != "is_token"}
 
 
 GAPS: list[float] = []
@@ -305,6 +305,18 @@ def test_padding_takes_no_row(way, most):
         for expert in range(4):
             assert served[one == expert].tolist() == [place < most for place in range((one == expert).sum())]
     np.testing.assert_array_equal(tiles.choice.reshape(-1)[row[has_row]], np.flatnonzero(has_row.reshape(-1)))
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_weights_of_padding_are_finite_and_so_are_their_gradients(normalized):
+    """However unlikely the expert is that padding would have."""
+    routing = experts.Routing(3, 2, normalized=normalized, balance_loss=0.0, z_loss=0.0)
+    chosen = jnp.array([[[0, 1], [3, 3]]])
+    weight_of = jax.grad(lambda logits: routing.weights(logits, chosen)[0, 0, 0])
+    gradient = weight_of(jnp.array([[[2.0, 1.0, -60.0], [0.0, 1.0, -60.0]]]))
+    assert jnp.isfinite(gradient).all()
+    assert gradient[0, 0].any()
+    assert not gradient[0, 1].any()
 
 
 def test_few_rows_are_filled_up():

@@ -84,5 +84,5 @@ def test_routers_are_told_what_is_padding(packing):
     config.data.packing, config.data.batch_size, config.pipeline.num_microbatches = packing, 2, 1
     documents = Documents.ending_at(np.arange(20) % 7, lambda: np.array([13, 20]))
     batch = batches_of(config, Blend((documents,))).at(0)
-    np.testing.assert_array_equal(batch["padding_mask"], batch["targets"] >= 0)
-    assert batch["padding_mask"].sum() == 12 + 6
+    np.testing.assert_array_equal(batch["is_token"], batch["targets"] >= 0)
+    assert batch["is_token"].sum() == 12 + 6
