@@ -24,6 +24,7 @@ from absl.flags import FlagValues
 from jaxpipe.checkpoints import open_canonical, save_canonical
 from jaxpipe.config import model_config
 from jaxpipe.config.command_line import run
+from jaxpipe.config.data import tokenizer_of
 from jaxpipe.data.tokenizer import FILE
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.huggingface import configs, source_model
@@ -164,8 +165,12 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(saved.read)))
         if original:
             copied = source_model.copy_companions(original.folder, work)
+            if source_model.is_other_tokenizer(config.data.tokenizer, original.folder):
+                copied += source_model.write_tokenizer(config, work)
         else:
-            copied = source_model.copy_tokenizer(config.data.tokenizer, work)
+            copied = source_model.write_tokenizer(config, work)
+            if copied and (tokenizer := tokenizer_of(config)).masked is None:
+                theirs["eos_token_id"] = tokenizer.separator
         if configs.change_dtype(theirs, dtype) or original is None:
             configs.save_config(work, theirs)
     names = ", ".join([*sorted(files.headers), *files.texts, *dict.fromkeys([configs.CONFIG, *copied])])

@@ -25,6 +25,7 @@ from absl.flags import FlagValues
 from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
 from jaxpipe.drawing.summary import SearchReport
 from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.files import local_path
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.schedules import Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
@@ -123,8 +124,9 @@ def _check_output(output: str | None) -> None:
     """Raises ScheduleError if no schedule can be written to `output`: before the search, which takes a while."""
     if not output:
         return
-    folder = Path(output).parent
-    if not is_file_name(output) or not os.access(folder, os.W_OK | os.X_OK) or Path(output).is_dir():
+    path = local_path(output)
+    folder = path.parent
+    if not is_file_name(output) or not os.access(folder, os.W_OK | os.X_OK) or path.is_dir():
         first = "make the folder" if is_file_name(output) else "give another ending"
         raise ScheduleError(
             explain(

@@ -92,6 +92,7 @@ def format_prepared(prepared: Prepared) -> str:
     loss = [f"{LOSS}.bin", f"{LOSS}.idx"] if has_loss else []
     written = [".bin", ".idx", *loss, *([TOKENIZER] if one.tokenizer != BYTE else [])]
     trained = f", after {one.train_s:.1f} s of training the vocabulary" if one.train_s else ""
+    size = f"data.seq_len={one.seq_len}" if one.seq_len else f"model.vocab_size={one.vocab_size}"
     lines = [
         f"read       {one.num_files:,} files, {one.num_text_bytes / 1e6:,.1f} MB of text",
         *_format_tally("replaced", one.replaced, "places of invalid UTF-8, by U+FFFD; the first"),
@@ -103,7 +104,7 @@ def format_prepared(prepared: Prepared) -> str:
         f"speed      {one.num_text_bytes / 1e6 / one.encode_s:.1f} MB/s: {one.encode_s:.1f} s{trained}",
         f"written    {', '.join(one.prefix + suffix for suffix in written)}",
         f"train with --config.data.files={shlex.quote(f'indexed:{one.prefix}')}"
-        f" --config.data.tokenizer={shlex.quote(one.tokenizer)} --config.model.vocab_size={one.vocab_size}"
+        f" --config.data.tokenizer={shlex.quote(one.tokenizer)} --config.{size}"
         + " --config.data.packing=documents"
         * has_loss,
     ]

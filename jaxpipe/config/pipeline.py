@@ -126,9 +126,8 @@ def _woven(name: str, num_devices: int, num_microbatches: int, options: str, wov
 def is_known(name: str) -> bool:
     """Whether there is a schedule of this name: a registered method, or a file."""
     is_file = is_file_name(name) or is_python_file(name)
-    return (
-        Path(name.partition(":")[0] if is_python_file(name) else name).is_file() if is_file else name in method_names()
-    )
+    path = name.partition(":")[0] if is_python_file(name) else name
+    return local_path(path).is_file() if is_file else name in method_names()
 
 
 def check_schedule_name(config: ConfigDict) -> None:
@@ -174,6 +173,7 @@ def _read(path: str) -> Schedule:
 def forget_files() -> None:
     """Lets schedules' files be read anew, for one more run of this process."""
     _read.cache_clear()
+    _woven.cache_clear()
 
 
 def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:

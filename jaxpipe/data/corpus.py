@@ -278,7 +278,8 @@ def _check_length(name: str, num_tokens: int, *, num_sequences: int, seq_len: in
 
     Of `every` blocks one is held out, which needs seq_len + 1 tokens; the others hold the source's share of a batch.
     """
-    needed = every * max(seq_len + 1, -(-(num_sequences * seq_len + 1) // (every - 1)))
+    held_out, trained = seq_len + 1, -(-(num_sequences * seq_len + 1) // (every - 1))  # tokens of a block, at least
+    needed = every * max(held_out, trained)
     if num_tokens < needed:
         raise ConfigError(
             explain(
@@ -287,6 +288,7 @@ def _check_length(name: str, num_tokens: int, *, num_sequences: int, seq_len: in
                 picture=f"needed {needed} tokens: {num_sequences} sequences x seq_len={seq_len} + 1, and"
                 f" 1 in {every} held out\n"
                 f"found  {num_tokens} tokens",
-                repair="name more files, or set a smaller data.batch_size or data.seq_len",
+                repair="name more files, set a smaller data.seq_len, or "
+                + ("a larger data.heldout_fraction" if held_out > trained else "a smaller data.batch_size"),
             )
         )

@@ -149,8 +149,11 @@ class Tokenizer(Protocol):
         """The special tokens as they are written in a text."""
         ...
 
-    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the "tokens" of each of `texts`, and the first character of each; special ones by their names."""
+    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Returns the "tokens" of each of `texts`, the first character of each, and the one after its last.
+
+        Special tokens are there by their names.
+        """
         ...
 
     def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:

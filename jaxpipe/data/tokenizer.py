@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -53,7 +54,8 @@ class HuggingFaceTokenizer:
     @property
     def beginning(self) -> tuple[int, ...]:
         """The tokens that the file puts before a text: LLaMA's <s>; none for GPT-2."""
-        encoding = self.library.encode("a")
+        with self._telling():
+            encoding = self.library.encode("a")
         mask = encoding.special_tokens_mask
         return tuple(encoding.ids[: mask.index(0)]) if 0 in mask else ()
 
@@ -64,11 +66,13 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Returns the tokens of `text`; invalid UTF-8 decodes to U+FFFD."""
-        return self._ids(self.library.encode(_text(text), add_special_tokens=False))
+        with self._telling():
+            return self._ids(self.library.encode(_text(text), add_special_tokens=False))
 
     def encode_batch(self, texts: Sequence[str | bytes]) -> list[np.ndarray]:
         """Returns the tokens of each of `texts`, encoded by the threads of the library, one text in each."""
-        encodings = self.library.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
+        with self._telling():
+            encodings = self.library.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
         return [self._ids(encoding) for encoding in encodings]
 
     @property
@@ -76,10 +80,15 @@ class HuggingFaceTokenizer:
         """The names of the tokens that the file itself marks as special."""
         return tuple(_marked_special(self.library).values())
 
-    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the tokens of each of `texts`, and the first character of each; special ones by their names."""
-        encodings = self._reading_special.encode_batch(list(texts), add_special_tokens=False)
-        return [(self._ids(one), np.array([first for first, _ in one.offsets], np.int64)) for one in encodings]
+    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Returns the tokens of each of `texts`, the first character of each token and the one after its last.
+
+        Names of special tokens in a text are these tokens.
+        """
+        with self._telling():
+            encodings = self._reading_special.encode_batch(list(texts), add_special_tokens=False)
+        places = [np.array(one.offsets, np.int64).reshape(-1, 2) for one in encodings]
+        return [(self._ids(one), place[:, 0], place[:, 1]) for one, place in zip(encodings, places, strict=True)]
 
     @cached_property
     def _reading_special(self) -> tokenizers.Tokenizer:
@@ -96,6 +105,21 @@ class HuggingFaceTokenizer:
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text of `tokens`, special ones by their names; unused ones are left out."""
         return self.library.decode([int(token) for token in tokens], skip_special_tokens=False)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Turns an error of the library, which has no exceptions of its own, into a ConfigError."""
+        try:
+            yield
+        except Exception as error:
+            raise ConfigError(
+                explain(
+                    "data.tokenizer names a vocabulary that cannot encode a text",
+                    rule="tokenizer-words: there are tokens for all words, or one for those that are unknown",
+                    picture=f"{error}; its special tokens are {', '.join(self.special_names) or 'none'}",
+                    repair="name another file, or add the unknown token that its model asks for",
+                )
+            ) from error
 
     def _ids(self, encoding: tokenizers.Encoding) -> np.ndarray:
         return self._array(encoding.ids)
@@ -321,12 +345,11 @@ class ByteTokenizer:
         """The empty tuple: no text is written with special tokens."""
         return ()
 
-    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the bytes of each of `texts`, and the character that each belongs to."""
+    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Returns the bytes of each of `texts`, the character that each belongs to, and the one after it."""
         sizes = [[len(letter.encode()) for letter in text] for text in texts]
-        return [
-            (self.encode(text), np.repeat(np.arange(len(text)), size)) for text, size in zip(texts, sizes, strict=True)
-        ]
+        places = [np.repeat(np.arange(len(text)), size) for text, size in zip(texts, sizes, strict=True)]
+        return [(self.encode(text), place, place + 1) for text, place in zip(texts, places, strict=True)]
 
     def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yields the bytes of each of `documents`, with a NUL byte after them."""

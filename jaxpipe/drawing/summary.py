@@ -204,7 +204,8 @@ def _lost(summary: Summary) -> str:
     if abs(lost) < _LEAST_LOST:
         return "devices wait only where the schedule says so"
     if lost < 0:
-        return f"{-lost:.1%} shorter{of_what}, since a slot travels in pages, one after the other"
+        why = ", since a slot travels in pages, one after the other" if summary.schedule.has_transfers else ""
+        return f"{-lost:.1%} shorter{of_what}{why}"
     return f"{lost:.1%} longer{of_what}, since devices also meet where they exchange nothing that is needed"
 
 

@@ -186,7 +186,7 @@ def chrome_trace(timeline: Timeline) -> list[dict[str, object]]:
         for action in row:
             args = {"stage": action.stage, "replica": action.replica}
             if action.microbatch != NO_MICROBATCH:
-                args["microbatch"] = action.microbatch
+                args["batch" if action.kind is Kind.UPDATE else "microbatch"] = action.microbatch
             events.append(
                 {
                     "name": str(action),

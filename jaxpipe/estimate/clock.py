@@ -134,9 +134,13 @@ def few_microbatches(name: str, num_devices: int, num_microbatches: int, options
         (16,)
     """
     period = period_of(name, num_devices, options)
-    if period is None or num_microbatches < (FEWEST_PERIODS + 2) * period:
+    if period is None:
         return (num_microbatches,)
-    first = FEWEST_PERIODS * period + num_microbatches % period
+    least = find_method(name).least_microbatches(num_devices)
+    num_periods = max(FEWEST_PERIODS, -(-least // period))
+    if num_microbatches < (num_periods + 2) * period:
+        return (num_microbatches,)
+    first = num_periods * period + num_microbatches % period
     return first, first + period
 
 

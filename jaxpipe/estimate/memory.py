@@ -29,6 +29,7 @@ from jaxpipe.lowering import lower
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import chunks_of
+from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import Kind
 
 
@@ -209,7 +210,7 @@ def table_microbatches(name: str, pipe: int, num_microbatches: int, options: str
     if period is None:
         return num_microbatches
     group = max(pipe, period)
-    few = group * (FEW_WOVEN if is_woven else FEW)
+    few = max(group * (FEW_WOVEN if is_woven else FEW), find_method(name).least_microbatches(pipe))
     return min(num_microbatches, few + (num_microbatches - few) % (2 * group))
 
 

@@ -11,7 +11,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxpipe.data.tokenizer import BYTE, FILE, file_of
+from ml_collections import ConfigDict
+
+from jaxpipe.config.data import tokenizer_of
+from jaxpipe.data.tokenizer import BYTE, FILE, file_of, identity_of
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.files import local_path
 from jaxpipe.huggingface.configs import CONFIG, load_config
@@ -19,13 +22,14 @@ from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles
 
 FOLDER = "hf"
 RECORD = "safetensors.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 # Files beside the tensors that are copied with a model, if it has them.
 COMPANIONS = (
     CONFIG,
     "generation_config.json",
     FILE,
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
     "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -123,13 +127,31 @@ def own_path(name: str, workdir: Path) -> str:
     return str(own) if was_own and own.is_file() else name
 
 
-def copy_tokenizer(name: str, target: Path) -> list[str]:
-    """Copies the tokenizer that `data.tokenizer` names to `target`, if it is a file; returns its name there."""
-    path = file_of(name)
-    if name == BYTE or not path.is_file():
+def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
+    """Writes the tokenizer that `data.tokenizer` names to `target`, if it is a file; returns the names of its files.
+
+    tokenizer_config.json says that tokenizer.json is all there is: by the type of the model transformers would take
+    another class for some, and with it another way to cut text into words.
+    """
+    path = file_of(config.data.tokenizer)
+    if config.data.tokenizer == BYTE or not path.is_file():
         return []
     shutil.copyfile(path, target / FILE)
-    return [FILE]
+    about = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    tokenizer = tokenizer_of(config)
+    if tokenizer.masked is None:
+        about["eos_token"] = tokenizer.decode([tokenizer.separator])
+    (target / TOKENIZER_CONFIG).write_text(json.dumps(about, indent=2) + "\n")
+    return [FILE, TOKENIZER_CONFIG]
+
+
+def is_other_tokenizer(name: str, source: Path) -> bool:
+    """Whether `data.tokenizer` names a file with other tokens than the one in `source`, or there is none."""
+    path, own = file_of(name), source / FILE
+    if name == BYTE or not path.is_file():
+        return False
+    is_same = own.is_file() and (own.read_bytes() == path.read_bytes() or identity_of(own) == identity_of(path))
+    return not is_same
 
 
 def copy_companions(source: Path, target: Path) -> list[str]:

@@ -385,6 +385,8 @@ def sum_of_parts(
     Returns:
         "leaf".
     """
+    if not values:
+        return jnp.zeros(0, jnp.float32)
     terms: dict[tuple[str, ...], list[jax.Array]] = {}
     places: dict[tuple[str, ...], list[int]] = {}
     for place, (value, part) in enumerate(zip(values, parts, strict=True)):

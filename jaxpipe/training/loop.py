@@ -116,8 +116,9 @@ class Loop:
                 metrics.write(step, numbers, by_layer)
                 if skipped := skipped_steps.check(step, numbers, state.params):
                     say(skipped.text)
-                if self.on_step is not None and self.on_step(step, numbers, state):
-                    stops = True
+                if self.on_step is not None:
+                    self.processes.begin(f"on_step after step {step}")
+                    stops = bool(self.on_step(step, numbers, state)) or stops
 
                 # ---- Checkpoint, written in the background
                 are_params_good = not (skipped and skipped.are_params_bad)
@@ -166,7 +167,7 @@ def heldout_losses(
         nums.append(jax.tree.map(lambda _, num=num: num, losses) if jax.tree.structure(num) == _NUMBER else num)
     if not sums:
         return {}
-    means = jax.tree.map(lambda total, num: total / max(num, 1), _total(sums), _total(nums))
+    means = jax.tree.map(lambda total, num: total / (num if num > 0 else 1), _total(sums), _total(nums))
     return {name: float(mean) for name, mean in name_losses(means, prefix="eval_").items() if not mean.ndim}
 
 

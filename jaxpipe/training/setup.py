@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -195,7 +196,10 @@ def _staged(pipeline: Pipeline, params: Any) -> Any:
     def stage(params: Any) -> Any:
         return pipeline.to_stages(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
 
-    params = jax.tree.map(jnp.asarray, params)
+    # By the host where they are on several devices, or on others than those of the mesh.
+    params = jax.tree.map(
+        lambda leaf: np.asarray(leaf) if getattr(leaf, "committed", False) else jnp.asarray(leaf), params
+    )
     return jax.jit(stage, out_shardings=pipeline.shardings(jax.eval_shape(stage, params)))(params)
 
 

@@ -221,7 +221,7 @@ def mean_factors(num_losses: Any) -> Any:
     Args:
         num_losses: tree with the number of terms of each sum, from `Trained.num_losses`.
     """
-    return jax.tree.map(lambda num: 1.0 / jnp.maximum(num, 1), num_losses)
+    return jax.tree.map(lambda num: 1.0 / jnp.where(num > 0, num, 1), num_losses)
 
 
 def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:

@@ -62,8 +62,19 @@ class Run:
 
     @cached_property
     def params(self) -> Any:
-        """The canonical parameters, {"shared": ..., "layers": ...}, layers with a leading dim of their number."""
-        assert self.state is not None
+        """The canonical parameters, {"shared": ..., "layers": ...}, layers with a leading dim of their number.
+
+        Raises:
+            ConfigError: a dry run has none.
+        """
+        if self.state is None:
+            raise ConfigError(
+                explain(
+                    "a dry run has no parameters",
+                    rule="dry-run: it compiles a step, and trains and restores nothing",
+                    repair="call fit without dry_run=True",
+                )
+            )
         return jax.jit(self.pipeline.from_stages)(self.state.params)
 
     @cached_property

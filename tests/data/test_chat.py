@@ -35,6 +35,12 @@ FORGETFUL = TEMPLATE.replace(
     "message.content +",
     "(message.content if loop.last or message.role != 'assistant' else message.content[3:]) +",
 )
+# A space before the answer, which its first token has.
+SPACED = (
+    "{% for message in messages %}{{ message.role + ': ' }}{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}"
+    "{% endfor %}"
+)
 CHAT = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "Où est le chat?"},
@@ -77,7 +83,7 @@ def documents_of(folder):
     return list(zip(np.split(indexed.tokens, ends[:-1]), np.split(learned, ends[:-1]), strict=True))
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["plain", "marked"])
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED, SPACED], ids=["plain", "marked", "spaced"])
 def test_messages_have_the_tokens_that_transformers_gives_them(folder, template):
     from transformers import PreTrainedTokenizerFast
 
@@ -85,7 +91,8 @@ def test_messages_have_the_tokens_that_transformers_gives_them(folder, template)
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     library.no_truncation()
     library.no_padding()
-    theirs = PreTrainedTokenizerFast(tokenizer_object=library, chat_template=MARKED)
+    marked = MARKED if template is TEMPLATE else template
+    theirs = PreTrainedTokenizerFast(tokenizer_object=library, chat_template=marked)
     prepared(folder, {"messages": CHAT}, {"messages": CHAT[1:3]})
     for chat, (tokens, learned) in zip([CHAT, CHAT[1:3]], documents_of(folder), strict=True):
         found = theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
@@ -133,7 +140,8 @@ def test_the_command_says_what_is_learned_and_how_to_train(folder, capsys):
     assert "documents  2" in shown
     assert "learned    " in shown
     assert "out.loss.bin" in shown
-    assert shown.rstrip().endswith("--config.data.packing=documents")
+    assert shown.rstrip().endswith("--config.data.seq_len=200 --config.data.packing=documents")
+    assert "vocab_size" not in shown
     assert main([f"--input={file}", *flags]) == 2  # nothing is overwritten
     # Without answers to learn, what said so goes.
     assert main([f"--input={file}.gz", "--format=jsonl", "--jsonl_key=prompt", *flags[2:], "--overwrite"]) == 0
@@ -183,6 +191,31 @@ def test_a_template_that_rewrites_answers_is_refused_unless_it_marks_them(folder
     with pytest.raises(
         DataError, match=r"chats.jsonl:1 has answers that the template writes otherwise(.|\n)*generation"
     ):
+        prepared(folder, {"messages": CHAT})
+
+
+def test_special_tokens_of_the_map_are_known_to_the_template(folder):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": None}))
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.content + eos_token }}{% endfor %}"
+    )
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    prepared(folder, {"messages": CHAT[1:3]})
+    ((tokens, learned),) = documents_of(folder)
+    tokenizer = load_tokenizer(str(folder), is_masked=False)
+    assert tokenizer.decode(tokens[learned == 1]) == "Sur le café ☕.<|im_end|>"
+
+
+@pytest.mark.parametrize("template", [["a text"], {"a": "b"}, 3])
+def test_a_template_that_is_no_text_is_named(folder, template):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json has a chat template that cannot be read"):
+        prepared(folder, {"messages": CHAT})
+
+
+def test_a_conversation_whose_answer_the_template_leaves_out_is_named(folder):
+    write_template(folder, "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}")
+    with pytest.raises(DataError, match=r"chats.jsonl:1 has nothing to learn"):
         prepared(folder, {"messages": CHAT})
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import load_file, save_file
 from their_models import (
     MODELS,
@@ -187,20 +188,54 @@ def test_a_model_of_ours_loads_in_transformers(transformers, tmp_path, name):
         assert np.abs(logits - theirs[head]).max() < 1e-4
 
 
+def write_words(path: Path, text: str) -> tokenizers.Tokenizer:
+    """Byte-level pairs, of which numbers have long ones: Qwen's own cut numbers into digits."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>"]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    library.train_from_iterator([text] * 3, trainer)
+    library.save(str(path))
+    return library
+
+
 def test_the_tokenizer_of_a_model_of_ours_goes_with_it_and_comes_back(tmp_path):
     run = new_run(tmp_path / "run", "llama")
     export_model(str(run), str(tmp_path / "bytes"))
     assert not (tmp_path / "bytes" / "tokenizer.json").exists()
     tokenizer = tmp_path / "all.tokenizer.json"
-    tokenizer.write_text(COMPANIONS["tokenizer.json"])
+    write_words(tokenizer, "The year 1999 and the year 2024")
     config = read_config(str(run))
     config.data.tokenizer = str(tokenizer)
     write_config(run, config)
     assert "tokenizer.json" in export_model(str(run), str(tmp_path / "model"))
     import_model(str(tmp_path / "model"), str(tmp_path / "back"))
     config = read_config(str(tmp_path / "back"))
-    assert Path(config.data.tokenizer).read_text() == COMPANIONS["tokenizer.json"]
+    assert Path(config.data.tokenizer).read_text() == tokenizer.read_text()
+    assert json.loads((tmp_path / "back" / "hf" / "config.json").read_text())["eos_token_id"] == 0
     assert Path(config.data.tokenizer).parent == tmp_path / "back" / "hf"
+    # Another one, that of later data, takes its place.
+    write_words(tmp_path / "tokenizer.json", "Other words")
+    config.data.tokenizer = str(tmp_path)
+    write_config(tmp_path / "back", config)
+    export_model(str(tmp_path / "back"), str(tmp_path / "again"))
+    assert (tmp_path / "again" / "tokenizer.json").read_text() == (tmp_path / "tokenizer.json").read_text()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["gpt", "qwen3", "qwen3_moe", "llama"])
+def test_transformers_reads_the_tokens_of_a_model_of_ours(transformers, tmp_path, name):
+    family, _, changes = NEW[name]
+    run = new_run(tmp_path / "run", family, **changes)
+    library = write_words(tmp_path / "tokenizer.json", "The year 1999 and the year 2024")
+    config = read_config(str(run))
+    config.data.tokenizer = str(tmp_path)
+    write_config(run, config)
+    export_model(str(run), str(tmp_path / "model"))
+    text = "The year 1999 and 2024, là-bas"
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert theirs(text, add_special_tokens=False)["input_ids"] == library.encode(text, add_special_tokens=False).ids
 
 
 def test_large_models_of_ours_are_written_in_shards(transformers, tmp_path, monkeypatch):

@@ -119,6 +119,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def read_template(tokenizer: str) -> ChatTemplate | None:
     """Returns the template beside a tokenizer.json: chat_template.jinja, or "chat_template" of tokenizer_config.json.
 
+    It sees the special tokens of tokenizer_config.json, and those of special_tokens_map.json that this lacks.
+
     Args:
         tokenizer: the path of a tokenizer.json, or of its folder.
 
@@ -134,12 +136,26 @@ def read_template(tokenizer: str) -> ChatTemplate | None:
     config = _read_json(config_path) if config_path.is_file() else {}
     found, where = config.get("chat_template"), config_path
     if isinstance(found, list):  # several by name
-        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
+        named = [one for one in found if isinstance(one, dict)]
+        found = next((one.get("template") for one in named if one.get("name") == "default"), None if named else found)
     if own_path.is_file():
         found, where = own_path.read_text(), own_path
     if not found:
         return None
-    special = {name: _text_of(value) for name, value in config.items() if name.endswith("_token") and value}
+    if not isinstance(found, str):
+        raise ConfigError(
+            explain(
+                f"{where} has a chat template that cannot be read",
+                rule="chat-template: the template is a text, or several have names",
+                picture=f"found {type(found).__name__}",
+                repair="take the file from where the tokenizer comes from",
+            )
+        )
+    map_path = folder / "special_tokens_map.json"
+    tokens = (_read_json(map_path) if map_path.is_file() else {}) | {
+        name: value for name, value in config.items() if value
+    }
+    special = {name: _text_of(value) for name, value in tokens.items() if name.endswith("_token") and value}
     template = ChatTemplate(found, special, str(where))
     try:
         template.render([])

@@ -97,6 +97,16 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
     for line, text in zip(lines, texts, strict=True):
         tokens, learned = (_rendered if text.has_special else _answered)(text, tokenizer)
         _check_length(len(tokens) - 1, form.seq_len, line.place)
+        if not learned[1:].any():
+            raise DataError(
+                explain(
+                    f"{line.place} has nothing to learn",
+                    rule="chat-answer: a conversation has an answer of one token or more, after its first token",
+                    picture="its answers are empty, once the chat template has written them",
+                    repair="correct or remove the line; or mark the answers in the template by {% generation %} ..."
+                    " {% endgeneration %}",
+                )
+            )
         documents.append((tokens, learned))
     tokens, learned = (np.concatenate(some) for some in zip(*documents, strict=True))
     return EncodedBlock(
@@ -111,11 +121,14 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
 
 
 def _rendered(text: MarkedText, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of a rendered conversation, and which are learned: those that begin in an answer."""
-    ((tokens, first),) = tokenizer.encode_places([text.text])
+    """Tokens of a rendered conversation, and which are learned: those with any character of an answer.
+
+    So a word of an answer is learned with the space before it, as in transformers.
+    """
+    ((tokens, first, stop),) = tokenizer.encode_places([text.text])
     learned = np.zeros(len(tokens), np.uint8)
     for begin, end in text.spans:
-        learned |= (begin <= first) & (first < end)
+        learned |= (begin < stop) & (first < end)
     return tokens, learned
 
 

@@ -43,6 +43,7 @@ class Prepared:
         replaced: places of invalid UTF-8.
         empty: documents without text, which were left out.
         num_learned: tokens that are learned; None: all are.
+        seq_len: for conversations, the most tokens that one may predict, as `data.seq_len`.
         train_s: seconds for training a vocabulary; 0 if none was trained.
         encode_s: seconds for reading, encoding and writing.
     """
@@ -60,6 +61,7 @@ class Prepared:
     train_s: float
     encode_s: float
     num_learned: int | None = None
+    seq_len: int | None = None
 
 
 def prepare(
@@ -139,6 +141,7 @@ def prepare(
         train_s=trained - start if vocab_size else 0.0,
         encode_s=time.perf_counter() - trained,
         num_learned=writer.num_learned,
+        seq_len=form.seq_len if form else None,
     )
 
 

@@ -320,7 +320,7 @@ def _docstring(path: str, row: Row, command: str) -> list[str]:
 
 
 def _written(value: object) -> str:
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def _in_docstring(text: str) -> str:

@@ -145,7 +145,21 @@ class Method:
         """
         check_sizes(self.name, num_devices=num_devices, num_microbatches=num_microbatches)
         self._check(num_devices, options)
-        return self.generator(num_devices=num_devices, num_microbatches=num_microbatches, **options)
+        try:
+            return self.generator(num_devices=num_devices, num_microbatches=num_microbatches, **options)
+        except ScheduleError:
+            raise
+        except Exception as error:
+            if self.takes_microbatches(num_devices, num_microbatches):
+                raise
+            least, most = self.least_microbatches(num_devices), self.most_microbatches(num_devices)
+            raise ScheduleError(
+                explain(
+                    f"num_microbatches={num_microbatches} for schedule {self.name!r} of {num_devices} devices.",
+                    rule=f"method-microbatches: it takes {least} to {most} microbatches",
+                    repair=f"set num_microbatches={int(min(max(num_microbatches, least), most))}",
+                )
+            ) from error
 
     def takes_microbatches(self, num_devices: int, num_microbatches: int) -> bool:
         """Whether there is a schedule of so many microbatches for so many devices."""

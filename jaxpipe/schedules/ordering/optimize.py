@@ -309,6 +309,8 @@ def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedul
     times = times_of(costs, problem.num_devices)
     for name in sorted(REGISTRY):
         method = REGISTRY[name]
+        if not method.takes_microbatches(problem.num_devices, problem.num_microbatches):
+            continue
         given = times if method.takes_times else {}
         for options in method.tried(problem.num_devices, slots):
             if options.get("num_chunks", 1) > _MOST_CHUNKS or not method.takes(problem.num_devices, **options):

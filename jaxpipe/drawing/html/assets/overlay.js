@@ -94,7 +94,8 @@ function linesOf(panel, action) {
   const device = deviceOf(panel, action), kind = panel.kinds[panel.kind[action]];
   const [start, end] = [panel.start[action], panel.end[action]];
   const whose = [`stage ${panel.stage[action]}`];
-  if (panel.microbatch[action] >= 0) whose.push(`microbatch ${panel.microbatch[action]}`);
+  const what = kind === "UPDATE" ? "batch" : "microbatch";
+  if (panel.microbatch[action] >= 0) whose.push(`${what} ${panel.microbatch[action]}`);
   if (panel.numReplicas > 1) whose.push(`replica ${panel.replica[action]}`);
   if (panel.numChunks * panel.numReplicas > 1) whose.push(`chunk ${panel.chunk[action]}`);
   const isThin = panel.styles[panel.style[action]].isThin;
