@@ -49,7 +49,16 @@ def build_schedule(config: ConfigDict) -> Schedule:
 
 def check_vocab_over_pipe(config: ConfigDict) -> None:
     """Raises ConfigError for a vocabulary that cannot be split over `mesh.pipe`; see `check_tensor` for its rows."""
-    if config.pipeline.vocab_over_pipe != "true":
+    pipeline = config.pipeline
+    if pipeline.vocab_over_pipe == "false" and _is_known_file(pipeline.schedule) and outline(config).has_head_actions:
+        raise ConfigError(
+            explain(
+                f"pipeline.vocab_over_pipe=false with pipeline.schedule={pipeline.schedule!r}, which has S and T",
+                rule="vocab-over-pipe: S and T are a head whose rows all stages share",
+                repair="set pipeline.vocab_over_pipe=true, or name a schedule without S and T",
+            )
+        )
+    if pipeline.vocab_over_pipe != "true":
         return
     reasons = {
         f"mesh.pipe={config.mesh.pipe}": config.mesh.pipe == 1,
@@ -121,6 +130,10 @@ def _woven(name: str, num_devices: int, num_microbatches: int, options: str, wov
     if schedule.has_head_actions:
         return schedule
     return vocabulary(schedule, woven_costs(woven, schedule.placement.num_chunks))
+
+
+def _is_known_file(name: str) -> bool:
+    return is_file_name(name) and is_known(name)
 
 
 def is_known(name: str) -> bool:

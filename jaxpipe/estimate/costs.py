@@ -28,6 +28,7 @@ from jaxpipe.estimate.setting import Setting, undecided
 from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.times import Times, stage_seconds
 from jaxpipe.schedules import Costs
+from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.schedule import Kind
 
@@ -54,7 +55,8 @@ class Decided:
 def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
     """The costs of a checked config, and whether its vocabulary is split over `pipe`.
 
-    With `pipeline.vocab_over_pipe="auto"` it is where it can be and a step is estimated to be shorter.
+    With `pipeline.vocab_over_pipe="auto"` it is where it can be and a step is estimated to be shorter, or the schedule
+    of a file has S and T.
 
     Args:
         config: the checked config.
@@ -66,8 +68,10 @@ def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
     """
     found, wanted = _costs_of(config, topology), config.pipeline.vocab_over_pipe
     if wanted == AUTO:
-        is_shorter = topology is not None and _is_shorter_split(config, topology, found.costs)
-        wanted = "true" if is_shorter else "false"
+        is_split = is_file_name(config.pipeline.schedule) and outline(config).has_head_actions
+        if not is_split and topology is not None:
+            is_split = _is_shorter_split(config, topology, found.costs)
+        wanted = "true" if is_split else "false"
     return replace(found, vocab_over_pipe=wanted)
 
 

@@ -14,7 +14,8 @@ from jaxpipe.config.costs import in_steps, options_with_times
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, Times, decide_costs, estimate, setting_of
 from jaxpipe.estimate.measured import Measurement, subject_of
-from jaxpipe.schedules import Costs, build, simulate
+from jaxpipe.schedules import Costs, build, simulate, to_json
+from jaxpipe.schedules.passes.vocabulary import vocabulary
 
 TOPOLOGY = parse_topology("a100-80g:1x8")
 LITTLE = 0.0001  # digits of the publication
@@ -186,6 +187,16 @@ def test_the_vocabulary_is_split_where_a_step_is_shorter():
     config = llama()
     config.model.vocab_size = 64
     assert not setting_of(config, topology).vocab_over_pipe
+
+
+def test_a_file_with_the_head_on_all_devices_is_split(tmp_path):
+    path = tmp_path / "woven.json"
+    path.write_text(to_json(vocabulary(build("1f1b", num_devices=8, num_microbatches=32))))
+    config = llama(schedule=str(path))
+    assert decide_costs(config, None).vocab_over_pipe == "true"
+    config.pipeline.vocab_over_pipe = "false"
+    with pytest.raises(ConfigError, match=r"(?s)which has S and T.*repair: set pipeline.vocab_over_pipe=true"):
+        check(config)
 
 
 @pytest.mark.parametrize(

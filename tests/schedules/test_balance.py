@@ -280,6 +280,13 @@ def test_refusals(options, message):
     assert "\n  repair: " in str(error.value)
 
 
+@pytest.mark.parametrize("change", [balance, split_backward])
+@pytest.mark.parametrize("bound", [4.5, "4"])
+def test_a_bound_is_a_whole_number(change, bound):
+    with pytest.raises(ScheduleError, match="bound is a whole number"):
+        change(build("1f1b", num_devices=4, num_microbatches=8), bound=bound)
+
+
 def test_options_are_checked_even_where_nothing_moves():
     with pytest.raises(ScheduleError, match="unknown unit"):
         build("bpipe", num_devices=8, num_microbatches=1, unit="pages")

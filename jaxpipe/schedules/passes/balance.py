@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.schedules.analysis.activations import peak_activations
+from jaxpipe.schedules.methods.option import check_count
 from jaxpipe.schedules.passes.eviction_plans import (
     EvictionPlan,
     activation_lifetimes,
@@ -86,6 +87,8 @@ def balance(
     Source: Kim et al., BPipe, ICML 2023 (whole microbatches, evict the latest); the page form is ours.
     """
     check_options(unit=unit, policy=policy, overlapped=overlapped)
+    if bound is not None:
+        check_count(schedule.name, "bound", bound, least=0)
     _check_unbalanced(check(schedule))
     peaks = row_peaks(schedule)
 

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.simulate import rounded, simulate
-from jaxpipe.schedules.methods.option import Times, checked_times
+from jaxpipe.schedules.methods.option import Times, check_count, checked_times
 from jaxpipe.schedules.passes.balance import row_peaks
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Rows, Schedule
@@ -210,6 +210,8 @@ def split_backward(
     _check_kinds(check(schedule))
     _check_effect(schedule, bound, times)
     peaks = row_peaks(schedule)
+    if bound is not None:
+        check_count(schedule.name, "bound", bound, least=0)
     if bound is not None and bound < max(peaks):
         raise _bound_too_small(schedule, peaks, bound)
     direct = replace(schedule, rows=_split(schedule.rows))
