@@ -187,14 +187,14 @@ def _windows(
         first in which they may return, and the one after the last.
 
     Example:
-        F in rounds 0, 4, 8 and backwards in 7, 11, 15. The pages of microbatch 1, whose F is in round 4 and whose
-        backward in 11, leave in rounds 5 to 8, before or during the next F, and return in 7 to 10. The windows
-        overlap, so each gets half of the rounds in between.
+        F in rounds 0, 4, 8 and backwards in 7, 12, 16. The pages of microbatch 1, whose F is in round 4 and whose
+        backward in 12, leave in rounds 5 to 8, before or during the next F, and return in 7 to 11. The windows
+        overlap, so the first gets half of the rounds in between, or one more, and the second the others.
 
-        >>> forwards, backwards = np.array([0, 4, 8]), np.array([7, 11, 15])
-        >>> windows = _windows(np.array([4]), np.array([11]), forwards, backwards, np.arange(16))
+        >>> forwards, backwards = np.array([0, 4, 8]), np.array([7, 12, 16])
+        >>> windows = _windows(np.array([4]), np.array([12]), forwards, backwards, np.arange(17))
         >>> [each.item() for each in windows]
-        [5, 8, 8, 11]
+        [5, 9, 9, 12]
     """
     first, stop = np.searchsorted(open_here, forward, "right"), np.searchsorted(open_here, backward, "left")
     stop = np.maximum(first, stop)

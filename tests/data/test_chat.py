@@ -93,8 +93,9 @@ def test_messages_have_the_tokens_that_transformers_gives_them(folder, template)
     library.no_padding()
     marked = MARKED if template is TEMPLATE else template
     theirs = PreTrainedTokenizerFast(tokenizer_object=library, chat_template=marked)
-    prepared(folder, {"messages": CHAT}, {"messages": CHAT[1:3]})
-    for chat, (tokens, learned) in zip([CHAT, CHAT[1:3]], documents_of(folder), strict=True):
+    chats = [CHAT, CHAT[1:3], [CHAT[1], {"role": "assistant", "content": "the mat."}]]  # " the" is one token
+    prepared(folder, *({"messages": chat} for chat in chats))
+    for chat, (tokens, learned) in zip(chats, documents_of(folder), strict=True):
         found = theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
         assert tokens.tolist() == found["input_ids"]
         mask = np.array(found["assistant_masks"])
