@@ -198,7 +198,8 @@ def _check_alike(blocks: Sequence[nnx.Module]) -> None:
                 f"blocks[{i}]",
                 "another structure than blocks[0]",
                 "one-structure",
-                "make all blocks by the same call; what differs between layers must be a parameter",
+                "make all blocks by the same call, with functions of a module in place of lambdas and partials;"
+                " what differs between layers must be a parameter",
             )
 
 
