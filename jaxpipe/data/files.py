@@ -91,6 +91,8 @@ def _standard_library() -> list[Path]:
 
 
 def _matching(pattern: str) -> list[Path]:
+    if local_path(pattern).is_file():  # whatever its name means as a glob
+        return [local_path(pattern)]
     found = glob.glob(str(local_path(pattern)), recursive=True)
     paths = sorted(path for path in map(Path, found) if path.is_file())
     if not paths:

@@ -10,6 +10,7 @@ import pytest
 
 from jaxpipe.data import Batches, CausalSequences, Documents, load_corpus, load_tokenizer
 from jaxpipe.data.corpus import Blocks, CheckedTokens, split_blocks, split_documents
+from jaxpipe.data.files import text_files
 from jaxpipe.data.indexed import IndexedTokens
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.errors import ConfigError, DataError
@@ -114,6 +115,12 @@ def test_a_token_that_the_model_has_no_word_for_is_found_where_it_is_read(tmp_pa
     train[places]
     with pytest.raises(DataError, match=r"a.bin: token 300 at position 60 is not in (.|\n)*vocab_size=256"):
         all_of(train)
+
+
+def test_a_file_may_have_the_name_of_a_glob(tmp_path):
+    path = tmp_path / "a[1].txt"
+    path.write_text("text")
+    assert text_files(str(path)) == [path]
 
 
 def test_missing_files_name_the_glob(tmp_path):
