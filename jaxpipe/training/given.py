@@ -96,11 +96,18 @@ def given_task(
     example = train.at(0)
     outline = _outline({name: leaf[0] for name, leaf in example.items()})
     train, heldout = (replace(each, like=outline) for each in (train, heldout))
-    for _ in heldout.first(config.train.eval_batches):
-        pass  # a bad one is told before the run begins
     _set(config, "model", "num_layers", _num_layers(model))
     _set(config, "data", "batch_size", num_sequences(example))
     check_given(config)
+    num_heldout = sum(1 for _ in heldout.first(config.train.eval_batches))  # a bad one is told before the run begins
+    if config.checkpoint.keep_best and not num_heldout:
+        raise ConfigError(
+            explain(
+                f"checkpoint.keep_best={config.checkpoint.keep_best} without heldout_batches",
+                rule="best-checkpoint: the best checkpoints are those of the least held-out loss",
+                repair="give heldout_batches, or set checkpoint.keep_best=0",
+            )
+        )
     num_microbatches = config.pipeline.num_microbatches
     return Task(
         model,

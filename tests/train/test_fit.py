@@ -115,6 +115,7 @@ def test_given_parameters_are_where_a_run_starts(tmp_path):
 @pytest.mark.ci
 def test_a_run_from_parameters_of_16_bits_goes_on_with_those_of_32(tmp_path):
     half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), MODEL.init(jax.random.key(7)))
+    half = jax.device_put(half, jax.devices()[-1])  # of the mesh, or none of it
     start = partial(fit_gru, model=Model(MODEL.embed, MODEL.layer, MODEL.head), params=half)
     losses = [row["loss"] for row in start(config(), tmp_path / "whole").metrics]
     start(config(), tmp_path / "resumed", on_step=lambda step, metrics, state: step == 2)
@@ -183,6 +184,13 @@ def with_sizes(**fields):
             {},
             ConfigError,
             f"model.num_layers=5, and what is given in Python has {NUM_LAYERS}",
+        ),
+        ({"train__eval_batches": -1}, {}, ConfigError, "train.eval_batches"),
+        (
+            {"checkpoint__keep_best": 1, "checkpoint__save_every": 4},
+            {"heldout_batches": ()},
+            ConfigError,
+            "keep_best=1 without heldout_batches",
         ),
         ({"pipeline__num_microbatches": 3}, {}, ConfigError, f"data.batch_size={BATCH_SIZE} does not divide"),
         ({"mesh__pipe": 8}, {}, ConfigError, "8 stages for model.num_layers=7"),
