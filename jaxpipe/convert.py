@@ -165,7 +165,7 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(saved.read)))
         if original:
             copied = source_model.copy_companions(original.folder, work)
-            if source_model.is_other_tokenizer(config.data.tokenizer, original.folder):
+            if source_model.is_other_tokenizer(config, original.folder):
                 copied += source_model.write_tokenizer(config, work)
         else:
             copied = source_model.write_tokenizer(config, work)

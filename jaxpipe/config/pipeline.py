@@ -50,7 +50,7 @@ def build_schedule(config: ConfigDict) -> Schedule:
 def check_vocab_over_pipe(config: ConfigDict) -> None:
     """Raises ConfigError for a vocabulary that cannot be split over `mesh.pipe`; see `check_tensor` for its rows."""
     pipeline = config.pipeline
-    if pipeline.vocab_over_pipe == "false" and _is_known_file(pipeline.schedule) and outline(config).has_head_actions:
+    if pipeline.vocab_over_pipe == "false" and is_written_with_head(config):
         raise ConfigError(
             explain(
                 f"pipeline.vocab_over_pipe=false with pipeline.schedule={pipeline.schedule!r}, which has S and T",
@@ -82,6 +82,12 @@ def check_vocab_over_pipe(config: ConfigDict) -> None:
                 repair=f"set {' and '.join(f'pipeline.{name}=0.0' for name in costs)}",
             )
         )
+
+
+def is_written_with_head(config: ConfigDict) -> bool:
+    """Whether `pipeline.schedule` is a schedule file, and its rows have S and T; False for a file that is not there."""
+    name = config.pipeline.schedule
+    return is_file_name(name) and is_known(name) and outline(config).has_head_actions
 
 
 def outline(config: ConfigDict) -> Schedule:
@@ -130,10 +136,6 @@ def _woven(name: str, num_devices: int, num_microbatches: int, options: str, wov
     if schedule.has_head_actions:
         return schedule
     return vocabulary(schedule, woven_costs(woven, schedule.placement.num_chunks))
-
-
-def _is_known_file(name: str) -> bool:
-    return is_file_name(name) and is_known(name)
 
 
 def is_known(name: str) -> bool:

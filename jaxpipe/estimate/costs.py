@@ -20,7 +20,7 @@ from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import are_decided, costs_by, has_times, is_costs_file, written_costs
 from jaxpipe.config.model import family_of, mesh_axes
-from jaxpipe.config.pipeline import check_vocab_over_pipe, outline
+from jaxpipe.config.pipeline import check_vocab_over_pipe, is_written_with_head, outline
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.roofline import Roofline
@@ -28,7 +28,6 @@ from jaxpipe.estimate.setting import Setting, undecided
 from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.times import Times, stage_seconds
 from jaxpipe.schedules import Costs
-from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.schedule import Kind
 
@@ -68,10 +67,8 @@ def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
     """
     found, wanted = _costs_of(config, topology), config.pipeline.vocab_over_pipe
     if wanted == AUTO:
-        is_split = is_file_name(config.pipeline.schedule) and outline(config).has_head_actions
-        if not is_split and topology is not None:
-            is_split = _is_shorter_split(config, topology, found.costs)
-        wanted = "true" if is_split else "false"
+        is_shorter = topology is not None and _is_shorter_split(config, topology, found.costs)
+        wanted = "true" if is_written_with_head(config) or is_shorter else "false"
     return replace(found, vocab_over_pipe=wanted)
 
 

@@ -133,8 +133,8 @@ def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
     tokenizer_config.json says that tokenizer.json is all there is: by the type of the model transformers would take
     another class for some, and with it another way to cut text into words.
     """
-    path = file_of(config.data.tokenizer)
-    if config.data.tokenizer == BYTE or not path.is_file():
+    path = _file_of(config)
+    if path is None:
         return []
     shutil.copyfile(path, target / FILE)
     about = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -145,13 +145,19 @@ def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
     return [FILE, TOKENIZER_CONFIG]
 
 
-def is_other_tokenizer(name: str, source: Path) -> bool:
+def is_other_tokenizer(config: ConfigDict, source: Path) -> bool:
     """Whether `data.tokenizer` names a file with other tokens than the one in `source`, or there is none."""
-    path, own = file_of(name), source / FILE
-    if name == BYTE or not path.is_file():
+    path, own = _file_of(config), source / FILE
+    if path is None:
         return False
     is_same = own.is_file() and (own.read_bytes() == path.read_bytes() or identity_of(own) == identity_of(path))
     return not is_same
+
+
+def _file_of(config: ConfigDict) -> Path | None:
+    """The file of `data.tokenizer`; None for bytes, and for one that is not there."""
+    path = file_of(config.data.tokenizer)
+    return path if config.data.tokenizer != BYTE and path.is_file() else None
 
 
 def copy_companions(source: Path, target: Path) -> list[str]:

@@ -152,10 +152,13 @@ def read_template(tokenizer: str) -> ChatTemplate | None:
             )
         )
     map_path = folder / "special_tokens_map.json"
-    tokens = (_read_json(map_path) if map_path.is_file() else {}) | {
-        name: value for name, value in config.items() if value
+    of_map = _read_json(map_path) if map_path.is_file() else {}
+    special = {
+        name: _text_of(value)
+        for source in (of_map, config)
+        for name, value in source.items()
+        if name.endswith("_token") and value
     }
-    special = {name: _text_of(value) for name, value in tokens.items() if name.endswith("_token") and value}
     template = ChatTemplate(found, special, str(where))
     try:
         template.render([])

@@ -104,9 +104,8 @@ def can_split_head(group: Setting, variant: Variant) -> bool:
 
 @cache
 def _is_timed(variant: Variant, pipe: int) -> bool:
-    method = find_method(variant.name)
     enough = 1 if takes_times(variant.name) else 2 * pipe  # for activations to be moved, if any are
-    num_microbatches = int(min(max(enough, method.least_microbatches(pipe)), method.most_microbatches(pipe)))
+    num_microbatches = find_method(variant.name).nearest_microbatches(pipe, enough)
     return is_timed(named_schedule(variant.name, pipe, num_microbatches, variant.options))
 
 

@@ -157,13 +157,18 @@ class Method:
                 explain(
                     f"num_microbatches={num_microbatches} for schedule {self.name!r} of {num_devices} devices.",
                     rule=f"method-microbatches: it takes {least} to {most} microbatches",
-                    repair=f"set num_microbatches={int(min(max(num_microbatches, least), most))}",
+                    repair=f"set num_microbatches={self.nearest_microbatches(num_devices, num_microbatches)}",
                 )
             ) from error
 
     def takes_microbatches(self, num_devices: int, num_microbatches: int) -> bool:
         """Whether there is a schedule of so many microbatches for so many devices."""
-        return self.least_microbatches(num_devices) <= num_microbatches <= self.most_microbatches(num_devices)
+        return self.nearest_microbatches(num_devices, num_microbatches) == num_microbatches
+
+    def nearest_microbatches(self, num_devices: int, num_microbatches: int) -> int:
+        """The number that is nearest to `num_microbatches` of those that there is a schedule of."""
+        least, most = self.least_microbatches(num_devices), self.most_microbatches(num_devices)
+        return int(min(max(num_microbatches, least), most))
 
     def takes(self, num_devices: int, **options: Any) -> bool:
         """Whether there is a schedule for so many devices with these options."""

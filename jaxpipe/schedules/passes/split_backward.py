@@ -212,8 +212,8 @@ def split_backward(
     peaks = row_peaks(schedule)
     if bound is not None:
         check_count(schedule.name, "bound", bound, least=0)
-    if bound is not None and bound < max(peaks):
-        raise _bound_too_small(schedule, peaks, bound)
+        if bound < max(peaks):
+            raise _bound_too_small(schedule, peaks, bound)
     direct = replace(schedule, rows=_split(schedule.rows))
     if schedule.has_transfers:
         return direct
