@@ -20,6 +20,9 @@ EXPERTS = re.compile(r"(layer_over_expert)")  # and `jaxpipe.mesh.collectives` t
 OF_EXPERTS = ("all-gather", "reduce-scatter", "all-to-all")  # by which rows go to the devices of experts, and back
 _MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")
 
+_COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"}
+_NESTED = ("while", "conditional", "call")
+
 # These name a buffer or pass it on; what a while or a call writes is counted inside it.
 _PASSES = {
     *("parameter", "get-tuple-element", "tuple", "bitcast", "opt-barrier"),
@@ -141,6 +144,32 @@ def overlapped_permutes(
     return num_permutes, num_hidden
 
 
+def unordered_collectives(text: str) -> list[tuple[str, str]]:
+    """Pairs of instructions with collectives that no data orders, of which at least one is a loop or a branch.
+
+    XLA executes such a pair at once on a CPU device, in an order of its own, where its collectives meet under one key
+    or take each other's threads. Collectives of one computation it executes one after another.
+
+    Args:
+        text: optimized HLO.
+    """
+    of_name, _ = computations(text)
+    pairs = []
+    for computation in of_name.values():
+        before: dict[str, set[str]] = {}  # instruction -> the instructions with collectives that it waits for
+        nested: dict[str, bool] = {}  # instruction with collectives -> whether it is a loop or a branch
+        for instruction in computation.instructions:
+            operands = [name for name in re.findall(r"%([\w.\-]+)", instruction.rest) if name in before]
+            waits_for = {name for operand in operands for name in before[operand]} | nested.keys() & set(operands)
+            if _has_collective(of_name, instruction):
+                is_nested = instruction.opcode in _NESTED
+                free = [name for name in nested if name not in waits_for and (is_nested or nested[name])]
+                pairs += [(name, instruction.name) for name in free]
+                nested[instruction.name] = is_nested
+            before[instruction.name] = waits_for
+    return pairs
+
+
 def num_instructions(text: str) -> int:
     """The number of instructions of the program, a measure of its size."""
     return sum(len(computation.instructions) for computation in computations(text)[0].values())
@@ -167,6 +196,15 @@ def _multiplies_matrices(found: dict[str, Computation], instruction: Instruction
     return any(
         each.opcode == "dot" or _MATRIX_PRODUCT.search(each.rest)
         for each in (instruction, *(each for name in inside for each in found[name].instructions))
+    )
+
+
+def _has_collective(of_name: dict[str, Computation], instruction: Instruction) -> bool:
+    """Whether it is a collective, or a loop or branch with one."""
+    inside = _reachable(of_name, instruction.called) if instruction.opcode in _NESTED else ()
+    return any(
+        candidate.opcode.removesuffix("-start") in _COLLECTIVES
+        for candidate in (instruction, *(inner for name in inside for inner in of_name[name].instructions))
     )
 
 

@@ -245,6 +245,15 @@ def permutes_block(mesh: Mesh) -> bool:
     return devices[0].platform == "cpu" and len({device.process_index for device in devices}) > 1
 
 
+def collectives_in_turn(mesh: Mesh) -> bool:
+    """Whether an action must wait for the permutes of its round: on CPUs, where it has collectives of its own.
+
+    XLA has as many threads for what waits on CPUs as it has devices. Where a device waits in a permute and in its
+    action at once, the threads are taken before all devices have come, and all wait for ever.
+    """
+    return mesh.devices.flat[0].platform == "cpu" and mesh.size > mesh.shape["pipe"]
+
+
 def node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
     """`devices` sorted by node, a smaller node last, and the number of GPUs per node.
 

@@ -23,7 +23,7 @@ from jaxpipe.program import over_pipe
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.ends import embed_backward, head_backward
-from jaxpipe.program.in_place import cond_in_place, guarded_index, once
+from jaxpipe.program.in_place import cond_in_place, guarded_index, once, sequenced
 from jaxpipe.program.partition import reduce_chunk
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import slice_at, with_added
@@ -49,6 +49,7 @@ class Actions:
     num_layers: jax.Array  # [chunk]
     static_num_layers: int | None  # layers of every stage if equal and several, which XLA then knows; else None
     deterministic: bool  # whether sums over devices are added in mesh order
+    in_turn: bool  # whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`
     updates: Any = None  # `updates.Updates` in a run without flush; then batch, scale and random are [lap, ...]
 
     @classmethod
@@ -63,6 +64,7 @@ class Actions:
         scale: PyTree,
         key: jax.Array | None,
         deterministic: bool,
+        in_turn: bool,
     ) -> Actions:
         """The actions of the device that traces this inside `shard_map`."""
         layers_per_stage = shapes.table.layers_per_stage
@@ -80,6 +82,7 @@ class Actions:
             num_layers=jnp.asarray(layout.num_held)[device],
             static_num_layers=layers_per_stage[0] if is_known else None,
             deterministic=deterministic,
+            in_turn=in_turn,
         )
 
     @property
@@ -113,11 +116,11 @@ class Actions:
     def reduce(self, chunk: jax.Array, state: State) -> State:
         """Returns `state` with the gradients of `chunk` summed over the devices that have terms; as is for IDLE."""
 
-        def reduce(grads: PyTree) -> PyTree:
+        def reduce(grads: PyTree, _: jax.Array) -> PyTree:
             return reduce_chunk(grads, self.shapes.parts["layers"], chunk, deterministic=self.deterministic)
 
-        layers = cond_in_place(chunk != IDLE, reduce, state.grads["layers"])
-        return state._replace(grads={**state.grads, "layers": layers})
+        layers, num_done = sequenced(chunk != IDLE, reduce, state.grads["layers"], state.num_done)
+        return state._replace(grads={**state.grads, "layers": layers}, num_done=num_done)
 
     @property
     def _layer_scale(self) -> PyTree:

@@ -110,12 +110,13 @@ def _run_rows(table: RoundTable) -> RunRow | None:
     return RunRow(table.lap, table.chunk, np.broadcast_to(table.event[:, None], table.kind.shape))
 
 
-def initial_carry(shapes: StepShapes, params: PyTree) -> Carry:
+def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Carry:
     """The carry of a device before the first round.
 
     Args:
         shapes: shapes of the step.
         params: the device's compute copies; gradient sums have their shapes.
+        num_done: int32, which waits for what made `params`.
     """
     table, x_like, storage = shapes.table, shapes.message, shapes.storage
 
@@ -129,7 +130,7 @@ def initial_carry(shapes: StepShapes, params: PyTree) -> Carry:
         pools=[pages(pool) for pool in storage.pools],
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
         loss=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes.loss_sums),
-        num_done=jnp.zeros((), jnp.int32),
+        num_done=num_done,
         ends=initial_ends(table, x_like, shapes.kept, shapes.statistics, empty),
     )
     return Carry(

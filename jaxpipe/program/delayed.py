@@ -10,7 +10,7 @@ are the same program with other lines of the table.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.lowering.run_table import FILL, Meeting, RunTable, lower_run
-from jaxpipe.mesh import AXES, BATCH_AXES, Randomness
+from jaxpipe.mesh import AXES, BATCH_AXES, Randomness, collectives_in_turn
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Carry, Row, initial_carry, table_operands
 from jaxpipe.program.contract import StageFunctions, scale_of_each, shapes_on_a_device
@@ -211,13 +211,11 @@ class DelayedPipeline(Pipeline):
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
 
         def start(params: PyTree, older: PyTree, turn: jax.Array) -> Flight:
-            newest, previous = (
-                compute_copies(
-                    {**tree, "layers": jax.tree.map(lambda leaf: leaf[0], tree["layers"])}, shapes.parts, self.dtype
-                )
-                for tree in (params, older)
-            )
-            carry, table = initial_carry(shapes, newest), self.run_table
+            trees = [{**tree, "layers": jax.tree.map(lambda leaf: leaf[0], tree["layers"])} for tree in (params, older)]
+            # Both in one loop: two, which nothing would order, could meet on CPUs.
+            both, num_done = compute_copies(*(_joined(pair) for pair in (trees, [shapes.parts] * 2)), self.dtype)
+            newest, previous = ({part: both[part][which] for part in both} for which in range(2))
+            carry, table = initial_carry(shapes, newest, num_done), self.run_table
             losses = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_LAPS), carry.state.loss)
             carry = carry._replace(state=carry.state._replace(loss=losses))
 
@@ -374,6 +372,7 @@ class DelayedPipeline(Pipeline):
             scale=scale,
             key=key,
             deterministic=self.deterministic,
+            in_turn=collectives_in_turn(self.mesh),
         )
         random = actions.random
         if random is not None:
@@ -410,6 +409,11 @@ class DelayedPipeline(Pipeline):
             store_own=units.entries[rows.store_own],
             store_arrival=units.entries[rows.store_arrival],
         )
+
+
+def _joined(pair: Sequence[PyTree]) -> PyTree:
+    """Two trees {"shared", "layers"} as one of both, {"shared": (one, other), "layers": (one, other)}."""
+    return {part: tuple(tree[part] for tree in pair) for part in ("shared", "layers")}
 
 
 def _names(is_meant: PyTree) -> list[str]:

@@ -7,6 +7,10 @@ them. A copy of such a buffer costs its whole size in memory and in time. XLA co
 * that one operation overwrites while another may still read it: `sequenced` makes the second depend on the first;
 * that a read, hoisted out of its guard, needs in an earlier state: `guarded_index` ties the read to the guard.
 
+On CPUs, collectives that nothing orders may run at once on a device, as soon as one of them is in a loop. There they
+meet under one key and add up what does not belong together, or wait for each other for ever, since a device has one
+thread for what waits. So every collective in a loop is ordered against all others by data: `after`, `sequenced`.
+
 XLA also moves what reads nothing that its loop changes out of that loop. Around the loops of rounds is one more, in
 whose every turn a permute or a gather so moved would run, and all devices would wait for each other: `of_round`. Out of
 a loop of one turn it moves nothing, not even what is the same for every layer: `once`.
@@ -62,6 +66,19 @@ def sequenced(
 
     # Always true, but the compiler cannot know: so a write into storage waits for the read before it.
     return cond_in_place(wanted & (num_done >= 0), act, (carry, num_done))
+
+
+def after(num_done: jax.Array, values: PyTree) -> jax.Array:
+    """Returns `num_done`, which now depends on every array in `values`; what waits for it waits for them.
+
+    It reads one number of each. A barrier would not do: XLA takes barriers out before it orders what it executes.
+    """
+    for value in jax.tree.leaves(values):
+        first = value.ravel()[:1].astype(jnp.float32)
+        # At least 2 ** 30, which `num_done` never reaches: the smaller of both is `num_done`, and XLA cannot know it.
+        large = lax.bitcast_convert_type(first, jnp.int32) & (2**30 - 1) | 2**30
+        num_done = jnp.minimum(num_done, large.min(initial=2**30))
+    return num_done
 
 
 def once(action: Callable[[Carry], Carry], carry: Carry, num_done: jax.Array) -> Carry:

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
-from jaxpipe.program.in_place import cond_in_place
+from jaxpipe.program.in_place import after
 from jaxpipe.program.stacked import slice_at, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
 
@@ -212,42 +212,60 @@ def _split_dims(
     return tuple((axis, dim) for axis, dim in named if mesh.shape[axis] > 1)
 
 
-def compute_copies(held: PyTree, parts: PyTree, dtype: Any, *, pairs: Sequence[tuple[int, int]] = ()) -> PyTree:
+def compute_copies(
+    held: PyTree, parts: PyTree, dtype: Any, *, before: PyTree = (), pairs: Sequence[tuple[int, int]] = ()
+) -> tuple[PyTree, jax.Array]:
     """The parameters that a device computes with, in `dtype`, made once a step from the parts on all devices.
 
     Args:
         held: this device's {"shared", "layers": [chunk, layer, ...]}.
         parts: the Part of every parameter.
         dtype: dtype of the copies; None keeps that of the masters.
+        before: arrays that sums over devices may have made, which end before layers are gathered.
         pairs: (owner, other holder) along `pipe` of a device's stages, for two replicas; layers of the
             copies are then [own chunk and, after them, the partner's, layer, ...].
+
+    Returns:
+        The copies, and `num_done` for the first access to storage, which waits for them.
     """
 
     def cast(leaf: jax.Array) -> jax.Array:
         return leaf if dtype is None else leaf.astype(dtype)  # before it travels
 
     shared = jax.tree.map(lambda leaf, part: part.gather(cast(leaf)), held["shared"], parts["shared"])
+    num_done = after(jnp.int32(0), (before, shared))
     if pairs:
-        return {"shared": shared, "layers": _gather_both(held["layers"], parts["layers"], cast, pairs)}
-    return {"shared": shared, "layers": _gather_layers(jax.tree.map(cast, held["layers"]), parts["layers"])}
+        layers, num_done = _gather_both(held["layers"], parts["layers"], cast, pairs, num_done)
+    else:
+        layers, num_done = _gather_layers(jax.tree.map(cast, held["layers"]), parts["layers"], num_done)
+    return {"shared": shared, "layers": layers}, num_done
 
 
-def _gather_layers(layers: PyTree, parts: PyTree) -> PyTree:
+def _gather_layers(layers: PyTree, parts: PyTree, num_done: jax.Array) -> tuple[PyTree, jax.Array]:
     leaves, structure = jax.tree.flatten(layers)
     parts = jax.tree.leaves(parts)
     split = [k for k, part in enumerate(parts) if part.master_dim is not None]
     if split:
         # Layer by layer: gathering all layers at once would give pieces that a copy of everything must reorder.
         rows = [leaves[k].reshape(-1, *leaves[k].shape[2:]) for k in split]
-        whole = lax.map(lambda row: [parts[k].gather(leaf) for k, leaf in zip(split, row, strict=True)], rows)
+
+        def gathered(num_done: jax.Array, row: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+            whole = [parts[k].gather(leaf) for k, leaf in zip(split, row, strict=True)]
+            return after(num_done, whole), whole
+
+        num_done, whole = lax.scan(gathered, num_done, rows)
         for k, leaf in zip(split, whole, strict=True):
             leaves[k] = leaf.reshape(*leaves[k].shape[:2], *parts[k].compute_shape)
-    return jax.tree.unflatten(structure, leaves)
+    return jax.tree.unflatten(structure, leaves), num_done
 
 
 def _gather_both(
-    layers: PyTree, parts: PyTree, cast: Callable[[jax.Array], jax.Array], pairs: Sequence[tuple[int, int]]
-) -> PyTree:
+    layers: PyTree,
+    parts: PyTree,
+    cast: Callable[[jax.Array], jax.Array],
+    pairs: Sequence[tuple[int, int]],
+    num_done: jax.Array,
+) -> tuple[PyTree, jax.Array]:
     """Compute copies of a device's own layers and of its partner's; the parts of a layer travel as one page."""
     leaves, structure = jax.tree.flatten(layers)
     parts = jax.tree.leaves(parts)
@@ -256,8 +274,8 @@ def _gather_both(
     form = layer_form(parts, dtypes)
     pool = pool_for(1, form)
 
-    def layer(i: jax.Array, walk: tuple[Page, list[jax.Array]]) -> tuple[Page, list[jax.Array]]:
-        page, copies = walk
+    def layer(i: jax.Array, walk: tuple[Page, list[jax.Array], jax.Array]) -> tuple[Page, list[jax.Array], jax.Array]:
+        page, copies, num_done = walk
         chunk, row = i // num_layers, i % num_layers
         own = [cast(slice_at(leaf, chunk, row))[0, 0] for leaf in leaves]
         page = form.write(page, pool, 0, own)
@@ -265,14 +283,15 @@ def _gather_both(
         for first, held in ((0, own), (num_chunks, partners)):
             for k, part in enumerate(parts):
                 copies[k] = with_slice(copies[k], part.gather(held[k])[None, None], first + chunk, row)
-        return page, copies
+        return page, copies, after(num_done, partners)
 
     page = [jnp.zeros(sent.shape, sent.dtype) for sent in pool.like()]
     copies = [
         jnp.zeros((2 * num_chunks, num_layers, *part.compute_shape), dtype)
         for part, dtype in zip(parts, dtypes, strict=True)
     ]
-    return jax.tree.unflatten(structure, lax.fori_loop(0, num_chunks * num_layers, layer, (page, copies))[1])
+    _, copies, num_done = lax.fori_loop(0, num_chunks * num_layers, layer, (page, copies, num_done))
+    return jax.tree.unflatten(structure, copies), num_done
 
 
 def layer_form(parts: Sequence[Part], dtypes: Sequence[Any]) -> PageForm:
@@ -353,7 +372,7 @@ def sums_over_devices(
 
 
 def after_rounds(sums: Callable[[PyTree], PyTree], terms: PyTree, num_done: jax.Array) -> PyTree:
-    """Returns `sums(terms)`, sums over devices, which wait for the last loop of rounds, as `in_place.sequenced` does.
+    """Returns `sums(terms)`, sums over devices, which wait for the last loop of rounds.
 
     Else XLA would see that no round of that loop changes some of them, and on CPUs a device that began with these would
     wait for one that is still sending its messages.
@@ -363,10 +382,8 @@ def after_rounds(sums: Callable[[PyTree], PyTree], terms: PyTree, num_done: jax.
         terms: this device's.
         num_done: accesses to storage so far, which the last loop counts on.
     """
-    # Not a constant: XLA would make these arrays at the start of the step and keep them.
-    zero = jnp.minimum(num_done, 0)
-    empty = jax.tree.map(lambda like: jnp.full(like.shape, zero, like.dtype), jax.eval_shape(sums, terms))
-    return cond_in_place(num_done >= 0, lambda walk: (walk[0], sums(walk[0])), (terms, empty))[1]
+    # Always true, but the compiler cannot know. In a loop they would not be ordered against other collectives.
+    return sums(jax.tree.map(lambda leaf: jnp.where(num_done >= 0, leaf, jnp.zeros_like(leaf)), terms))
 
 
 def sum_of_parts(

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.mesh import BATCH_AXES, permutes_block
+from jaxpipe.mesh import BATCH_AXES, collectives_in_turn, permutes_block
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Row, initial_carry, table_operands
 from jaxpipe.program.contract import StageFunctions, check_actions, check_mesh, check_numbers, scale_of_each
@@ -208,7 +208,8 @@ class Pipeline:
         def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree]:
             # On each device: its line of the table and its part of the parameters, both without the device axis.
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
-            params = compute_copies({**params, "layers": layers}, shapes.parts, self.dtype, pairs=self.layout.pairs)
+            params = {**params, "layers": layers}
+            params, num_done = compute_copies(params, shapes.parts, self.dtype, before=scale, pairs=self.layout.pairs)
             actions = Actions.on_this_device(
                 self.functions,
                 shapes,
@@ -218,8 +219,9 @@ class Pipeline:
                 scale=scale,
                 key=key,
                 deterministic=self.deterministic,
+                in_turn=collectives_in_turn(self.mesh),
             )
-            state = run_rounds(table, actions, rows, initial_carry(shapes, params)).state
+            state = run_rounds(table, actions, rows, initial_carry(shapes, params, num_done)).state
             return sums_over_devices(
                 state.loss,
                 state.grads,

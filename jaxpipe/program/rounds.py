@@ -23,7 +23,7 @@ from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.program import channels, over_pipe
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Carry, Row
-from jaxpipe.program.in_place import of_round
+from jaxpipe.program.in_place import after, of_round
 from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
@@ -116,6 +116,8 @@ def _round(table: RoundTable, round_type: int, actions: Actions, row: Row, carry
 
     # 2. The action of this device, if any; every device traces all kinds that any device has in rounds of this type.
     state = carry.state
+    if actions.in_turn:
+        state = state._replace(num_done=after(state.num_done, (arrived, landed, gradients, met)))
     for kind in sorted(table.kinds[round_type], reverse=True):
         state = actions.run(Kind(kind), row, state)
     if actions.has_reductions and table.follows_completion[round_type]:
