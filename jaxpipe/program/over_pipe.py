@@ -18,7 +18,7 @@ from jax import lax
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.collectives import NO_MICROBATCH, Collective
 from jaxpipe.mesh.collectives import sum_over
-from jaxpipe.program.in_place import cond_in_place
+from jaxpipe.program.in_place import sequenced
 
 PyTree = Any
 Integers = Any
@@ -139,8 +139,10 @@ def store(actions: Any, row: EndsRow, arrived: dict[Of, PyTree], state: Any) -> 
         elif collective == Collective.SCATTER:
             microbatch = row.microbatch[of]
             add = partial(actions.scatter, microbatch, values)
-            shared = cond_in_place(microbatch != NO_MICROBATCH, add, state.grads["shared"])
-            state = state._replace(grads={**state.grads, "shared": shared})
+            shared, num_done = sequenced(
+                microbatch != NO_MICROBATCH, lambda sums, _, add=add: add(sums), state.grads["shared"], state.num_done
+            )
+            state = state._replace(grads={**state.grads, "shared": shared}, num_done=num_done)
         else:
             ends = ends._replace(entries=written(ends.entries, row.entry[of], values))
     return state._replace(ends=ends)

@@ -410,7 +410,12 @@ def sum_of_parts(
         axes = tuple(axis for axis in part.split_axes if axis not in beside)
         terms.setdefault(axes, []).append(value)
         places.setdefault(axes, []).append(place)
-    vectors = [sum_over(jnp.stack(each), axes, deterministic=deterministic) for axes, each in terms.items()]
+    # All values are there before any is sent: a value may be known before another one's gradient has been reduced.
+    num_done = after(jnp.int32(0), values)
+    vectors = [
+        sum_over(jnp.where(num_done >= 0, jnp.stack(each), 0), axes, deterministic=deterministic)
+        for axes, each in terms.items()
+    ]
     return jnp.concatenate(vectors)[np.argsort(np.concatenate(list(places.values())))]
 
 

@@ -21,7 +21,14 @@ from tiers import tiers
 from tiny_gpt import LARGEST_ERROR
 from tiny_models import relative_errors
 
-from jaxpipe.compile.hlo import EXCHANGE, PAGE_TRANSFER, computations, permute_pairs, whole_writes
+from jaxpipe.compile.hlo import (
+    EXCHANGE,
+    PAGE_TRANSFER,
+    computations,
+    permute_pairs,
+    unordered_collectives,
+    whole_writes,
+)
 from jaxpipe.lowering import lower
 from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
 from jaxpipe.program.channels import grads_scope, message_scope, page_scope
@@ -119,6 +126,12 @@ def test_messages_pages_and_gradients_travel_between_the_pairs_of_the_table(spec
 def test_each_permute_stands_in_the_loop_of_its_type_of_rounds(spec):
     """In the loop around these, to which XLA takes what they do not change, it would run in every turn."""
     assert collectives_around(program(spec).text) == []
+
+
+@every_program
+def test_data_orders_every_collective_in_a_loop_against_all_others(spec):
+    """XLA executes what nothing orders at once on a CPU, where such collectives meet under one key: wrong sums."""
+    assert unordered_collectives(program(spec).text) == []
 
 
 ITEM_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s8": 1}
