@@ -97,6 +97,7 @@ CATALOGUE = {
         writes=True,
     ),
     "028": Experiment(measured=("seed 0", "seed 1", "mean", "against 1f1b"), writes=True),
+    "029": Experiment(measured=("runs",)),
 }
 
 
