@@ -80,13 +80,16 @@ class HuggingFaceTokenizer:
         """The names of the tokens that the file itself marks as special."""
         return tuple(_marked_special(self.library).values())
 
-    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def encode_places(
+        self, texts: Sequence[str], reads_special: bool = True
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Returns the tokens of each of `texts`, the first character of each token and the one after its last.
 
-        Names of special tokens in a text are these tokens.
+        Names of special tokens in a text are these tokens, unless they are not read.
         """
+        library = self._reading_special if reads_special else self.library
         with self._telling():
-            encodings = self._reading_special.encode_batch(list(texts), add_special_tokens=False)
+            encodings = library.encode_batch(list(texts), add_special_tokens=False)
         places = [np.array(one.offsets, np.int64).reshape(-1, 2) for one in encodings]
         return [(self._ids(one), place[:, 0], place[:, 1]) for one, place in zip(encodings, places, strict=True)]
 
@@ -345,7 +348,9 @@ class ByteTokenizer:
         """The empty tuple: no text is written with special tokens."""
         return ()
 
-    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def encode_places(
+        self, texts: Sequence[str], reads_special: bool = True
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Returns the bytes of each of `texts`, the character that each belongs to, and the one after it."""
         sizes = [[len(letter.encode()) for letter in text] for text in texts]
         places = [np.repeat(np.arange(len(text)), size) for text, size in zip(texts, sizes, strict=True)]
