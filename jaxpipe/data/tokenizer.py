@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import tokenizers
@@ -33,6 +34,7 @@ MASKED_NAMES = {
 }
 
 GROUP_BYTES = 2**24  # encoded at a time: enough for all cores, and the library's results fit into memory
+PLACES_BYTES = 2**20  # with the places of tokens: some hundred bytes for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +89,13 @@ class HuggingFaceTokenizer:
 
         Names of special tokens in a text are these tokens, unless they are not read.
         """
-        library = self._reading_special if reads_special else self.library
-        with self._telling():
-            encodings = library.encode_batch(list(texts), add_special_tokens=False)
-        places = [np.array(one.offsets, np.int64).reshape(-1, 2) for one in encodings]
-        return [(self._ids(one), place[:, 0], place[:, 1]) for one, place in zip(encodings, places, strict=True)]
+        library, made = self._reading_special if reads_special else self.library, []
+        for group in _groups(texts, PLACES_BYTES):
+            with self._telling():
+                encodings = library.encode_batch(group, add_special_tokens=False)
+            places = [np.array(one.offsets, np.int64).reshape(-1, 2) for one in encodings]
+            made += [(self._ids(one), place[:, 0], place[:, 1]) for one, place in zip(encodings, places, strict=True)]
+        return made
 
     @cached_property
     def _reading_special(self) -> tokenizers.Tokenizer:
@@ -255,15 +259,18 @@ def _text(text: str | bytes) -> str:
     return text.decode(errors="replace") if isinstance(text, bytes) else text
 
 
-def _groups(documents: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yields `documents` in groups of about `GROUP_BYTES`."""
-    group, num_bytes = [], 0
+_SomeText = TypeVar("_SomeText", str, bytes)
+
+
+def _groups(documents: Iterable[_SomeText], most: int = GROUP_BYTES) -> Iterator[list[_SomeText]]:
+    """Yields `documents` in groups of about `most` bytes or characters."""
+    group, size = [], 0
     for document in documents:
         group.append(document)
-        num_bytes += len(document)
-        if num_bytes >= GROUP_BYTES:
+        size += len(document)
+        if size >= most:
             yield group
-            group, num_bytes = [], 0
+            group, size = [], 0
     if group:
         yield group
 

@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 SECONDS = 10  # of computing, for one rendering
 MEMORY_BYTES = 2**30  # of the process
-MOST_CHARACTERS = 2**24  # of a text, of which the tokenizer makes much more
+MOST_CHARACTERS = 2**22  # of a text, of which the tokenizer makes much more
 BEGIN, END = "\ufdd0", "\ufdd1"  # no characters, by Unicode: they mark {% generation %} until the text is rendered
 _GENERATION = "generation"
 
