@@ -50,7 +50,7 @@ class MarkedText:
         text: all of it.
         spans: (first, end) of each learned part, in characters, ascending.
         is_rendered: whether a template has written it, so that names of special tokens in it are these tokens.
-        markup: the name of a special token in a prompt or its answer; empty if there is none.
+        markup: the name of a special token that is text in a prompt or its answer; empty if there is none.
     """
 
     text: str
@@ -107,7 +107,8 @@ def marked_text(line: Any, form: ChatForm, *, place: str) -> MarkedText:
             raise _wrong(place, f"has no text under {key!r}", f"found {type(text).__name__}")
     if not answer:
         raise _wrong(place, "has an empty answer", f"{answers[0]!r} is ''")
-    markup = next((name for name in form.special if name in prompt + answer), "")
+    as_text = () if form.reads_markup else form.special
+    markup = next((name for name in as_text if name in prompt + answer), "")
     return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),), is_rendered=False, markup=markup)
 
 

@@ -1,8 +1,9 @@
 """Renders chat templates, as a script in a process of its own: a template is a program, and may never end.
 
-Goes in, a JSON object a line: first {"source": TEMPLATE}, then conversations, as `Renderer.answer` takes them. Comes
-out, a line for each: what was asked for, or {"error": [TYPE, MESSAGE, LINE]}. The kernel ends a process that computes
-for more than SECONDS; more than MEMORY_BYTES are a MemoryError. It imports nothing of jaxpipe, so it starts at once.
+Goes in, a JSON object a line: first {"source": TEMPLATE, "seconds": SECONDS}, then conversations, as `Renderer.answer`
+takes them. Comes out, a line for each: what was asked for, or {"error": [TYPE, MESSAGE, LINE]}. The kernel ends a
+process that computes for longer; more than MEMORY_BYTES are a MemoryError. It imports nothing of jaxpipe, so it starts
+at once.
 
 Source: what a template sees is what `render_jinja_template` of transformers 5.24 gives it.
 """
@@ -64,9 +65,10 @@ def environment() -> ImmutableSandboxedEnvironment:
 class Renderer:
     """A compiled template."""
 
-    def __init__(self, source: str):
-        """Compiles `source`; raises what Jinja does."""
-        self._environment = environment()
+    def __init__(self, source: str, seconds: float):
+        """Compiles `source`, raises what Jinja does; a rendering may compute for so many `seconds`."""
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        self._environment, self._seconds = environment(), seconds
         self._source, self._template = source, self._environment.from_string(source)
 
     def outline(self) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class Renderer:
         return text[: begin + len(question)] if begin >= 0 and (content or question) else None
 
     def _render(self, messages: list[Any], *, is_asked: bool = False) -> str:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, self._seconds)
         text = self._template.render(messages=messages, add_generation_prompt=is_asked, **self._variables)
         if len(text) > MOST_CHARACTERS:
             raise MemoryError
@@ -139,18 +141,16 @@ def main() -> None:
     _limit()
     renderer = None
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             request = json.loads(line)
             if renderer is None:
-                renderer = Renderer(request["source"])
+                renderer = Renderer(request["source"], request["seconds"])
                 answer = json.dumps(renderer.outline())
             else:
                 answer = json.dumps(renderer.answer(request))
         except Exception as error:  # whatever the code of the template does
             message = "" if isinstance(error, MemoryError) else str(error)[:1000]
             answer = json.dumps({"error": [type(error).__name__, message, getattr(error, "lineno", None)]})
-        signal.setitimer(signal.ITIMER_PROF, 0)
         print(answer, flush=True)
 
 

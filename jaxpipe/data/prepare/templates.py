@@ -140,7 +140,7 @@ class ChatTemplate:
     def _compiled(self) -> tuple[Sandbox, dict[str, Any]]:
         process = Sandbox()
         try:
-            return process, process.ask({"source": self.source})
+            return process, process.ask({"source": self.source, "seconds": sandbox.SECONDS})
         except RefusedError as error:
             raise ConfigError(
                 explain(
