@@ -331,7 +331,7 @@ def test_markup_in_a_prompt_is_said_and_taken_if_asked_for(folder, capsys):
     ids = library.encode(whole, add_special_tokens=False).ids
     assert main(flags) == 0
     said = capsys.readouterr().out
-    assert "markup     1 lines" in said
+    assert "\nmarkup     1 lines" in said
     assert f"'<|endoftext|>' in {file}:1" in said
     assert "--markup" in said
     tokenizer = load_tokenizer(str(folder), is_masked=False)
@@ -339,7 +339,7 @@ def test_markup_in_a_prompt_is_said_and_taken_if_asked_for(folder, capsys):
     assert tokenizer.decode(tokens) == f"<|endoftext|>{whole}<|endoftext|>"
     assert len(tokens) > len(ids) + 30
     assert main([*flags, "--markup", "--overwrite"]) == 0
-    assert "markup" not in capsys.readouterr().out
+    assert "\nmarkup " not in capsys.readouterr().out
     tokens, learned = documents_of(folder)[0]
     assert tokens.tolist() == ids  # neither a second beginning nor a second end
     assert tokenizer.decode(tokens[learned == 1]) == answer
