@@ -63,7 +63,7 @@ USER, ANSWER = {"role": "user", "content": "The dog?"}, {"role": "assistant", "c
 TOOL = {"type": "function", "function": {"name": "sat", "parameters": {"type": "object", "é": "è"}}}
 CALL = {"type": "function", "function": {"name": "sat", "arguments": {"on": "café"}}}
 CHATS = {
-    "one answer": {"messages": [USER, ANSWER]},
+    "one answer": {"messages": [USER, {**ANSWER, "tool_calls": [], "thinking": None}], "tools": [], "documents": None},
     "system": {"messages": [{"role": "system", "content": "Be kind."}, USER, ANSWER]},
     "two answers": {
         "messages": [USER, ANSWER, {"role": "user", "content": " Où? "}, {**ANSWER, "content": "Là-bas  ☕"}]
@@ -178,6 +178,13 @@ def test_an_answer_has_the_tokens_that_it_has_behind_its_prompt(tmp_path, kind):
         lossy = prompt == " " and kind in ("metaspace, space before", "unigram, space before")
         assert said == (spaced.removeprefix(" ") if lossy else spaced)
     assert kind == "words" or num_joint >= 5
+
+
+def test_an_answer_of_no_token_is_refused(tmp_path):
+    """Words alone: the answer is nothing to this tokenizer, and its end alone would be learned."""
+    write_kind(tmp_path, "words")
+    with pytest.raises(DataError, match=r"chats.jsonl:1 has an answer that the tokenizer does not tell"):
+        _documents_of(tmp_path, [{"prompt": "Is it", "answer": "\n"}])
 
 
 @pytest.mark.parametrize("key", MARKED_ONLY)

@@ -184,7 +184,8 @@ def _checked_variables(document: Mapping[str, Any], template: ChatTemplate, plac
         picture = f"variables with names other than {', '.join(_RESERVED)}"
         raise _wrong(place, f"has no variables under {_VARIABLES!r}", f"it is an object: {picture}")
     variables |= more
-    _check_keys(variables, template.variables, place, f"the template, which reads no other variable ({template.path})")
+    known = (*template.variables, *(key for key in _LISTS if not variables.get(key)))  # an empty list says nothing
+    _check_keys(variables, known, place, f"the template, which reads no other variable ({template.path})")
     return variables
 
 
@@ -201,8 +202,8 @@ def _checked_messages(messages: Any, template: ChatTemplate, form: ChatForm, pla
         if role not in ROLES:
             raise _wrong(where, "has an unknown role", f"found {role!r}; roles: {', '.join(ROLES)}")
         message = _without(message, form.ignored_keys)
-        # What stands in no name of the template would be left out. The names of answers are told only if they are read.
-        read = [key for key in _CONTENT if key in names]
+        # What a key of an answer says would be left out where the template does not read it.
+        read = [key for key in _CONTENT if key in names or not message.get(key)]
         others = [key for key in message if key in names and key not in _CONTENT + _OF_MESSAGE]
         _check_keys(message, (*_OF_MESSAGE, *read, *others), where, f"a message ({template.path})")
         content, says_more = message.get("content"), any(message.get(key) for key in _CONTENT)
