@@ -56,7 +56,11 @@ def _save(tokenizer: tokenizers.Tokenizer, folder: Path) -> Path:
 # ---- Kinds of tokenizers: how each treats the beginning of a text and of a word
 
 KIND_SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
-_KIND_TEXT = [*TEXT, "Q:\n Sure, yes. : a 0 ) Is it? no user assistant system tool", "4 2 {} [] ( ) name  two"] * 3
+_KIND_TEXT = [
+    *TEXT,
+    "Q:\n Sure, yes. : a 0 ) Is it? no user assistant system tool",
+    "4 2 {} [] ( ) name  two Q: 4 Q: 2 Q: )",
+] * 3
 
 
 def write_kind(folder: Path, kind: str) -> Path:
@@ -79,7 +83,8 @@ def _byte_level(*, add_prefix_space: bool) -> tokenizers.Tokenizer:
 def _pairs(scheme: str | None) -> tokenizers.Tokenizer:
     """Pairs with bytes for unknown letters, as LLaMA's: the space before a text by a pre-tokenizer or a normalizer."""
     trained = tokenizers.Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme or "first")
+    # With a normalizer nothing cuts words apart, so that tokens end with the space of the next one.
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme or "first", split=scheme is not None)
     _train(trained, trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"], show_progress=False))
     told = json.loads(trained.to_str())["model"]
     vocab = told["vocab"] | {f"<0x{byte:02X}>": len(told["vocab"]) + byte for byte in range(256)}

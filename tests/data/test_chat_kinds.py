@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 from small_tokenizers import KINDS, write_kind
+from tokenizers import models, normalizers, pre_tokenizers
 
 from jaxpipe.data import load_tokenizer
 from jaxpipe.data.indexed import IndexedTokens, read_learned
@@ -178,6 +179,33 @@ def test_an_answer_has_the_tokens_that_it_has_behind_its_prompt(tmp_path, kind):
         lossy = prompt == " " and kind in ("metaspace, space before", "unigram, space before")
         assert said == (spaced.removeprefix(" ") if lossy else spaced)
     assert kind == "words" or num_joint >= 5
+
+
+def _merging():
+    """Pairs that write "Q: " as "Q" and ": ", and "Q: y" as "Q", ":" and " y": as many tokens before the answer."""
+    vocab = {token: index for index, token in enumerate(["</s>", "Q", ":", "_", "y", "_y", ":_"])}
+    library = tokenizers.Tokenizer(models.BPE(vocab, [("_", "y"), (":", "_")]))
+    library.normalizer = normalizers.Replace(" ", "_")
+    return library
+
+
+def _fused():
+    """Words, of which all unknown ones are one token: that of two words that follow each other is that of the first."""
+    library = tokenizers.Tokenizer(models.WordLevel({"</s>": 0, "?": 1, "y": 2}, unk_token="?"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    return library
+
+
+@pytest.mark.parametrize(
+    ("make", "prompt", "answer", "expected"),
+    [(_merging, "Q: ", "y", ["Q", ":_", "y", "</s>"]), (_fused, "ab", "cd y", ["?", "?", "y", "</s>"])],
+)
+def test_nothing_between_prompt_and_answer_is_doubled_or_lost(tmp_path, make, prompt, answer, expected):
+    library = make()
+    library.add_special_tokens(["</s>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    ((tokens, _),) = _documents_of(tmp_path, [{"prompt": prompt, "answer": answer}])
+    assert [library.id_to_token(int(token)) for token in tokens] == expected
 
 
 def test_an_answer_of_no_token_is_refused(tmp_path):
