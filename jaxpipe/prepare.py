@@ -58,6 +58,12 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
         lower_bound=1,
         flag_values=values,
     )
+    flags.DEFINE_boolean(
+        "markup", False, "For --format=chat: names of special tokens in texts, as <|im_end|>, are the tokens.", values
+    )
+    flags.DEFINE_multi_string(
+        "ignore_key", [], "For --format=chat: a key of lines or messages to leave out; several times.", values
+    )
     flags.DEFINE_string("jsonl_key", "text", "The key of the text in a line's JSON object.", values)
     flags.DEFINE_boolean("masked", False, "For masked models, as BERT: with [PAD], [CLS], [SEP], [MASK].", values)
     flags.DEFINE_integer(
@@ -78,6 +84,8 @@ def execute(values: FlagValues) -> None:
         file_format=values.format,
         jsonl_key=values.jsonl_key,
         seq_len=values.seq_len,
+        reads_markup=values.markup,
+        ignored_keys=values.ignore_key,
         is_masked=values.masked,
         overwrite=values.overwrite,
         log=lambda line: print(line, flush=True),
@@ -95,8 +103,10 @@ def format_prepared(prepared: Prepared) -> str:
     size = f"data.seq_len={one.seq_len}" if one.seq_len else f"model.vocab_size={one.vocab_size}"
     lines = [
         f"read       {one.num_files:,} files, {one.num_text_bytes / 1e6:,.1f} MB of text",
-        *_format_tally("replaced", one.replaced, "places of invalid UTF-8, by U+FFFD; the first"),
-        *_format_tally("left out", one.empty, "empty documents; the first"),
+        *_format_tally("replaced", one.replaced, "places of invalid UTF-8, by U+FFFD; the first in"),
+        *_format_tally("left out", one.empty, "empty documents; the first in"),
+        *_format_tally("markup", one.markup, "lines with the name of a special token, read as text; the first is"),
+        *(["           --markup reads such names as these tokens"] if one.markup.num else []),
         f"documents  {one.num_documents:,}",
         f"vocabulary {one.vocab_size:,} tokens",
         f"tokens     {one.num_tokens:,}, {one.dtype.name}; {one.num_text_bytes / one.num_tokens:.2f} bytes a token",
@@ -112,7 +122,7 @@ def format_prepared(prepared: Prepared) -> str:
 
 
 def _format_tally(what: str, tally: Tally, of: str) -> list[str]:
-    return [f"{what:10} {tally.num:,} {of} in {tally.first}"] if tally.num else []
+    return [f"{what:10} {tally.num:,} {of} {tally.first}"] if tally.num else []
 
 
 if __name__ == "__main__":

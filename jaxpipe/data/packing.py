@@ -38,6 +38,11 @@ class CausalSequences:
     seq_len: int
 
     @property
+    def learned(self) -> Tokens | None:
+        """What of the source is learned; None: all of it."""
+        return self.tokens.learned if isinstance(self.tokens, Documents) else None
+
+    @property
     def num_sequences(self) -> int:
         """Sequences of one epoch; each needs one token more, the target of its last one."""
         return (len(self.tokens) - 1) // self.seq_len
@@ -48,7 +53,7 @@ class CausalSequences:
         positions = indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)
         window = self.tokens[positions].astype(np.int32)
         targets = window[:, 1:]
-        if isinstance(self.tokens, Documents) and self.tokens.learned is not None:
+        if isinstance(self.tokens, Documents) and self.learned is not None:
             targets = self.tokens.targets(positions[:, 1:])
         return {"tokens": window[:, :-1], "targets": targets}
 
@@ -79,6 +84,11 @@ class PackedSequences:
     seq_len: int
     one_each: bool = False
     tells_padding: bool = False
+
+    @property
+    def learned(self) -> Tokens | None:
+        """What of the source is learned; None: all of it."""
+        return self.documents.learned
 
     @property
     def num_sequences(self) -> int:

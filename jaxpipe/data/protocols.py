@@ -149,10 +149,12 @@ class Tokenizer(Protocol):
         """The special tokens as they are written in a text."""
         ...
 
-    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def encode_places(
+        self, texts: Sequence[str], reads_special: bool = True
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Returns the "tokens" of each of `texts`, the first character of each, and the one after its last.
 
-        Special tokens are there by their names.
+        Names of special tokens are these tokens if they are read, else ordinary text.
         """
         ...
 

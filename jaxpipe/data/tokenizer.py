@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import tokenizers
@@ -33,6 +34,7 @@ MASKED_NAMES = {
 }
 
 GROUP_BYTES = 2**24  # encoded at a time: enough for all cores, and the library's results fit into memory
+PLACES_BYTES = 2**20  # with the places of tokens: some hundred bytes for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,15 +82,20 @@ class HuggingFaceTokenizer:
         """The names of the tokens that the file itself marks as special."""
         return tuple(_marked_special(self.library).values())
 
-    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def encode_places(
+        self, texts: Sequence[str], reads_special: bool = True
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Returns the tokens of each of `texts`, the first character of each token and the one after its last.
 
-        Names of special tokens in a text are these tokens.
+        Names of special tokens in a text are these tokens, unless they are not read.
         """
-        with self._telling():
-            encodings = self._reading_special.encode_batch(list(texts), add_special_tokens=False)
-        places = [np.array(one.offsets, np.int64).reshape(-1, 2) for one in encodings]
-        return [(self._ids(one), place[:, 0], place[:, 1]) for one, place in zip(encodings, places, strict=True)]
+        library, made = self._reading_special if reads_special else self.library, []
+        for group in _groups(texts, PLACES_BYTES):
+            with self._telling():
+                encodings = library.encode_batch(group, add_special_tokens=False)
+            places = [np.array(one.offsets, np.int64).reshape(-1, 2) for one in encodings]
+            made += [(self._ids(one), place[:, 0], place[:, 1]) for one, place in zip(encodings, places, strict=True)]
+        return made
 
     @cached_property
     def _reading_special(self) -> tokenizers.Tokenizer:
@@ -252,15 +259,18 @@ def _text(text: str | bytes) -> str:
     return text.decode(errors="replace") if isinstance(text, bytes) else text
 
 
-def _groups(documents: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yields `documents` in groups of about `GROUP_BYTES`."""
-    group, num_bytes = [], 0
+_SomeText = TypeVar("_SomeText", str, bytes)
+
+
+def _groups(documents: Iterable[_SomeText], most: int = GROUP_BYTES) -> Iterator[list[_SomeText]]:
+    """Yields `documents` in groups of about `most` bytes or characters."""
+    group, size = [], 0
     for document in documents:
         group.append(document)
-        num_bytes += len(document)
-        if num_bytes >= GROUP_BYTES:
+        size += len(document)
+        if size >= most:
             yield group
-            group, num_bytes = [], 0
+            group, size = [], 0
     if group:
         yield group
 
@@ -345,11 +355,17 @@ class ByteTokenizer:
         """The empty tuple: no text is written with special tokens."""
         return ()
 
-    def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def encode_places(
+        self, texts: Sequence[str], reads_special: bool = True
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Returns the bytes of each of `texts`, the character that each belongs to, and the one after it."""
-        sizes = [[len(letter.encode()) for letter in text] for text in texts]
-        places = [np.repeat(np.arange(len(text)), size) for text, size in zip(texts, sizes, strict=True)]
-        return [(self.encode(text), place, place + 1) for text, place in zip(texts, places, strict=True)]
+        made = []
+        for text in texts:
+            letters = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+            sizes = 1 + (letters[:, None] >= [0x80, 0x800, 0x10000]).sum(axis=1)  # in UTF-8
+            place = np.repeat(np.arange(len(text)), sizes)
+            made.append((self.encode(text), place, place + 1))
+        return made
 
     def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yields the bytes of each of `documents`, with a NUL byte after them."""

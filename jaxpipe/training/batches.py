@@ -21,9 +21,11 @@ from jaxpipe.data import (
     load_corpus,
 )
 from jaxpipe.data.packing import NONE, WINDOWS
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError, DataError, explain
 from jaxpipe.mesh import num_batch_parts
 from jaxpipe.program import Pipeline
+
+_ROWS = 256  # looked at together
 
 
 def read_corpus(config: ConfigDict) -> Corpus:
@@ -55,6 +57,40 @@ def batches_of(config: ConfigDict, part: Blend) -> Batches:
         seed=config.data.seed,
         weights=part.weights,
     )
+
+
+def check_learned(config: ConfigDict, train: Batches, heldout: Batches) -> None:
+    """Raises DataError where answers alone are learned, and no row for training, or no evaluation, has any of them.
+
+    It reads rows up to the first one that has.
+    """
+    sources = [source for source in train.sources if isinstance(source, CausalSequences | PackedSequences)]
+    if not any(source.learned is not None for source in sources):
+        return
+    rows = (
+        source.take(np.arange(first, min(first + _ROWS, source.num_sequences)), epoch=0)
+        for source in train.sources
+        for first in range(0, source.num_sequences, _ROWS)
+    )
+    num_eval = config.train.eval_batches
+    for batches, where, repair in (
+        (rows, "to train on", "prepare texts with answers; or set data.seq_len to --seq_len of jaxpipe.prepare"),
+        (
+            heldout.first(num_eval),
+            f"in the held-out rows that train.eval_batches={num_eval} takes",
+            "set a larger train.eval_batches or data.heldout_fraction, or data.seq_len to --seq_len of jaxpipe.prepare",
+        ),
+    ):
+        if not any((batch["targets"] >= 0).any() for batch in batches):
+            raise DataError(
+                explain(
+                    f"data.files={config.data.files!r}: nothing to learn {where}",
+                    rule="learned-tokens: answers alone are learned, and some row predicts a token of an answer",
+                    picture=f"data.seq_len={config.data.seq_len}, data.packing={config.data.packing!r}, data"
+                    f"{padding_of(train)}",
+                    repair=repair,
+                )
+            )
 
 
 def padding_of(batches: Batches) -> str:
@@ -99,6 +135,15 @@ def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequ
                 )
             )
         return packed
+    if documents.learned is not None:
+        raise ConfigError(
+            explain(
+                f"data.files={data.files!r} says which tokens are learned, and a masked model asks for others",
+                rule="learned-tokens: answers are learned by models that predict the next token",
+                picture=f"prepared with --format=chat, model.family={config.model.family!r}",
+                repair="prepare the texts with another --format, or train a causal model",
+            )
+        )
     return MaskedSequences(
         documents,
         data.seq_len,

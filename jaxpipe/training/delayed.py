@@ -24,7 +24,16 @@ from jaxpipe.mesh import key_of
 from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.program.updates import StagedOptimizer
 from jaxpipe.training.optimizer import is_load_bias
-from jaxpipe.training.step import Older, TrainState, first_bad, mean_factors, name_losses, norm_of, shardings_of
+from jaxpipe.training.step import (
+    Older,
+    TrainState,
+    first_bad,
+    mean_factors,
+    name_losses,
+    norm_of,
+    shardings_of,
+    where_terms,
+)
 from jaxpipe.training.task import Trained
 
 
@@ -154,7 +163,7 @@ class DelayedStep:
         num_in_row = jnp.where(is_step == 1, skipped * (state.num_skipped_in_row + 1), state.num_skipped_in_row)
         num_updates = state.step - state.num_skipped
         metrics = {
-            **name_losses(found.losses),
+            **where_terms(name_losses(found.losses), found.losses, num_losses[1]),
             "grad_norm": norm,
             **({} if self.learning_rate is None else {"learning_rate": self.learning_rate(num_updates)}),
             "skipped": skipped,

@@ -108,7 +108,7 @@ class Loop:
                 # ---- Held-out loss, every train.eval_every steps and at the end
                 if step == num_steps or step % config.train.eval_every == 0:
                     heldout = self._heldout(step, state)
-                    if heldout:
+                    if heldout or any(True for _ in task.heldout_batches.first(1)):
                         losses = format_losses(heldout, unit=task.loss_unit)
                         say(f"step {step}: held-out {losses}; {speed.format_spread()}")
                     numbers |= heldout | speed.spread()
@@ -157,8 +157,8 @@ def heldout_losses(
     """The held-out loss of staged `params` in nats: the mean over all terms of the first `num_batches` batches.
 
     Returns:
-        "eval_loss" and, if there are several kinds of loss, the mean of each; empty if there are no batches. What is
-        measured in every layer is left out.
+        "eval_loss" and, if there are several kinds of loss, the mean of each; empty if there are no batches. A mean of
+        no terms is left out, as is what is measured in every layer.
     """
     sums, nums = [], []
     for batch in setup.task.heldout_batches.first(num_batches):
@@ -167,8 +167,10 @@ def heldout_losses(
         nums.append(jax.tree.map(lambda _, num=num: num, losses) if jax.tree.structure(num) == _NUMBER else num)
     if not sums:
         return {}
-    means = jax.tree.map(lambda total, num: total / (num if num > 0 else 1), _total(sums), _total(nums))
-    return {name: float(mean) for name, mean in name_losses(means, prefix="eval_").items() if not mean.ndim}
+    num_terms = _total(nums)
+    means = jax.tree.map(lambda total, num: total / (num if num > 0 else 1), _total(sums), num_terms)
+    named, nums_of = name_losses(means, prefix="eval_"), name_losses(num_terms, prefix="eval_")
+    return {name: float(mean) for name, mean in named.items() if not mean.ndim and nums_of[name] > 0}
 
 
 def _total(trees: list[Any]) -> Any:

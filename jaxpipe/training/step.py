@@ -153,7 +153,8 @@ def make_train_step(
 
     The metrics are scalars. Float32: loss, each kind of loss if there are several, grad_norm (before clipping),
     learning_rate. Int32: skipped (0 or 1), num_skipped_in_row (this step included), bad_parameter (index in the
-    flattened parameters of the first one with a gradient that is not finite; -1 if there is none).
+    flattened parameters of the first one with a gradient that is not finite; -1 if there is none). A loss of a batch
+    without terms is NaN, and the step is not skipped.
     """
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -176,7 +177,7 @@ def make_train_step(
         skipped = is_skipped.astype(jnp.int32)
         num_skipped_in_row = skipped * (state.num_skipped_in_row + 1)
         metrics = {
-            **losses,
+            **where_terms(losses, means, model.num_losses(batch)),
             "grad_norm": norm,
             **({} if learning_rate is None else {"learning_rate": learning_rate(state.step - state.num_skipped)}),
             "skipped": skipped,
@@ -256,6 +257,24 @@ def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
     }
 
 
+def where_terms(losses: dict[str, Any], means: Any, num_losses: Any) -> dict[str, Any]:
+    """`losses`, which are `name_losses` of `means`, with NaN for each that is a mean of no terms; traceable.
+
+    Args:
+        losses: by name.
+        means: a tree of the losses.
+        num_losses: number of terms of each, or one number for all.
+
+    Example:
+        >>> {name: float(loss) for name, loss in where_terms({"loss": jnp.float32(0)}, 0.0, 0).items()}
+        {'loss': nan}
+    """
+    if jax.tree.structure(num_losses) == jax.tree.structure(0):
+        num_losses = jax.tree.map(lambda _: num_losses, means)
+    nums = name_losses(num_losses)
+    return {name: jnp.where(nums[name] > 0, loss, jnp.nan) for name, loss in losses.items()}
+
+
 def format_losses(losses: dict[str, float], *, unit: str) -> str:
     """The result of `name_losses` as text.
 
@@ -265,7 +284,11 @@ def format_losses(losses: dict[str, float], *, unit: str) -> str:
         >>> losses = {"eval_loss": 3.0, "eval_masked_lm_loss": 2.5, "eval_sentence_order_loss": 0.5}
         >>> format_losses(losses, unit=" nats")
         'loss 3.0000 nats (masked_lm 2.5000, sentence_order 0.5000)'
+        >>> format_losses({}, unit=" nats")
+        'loss none: nothing in these batches is to be predicted'
     """
+    if not losses:
+        return "loss none: nothing in these batches is to be predicted"
     (_, loss), *kinds = losses.items()
     named_kinds = (f"{name.removeprefix('eval_').removesuffix('_loss')} {mean:.4f}" for name, mean in kinds)
     return f"loss {loss:.4f}{unit}" + (f" ({', '.join(named_kinds)})" if kinds else "")

@@ -19,7 +19,7 @@ from jaxpipe.config.model import family_of, vocab_pipe
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import LanguageModel
-from jaxpipe.training.batches import batches_of, padding_of, read_corpus
+from jaxpipe.training.batches import batches_of, check_learned, padding_of, read_corpus
 
 
 class Trained(Protocol):
@@ -96,14 +96,15 @@ def task_of(config: ConfigDict) -> Task:
 
     Raises:
         ConfigError: files or the tokenizer are missing, or there is too little text.
-        DataError: a prepared file is damaged.
+        DataError: a prepared file is damaged, or has nothing to learn.
     """
     corpus = read_corpus(config)
-    train_batches = batches_of(config, corpus.train)
+    train_batches, heldout_batches = batches_of(config, corpus.train), batches_of(config, corpus.heldout)
+    check_learned(config, train_batches, heldout_batches)
     return Task(
         language_model(config),
         train_batches=train_batches,
-        heldout_batches=batches_of(config, corpus.heldout),
+        heldout_batches=heldout_batches,
         data=f"{corpus.num_files} files, {len(corpus.train):,} training tokens, {len(corpus.heldout):,} held out"
         + padding_of(train_batches),
         fingerprint=corpus.fingerprint,

@@ -1,5 +1,7 @@
 """Tokenizers of a few hundred words, trained and written by Hugging Face's own library."""
 
+import json
+from functools import partial
 from pathlib import Path
 
 import tokenizers
@@ -49,3 +51,84 @@ def _save(tokenizer: tokenizers.Tokenizer, folder: Path) -> Path:
     path = folder / "tokenizer.json"
     tokenizer.save(str(path))
     return path
+
+
+# ---- Kinds of tokenizers: how each treats the beginning of a text and of a word
+
+KIND_SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
+_KIND_TEXT = [
+    *TEXT,
+    "Q:\n Sure, yes. : a 0 ) Is it? no user assistant system tool",
+    "4 2 {} [] ( ) name  two Q: 4 Q: 2 Q: )",
+] * 3
+
+
+def write_kind(folder: Path, kind: str) -> Path:
+    """A tokenizer of one of `KINDS`, with `KIND_SPECIAL`; "</s>" ends a document."""
+    tokenizer = KINDS[kind]()
+    tokenizer.add_special_tokens(list(KIND_SPECIAL))
+    return _save(tokenizer, folder)
+
+
+def _byte_level(*, add_prefix_space: bool) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=add_prefix_space)  # as RoBERTa's, and as GPT-2's
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    _train(tokenizer, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False))
+    return tokenizer
+
+
+def _pairs(scheme: str | None) -> tokenizers.Tokenizer:
+    """Pairs with bytes for unknown letters, as LLaMA's: the space before a text by a pre-tokenizer or a normalizer."""
+    trained = tokenizers.Tokenizer(models.BPE())
+    # With a normalizer nothing cuts words apart, so that tokens end with the space of the next one.
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme or "first", split=scheme is not None)
+    _train(trained, trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"], show_progress=False))
+    told = json.loads(trained.to_str())["model"]
+    vocab = told["vocab"] | {f"<0x{byte:02X}>": len(told["vocab"]) + byte for byte in range(256)}
+    merges = [tuple(pair) for pair in told["merges"]]
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    if scheme:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    else:
+        spaces = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer = normalizers.Sequence(spaces)
+    strip = [] if scheme == "never" else [decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return tokenizer
+
+
+def _unigram() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = {"special_tokens": ["<unk>"], "unk_token": "<unk>"}
+    _train(tokenizer, trainers.UnigramTrainer(vocab_size=150, show_progress=False, **special))
+    return tokenizer
+
+
+def _words() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    _train(tokenizer, trainers.WordLevelTrainer(special_tokens=["<unk>"], show_progress=False))
+    return tokenizer
+
+
+def _train(tokenizer: tokenizers.Tokenizer, trainer: trainers.Trainer) -> None:
+    tokenizer.train_from_iterator(_KIND_TEXT, trainer)
+
+
+KINDS = {
+    "byte level": partial(_byte_level, add_prefix_space=False),
+    "byte level, space before": partial(_byte_level, add_prefix_space=True),
+    "metaspace, space before": partial(_pairs, "always"),
+    "metaspace": partial(_pairs, "never"),
+    "normalizer, space before": partial(_pairs, None),
+    "unigram, space before": _unigram,
+    "words": _words,
+}

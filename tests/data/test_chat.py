@@ -171,6 +171,59 @@ WRONG = {
         {"messages": [{"role": "user", "content": "a<|im_end|>"}, CHAT[2]]},
         r"chats.jsonl:2 message 1 has the name of a special token in its text",
     ),
+    "a key twice": (
+        '{"prompt": "a", "answer": "b", "answer": "c"}',
+        r"chats.jsonl:2 is not JSON(.|\n)*'answer' stands twice",
+    ),
+    "an unknown key": (
+        {"prompt": "a", "answer": "b", "id": 3},
+        r"chats.jsonl:2 has a key that is not followed: 'id'(.|\n)*known keys of a prompt: prompt, answer(.|\n)*"
+        r"--ignore_key=id",
+    ),
+    "an unknown key of messages": (
+        {"messages": CHAT, "id": 3},
+        r"chats.jsonl:2 has a key that is not followed: 'id'(.|\n)*known keys of messages: messages, tools, documents,"
+        r" chat_template_kwargs",
+    ),
+    "an unknown key of a message": (
+        {"messages": [CHAT[1], {**CHAT[2], "score": 1}]},
+        r"chats.jsonl:2 message 2 has a key that is not followed: 'score'(.|\n)*role, content, name",
+    ),
+    "a system prompt beside a prompt": (
+        {"system": "Be kind.", "prompt": "a", "answer": "b"},
+        r"chats.jsonl:2 has a key that is not followed: 'system'(.|\n)*first of the messages",
+    ),
+    "a system prompt beside messages": ({"system": "Be kind.", "messages": CHAT}, r"not followed: 'system'"),
+    "a prompt beside messages": ({"prompt": "a", "answer": "b", "messages": CHAT}, r"not followed: 'prompt'"),
+    "tools for a prompt": ({"prompt": "a", "answer": "b", "tools": []}, r"not followed: 'tools'"),
+    "tools that the template does not read": (
+        {"messages": CHAT, "tools": [{"type": "function"}]},
+        r"chats.jsonl:2 has a key that is not followed: 'tools'(.|\n)*reads no other variable",
+    ),
+    "tools that are none": ({"messages": CHAT, "tools": "a"}, r"chats.jsonl:2 has no list of objects under 'tools'"),
+    "a variable that the template does not read": (
+        {"messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}},
+        r"chats.jsonl:2 has a key that is not followed: 'enable_thinking'",
+    ),
+    "a variable of transformers' own": (
+        {"messages": CHAT, "chat_template_kwargs": {"add_generation_prompt": True}},
+        r"chats.jsonl:2 has no variables under 'chat_template_kwargs'",
+    ),
+    "reasoning that the template does not read": (
+        {"messages": [CHAT[1], {**CHAT[2], "reasoning": "le café"}]},
+        r"chats.jsonl:2 message 2 has a key that is not followed: 'reasoning'",
+    ),
+    "half a weight": ({"messages": [CHAT[1], {**CHAT[2], "weight": 0.5}]}, r"message 2 says what is learned in a way"),
+    "a question to learn": ({"messages": [{**CHAT[1], "train": True}, CHAT[2]]}, r"message 1 says what is learned"),
+    "two opinions": (
+        {"messages": [CHAT[1], {**CHAT[2], "weight": 1, "loss_mask": 0}]},
+        r"message 2 says what is learned in a way that is not followed(.|\n)*weight=1, loss_mask=0",
+    ),
+    "no answer that is learned": ({"messages": [CHAT[1], {**CHAT[2], "weight": 0}]}, r"chats.jsonl:2 has no answer"),
+    "an end of message in a key": (
+        {"messages": [CHAT[1], {**CHAT[2], "name": "<|im_end|>"}]},
+        r"chats.jsonl:2 message 2 has the name of a special token in its text(.|\n)*--markup",
+    ),
     "too long": ({"prompt": "a" * 500, "answer": "b"}, r"chats.jsonl:2 is longer than a row(.|\n)*--seq_len=200"),
 }
 
@@ -218,6 +271,143 @@ def test_a_conversation_whose_answer_the_template_leaves_out_is_named(folder):
     write_template(folder, "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}")
     with pytest.raises(DataError, match=r"chats.jsonl:1 has nothing to learn"):
         prepared(folder, {"messages": CHAT})
+
+
+READS_ALL = """{{ (documents is none)|string + (tools|length if tools else 0)|string + (mood or '') }}
+{{- strftime_now('%Y')|length }}
+{%- for message in messages %}{{ message.reasoning_content or '' }}{{ message.thinking or '' }}
+{%- for call in message.tool_calls or [] %}{{ call|tojson(indent=1, sort_keys=true) }}{% endfor %}
+{{- message.content or '' }}{{- message.language or '' }}|{% endfor %}"""
+
+
+@pytest.mark.parametrize("key", ["reasoning", "thinking", "reasoning_content"])
+def test_what_a_template_reads_is_followed(folder, key):
+    write_template(folder, READS_ALL)
+    asked = {"role": "assistant", "content": None, key: "a ", "tool_calls": [{"b": "é", "a": 1}]}
+    line = {"messages": [{**CHAT[1], "language": "fr", "tool_call_id": "1"}, asked]}
+    prepared(folder, line, {**line, "tools": [{}, {}], "documents": [{}], "chat_template_kwargs": {"mood": "!"}})
+    tokenizer = load_tokenizer(str(folder), is_masked=False)
+    texts = [tokenizer.decode(tokens) for tokens, _ in documents_of(folder)]
+    said = 'Où est le chat?fr|a a {\n "a": 1,\n "b": "é"\n}|'
+    assert texts == [f"True04{said}", f"False2!4{said}"]
+
+
+def test_a_key_to_ignore_is_left_out(folder):
+    line = {"id": 1, "prompt": "a", "messages": [CHAT[1], {**CHAT[2], "score": 1}]}
+    file = write_lines(folder, line)
+    flags = [f"--input={file}", "--seq_len=200", f"--tokenizer={folder}", f"--output={folder}/out"]
+    ignored = ["--ignore_key=id", "--ignore_key=prompt", "--ignore_key=score"]
+    assert main([*flags, "--format=chat", *ignored]) == 0
+    assert main([*flags, "--format=jsonl", *ignored, "--overwrite"]) == 2  # it would have no effect
+
+
+def test_the_template_for_tools_is_used_where_there_are_tools(folder):
+    several = {"default": TEMPLATE, "tool_use": "{{ tools[0].name }}" + TEMPLATE}
+    named = [{"name": name, "template": template} for name, template in several.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    lines = [{"messages": CHAT}, {"messages": CHAT, "tools": [{"name": "sat"}]}]
+    prepared(folder, *lines)
+    first = [tokens.tolist() for tokens, _ in documents_of(folder)]
+    tokenizer = load_tokenizer(str(folder), is_masked=False)
+    assert tokenizer.decode(first[1]) == "sat" + tokenizer.decode(first[0])
+    (folder / "chat_template.jinja").write_text(several["default"])
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(several["tool_use"])
+    (folder / "tokenizer_config.json").unlink()
+    prepared(folder, *lines)
+    assert [tokens.tolist() for tokens, _ in documents_of(folder)] == first
+
+
+def test_markup_in_a_prompt_is_said_and_taken_if_asked_for(folder, capsys):
+    """A prompt that was rendered before, with the beginning that the file puts before texts, and an end of its own."""
+    prompt = "<|endoftext|><|im_start|>user\nOù?<|im_end|>\n<|im_start|>assistant\n"
+    answer = "Sur le café.<|endoftext|>"
+    file = write_lines(folder, {"prompt": prompt, "answer": answer}, {"prompt": "a", "answer": "b"})
+    flags = [f"--input={file}", "--format=chat", "--seq_len=200", f"--tokenizer={folder}", f"--output={folder}/out"]
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.no_truncation()
+    library.no_padding()
+    whole = prompt + answer
+    ids = library.encode(whole, add_special_tokens=False).ids
+    assert main(flags) == 0
+    said = capsys.readouterr().out
+    assert "\nmarkup     1 lines" in said
+    assert f"'<|endoftext|>' in {file}:1" in said
+    assert "--markup" in said
+    tokenizer = load_tokenizer(str(folder), is_masked=False)
+    tokens, learned = documents_of(folder)[0]
+    assert tokenizer.decode(tokens) == f"<|endoftext|>{whole}<|endoftext|>"
+    assert len(tokens) > len(ids) + 30
+    assert main([*flags, "--markup", "--overwrite"]) == 0
+    assert "\nmarkup " not in capsys.readouterr().out
+    tokens, learned = documents_of(folder)[0]
+    assert tokens.tolist() == ids  # neither a second beginning nor a second end
+    assert tokenizer.decode(tokens[learned == 1]) == answer
+
+
+def test_markup_in_messages_is_taken_if_asked_for(folder):
+    chat = {"messages": [CHAT[1], {"role": "assistant", "content": "le<|im_end|>chat"}]}
+    file = write_lines(folder, chat)
+    sizes = {"tokenizer": str(folder), "output": str(folder / "out"), "file_format": "chat", "seq_len": 200}
+    with pytest.raises(DataError, match="--markup"):
+        prepare([file], **sizes)
+    prepare([file], **sizes, reads_markup=True)
+    ((tokens, _),) = documents_of(folder)
+    assert (tokens == SPECIAL.index("<|im_end|>")).sum() == 3
+
+
+def test_an_answer_that_is_not_learned_is_refused_where_marks_hide_it(folder):
+    """One mark around all that follows the first message."""
+    write_template(
+        folder,
+        "{{ messages[0].content }}{% generation %}{% for message in messages[1:] %}{{ message.content }}{% endfor %}"
+        "{% endgeneration %}",
+    )
+    chat = [*CHAT[1:4], {**CHAT[4], "weight": 0}]
+    with pytest.raises(DataError, match=r"chats.jsonl:1 has an answer that is not learned(.|\n)*1 parts are marked"):
+        prepared(folder, {"messages": chat})
+    prepared(folder, {"messages": CHAT[1:]})
+
+
+TOO_LONG, TOO_LARGE = r"it computes for more than 0.5 s", r"it takes more than 1024 MiB of memory, or makes a text"
+NESTED = "{% for _ in range(99999) %}" * 3 + "{% endfor %}" * 3
+WITHOUT_END = {
+    "nested loops": (NESTED, TOO_LONG),
+    "one long operation": ("{% set n = 10 ** 10 %}{{ 10 ** n }}", TOO_LONG),
+    "a constant that Jinja computes": ("{{ 10 ** (10 ** 10) }}", TOO_LONG),
+    "indentation": ("{{ messages|tojson(indent=10**10) }}", TOO_LARGE),
+    "a long text": ("{{ 'a' * (2 ** 23) }}", TOO_LARGE),
+    "doubling": (
+        "{% set a = namespace(b='aa') %}{% for _ in range(50) %}{% set a.b = a.b ~ a.b %}{% endfor %}",
+        TOO_LARGE,
+    ),
+    "a call of itself": ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "RecursionError"),
+    "brackets": ("{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}", "RecursionError"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.ci if name in ("doubling", "one long operation", "brackets") else ())
+        for name in WITHOUT_END
+    ],
+)
+def test_a_template_without_end_is_refused(folder, name, monkeypatch):
+    template, message = WITHOUT_END[name]
+    if message == TOO_LONG:  # else memory ends it, in whatever time that takes here
+        monkeypatch.setattr("jaxpipe.data.prepare.sandbox.SECONDS", 0.5)
+    if name == "one long operation":  # a line before it is rendered
+        template = "{% if messages|length > 2 %}" + template + "{% endif %}" + TEMPLATE
+    write_template(folder, template)
+    with pytest.raises((DataError, ConfigError), match=message) as error:
+        prepared(folder, {"messages": CHAT[1:3]}, {"messages": CHAT})
+    is_at_once = isinstance(error.value, ConfigError)
+    assert is_at_once == (name in ("a constant that Jinja computes", "brackets"))
+    where = "has a chat template that cannot be read" if is_at_once else "is refused by the chat template"
+    assert where in str(error.value)
+    assert is_at_once or f"chats.jsonl:{2 if name == 'one long operation' else 1}" in str(error.value)
+    assert not list(folder.glob("out*"))
 
 
 def test_a_template_sees_the_messages_and_nothing_of_python(folder):

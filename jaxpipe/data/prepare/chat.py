@@ -1,35 +1,45 @@
 """Conversations and answered prompts: the text of a document, and the parts of it that a model learns.
 
 Goes in: a JSON object, {"prompt": ..., "answer": ...} or {"messages": [{"role": ..., "content": ...}, ...]}. Comes out:
-its text with the spans of the answers. Left to others: reading lines and encoding text (`encoding`).
+its text with the spans of the answers. Left to others: reading lines and encoding text (`encoding`), and rendering
+templates (`templates`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from jaxpipe.data.prepare.sandbox import BEGIN, END
+from jaxpipe.data.prepare.templates import DEFAULT, TOOL_USE, ChatTemplate, RefusedError, Span
 from jaxpipe.data.tokenizer import FILE
-from jaxpipe.errors import ConfigError, DataError, explain
-from jaxpipe.files import local_path
+from jaxpipe.errors import DataError, explain
 
 CHAT = "chat"  # value of --format
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = ("answer", "completion", "response")  # keys of the text after "prompt"
 _RULE = 'chat: a line is {"prompt": TEXT, "answer": TEXT} or {"messages": [{"role": ROLE, "content": TEXT}, ...]}'
-_BEGIN, _END = "\ufdd0", "\ufdd1"  # no characters, by Unicode: they mark {% generation %} until the text is rendered
 
-Span = tuple[int, int]
+# The keys of a line of messages, and of a message. A template may read more of a message.
+_VARIABLES = "chat_template_kwargs"
+_LISTS = ("tools", "documents")  # of objects; variables of the template
+_OF_MESSAGES = ("messages", *_LISTS, _VARIABLES)
+_LEARNED = ("weight", "train", "loss_mask")  # 1 or true: this answer is learned
+_LABELS = ("name", "tool_call_id")  # templates may leave them out
+_CONTENT = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing; transformers takes the first
+_OF_MESSAGE = ("role", "content", *_LABELS, *_LEARNED)
+_NOT_FOLLOWED = {
+    "system": "a system prompt is the first of the messages, with the role 'system'",
+    "conversations": "turns are under 'messages', each with 'role' and 'content'",
+    "functions": "tools are under 'tools', as transformers takes them",
+    "function_call": "calls are under 'tool_calls', as transformers takes them",
+}
+# What `apply_chat_template` of transformers takes itself.
+_RESERVED = ("messages", *_LISTS, "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+_MARK = "\ufdd2"  # no character, by Unicode: put into answers that are not learned
 
 
 @dataclass(frozen=True)
@@ -39,270 +49,271 @@ class MarkedText:
     Attributes:
         text: all of it.
         spans: (first, end) of each learned part, in characters, ascending.
-        has_special: whether names of special tokens in it are these tokens, as in a rendered template.
+        is_rendered: whether a template has written it, so that names of special tokens in it are these tokens.
+        markup: the name of a special token that is text in a prompt or its answer; empty if there is none.
     """
 
     text: str
     spans: tuple[Span, ...]
-    has_special: bool
+    is_rendered: bool
+    markup: str = ""
 
 
 @dataclass(frozen=True)
-class ChatTemplate:
-    """A tokenizer's Jinja template of conversations, rendered in a sandbox: it reads the messages and nothing else.
+class ChatForm:
+    """How lines of conversations become documents.
 
     Attributes:
-        source: text of the template.
-        special: names of the special tokens that it may use, as "bos_token", with their texts.
-        path: the file that it comes from, for messages.
-
-    Source: the variables and functions that a template sees are those of `apply_chat_template` of transformers.
+        templates: of the tokenizer, by name.
+        tokenizer: its name, for messages.
+        seq_len: the most tokens that a conversation may predict, as `data.seq_len`.
+        special: names of the tokenizer's special tokens.
+        reads_markup: whether names of special tokens in prompts, answers and messages are these tokens.
+        ignored_keys: keys of lines and messages that are left out.
     """
 
-    source: str
-    special: Mapping[str, str]
-    path: str
-
-    @cached_property
-    def marks_answers(self) -> bool:
-        """Whether the template says itself what is an answer, by {% generation %}."""
-        return _GENERATION in {token[2] for token in _environment().lex(self.source) if token[1] == "name"}
-
-    def render(self, messages: Sequence[Mapping[str, Any]], *, is_asked: bool = False) -> str:
-        """Returns the text of `messages`.
-
-        Args:
-            messages: with "role" and "content" each.
-            is_asked: whether the beginning of the next answer follows.
-
-        Raises:
-            jinja2.TemplateError: the template refuses the messages, or is wrong.
-        """
-        return self._template.render(messages=messages, add_generation_prompt=is_asked, tools=None, **self.special)
-
-    @cached_property
-    def _template(self) -> jinja2.Template:
-        return _environment().from_string(self.source)
+    templates: Mapping[str, ChatTemplate]
+    tokenizer: str
+    seq_len: int
+    special: Sequence[str]
+    reads_markup: bool = False
+    ignored_keys: Sequence[str] = ()
 
 
-_GENERATION = "generation"
-
-
-class _Generation(Extension):
-    """The tag {% generation %}: what stands in it is an answer."""
-
-    tags = {_GENERATION}  # noqa: RUF012  # as Jinja asks for it
-
-    def parse(self, parser: Any) -> nodes.Node:
-        """Returns the contents of the tag between two marks."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements((f"name:end{_GENERATION}",), drop_needle=True)
-        begin, end = (nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in (_BEGIN, _END))
-        return nodes.Scope([begin, *body, end], lineno=line)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def to_json(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals.update(raise_exception=refuse, strftime_now=lambda form: datetime.now().strftime(form))
-    return environment
-
-
-def read_template(tokenizer: str) -> ChatTemplate | None:
-    """Returns the template beside a tokenizer.json: chat_template.jinja, or "chat_template" of tokenizer_config.json.
-
-    It sees the special tokens of tokenizer_config.json, and those of special_tokens_map.json that this lacks.
-
-    Args:
-        tokenizer: the path of a tokenizer.json, or of its folder.
-
-    Returns:
-        None if there is none.
-
-    Raises:
-        ConfigError: a file is damaged, or the template is no Jinja.
-    """
-    path = local_path(tokenizer)
-    folder = path if path.is_dir() else path.parent
-    config_path, own_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = _read_json(config_path) if config_path.is_file() else {}
-    found, where = config.get("chat_template"), config_path
-    if isinstance(found, list):  # several by name
-        named = [one for one in found if isinstance(one, dict)]
-        found = next((one.get("template") for one in named if one.get("name") == "default"), None if named else found)
-    if own_path.is_file():
-        found, where = own_path.read_text(), own_path
-    if not found:
-        return None
-    if not isinstance(found, str):
-        raise ConfigError(
-            explain(
-                f"{where} has a chat template that cannot be read",
-                rule="chat-template: the template is a text, or several have names",
-                picture=f"found {type(found).__name__}",
-                repair="take the file from where the tokenizer comes from",
-            )
-        )
-    map_path = folder / "special_tokens_map.json"
-    of_map = _read_json(map_path) if map_path.is_file() else {}
-    special = {
-        name: _text_of(value)
-        for source in (of_map, config)
-        for name, value in source.items()
-        if name.endswith("_token") and value
-    }
-    template = ChatTemplate(found, special, str(where))
-    try:
-        template.render([])
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(
-            explain(
-                f"{where} has a chat template that cannot be read",
-                rule="chat-template: the template is written in Jinja",
-                picture=f"line {error.lineno}: {error.message}",
-                repair="take the file from where the tokenizer comes from",
-            )
-        ) from error
-    except Exception:
-        pass  # it refuses a conversation without messages, in whatever way
-    return template
-
-
-def marked_text(
-    document: Any, template: ChatTemplate | None, *, special: Sequence[str], place: str, tokenizer: str
-) -> MarkedText:
+def marked_text(line: Any, form: ChatForm, *, place: str) -> MarkedText:
     """Returns the text of a line, and its answers.
 
     Args:
-        document: what the line's JSON is.
-        template: renders messages; None if the tokenizer has none.
-        special: names of the tokenizer's special tokens, which no message may contain.
+        line: what the line's JSON is.
+        form: how it becomes a document.
         place: file and line, for messages.
-        tokenizer: its name, for messages.
 
     Raises:
-        DataError: the line has neither form, an unknown role, no answer, or messages that the template refuses.
+        DataError: the line has neither form, an unknown key or role, no answer, or messages that the template refuses.
     """
-    if isinstance(document, dict) and "messages" in document:
-        messages = _checked_messages(document["messages"], special, place)
-        if template is None:
-            raise DataError(
-                explain(
-                    f"{place} has messages, and the tokenizer no chat template",
-                    rule="chat-template: messages become text by the template of the tokenizer",
-                    picture=f"--tokenizer={tokenizer}: no chat_template.jinja and no chat_template in"
-                    " tokenizer_config.json beside it",
-                    repair=f"put one of them beside its {FILE}, or write lines of prompt and answer",
-                )
-            )
-        return _rendered(messages, template, place)
-    answers = [key for key in ANSWERS if isinstance(document, dict) and key in document]
-    if not isinstance(document, dict) or "prompt" not in document or len(answers) != 1:
-        keys = f"the keys {', '.join(document)}" if isinstance(document, dict) else type(document).__name__
-        raise _wrong(place, "is no conversation", f"found {keys}; the answer is under one of {', '.join(ANSWERS)}")
+    if not isinstance(line, dict):
+        raise _wrong(place, "is no conversation", f"found {type(line).__name__}")
+    document = _without(line, form.ignored_keys)
+    if "messages" in document:
+        return _rendered(document, form, place)
+    answers = [key for key in ANSWERS if key in document]
+    if "prompt" not in document or len(answers) != 1:
+        keys = f"the keys {', '.join(line)}; the answer is under one of {', '.join(ANSWERS)}"
+        raise _wrong(place, "is no conversation", f"found {keys}")
+    _check_keys(document, ("prompt", answers[0]), place, "a prompt")
     prompt, answer = document["prompt"], document[answers[0]]
     for key, text in (("prompt", prompt), (answers[0], answer)):
         if not isinstance(text, str):
             raise _wrong(place, f"has no text under {key!r}", f"found {type(text).__name__}")
     if not answer:
         raise _wrong(place, "has an empty answer", f"{answers[0]!r} is ''")
-    return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),), has_special=False)
+    as_text = () if form.reads_markup else form.special
+    markup = next((name for name in as_text if name in prompt + answer), "")
+    return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),), is_rendered=False, markup=markup)
 
 
-def _checked_messages(messages: Any, special: Sequence[str], place: str) -> list[dict[str, Any]]:
+def _without(value: Mapping[str, Any], ignored: Sequence[str]) -> dict[str, Any]:
+    """The keys that say something: those that are neither ignored nor null, as in transformers."""
+    return {key: inner for key, inner in value.items() if key not in ignored and inner is not None}
+
+
+def _check_keys(value: Mapping[str, Any], known: Iterable[str], place: str, of: str) -> None:
+    known = tuple(known)
+    for key in value:
+        if key not in known:
+            why = _NOT_FOLLOWED.get(key, "it would be left out without a word")
+            raise DataError(
+                explain(
+                    f"{place} has a key that is not followed: {key!r}",
+                    rule="chat-keys: every key of a line and of a message is followed or refused",
+                    picture=f"{why}\nknown keys of {of}: {', '.join(known)}",
+                    repair=f"remove the key, or leave it out with --ignore_key={key}",
+                )
+            )
+
+
+def _rendered(document: dict[str, Any], form: ChatForm, place: str) -> MarkedText:
+    """The text that the template writes, and the answers in it."""
+    template = form.templates.get(TOOL_USE if "tools" in document and TOOL_USE in form.templates else DEFAULT)
+    if template is None:
+        raise DataError(
+            explain(
+                f"{place} has messages, and the tokenizer no chat template",
+                rule="chat-template: messages become text by the template of the tokenizer",
+                picture=f"--tokenizer={form.tokenizer}: no chat_template.jinja and no chat_template in"
+                " tokenizer_config.json beside it",
+                repair=f"put one of them beside its {FILE}, or write lines of prompt and answer",
+            )
+        )
+    variables = _checked_variables(document, template, place)
+    messages = _checked_messages(document["messages"], template, form, place)
+    _check_texts(variables, () if form.reads_markup else form.special, f"{place} ")
+    messages = [_with_reasoning(message) for message in messages]
+    learned = [i for i, message in enumerate(messages) if _is_learned(message, i + 1, place)]
+    if not learned:
+        raise _wrong(place, "has no answer", "no message has the role 'assistant' and is learned; answers alone are")
+    try:
+        if template.marks_answers:
+            text, spans = _unmarked(template.render(messages, variables)[0])
+            spans = _without_unlearned(spans, messages, learned, template, variables, place)
+        else:
+            text, spans = template.render(messages, variables, answers=learned)
+    except RefusedError as error:
+        raise _wrong(place, "is refused by the chat template", f"{template.path}: {error}") from error
+    told = tuple(span for span in spans if span is not None)
+    if len(told) < len(spans):
+        raise _wrong(
+            place,
+            "has answers that the template writes otherwise once other messages follow",
+            f"{template.path}: where an answer begins and ends cannot be told",
+            repair="mark the answers in the template by {% generation %} ... {% endgeneration %}, or give each"
+            " answer a line of its own, with the messages before it",
+        )
+    return MarkedText(text, told, is_rendered=True)
+
+
+def _checked_variables(document: Mapping[str, Any], template: ChatTemplate, place: str) -> dict[str, Any]:
+    """What the template reads beside the messages."""
+    _check_keys(document, _OF_MESSAGES, place, "messages")
+    variables = {key: document[key] for key in _LISTS if key in document}
+    for key, value in variables.items():
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            raise _wrong(place, f"has no list of objects under {key!r}", f"found {type(value).__name__}")
+    more = document.get(_VARIABLES, {})
+    if not isinstance(more, dict) or not more.keys().isdisjoint(_RESERVED):
+        picture = f"variables with names other than {', '.join(_RESERVED)}"
+        raise _wrong(place, f"has no variables under {_VARIABLES!r}", f"it is an object: {picture}")
+    variables |= more
+    known = (*template.variables, *(key for key in _LISTS if not variables.get(key)))  # an empty list says nothing
+    _check_keys(variables, known, place, f"the template, which reads no other variable ({template.path})")
+    return variables
+
+
+def _checked_messages(messages: Any, template: ChatTemplate, form: ChatForm, place: str) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise _wrong(place, "has no messages", f"found {type(messages).__name__}")
+    names = set(template.names)
+    if not names.isdisjoint(_REASONING):
+        names.update(_REASONING)
+    checked = []
     for number, message in enumerate(messages, 1):
-        found = message if isinstance(message, dict) else {}
-        role, content = found.get("role"), found.get("content")
+        where = f"{place} message {number}"
+        role = message.get("role") if isinstance(message, dict) else None
         if role not in ROLES:
-            raise _wrong(place, f"message {number} has an unknown role", f"found {role!r}; roles: {', '.join(ROLES)}")
-        if not isinstance(content, str):
-            raise _wrong(place, f"message {number} has no text", f"'content' is of type {type(content).__name__}")
-        if role == "assistant" and not content:
-            raise _wrong(place, f"message {number} is an empty answer", "'content' is ''")
-        inside = [name for name in (*special, _BEGIN, _END) if name in content]
-        if inside:
+            raise _wrong(where, "has an unknown role", f"found {role!r}; roles: {', '.join(ROLES)}")
+        message = _without(message, form.ignored_keys)
+        # What a key of an answer says would be left out where the template does not read it.
+        read = [key for key in _CONTENT if key in names or not message.get(key)]
+        others = [key for key in message if key in names and key not in _CONTENT + _OF_MESSAGE]
+        _check_keys(message, (*_OF_MESSAGE, *read, *others), where, f"a message ({template.path})")
+        content, says_more = message.get("content"), any(message.get(key) for key in _CONTENT)
+        if not isinstance(content, str) and not (content is None and says_more):
+            raise _wrong(where, "has no text", f"'content' is of type {type(content).__name__}")
+        if role == "assistant" and not (content or says_more):
+            raise _wrong(where, "is an empty answer", "'content' is ''")
+        _check_texts(message, () if form.reads_markup else form.special, f"{where} ")
+        checked.append(message)
+    return checked
+
+
+def _check_texts(value: Any, special: Sequence[str], where: str) -> None:
+    """Raises DataError if the name of a special token, or a mark, stands anywhere in `value`."""
+    text = "\0".join(_texts(value))
+    for name in (*special, BEGIN, END, _MARK):
+        if name in text:
             raise _wrong(
-                place,
-                f"message {number} has the name of a special token in its text",
-                f"found {inside[0]!r}: it would end or begin a message",
+                where.rstrip(),
+                "has the name of a special token in its text",
+                f"found {name!r}: it would end or begin a message",
+                repair="correct or remove the line; or read such names as these tokens, with --markup",
             )
-    if not any(message["role"] == "assistant" for message in messages):
-        raise _wrong(place, "has no answer", "no message has the role 'assistant', and answers alone are learned")
-    return messages
 
 
-def _rendered(messages: list[dict[str, Any]], template: ChatTemplate, place: str) -> MarkedText:
-    try:
-        marked = template.render(messages)
-        if template.marks_answers:
-            text, spans = _unmarked(marked)
-        else:
-            text = marked
-            answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-            before = [template.render(messages[:i], is_asked=True) for i in answers]
-            after = [template.render(messages[: i + 1]) for i in answers]
-            spans = tuple((len(one), len(other)) for one, other in zip(before, after, strict=True))
-            if not all(text.startswith(prefix) for prefix in (*before, *after)):
-                raise _wrong(
-                    place,
-                    "has answers that the template writes otherwise once other messages follow",
-                    f"{template.path}: where an answer begins and ends cannot be told",
-                    repair="mark the answers in the template by {% generation %} ... {% endgeneration %}, or give each"
-                    " answer a line of its own, with the messages before it",
-                )
-    except DataError:
-        raise
-    except Exception as error:  # whatever the code of the template does
-        why = f"{template.path}: {type(error).__name__}: {error}"
-        raise _wrong(place, "is refused by the chat template", why) from error
-    return MarkedText(text, spans, has_special=True)
+def _texts(value: Any) -> Iterator[str]:
+    """All texts and keys in `value`, which may be nested deeper than Python's calls."""
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text:
+                yield text
+            case list() as several:
+                left.extend(several)
+            case dict() as by_key:
+                left.extend(by_key)
+                left.extend(by_key.values())
 
 
-def _unmarked(marked: str) -> tuple[str, tuple[Span, ...]]:
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message as transformers gives it to templates, of which each knows one name of its reasoning."""
+    said = [message[key] for key in _REASONING if key in message]
+    return {"thinking": said[0], **message, "reasoning_content": said[0]} if said else message
+
+
+def _is_learned(message: Mapping[str, Any], number: int, place: str) -> bool:
+    """Whether a message is an answer that is learned."""
+    said = {key: message[key] for key in _LEARNED if key in message}
+    is_answer = message["role"] == "assistant"
+    wrong = [key for key, value in said.items() if value not in ((0, 1) if is_answer else (0,))]
+    if wrong or len(set(map(bool, said.values()))) > 1:
+        raise _wrong(
+            f"{place} message {number}",
+            "says what is learned in a way that is not followed",
+            f"found {', '.join(f'{key}={value!r}' for key, value in said.items())}, role {message['role']!r}; each is"
+            " 0, false, 1 or true, all say the same, and answers alone are learned",
+        )
+    return is_answer and all(said.values())
+
+
+def _without_unlearned(
+    spans: list[Span],
+    messages: list[dict[str, Any]],
+    learned: Sequence[int],
+    template: ChatTemplate,
+    variables: Mapping[str, Any],
+    place: str,
+) -> list[Span]:
+    """The `spans` that the template marks without those of answers that are not learned.
+
+    A second text, in which the texts of each answer end with its number, shows whose they are.
+    """
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    others = set(answers) - set(learned)
+    if not others:
+        return spans
+
+    def numbered(i: int, message: dict[str, Any]) -> dict[str, Any]:
+        texts = [key for key in ("content", *_REASONING) if isinstance(message.get(key), str)] or ["content"]
+        return {**message, **{key: f"{message.get(key, '')}{_MARK}{i}{_MARK}" for key in texts}}
+
+    shown = [numbered(i, message) if i in answers else message for i, message in enumerate(messages)]
+    text, shown_spans = _unmarked(template.render(shown, variables)[0])
+    of_spans = [set(map(int, re.findall(f"{_MARK}([0-9]+){_MARK}", text[first:end]))) for first, end in shown_spans]
+    are_told = all(len(numbers) > 0 and (numbers <= others or not numbers & others) for numbers in of_spans)
+    if len(of_spans) != len(spans) or not are_told or not others <= set().union(*of_spans):
+        raise _wrong(
+            place,
+            "has an answer that is not learned, and the template does not show which of its marks are this answer's",
+            f"{template.path}: {len(spans)} parts are marked by {{% generation %}}",
+            repair="give each answer a line of its own, with the messages before it",
+        )
+    return [span for span, numbers in zip(spans, of_spans, strict=True) if not numbers & others]
+
+
+def _unmarked(marked: str) -> tuple[str, list[Span]]:
     """Returns a text without its marks, and the spans between them.
 
     Example:
-        >>> _unmarked(f"ab{_BEGIN}cd{_END}e")
-        ('abcde', ((2, 4),))
+        >>> _unmarked(f"ab{BEGIN}cd{END}e")
+        ('abcde', [(2, 4)])
     """
     text, spans = "", []
-    before, *parts = marked.split(_BEGIN)
+    before, *parts = marked.split(BEGIN)
     text = before
     for part in parts:
-        answer, after = part.split(_END)
+        answer, after = part.split(END)
         spans.append((len(text), len(text) + len(answer)))
         text += answer + after
-    return text, tuple(spans)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            explain(
-                f"{path} cannot be read",
-                rule="tokenizer-config: the file beside a tokenizer.json is JSON",
-                picture=str(error),
-                repair="take the file from where the tokenizer comes from",
-            )
-        ) from error
-    return found if isinstance(found, dict) else {}
-
-
-def _text_of(token: Any) -> str:
-    """The text of a special token, which tokenizer_config.json writes as a text or as an object."""
-    return token if isinstance(token, str) else str(token.get("content", "")) if isinstance(token, dict) else ""
+    return text, spans
 
 
 def _wrong(place: str, what: str, picture: str, repair: str = "correct or remove the line") -> DataError:

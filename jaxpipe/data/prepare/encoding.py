@@ -7,13 +7,13 @@ JSON lines are parsed, and invalid UTF-8 is replaced by U+FFFD and counted. The 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from jaxpipe.data.prepare.chat import ChatTemplate, MarkedText, marked_text
+from jaxpipe.data.prepare.chat import ChatForm, MarkedText, marked_text
 from jaxpipe.data.prepare.reading import FilePart
 from jaxpipe.data.protocols import Tokenizer
 from jaxpipe.data.tokenizer import ByteTokenizer
@@ -51,6 +51,7 @@ class EncodedBlock:
         replaced: places of invalid UTF-8.
         empty: documents without text, which are left out.
         learned: for each token 1 if it is learned, 0 if it is only read; None: all are.
+        markup: prompts and answers with the name of a special token, which was read as text.
     """
 
     tokens: np.ndarray
@@ -60,21 +61,7 @@ class EncodedBlock:
     replaced: Tally
     empty: Tally
     learned: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class ChatForm:
-    """How lines of conversations become documents.
-
-    Attributes:
-        template: of the tokenizer, or None.
-        tokenizer: its name, for messages.
-        seq_len: the most tokens that a conversation may predict, as `data.seq_len`.
-    """
-
-    template: ChatTemplate | None
-    tokenizer: str
-    seq_len: int
+    markup: Tally = Tally(0)
 
 
 def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm) -> EncodedBlock:
@@ -85,17 +72,16 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
     Raises:
         DataError: a line is no conversation, or is longer than a row; `chat.marked_text` has the others.
     """
-    special = tokenizer.special_names
-    lines = [line for part in parts for line in _json_lines(part)]
-    found = [
-        marked_text(line.value, form.template, special=special, place=line.place, tokenizer=form.tokenizer)
-        for line in lines
-    ]
+    lines = [line for part in parts for line in _json_lines(part, has_twins=False)]
+    found = [marked_text(line.value, form, place=line.place) for line in lines]
     # One letter for another: the spans stay where they are.
     texts = [replace(text, text=_replace_surrogates(text.text)[0]) for text in found]
+    rendered = iter(_rendered([text for text in texts if text.is_rendered], tokenizer))
+    answered = [(text, line.place) for text, line in zip(texts, lines, strict=True) if not text.is_rendered]
+    following = iter(_answered(answered, tokenizer, form.reads_markup))
     documents: list[tuple[np.ndarray, np.ndarray]] = [(tokenizer.encode(""), np.zeros(0, np.uint8))]
     for line, text in zip(lines, texts, strict=True):
-        tokens, learned = (_rendered if text.has_special else _answered)(text, tokenizer)
+        tokens, learned = next(rendered if text.is_rendered else following)
         _check_length(len(tokens) - 1, form.seq_len, line.place)
         if not learned[1:].any():
             raise DataError(
@@ -109,6 +95,7 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
             )
         documents.append((tokens, learned))
     tokens, learned = (np.concatenate(some) for some in zip(*documents, strict=True))
+    is_text = [(line, text.markup) for line, text in zip(lines, texts, strict=True) if text.markup]
     return EncodedBlock(
         tokens,
         np.array([len(one) for one, _ in documents[1:]], np.int64),
@@ -117,28 +104,83 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
         replaced=sum((Tally(line.num_replaced, line.place) for line in lines if line.num_replaced), Tally(0)),
         empty=Tally(0),
         learned=learned,
+        markup=sum((Tally(1, f"{name!r} in {line.place}") for line, name in is_text), Tally(0)),
     )
 
 
-def _rendered(text: MarkedText, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of a rendered conversation, and which are learned: those with any character of an answer.
+def _rendered(texts: Sequence[MarkedText], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Tokens of rendered conversations, and which are learned: those with any character of an answer.
 
     So a word of an answer is learned with the space before it, as in transformers.
     """
-    ((tokens, first, stop),) = tokenizer.encode_places([text.text])
-    learned = np.zeros(len(tokens), np.uint8)
-    for begin, end in text.spans:
-        learned |= (begin < stop) & (first < end)
-    return tokens, learned
+    encoded = tokenizer.encode_places([text.text for text in texts])
+    for text, (tokens, first, stop) in zip(texts, encoded, strict=True):
+        learned = np.zeros(len(tokens), np.uint8)
+        for begin, end in text.spans:
+            learned |= (begin < stop) & (first < end)
+        yield tokens, learned
 
 
-def _answered(text: MarkedText, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of a prompt, and of its answer by itself, with a separator: as if the model went on from the prompt."""
-    ((begin, _),) = text.spans
-    answer = tokenizer.encode(text.text[begin:])
-    prompt = [*tokenizer.beginning, *tokenizer.encode(text.text[:begin])]  # as jaxpipe.sample gives it to the model
-    tokens = np.concatenate([np.array(prompt, answer.dtype), answer, [tokenizer.separator]]).astype(answer.dtype)
-    return tokens, (np.arange(len(tokens)) >= len(prompt)).astype(np.uint8)
+# A letter before an answer where its prompt cannot stand: those first that no pre-tokenizer takes for nothing.
+_BEFORE = (":", "a", "0", ")", "\n", " ")
+
+
+def _answered(
+    texts: Sequence[tuple[MarkedText, str]], tokenizer: Tokenizer, reads_markup: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Tokens of prompts, each with its answer and a separator, as if the model went on from the prompt.
+
+    A prompt has the tokens that `jaxpipe.sample` gives the model, with no second beginning if it writes one itself. An
+    answer has those that it has behind its prompt: many tokenizers put a space before a text, not before its rest.
+    Where a token has letters of both, as " on" of "sat " and "on", the answer follows another letter.
+
+    Args:
+        texts: prompts with their answers, and file and line of each.
+        tokenizer: encodes them.
+        reads_markup: whether names of special tokens are these tokens.
+    """
+    pairs = [(text.text[: text.spans[0][0]], text.text[text.spans[0][0] :]) for text, _ in texts]
+    prompts = [tokens for tokens, _, _ in tokenizer.encode_places([prompt for prompt, _ in pairs], reads_markup)]
+    answers = _following(pairs, prompts, tokenizer, reads_markup)
+    beginning = np.array(tokenizer.beginning, tokenizer.encode("").dtype)
+    for (_, place), prompt, answer in zip(texts, prompts, answers, strict=True):
+        if answer is None:
+            raise DataError(
+                explain(
+                    f"{place} has an answer that the tokenizer does not tell from what is before it",
+                    rule="chat-answer: some token begins with the answer, after its prompt or after one letter",
+                    picture=f"tried {', '.join(map(repr, _BEFORE))}",
+                    repair="correct or remove the line",
+                )
+            )
+        begins = reads_markup and len(beginning) and np.array_equal(prompt[: len(beginning)], beginning)
+        ends = reads_markup and answer[-1] == tokenizer.separator
+        prompt = prompt if begins else np.concatenate([beginning, prompt])
+        tokens = np.concatenate([prompt, answer, [tokenizer.separator] * (not ends)]).astype(beginning.dtype)
+        yield tokens, (np.arange(len(tokens)) >= len(prompt)).astype(np.uint8)
+
+
+def _following(
+    pairs: Sequence[tuple[str, str]], prompts: Sequence[np.ndarray], tokenizer: Tokenizer, reads_markup: bool
+) -> list[np.ndarray | None]:
+    """The tokens of the answers of `pairs` behind their prompts, whose tokens are given; None: they cannot be told."""
+    answers: list[np.ndarray | None] = [None] * len(pairs)
+    befores, of_befores = [prompt for prompt, _ in pairs], prompts
+    for letter in (None, *_BEFORE):
+        left = [i for i, answer in enumerate(answers) if answer is None]
+        if not left:
+            break
+        if letter is not None:
+            ((of_letter, _, _),) = tokenizer.encode_places([letter], reads_markup)
+            befores, of_befores = [letter] * len(pairs), [of_letter] * len(pairs)
+        both = tokenizer.encode_places([befores[i] + pairs[i][1] for i in left], reads_markup)
+        for i, (tokens, _, stop) in zip(left, both, strict=True):
+            num = len(of_befores[i])
+            # Places alone do not tell: some tokenizers leave spaces out of them. Unknown words look alike as tokens.
+            is_before = np.array_equal(tokens[:num], of_befores[i]) and (stop[:num] <= len(befores[i])).all()
+            if is_before and len(tokens) > num:
+                answers[i] = tokens[num:]
+    return answers
 
 
 def _check_length(num_predicted: int, seq_len: int, place: str) -> None:
@@ -249,17 +291,27 @@ class _Line:
     num_replaced: int
 
 
-def _json_lines(part: FilePart) -> Iterator[_Line]:
-    """Yields the lines that are not empty."""
+def _json_lines(part: FilePart, *, has_twins: bool = True) -> Iterator[_Line]:
+    """Yields the lines that are not empty; unless it `has_twins`, a key twice in an object is an error."""
     for line, data in enumerate(part.data.split(b"\n"), part.line):
         if data.strip():
-            yield _parse_line(data.removeprefix(_BYTE_ORDER_MARK) if line == 1 else data, f"{part.file.path}:{line}")
+            data = data.removeprefix(_BYTE_ORDER_MARK) if line == 1 else data
+            yield _parse_line(data, f"{part.file.path}:{line}", None if has_twins else _without_twins)
 
 
-def _parse_line(data: bytes, place: str) -> _Line:
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, each key of which is there once: of two, JSON's own parser takes the last in silence."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in one object")
+    return made
+
+
+def _parse_line(data: bytes, place: str, make: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None) -> _Line:
     text, num_replaced = _decode(data)
     try:
-        return _Line(json.loads(text), text, place, num_replaced)
+        return _Line(json.loads(text, object_pairs_hook=make), text, place, num_replaced)
     except (ValueError, RecursionError) as error:
         raise DataError(
             explain(

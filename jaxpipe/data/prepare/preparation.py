@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, dropwhile
@@ -19,9 +19,10 @@ from tqdm import tqdm
 
 from jaxpipe.data.indexed import LOSS, TOKENIZER, index_path, tokenizer_path, tokens_path
 from jaxpipe.data.indexed_writer import write_indexed
-from jaxpipe.data.prepare.chat import CHAT, read_template
-from jaxpipe.data.prepare.encoding import ChatForm, Tally, encode_block, encode_chat, texts_of
+from jaxpipe.data.prepare.chat import CHAT, ChatForm
+from jaxpipe.data.prepare.encoding import Tally, encode_block, encode_chat, texts_of
 from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, place_to_cut, read_blocks, read_file
+from jaxpipe.data.prepare.templates import read_templates
 from jaxpipe.data.tokenizer import BYTE, FILE, file_of, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
 from jaxpipe.files import local_path
@@ -44,6 +45,7 @@ class Prepared:
         empty: documents without text, which were left out.
         num_learned: tokens that are learned; None: all are.
         seq_len: for conversations, the most tokens that one may predict, as `data.seq_len`.
+        markup: prompts and answers with the name of a special token, which was read as text.
         train_s: seconds for training a vocabulary; 0 if none was trained.
         encode_s: seconds for reading, encoding and writing.
     """
@@ -58,6 +60,7 @@ class Prepared:
     num_text_bytes: int
     replaced: Tally
     empty: Tally
+    markup: Tally
     train_s: float
     encode_s: float
     num_learned: int | None = None
@@ -72,6 +75,8 @@ def prepare(
     file_format: str = "auto",
     jsonl_key: str = "text",
     seq_len: int | None = None,
+    reads_markup: bool = False,
+    ignored_keys: Sequence[str] = (),
     is_masked: bool = False,
     overwrite: bool = False,
     log: Callable[[str], None] = lambda _: None,
@@ -85,6 +90,8 @@ def prepare(
         file_format: "text", "jsonl", "chat", or "auto", by the names of the files.
         jsonl_key: key of the text in a line's JSON object.
         seq_len: for "chat", the most tokens that a conversation may predict.
+        reads_markup: for "chat", whether names of special tokens in prompts, answers and messages are these tokens.
+        ignored_keys: for "chat", keys of lines and messages that are left out.
         is_masked: whether a masked model will use it, so that the tokenizer has [CLS], [SEP], [MASK] and [PAD].
         overwrite: whether existing files are replaced.
         log: takes a line about the progress.
@@ -97,6 +104,7 @@ def prepare(
     files = find_files(inputs, file_format=file_format)
     _check_output(output, overwrite=overwrite)
     _check_chat(file_format, seq_len, is_masked=is_masked or vocab_size is not None)
+    _check_chat_flags(file_format, {"markup": reads_markup, "ignore_key": ignored_keys})
     with TemporaryDirectory(prefix="jaxpipe_prepare_") as folder:
         start = time.perf_counter()
         if vocab_size:
@@ -108,8 +116,11 @@ def prepare(
         trained = time.perf_counter()
         loaded = load_tokenizer(tokenizer, is_masked=is_masked)
         beside = {} if tokenizer == BYTE else {TOKENIZER: file_of(tokenizer).read_bytes()}
-        num_text_bytes, replaced, empty = 0, Tally(0), Tally(0)
-        form = ChatForm(read_template(tokenizer), tokenizer, seq_len) if file_format == CHAT and seq_len else None
+        num_text_bytes, replaced, empty, markup = 0, Tally(0), Tally(0), Tally(0)
+        form = None
+        if file_format == CHAT and seq_len:
+            templates, special = read_templates(tokenizer), loaded.special_names
+            form = ChatForm(templates, tokenizer, seq_len, special, reads_markup, ignored_keys)
         with (
             write_indexed(output, vocab_size=loaded.vocab_size, beside=beside, has_loss=form is not None) as writer,
             _progress(files) as shown,
@@ -120,6 +131,7 @@ def prepare(
                 num_text_bytes += block.num_text_bytes
                 replaced += block.replaced
                 empty += block.empty
+                markup += block.markup
             if not writer.num_tokens:
                 raise _no_text(files)
         if not beside:
@@ -138,6 +150,7 @@ def prepare(
         num_text_bytes=num_text_bytes,
         replaced=replaced,
         empty=empty,
+        markup=markup,
         train_s=trained - start if vocab_size else 0.0,
         encode_s=time.perf_counter() - trained,
         num_learned=writer.num_learned,
@@ -155,6 +168,18 @@ def _check_chat(file_format: str, seq_len: int | None, *, is_masked: bool) -> No
                 repair="set --seq_len to data.seq_len, and --tokenizer to that of the model",
             )
         )
+
+
+def _check_chat_flags(file_format: str, given: Mapping[str, object]) -> None:
+    for flag, value in given.items():
+        if value and file_format != CHAT:
+            raise ConfigError(
+                explain(
+                    f"--{flag} has no effect with --format={file_format}",
+                    rule=f"chat-flags: --{flag} says how lines of chats are read",
+                    repair=f"leave --{flag} out, or set --format={CHAT}",
+                )
+            )
 
 
 def _check_output(output: str, *, overwrite: bool) -> None:
