@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import AXES, MEASURED, Randomness, num_batch_parts, with_losses
+from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.split_ends import SplitEnds
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -248,6 +249,14 @@ def check_functions(
     x = _one_array(
         "embed", shapes(lambda shared, batch: functions.embed(shared, batch, None), params["shared"], microbatch)
     )
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise CompileError(
+            explain(
+                f"embed returns {x.dtype}{list(x.shape)}.",
+                rule="float-activations: stages send floating-point or complex numbers, which have a gradient",
+                repair="return floats, for example x.astype(jnp.float32); layers read ids and masks from the batch",
+            )
+        )
     found = shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch)
     y, of_layer = with_losses(found)
     y = _one_array("layer", y)
@@ -286,7 +295,7 @@ def check_functions(
                 repair="give the layer's loss another name",
             )
         )
-    sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params["shared"])
+    sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf.dtype)), params["shared"])
     if embed_backward := functions.embed_backward:
         found = shapes(lambda p, m, dx, s: embed_backward(p, m, None, dx, s), params["shared"], microbatch, x, sums)
         _check_backward("embed_backward", found, sums, "the sums")

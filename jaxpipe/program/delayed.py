@@ -26,6 +26,7 @@ from jaxpipe.mesh import AXES, BATCH_AXES, Randomness
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Carry, Row, initial_carry, table_operands
 from jaxpipe.program.contract import StageFunctions, scale_of_each, shapes_on_a_device
+from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.ends import embed_backward
 from jaxpipe.program.partition import compute_copies
 from jaxpipe.program.pipeline import Pipeline
@@ -141,7 +142,9 @@ class DelayedPipeline(Pipeline):
 
     def _check_embedding(self, shapes: StepShapes, *, random: bool) -> None:
         """Raises CompileError if the first stage would need two versions of the shared parameters."""
-        sums = jax.tree.map(lambda like: jax.ShapeDtypeStruct(like.shape, jnp.float32), shapes.copies["shared"])
+        sums = jax.tree.map(
+            lambda like: jax.ShapeDtypeStruct(like.shape, sum_dtype(like.dtype)), shapes.copies["shared"]
+        )
         given = Randomness.like() if random else None
 
         def backward(shared: PyTree, microbatch: PyTree, dx: jax.Array, sums: PyTree, given: Any) -> PyTree:

@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
+from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.program.stacked import slice_at, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
@@ -165,7 +166,9 @@ def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bo
     holders = BATCH_AXES if stacked else (*BATCH_AXES, "pipe")
     copies = tuple(axis for axis in holders if mesh.shape[axis] > 1 and axis not in split)
     num_copies = math.prod(mesh.shape[axis] for axis in copies)
-    divides = [dim for dim, size in enumerate(shape) if copies and split_masters and size % num_copies == 0]
+    # An empty one is not: no collective cuts a dim of size zero.
+    is_split = bool(copies) and split_masters and math.prod(shape) > 0
+    divides = [dim for dim, size in enumerate(shape) if is_split and size % num_copies == 0]
     return Part(
         split_dims=split_dims,
         master_dim=divides[0] if divides else None,
@@ -218,13 +221,13 @@ def compute_copies(held: PyTree, parts: PyTree, dtype: Any, *, pairs: Sequence[t
     Args:
         held: this device's {"shared", "layers": [chunk, layer, ...]}.
         parts: the Part of every parameter.
-        dtype: dtype of the copies; None keeps that of the masters.
+        dtype: dtype of the copies of floating-point numbers; None keeps that of the masters.
         pairs: (owner, other holder) along `pipe` of a device's stages, for two replicas; layers of the
             copies are then [own chunk and, after them, the partner's, layer, ...].
     """
 
     def cast(leaf: jax.Array) -> jax.Array:
-        return leaf if dtype is None else leaf.astype(dtype)  # before it travels
+        return cast_copy(leaf, dtype)  # before it travels
 
     shared = jax.tree.map(lambda leaf, part: part.gather(cast(leaf)), held["shared"], parts["shared"])
     if pairs:
@@ -250,6 +253,8 @@ def _gather_both(
 ) -> PyTree:
     """Compute copies of a device's own layers and of its partner's; the parts of a layer travel as one page."""
     leaves, structure = jax.tree.flatten(layers)
+    if not leaves:  # layers that compute without parameters
+        return layers
     parts = jax.tree.leaves(parts)
     num_chunks, num_layers = leaves[0].shape[:2]
     dtypes = [jax.eval_shape(cast, leaf).dtype for leaf in leaves]
@@ -397,6 +402,10 @@ def sum_of_parts(
     return jnp.concatenate(vectors)[np.argsort(np.concatenate(list(places.values())))]
 
 
+def _square(leaf: jax.Array) -> jax.Array:
+    return (leaf * leaf.conj()).real if jnp.iscomplexobj(leaf) else jnp.square(leaf)
+
+
 def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool) -> jax.Array:
     """The sum of squares of each gradient over all devices; traceable.
 
@@ -411,7 +420,7 @@ def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool
     """
 
     def sums(grads: PyTree) -> jax.Array:
-        squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(grads)]
+        squares = [_square(leaf).sum() for leaf in jax.tree.leaves(grads)]
         return sum_of_parts(squares, jax.tree.leaves(parts), deterministic=deterministic)
 
     specs = jax.tree.map(lambda part: part.spec(), parts)

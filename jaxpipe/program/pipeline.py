@@ -24,7 +24,7 @@ from jaxpipe.program.contract import StageFunctions, check_actions, check_mesh, 
 from jaxpipe.program.partition import compute_copies, partition, square_sums, sums_over_devices
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
-from jaxpipe.program.staged_params import StagedLayout, balanced_split
+from jaxpipe.program.staged_params import StagedLayout, layers_of_stages
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
@@ -39,10 +39,11 @@ class Pipeline:
 
     Attributes:
         loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss
-            summed over all microbatches and its float32 gradients, staged and sharded as the parameters. `scale`
-            multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head returns
-            several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all, and the
-            gradients are those of their sum. Batch leaves are [num_microbatches, microbatch size, ...]. `key` is the
+            summed over all microbatches and its float32 gradients, staged and sharded as the parameters. Those of
+            complex parameters are complex64, as `jax.grad` has them; those of integers, truth values and keys are
+            zeros. `scale` multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the
+            head returns several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all,
+            and the gradients are those of their sum. Batch leaves are [num_microbatches, microbatch size, ...]. `key` is the
             step's key; without a key nothing is random.
         loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
             forwards, without residuals or gradients, and with nothing random.
@@ -79,7 +80,8 @@ class Pipeline:
             functions: the model.
             num_layers: layers of the model.
             layers_per_stage: [stage] number of layers; by default as equal as possible.
-            dtype: dtype of the compute copies of the parameters, made once a step; by default the parameters' own.
+            dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
+                Complex numbers, integers, truth values and keys stay as they are.
             split_masters: whether parameters, gradients and so the optimizer's state are split over devices that
                 compute with equal copies of a parameter: those of `data` and `expert`, for shared ones of `pipe` too.
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
@@ -99,10 +101,8 @@ class Pipeline:
         check_actions(schedule, functions)
         check_mesh(schedule, mesh, functions)
         self.schedule, self.mesh, self.functions = schedule, mesh, functions
-        if layers_per_stage is None:
-            layers_per_stage = balanced_split(num_layers, schedule.num_stages)
-        self.layers_per_stage = tuple(layers_per_stage)
-        self.layout = StagedLayout(schedule.placement, self.layers_per_stage, num_layers=num_layers)
+        self.layers_per_stage = layers_of_stages(num_layers, schedule.num_stages, layers_per_stage)
+        self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
         self.dtype, self.split_masters, self.deterministic, self.rolled = dtype, split_masters, deterministic, rolled
         self.blocking = permutes_block(mesh) if blocking is None else blocking
         self.table = self._lowered(schedule, costs)

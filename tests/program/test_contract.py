@@ -40,6 +40,17 @@ def other_axes() -> Mesh:
         ("pipe-devices", lambda: {"mesh": make_mesh(pipe=1)}),
         ("tensor-axis", lambda: {"mesh": make_mesh(pipe=2, tensor=2)}),
         ("layer-per-stage", lambda: {"num_layers": 1}),
+        ("layer-per-stage", lambda: {"num_layers": 0}),
+        ("layer-per-stage", lambda: {"num_layers": -1, "layers_per_stage": (1, -2)}),
+        ("number-of-layers", lambda: {"num_layers": 4.0}),
+        ("number-of-layers", lambda: {"num_layers": "4"}),
+        ("number-of-layers", lambda: {"num_layers": True}),
+        ("layers-of-stages", lambda: {"layers_per_stage": (2, 2.0)}),
+        ("layers-of-stages", lambda: {"layers_per_stage": (3, True)}),
+        ("layers-of-stages", lambda: {"layers_per_stage": (2, "2")}),
+        ("layers-of-stages", lambda: {"layers_per_stage": (2, None)}),
+        ("layers-of-stages", lambda: {"layers_per_stage": 2}),
+        ("layers-of-stages", lambda: {"layers_per_stage": ((2,), 2)}),
         ("layers-of-stages", lambda: {"layers_per_stage": (1, 2)}),
         ("layers-of-stages", lambda: {"layers_per_stage": (2, 1, 1)}),
         ("layers-of-stages", lambda: {"layers_per_stage": (4, 0)}),
@@ -50,6 +61,21 @@ def other_axes() -> Mesh:
 def test_schedule_mesh_and_layers_that_do_not_fit_are_refused(rule, arguments):
     with refuses(rule):
         make(**arguments())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "repair"),
+    [
+        ({"num_layers": 0}, "give at least 2 layers$"),
+        ({"num_layers": 1}, "give at least 2 layers, or use at most 1 stages$"),
+        ({"layers_per_stage": (2, 1.0)}, r"give for example \(2, 2\), or leave layers_per_stage out$"),
+    ],
+)
+def test_the_repair_of_a_number_of_layers_works(arguments, repair):
+    with pytest.raises(CompileError, match=repair):
+        make(**arguments)
+    assert make(num_layers=2).layers_per_stage == (1, 1)
+    assert make(layers_per_stage=np.array([2, 2])).layers_per_stage == (2, 2)
 
 
 def test_64_bit_numbers_are_refused():
@@ -111,6 +137,9 @@ def test_layers_of_another_number_are_not_staged():
     [
         ("same-shape", {"layer": lambda params, x, microbatch, random: jnp.concatenate([x, x])}),
         ("same-shape", {"layer": lambda params, x, microbatch, random: x.astype(jnp.bfloat16)}),
+        ("float-activations", {"embed": lambda shared, microbatch, random: microbatch["gate"]}),
+        ("float-activations", {"embed": lambda shared, microbatch, random: microbatch["x"] > 0}),
+        ("float-activations", {"embed": lambda shared, microbatch, random: jax.random.split(jax.random.key(0), 2)}),
         ("one-array", {"layer": lambda params, x, microbatch, random: (x, x)}),
         ("one-array", {"embed": lambda shared, microbatch, random: (microbatch["x"], microbatch["x"])}),
         ("layer-losses", {"layer": lambda params, x, microbatch, random: (x, {"balance": x})}),
@@ -122,7 +151,17 @@ def test_layers_of_another_number_are_not_staged():
         ("backward-sums", {"head_backward": lambda shared, x, microbatch, scale, sums: (scale, sums, x)}),
     ],
     ids=[
-        *("longer", "another dtype", "a pair", "embeds a pair", "a layer's vector", "a name of the head"),
+        *(
+            "longer",
+            "another dtype",
+            "integers",
+            "truth values",
+            "keys",
+            "a pair",
+            "embeds a pair",
+            "a layer's vector",
+            "a name of the head",
+        ),
         *("no scalar", "bfloat16", "a pair of losses"),
         *("no sums", "another order"),
     ],
