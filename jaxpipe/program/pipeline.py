@@ -38,12 +38,12 @@ class Pipeline:
     """The compiled pipeline of one schedule.
 
     Attributes:
-        loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss
-            summed over all microbatches and its float32 gradients, staged and sharded as the parameters. Those of
-            complex parameters are complex64, as `jax.grad` has them; those of integers, truth values and keys are
-            zeros. `scale` multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the
-            head returns several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all,
-            and the gradients are those of their sum. Batch leaves are [num_microbatches, microbatch size, ...]. `key` is the
+        loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss summed
+            over all microbatches and its float32 gradients, staged and sharded as the parameters. Those of complex
+            parameters are complex64, as `jax.grad` has them; those of integers, truth values and keys are zeros.
+            `scale` multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head
+            returns several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all, and the
+            gradients are those of their sum. Batch leaves are [num_microbatches, microbatch size, ...]. `key` is the
             step's key; without a key nothing is random.
         loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
             forwards, without residuals or gradients, and with nothing random.
