@@ -16,7 +16,7 @@ import jax
 
 from jaxpipe.checkpoints.arrays import Arrays
 from jaxpipe.program import Pipeline
-from jaxpipe.program.partition import Part
+from jaxpipe.program.partition import Part, part_beside
 from jaxpipe.program.staged_params import Canonical
 from jaxpipe.program.updates import is_masked
 
@@ -74,7 +74,13 @@ class StateForm:
         self.groups: list[list[Leaf]] = []
         for path, subtree in jax.tree_util.tree_leaves_with_path(like, is_leaf=is_staged):
             leaves = jax.tree_util.tree_leaves_with_path(subtree, is_leaf=is_masked)
-            held = parts if is_staged(subtree) else [_of_number(leaf) for _, leaf in leaves]
+            if is_staged(subtree):
+                held = [
+                    part if is_masked(leaf) else part_beside(part, param, leaf)
+                    for (_, leaf), param, part in zip(leaves, jax.tree.leaves(params), parts, strict=True)
+                ]
+            else:
+                held = [_of_number(leaf) for _, leaf in leaves]
             there = [(*pair, part) for pair, part in zip(leaves, held, strict=True) if not is_masked(pair[1])]
             self._add([self._leaf((*path, *rest), leaf, part) for rest, leaf, part in there])
 

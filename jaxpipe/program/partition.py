@@ -120,6 +120,21 @@ class Part:
         return scatter_sum_over(gradient, self.copy_axes, self.master_dim, deterministic=deterministic)
 
 
+def part_beside(part: Part, param: Any, leaf: Any) -> Part:
+    """The Part of an array that an optimizer keeps for a parameter: the parameter's own if both have one shape.
+
+    Else, as the sums of rows and columns of Adafactor, it is on all devices of the layer's stage, or of the mesh.
+
+    Args:
+        part: the Part of the parameter.
+        param, leaf: the staged parameter and the array, or their shapes.
+    """
+    if leaf.shape == param.shape:
+        return part
+    shape = tuple(leaf.shape[len(STACKED) :] if part.stacked else leaf.shape)
+    return Part((), None, (), (), 1, shape, stacked=part.stacked)
+
+
 def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters: bool) -> PyTree:
     """The Part of every leaf of staged `params`.
 
