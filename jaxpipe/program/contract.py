@@ -138,8 +138,16 @@ def check_actions(schedule: Schedule, functions: StageFunctions) -> None:
         )
 
 
-def check_numbers() -> None:
-    """Raises CompileError if JAX makes 64-bit numbers by default: the program counts rounds and slots in int32."""
+def check_jax() -> None:
+    """Raises CompileError if JAX makes 64-bit numbers by default, in which no round is counted, or compiles nothing."""
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        raise CompileError(
+            explain(
+                "jax_disable_jit is set.",
+                rule="one-program: a step is one compiled program, whose loops and messages do not run one by one",
+                repair="unset JAX_DISABLE_JIT, or leave jax.disable_jit(); print from a layer with jax.debug.print",
+            )
+        )
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise CompileError(
             explain(

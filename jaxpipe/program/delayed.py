@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.errors import CompileError, explain
+from jaxpipe.errors import CompileError, explain, first_of
 from jaxpipe.lowering.run_table import FILL, Meeting, RunTable, lower_run
 from jaxpipe.mesh import AXES, BATCH_AXES, Randomness
 from jaxpipe.program.actions import Actions
@@ -95,6 +95,25 @@ def _check_delays(schedule: Schedule) -> None:
         )
 
 
+def _check_not_empty(params: PyTree) -> None:
+    """Raises CompileError for parameters of size zero."""
+    empty = [
+        f"params{jax.tree_util.keystr(path)} {list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if not leaf.size
+    ]
+    if empty:
+        raise CompileError(
+            explain(
+                f"{len(empty)} parameters have no element.",
+                rule="run-of-elements: without flush parameters go from call to call by their parts, of which an empty "
+                "one has none",
+                picture=first_of(empty),
+                repair="leave them out, or use a synchronous schedule, as '1f1b'",
+            )
+        )
+
+
 class DelayedPipeline(Pipeline):
     """The pipeline of a schedule without flush; as a `Pipeline` it is that of one batch, with a flush.
 
@@ -128,9 +147,10 @@ class DelayedPipeline(Pipeline):
         """Every shape of a call on one device; arguments and errors are those of `Pipeline.shapes`.
 
         Raises:
-            CompileError: also if the embedding's backward reads the parameters that all stages share, or if embedding
+            CompileError: also if a parameter is empty, if the embedding's backward reads the parameters that all stages share, or if embedding
                 and head have different delays and share a parameter.
         """
+        _check_not_empty(params)
         shapes = self._shapes(self.table, params, batch, random=random)
         self._check_embedding(shapes, random=random)
         return replace(

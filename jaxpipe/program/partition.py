@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
@@ -85,6 +85,10 @@ class Part:
         if master and self.master_dim is not None:
             dims[self.master_dim] += self.copy_axes
         return P(*(STACKED if self.stacked else ()), *(dim or None for dim in dims))
+
+    def sharding(self, mesh: Mesh) -> NamedSharding:
+        """The sharding of the whole parameter, as programs return it: XLA splits no array of size zero."""
+        return NamedSharding(mesh, self.spec() if math.prod(self.compute_shape) else P())
 
     def gather(self, held: jax.Array) -> jax.Array:
         """The compute copy of one layer's parameter, or of a shared one, gathered from the devices' parts."""

@@ -20,7 +20,7 @@ from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import BATCH_AXES, permutes_block
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Row, initial_carry, table_operands
-from jaxpipe.program.contract import StageFunctions, check_actions, check_mesh, check_numbers, scale_of_each
+from jaxpipe.program.contract import StageFunctions, check_actions, check_jax, check_mesh, scale_of_each
 from jaxpipe.program.partition import compute_copies, partition, square_sums, sums_over_devices
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
@@ -94,9 +94,9 @@ class Pipeline:
         Raises:
             ScheduleError: the schedule breaks a rule.
             CompileError: schedule, mesh and layers do not fit together, the program cannot run the schedule yet, or JAX
-                makes 64-bit numbers by default.
+                makes 64-bit numbers by default, or compiles nothing.
         """
-        check_numbers()
+        check_jax()
         check(schedule)
         check_actions(schedule, functions)
         check_mesh(schedule, mesh, functions)
@@ -147,7 +147,7 @@ class Pipeline:
 
     def shardings(self, params: PyTree) -> PyTree:
         """Shardings of staged parameters and of their gradients."""
-        return jax.tree.map(lambda part: NamedSharding(self.mesh, part.spec()), self.parts(params))
+        return jax.tree.map(lambda part: part.sharding(self.mesh), self.parts(params))
 
     @property
     def batch_sharding(self) -> NamedSharding:
@@ -200,6 +200,7 @@ class Pipeline:
         is_run: jax.Array | None = None,
     ) -> tuple[PyTree, PyTree]:
         """Traces one step by `table`: loss, and gradients if it has any."""
+        check_jax()
         shapes = self._shapes(table, params, batch, random=key is not None)
         rows = table_operands(table, shapes.storage)
         if is_run is not None:

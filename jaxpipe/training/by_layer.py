@@ -113,20 +113,6 @@ def _over_rows(optimizer: optax.GradientTransformation, is_staged: Callable[[Any
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]  # optax has tree types
 
 
-def with_default_promotion(optimizer: optax.GradientTransformation) -> Any:
-    """`optimizer` under JAX's own rules of promotion, for which optax is written."""
-
-    def init(params: Params) -> Any:
-        with default_promotion():
-            return optimizer.init(params)
-
-    def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
-        with default_promotion():
-            return optimizer.update(updates, state, params)
-
-    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]  # optax has tree types
-
-
 # ---- What an update does, from its jaxpr
 
 

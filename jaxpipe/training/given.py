@@ -177,7 +177,8 @@ class GivenBatches:
                         repair="leave out a last batch that is shorter, or fill it up",
                     )
                 )
-            yield {name: leaf.reshape(self.num_microbatches, -1, *leaf.shape[1:]) for name, leaf in arrays.items()}
+            num = self.num_microbatches
+            yield {name: leaf.reshape(num, len(leaf) // num, *leaf.shape[1:]) for name, leaf in arrays.items()}
 
     def _arrays(self, batch: GivenBatch, where: str) -> Batch:
         """The arrays of a batch in the dtypes that JAX computes with."""

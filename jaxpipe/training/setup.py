@@ -27,11 +27,12 @@ from jaxpipe.distributed.log import say
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import decide_costs
 from jaxpipe.mesh import Devices, choose_devices, key_of, make_mesh, node_by_node, order_devices
+from jaxpipe.mesh.jax_defaults import default_promotion
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.schedules import Costs
-from jaxpipe.training.by_layer import by_layer, with_default_promotion
+from jaxpipe.training.by_layer import by_layer
 from jaxpipe.training.delayed import DelayedStep
 from jaxpipe.training.optimizer import READS_MATRICES, learning_rate, make_optimizer, with_load_bias
 from jaxpipe.training.run_folder import path_of
@@ -165,14 +166,15 @@ def optimizer_and_step(
     config: ConfigDict, model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation | None = None
 ) -> tuple[optax.GradientTransformation, Any]:
     """The optimizer, that of the config if none is given, and the jitted train step that applies it."""
-    rate = learning_rate(config) if optimizer is None else None
+    rate = default_promotion()(learning_rate(config)) if optimizer is None else None
     reads_matrices = optimizer is None and config.optimizer.name in READS_MATRICES
     if optimizer:
         staged = jax.eval_shape(lambda: _in_float32(pipeline, model.init(key_of(0))))
         optimizer = by_layer(with_load_bias(optimizer, config), staged, has_flush=not pipeline.run_schedule.delays)
     else:
         optimizer = make_optimizer(config)
-    optimizer = with_default_promotion(optimizer)
+    # Optax is written for JAX's own rules of promotion.
+    optimizer = optax.GradientTransformation(*map(default_promotion(), (optimizer.init, optimizer.update)))
     fields = {"max_grad_norm": config.optimizer.max_grad_norm, "dropout_seed": dropout_seed(config, model)}
     if isinstance(pipeline, DelayedPipeline):
         more = {"num_steps": config.train.steps, "reads_matrices": reads_matrices}

@@ -96,7 +96,7 @@ def shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
     is_staged = has_tree_of(state.params)
 
     def beside(leaf: Any, param: Any, part: Part) -> Any:
-        return leaf if is_masked(leaf) else NamedSharding(pipeline.mesh, part_beside(part, param, leaf).spec())
+        return leaf if is_masked(leaf) else part_beside(part, param, leaf).sharding(pipeline.mesh)
 
     def shardings(node: Any) -> Any:
         if not is_staged(node):

@@ -27,7 +27,9 @@ from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.huggingface import copied_path, copy_source_model
+from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.program import Pipeline
+from jaxpipe.program.contract import check_jax
 from jaxpipe.schedules import simulate
 from jaxpipe.training import profiler, resume, run_folder
 from jaxpipe.training.batches import put_batch
@@ -128,6 +130,7 @@ def fit(
     Raises:
         JaxpipeError: config, schedule, data, checkpoints or other processes; what the command prints.
     """
+    check_jax()
     forget_files()
     config = config.copy_and_resolve_references()  # what is decided on the way goes into the run's config alone
     path = run_folder.path_of(str(workdir))
@@ -142,6 +145,8 @@ def fit(
         _check_optimizer_fields(config)
     traced_steps = profiler.profile_steps(profile_steps, num_steps=config.train.steps)
     with (
+        # What the user has set for JAX stays in force for functions of one's own.
+        default_rules() if model is None else jax.transfer_guard("allow"),
         ExitStack() as log_file,  # still open when the processes say why they end
         ProcessGroup(
             coordinator_address, num_processes, process_id, lost_after_s=config.train.lost_after_s

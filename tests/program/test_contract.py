@@ -87,6 +87,16 @@ def test_64_bit_numbers_are_refused():
         jax.config.update("jax_enable_x64", False)
 
 
+def test_a_program_that_is_not_compiled_is_refused():
+    pipeline = make()
+    params = pipeline.to_stages(make_params(4))
+    with jax.disable_jit():
+        with refuses("one-program"):
+            make()
+        with refuses("one-program"):
+            pipeline.loss_and_grads(params, make_batch(3))
+
+
 def test_a_legal_schedule_that_the_program_cannot_run_is_refused():
     placement = Placement(1, ((0,),))
     with refuses("program-actions"):

@@ -15,7 +15,7 @@ from running import SMALL, run, settings, train
 
 from jaxpipe.config import base_config
 from jaxpipe.distributed.log import file_of
-from jaxpipe.errors import ConfigError, DataError, JaxpipeError
+from jaxpipe.errors import CompileError, ConfigError, DataError, JaxpipeError
 from jaxpipe.training import Model, fit
 
 KILLED_AFTER = 5
@@ -203,6 +203,12 @@ def with_sizes(**fields):
 def test_what_does_not_fit_is_refused(changed, given, error, message, tmp_path):
     with pytest.raises(error, match=message):
         fit_gru(with_sizes(**changed), tmp_path / "run", **given)
+
+
+def test_a_run_that_would_not_be_compiled_is_refused(tmp_path):
+    with jax.disable_jit(), pytest.raises(CompileError, match="rule one-program"):
+        fit_gru(config(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.ci

@@ -1,5 +1,7 @@
 """Optimizers given in Python do to stacked and split parameters what they do to layers one by one, or are refused."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from running import settings
 
 from jaxpipe.config import base_config
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import CompileError, ConfigError
 from jaxpipe.training import Model, fit
 from jaxpipe.training.by_layer import by_layer
 
@@ -131,6 +133,58 @@ def test_an_optimizer_does_the_same_under_other_schedules_and_meshes(schedule, d
     optimizer = OF_PARAMETERS["lamb"]()
     run = fit(config(schedule, data=data), tmp_path, model=MODEL, train_batches=batches, optimizer=optimizer)
     assert_as_one_by_one(run.params, optimizer)
+
+
+def with_empty(init):
+    params = init(None)
+    nothing = jnp.zeros((NUM_LAYERS, 0, 4))
+    return {"shared": {**params["shared"], "none": nothing[0]}, "layers": {**params["layers"], "none": nothing}}
+
+
+EMPTY = dataclasses.replace(MODEL, init=lambda key: with_empty(init))
+
+
+def empty_batches(step):
+    return {**batches(step), "none": np.zeros((BATCH_SIZE, 0), np.float32)}
+
+
+@pytest.mark.ci
+def test_empty_parameters_and_batches_change_nothing(tmp_path):
+    """Stopped, resumed, and taken as the start of another run."""
+    given = {"model": EMPTY, "train_batches": empty_batches, "optimizer": optax.adam(0.01)}
+    fit(config(), tmp_path / "run", on_step=lambda step, metrics, state: step == 2, **given)
+    run = fit(config(), tmp_path / "run", **given)
+    assert run.params["layers"].pop("none").shape == (NUM_LAYERS, 0, 4)
+    assert run.params["shared"].pop("none").shape == (0, 4)
+    assert_as_one_by_one(run.params, given["optimizer"])
+    other = config()
+    other.checkpoint.init_from = str(tmp_path / "run")
+    assert fit(other, tmp_path / "other", dry_run=True, **given).num_done == 0
+
+
+def test_empty_parameters_are_refused_without_flush(tmp_path):
+    with pytest.raises(
+        CompileError, match=r"(?s)rule run-of-elements: .*params\['layers'\]\['none'\] \[2, 1, 2, 0, 4\]"
+    ):
+        fit(config("pipedream_2bw"), tmp_path, model=EMPTY, train_batches=empty_batches)
+
+
+@pytest.mark.ci
+def test_a_model_trains_under_the_strictest_rules_of_jax_which_its_functions_keep(tmp_path):
+    rules = []
+
+    def strict_layer(params, x, batch, random):
+        rules.append((jax.config.jax_numpy_rank_promotion, jax.config.jax_numpy_dtype_promotion))
+        return x + jnp.tanh(x @ params["kernel"])
+
+    model = dataclasses.replace(MODEL, layer=strict_layer)
+    optimizer = optax.adam(optax.linear_schedule(0.01, 0.0, 9))
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"), jax.transfer_guard("disallow"):
+        run = fit(
+            config(), tmp_path, model=model, train_batches=batches, heldout_batches=[batches(9)], optimizer=optimizer
+        )
+    assert run.num_done == NUM_STEPS
+    assert set(rules) == {("raise", "strict")}
 
 
 def staged():
