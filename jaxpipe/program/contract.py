@@ -158,6 +158,22 @@ def check_jax() -> None:
         )
 
 
+def check_dtype(dtype: Any) -> None:
+    """Raises CompileError unless compute copies can be of `dtype`: another kind of number has no gradient."""
+    try:
+        is_float = dtype is None or (jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize <= 4)  # bytes
+    except TypeError:
+        is_float = False
+    if not is_float:
+        raise CompileError(
+            explain(
+                f"dtype={dtype!r}.",
+                rule="compute-dtype: parameters are computed with as floating-point numbers of at most 32 bits",
+                repair="give 'bfloat16' or 'float32', or leave dtype out",
+            )
+        )
+
+
 def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunctions) -> None:
     """Raises CompileError unless `mesh` has our axes and the schedule's devices, and uses its `tensor` axis."""
     if tuple(mesh.axis_names) != AXES:
@@ -339,9 +355,18 @@ def scale_of_each(losses: PyTree, scale: PyTree) -> PyTree:
     """A float32 factor for each of `losses`: `scale` has one for each, or is one factor for all.
 
     Raises:
-        CompileError: `scale` has another structure.
+        CompileError: `scale` has another structure, or a factor is no real number.
     """
     structure, found = jax.tree.structure(losses), jax.tree.structure(scale)
+    for path, factor in jax.tree_util.tree_leaves_with_path(scale):
+        if jnp.shape(factor) or jnp.iscomplexobj(factor):
+            raise CompileError(
+                explain(
+                    f"scale{jax.tree_util.keystr(path)} is {jnp.result_type(factor)}{list(jnp.shape(factor))}.",
+                    rule="loss-factor: a loss is multiplied by one real number",
+                    repair="give a float, for example 1 / number of tokens",
+                )
+            )
     if found == jax.tree.structure(0):
         return jax.tree.map(lambda _: jnp.asarray(scale, jnp.float32), losses)
     if found != structure:

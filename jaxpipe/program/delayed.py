@@ -147,8 +147,8 @@ class DelayedPipeline(Pipeline):
         """Every shape of a call on one device; arguments and errors are those of `Pipeline.shapes`.
 
         Raises:
-            CompileError: also if a parameter is empty, if the embedding's backward reads the parameters that all stages share, or if embedding
-                and head have different delays and share a parameter.
+            CompileError: also if a parameter is empty, if the embedding's backward reads the parameters that all
+                stages share, or if embedding and head have different delays and share a parameter.
         """
         _check_not_empty(params)
         shapes = self._shapes(self.table, params, batch, random=random)

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxpipe.errors import CompileError, explain
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import BATCH_AXES, permutes_block
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Row, initial_carry, table_operands
-from jaxpipe.program.contract import StageFunctions, check_actions, check_jax, check_mesh, scale_of_each
+from jaxpipe.program.contract import StageFunctions, check_actions, check_dtype, check_jax, check_mesh, scale_of_each
 from jaxpipe.program.partition import compute_copies, partition, square_sums, sums_over_devices
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
@@ -97,6 +98,7 @@ class Pipeline:
                 makes 64-bit numbers by default, or compiles nothing.
         """
         check_jax()
+        check_dtype(dtype)
         check(schedule)
         check_actions(schedule, functions)
         check_mesh(schedule, mesh, functions)
@@ -241,4 +243,21 @@ class Pipeline:
 
 
 def _key_data(key: jax.Array | None) -> jax.Array | None:
-    return None if key is None else jax.random.key_data(key)
+    """The words of the step's key.
+
+    Raises:
+        CompileError: it is no single threefry key.
+    """
+    if key is None:
+        return None
+    is_typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
+    words = jax.random.key_data(key) if is_typed else key
+    if jnp.shape(words) != (2,) or jnp.result_type(words) != jnp.uint32:
+        raise CompileError(
+            explain(
+                f"key is {jnp.result_type(key)}{list(jnp.shape(key))}.",
+                rule="key-of-a-step: one threefry key, from which all masks of the step are drawn, on every mesh alike",
+                repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
+            )
+        )
+    return words

@@ -121,7 +121,8 @@ def fit(
             {"shared": ..., "layers": ...}, those of layers with the dims [device, chunk, layer] in front, so let them
             decide by name.
         on_step: (step, metrics, state), called after each step in every process; a true result, equal in all
-            processes, stops the run, as a signal does. `state` is valid until the call returns.
+            processes, stops the run, as a signal does. Arrays of `state` that it keeps stay as they are: the run then
+            goes on with copies. `Run.pipeline.from_stages` brings kept parameters into the model's order.
         profile_steps: "FIRST:LAST", both included: a profiler trace of these steps.
         dry_run: whether to check and compile everything, and to train and write nothing.
         coordinator_address, num_processes, process_id: of several processes, as the flags of the command.

@@ -31,6 +31,9 @@ def other_axes() -> Mesh:
     return Mesh(np.array(jax.devices()[:2]).reshape(1, 2, 1), ("data", "stages", "tensor"))
 
 
+DTYPES_OF_NO_COPY = ("int32", jnp.complex64, "float64", "bool", "float33", 16, jax.random.key)
+
+
 @pytest.mark.parametrize(
     ("rule", "arguments"),
     [
@@ -46,6 +49,7 @@ def other_axes() -> Mesh:
         ("number-of-layers", lambda: {"num_layers": "4"}),
         ("number-of-layers", lambda: {"num_layers": True}),
         ("layers-of-stages", lambda: {"layers_per_stage": (2, 2.0)}),
+        *(("compute-dtype", lambda dtype=dtype: {"dtype": dtype}) for dtype in DTYPES_OF_NO_COPY),
         ("layers-of-stages", lambda: {"layers_per_stage": (3, True)}),
         ("layers-of-stages", lambda: {"layers_per_stage": (2, "2")}),
         ("layers-of-stages", lambda: {"layers_per_stage": (2, None)}),
@@ -200,6 +204,24 @@ def test_a_scale_of_other_losses_is_refused(scale):
     pipeline = Pipeline(SCHEDULE, make_mesh(pipe=2), functions, num_layers=4)
     with refuses("loss-scale"):
         pipeline.loss_and_grads(pipeline.to_stages(make_params(4)), make_batch(3), scale)
+
+
+@pytest.mark.parametrize(
+    ("rule", "scale", "key"),
+    [
+        ("loss-factor", np.ones(1), None),
+        ("loss-factor", 1j, None),
+        ("key-of-a-step", 1.0, 0),
+        ("key-of-a-step", 1.0, jax.random.key(0, impl="rbg")),
+        ("key-of-a-step", 1.0, jax.random.split(jax.random.key(0))),
+        ("key-of-a-step", 1.0, np.zeros(2)),
+    ],
+    ids=["a vector", "complex", "a seed", "another generator", "two keys", "floats"],
+)
+def test_a_factor_or_key_that_is_none_is_refused(rule, scale, key):
+    pipeline = make()
+    with refuses(rule):
+        pipeline.loss_and_grads(pipeline.to_stages(make_params(4)), make_batch(3), scale, key)
 
 
 def test_one_scale_is_for_all_losses():

@@ -170,6 +170,28 @@ def test_empty_parameters_are_refused_without_flush(tmp_path):
 
 
 @pytest.mark.ci
+def test_what_on_step_keeps_of_the_state_stays_as_it_is(tmp_path, capsys):
+    kept, seen = [], []
+
+    def on_step(step, metrics, state):
+        kept.append((state, state.params["layers"], np.asarray(state.step)))
+        seen.append(jax.tree.map(lambda leaf: np.array(leaf, copy=True), state))
+        state.params["shared"] = None  # the tree is the caller's
+
+    run = fit(config(), tmp_path, model=MODEL, train_batches=batches, on_step=on_step)
+    assert len(kept) == NUM_STEPS
+    for step, ((state, layers, number), wanted) in enumerate(zip(kept, seen, strict=True), start=1):
+        jax.tree.map(np.testing.assert_array_equal, layers, wanted.params["layers"])
+        jax.tree.map(np.testing.assert_array_equal, state.optimizer, wanted.optimizer)
+        assert number == int(state.step) == step
+    canonical = run.pipeline.from_stages({"shared": {}, "layers": kept[-1][1]})["layers"]
+    jax.tree.map(np.testing.assert_array_equal, canonical, run.params["layers"])
+    assert capsys.readouterr().out.count("on_step keeps") == 1
+    fit(config(), tmp_path / "other", model=MODEL, train_batches=batches, on_step=lambda *_: None)
+    assert "on_step keeps" not in capsys.readouterr().out
+
+
+@pytest.mark.ci
 def test_a_model_trains_under_the_strictest_rules_of_jax_which_its_functions_keep(tmp_path):
     rules = []
 
