@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -245,6 +245,23 @@ def check_inputs(
                     repair="reshape the global batch to [num_microbatches, -1, ...]",
                 )
             )
+
+
+@jax.custom_jvp
+def without_derivative(inputs: PyTree) -> PyTree:
+    """Returns `inputs`, through which nothing is differentiated: the program makes its gradients itself."""
+    return inputs
+
+
+@without_derivative.defjvp
+def _refuse_derivative(primals: Any, tangents: Any) -> NoReturn:
+    raise CompileError(
+        explain(
+            "a program of a pipeline is differentiated.",
+            rule="gradients-of-a-pipeline: its schedule runs forwards and backwards, and returns the gradients",
+            repair="loss, grads = pipeline.loss_and_grads(params, batch, scale) in place of jax.grad(pipeline.loss)",
+        )
+    )
 
 
 def shapes_on_a_device(mesh: jax.sharding.Mesh, function: Callable, *arguments: PyTree) -> Any:

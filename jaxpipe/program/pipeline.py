@@ -21,7 +21,15 @@ from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import BATCH_AXES, permutes_block
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Row, initial_carry, table_operands
-from jaxpipe.program.contract import StageFunctions, check_actions, check_dtype, check_jax, check_mesh, scale_of_each
+from jaxpipe.program.contract import (
+    StageFunctions,
+    check_actions,
+    check_dtype,
+    check_jax,
+    check_mesh,
+    scale_of_each,
+    without_derivative,
+)
 from jaxpipe.program.partition import compute_copies, partition, square_sums, sums_over_devices
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
@@ -203,6 +211,7 @@ class Pipeline:
     ) -> tuple[PyTree, PyTree]:
         """Traces one step by `table`: loss, and gradients if it has any."""
         check_jax()
+        params, batch = without_derivative((params, batch))
         shapes = self._shapes(table, params, batch, random=key is not None)
         rows = table_operands(table, shapes.storage)
         if is_run is not None:

@@ -154,10 +154,10 @@ class StagedLayout:
         """Staged parameters from canonical ones; traceable."""
 
         def stage(leaf: jax.Array) -> jax.Array:
-            if leaf.shape[0] != self.num_layers:
+            if jnp.shape(leaf)[:1] != (self.num_layers,):
                 raise CompileError(
                     explain(
-                        f"a leaf of params['layers'] has shape {leaf.shape}.",
+                        f"a leaf of params['layers'] has shape {jnp.shape(leaf)}.",
                         rule=f"stacked-layers: its first axis counts the layers, num_layers={self.num_layers}",
                         repair="stack the layers' parameters, or set num_layers to their number",
                     )

@@ -141,8 +141,25 @@ def test_arrays_that_do_not_fit_are_refused(rule, change, function):
 
 
 def test_layers_of_another_number_are_not_staged():
-    with refuses("stacked-layers"):
-        make().to_stages(make_params(5))
+    for params in (make_params(5), {"shared": {}, "layers": {"gain": 1.0}}):
+        with refuses("stacked-layers"):
+            make().to_stages(params)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda pipeline, params, batch: jax.grad(lambda params: pipeline.loss(params, batch))(params),
+        lambda pipeline, params, batch: jax.grad(lambda params: pipeline.loss_and_grads(params, batch)[0])(params),
+        lambda pipeline, params, batch: jax.grad(lambda x: pipeline.loss(params, {**batch, "x": x}))(batch["x"]),
+        lambda pipeline, params, batch: jax.jvp(lambda params: pipeline.loss(params, batch), (params,), (params,)),
+    ],
+    ids=["loss", "loss and grads", "of the batch", "forward mode"],
+)
+def test_a_derivative_of_a_pipeline_is_refused_with_what_to_call(of):
+    pipeline = make()
+    with pytest.raises(CompileError, match=r"rule gradients-of-a-pipeline: .*\n  repair: .*pipeline\.loss_and_grads"):
+        of(pipeline, pipeline.to_stages(make_params(4)), make_batch(3))
 
 
 @pytest.mark.parametrize("function", ["loss_and_grads", "loss"])

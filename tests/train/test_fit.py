@@ -180,6 +180,18 @@ def with_sizes(**fields):
             r"no floating-point numbers[^$]*\['layers'\]\['index'\]: int32",
         ),
         (
+            {},
+            {"model": Model(MODEL.embed, MODEL.layer, MODEL.head, lambda key: {"layers": {"z": np.ones(7, complex)}})},
+            ConfigError,
+            r"(?s)\['layers'\]\['z'\]: complex64.*join them by jax.lax.complex",
+        ),
+        (
+            {},
+            {"model": Model(MODEL.embed, MODEL.layer, MODEL.head, lambda key: {"layers": {"w": np.ones((0, 2))}})},
+            ConfigError,
+            "no one number of layers",
+        ),
+        (
             {"model__num_layers": 5},
             {},
             ConfigError,
