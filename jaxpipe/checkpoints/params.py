@@ -160,7 +160,9 @@ def _shapes_of(model: HasInit) -> Any:
 
 
 def _named(params: Any) -> list[tuple[str, Any]]:
-    return [(f"params.{_name(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
+    """Arrays of a checkpoint by name; it has no empty ones."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [(f"params.{_name(path)}", leaf) for path, leaf in leaves if leaf.size]
 
 
 _name = partial(jax.tree_util.keystr, simple=True, separator=".")

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxpipe.checkpoints.arrays import Arrays
 from jaxpipe.program import Pipeline
-from jaxpipe.program.partition import Part
+from jaxpipe.program.partition import Part, part_beside
 from jaxpipe.program.staged_params import Canonical
 from jaxpipe.program.updates import is_masked
 
@@ -50,6 +51,10 @@ class Leaf:
         assert sharding is not None
         return math.prod(sharding.shard_shape(self.like.shape)) * self.like.dtype.itemsize
 
+    def empty(self) -> jax.Array:
+        """The canonical form of an empty leaf."""
+        return jnp.zeros(self.like.shape, self.like.dtype, device=self.like.sharding)
+
 
 class StateForm:
     """The leaves of a train state in groups, of which one is copied at a time.
@@ -74,14 +79,20 @@ class StateForm:
         self.groups: list[list[Leaf]] = []
         for path, subtree in jax.tree_util.tree_leaves_with_path(like, is_leaf=is_staged):
             leaves = jax.tree_util.tree_leaves_with_path(subtree, is_leaf=is_masked)
-            held = parts if is_staged(subtree) else [_of_number(leaf) for _, leaf in leaves]
+            if is_staged(subtree):
+                held = [
+                    part if is_masked(leaf) else part_beside(part, param, leaf)
+                    for (_, leaf), param, part in zip(leaves, jax.tree.leaves(params), parts, strict=True)
+                ]
+            else:
+                held = [_of_number(leaf) for _, leaf in leaves]
             there = [(*pair, part) for pair, part in zip(leaves, held, strict=True) if not is_masked(pair[1])]
             self._add([self._leaf((*path, *rest), leaf, part) for rest, leaf, part in there])
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the canonical arrays, by name."""
-        return {leaf.name: leaf.like.shape for group in self.groups for leaf in group}
+        """Shapes of the canonical arrays, by name, without empty ones: no file holds them."""
+        return {leaf.name: leaf.like.shape for group in self.groups for leaf in group if leaf.like.size}
 
     def to_arrays(self, state: Any) -> dict[str, jax.Array]:
         """New canonical arrays, so that `state` may be donated; on GPUs they are in host memory."""
@@ -91,16 +102,17 @@ class StateForm:
             if self._host is not None:
                 hosts = [copy.sharding.with_memory_kind(self._host) for copy in copies]
                 copies = jax.block_until_ready(jax.device_put(copies, hosts))
-            arrays |= {leaf.name: copy for leaf, copy in zip(group, copies, strict=True)}
+            arrays |= {leaf.name: copy for leaf, copy in zip(group, copies, strict=True) if leaf.like.size}
         return arrays
 
     def to_state(self, read: Callable[[Arrays], Arrays]) -> Any:
         """Returns the state; `read` returns some arrays, given their ShapeDtypeStructs by name."""
         leaves = []
         for group in self.groups:
-            arrays = read({leaf.name: leaf.like for leaf in group})
-            parts = [leaf.part for leaf in group]
-            leaves += self._canonical.to_stages([arrays[leaf.name] for leaf in group], parts)
+            wanted = {leaf.name: leaf.like for leaf in group if leaf.like.size}
+            arrays = read(wanted) if wanted else {}
+            canonical = [arrays[leaf.name] if leaf.like.size else leaf.empty() for leaf in group]
+            leaves += self._canonical.to_stages(canonical, [leaf.part for leaf in group])
         return jax.tree.unflatten(self._structure, leaves)
 
     def _leaf(self, path: Any, staged: Any, part: Part) -> Leaf:

@@ -22,6 +22,7 @@ from jaxpipe.config.model import model_section
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.files import local_path
 from jaxpipe.mesh.devices import skip_absent_gpus
+from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.models import FAMILIES
 from jaxpipe.python_file import errors_of_file, place_in, run_file
 
@@ -130,7 +131,8 @@ def run(
             define_flags(values, given)
             parse(values, given, usage=usage, required=required, more_help=lambda: _fields_help(values, given))
         skip_absent_gpus()
-        return command(values)
+        with default_rules():
+            return command(values)
 
     return exit_status(parse_and_run)
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.lowering.inbox import NOTHING
 from jaxpipe.lowering.run_table import RunTable
+from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.over_pipe import ends_rows, initial_ends
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.storage import Page, Pool, Pools, Storage, pool_for
@@ -128,7 +129,7 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
     state = State(
         message=message,
         pools=[pages(pool) for pool in storage.pools],
-        grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums),
+        grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, sum_dtype(leaf.dtype)), sums),
         loss=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes.loss_sums),
         num_done=num_done,
         ends=initial_ends(table, x_like, shapes.kept, shapes.statistics, empty),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import AXES, MEASURED, Randomness, num_batch_parts, with_losses
+from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.split_ends import SplitEnds
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -137,14 +138,38 @@ def check_actions(schedule: Schedule, functions: StageFunctions) -> None:
         )
 
 
-def check_numbers() -> None:
-    """Raises CompileError if JAX makes 64-bit numbers by default: the program counts rounds and slots in int32."""
+def check_jax() -> None:
+    """Raises CompileError if JAX makes 64-bit numbers by default, in which no round is counted, or compiles nothing."""
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        raise CompileError(
+            explain(
+                "jax_disable_jit is set.",
+                rule="one-program: a step is one compiled program, whose loops and messages do not run one by one",
+                repair="unset JAX_DISABLE_JIT, or leave jax.disable_jit(); print from a layer with jax.debug.print",
+            )
+        )
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise CompileError(
             explain(
                 "jax_enable_x64 is set.",
                 rule="numbers-32: the program counts in int32 and computes in float32 or bfloat16",
                 repair="unset JAX_ENABLE_X64, or call jax.config.update('jax_enable_x64', False) before",
+            )
+        )
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raises CompileError unless compute copies can be of `dtype`: another kind of number has no gradient."""
+    try:
+        is_float = dtype is None or (jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize <= 4)  # bytes
+    except TypeError:
+        is_float = False
+    if not is_float:
+        raise CompileError(
+            explain(
+                f"dtype={dtype!r}.",
+                rule="compute-dtype: parameters are computed with as floating-point numbers of at most 32 bits",
+                repair="give 'bfloat16' or 'float32', or leave dtype out",
             )
         )
 
@@ -222,6 +247,23 @@ def check_inputs(
             )
 
 
+@jax.custom_jvp
+def without_derivative(inputs: PyTree) -> PyTree:
+    """Returns `inputs`, through which nothing is differentiated: the program makes its gradients itself."""
+    return inputs
+
+
+@without_derivative.defjvp
+def _refuse_derivative(primals: Any, tangents: Any) -> NoReturn:
+    raise CompileError(
+        explain(
+            "a program of a pipeline is differentiated.",
+            rule="gradients-of-a-pipeline: its schedule runs forwards and backwards, and returns the gradients",
+            repair="loss, grads = pipeline.loss_and_grads(params, batch, scale) in place of jax.grad(pipeline.loss)",
+        )
+    )
+
+
 def shapes_on_a_device(mesh: jax.sharding.Mesh, function: Callable, *arguments: PyTree) -> Any:
     """The shapes that `function` returns on one device, given those of its arguments; it may use the mesh's axes."""
     return jax.eval_shape(jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False), *arguments)
@@ -248,6 +290,14 @@ def check_functions(
     x = _one_array(
         "embed", shapes(lambda shared, batch: functions.embed(shared, batch, None), params["shared"], microbatch)
     )
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise CompileError(
+            explain(
+                f"embed returns {x.dtype}{list(x.shape)}.",
+                rule="float-activations: stages send floating-point or complex numbers, which have a gradient",
+                repair="return floats, for example x.astype(jnp.float32); layers read ids and masks from the batch",
+            )
+        )
     found = shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch)
     y, of_layer = with_losses(found)
     y = _one_array("layer", y)
@@ -286,7 +336,7 @@ def check_functions(
                 repair="give the layer's loss another name",
             )
         )
-    sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params["shared"])
+    sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf.dtype)), params["shared"])
     if embed_backward := functions.embed_backward:
         found = shapes(lambda p, m, dx, s: embed_backward(p, m, None, dx, s), params["shared"], microbatch, x, sums)
         _check_backward("embed_backward", found, sums, "the sums")
@@ -322,9 +372,18 @@ def scale_of_each(losses: PyTree, scale: PyTree) -> PyTree:
     """A float32 factor for each of `losses`: `scale` has one for each, or is one factor for all.
 
     Raises:
-        CompileError: `scale` has another structure.
+        CompileError: `scale` has another structure, or a factor is no real number.
     """
     structure, found = jax.tree.structure(losses), jax.tree.structure(scale)
+    for path, factor in jax.tree_util.tree_leaves_with_path(scale):
+        if jnp.shape(factor) or jnp.iscomplexobj(factor):
+            raise CompileError(
+                explain(
+                    f"scale{jax.tree_util.keystr(path)} is {jnp.result_type(factor)}{list(jnp.shape(factor))}.",
+                    rule="loss-factor: a loss is multiplied by one real number",
+                    repair="give a float, for example 1 / number of tokens",
+                )
+            )
     if found == jax.tree.structure(0):
         return jax.tree.map(lambda _: jnp.asarray(scale, jnp.float32), losses)
     if found != structure:

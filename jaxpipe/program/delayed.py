@@ -20,12 +20,13 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.errors import CompileError, explain
+from jaxpipe.errors import CompileError, explain, first_of
 from jaxpipe.lowering.run_table import FILL, Meeting, RunTable, lower_run
 from jaxpipe.mesh import AXES, BATCH_AXES, Randomness, collectives_in_turn
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Carry, Row, initial_carry, table_operands
 from jaxpipe.program.contract import StageFunctions, scale_of_each, shapes_on_a_device
+from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.ends import embed_backward
 from jaxpipe.program.partition import compute_copies
 from jaxpipe.program.pipeline import Pipeline
@@ -94,6 +95,25 @@ def _check_delays(schedule: Schedule) -> None:
         )
 
 
+def _check_not_empty(params: PyTree) -> None:
+    """Raises CompileError for parameters of size zero."""
+    empty = [
+        f"params{jax.tree_util.keystr(path)} {list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if not leaf.size
+    ]
+    if empty:
+        raise CompileError(
+            explain(
+                f"{len(empty)} parameters have no element.",
+                rule="run-of-elements: without flush parameters go from call to call by their parts, of which an empty "
+                "one has none",
+                picture=first_of(empty),
+                repair="leave them out, or use a synchronous schedule, as '1f1b'",
+            )
+        )
+
+
 class DelayedPipeline(Pipeline):
     """The pipeline of a schedule without flush; as a `Pipeline` it is that of one batch, with a flush.
 
@@ -127,9 +147,10 @@ class DelayedPipeline(Pipeline):
         """Every shape of a call on one device; arguments and errors are those of `Pipeline.shapes`.
 
         Raises:
-            CompileError: also if the embedding's backward reads the parameters that all stages share, or if embedding
-                and head have different delays and share a parameter.
+            CompileError: also if a parameter is empty, if the embedding's backward reads the parameters that all
+                stages share, or if embedding and head have different delays and share a parameter.
         """
+        _check_not_empty(params)
         shapes = self._shapes(self.table, params, batch, random=random)
         self._check_embedding(shapes, random=random)
         return replace(
@@ -141,7 +162,9 @@ class DelayedPipeline(Pipeline):
 
     def _check_embedding(self, shapes: StepShapes, *, random: bool) -> None:
         """Raises CompileError if the first stage would need two versions of the shared parameters."""
-        sums = jax.tree.map(lambda like: jax.ShapeDtypeStruct(like.shape, jnp.float32), shapes.copies["shared"])
+        sums = jax.tree.map(
+            lambda like: jax.ShapeDtypeStruct(like.shape, sum_dtype(like.dtype)), shapes.copies["shared"]
+        )
         given = Randomness.like() if random else None
 
         def backward(shared: PyTree, microbatch: PyTree, dx: jax.Array, sums: PyTree, given: Any) -> PyTree:

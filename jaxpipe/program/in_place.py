@@ -74,7 +74,8 @@ def after(num_done: jax.Array, values: PyTree) -> jax.Array:
     It reads one number of each. A barrier would not do: XLA takes barriers out before it orders what it executes.
     """
     for value in jax.tree.leaves(values):
-        if value.size and jnp.issubdtype(value.dtype, jnp.number):
+        value = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+        if value.size:
             first = jnp.real(value).ravel()[:1].astype(jnp.float32)
             # At least 2 ** 30, which `num_done` never reaches: the smaller of both is `num_done`, and XLA cannot know.
             large = lax.bitcast_convert_type(first, jnp.int32) & (2**30 - 1) | 2**30

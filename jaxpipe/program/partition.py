@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
+from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.in_place import after
 from jaxpipe.program.stacked import slice_at, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
@@ -85,6 +86,10 @@ class Part:
             dims[self.master_dim] += self.copy_axes
         return P(*(STACKED if self.stacked else ()), *(dim or None for dim in dims))
 
+    def sharding(self, mesh: Mesh) -> NamedSharding:
+        """The sharding of the whole parameter, as programs return it: XLA splits no array of size zero."""
+        return NamedSharding(mesh, self.spec() if math.prod(self.compute_shape) else P())
+
     def gather(self, held: jax.Array) -> jax.Array:
         """The compute copy of one layer's parameter, or of a shared one, gathered from the devices' parts."""
         return held if self.master_dim is None else gather_over(held, self.copy_axes, self.master_dim)
@@ -117,6 +122,21 @@ class Part:
             return sum_over(gradient, self.partial_axes + self.copy_axes, deterministic=deterministic)
         gradient = sum_over(gradient, self.partial_axes, deterministic=deterministic)
         return scatter_sum_over(gradient, self.copy_axes, self.master_dim, deterministic=deterministic)
+
+
+def part_beside(part: Part, param: Any, leaf: Any) -> Part:
+    """The Part of an array that an optimizer keeps for a parameter: the parameter's own if both have one shape.
+
+    Else, as the sums of rows and columns of Adafactor, it is on all devices of the layer's stage, or of the mesh.
+
+    Args:
+        part: the Part of the parameter.
+        param, leaf: the staged parameter and the array, or their shapes.
+    """
+    if leaf.shape == param.shape:
+        return part
+    shape = tuple(leaf.shape[len(STACKED) :] if part.stacked else leaf.shape)
+    return Part((), None, (), (), 1, shape, stacked=part.stacked)
 
 
 def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters: bool) -> PyTree:
@@ -165,7 +185,9 @@ def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bo
     holders = BATCH_AXES if stacked else (*BATCH_AXES, "pipe")
     copies = tuple(axis for axis in holders if mesh.shape[axis] > 1 and axis not in split)
     num_copies = math.prod(mesh.shape[axis] for axis in copies)
-    divides = [dim for dim, size in enumerate(shape) if copies and split_masters and size % num_copies == 0]
+    # An empty one is not: no collective cuts a dim of size zero.
+    is_split = bool(copies) and split_masters and math.prod(shape) > 0
+    divides = [dim for dim, size in enumerate(shape) if is_split and size % num_copies == 0]
     return Part(
         split_dims=split_dims,
         master_dim=divides[0] if divides else None,
@@ -220,7 +242,7 @@ def compute_copies(
     Args:
         held: this device's {"shared", "layers": [chunk, layer, ...]}.
         parts: the Part of every parameter.
-        dtype: dtype of the copies; None keeps that of the masters.
+        dtype: dtype of the copies of floating-point numbers; None keeps that of the masters.
         before: arrays that sums over devices may have made, which end before layers are gathered.
         pairs: (owner, other holder) along `pipe` of a device's stages, for two replicas; layers of the
             copies are then [own chunk and, after them, the partner's, layer, ...].
@@ -230,7 +252,7 @@ def compute_copies(
     """
 
     def cast(leaf: jax.Array) -> jax.Array:
-        return leaf if dtype is None else leaf.astype(dtype)  # before it travels
+        return cast_copy(leaf, dtype)  # before it travels
 
     shared = jax.tree.map(lambda leaf, part: part.gather(cast(leaf)), held["shared"], parts["shared"])
     num_done = after(jnp.int32(0), (before, shared))
@@ -268,6 +290,8 @@ def _gather_both(
 ) -> tuple[PyTree, jax.Array]:
     """Compute copies of a device's own layers and of its partner's; the parts of a layer travel as one page."""
     leaves, structure = jax.tree.flatten(layers)
+    if not leaves:  # layers that compute without parameters
+        return layers, num_done
     parts = jax.tree.leaves(parts)
     num_chunks, num_layers = leaves[0].shape[:2]
     dtypes = [jax.eval_shape(cast, leaf).dtype for leaf in leaves]
@@ -419,6 +443,10 @@ def sum_of_parts(
     return jnp.concatenate(vectors)[np.argsort(np.concatenate(list(places.values())))]
 
 
+def _square(leaf: jax.Array) -> jax.Array:
+    return (leaf * leaf.conj()).real if jnp.iscomplexobj(leaf) else jnp.square(leaf)
+
+
 def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool) -> jax.Array:
     """The sum of squares of each gradient over all devices; traceable.
 
@@ -433,7 +461,7 @@ def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool
     """
 
     def sums(grads: PyTree) -> jax.Array:
-        squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(grads)]
+        squares = [_square(leaf).sum() for leaf in jax.tree.leaves(grads)]
         return sum_of_parts(squares, jax.tree.leaves(parts), deterministic=deterministic)
 
     specs = jax.tree.map(lambda part: part.spec(), parts)

@@ -16,15 +16,24 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxpipe.errors import CompileError, explain
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import BATCH_AXES, collectives_in_turn, permutes_block
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Row, initial_carry, table_operands
-from jaxpipe.program.contract import StageFunctions, check_actions, check_mesh, check_numbers, scale_of_each
+from jaxpipe.program.contract import (
+    StageFunctions,
+    check_actions,
+    check_dtype,
+    check_jax,
+    check_mesh,
+    scale_of_each,
+    without_derivative,
+)
 from jaxpipe.program.partition import compute_copies, partition, square_sums, sums_over_devices
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
-from jaxpipe.program.staged_params import StagedLayout, balanced_split
+from jaxpipe.program.staged_params import StagedLayout, layers_of_stages
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
@@ -38,10 +47,11 @@ class Pipeline:
     """The compiled pipeline of one schedule.
 
     Attributes:
-        loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss
-            summed over all microbatches and its float32 gradients, staged and sharded as the parameters. `scale`
-            multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head returns
-            several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all, and the
+        loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss summed
+            over all microbatches and its float32 gradients, staged and sharded as the parameters. Those of complex
+            parameters are complex64, as `jax.grad` has them; those of integers, truth values and keys are zeros.
+            `scale` multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head
+            returns several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all, and the
             gradients are those of their sum. Batch leaves are [num_microbatches, microbatch size, ...]. `key` is the
             step's key; without a key nothing is random.
         loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
@@ -79,7 +89,8 @@ class Pipeline:
             functions: the model.
             num_layers: layers of the model.
             layers_per_stage: [stage] number of layers; by default as equal as possible.
-            dtype: dtype of the compute copies of the parameters, made once a step; by default the parameters' own.
+            dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
+                Complex numbers, integers, truth values and keys stay as they are.
             split_masters: whether parameters, gradients and so the optimizer's state are split over devices that
                 compute with equal copies of a parameter: those of `data` and `expert`, for shared ones of `pipe` too.
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
@@ -92,17 +103,16 @@ class Pipeline:
         Raises:
             ScheduleError: the schedule breaks a rule.
             CompileError: schedule, mesh and layers do not fit together, the program cannot run the schedule yet, or JAX
-                makes 64-bit numbers by default.
+                makes 64-bit numbers by default, or compiles nothing.
         """
-        check_numbers()
+        check_jax()
+        check_dtype(dtype)
         check(schedule)
         check_actions(schedule, functions)
         check_mesh(schedule, mesh, functions)
         self.schedule, self.mesh, self.functions = schedule, mesh, functions
-        if layers_per_stage is None:
-            layers_per_stage = balanced_split(num_layers, schedule.num_stages)
-        self.layers_per_stage = tuple(layers_per_stage)
-        self.layout = StagedLayout(schedule.placement, self.layers_per_stage, num_layers=num_layers)
+        self.layers_per_stage = layers_of_stages(num_layers, schedule.num_stages, layers_per_stage)
+        self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
         self.dtype, self.split_masters, self.deterministic, self.rolled = dtype, split_masters, deterministic, rolled
         self.blocking = permutes_block(mesh) if blocking is None else blocking
         self.table = self._lowered(schedule, costs)
@@ -147,7 +157,7 @@ class Pipeline:
 
     def shardings(self, params: PyTree) -> PyTree:
         """Shardings of staged parameters and of their gradients."""
-        return jax.tree.map(lambda part: NamedSharding(self.mesh, part.spec()), self.parts(params))
+        return jax.tree.map(lambda part: part.sharding(self.mesh), self.parts(params))
 
     @property
     def batch_sharding(self) -> NamedSharding:
@@ -200,6 +210,8 @@ class Pipeline:
         is_run: jax.Array | None = None,
     ) -> tuple[PyTree, PyTree]:
         """Traces one step by `table`: loss, and gradients if it has any."""
+        check_jax()
+        params, batch = without_derivative((params, batch))
         shapes = self._shapes(table, params, batch, random=key is not None)
         rows = table_operands(table, shapes.storage)
         if is_run is not None:
@@ -242,4 +254,21 @@ class Pipeline:
 
 
 def _key_data(key: jax.Array | None) -> jax.Array | None:
-    return None if key is None else jax.random.key_data(key)
+    """The words of the step's key.
+
+    Raises:
+        CompileError: it is no single threefry key.
+    """
+    if key is None:
+        return None
+    is_typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
+    words = jax.random.key_data(key) if is_typed else key
+    if jnp.shape(words) != (2,) or jnp.result_type(words) != jnp.uint32:
+        raise CompileError(
+            explain(
+                f"key is {jnp.result_type(key)}{list(jnp.shape(key))}.",
+                rule="key-of-a-step: one threefry key, from which all masks of the step are drawn, on every mesh alike",
+                repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
+            )
+        )
+    return words

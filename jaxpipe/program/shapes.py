@@ -19,6 +19,7 @@ import numpy as np
 from jaxpipe.lowering import RoundTable
 from jaxpipe.mesh import Randomness, num_batch_parts
 from jaxpipe.program.contract import Losses, StageFunctions, check_functions, check_inputs, shapes_on_a_device
+from jaxpipe.program.dtypes import copy_dtype, sum_dtype
 from jaxpipe.program.partition import Part, layer_form, partition
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
@@ -73,9 +74,9 @@ class StepShapes:
 
     @cached_property
     def sent_layer(self) -> PageForm:
-        """The page in which the float32 gradients of one layer travel to the stage's owner."""
+        """The page in which the gradients of one layer travel to the stage's owner."""
         parts = jax.tree.leaves(self.parts["layers"])
-        return layer_form(parts, [jnp.float32] * len(parts))
+        return layer_form(parts, [sum_dtype(copy.dtype) for copy in jax.tree.leaves(self.copies["layer"])])
 
 
 def step_shapes(
@@ -112,7 +113,7 @@ def step_shapes(
     num_parts = num_batch_parts(mesh)
 
     def copy(leaf: Any, part: Part) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(part.compute_shape, leaf.dtype if dtype is None else dtype)
+        return jax.ShapeDtypeStruct(part.compute_shape, copy_dtype(leaf.dtype, dtype))
 
     def of_one_device(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((leaf.shape[1] // num_parts, *leaf.shape[2:]), leaf.dtype)
@@ -197,12 +198,11 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     for master, part, copy in zip(*leaves, strict=True):
         num_rows = num_replicas * math.prod(master.shape[1:3]) if part.stacked else 1  # chunks x layers
         size = num_rows * math.prod(part.compute_shape)
-        dtype = jnp.dtype(copy.dtype)
-        is_copied = part.master_dim is not None or dtype != master.dtype or (part.stacked and num_replicas > 1)
+        is_copied = part.master_dim is not None or copy.dtype != master.dtype or (part.stacked and num_replicas > 1)
         copies, kept = sum(table.copies_of_chunk), bool(table.schedule.delays)
         of_versions = size * copies // len(table.copies_of_chunk) if part.stacked else size
-        kinds["weights"] += of_versions * dtype.itemsize if is_copied or kept else 0
-        kinds["gradients"] += 4 * size
+        kinds["weights"] += of_versions * copy.dtype.itemsize if is_copied or kept else 0
+        kinds["gradients"] += jnp.dtype(sum_dtype(copy.dtype)).itemsize * size
         if kept and not part.stacked:  # what the last stage has given up waits for the others
             kinds["gradients"] += 4 * math.prod(part.master_shape)
     if shapes.ends:  # copies for the next batch

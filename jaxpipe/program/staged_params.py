@@ -12,7 +12,8 @@ distributed over the devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -58,7 +59,8 @@ def balanced_split(
             explain(
                 f"num_layers={num_layers} on num_stages={num_stages}.",
                 rule="layer-per-stage: every stage holds at least one layer",
-                repair=f"use at most {num_layers} stages, or at least {num_stages} layers",
+                repair=f"give at least {num_stages} layers"
+                + f", or use at most {num_layers} stages" * (num_layers > 0),
             )
         )
     counts, extra = [1] * num_stages, [0.0] * num_stages
@@ -68,6 +70,45 @@ def balanced_split(
     for _ in range(num_layers - num_stages):
         counts[min(stages, key=lambda stage: counts[stage] + extra[stage])] += 1
     return tuple(counts)
+
+
+def layers_of_stages(num_layers: Any, num_stages: int, layers_per_stage: Any = None) -> tuple[int, ...]:
+    """[stage] layers, those that a user gives if they are whole numbers that fit; by default as equal as possible.
+
+    Raises:
+        CompileError: they are not, or do not add up to `num_layers`, or one is below 1.
+
+    Example:
+        >>> layers_of_stages(3, 2), layers_of_stages(3, 2, [1, 2])
+        ((2, 1), (1, 2))
+    """
+    if not is_count(num_layers):
+        raise CompileError(
+            explain(
+                f"num_layers={num_layers!r}.",
+                rule="number-of-layers: num_layers is a whole number, that of the layers",
+                repair=f"give an int of at least {num_stages}, as len(layers)",
+            )
+        )
+    balanced = balanced_split(int(num_layers), num_stages)
+    if layers_per_stage is None:
+        return balanced
+    counts = tuple(layers_per_stage) if isinstance(layers_per_stage, Iterable) else (layers_per_stage,)
+    is_right = all(map(is_count, counts)) and len(counts) == num_stages and sum(counts) == num_layers
+    if not is_right or min(counts) < 1:
+        raise CompileError(
+            explain(
+                f"layers_per_stage={layers_per_stage!r} for num_layers={num_layers}, num_stages={num_stages}.",
+                rule="layers-of-stages: one whole number >= 1 for each stage, together num_layers",
+                repair=f"give for example {balanced}, or leave layers_per_stage out",
+            )
+        )
+    return tuple(map(int, counts))
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number, of Python or NumPy; a truth value is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 class StagedLayout:
@@ -86,34 +127,17 @@ class StagedLayout:
         Three layers on two devices, the first of which holds one. The last row of device 0 is unused.
 
         >>> from jaxpipe.schedules.placement import linear
-        >>> layout = StagedLayout(linear(2), (1, 2), num_layers=3)
+        >>> layout = StagedLayout(linear(2), (1, 2))
         >>> layout.canonical.tolist()
         [[[0, -1]], [[1, 2]]]
         >>> layout.row_of_layer.tolist()
         [0, 2, 3]
     """
 
-    def __init__(self, placement: Placement, layers_per_stage: Sequence[int], *, num_layers: int):
-        """Places `layers_per_stage[s]` consecutive layers on the holders of stage s.
-
-        Raises:
-            CompileError: the counts do not add up to `num_layers`, or one is below 1.
-        """
-        if (
-            len(layers_per_stage) != placement.num_stages
-            or sum(layers_per_stage) != num_layers
-            or min(layers_per_stage) < 1
-        ):
-            raise CompileError(
-                explain(
-                    f"layers_per_stage={tuple(layers_per_stage)} for num_layers={num_layers}, "
-                    f"num_stages={placement.num_stages}.",
-                    rule="layers-of-stages: one count >= 1 for each stage, together num_layers",
-                    repair=f"for example {balanced_split(num_layers, placement.num_stages)}",
-                )
-            )
+    def __init__(self, placement: Placement, layers_per_stage: Sequence[int]):
+        """Places `layers_per_stage[s]` consecutive layers on the holders of stage s."""
         first = np.cumsum([0, *layers_per_stage])
-        self.num_layers, self.num_owned = num_layers, placement.num_chunks
+        self.num_layers, self.num_owned = sum(layers_per_stage), placement.num_chunks
         held = placement.stages_of
         self.num_held = np.array([[layers_per_stage[stage] for _, stage in chunks] for chunks in held], np.int32)
         self.first_layer = np.array([[first[stage] for _, stage in chunks] for chunks in held], np.int32)
@@ -130,10 +154,10 @@ class StagedLayout:
         """Staged parameters from canonical ones; traceable."""
 
         def stage(leaf: jax.Array) -> jax.Array:
-            if leaf.shape[0] != self.num_layers:
+            if jnp.shape(leaf)[:1] != (self.num_layers,):
                 raise CompileError(
                     explain(
-                        f"a leaf of params['layers'] has shape {leaf.shape}.",
+                        f"a leaf of params['layers'] has shape {jnp.shape(leaf)}.",
                         rule=f"stacked-layers: its first axis counts the layers, num_layers={self.num_layers}",
                         repair="stack the layers' parameters, or set num_layers to their number",
                     )
@@ -227,7 +251,8 @@ class Canonical:
     def _split_dim(self, part: Part) -> int | None:
         """The dim of the layer's parameter that `pipe` splits in the canonical form."""
         num_devices = self.mesh.shape["pipe"]
-        divides = [dim for dim, size in enumerate(part.master_shape) if size % num_devices == 0]
+        is_split = math.prod(part.master_shape) > 0  # no collective cuts a dim of size zero
+        divides = [dim for dim, size in enumerate(part.master_shape) if is_split and size % num_devices == 0]
         return divides[0] if divides else None
 
 

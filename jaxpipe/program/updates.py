@@ -28,6 +28,7 @@ from jaxpipe.lowering.run_table import Meeting, RunTable
 from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Row, State
+from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.in_place import cond_in_place, of_round
 from jaxpipe.program.partition import Part, sum_of_parts
 from jaxpipe.program.stacked import slice_at, with_slice
@@ -407,9 +408,7 @@ class Updates:
 
     def _copies(self, masters: PyTree, parts: PyTree) -> PyTree:
         """Compute copies of shared parameters, or of one layer's, gathered from the devices' parts."""
-        return jax.tree.map(
-            lambda leaf, part: part.gather(leaf if self.dtype is None else leaf.astype(self.dtype)), masters, parts
-        )
+        return jax.tree.map(lambda leaf, part: part.gather(cast_copy(leaf, self.dtype)), masters, parts)
 
 
 def is_masked(node: Any) -> bool:

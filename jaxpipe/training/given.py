@@ -177,7 +177,8 @@ class GivenBatches:
                         repair="leave out a last batch that is shorter, or fill it up",
                     )
                 )
-            yield {name: leaf.reshape(self.num_microbatches, -1, *leaf.shape[1:]) for name, leaf in arrays.items()}
+            num = self.num_microbatches
+            yield {name: leaf.reshape(num, len(leaf) // num, *leaf.shape[1:]) for name, leaf in arrays.items()}
 
     def _arrays(self, batch: GivenBatch, where: str) -> Batch:
         """The arrays of a batch in the dtypes that JAX computes with."""
@@ -227,12 +228,13 @@ def _num_layers(model: Model) -> int:
                 "some parameters are no floating-point numbers, and would become some",
                 rule="given-params-float: an optimizer moves every parameter; the run keeps them in float32",
                 picture=first_of(others),
-                repair="put indices, masks and keys into the batch or into the function itself",
+                repair="put indices, masks and keys into the batch or into the function itself; of a complex parameter"
+                " keep real and imaginary part, and join them by jax.lax.complex",
             )
         )
     layers = jax.tree.leaves(params.get("layers")) if isinstance(params, Mapping) else []
     sizes = {leaf.shape[:1] for leaf in layers}
-    if len(sizes) != 1 or sizes == {()}:
+    if len(sizes) != 1 or sizes <= {(), (0,)}:
         raise ConfigError(
             explain(
                 f"the parameters have no one number of layers: {sorted(sizes)}",

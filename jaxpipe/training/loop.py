@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -75,6 +77,7 @@ class Loop:
         """
         config, pipeline, num_steps, task = self.config, self.setup.pipeline, self.config.train.steps, self.setup.task
         speed = Speed(task.model, pipeline, task.train_batches.at(0))
+        has_kept = False
         skipped_steps = SkippedSteps(pipeline, max_in_row=config.train.max_skipped_in_row)
         saver = Saver(self.checkpoints, num_processes=self.processes.count, say=say)
         rows = local_rows(pipeline, config.data.batch_size // config.pipeline.num_microbatches)
@@ -118,7 +121,13 @@ class Loop:
                     say(skipped.text)
                 if self.on_step is not None:
                     self.processes.begin(f"on_step after step {step}")
-                    stops = bool(self.on_step(step, numbers, state)) or stops
+                    num_references = _num_references(state)
+                    # A tree of its own: whoever keeps a part of it holds arrays.
+                    stops = bool(self.on_step(step, numbers, jax.tree.map(lambda leaf: leaf, state))) or stops
+                    state, num_kept = _apart_from_kept(state, num_references)
+                    if num_kept and not has_kept:
+                        has_kept = True
+                        say(f"step {step}: on_step keeps {num_kept} arrays of the state; the run goes on with copies")
 
                 # ---- Checkpoint, written in the background
                 are_params_good = not (skipped and skipped.are_params_bad)
@@ -149,6 +158,30 @@ class Loop:
             config=self.config.to_dict(),
             heldout_loss=heldout_loss,
         )
+
+
+# What `on_step` keeps of a state, which the next step would donate
+
+
+def _num_references(state: TrainState) -> list[int]:
+    """[leaf] how often Python refers to each array."""
+    return [sys.getrefcount(leaf) for leaf in jax.tree.leaves(state)]
+
+
+def _apart_from_kept(state: TrainState, before: Sequence[int]) -> tuple[TrainState, int]:
+    """`state` with copies of the arrays to which there are more references than before, and their number."""
+    is_kept = [now > then for now, then in zip(_num_references(state), before, strict=True)]
+    if not any(is_kept):
+        return state, 0
+    leaves, structure = jax.tree.flatten(state)
+    apart = [_copy(leaf) if kept else leaf for leaf, kept in zip(leaves, is_kept, strict=True)]
+    return jax.tree.unflatten(structure, apart), sum(is_kept)
+
+
+def _copy(array: jax.Array) -> jax.Array:
+    """A copy on the same devices; each process copies its own parts."""
+    parts = [jnp.copy(shard.data) for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
 
 def heldout_losses(

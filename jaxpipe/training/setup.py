@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,11 +26,13 @@ from jaxpipe.config.pipeline import orders_to_try
 from jaxpipe.distributed.log import say
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import decide_costs
-from jaxpipe.mesh import Devices, choose_devices, make_mesh, node_by_node, order_devices
+from jaxpipe.mesh import Devices, choose_devices, key_of, make_mesh, node_by_node, order_devices
+from jaxpipe.mesh.jax_defaults import default_promotion
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.schedules import Costs
+from jaxpipe.training.by_layer import by_layer
 from jaxpipe.training.delayed import DelayedStep
 from jaxpipe.training.optimizer import READS_MATRICES, learning_rate, make_optimizer, with_load_bias
 from jaxpipe.training.run_folder import path_of
@@ -163,9 +166,15 @@ def optimizer_and_step(
     config: ConfigDict, model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation | None = None
 ) -> tuple[optax.GradientTransformation, Any]:
     """The optimizer, that of the config if none is given, and the jitted train step that applies it."""
-    rate = learning_rate(config) if optimizer is None else None
+    rate = default_promotion()(learning_rate(config)) if optimizer is None else None
     reads_matrices = optimizer is None and config.optimizer.name in READS_MATRICES
-    optimizer = with_load_bias(optimizer, config) if optimizer else make_optimizer(config)
+    if optimizer:
+        staged = jax.eval_shape(lambda: _in_float32(pipeline, model.init(key_of(0))))
+        optimizer = by_layer(with_load_bias(optimizer, config), staged, has_flush=not pipeline.run_schedule.delays)
+    else:
+        optimizer = make_optimizer(config)
+    # Optax is written for JAX's own rules of promotion.
+    optimizer = optax.GradientTransformation(*map(default_promotion(), (optimizer.init, optimizer.update)))
     fields = {"max_grad_norm": config.optimizer.max_grad_norm, "dropout_seed": dropout_seed(config, model)}
     if isinstance(pipeline, DelayedPipeline):
         more = {"num_steps": config.train.steps, "reads_matrices": reads_matrices}
@@ -192,15 +201,17 @@ def first_state(config: ConfigDict, setup: Setup, optimizer: optax.GradientTrans
 
 def _staged(pipeline: Pipeline, params: Any) -> Any:
     """Canonical `params` as float32 on the devices of `pipeline`."""
-
-    def stage(params: Any) -> Any:
-        return pipeline.to_stages(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
-
+    stage = partial(_in_float32, pipeline)
     # By the host where they are on several devices, or on others than those of the mesh.
     params = jax.tree.map(
         lambda leaf: np.asarray(leaf) if getattr(leaf, "committed", False) else jnp.asarray(leaf), params
     )
     return jax.jit(stage, out_shardings=pipeline.shardings(jax.eval_shape(stage, params)))(params)
+
+
+def _in_float32(pipeline: Pipeline, params: Any) -> Any:
+    """Staged float32 parameters from canonical ones; traceable."""
+    return pipeline.to_stages(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
 
 
 def _in_first_order(

@@ -18,6 +18,7 @@ from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.mesh import MEASURED, key_of
 from jaxpipe.program import Pipeline
 from jaxpipe.program.delayed import DelayedPipeline
+from jaxpipe.program.partition import Part, part_beside
 from jaxpipe.program.updates import is_masked
 from jaxpipe.training.optimizer import is_load_bias
 from jaxpipe.training.task import Trained
@@ -91,12 +92,16 @@ def state_like(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTran
 def shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
     """The shardings of a state or of its shapes; traceable."""
     params, replicated = pipeline.shardings(state.params), NamedSharding(pipeline.mesh, P())
+    parts = pipeline.parts(state.params)
     is_staged = has_tree_of(state.params)
+
+    def beside(leaf: Any, param: Any, part: Part) -> Any:
+        return leaf if is_masked(leaf) else part_beside(part, param, leaf).sharding(pipeline.mesh)
 
     def shardings(node: Any) -> Any:
         if not is_staged(node):
             return replicated
-        return jax.tree.map(lambda leaf, own: leaf if is_masked(leaf) else own, node, params, is_leaf=is_masked)
+        return jax.tree.map(beside, node, state.params, parts, is_leaf=is_masked)
 
     moments = jax.tree.map(shardings, state.optimizer, is_leaf=is_staged)
     older = None if state.older is None else Older(None if state.older.weights is None else params, replicated)

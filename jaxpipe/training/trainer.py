@@ -27,7 +27,9 @@ from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.huggingface import copied_path, copy_source_model
+from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.program import Pipeline
+from jaxpipe.program.contract import check_jax
 from jaxpipe.schedules import simulate
 from jaxpipe.training import profiler, resume, run_folder
 from jaxpipe.training.batches import put_batch
@@ -114,12 +116,14 @@ def fit(
             batch is a dict of arrays [batch size, ...], of the same shapes each time; every process and every call must
             give the same ones.
         heldout_batches: for `model`: held-out batches, likewise; without any, nothing is evaluated.
-        optimizer: an elementwise optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` and
-            `zero1` stay in force, as does `model.bias_rate`. Its labels and masks see the parameters as
-            {"shared": ..., "layers": ...}, those of layers with the dims [device, chunk, layer] in front, so let them
-            decide by name.
+        optimizer: an optax optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` and `zero1`
+            stay in force, as does `model.bias_rate`. It does to the layers what it does to one after the other, or is
+            refused; see `jaxpipe.training.by_layer`. Its labels and masks see {"shared": ..., "layers": ...}, the
+            latter of one layer. If it sums over parameters, as by clipping, they see the dims [device, chunk, layer] in
+            front, too, and must decide by name.
         on_step: (step, metrics, state), called after each step in every process; a true result, equal in all
-            processes, stops the run, as a signal does. `state` is valid until the call returns.
+            processes, stops the run, as a signal does. Arrays of `state` that it keeps stay as they are: the run then
+            goes on with copies. `Run.pipeline.from_stages` brings kept parameters into the model's order.
         profile_steps: "FIRST:LAST", both included: a profiler trace of these steps.
         dry_run: whether to check and compile everything, and to train and write nothing.
         coordinator_address, num_processes, process_id: of several processes, as the flags of the command.
@@ -128,6 +132,7 @@ def fit(
     Raises:
         JaxpipeError: config, schedule, data, checkpoints or other processes; what the command prints.
     """
+    check_jax()
     forget_files()
     config = config.copy_and_resolve_references()  # what is decided on the way goes into the run's config alone
     path = run_folder.path_of(str(workdir))
@@ -142,6 +147,8 @@ def fit(
         _check_optimizer_fields(config)
     traced_steps = profiler.profile_steps(profile_steps, num_steps=config.train.steps)
     with (
+        # What the user has set for JAX stays in force for functions of one's own.
+        default_rules() if model is None else jax.transfer_guard("allow"),
         ExitStack() as log_file,  # still open when the processes say why they end
         ProcessGroup(
             coordinator_address, num_processes, process_id, lost_after_s=config.train.lost_after_s

@@ -31,6 +31,9 @@ def other_axes() -> Mesh:
     return Mesh(np.array(jax.devices()[:2]).reshape(1, 2, 1), ("data", "stages", "tensor"))
 
 
+DTYPES_OF_NO_COPY = ("int32", jnp.complex64, "float64", "bool", "float33", 16, jax.random.key)
+
+
 @pytest.mark.parametrize(
     ("rule", "arguments"),
     [
@@ -40,6 +43,18 @@ def other_axes() -> Mesh:
         ("pipe-devices", lambda: {"mesh": make_mesh(pipe=1)}),
         ("tensor-axis", lambda: {"mesh": make_mesh(pipe=2, tensor=2)}),
         ("layer-per-stage", lambda: {"num_layers": 1}),
+        ("layer-per-stage", lambda: {"num_layers": 0}),
+        ("layer-per-stage", lambda: {"num_layers": -1, "layers_per_stage": (1, -2)}),
+        ("number-of-layers", lambda: {"num_layers": 4.0}),
+        ("number-of-layers", lambda: {"num_layers": "4"}),
+        ("number-of-layers", lambda: {"num_layers": True}),
+        ("layers-of-stages", lambda: {"layers_per_stage": (2, 2.0)}),
+        *(("compute-dtype", lambda dtype=dtype: {"dtype": dtype}) for dtype in DTYPES_OF_NO_COPY),
+        ("layers-of-stages", lambda: {"layers_per_stage": (3, True)}),
+        ("layers-of-stages", lambda: {"layers_per_stage": (2, "2")}),
+        ("layers-of-stages", lambda: {"layers_per_stage": (2, None)}),
+        ("layers-of-stages", lambda: {"layers_per_stage": 2}),
+        ("layers-of-stages", lambda: {"layers_per_stage": ((2,), 2)}),
         ("layers-of-stages", lambda: {"layers_per_stage": (1, 2)}),
         ("layers-of-stages", lambda: {"layers_per_stage": (2, 1, 1)}),
         ("layers-of-stages", lambda: {"layers_per_stage": (4, 0)}),
@@ -52,6 +67,21 @@ def test_schedule_mesh_and_layers_that_do_not_fit_are_refused(rule, arguments):
         make(**arguments())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "repair"),
+    [
+        ({"num_layers": 0}, "give at least 2 layers$"),
+        ({"num_layers": 1}, "give at least 2 layers, or use at most 1 stages$"),
+        ({"layers_per_stage": (2, 1.0)}, r"give for example \(2, 2\), or leave layers_per_stage out$"),
+    ],
+)
+def test_the_repair_of_a_number_of_layers_works(arguments, repair):
+    with pytest.raises(CompileError, match=repair):
+        make(**arguments)
+    assert make(num_layers=2).layers_per_stage == (1, 1)
+    assert make(layers_per_stage=np.array([2, 2])).layers_per_stage == (2, 2)
+
+
 def test_64_bit_numbers_are_refused():
     jax.config.update("jax_enable_x64", True)
     try:
@@ -59,6 +89,16 @@ def test_64_bit_numbers_are_refused():
             make()
     finally:
         jax.config.update("jax_enable_x64", False)
+
+
+def test_a_program_that_is_not_compiled_is_refused():
+    pipeline = make()
+    params = pipeline.to_stages(make_params(4))
+    with jax.disable_jit():
+        with refuses("one-program"):
+            make()
+        with refuses("one-program"):
+            pipeline.loss_and_grads(params, make_batch(3))
 
 
 def test_a_legal_schedule_that_the_program_cannot_run_is_refused():
@@ -101,8 +141,25 @@ def test_arrays_that_do_not_fit_are_refused(rule, change, function):
 
 
 def test_layers_of_another_number_are_not_staged():
-    with refuses("stacked-layers"):
-        make().to_stages(make_params(5))
+    for params in (make_params(5), {"shared": {}, "layers": {"gain": 1.0}}):
+        with refuses("stacked-layers"):
+            make().to_stages(params)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda pipeline, params, batch: jax.grad(lambda params: pipeline.loss(params, batch))(params),
+        lambda pipeline, params, batch: jax.grad(lambda params: pipeline.loss_and_grads(params, batch)[0])(params),
+        lambda pipeline, params, batch: jax.grad(lambda x: pipeline.loss(params, {**batch, "x": x}))(batch["x"]),
+        lambda pipeline, params, batch: jax.jvp(lambda params: pipeline.loss(params, batch), (params,), (params,)),
+    ],
+    ids=["loss", "loss and grads", "of the batch", "forward mode"],
+)
+def test_a_derivative_of_a_pipeline_is_refused_with_what_to_call(of):
+    pipeline = make()
+    with pytest.raises(CompileError, match=r"rule gradients-of-a-pipeline: .*\n  repair: .*pipeline\.loss_and_grads"):
+        of(pipeline, pipeline.to_stages(make_params(4)), make_batch(3))
 
 
 @pytest.mark.parametrize("function", ["loss_and_grads", "loss"])
@@ -111,6 +168,9 @@ def test_layers_of_another_number_are_not_staged():
     [
         ("same-shape", {"layer": lambda params, x, microbatch, random: jnp.concatenate([x, x])}),
         ("same-shape", {"layer": lambda params, x, microbatch, random: x.astype(jnp.bfloat16)}),
+        ("float-activations", {"embed": lambda shared, microbatch, random: microbatch["gate"]}),
+        ("float-activations", {"embed": lambda shared, microbatch, random: microbatch["x"] > 0}),
+        ("float-activations", {"embed": lambda shared, microbatch, random: jax.random.split(jax.random.key(0), 2)}),
         ("one-array", {"layer": lambda params, x, microbatch, random: (x, x)}),
         ("one-array", {"embed": lambda shared, microbatch, random: (microbatch["x"], microbatch["x"])}),
         ("layer-losses", {"layer": lambda params, x, microbatch, random: (x, {"balance": x})}),
@@ -122,7 +182,17 @@ def test_layers_of_another_number_are_not_staged():
         ("backward-sums", {"head_backward": lambda shared, x, microbatch, scale, sums: (scale, sums, x)}),
     ],
     ids=[
-        *("longer", "another dtype", "a pair", "embeds a pair", "a layer's vector", "a name of the head"),
+        *(
+            "longer",
+            "another dtype",
+            "integers",
+            "truth values",
+            "keys",
+            "a pair",
+            "embeds a pair",
+            "a layer's vector",
+            "a name of the head",
+        ),
         *("no scalar", "bfloat16", "a pair of losses"),
         *("no sums", "another order"),
     ],
@@ -151,6 +221,24 @@ def test_a_scale_of_other_losses_is_refused(scale):
     pipeline = Pipeline(SCHEDULE, make_mesh(pipe=2), functions, num_layers=4)
     with refuses("loss-scale"):
         pipeline.loss_and_grads(pipeline.to_stages(make_params(4)), make_batch(3), scale)
+
+
+@pytest.mark.parametrize(
+    ("rule", "scale", "key"),
+    [
+        ("loss-factor", np.ones(1), None),
+        ("loss-factor", 1j, None),
+        ("key-of-a-step", 1.0, 0),
+        ("key-of-a-step", 1.0, jax.random.key(0, impl="rbg")),
+        ("key-of-a-step", 1.0, jax.random.split(jax.random.key(0))),
+        ("key-of-a-step", 1.0, np.zeros(2)),
+    ],
+    ids=["a vector", "complex", "a seed", "another generator", "two keys", "floats"],
+)
+def test_a_factor_or_key_that_is_none_is_refused(rule, scale, key):
+    pipeline = make()
+    with refuses(rule):
+        pipeline.loss_and_grads(pipeline.to_stages(make_params(4)), make_batch(3), scale, key)
 
 
 def test_one_scale_is_for_all_losses():

@@ -15,7 +15,7 @@ from running import SMALL, run, settings, train
 
 from jaxpipe.config import base_config
 from jaxpipe.distributed.log import file_of
-from jaxpipe.errors import ConfigError, DataError, JaxpipeError
+from jaxpipe.errors import CompileError, ConfigError, DataError, JaxpipeError
 from jaxpipe.training import Model, fit
 
 KILLED_AFTER = 5
@@ -180,6 +180,18 @@ def with_sizes(**fields):
             r"no floating-point numbers[^$]*\['layers'\]\['index'\]: int32",
         ),
         (
+            {},
+            {"model": Model(MODEL.embed, MODEL.layer, MODEL.head, lambda key: {"layers": {"z": np.ones(7, complex)}})},
+            ConfigError,
+            r"(?s)\['layers'\]\['z'\]: complex64.*join them by jax.lax.complex",
+        ),
+        (
+            {},
+            {"model": Model(MODEL.embed, MODEL.layer, MODEL.head, lambda key: {"layers": {"w": np.ones((0, 2))}})},
+            ConfigError,
+            "no one number of layers",
+        ),
+        (
             {"model__num_layers": 5},
             {},
             ConfigError,
@@ -203,6 +215,12 @@ def with_sizes(**fields):
 def test_what_does_not_fit_is_refused(changed, given, error, message, tmp_path):
     with pytest.raises(error, match=message):
         fit_gru(with_sizes(**changed), tmp_path / "run", **given)
+
+
+def test_a_run_that_would_not_be_compiled_is_refused(tmp_path):
+    with jax.disable_jit(), pytest.raises(CompileError, match="rule one-program"):
+        fit_gru(config(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.ci

@@ -31,6 +31,31 @@ def test_a_run_leaves_its_files(trained):
     assert (workdir / "checkpoints" / "12").is_dir()
 
 
+STRICT = {
+    "JAX_NUMPY_RANK_PROMOTION": "raise",
+    "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+    "JAX_TRANSFER_GUARD": "disallow",
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "optimizer"),
+    [
+        pytest.param("quickstart", "muon", marks=pytest.mark.ci),
+        pytest.param("quickstart_bert", "adamw", marks=pytest.mark.slow),
+        pytest.param("quickstart_moe", "lion", marks=pytest.mark.slow),
+    ],
+)
+def test_train_runs_under_the_strictest_rules_of_jax(config, optimizer, tmp_path, monkeypatch):
+    for name, value in STRICT.items():
+        monkeypatch.setenv(name, value)
+    small = [each for each in SMALL if "dropout" not in each]
+    more = ["--config.train.steps=2", "--config.checkpoint.save_every=1", f"--config.optimizer.name={optimizer}"]
+    done = in_child("train", f"--config=configs/{config}.py", f"--workdir={tmp_path}", *small, *more)
+    assert done.returncode == 0, done.stderr
+    assert len(losses(tmp_path)) == 2
+
+
 def test_metrics_have_one_line_a_step(trained):
     rows = metrics(trained[0])
     assert [row["step"] for row in rows] == list(range(1, 13))
