@@ -48,14 +48,16 @@ def nothing_fits(plan: Plan) -> ConfigError:
     assert plan.nearest is not None  # else a candidate fits, or the search has raised an error
     setting, held = plan.nearest
     largest = max(_NAMES, key=lambda name: _sum(held, name))
-    changes = [text for text, changed in _changes(setting, margin) if fits(changed, margin=margin)]
+    repairs = [f"set {text}" for text, changed in _changes(setting, margin) if fits(changed, margin=margin)]
+    if fits(setting, replace(held, optimizer=0, weights=0, gradients=0), margin=margin):
+        repairs.append(_more_gpus(plan))  # all else is of one microbatch, and the same on any number of them
     return ConfigError(
         explain(
             f"no way to train fits {topology}: the nearest takes {gib(held.total, '.1f')} GiB, mostly {largest},"
             f" {gib(_sum(held, largest), '.1f')} GiB",
             rule=rule,
             picture=f"{describe_setting(setting)}\n{parts_of(held)}",
-            repair=", or ".join([*(f"set {text}" for text in changes), _more_gpus(plan)]),
+            repair=", or ".join(repairs or ["set a smaller data.seq_len, or take a smaller model"]),
         )
     )
 
@@ -78,7 +80,7 @@ def _changes(setting: Setting, margin: float) -> Iterator[tuple[str, Setting]]:
         yield "optimizer.zero1=True", replace(setting, zero1=True)
     if setting.dtype == "float32" and setting.topology.hardware.bf16_flops_per_s:
         yield "model.dtype='bfloat16'", replace(setting, dtype="bfloat16")
-    if setting.model.attention == "xla":
+    if setting.model.attention == "xla" and setting.model.recompute != "attention":
         yield "model.attention='chunked'", replace(setting, model=replace(setting.model, attention="chunked"))
     if setting.optimizer == "adamw":
         yield "optimizer.name='lion', with one moment", replace(setting, optimizer="lion")

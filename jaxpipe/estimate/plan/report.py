@@ -86,10 +86,10 @@ def to_text(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
 def _searched(plan: Plan) -> list[str]:
     space = plan.space
     topology = space.topology
-    others = ", or not measured" if plan.not_measured else ""
+    others = ": the others are slower than every row" + (", or not measured" if plan.not_measured else "")
     lines = [
-        f"searched     {space.num_candidates} ways to train on {topology}; {plan.num_evaluated} were evaluated: the"
-        f" others are slower than every row{others}",
+        f"searched     {space.num_candidates} ways to train on {topology}; {plan.num_evaluated} were evaluated"
+        + (others if plan.num_evaluated < space.num_candidates else "")
     ]
     if space.num_gpus < topology.num_gpus:
         lines.append(f"GPUs         {space.num_gpus} of {topology.num_gpus}: no mesh of more divides model and batch")

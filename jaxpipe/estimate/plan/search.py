@@ -13,6 +13,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -27,6 +28,7 @@ from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import (
     least_backward_s,
     least_bytes,
+    least_gpu_s,
     least_of_any_s,
     least_s,
     pages_before_weaving,
@@ -42,6 +44,7 @@ from jaxpipe.estimate.plan.space import (
     legal_placement,
     legal_variants,
     orders_of,
+    smallest_meshes,
     with_fewer,
 )
 from jaxpipe.estimate.setting import placement_of
@@ -129,7 +132,10 @@ def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: flo
     So the first row is never slower than that of a plan for fewer nodes, or fewer GPUs a node.
     """
     plan = search(space, source, top=top, margin=margin)
+    all_gpus_s = _least_gpus_s(space, source)
     for part in with_fewer(space):
+        if all_gpus_s / part.num_gpus > plan.step_s:
+            break
         if not plan.rows and not any(map(may_fit, part.groups)):
             continue
         try:
@@ -139,6 +145,15 @@ def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: flo
         rows = sorted((*plan.rows, *found.rows), key=lambda row: row.step_s)
         plan = replace(plan, rows=tuple(rows[:top]), num_of_fewer=plan.num_of_fewer + found.num_evaluated)
     return plan
+
+
+def _least_gpus_s(space: Space, source: TimeSource) -> float:
+    """Lower bound of a step's time times its GPUs, on any of the GPUs of `space`."""
+    bounds = []
+    for setting in smallest_meshes(space):
+        with suppress(ConfigError):  # `source` has measured times, none of these
+            bounds.append(least_gpu_s(setting, source.times(setting)))
+    return min(bounds, default=0.0)
 
 
 def search(

@@ -195,6 +195,20 @@ def with_fewer(space: Space) -> Iterator[Space]:
                 yield Space(base, space.tensors, num_gpus, groups)
 
 
+def smallest_meshes(space: Space) -> Iterator[Setting]:
+    """A setting without `data` and `pipe` for each way to share layers, in all microbatches and recomputations.
+
+    The nodes may have fewer GPUs than there are.
+    """
+    whole, num_experts = space.topology, space.base.anatomy.num_experts
+    for tensor in space.tensors:
+        for expert in divisors(num_experts):
+            if (shared := expert * tensor) <= whole.gpus_per_node:
+                node = replace(space.base, topology=replace(whole, num_nodes=1, gpus_per_node=shared))
+                meshes = (group for group in _groups(node, [tensor], shared) if group.expert == expert)
+                yield from (group for group in meshes if group.pipe == group.data == 1)
+
+
 def on_nodes(space: Space, num_nodes: int) -> Space | None:
     """The space of all GPUs of another number of nodes; None if no mesh is legal."""
     base = replace(space.base, topology=replace(space.topology, num_nodes=num_nodes))
