@@ -183,8 +183,11 @@ def with_fewer(space: Space) -> Iterator[Space]:
     """
     whole = space.topology
     for num_gpus in range(space.num_gpus, 0, -1):
-        of_node = range(min(whole.gpus_per_node, num_gpus), 0, -1)
-        if num_gpus > MOST_PARTLY:
+        if num_gpus <= whole.gpus_per_node:
+            of_node = [num_gpus]  # in one node, which is never slower than several
+        elif num_gpus <= MOST_PARTLY:
+            of_node = range(whole.gpus_per_node, 0, -1)
+        else:
             of_node = [whole.gpus_per_node] if num_gpus % whole.gpus_per_node == 0 else []
         for gpus_per_node in of_node:
             num_nodes = -(-num_gpus // gpus_per_node)
