@@ -11,7 +11,7 @@ from dataclasses import replace
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Bytes, Setting
-from jaxpipe.estimate.memory import fits, memory
+from jaxpipe.estimate.memory import fits
 from jaxpipe.estimate.plan.search import Plan, may_fit
 from jaxpipe.estimate.plan.space import describe_setting, on_nodes
 from jaxpipe.units import GIB, gib
@@ -84,11 +84,17 @@ def _changes(setting: Setting, margin: float) -> Iterator[tuple[str, Setting]]:
         yield "model.attention='chunked'", replace(setting, model=replace(setting.model, attention="chunked"))
     if setting.optimizer == "adamw":
         yield "optimizer.name='lion', with one moment", replace(setting, optimizer="lion")
-    seq_len = setting.seq_len // 2
-    while seq_len >= setting.tensor and not fits(replace(setting, seq_len=seq_len), margin=margin):
-        seq_len //= 2
-    if seq_len >= setting.tensor and seq_len % setting.tensor == 0:
-        yield f"data.seq_len={seq_len}", replace(setting, seq_len=seq_len)
+    shorter = _of_length(setting, setting.seq_len // 2)
+    while shorter.seq_len % setting.tensor == 0 and shorter.seq_len > 1 and not fits(shorter, margin=margin):
+        shorter = _of_length(setting, shorter.seq_len // 2)
+    if shorter.seq_len % setting.tensor == 0 and shorter.seq_len:
+        yield f"data.seq_len={shorter.seq_len}", shorter
+
+
+def _of_length(setting: Setting, seq_len: int) -> Setting:
+    """`setting` with shorter sequences, and as many fewer positions where the model has learned ones."""
+    positions = {"num_positions": seq_len} if getattr(setting.model, "num_positions", None) == setting.seq_len else {}
+    return replace(setting, seq_len=seq_len, model=replace(setting.model, **positions))
 
 
 def _more_gpus(plan: Plan) -> str:

@@ -73,8 +73,8 @@ def to_text(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
     lines += ["", *_table(plan, parts), ""]
     if any(_is_equal(plan, row) for row in plan.rows[1:]):
         lines.append(
-            f"{_EQUAL}            within {TIME_ERROR:.0%} of row 1, the error of a predicted step: choose among these by"
-            " memory, or time them; --write_config=FILE:2 writes row 2"
+            f"{_EQUAL}            within {TIME_ERROR:.0%} of row 1, the error of a predicted step: choose among these"
+            " by memory, or time them; --write_config=FILE:2 writes row 2"
         )
     if len(parts) > 1:
         lines.append(f"best         {best_against_second(parts[0], parts[1])}")
@@ -191,7 +191,7 @@ def to_json(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
         parts: [row] breakdown of its step.
         baselines: to compare the best row with.
     """
-    topology = plan.space.topology
+    topology, tight = plan.space.topology, plan.tight
     return {
         "topology": str(topology),
         "num_gpus": plan.rows[0].setting.num_gpus if plan.rows else plan.space.num_gpus,
@@ -204,7 +204,7 @@ def to_json(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
         "memory_margin_fraction": plan.margin,
         "time_error_fraction": TIME_ERROR,
         "num_tight": plan.num_tight,
-        "tight": plan.tight and {**_setting(plan.tight.setting), "step_s": plan.tight.step_s, **_bytes(plan.tight.held)},
+        "tight": tight and {**_setting(tight.setting), "step_s": tight.step_s, **_bytes(tight.held)},
         "num_not_measured": plan.not_measured,
         "num_too_large": dict(plan.too_large),
         "num_illegal": dict(plan.space.illegal),
