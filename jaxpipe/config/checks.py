@@ -130,7 +130,7 @@ def _ranges(config: ConfigDict) -> Checks:
         if type(value) in (int, float):
             yield lambda path=path, value=value: _check_range(path, value)
     for paths in TOGETHER:
-        if all(path in values for path in paths):
+        if all(path in values and values[path] <= (most_of(path, values[path]) or math.inf) for path in paths):
             yield lambda paths=paths: check_together(paths, [values[path] for path in paths])
     yield lambda: check_words_and_numbers(config)
     yield lambda: check_choice("model.dtype", config.model.dtype, DTYPES)
@@ -162,9 +162,11 @@ def _check_range(path: str, value: float) -> None:
         bound = "less than 1.0"
     else:
         return
+    # Python writes no number of thousands of digits.
+    written = value if isinstance(value, float) or abs(value) < 10**100 else f"10^{int(value.bit_length() * 0.30103)}"
     raise ConfigError(
         explain(
-            f"{path}={value}",
+            f"{path}={written}",
             rule=f"field-range: {path} is {bound}",
             repair=f"set {path} to {bound}",
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -51,6 +51,7 @@ from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, estimate, step_collectives
 
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
+_MOST_COUNTED = 64  # settings of which all bytes are counted where nothing fits
 _ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this much
 # Bytes of steps are predicted within 5 % of those compiled (docs/measured.md: 0.963 to 1.047 in 81 cells of 82, of the
 # planner's own rows 0.947 to 0.992), so a step that needs this much more must fit too.
@@ -206,9 +207,10 @@ def search(
             least[found.candidate] = found.setting, held
     too_large = {candidate: found for candidate, found in least.items() if candidate not in fitting | tight.keys()}
     rest = [row for candidate, row in tight.items() if candidate not in fitting]
-    nearest = min(too_large.values(), key=lambda found: found[1].total, default=None)
-    if nearest and not rows:
-        nearest = nearest[0], memory(nearest[0])  # all bytes, where those that are too many already were counted
+    smallest = sorted(too_large.values(), key=lambda found: found[1].total)
+    nearest = smallest[0] if smallest else None
+    if not rows:  # which one it is decides the error's repair, so all its bytes are counted
+        nearest = _nearest(smallest[:_MOST_COUNTED])
     return Plan(
         rows=tuple(rows.values()),
         space=space,
@@ -317,6 +319,18 @@ class _Frontier:
 
 def _rounded_down(seconds: float) -> float:
     return seconds * (1.0 - _ROUNDING)
+
+
+def _nearest(smallest: Sequence[tuple[Setting, Bytes]]) -> tuple[Setting, Bytes] | None:
+    """The setting with the fewest bytes, all of them; `smallest` has lower bounds in ascending order."""
+    nearest = None
+    for setting, least in smallest:
+        if nearest and least.total >= nearest[1].total:
+            break
+        held = memory(setting)
+        if nearest is None or held.total < nearest[1].total:
+            nearest = setting, held
+    return nearest
 
 
 def may_fit(group: Setting) -> bool:
