@@ -99,7 +99,7 @@ def _searched(plan: Plan) -> list[str]:
         longer = f"{plan.of_all_s:.3f} s" if plan.of_all_s < math.inf else "more memory than there is"
         lines.append(
             f"GPUs         row 1 takes {_gpus(plan.rows[0].setting)} of {topology.num_nodes}x{topology.gpus_per_node},"
-            f" the others are idle: the fastest way on all takes {longer}"
+            f" the others are idle: the fastest way on {space.num_gpus} takes {longer}"
         )
     if plan.tight is not None and plan.tight.step_s < plan.step_s:
         setting, held = plan.tight.setting, plan.tight.held
