@@ -1,12 +1,12 @@
 """Ranks the ways to train a config's model on a cluster by the predicted time of a step; no GPU is needed.
 
     python -m jaxpipe.plan --config=configs/gpt3_96b.py --topology=a100-80g:6x8 [--costs=costs.json] [--top=10]
-        [--method=my_method.py ...] [--allow_delayed] [--format=json] [--write_config=FILE] [--config.X=Y ...]
+        [--method=my_method.py ...] [--allow_delayed] [--format=json] [--write_config=FILE[:ROW]] [--config.X=Y ...]
 
-The search covers schedule, chunks, data x pipe x expert x tensor, microbatch size, recompute, mesh order, and the
-head on the last stage or over all devices. What does not fit a GPU is dropped. Model, sequence length and batch size
-are the config's. Its own pipeline and mesh are not read, except a method's .py file in pipeline.schedule, which is
-tried as well.
+The search covers schedule, chunks, data x pipe x expert x tensor, microbatch size, recompute, mesh order, the head on
+the last stage or over all devices, and fewer GPUs where they are faster. What does not fit a GPU with a margin is
+dropped. Model, sequence length and batch size are the config's. Its own pipeline and mesh are not read, except a
+method's .py file in pipeline.schedule, which is tried as well.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from absl.flags import FlagValues
 
 from jaxpipe.cluster.hardware import with_such_cores
 from jaxpipe.cluster.topology import parse_topology
-from jaxpipe.command_line import check_unused
+from jaxpipe.command_line import check_unused, define_number
 from jaxpipe.config.command_line import define_config_file, run
-from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.plan.breakdown import baselines, breakdown_of
-from jaxpipe.estimate.plan.report import check_writable, to_json, to_text, write_config
-from jaxpipe.estimate.plan.search import search
+from jaxpipe.estimate.plan.nothing_fits import nothing_fits
+from jaxpipe.estimate.plan.report import check_row, check_writable, file_and_row, to_json, to_text, write_config
+from jaxpipe.estimate.plan.search import MEMORY_MARGIN, search_with_fewer
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.python_file import is_python_file
@@ -64,17 +64,28 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
         values,
     )
     flags.DEFINE_integer("top", 10, "Rows, the fastest.", lower_bound=1, flag_values=values)
+    define_number(
+        values,
+        "memory_margin",
+        MEMORY_MARGIN,
+        "Fraction of its predicted bytes by which a step may need more, and must fit all the same.",
+        what="fraction",
+        is_positive=False,
+    )
     flags.DEFINE_enum(
         "format", "text", ["text", "json"], "How the plan is printed; json has seconds and bytes.", values
     )
     flags.DEFINE_string(
-        "write_config", None, "A file for the config of the best row, which train and compile run.", values
+        "write_config",
+        None,
+        "A file for the config of a row, which train and compile run: FILE for row 1, FILE:4 for row 4.",
+        values,
     )
     flags.DEFINE_bool("overwrite", False, "Whether --write_config may replace a file.", values)
 
 
 def execute(values: FlagValues) -> None:
-    """Searches, prints the plan, and writes the config of its best row if that is asked for."""
+    """Searches, prints the plan, and writes the config of a row if that is asked for."""
     if not values.write_config:
         check_unused(values, ["overwrite"], "it needs --write_config")
     config, topology = values.config, parse_topology(values.topology)
@@ -83,8 +94,10 @@ def execute(values: FlagValues) -> None:
     if values.allow_delayed:
         for method in DELAYED.values():
             register(method)
-    if values.write_config:
-        check_writable(values.write_config, overwrite=values.overwrite)
+    path, row = file_and_row(values.write_config or "")
+    if path:
+        check_writable(path, overwrite=values.overwrite)
+        check_row(values.write_config, row, values.top, of=f"--top={values.top}")
     roofline = Roofline.of(topology.hardware)
     source = roofline
     if values.costs:
@@ -93,24 +106,19 @@ def execute(values: FlagValues) -> None:
             cores = with_such_cores(kind)
             if cores is None or cores.bf16_flops_per_s != topology.hardware.bf16_flops_per_s:
                 print(f"costs        measured on {kind}, planned for {topology.hardware.description}", file=sys.stderr)
-    plan = search(space_of(config, topology), source, top=values.top)
+    plan = search_with_fewer(space_of(config, topology), source, top=values.top, margin=values.memory_margin)
     parts = [breakdown_of(row.estimate, source) for row in plan.rows]
     compared = baselines(plan.rows[0], source) if plan.rows else []
     if values.format == "json":
         print(json.dumps(to_json(plan, parts, compared)))
     else:
         print(to_text(plan, parts, compared))
-    if values.write_config:
-        if not plan.rows:
-            raise ConfigError(
-                explain(
-                    f"--write_config={values.write_config}: no way to train fits {topology}",
-                    rule="plan-fits: the best row of the plan becomes the config, and the plan has no row",
-                    repair="give more GPUs, or a smaller batch or model",
-                )
-            )
-        write_config(values.write_config, config, plan.rows[0], command=_command())
-        print(f"written      {values.write_config}", file=sys.stderr)
+    if not plan.rows:
+        raise nothing_fits(plan)
+    if path:
+        check_row(values.write_config, row, len(plan.rows), of="the plan")
+        write_config(path, config, plan.rows[row - 1], command=_command())
+        print(f"written      {path}", file=sys.stderr)
 
 
 def _command() -> str:

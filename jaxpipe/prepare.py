@@ -24,6 +24,8 @@ from jaxpipe.data.prepare.preparation import Prepared, prepare
 from jaxpipe.data.prepare.reading import FORMATS
 from jaxpipe.data.tokenizer import BYTE
 
+_MOST_WORKERS = 1024  # the tokenizer's library starts all of them, however few texts there are
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
@@ -67,7 +69,12 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     flags.DEFINE_string("jsonl_key", "text", "The key of the text in a line's JSON object.", values)
     flags.DEFINE_boolean("masked", False, "For masked models, as BERT: with [PAD], [CLS], [SEP], [MASK].", values)
     flags.DEFINE_integer(
-        "num_workers", None, "Threads that encode; one per core by default.", lower_bound=1, flag_values=values
+        "num_workers",
+        None,
+        "Threads that encode; one per core by default.",
+        lower_bound=1,
+        upper_bound=_MOST_WORKERS,
+        flag_values=values,
     )
     flags.DEFINE_boolean("overwrite", False, "Replaces existing files.", values)
 

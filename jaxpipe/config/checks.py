@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.config.base import AUTO, base_config
+from jaxpipe.config.bounds import TOGETHER, check_together, most_of
 from jaxpipe.config.costs import check_costs
 from jaxpipe.config.data import check_blend, check_masked_sequence, check_prepared_tokenizer, check_vocabulary
 from jaxpipe.config.model import (
@@ -53,19 +54,6 @@ AT_LEAST_ZERO = (
 )
 
 AT_LEAST_ONE = ("model.rope_scaling_factor",)
-
-AT_MOST = {
-    "data.seed": 2**32 - 1,
-    "train.seed": 2**32 - 1,
-    "train.steps": 2**31 - 1,  # counted in int32
-    "train.lost_after_s": 1e9,
-    "data.heldout_fraction": 0.5,
-    "data.mask_fraction": 1.0,
-    "data.short_fraction": 1.0,
-    "optimizer.warmup_fraction": 0.5,
-    "optimizer.final_learning_rate_fraction": 1.0,
-    "optimizer.decay_fraction": 1.0,
-}
 
 SMALLEST, LARGEST = (float(each) for each in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))  # of float32
 # Dropout scales what it keeps by 1 / (1 - dropout), Adam's bias correction divides by 1 - beta.
@@ -137,10 +125,13 @@ def _check_type(config: ConfigDict, section: str, field: str, default: object) -
 
 
 def _ranges(config: ConfigDict) -> Checks:
-    for section, fields in config.items():
-        for field, value in fields.items():
-            if type(value) in (int, float):
-                yield lambda path=f"{section}.{field}", value=value: _check_range(path, value)
+    values = {f"{section}.{field}": value for section, fields in config.items() for field, value in fields.items()}
+    for path, value in values.items():
+        if type(value) in (int, float):
+            yield lambda path=path, value=value: _check_range(path, value)
+    for paths in TOGETHER:
+        if all(path in values and values[path] <= (most_of(path, values[path]) or math.inf) for path in paths):
+            yield lambda paths=paths: check_together(paths, [values[path] for path in paths])
     yield lambda: check_words_and_numbers(config)
     yield lambda: check_choice("model.dtype", config.model.dtype, DTYPES)
     if "packing" in config.data:
@@ -154,9 +145,10 @@ def _ranges(config: ConfigDict) -> Checks:
 
 
 def _check_range(path: str, value: float) -> None:
+    most = most_of(path, value)
     with np.errstate(over="ignore"):
         as_computed = float(np.float32(value)) if isinstance(value, float) else value
-    if not math.isfinite(as_computed):
+    if isinstance(value, float) and not math.isfinite(as_computed):
         bound = f"a finite number, at most {LARGEST:.1e}"
     elif 0 < value < SMALLEST:
         bound = f"at least {SMALLEST:.1e}" if path not in AT_LEAST_ZERO else f"0, or at least {SMALLEST:.1e}"
@@ -164,15 +156,17 @@ def _check_range(path: str, value: float) -> None:
         bound = "0 or more" if path in AT_LEAST_ZERO else "1 or more" if isinstance(value, int) else "more than 0"
     elif path in AT_LEAST_ONE and value < 1:
         bound = "1 or more"
-    elif path in AT_MOST and value > AT_MOST[path]:
-        bound = f"at most {AT_MOST[path]}"
+    elif most is not None and value > most:
+        bound = f"at most {most}"
     elif path in LESS_THAN_ONE and as_computed >= 1:
         bound = "less than 1.0"
     else:
         return
+    # Python writes no number of thousands of digits.
+    written = value if isinstance(value, float) or abs(value) < 10**100 else f"10^{int(value.bit_length() * 0.30103)}"
     raise ConfigError(
         explain(
-            f"{path}={value}",
+            f"{path}={written}",
             rule=f"field-range: {path} is {bound}",
             repair=f"set {path} to {bound}",
         )

@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import AXES
+from jaxpipe.config.bounds import AT_MOST, INT32
 from jaxpipe.data.packing import DOCUMENTS
 from jaxpipe.errors import ConfigError, check_choice, explain
 from jaxpipe.models import Family, ModelConfig, family_named
@@ -55,11 +56,13 @@ def number_of(config: ConfigDict, field: str) -> int | None:
     value, word = config.model[field], family_of(config).words[field]
     if value == word or isinstance(value, int):
         return None if value == word else value
-    if not (value.isascii() and value.isdecimal()) or int(value) < 1:
+    most = AT_MOST.get(f"model.{field}", INT32)
+    # Python reads no number of thousands of digits.
+    if not (value.isascii() and value.isdecimal() and len(value) < 20 and 1 <= int(value) <= most):
         raise ConfigError(
             explain(
-                f"model.{field}={value!r} is neither {word!r} nor a number",
-                rule=f"word-or-number: {word!r}, or a whole number of 1 or more, written as text",
+                f"model.{field}={value!r} is neither {word!r} nor such a number",
+                rule=f"word-or-number: {word!r}, or a whole number of 1 to {most}, written as text",
                 repair=f"set model.{field}={word!r}, its default, or for example model.{field}='128'",
             )
         )

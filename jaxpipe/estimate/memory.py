@@ -403,13 +403,15 @@ def _exponential_bytes(setting: Setting) -> int:
     return exponentials + FLOAT32_BYTES * statistics * (1 + setting.pipe)
 
 
-def fits(setting: Setting, needed: Bytes | None = None) -> bool:
+def fits(setting: Setting, needed: Bytes | None = None, *, margin: float = 0.0) -> bool:
     """Whether a step of `setting`, with the reserve that XLA does not count, fits into a GPU of its topology.
 
     Args:
         needed: the bytes of a step; by default `memory(setting)`.
+        margin: fraction by which a step may need more bytes than predicted.
     """
-    return (needed or memory(setting)).total + RESERVE_BYTES <= setting.topology.hardware.memory_bytes
+    predicted = (needed or memory(setting)).total
+    return predicted * (1.0 + margin) + RESERVE_BYTES <= setting.topology.hardware.memory_bytes
 
 
 def batch_bytes(setting: Setting) -> int:

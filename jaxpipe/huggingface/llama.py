@@ -138,7 +138,9 @@ def _qwen_window(theirs: Mapping[str, Any], where: str) -> int | None:
     num_layers, first = theirs.get("num_hidden_layers", 32), theirs.get("max_window_layers", 28)
     kinds = theirs.get("layer_types")
     if kinds is None:
-        kinds = ["sliding_attention" if window and layer >= first else "full_attention" for layer in range(num_layers)]
+        # No list of all layers: their number is not checked yet.
+        there = {"full_attention": not window or first > 0, "sliding_attention": window and first < num_layers}
+        kinds = [kind for kind, is_there in there.items() if is_there]
     if set(kinds) == {"full_attention"} or window is None:
         return None
     if set(kinds) != {"sliding_attention"}:

@@ -1,6 +1,7 @@
 """A config.json says the same in the words of transformers 4 and 5; what we cannot follow is refused by name."""
 
 import json
+from contextlib import suppress
 
 import pytest
 from their_models import BERT, GPT2, LLAMA, LLAMA3, QWEN3_MOE
@@ -14,6 +15,9 @@ BASE = {"GPT2LMHeadModel": GPT2, "LlamaForCausalLM": LLAMA, "MistralForCausalLM"
 BASE |= {"Qwen3ForCausalLM": LLAMA | {"head_dim": 8}}
 BASE |= {"MixtralForCausalLM": LLAMA, "Qwen3MoeForCausalLM": LLAMA | QWEN3_MOE}
 BASE |= {"MegatronBertForPreTraining": BERT}
+
+
+TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}
 
 
 def read(kind: str, **changes):
@@ -217,6 +221,21 @@ def test_values_of_another_type_are_refused():
 def test_values_out_of_range_are_refused(changes):
     with pytest.raises(ConfigError, match=r"broken in config.json\n(.|\n)*rule (field-range|rope)"):
         read("LlamaForCausalLM", **changes)
+
+
+@pytest.mark.parametrize("name", BASE)
+def test_no_size_is_believed_whatever_it_is(name):
+    """Each is refused at once: a name of a tensor is made for every layer, a kind for every layer of a list."""
+    believed = set()
+    for field in (field for field, value in BASE[name].items() if type(value) is int):
+        with suppress(ConfigError):
+            read(name, **{field: 10**12})
+            believed.add(field)
+    # A run reads at most 1024 tokens, and a window of more is none.
+    # Dense layers, of which a Qwen3-MoE has none, have a width too.
+    if name == "Qwen3MoeForCausalLM":
+        believed.discard("intermediate_size")
+    assert believed <= {"max_position_embeddings", "n_positions", "sliding_window", "max_window_layers"} | TOKENS
 
 
 @pytest.mark.parametrize("rope", ["x", [1], {"rope_type": ["x"]}])

@@ -27,6 +27,7 @@ from jaxpipe.schedules import (
     violations,
     write_schedule,
 )
+from jaxpipe.schedules.methods.registry import find_method, method_names
 from jaxpipe.schedules.rules import check
 
 REGISTERED = [
@@ -252,5 +253,12 @@ def test_more_microbatches_than_actions_take_no_memory():
 def test_sizes_that_no_memory_holds_are_refused():
     with pytest.raises(ScheduleError, match=r"(?s)num_devices=3000.*rule most-actions: .*set num_microbatches=333 or"):
         build("gpipe", num_devices=3000, num_microbatches=3000)
+    for method in method_names():
+        for option in find_method(method).options:
+            if type(option.swept[0] if option.swept else None) is int or option.name == "group_size":
+                with pytest.raises(ScheduleError, match=rf"(?s){option.name}=1000000000"):
+                    build(method, num_devices=4, num_microbatches=4, **{option.name: 10**9})
+    with pytest.raises(ScheduleError, match=r"rule most-actions: num_devices x num_microbatches x num_chunks "):
+        build("interleaved_1f1b", num_devices=4, num_microbatches=4, num_chunks=10**7)
     with pytest.raises(ScheduleError, match="rule summary-size: "):
         Summary(build("gpipe", num_devices=3000, num_microbatches=1), Costs(), 1)

@@ -322,6 +322,46 @@ def test_expected_costs_are_those_of_recomputation_of_the_options_or_given(value
     assert (costs.forward, costs.backward, costs.input_gradient, costs.weight_gradient) == times
 
 
+NUMBERS = [
+    (family, path)
+    for family in FAMILIES
+    for path in (
+        f"{section}.{field}"
+        for section, fields in base_config(family).items()
+        for field, value in fields.items()
+        if type(value) is int or field in FAMILIES[family].words
+    )
+]
+
+
+@pytest.mark.parametrize("number", [10**12, 10**400, 10**5000], ids=["1e12", "1e400", "1e5000"])
+def test_no_number_of_a_config_is_believed_whatever_it_is(number):
+    """Of every whole number in every family: a slip of some digits must not be allocated, nor be a traceback."""
+    for family, path in NUMBERS:
+        config = base_config(family)
+        section, field = path.split(".")
+        written = "9" * 13 if number == 10**12 else "9" * 5000
+        config[section][field] = written if isinstance(config[section][field], str) else number
+        with pytest.raises(ConfigError, match=r"field-range|word-or-number"):
+            check(config)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"data__batch_size": 2**20, "data__seq_len": 2**12}, ["data.batch_size x data.seq_len is at most"]),
+        ({"mesh__data": 2**12, "mesh__pipe": 2**12}, ["mesh.data x mesh.pipe x mesh.expert x mesh.tensor is at most"]),
+        ({"model__num_layers": 10_000, "model__hidden": 2**20}, ["model.num_layers x model.hidden is at most"]),
+        ({"model__num_layers": 10**9}, ["model.num_layers is at most 10000"]),
+    ],
+)
+def test_sizes_are_bounded_together_too(values, words):
+    with pytest.raises(ConfigError) as error:
+        check(_with(**values))
+    for word in (*words, "repair: "):
+        assert word in str(error.value)
+
+
 def test_all_broken_rules_of_a_round_are_reported():
     with pytest.raises(ConfigError, match="3 rules broken") as error:
         check(_with(data__batch_size=33, mesh__pipe=9, model__attention="flash"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,14 @@ from jaxpipe.estimate.plan.breakdown import Baseline, Breakdown, best_against_se
 from jaxpipe.estimate.plan.search import Plan, Row, largest_kind
 from jaxpipe.estimate.plan.space import describe_layers, describe_schedule, describe_setting
 from jaxpipe.files import local_path
-from jaxpipe.units import GIB, gib
+from jaxpipe.units import gib
 
+# Steps of two training runs are predicted within 3 % (docs/measured.md, "On a GPU"), so rows that differ by less may be
+# in another order on the machine.
+TIME_ERROR = 0.03
 _HEADINGS = (
     "",
+    "GPUs",
     "schedule",
     "data",
     "pipe",
@@ -48,6 +53,9 @@ _HEADINGS = (
 )
 
 
+_EQUAL = "≈"  # in place of a table's rank: the prediction cannot tell the row from the first
+
+
 # ---- Text ----
 
 
@@ -59,12 +67,17 @@ def to_text(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
         parts: [row] breakdown of its step.
         baselines: to compare the best row with.
     """
-    lines = [*_searched(plan), ""]
+    lines = _searched(plan)
     if not plan.rows:
-        return "\n".join([*lines, *_nothing_fits(plan)])
-    lines += _table(plan.rows, parts)
+        return "\n".join(lines)
+    lines += ["", *_table(plan, parts), ""]
+    if any(_is_equal(plan, row) for row in plan.rows[1:]):
+        lines.append(
+            f"{_EQUAL}            within {TIME_ERROR:.0%} of row 1, the error of a predicted step: choose among these"
+            " by memory, or time them; --write_config=FILE:2 writes row 2"
+        )
     if len(parts) > 1:
-        lines += ["", f"best         {best_against_second(parts[0], parts[1])}"]
+        lines.append(f"best         {best_against_second(parts[0], parts[1])}")
     lines += [f"baseline     {baseline.sentence}" for baseline in baselines]
     lines.append(f"layers       per stage of row 1: {describe_layers(plan.rows[0].setting.layers_per_stage)}")
     return "\n".join(lines)
@@ -72,14 +85,29 @@ def to_text(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
 
 def _searched(plan: Plan) -> list[str]:
     space = plan.space
-    topology = space.groups[0].topology
-    others = ", or not measured" if plan.not_measured else ""
+    topology = space.topology
+    others = ": the others are slower than every row" + (", or not measured" if plan.not_measured else "")
     lines = [
-        f"searched     {space.num_candidates} ways to train on {topology}; {plan.num_evaluated} were evaluated: the"
-        f" others are slower than every row{others}",
+        f"searched     {space.num_candidates} ways to train on {topology}; {plan.num_evaluated} were evaluated"
+        + (others if plan.num_evaluated < space.num_candidates else "")
     ]
     if space.num_gpus < topology.num_gpus:
         lines.append(f"GPUs         {space.num_gpus} of {topology.num_gpus}: no mesh of more divides model and batch")
+    if plan.num_of_fewer:
+        lines.append(f"fewer GPUs   {plan.num_of_fewer} ways were evaluated; those faster than all on more are rows")
+    if plan.rows and plan.step_s < plan.of_all_s:
+        longer = f"{plan.of_all_s:.3f} s" if plan.of_all_s < math.inf else "more memory than there is"
+        lines.append(
+            f"GPUs         row 1 takes {_gpus(plan.rows[0].setting)} of {topology.num_nodes}x{topology.gpus_per_node},"
+            f" the others are idle: the fastest way on {space.num_gpus} takes {longer}"
+        )
+    if plan.tight is not None and plan.tight.step_s < plan.step_s:
+        setting, held = plan.tight.setting, plan.tight.held
+        lines.append(
+            f"tight        {plan.num_tight} are without a margin of {plan.margin:.0%} for the error of predicted bytes;"
+            f" the fastest takes {plan.tight.step_s:.3f} s and {_gib(held.total)} GiB: {describe_setting(setting)};"
+            " --memory_margin=0 ranks them, jaxpipe.compile counts their bytes"
+        )
     if plan.too_large:
         told = ", ".join(f"{number} mostly by their {kind}" for kind, number in plan.too_large.most_common())
         lines.append(f"too large    {told}")
@@ -92,32 +120,43 @@ def _searched(plan: Plan) -> list[str]:
     return lines
 
 
-def _nothing_fits(plan: Plan) -> list[str]:
-    assert plan.nearest is not None  # else a candidate fits, or the search has raised an error
-    setting, held = plan.nearest
-    memory_bytes = setting.topology.hardware.memory_bytes
-    return [
-        f"nothing fits {_gib(memory_bytes)} GiB less a reserve of {_gib(RESERVE_BYTES)}; of those counted the nearest:",
-        f"  {describe_setting(setting)}",
-        f"  {_gib(held.total)} GiB: {_kinds(held)}",
-        "repair: more GPUs, a smaller batch, or a smaller model",
+def _table(plan: Plan, parts: Sequence[Breakdown]) -> list[str]:
+    rows = [
+        _cells(f"{rank} {_EQUAL}" if rank > 1 and _is_equal(plan, row) else str(rank), row, part)
+        for rank, (row, part) in enumerate(zip(plan.rows, parts, strict=True), 1)
     ]
+    settings = [row.setting for row in plan.rows]
+    unused = {
+        "expert": all(setting.expert == 1 for setting in settings),
+        "GPUs": all(_takes_all(plan, setting) for setting in settings),
+    }
+    columns = [column for column in zip(_HEADINGS, *rows, strict=True) if not unused.get(column[0], False)]
+    padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
+    return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
 
 
-def _table(rows: Sequence[Row], parts: Sequence[Breakdown]) -> list[str]:
-    cells = [_HEADINGS, *(_cells(i, row, part) for i, (row, part) in enumerate(zip(rows, parts, strict=True), 1))]
-    if all(row.setting.expert == 1 for row in rows):
-        place = _HEADINGS.index("expert")
-        cells = [line[:place] + line[place + 1 :] for line in cells]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+def _is_equal(plan: Plan, row: Row) -> bool:
+    """Whether the prediction cannot tell a row from the first."""
+    return row.step_s <= plan.step_s * (1 + TIME_ERROR)
 
 
-def _cells(rank: int, row: Row, parts: Breakdown) -> tuple[str, ...]:
+def _takes_all(plan: Plan, setting: Setting) -> bool:
+    return (setting.topology, setting.num_gpus) == (plan.space.topology, plan.space.num_gpus)
+
+
+def _gpus(setting: Setting) -> str:
+    """The GPUs of a mesh as nodes x GPUs of a node, and how many of them if the last node is not used whole."""
+    topology = setting.topology
+    nodes = f"{topology.num_nodes}x{topology.gpus_per_node}"
+    return nodes if setting.num_gpus == topology.num_gpus else f"{setting.num_gpus} of {nodes}"
+
+
+def _cells(rank: str, row: Row, parts: Breakdown) -> tuple[str, ...]:
     setting, estimate = row.setting, row.estimate
     overhead_s = getattr(parts, f"{parts.largest_overhead}_s")
     return (
-        str(rank),
+        rank,
+        _gpus(setting),
         ", ".join(map(describe_schedule, (setting, *row.equal))),
         str(setting.data),
         str(setting.pipe),
@@ -137,11 +176,6 @@ def _cells(rank: int, row: Row, parts: Breakdown) -> tuple[str, ...]:
     )
 
 
-def _kinds(held: Bytes) -> str:
-    kinds = sorted(vars(held).items(), key=lambda kind: -kind[1])
-    return ", ".join(f"{name} {_gib(size)}" for name, size in kinds if size >= GIB // 20)
-
-
 def _gib(num_bytes: int) -> str:
     return gib(num_bytes, ".1f")
 
@@ -157,19 +191,28 @@ def to_json(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
         parts: [row] breakdown of its step.
         baselines: to compare the best row with.
     """
-    topology = plan.space.groups[0].topology
+    topology, tight = plan.space.topology, plan.tight
     return {
         "topology": str(topology),
-        "num_gpus": plan.space.num_gpus,
+        "num_gpus": plan.rows[0].setting.num_gpus if plan.rows else plan.space.num_gpus,
         "hardware_bytes": topology.hardware.memory_bytes,
         "reserve_bytes": RESERVE_BYTES,
         "num_candidates": plan.space.num_candidates,
         "num_evaluated": plan.num_evaluated,
+        "num_evaluated_on_fewer": plan.num_of_fewer,
+        "step_s_on_all": plan.of_all_s if plan.of_all_s < math.inf else None,
+        "memory_margin_fraction": plan.margin,
+        "time_error_fraction": TIME_ERROR,
+        "num_tight": plan.num_tight,
+        "tight": tight and {**_setting(tight.setting), "step_s": tight.step_s, **_bytes(tight.held)},
         "num_not_measured": plan.not_measured,
         "num_too_large": dict(plan.too_large),
         "num_illegal": dict(plan.space.illegal),
         "exposed_fraction": plan.exposed_fraction,
-        "rows": [_row(row, part) for row, part in zip(plan.rows, parts, strict=True)],
+        "rows": [
+            {**_row(row, part), "is_within_error": _is_equal(plan, row)}
+            for row, part in zip(plan.rows, parts, strict=True)
+        ],
         "baselines": [
             {
                 "name": baseline.name,
@@ -208,6 +251,8 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "num_microbatches": setting.num_microbatches,
         "microbatch_size": setting.microbatch_size,
         "layers_per_stage": list(setting.layers_per_stage),
+        "topology": str(setting.topology),
+        "num_gpus": setting.num_gpus,
         **setting.axes,
         "order": setting.order,
         "recompute": setting.model.recompute,
@@ -240,6 +285,37 @@ def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
     planned.optimizer.error_feedback = setting.error_feedback
     check(planned, name="the planned config")
     return planned
+
+
+def file_and_row(written: str) -> tuple[str, int]:
+    """The file and the row, counted from 1, of `--write_config=FILE` or `FILE:ROW`.
+
+    Example:
+        >>> file_and_row("planned.py"), file_and_row("runs/planned.py:4")
+        (('planned.py', 1), ('runs/planned.py', 4))
+    """
+    path, colon, row = written.rpartition(":")
+    return (path, int(row)) if colon and row.isdecimal() and row.isascii() else (written, 1)
+
+
+def check_row(written: str, row: int, num_rows: int, *, of: str) -> None:
+    """Raises ConfigError unless there is such a row to write.
+
+    Args:
+        written: the flag's text.
+        row: the row that it names, from 1.
+        num_rows: the rows that there are, or that are asked for.
+        of: what has so many rows.
+    """
+    if not 1 <= row <= num_rows:
+        rows = "only row 1" if num_rows == 1 else f"rows 1 to {num_rows}"
+        raise ConfigError(
+            explain(
+                f"--write_config={written} asks for row {row}, and {of} has {rows}",
+                rule="plan-row: FILE:ROW writes a row of the table, counted from 1; FILE alone writes row 1",
+                repair=f"give a ROW of 1 to {num_rows}" + (f", or --top={row}" if row > num_rows else ""),
+            )
+        )
 
 
 def check_writable(path: str, *, overwrite: bool) -> None:

@@ -4,25 +4,31 @@ The times of actions bound a group of candidates from below; the placement of it
 closely; its schedule gives the step itself. The item of the lowest bound is refined next, unless it cannot fit by the
 least that it stores. An item whose step is known when it comes first is the next fastest, and becomes a row if it fits.
 So bytes, for which a schedule has to be lowered, are counted only for the rows and for faster settings that do not fit.
+Fewer GPUs are searched too, as far as they are faster than all: 11 GPUs share a batch of 256 worse than 8.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 
+from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
 from jaxpipe.estimate.costs import costs_of
 from jaxpipe.estimate.memory import fits, memory
+from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import (
     least_backward_s,
     least_bytes,
+    least_gpu_s,
     least_of_any_s,
     least_s,
     pages_before_weaving,
@@ -38,12 +44,18 @@ from jaxpipe.estimate.plan.space import (
     legal_placement,
     legal_variants,
     orders_of,
+    smallest_meshes,
+    with_fewer,
 )
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, estimate, step_collectives
 
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
+_MOST_COUNTED = 64  # settings of which all bytes are counted where nothing fits
 _ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this much
+# Bytes of steps are predicted within 5 % of those compiled (docs/measured.md: 0.963 to 1.047 in 81 cells of 82, of the
+# planner's own rows 0.947 to 0.992), so a step that needs this much more must fit too.
+MEMORY_MARGIN = 0.05
 
 
 @dataclass(frozen=True)
@@ -84,29 +96,78 @@ class Plan:
     Attributes:
         rows: the fastest first; each candidate with its fastest partition and order of the mesh, equal ones in one row.
         space: the space that was searched.
+        margin: fraction of their bytes by which rows may need more than predicted.
         num_evaluated: candidates whose bytes or step were computed; the others cannot be among the rows.
         too_large: kind of bytes that is largest -> candidates that do not fit.
         not_measured: candidates that the costs do not cover.
         nearest: the setting with the fewest bytes of those that do not fit, as far as counted; None if all fit.
+        tight: the fastest that fits without the margin alone; None if there is none as fast as the rows.
+        num_tight: candidates that fit without the margin alone.
+        of_all_s: seconds of the fastest step on all GPUs; infinite if none fits.
+        num_of_fewer: candidates on fewer GPUs that were evaluated.
         exposed_fraction: fraction of a collective's time that is taken not to overlap; None if the source has no such.
     """
 
     rows: tuple[Row, ...]
     space: Space
+    margin: float
     num_evaluated: int
     too_large: Counter[str]
     not_measured: int
     nearest: tuple[Setting, Bytes] | None
+    tight: Row | None
+    num_tight: int
+    of_all_s: float
+    num_of_fewer: int = 0
     exposed_fraction: float | None = None
 
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds of the first row's step; infinite without a row."""
+        return self.rows[0].step_s if self.rows else math.inf
 
-def search(space: Space, source: TimeSource, *, top: int) -> Plan:
+
+def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: float = MEMORY_MARGIN) -> Plan:
+    """As `search`; further rows are of fewer GPUs where these are faster than every way to use more.
+
+    So the first row is never slower than that of a plan for fewer nodes, or fewer GPUs a node.
+    """
+    plan = search(space, source, top=top, margin=margin)
+    all_gpus_s = _least_gpus_s(space, source)
+    for part in with_fewer(space):
+        if all_gpus_s / part.num_gpus > plan.step_s:
+            break
+        if not plan.rows and not any(map(may_fit, part.groups)):
+            continue
+        try:
+            found = search(part, source, top=top, margin=margin, below_s=plan.step_s)
+        except ConfigError:  # `source` has measured times, for none of these meshes
+            continue
+        rows = sorted((*plan.rows, *found.rows), key=lambda row: row.step_s)
+        plan = replace(plan, rows=tuple(rows[:top]), num_of_fewer=plan.num_of_fewer + found.num_evaluated)
+    return plan
+
+
+def _least_gpus_s(space: Space, source: TimeSource) -> float:
+    """Lower bound of a step's time times its GPUs, on any of the GPUs of `space`."""
+    bounds = []
+    for setting in smallest_meshes(space):
+        with suppress(ConfigError):  # `source` has measured times, none of these
+            bounds.append(least_gpu_s(setting, source.times(setting)))
+    return min(bounds, default=0.0)
+
+
+def search(
+    space: Space, source: TimeSource, *, top: int, margin: float = MEMORY_MARGIN, below_s: float = math.inf
+) -> Plan:
     """The `top` fastest candidates of `space` that fit, or all that fit if these are fewer.
 
     Args:
         space: candidates to search.
         source: source of times.
         top: number of rows, >= 1.
+        margin: fraction of its bytes by which a step may need more than predicted and must fit all the same.
+        below_s: seconds; steps that take as long are left out.
 
     Raises:
         ConfigError: `source` has times for none of them.
@@ -116,7 +177,8 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
     rows: dict[object, Row] = {}  # by their digits
     last_s = 0.0  # of the last row
     least: dict[int, tuple[Setting, Bytes]] = {}  # candidate -> its smallest setting that does not fit
-    while found := frontier.pop():
+    tight: dict[int, Row] = {}  # candidate -> its fastest setting that fits without the margin alone
+    while found := frontier.pop(below_s):
         if len(rows) == top and found.least_s > last_s:
             break
         seen.add(found.candidate)
@@ -129,8 +191,8 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
                 continue
         else:
             held = memory(found.setting)
-            if fits(found.setting, held):
-                row = Row(found.estimate, held)
+            row = Row(found.estimate, held)
+            if fits(found.setting, held, margin=margin):
                 same = rows.get(row.digits)
                 if same is not None:
                     rows[row.digits] = replace(same, equal=(*same.equal, found.setting))
@@ -138,16 +200,28 @@ def search(space: Space, source: TimeSource, *, top: int) -> Plan:
                     rows[row.digits], last_s = row, row.step_s * (1.0 + _ROUNDING)
                 fitting.add(found.candidate)
                 continue
+            if fits(found.setting, held):
+                tight.setdefault(found.candidate, row)
+                continue
         if found.candidate not in least or held.total < least[found.candidate][1].total:
             least[found.candidate] = found.setting, held
-    too_large = {candidate: found for candidate, found in least.items() if candidate not in fitting}
+    too_large = {candidate: found for candidate, found in least.items() if candidate not in fitting | tight.keys()}
+    rest = [row for candidate, row in tight.items() if candidate not in fitting]
+    smallest = sorted(too_large.values(), key=lambda found: found[1].total)
+    nearest = smallest[0] if smallest else None
+    if not rows:  # which one it is decides the error's repair, so all its bytes are counted
+        nearest = _nearest(smallest[:_MOST_COUNTED])
     return Plan(
         rows=tuple(rows.values()),
         space=space,
+        margin=margin,
         num_evaluated=len(seen),
         too_large=Counter(largest_kind(held) for _, held in too_large.values()),
         not_measured=frontier.num_not_measured,
-        nearest=min(too_large.values(), key=lambda found: found[1].total, default=None),
+        nearest=nearest,
+        tight=min(rest, key=lambda row: row.step_s, default=None),
+        num_tight=len(rest),
+        of_all_s=min((row.step_s for row in rows.values()), default=math.inf),
         exposed_fraction=getattr(source, "exposed_fraction", None),
     )
 
@@ -223,9 +297,9 @@ class _Frontier:
         """Adds an item; of equal bounds the first added comes first."""
         heapq.heappush(self._heap, (item.least_s, next(self._numbers), item))
 
-    def pop(self) -> _Found | None:
-        """The setting of the lowest bound; None if there is none."""
-        while self._heap:
+    def pop(self, below_s: float) -> _Found | None:
+        """The setting of the lowest bound; None if there is none of a bound below `below_s`."""
+        while self._heap and self._heap[0][0] < below_s:
             _, _, item = heapq.heappop(self._heap)
             if isinstance(item, _Found):
                 return item
@@ -245,6 +319,26 @@ class _Frontier:
 
 def _rounded_down(seconds: float) -> float:
     return seconds * (1.0 - _ROUNDING)
+
+
+def _nearest(smallest: Sequence[tuple[Setting, Bytes]]) -> tuple[Setting, Bytes] | None:
+    """The setting with the fewest bytes, all of them; `smallest` has lower bounds in ascending order."""
+    nearest = None
+    for setting, least in smallest:
+        if nearest and least.total >= nearest[1].total:
+            break
+        held = memory(setting)
+        if nearest is None or held.total < nearest[1].total:
+            nearest = setting, held
+    return nearest
+
+
+def may_fit(group: Setting) -> bool:
+    """Whether the parameters of `group` alone, with one stage a device, fit: no schedule has fewer."""
+    split = replace(group, vocab_over_pipe=group.pipe > 1 and group.can_split_vocabulary)
+    of = [parameter_bytes(setting, chunks=1, replicas=1) for setting in (group, split)]
+    least = min(params.optimizer + params.weights + params.gradients for params in of)
+    return least + RESERVE_BYTES <= group.topology.hardware.memory_bytes
 
 
 def _too_many_bytes(setting: Setting) -> Bytes | None:

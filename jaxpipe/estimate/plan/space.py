@@ -1,8 +1,8 @@
 """The search space of a plan: the legal ways to train a config's model on a cluster; the illegal ones, by reason.
 
 Goes in: a config and a topology. Comes out: groups of candidates that differ only in the schedule, and the
-candidates of a group, each with a `Variant`: a schedule and its options. Left to others: whether they fit, and the time
-of a step (`search`).
+candidates of a group, each with a `Variant`: a schedule and its options; the same for fewer of the GPUs. Left to
+others: whether they fit, and the time of a step (`search`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -34,6 +34,7 @@ from jaxpipe.schedules.placement import Placement
 
 ALONE = "1f1b"  # on one device all schedules are the same
 MOST_DEVICES = 32  # most devices for an order that depends on times: its search takes seconds beyond
+MOST_PARTLY = 64  # most GPUs that are tried by every number; beyond, whole nodes are left idle
 
 
 @dataclass(frozen=True)
@@ -117,63 +118,105 @@ class Space:
     """The candidates of a plan.
 
     Attributes:
+        base: the model on one GPU of the topology, which is that of all groups.
+        tensors: sizes of `tensor` that divide the model.
+        num_gpus: GPUs of every mesh.
         groups: settings with plain 1F1B in place of the schedule, which nothing reads; with `error_feedback` if it is
             wanted, though schedules with a flush take none.
-        num_gpus: GPUs of every mesh: all of the topology's, or the most that any legal mesh has.
-        illegal: reason -> candidates that it forbids.
     """
 
-    groups: tuple[Setting, ...]
+    base: Setting
+    tensors: tuple[int, ...]
     num_gpus: int
-    illegal: Counter[str]
+    groups: tuple[Setting, ...]
+
+    @property
+    def topology(self) -> Topology:
+        """The nodes, of which the last may be used in part."""
+        return self.base.topology
 
     @property
     def num_candidates(self) -> int:
         """Number of legal candidates: one for each group, schedule and options."""
         return sum(len(legal_variants(group)) for group in self.groups)
 
+    @property
+    def illegal(self) -> Counter[str]:
+        """Reason -> candidates that it forbids."""
+        illegal = Counter()
+        for tensor in divisors(self.topology.gpus_per_node):
+            if tensor not in self.tensors:
+                illegal["because mesh.tensor does not divide the model"] += 1
+        for group in self.groups:
+            for variant in variants() if group.pipe > 1 else ():
+                placement = placement_of(variant, group.pipe)
+                if placement is None:
+                    illegal["because the schedule is not for so many devices"] += 1
+                elif placement.num_stages > self.base.model.num_layers:
+                    illegal["because they have more stages than layers"] += 1
+        return illegal
+
 
 def space_of(config: ConfigDict, topology: Topology) -> Space:
-    """All legal candidates; the config's own `pipeline` and `mesh` are not read.
+    """All legal candidates on all GPUs, or on as many as any legal mesh has.
+
+    The config's own `pipeline` and `mesh` are not read.
 
     Raises:
-        ConfigError: model, data or optimizer cannot run, or no mesh is legal.
+        ConfigError: model, data or optimizer cannot run.
     """
-    base, illegal = _base(config, topology), Counter()
-    tensors = []
-    for tensor in divisors(topology.gpus_per_node):
-        if _tensor_divides(config, tensor):
-            tensors.append(tensor)
+    base = _base(config, topology)
+    in_node = [number for number in divisors(base.anatomy.num_heads) if number <= topology.gpus_per_node]
+    tensors = tuple(tensor for tensor in in_node if _tensor_divides(config, tensor))
+    # Data and experts divide the batch, and every stage has a layer.
+    most = base.batch_size * base.model.num_layers * max(tensors)
+    for num_gpus in range(min(topology.num_gpus, most), 0, -1):
+        if groups := _groups(base, tensors, num_gpus):
+            return Space(base, tensors, num_gpus, groups)
+    raise AssertionError("a mesh of one GPU is legal")
+
+
+def with_fewer(space: Space) -> Iterator[Space]:
+    """The spaces of fewer GPUs, or of fewer of every node, that have a legal mesh; those of most GPUs first.
+
+    They are all that a smaller topology of such nodes has, so that no plan is slower than that of a smaller one.
+    """
+    whole = space.topology
+    for num_gpus in range(space.num_gpus, 0, -1):
+        if num_gpus <= whole.gpus_per_node:
+            of_node = [num_gpus]  # in one node, which is never slower than several
+        elif num_gpus <= MOST_PARTLY:
+            of_node = range(whole.gpus_per_node, 0, -1)
         else:
-            illegal["because mesh.tensor does not divide the model"] += 1
-    sharing = [
-        (expert, tensor)
-        for tensor in tensors
-        for expert in divisors(topology.gpus_per_node // tensor)
-        if base.anatomy.num_experts % expert == 0
-    ]
-    meshes = _meshes(base, sharing)
-    recomputes = _recomputes(base)
-    groups = tuple(
-        replace(
-            base,
-            **mesh,
-            num_microbatches=num_microbatches,
-            layers_per_stage=even_split(base.model.num_layers, mesh["pipe"]),
-            model=replace(base.model, recompute=recompute),
-        )
-        for mesh in meshes
-        for num_microbatches in divisors(base.batch_size // (mesh["data"] * mesh["expert"]))
-        for recompute in recomputes
-    )
-    for group in groups:
-        for variant in variants() if group.pipe > 1 else ():
-            placement = placement_of(variant, group.pipe)
-            if placement is None:
-                illegal["because the schedule is not for so many devices"] += 1
-            elif placement.num_stages > base.model.num_layers:
-                illegal["because they have more stages than layers"] += 1
-    return Space(groups, math.prod(meshes[0].values()), illegal)
+            of_node = [whole.gpus_per_node] if num_gpus % whole.gpus_per_node == 0 else []
+        for gpus_per_node in of_node:
+            num_nodes = -(-num_gpus // gpus_per_node)
+            if num_nodes > whole.num_nodes or (num_gpus, gpus_per_node) == (space.num_gpus, whole.gpus_per_node):
+                continue  # there are not so many, or they are in `space`
+            base = replace(space.base, topology=replace(whole, num_nodes=num_nodes, gpus_per_node=gpus_per_node))
+            if groups := _groups(base, space.tensors, num_gpus):
+                yield Space(base, space.tensors, num_gpus, groups)
+
+
+def smallest_meshes(space: Space) -> Iterator[Setting]:
+    """A setting without `data` and `pipe` for each way to share layers, in all microbatches and recomputations.
+
+    The nodes may have fewer GPUs than there are.
+    """
+    whole, num_experts = space.topology, space.base.anatomy.num_experts
+    for tensor in space.tensors:
+        for expert in divisors(num_experts):
+            if (shared := expert * tensor) <= whole.gpus_per_node:
+                node = replace(space.base, topology=replace(whole, num_nodes=1, gpus_per_node=shared))
+                meshes = (group for group in _groups(node, [tensor], shared) if group.expert == expert)
+                yield from (group for group in meshes if group.pipe == group.data == 1)
+
+
+def on_nodes(space: Space, num_nodes: int) -> Space | None:
+    """The space of all GPUs of another number of nodes; None if no mesh is legal."""
+    base = replace(space.base, topology=replace(space.topology, num_nodes=num_nodes))
+    groups = _groups(base, space.tensors, base.topology.num_gpus)
+    return Space(base, space.tensors, base.topology.num_gpus, groups) if groups else None
 
 
 def legal_variants(group: Setting) -> tuple[Variant, ...]:
@@ -230,22 +273,33 @@ def _tensor_divides(config: ConfigDict, tensor: int) -> bool:
     return True
 
 
-def _meshes(base: Setting, sharing: list[tuple[int, int]]) -> list[Mesh]:
-    """The legal meshes of all GPUs, or of as many as any legal mesh has; `sharing` are legal (expert, tensor)."""
-    # Data and experts divide the batch, and every stage has a layer.
-    most = base.batch_size * base.model.num_layers * max(tensor for _, tensor in sharing)
-    for num_gpus in range(min(base.topology.num_gpus, most), 0, -1):
-        meshes = [
-            {"data": data, "pipe": pipe, "expert": expert, "tensor": tensor}
-            for expert, tensor in sharing
-            if num_gpus % (expert * tensor) == 0
-            for pipe in divisors(num_gpus // (expert * tensor))
-            for data in [num_gpus // (expert * tensor * pipe)]
-            if pipe <= base.model.num_layers and base.batch_size % (data * expert) == 0
-        ]
-        if meshes:
-            return meshes
-    raise AssertionError("a mesh of one GPU is legal")
+def _groups(base: Setting, tensors: Sequence[int], num_gpus: int) -> tuple[Setting, ...]:
+    """The settings of all legal meshes of so many GPUs, in all microbatches and recomputations."""
+    return tuple(
+        replace(
+            base,
+            **mesh,
+            num_microbatches=num_microbatches,
+            layers_per_stage=even_split(base.model.num_layers, mesh["pipe"]),
+            model=replace(base.model, recompute=recompute),
+        )
+        for mesh in _meshes(base, tensors, num_gpus)
+        for num_microbatches in divisors(base.batch_size // (mesh["data"] * mesh["expert"]))
+        for recompute in _recomputes(base)
+    )
+
+
+def _meshes(base: Setting, tensors: Sequence[int], num_gpus: int) -> Iterator[Mesh]:
+    """The legal meshes of so many GPUs: those that share a layer divide a node."""
+    per_node, num_experts = base.topology.gpus_per_node, base.anatomy.num_experts
+    for tensor in tensors:
+        if per_node % tensor:
+            continue
+        for expert in divisors(math.gcd(per_node // tensor, num_experts)):
+            for pipe in divisors(num_gpus // (expert * tensor)) if num_gpus % (expert * tensor) == 0 else ():
+                data = num_gpus // (expert * tensor * pipe)
+                if pipe <= base.model.num_layers and base.batch_size % (data * expert) == 0:
+                    yield {"data": data, "pipe": pipe, "expert": expert, "tensor": tensor}
 
 
 def _recomputes(base: Setting) -> tuple[str, ...]:

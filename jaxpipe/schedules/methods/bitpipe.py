@@ -229,7 +229,7 @@ METHOD = Method(
     summary="Chimera with v stages of each replica on each device, in a V",
     paper="Wu, Chen and Yu, BitPipe, arXiv 2410.19367",
     options=(
-        Option("num_chunks", at_least(1), values=(1, 2, 3, 4), note="v"),
+        Option("num_chunks", at_least(1), values=(1, 2, 3, 4), multiplies=True, note="v"),
         Option("v_shape", check_truth),
         Option("eager_sync", check_truth),
         # The planner leaves early forwarding, which takes a search of seconds, and the figure's order, whose rounds do

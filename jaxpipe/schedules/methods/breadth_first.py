@@ -44,7 +44,7 @@ METHOD = Method(
     generator=breadth_first,
     summary="v stages on each device, all microbatches of one before the next",
     paper="Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023",
-    options=(Option("num_chunks", at_least(1), values=(2, 4), others=(1,), note="v"),),
+    options=(Option("num_chunks", at_least(1), values=(2, 4), others=(1,), multiplies=True, note="v"),),
     period=lambda num_devices, options: num_devices,
     bubble=(
         Formula(

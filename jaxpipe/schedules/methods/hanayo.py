@@ -73,7 +73,7 @@ METHOD = Method(
     generator=hanayo,
     summary="one replica in W waves: 2W stages on each device, in a zig-zag",
     paper="Liu et al., Hanayo, SC 2023, arXiv 2308.15762",
-    options=(Option("waves", at_least(1), values=(1, 2), note="W"),),
+    options=(Option("waves", at_least(1), values=(1, 2), multiplies=True, note="W"),),
     period=lambda num_devices, options: num_devices,
     bubble=(
         Formula(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method
-from jaxpipe.schedules.methods.option import Option, Options, at_least, check_count, check_truth
+from jaxpipe.schedules.methods.option import Option, Options, at_least, check_count, check_sizes, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding, next_multiple
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
@@ -104,6 +104,9 @@ def _check(num_devices: int, options: Options) -> None:
     if group_size is None:
         return
     check_count("interleaved_1f1b", "group_size", group_size, least=num_devices, why=_WHY)
+    # A group is built whole, of however few microbatches.
+    sizes = {"num_chunks": num_chunks, "group_size": group_size}
+    check_sizes("interleaved_1f1b", num_devices=num_devices, num_microbatches=1, **sizes)
     if num_chunks == 1:
         raise ScheduleError(
             explain(
@@ -140,7 +143,7 @@ METHOD = Method(
     paper="Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, SC 2021",
     options=(
         # The planner's and search's values: beyond eight chunks a bubble that is small already gets little smaller.
-        Option("num_chunks", at_least(1), values=(2, 3, 4, 5, 6, 8), others=(1,), note="v"),
+        Option("num_chunks", at_least(1), values=(2, 3, 4, 5, 6, 8), others=(1,), multiplies=True, note="v"),
         Option("group_size", at_least(1), others=(9,), default_text="D"),
         # Not for the planner: on the program's clock it is never shorter, and stores more.
         Option("extra_warm_up", check_truth, values=(False, True), planned=(), note="or `true` as Kimi K2"),

@@ -145,6 +145,9 @@ class Method:
         """
         check_sizes(self.name, num_devices=num_devices, num_microbatches=num_microbatches)
         self._check(num_devices, options)
+        given = {**self.defaults, **options}
+        factors = {option.name: given[option.name] for option in self.options if option.multiplies}
+        check_sizes(self.name, num_devices=num_devices, num_microbatches=num_microbatches, **factors)
         try:
             return self.generator(num_devices=num_devices, num_microbatches=num_microbatches, **options)
         except ScheduleError:

@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.schedules.analysis.costs import Costs
 
-_MOST_ACTIONS = 1_000_000  # devices x microbatches; two actions of each take half a gigabyte
+_MOST_ACTIONS = 1_000_000  # devices x microbatches x stages of a device; two actions of each take half a gigabyte
 
 
-def check_sizes(name: str, *, num_devices: int, num_microbatches: int) -> None:
+def check_sizes(name: str, *, num_devices: int, num_microbatches: int, **factors: int) -> None:
     """Raises ScheduleError for sizes that are no whole numbers, below 1, or too large for a schedule in memory.
 
     Args:
         name: name of the schedule.
         num_devices: devices on the `pipe` axis.
         num_microbatches: microbatches of one step.
+        factors: options of which a schedule has as many times more actions, as `num_chunks`; whole numbers.
     """
     for field, value in (("num_devices", num_devices), ("num_microbatches", num_microbatches)):
         if isinstance(value, bool) or not isinstance(value, Integral):
@@ -38,12 +39,17 @@ def check_sizes(name: str, *, num_devices: int, num_microbatches: int) -> None:
                     repair=f"set {field}=1 or more",
                 )
             )
-    if num_devices * num_microbatches > _MOST_ACTIONS:
+    sizes = {"num_devices": num_devices, "num_microbatches": num_microbatches, **factors}
+    if math.prod(sizes.values()) > _MOST_ACTIONS:
+        written = [f"{field}={value}" for field, value in sizes.items()]
+        *others, largest = sorted(sizes, key=lambda field: sizes[field])
+        room = _MOST_ACTIONS // math.prod(sizes[field] for field in others)
+        smaller = f"{largest}={room} or less" if room else f"smaller {' and '.join(sizes)}"
         raise ScheduleError(
             explain(
-                f"num_devices={num_devices} and num_microbatches={num_microbatches} for schedule {name!r}.",
-                rule=f"most-actions: num_devices x num_microbatches is at most {_MOST_ACTIONS:,}",
-                repair=f"set num_microbatches={max(_MOST_ACTIONS // num_devices, 1)} or less, or fewer devices",
+                f"{', '.join(written[:-1])} and {written[-1]} for schedule {name!r}.",
+                rule=f"most-actions: {' x '.join(sizes)} is at most {_MOST_ACTIONS:,}",
+                repair=f"set {smaller}",
             )
         )
 
@@ -201,6 +207,7 @@ class Option:
         planned: the values that the planner tries, which builds schedules for hundreds of meshes; None for all.
         for_room: (devices, room in Ma on each) -> what the search tries in place of `values`.
         others: further legal values, which tests sweep.
+        multiplies: whether a schedule has so many times the actions.
         note: for docs, behind name and default: the symbol that formulas use, or the other choices.
         default_text: for docs, where the default in the signature says nothing by itself.
     """
@@ -211,6 +218,7 @@ class Option:
     planned: tuple[object, ...] | None = None
     for_room: Callable[[int, float], tuple[object, ...]] | None = None
     others: tuple[object, ...] = ()
+    multiplies: bool = False
     note: str = ""
     default_text: str = ""
 

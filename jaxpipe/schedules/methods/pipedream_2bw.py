@@ -62,7 +62,7 @@ METHOD = Method(
     generator=pipedream_2bw,
     summary="1F1B that never drains: weights one update old, two versions of them",
     paper="Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021",
-    options=(Option("num_batches", at_least(2), values=(3,), planned=(), note="in pictures"),),
+    options=(Option("num_batches", at_least(2), values=(3,), planned=(), multiplies=True, note="in pictures"),),
     least_devices=2,
     least_microbatches=lambda num_devices: num_devices,
     period=lambda num_devices, options: num_devices,

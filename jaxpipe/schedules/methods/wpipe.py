@@ -66,7 +66,7 @@ METHOD = Method(
     generator=wpipe,
     summary="two groups of stages that never drain: weights of the first one update old, of the second new",
     paper="Yang et al., Group-based Interleaved Pipeline Parallelism for Large-scale DNN Training, ICLR 2022",
-    options=(Option("num_batches", at_least(2), values=(3,), planned=(), note="in pictures"),),
+    options=(Option("num_batches", at_least(2), values=(3,), planned=(), multiplies=True, note="in pictures"),),
     least_devices=2,
     least_microbatches=lambda num_devices: num_devices,
     most_microbatches=lambda num_devices: num_devices,

@@ -12,7 +12,7 @@ from jaxpipe.cluster.hardware import HARDWARE, RESERVE_BYTES
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import check
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Link, Roofline, Times, estimate, memory, setting_of
+from jaxpipe.estimate import Link, Roofline, Times, estimate, fits, memory, setting_of
 from jaxpipe.estimate.measured import Measured, Measurement, subject_of
 from jaxpipe.estimate.plan.breakdown import baselines, best_against_second, breakdown_of
 from jaxpipe.estimate.plan.report import check_writable, config_of, config_text, to_json, to_text
@@ -108,9 +108,64 @@ def test_nothing_fits_is_said_with_what_is_nearest():
     plan = search(space_of(small_config(large), TOPOLOGY), SOURCE, top=3)
     assert not plan.rows
     assert plan.nearest
+    assert plan.nearest[1] == memory(plan.nearest[0])  # not the part of it that was enough to leave it out
     assert plan.nearest[1].total + RESERVE_BYTES > TOPOLOGY.hardware.memory_bytes
-    assert "nothing fits" in to_text(plan, [], [])
+    assert to_text(plan, [], []).splitlines()[-1].startswith("collectives")
     assert to_json(plan, [], [])["rows"] == []
+
+
+NOTHING_FITS = [
+    # Masters and moments are divided by more GPUs; no change of the step makes room for them.
+    (["model.num_layers=64"], "mostly masters and optimizer state", r"give more GPUs, a100-80g:\d+x2 at least$"),
+    (["model.num_layers=28"], "mostly masters and optimizer state", "set optimizer.name='lion'"),
+    (["model.num_layers=26"], "leaves a margin of memory", "give --memory_margin=0 for the "),
+    # What one sequence needs is the same on any number of GPUs.
+    (["data.seq_len=1048576"], "mostly (activations|workspace of a layer)", r"repair: set data.seq_len=\d+$"),
+]
+
+
+@pytest.mark.parametrize(("changes", "largest", "repair"), NOTHING_FITS)
+def test_the_repair_names_what_is_large_and_works(changes, largest, repair, tmp_path, capsys):
+    """The command ends with 2, prints what it searched, writes no file, and each change that it names is enough."""
+    config = tmp_path / "small.py"
+    config.write_text("from small_space import small_config\n\ndef get_config():\n    return small_config()\n")
+    written = tmp_path / "planned.py"
+    flags = [f"--config={config}", f"--topology={TOPOLOGY}", "--top=1", f"--write_config={written}"]
+    flags += [f"--config.{change}" for change in changes]
+    assert main([*flags, "--format=json"]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["rows"] == []
+    assert re.search(largest, captured.err.splitlines()[0])
+    assert re.search(repair, captured.err, re.MULTILINE), captured.err
+    assert not written.exists()
+    for change in re.findall(r"set ((?:model|data|optimizer)\.\S+=[\w']+)", captured.err):
+        assert main([*flags, f"--config.{change}".replace("'", ""), "--overwrite"]) == 0
+        assert written.exists()
+
+
+def test_fewer_gpus_a_margin_and_equal_rows_are_told(plan, told):
+    text = to_text(plan, *told)
+    for rank, row in enumerate(plan.rows, 1):
+        is_equal = rank > 1 and row.step_s <= 1.03 * plan.rows[0].step_s
+        assert bool(re.search(rf"^{rank} ≈", text, re.MULTILINE)) == is_equal
+    assert ("within 3% of row 1" in text) == (plan.rows[1].step_s <= 1.03 * plan.rows[0].step_s)
+    assert "GPUs" not in text  # all rows take all
+    tight = replace(plan.rows[0], held=replace(plan.rows[0].held, slots=10**10))
+    assert "tight" not in text
+    faster = replace(tight, estimate=replace(tight.estimate, pipeline_s=tight.estimate.pipeline_s / 2))
+    assert "--memory_margin=0" in to_text(replace(plan, tight=faster, num_tight=1), *told)
+    smaller = replace(plan.rows[0].setting.topology, num_nodes=1)
+    part = replace(plan.rows[0].estimate, setting=replace(plan.rows[0].setting, topology=smaller, data=1, pipe=1))
+    fewer = replace(plan, rows=(replace(plan.rows[0], estimate=part), *plan.rows[1:]), of_all_s=2.0)
+    assert "row 1 takes" in to_text(fewer, *told)
+
+
+def test_a_step_that_may_need_more_than_predicted_fits_with_a_margin(plan):
+    row = plan.rows[0]
+    room = TOPOLOGY.hardware.memory_bytes - RESERVE_BYTES
+    for total, margin, is_held in ((room, 0.0, True), (room + 1, 0.0, False), (room, 0.05, False)):
+        held = replace(row.held, slots=row.held.slots + total - row.held.total)
+        assert fits(row.setting, held, margin=margin) == is_held
 
 
 def test_costs_of_another_model_are_an_error_that_names_what_differs():
@@ -174,6 +229,30 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys, monkeypatch):
     assert (config.mesh.data, config.mesh.pipe, config.mesh.tensor) == (row["data"], row["pipe"], row["tensor"])
     assert config.mesh.deterministic  # of the config that was planned for
     assert config.model.hidden == 128
+
+
+def test_any_row_is_written_and_none_that_is_not_there(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "planned.py"
+    arguments = ["--config=configs/quickstart.py", "--topology=a100-80g:1x4", "--top=3", "--format=json"]
+    assert main([*arguments, f"--write_config={path}:3"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][2]
+    setting = setting_of(get_config(path.read_text()), parse_topology(row["topology"]))
+    assert setting.schedule_name == row["schedule"]
+    assert (setting.axes, setting.num_microbatches) == (
+        {axis: row[axis] for axis in setting.axes},
+        row["num_microbatches"],
+    )
+    path.unlink()
+    for wrong in ("0", "4", "99999999999999999999"):  # before the search
+        assert main([*arguments, f"--write_config={path}:{wrong}"]) == 2
+        captured = capsys.readouterr()
+        assert not captured.out
+        assert "rule plan-row" in captured.err
+    few = ["--config=configs/quickstart.py", "--topology=a100-80g:1x1", "--top=100", "--config.data.batch_size=1"]
+    assert main([*few, f"--write_config={path}:100"]) == 2
+    assert re.search(r"asks for row 100, and the plan has rows 1 to \d+", capsys.readouterr().err)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("link", [None, Link(latency_s=1e-4, bytes_per_s=1e9)])
