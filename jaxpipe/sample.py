@@ -22,6 +22,7 @@ from absl.flags import FlagValues
 from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.command_line import define_number
 from jaxpipe.config import model_config
+from jaxpipe.config.checks import check_model
 from jaxpipe.config.command_line import run
 from jaxpipe.config.data import tokenizer_of
 from jaxpipe.config.model import family_of
@@ -71,6 +72,8 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 def execute(values: FlagValues) -> None:
     """Prints one continuation."""
     config = run_folder.read_config(values.workdir)
+    check_model(config, name=f"{values.workdir}/{run_folder.CONFIG}")
+    _check_texts(prompt=[values.prompt], stop=values.stop)
     if "" in values.stop:
         raise ConfigError(
             explain(
@@ -115,6 +118,23 @@ def execute(values: FlagValues) -> None:
         if len(texts) > 1:
             print(f"--- {number}")
         print(text.shown())
+
+
+def _check_texts(**flags: Sequence[str]) -> None:
+    """Raises ConfigError for bytes that are not UTF-8, which Python keeps in an argument as halves of characters."""
+    for flag, texts in flags.items():
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(
+                    explain(
+                        f"--{flag} is no text: {error.reason}",
+                        rule="sample-text: --prompt and --stop are texts in UTF-8",
+                        picture=ascii(text),
+                        repair=f"write --{flag} in UTF-8, as a terminal does whose locale is UTF-8",
+                    )
+                ) from error
 
 
 class Continuation:

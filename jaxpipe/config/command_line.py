@@ -11,12 +11,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+import ml_collections
 from absl import flags, logging
 from absl.flags import FlagValues
-from ml_collections import ConfigDict, config_dict, config_flags
+from ml_collections import ConfigDict, config_flags
 
-from jaxpipe.command_line import exit_status, parse
+from jaxpipe.command_line import errors_of_flags, exit_status, parse
 from jaxpipe.config.base import base_config, unknown_field
 from jaxpipe.config.model import model_section
 from jaxpipe.errors import ConfigError, closest, explain
@@ -82,7 +84,7 @@ def errors_of_fields(path: str) -> Iterator[None]:
 def raised_by_config(error: BaseException) -> bool:
     """Whether ml_collections raised `error`: then it is about a field, not from the config file's own code."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and os.path.dirname(frames[-1].filename) == os.path.dirname(config_dict.__file__)
+    return bool(frames) and Path(ml_collections.__file__).parent in Path(frames[-1].filename).parents
 
 
 def _lacking(config: ConfigDict) -> list[str]:
@@ -126,7 +128,7 @@ def run(
 
     def parse_and_run() -> int | None:
         values = FlagValues()
-        with _override_errors(given):
+        with _override_errors(given), errors_of_flags(values):
             define_flags(values, given)
             parse(values, given, usage=usage, required=required, more_help=lambda: _fields_help(values, given))
         skip_absent_gpus()
@@ -204,7 +206,7 @@ def _override_errors(arguments: Sequence[str]) -> Iterator[None]:
     """Turns the errors of ml_collections about --config.FIELD=VALUE into ConfigErrors."""
     try:
         yield
-    except (AttributeError, TypeError, KeyError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # ValueError: a keyword of Python's
         if not raised_by_config(error):
             raise
         _check_overrides(arguments)

@@ -17,6 +17,8 @@ from jaxpipe.errors import ConfigError, check_choice, explain
 from jaxpipe.models import Family, ModelConfig, family_named
 from jaxpipe.models.attention import check_cudnn
 
+MOST_DIGITS = 20  # of a number written as text
+
 
 def family_of(config: ConfigDict) -> Family:
     """Family of a config's model.
@@ -55,7 +57,8 @@ def number_of(config: ConfigDict, field: str) -> int | None:
     value, word = config.model[field], family_of(config).words[field]
     if value == word or isinstance(value, int):
         return None if value == word else value
-    if not (value.isascii() and value.isdecimal()) or int(value) < 1:
+    # Python refuses to read numbers of thousands of digits.
+    if not (value.isascii() and value.isdecimal() and len(value) < MOST_DIGITS) or int(value) < 1:
         raise ConfigError(
             explain(
                 f"model.{field}={value!r} is neither {word!r} nor a number",

@@ -16,7 +16,7 @@ from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import differences
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import CheckpointError, ConfigError, explain, first_of
-from jaxpipe.files import write_whole
+from jaxpipe.files import read_whole, write_whole
 from jaxpipe.schedules import Costs, Schedule, to_json
 from jaxpipe.training.run_folder import CONFIG, METRICS, read_config
 
@@ -192,7 +192,7 @@ def check_same_data(path: Path, fingerprint: Fingerprint) -> None:
     if not (path / DATA).is_file():
         return
     try:
-        before = Fingerprint.from_json((path / DATA).read_text())
+        before = Fingerprint.from_json(read_whole(path / DATA))
     except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(

@@ -18,7 +18,7 @@ from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import base_config
 from jaxpipe.config.base import unknown_field
 from jaxpipe.errors import ConfigError, explain, first_of
-from jaxpipe.files import local_path, write_whole
+from jaxpipe.files import local_path, read_whole, write_whole
 from jaxpipe.huggingface import copied_path, own_path
 
 CONFIG, METRICS, TENSORBOARD, SCHEDULE_PICTURE = "config.json", "metrics.jsonl", "tensorboard", "schedule.svg"
@@ -130,7 +130,7 @@ def read_config(workdir: str) -> ConfigDict:
         )
     repair = "use the version of jaxpipe that wrote it, or correct the file"
     try:
-        saved = json.loads(path.read_text())
+        saved = json.loads(read_whole(path))
         empty = [f"{section}.{name}" for section, values in saved.items() for name in values if values[name] is None]
         if empty:
             raise ValueError(f"{empty[0]} is null")
