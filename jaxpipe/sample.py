@@ -23,7 +23,7 @@ from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.command_line import define_number
 from jaxpipe.config import model_config
 from jaxpipe.config.checks import check_model
-from jaxpipe.config.command_line import run
+from jaxpipe.config.command_line import define_allow_code, run
 from jaxpipe.config.data import tokenizer_of
 from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer
@@ -53,6 +53,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --workdir, --prompt and the flags of sampling."""
     del arguments
     flags.DEFINE_string("workdir", None, "Folder of a run, or of a converted model.", values)
+    define_allow_code(values)
     flags.DEFINE_string("prompt", None, "The text that is continued.", values)
     flags.DEFINE_integer("num_tokens", 200, "Tokens that follow it, at most.", lower_bound=1, flag_values=values)
     help_text = "Logits are divided by it; 0 takes the likeliest token."
@@ -71,7 +72,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def execute(values: FlagValues) -> None:
     """Prints one continuation."""
-    config = run_folder.read_config(values.workdir)
+    config = run_folder.read_config(values.workdir, allow_code=values.allow_code)
     check_model(config, name=f"{values.workdir}/{run_folder.CONFIG}")
     _check_texts(prompt=[values.prompt], stop=values.stop)
     if "" in values.stop:

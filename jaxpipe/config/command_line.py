@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import ml_collections
@@ -163,6 +163,15 @@ def define_method(values: FlagValues) -> None:
     flags.DEFINE_string("method", None, help_text, values)
 
 
+def define_allow_code(values: FlagValues) -> None:
+    """Defines --allow_code, of commands that read the config.json of a run."""
+    help_text = (
+        "Whether a Python file that the run's config.json names is run; by default only family.py, the run's own copy"
+        " of its family, and with --allow_code=false not even that."
+    )
+    flags.DEFINE_bool("allow_code", None, help_text, values)
+
+
 def config_of(values: FlagValues) -> ConfigDict:
     """The config of --config, with the schedule of --method if that is given.
 
@@ -199,6 +208,18 @@ def value_of(flag: str, arguments: Sequence[str]) -> str:
         if name in (f"--{flag}", f"-{flag}"):
             found = value if separator else following
     return found  # the last one wins, as in absl
+
+
+def early_values(define: Callable[[FlagValues], None], arguments: Sequence[str]) -> FlagValues:
+    """The flags that `define` defines, before all others can be; what is wrong with any of them, the parser tells."""
+    values = FlagValues()
+    define(values)
+    values.set_gnu_getopt(True)
+    with suppress(flags.Error):
+        values(["command", *arguments], known_only=True)
+    if not values.is_parsed():
+        values.mark_as_parsed()
+    return values
 
 
 @contextmanager
