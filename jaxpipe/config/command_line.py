@@ -21,7 +21,8 @@ from ml_collections import ConfigDict, config_flags
 from jaxpipe.command_line import errors_of_flags, exit_status, parse
 from jaxpipe.config.base import base_config, unknown_field
 from jaxpipe.config.model import model_section
-from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.config.other_names import closest_field, elsewhere
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.files import local_path
 from jaxpipe.mesh.devices import skip_absent_gpus
 from jaxpipe.models import FAMILIES
@@ -130,6 +131,7 @@ def run(
         values = FlagValues()
         with _override_errors(given), errors_of_flags(values):
             define_flags(values, given)
+            _check_others_flags(values, given)
             parse(values, given, usage=usage, required=required, more_help=lambda: _fields_help(values, given))
         skip_absent_gpus()
         return command(values)
@@ -241,12 +243,29 @@ def _check_overrides(arguments: Sequence[str]) -> None:
     for argument in arguments:
         field = argument.lstrip("-").partition("=")[0].removeprefix("config.")
         if argument.startswith(("--config.", "-config.")) and field not in known:
+            other = elsewhere(field)
             raise ConfigError(
                 explain(
-                    f"no config field {field!r}, in {argument}.{closest(field, known)}",
+                    f"no config field {field!r}, in {argument}"
+                    + (f": {other}" if other else f".{closest_field(field, known)}"),
                     rule="config-fields: the fields are those of jaxpipe.config.base_config()",
                     picture=f"{field.partition('.')[0]}: {_fields_of(field.partition('.')[0])}",
-                    repair="use one of them",
+                    repair="use what is named, or leave it out" if other else "use one of them",
+                )
+            )
+
+
+def _check_others_flags(values: FlagValues, arguments: Sequence[str]) -> None:
+    """Raises ConfigError for a flag that other trainers have, as --lr, of a command that takes a config."""
+    for argument in arguments:
+        name = argument.lstrip("-").partition("=")[0]
+        other = "" if name.startswith("config.") else elsewhere(name)  # fields the config itself knows, when it is read
+        if argument.startswith("-") and "config" in values and name not in values and other:
+            raise ConfigError(
+                explain(
+                    f"no flag --{name}: {other}",
+                    rule="flags: every argument is --name=VALUE; fields of the config are --config.SECTION.FIELD=VALUE",
+                    repair="use what is named, or leave it out",
                 )
             )
 
