@@ -10,17 +10,18 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.errors import ConfigError, JaxpipeError, closest, explain, shortened
 from jaxpipe.files import local_path, write_whole
+from jaxpipe.units import LEAST, MOST
 
 MOST_LINES_OF_AN_ERROR = 40
 HELP = ("--help", "-h", "--helpfull", "--helpshort")
-_MOST = 1e18  # of a time or size
 _REPEAT = ";\n    repeat this option to specify a list of values"  # absl adds it to the help of some flags
 
 
@@ -120,13 +121,25 @@ def parse(
         print("\n".join(filter(None, [_help(values, usage, required or {}), more_help()])))
         sys.exit(0)
     values.set_gnu_getopt(True)  # flags may follow positional arguments
-    try:
+    with errors_of_flags(values):
         rest = values(["command", *arguments])[1:]
         for name, value in zip(positional, rest, strict=False):
             values[name].parse(value)
+    check_nothing_left(rest[len(positional) :])
+    for name, example in (required or {}).items():
+        if values[name].value in (None, "", []):
+            raise missing(name, example, found="empty" if values[name].value == "" else "missing")
+    return values
+
+
+@contextmanager
+def errors_of_flags(values: FlagValues) -> Iterator[None]:
+    """Turns an error of absl about the flags `values` into a ConfigError; a JaxpipeError that it wrapped comes out."""
+    try:
+        yield
     except flags.UnrecognizedFlagError as error:
         raise _unknown_flag(error.flagname, list(values)) from error
-    except flags.Error as error:
+    except (flags.Error, UnicodeDecodeError) as error:  # the latter of the file that --flagfile names
         if own := _own_error(error):
             raise own from None
         raise ConfigError(
@@ -136,11 +149,6 @@ def parse(
                 repair="correct this argument; --help lists the flags",
             )
         ) from error
-    check_nothing_left(rest[len(positional) :])
-    for name, example in (required or {}).items():
-        if values[name].value in (None, "", []):
-            raise missing(name, example, found="empty" if values[name].value == "" else "missing")
-    return values
 
 
 def missing(flag: str, example: str, *, found: str = "missing") -> ConfigError:
@@ -219,7 +227,7 @@ def write_output(content: str | bytes, path: str | None) -> None:
 
 
 class NumberParser(flags.ArgumentParser):
-    """Parses a flag that is a number, 0 or more, or above 0; products and sums of such numbers are finite."""
+    """Parses a flag that is a number, 0 or more, or above 0; products, ratios and sums of such numbers are finite."""
 
     def __init__(self, what: str, *, is_positive: bool):
         """Makes the parser of a flag.
@@ -229,7 +237,8 @@ class NumberParser(flags.ArgumentParser):
             is_positive: whether 0 is refused.
         """
         self._what, self._is_positive = what, is_positive
-        self.syntactic_help = f"a number, {'above 0' if is_positive else '0 or more'}, at most {_MOST:g}"
+        smallest = f"above 0, at least {LEAST:g}" if is_positive else f"0 or more, at least {LEAST:g} where not 0"
+        self.syntactic_help = f"a number, {smallest}, at most {MOST:g}"
 
     def parse(self, argument: str | float) -> float:
         """The number in `argument`.
@@ -241,7 +250,7 @@ class NumberParser(flags.ArgumentParser):
             number = float(argument)
         except ValueError:
             number = math.nan
-        if not 0 <= number <= _MOST or (self._is_positive and number == 0):
+        if not (LEAST <= number <= MOST or (number == 0 and not self._is_positive)):
             raise ValueError(f"{argument!r} is not a {self._what}: give {self.syntactic_help}")
         return number
 

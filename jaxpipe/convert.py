@@ -23,9 +23,10 @@ from absl.flags import FlagValues
 
 from jaxpipe.checkpoints import open_canonical, save_canonical
 from jaxpipe.config import model_config
+from jaxpipe.config.checks import check_model
 from jaxpipe.config.command_line import run
 from jaxpipe.config.data import tokenizer_of
-from jaxpipe.data.tokenizer import FILE
+from jaxpipe.data.tokenizer import FILE, identity_of
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.huggingface import configs, source_model
 from jaxpipe.huggingface.tensor_files import CODES, TensorFiles, entries
@@ -111,6 +112,7 @@ def import_model(source: str, target: str) -> str:
     left_out = tensors.check(files.entries, where=source)
     has_tokenizer = (folder / FILE).is_file()
     if has_tokenizer:
+        identity_of(folder / FILE)  # a damaged one is refused here, not by the next command
         config.data.tokenizer = f"{source_model.FOLDER}/{FILE}"
     with whole_folder(path, flag=f"--to={target}") as work:
         save_canonical(work, step=0, params=tensors.read(files, where=source))
@@ -144,6 +146,7 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     flag = f"--to={HF}{target}"
     check_target(path, flag=flag)
     config = run_folder.read_config(source)
+    check_model(config, name=f"{source}/{run_folder.CONFIG}")
     ours = model_config(config)
     original = source_model.read_source_model(run_path)
     theirs = configs.load_config(original.folder) if original else configs.new_config(config, dtype=dtype or "float32")

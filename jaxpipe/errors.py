@@ -122,5 +122,5 @@ def closest(name: str, known: list[str]) -> str:
     """A hint at the known name that is most like `name`, ` Did you mean 'x'?`; empty if none is."""
     import difflib
 
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f" Did you mean {found[0]!r}?" if found else ""

@@ -17,9 +17,17 @@ from ml_collections import config_flags
 
 from jaxpipe.checkpoints import restore_params
 from jaxpipe.config import base_config, check
-from jaxpipe.config.command_line import config_of, define_method, define_process_flags, run, value_of
+from jaxpipe.config.command_line import (
+    config_of,
+    define_allow_code,
+    define_method,
+    define_process_flags,
+    early_values,
+    run,
+)
 from jaxpipe.distributed.log import say
 from jaxpipe.distributed.process_group import ProcessGroup
+from jaxpipe.python_file import is_python_file
 from jaxpipe.training import run_folder
 from jaxpipe.training.loop import heldout_losses
 from jaxpipe.training.resume import check_same_schedule, keep_schedule
@@ -37,18 +45,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --workdir, and --config with the fields of that run's config.json."""
-    directory = value_of("workdir", arguments)
-    flags.DEFINE_string("workdir", None, "Folder of a run.", values)
-    config = run_folder.read_config(directory) if directory else base_config()
+    given = early_values(define_run, arguments)
+    define_run(values)
+    config = run_folder.read_written(given.workdir, allow_code=given.allow_code) if given.workdir else base_config()
     config_flags.DEFINE_config_dict("config", config, "The run's config.", values, sys_argv=["command", *arguments])
     define_method(values)
     define_process_flags(values)
+
+
+def define_run(values: FlagValues) -> None:
+    """Defines --workdir and --allow_code."""
+    flags.DEFINE_string("workdir", None, "Folder of a run.", values)
+    define_allow_code(values)
 
 
 def execute(values: FlagValues) -> None:
     """Runs one evaluation."""
     config = config_of(values)
     keep_schedule(run_folder.path_of(values.workdir), config)
+    is_told = values.method or "config.pipeline.schedule" in values
+    if is_python_file(config.pipeline.schedule) and not is_told and not values.allow_code:
+        raise run_folder.refused_code(values.workdir, f"pipeline.schedule={config.pipeline.schedule!r}")
     check(config, name=f"{values.workdir}/{run_folder.CONFIG}")
     with ProcessGroup(
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s

@@ -8,6 +8,7 @@ as OSError.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import BinaryIO
 
 from jaxpipe.errors import ConfigError, explain
 
+MOST_WHOLE_BYTES = 2**28  # of a config, a schedule, a tokenizer: the largest known have some tens of MiB
 LONGEST_WRITE_S = 24 * 60 * 60.0  # for which processes that live wait for a checkpoint to be written
 
 
@@ -24,7 +26,8 @@ def local_path(name: str) -> Path:
     """The path that `name` means on this machine, with `~` expanded.
 
     Raises:
-        ConfigError: `name` is an address, as gs://bucket/run, whose Path would be a folder `gs:`; or a home is unknown.
+        ConfigError: `name` is an address, as gs://bucket/run, whose Path would be a folder `gs:`; a home is unknown; or
+            it has a NUL, which Python's own functions refuse with a ValueError each.
 
     Example:
         >>> local_path("/data/run")
@@ -41,6 +44,14 @@ def local_path(name: str) -> Path:
                 repair=f"write {rest}" if is_here else "mount it and name the folder, or name a path of this machine",
             )
         )
+    if "\0" in name:
+        raise ConfigError(
+            explain(
+                f"{name!r} is not a path: it has a NUL character",
+                rule="local-path: a path has any characters but NUL, which ends it for the system",
+                repair="write the path without it",
+            )
+        )
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
@@ -51,6 +62,27 @@ def local_path(name: str) -> Path:
                 repair="write the path in full",
             )
         ) from error
+
+
+def read_whole(path: Path, *, encoding: str = "utf-8", waits: bool = False) -> str:
+    """The text of a file that is read at once, as a config; one that does not end, as /dev/zero, is refused.
+
+    Args:
+        path: the file.
+        encoding: of its text.
+        waits: whether it may be a pipe, as `<(program)` of bash is, and is read when its writer writes.
+
+    Raises:
+        OSError: the file cannot be read, or is larger than any of its kind.
+        UnicodeDecodeError: it is not a text, a ValueError.
+    """
+    if not waits and path.is_fifo():
+        raise OSError(errno.EINVAL, "it is a pipe, not a file", str(path))
+    with path.open("rb") as file:
+        content = file.read(MOST_WHOLE_BYTES + 1)
+    if len(content) > MOST_WHOLE_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MOST_WHOLE_BYTES // 2**20} MiB", str(path))
+    return content.decode(encoding)
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:

@@ -22,7 +22,8 @@ from absl.flags import FlagValues
 from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.command_line import define_number
 from jaxpipe.config import model_config
-from jaxpipe.config.command_line import run
+from jaxpipe.config.checks import check_model
+from jaxpipe.config.command_line import define_allow_code, run
 from jaxpipe.config.data import tokenizer_of
 from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer
@@ -52,6 +53,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --workdir, --prompt and the flags of sampling."""
     del arguments
     flags.DEFINE_string("workdir", None, "Folder of a run, or of a converted model.", values)
+    define_allow_code(values)
     flags.DEFINE_string("prompt", None, "The text that is continued.", values)
     flags.DEFINE_integer("num_tokens", 200, "Tokens that follow it, at most.", lower_bound=1, flag_values=values)
     help_text = "Logits are divided by it; 0 takes the likeliest token."
@@ -70,7 +72,9 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def execute(values: FlagValues) -> None:
     """Prints one continuation."""
-    config = run_folder.read_config(values.workdir)
+    config = run_folder.read_config(values.workdir, allow_code=values.allow_code)
+    check_model(config, name=f"{values.workdir}/{run_folder.CONFIG}")
+    _check_texts(prompt=[values.prompt], stop=values.stop)
     if "" in values.stop:
         raise ConfigError(
             explain(
@@ -115,6 +119,23 @@ def execute(values: FlagValues) -> None:
         if len(texts) > 1:
             print(f"--- {number}")
         print(text.shown())
+
+
+def _check_texts(**flags: Sequence[str]) -> None:
+    """Raises ConfigError for bytes that are not UTF-8, which Python keeps in an argument as halves of characters."""
+    for flag, texts in flags.items():
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(
+                    explain(
+                        f"--{flag} is no text: {error.reason}",
+                        rule="sample-text: --prompt and --stop are texts in UTF-8",
+                        picture=ascii(text),
+                        repair=f"write --{flag} in UTF-8, as a terminal does whose locale is UTF-8",
+                    )
+                ) from error
 
 
 class Continuation:

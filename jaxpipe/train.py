@@ -7,8 +7,8 @@ The same command resumes a run that has ended early, from its newest checkpoint.
 it: see `jaxpipe.launch` and configs/launch/. Writes to DIR: config.json, schedule.json, schedule.svg, timeline.json,
 metrics.jsonl (one object for each step), tensorboard/, checkpoints/, logs/ (one file for each process), profile/.
 
-Exit status: 0 done; 2 an error, with its message; 75 stopped by SIGTERM or SIGINT with a checkpoint, to be started
-again; 76 another process is lost or stuck.
+Exit status: 0 done; 2 an error, with its message; 75 stopped by SIGTERM, SIGUSR1 or SIGINT with a checkpoint, to be
+started again; 76 another process is lost or stuck.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Units as people read them: binary gibibytes and mebibytes, and Ma."""
+"""Units as people read them: binary gibibytes and mebibytes, and Ma; the range of numbers that one writes."""
 
 from __future__ import annotations
 
 MIB, GIB = 2**20, 2**30
+LEAST, MOST = 1e-18, 1e18  # of a time or size that one writes and that is not 0: their products and ratios are finite
 MA = "1 Ma is what one microbatch leaves on a device's share of the model"  # of peaks, where they are printed
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -58,9 +59,23 @@ def test_sbatch_requeues_what_can_go_on(stand_in, tmp_path, code, restarts, is_r
         "train.sbatch", tmp_path, "--config=a", "--workdir=b", **SLURM | {"SLURM_RESTART_COUNT": str(restarts)}
     )
     assert found == code
-    assert calls(tmp_path, "scontrol") == ["requeue 4711"] * is_requeued
+    assert calls(tmp_path, "scontrol") == ["show job 4711", "requeue 4711"] * is_requeued
     (call,) = calls(tmp_path, "srun")
     assert call.endswith("python -m jaxpipe.train --config=a --workdir=b")
+
+
+@pytest.mark.parametrize(("line", "said"), [("Requeue=0", "ends here"), ("Requeue=1", "requeued, restart 1")])
+def test_sbatch_stopped_for_good_says_so_and_asks_for_nothing(stand_in, tmp_path, line, said):
+    stand_in("srun", "exit 75")
+    stand_in("scontrol", f'[ "$1" = show ] && echo "   {line} Restarts=0 BatchFlag=1"')
+    environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"} | SLURM
+    command = ["bash", str(SCRIPTS / "train.sbatch")]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=LONG_S
+    )
+    assert done.returncode == 75
+    assert said in done.stdout
+    assert ("requeue 4711" in calls(tmp_path, "scontrol")) == (": requeued" in done.stdout) == (line == "Requeue=1")
 
 
 @pytest.mark.parametrize("codes", [[0], [2], [75], [76, 0], [137, 76, 75], [76] * 21])
@@ -90,17 +105,20 @@ def test_openmpi_5_gives_each_process_its_flags(stand_in, tmp_path):
     assert (tmp_path / "device").read_text() == "1\n"
 
 
-def test_openmpi_hands_sigterm_on_and_waits(stand_in, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("code", [75, 138])  # saved; ended before it listened to signals
+def test_openmpi_hands_a_signal_on_as_sigusr1_and_waits(stand_in, tmp_path, number, code):
+    """Of SIGTERM a real mpirun makes 1, a minute later."""
     version = 'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.6"; exit; fi'
-    waits = "trap 'sleep 0.5; exit 75' TERM\necho ready\nwhile true; do sleep 0.05; done"
+    waits = f"trap 'exit 1' TERM\ntrap 'sleep 0.5; exit {code}' USR1\necho ready\nwhile true; do sleep 0.05; done"
     stand_in("mpirun", f"{version}\n{waits}")
     environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOSTS": "node1:2"}
     script = subprocess.Popen(
         ["bash", str(SCRIPTS / "openmpi.sh")], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
     )
     assert script.stdout.readline() == "ready\n"
-    script.terminate()
-    assert script.wait(timeout=LONG_S) == 75
+    script.send_signal(number)
+    assert script.wait(timeout=LONG_S) == code
     script.stdout.close()
     assert len(calls(tmp_path, "mpirun")) == 2
 

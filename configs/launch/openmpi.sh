@@ -15,9 +15,9 @@ MAX_RESTARTS="${MAX_RESTARTS:-20}"
 
 source configs/launch/nccl.sh
 
-# What mpirun 4 does with SIGTERM: waits so long, sends it to the processes, waits so long again, kills them. Without it
-# there is one second for the checkpoint.
-export OMPI_MCA_odls_base_sigkill_timeout=60
+# What mpirun does when the first process has ended with another code than 0, also with 75, the checkpoint saved: waits so
+# many seconds, sends SIGTERM to the others, waits again, kills them, and ends only then. By itself it gives them one.
+export OMPI_MCA_odls_base_sigkill_timeout=15 PRTE_MCA_odls_base_sigkill_timeout=15 # of mpirun 4, and 5
 
 command=("$PYTHON" -m jaxpipe.train)
 version=$(mpirun --version | grep -oE '[0-9]+' | head -n 1)
@@ -34,13 +34,17 @@ for name in $(compgen -e | grep -E '^(NCCL_|JAX_|JAXPIPE_|XLA_)'); do
 done
 
 # One process on each of the slots that HOSTS gives, those of a node in a row.
+# SIGTERM and SIGINT reach the processes as SIGUSR1, which mpirun hands on at once; SIGTERM it would keep for the time
+# above, and end with 1. In a process group of its own (set -m) mpirun gets no SIGINT from the terminal besides.
+set -m
+is_stopped=false
 for ((restarts = 0; ; restarts++)); do
-    mpirun --host "$HOSTS" --map-by slot --bind-to none "${exported[@]}" "${command[@]}" "$@" &
-    trap 'kill -TERM $!' TERM INT
+    mpirun --host "$HOSTS" --map-by slot --bind-to none "${exported[@]}" "${command[@]}" "$@" </dev/null &
+    trap 'is_stopped=true; kill -USR1 $!' TERM INT HUP
     while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends the waiting, but not mpirun
     wait $!
     code=$?
-    if ((code != 76 && code <= 128 || restarts >= MAX_RESTARTS)); then
+    if "$is_stopped" || ((code != 76 && code <= 128 || restarts >= MAX_RESTARTS)); then
         exit "$code"
     fi
     echo "exit code $code: started again, restart $((restarts + 1))" >&2

@@ -10,6 +10,7 @@ checkpoints/20.deleted       being deleted, or left because that was not possibl
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxpipe.files import sync_folder, write_whole
+from jaxpipe.files import read_whole, sync_folder, write_whole
 
 CHECKPOINTS, ABOUT = "checkpoints", "about.json"
 # Orbax writes this file last, into a folder that is otherwise complete; it says no more than the folder's name.
@@ -54,7 +55,7 @@ class About:
 def read_about(folder: Path) -> About | None:
     """The about.json of the checkpoint in `folder`; None if it cannot be read."""
     try:
-        return About(**json.loads((folder / ABOUT).read_text()))
+        return About(**json.loads(read_whole(folder / ABOUT)))
     except (OSError, RecursionError, TypeError, ValueError):
         return None
 
@@ -221,6 +222,8 @@ def _damage(folder: Path, name: str, expected: str) -> str:
 
 
 def _sum(path: Path) -> str:
+    if path.is_fifo():  # it would wait for ever for one that writes
+        raise OSError(errno.EINVAL, "it is a pipe, not a file", str(path))
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
@@ -229,7 +232,7 @@ def _sum(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, str]:
-    text = path.read_text()
+    text = read_whole(path)
     lines = [line.split("  ", maxsplit=1) for line in text.splitlines()]
     if not text.endswith("\n") or any(len(line) != 2 or len(line[0]) != 64 for line in lines):
         raise ValueError("not lines of a sum, two spaces and a name")

@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxpipe.config.model import example_of, model_section
+from jaxpipe.config.other_names import closest_field, elsewhere
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.models import FAMILIES, family_named
 
@@ -155,11 +156,21 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
         )
     return ConfigError(
         explain(
-            f"a field is unknown or of the wrong type, in {where}\n" + text.strip("\"'"),
+            f"a field is unknown or of the wrong type, in {where}\n" + _with_names_of_others(text.strip("\"'")),
             rule="config-fields: the fields and their types are those of jaxpipe.config.base_config()",
             repair=repair,
         )
     )
+
+
+def _with_names_of_others(text: str) -> str:
+    """`text` of ml_collections with what other trainers' name in it is here, and its guess only if that is close."""
+    named, guess = re.search(r'^Key "(\w+)" does not exist', text), re.search(r'\s*Did you mean "(\w+)"[^\n?]*\?', text)
+    if not named:
+        return text
+    if other := elsewhere(named[1]):
+        return f"{named[1]}: {other}\n{text[: guess.start()] if guess else text}"
+    return text[: guess.start()] if guess and not closest_field(named[1], [guess[1]]) else text
 
 
 def _other_families(text: str) -> tuple[str, list[str]] | None:

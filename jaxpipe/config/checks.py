@@ -148,7 +148,7 @@ def _check_range(path: str, value: float) -> None:
     most = most_of(path, value)
     with np.errstate(over="ignore"):
         as_computed = float(np.float32(value)) if isinstance(value, float) else value
-    if isinstance(value, float) and not math.isfinite(as_computed):
+    if isinstance(value, float) and not math.isfinite(as_computed):  # an int may be too large for a float
         bound = f"a finite number, at most {LARGEST:.1e}"
     elif 0 < value < SMALLEST:
         bound = f"at least {SMALLEST:.1e}" if path not in AT_LEAST_ZERO else f"0, or at least {SMALLEST:.1e}"

@@ -10,16 +10,19 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
+import ml_collections
 from absl import flags, logging
 from absl.flags import FlagValues
-from ml_collections import ConfigDict, config_dict, config_flags
+from ml_collections import ConfigDict, config_flags
 
-from jaxpipe.command_line import exit_status, parse
+from jaxpipe.command_line import errors_of_flags, exit_status, parse
 from jaxpipe.config.base import base_config, unknown_field
 from jaxpipe.config.model import model_section
-from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.config.other_names import closest_field, elsewhere
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.files import local_path
 from jaxpipe.mesh.devices import skip_absent_gpus
 from jaxpipe.mesh.jax_defaults import default_rules
@@ -83,7 +86,7 @@ def errors_of_fields(path: str) -> Iterator[None]:
 def raised_by_config(error: BaseException) -> bool:
     """Whether ml_collections raised `error`: then it is about a field, not from the config file's own code."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and os.path.dirname(frames[-1].filename) == os.path.dirname(config_dict.__file__)
+    return bool(frames) and Path(ml_collections.__file__).parent in Path(frames[-1].filename).parents
 
 
 def _lacking(config: ConfigDict) -> list[str]:
@@ -127,8 +130,9 @@ def run(
 
     def parse_and_run() -> int | None:
         values = FlagValues()
-        with _override_errors(given):
+        with _override_errors(given), errors_of_flags(values):
             define_flags(values, given)
+            _check_others_flags(values, given)
             parse(values, given, usage=usage, required=required, more_help=lambda: _fields_help(values, given))
         skip_absent_gpus()
         with default_rules():
@@ -161,6 +165,15 @@ def define_method(values: FlagValues) -> None:
     """Defines --method=FILE.py, for `config_of`."""
     help_text = "FILE.py with a method of your own, in place of pipeline.schedule; of several, FILE.py:NAME says which."
     flags.DEFINE_string("method", None, help_text, values)
+
+
+def define_allow_code(values: FlagValues) -> None:
+    """Defines --allow_code, of commands that read the config.json of a run."""
+    help_text = (
+        "Whether a Python file that the run's config.json names is run; by default only family.py, the run's own copy"
+        " of its family, and with --allow_code=false not even that."
+    )
+    flags.DEFINE_bool("allow_code", None, help_text, values)
 
 
 def config_of(values: FlagValues) -> ConfigDict:
@@ -201,12 +214,24 @@ def value_of(flag: str, arguments: Sequence[str]) -> str:
     return found  # the last one wins, as in absl
 
 
+def early_values(define: Callable[[FlagValues], None], arguments: Sequence[str]) -> FlagValues:
+    """The flags that `define` defines, before all others can be; what is wrong with any of them, the parser tells."""
+    values = FlagValues()
+    define(values)
+    values.set_gnu_getopt(True)
+    with suppress(flags.Error):
+        values(["command", *arguments], known_only=True)
+    if not values.is_parsed():
+        values.mark_as_parsed()
+    return values
+
+
 @contextmanager
 def _override_errors(arguments: Sequence[str]) -> Iterator[None]:
     """Turns the errors of ml_collections about --config.FIELD=VALUE into ConfigErrors."""
     try:
         yield
-    except (AttributeError, TypeError, KeyError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # ValueError: a keyword of Python's
         if not raised_by_config(error):
             raise
         _check_overrides(arguments)
@@ -220,12 +245,29 @@ def _check_overrides(arguments: Sequence[str]) -> None:
     for argument in arguments:
         field = argument.lstrip("-").partition("=")[0].removeprefix("config.")
         if argument.startswith(("--config.", "-config.")) and field not in known:
+            other = elsewhere(field)
             raise ConfigError(
                 explain(
-                    f"no config field {field!r}, in {argument}.{closest(field, known)}",
+                    f"no config field {field!r}, in {argument}"
+                    + (f": {other}" if other else f".{closest_field(field, known)}"),
                     rule="config-fields: the fields are those of jaxpipe.config.base_config()",
                     picture=f"{field.partition('.')[0]}: {_fields_of(field.partition('.')[0])}",
-                    repair="use one of them",
+                    repair="use what is named, or leave it out" if other else "use one of them",
+                )
+            )
+
+
+def _check_others_flags(values: FlagValues, arguments: Sequence[str]) -> None:
+    """Raises ConfigError for a flag that other trainers have, as --lr, of a command that takes a config."""
+    for argument in arguments:
+        name = argument.lstrip("-").partition("=")[0]
+        other = "" if name.startswith("config.") else elsewhere(name)  # fields the config itself knows, when it is read
+        if argument.startswith("-") and "config" in values and name not in values and other:
+            raise ConfigError(
+                explain(
+                    f"no flag --{name}: {other}",
+                    rule="flags: every argument is --name=VALUE; fields of the config are --config.SECTION.FIELD=VALUE",
+                    repair="use what is named, or leave it out",
                 )
             )
 

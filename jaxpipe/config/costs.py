@@ -5,7 +5,6 @@ Orders are made, rounds are laid out and predictions are made for them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.methods.option import TIMES, parse_options
 from jaxpipe.schedules.methods.registry import find_method
+from jaxpipe.units import LEAST, MOST
 
 # In forwards: each matmul of forward has two in backward; recomputing a layer adds one, recomputing attention little.
 BACKWARD_COSTS = {"none": 2.0, "attention": 2.0, "full": 3.0}
@@ -180,7 +180,7 @@ def check_costs(config: ConfigDict) -> None:
                 f"pipeline.costs={written!r} is not a list of times",
                 rule=(
                     f"expected-costs: {AUTO!r}, a .json file of measured times, or key=value separated by commas; "
-                    f"keys are {', '.join(_TIMES)}, values are finite numbers above 0"
+                    f"keys are {', '.join(_TIMES)}, values are numbers above 0, at least {LEAST:g}, at most {MOST:g}"
                 ),
                 picture=f"wrong: {', '.join(wrong)}",
                 repair=f"set pipeline.costs={AUTO!r}, or for example input_gradient=1.2,weight_gradient=0.8",
@@ -189,7 +189,7 @@ def check_costs(config: ConfigDict) -> None:
 
 
 def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf  # pyright: ignore[reportOperatorIssue]
+    return type(value) in (int, float) and LEAST <= value <= MOST  # pyright: ignore[reportOperatorIssue]
 
 
 def options_of(written: str) -> dict[str, object]:

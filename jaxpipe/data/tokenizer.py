@@ -20,7 +20,7 @@ import tokenizers
 
 from jaxpipe.data.protocols import MaskedVocabulary, Tokenizer
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.files import local_path
+from jaxpipe.files import local_path, read_whole
 
 FILE = "tokenizer.json"
 
@@ -183,7 +183,7 @@ def _read(path: Path, changed_ns: int, is_masked: bool) -> HuggingFaceTokenizer:
     library.no_padding()
     library.encode_special_tokens = True
     ids = library.get_vocab(with_added_tokens=True)
-    vocab_size = max(ids.values()) + 1
+    vocab_size = max(ids.values(), default=-1) + 1
     if not is_masked:
         return HuggingFaceTokenizer(library, vocab_size, _end_of_document(ids, library, path), masked=None)
     masked = _masked_vocabulary(ids, vocab_size, library, path)
@@ -198,7 +198,7 @@ def _identity(library: tokenizers.Tokenizer) -> str:
 
 def _library(path: Path) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_str(read_whole(path))
     except Exception as error:  # the library has no exceptions of its own
         raise ConfigError(
             explain(

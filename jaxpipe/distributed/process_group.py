@@ -14,7 +14,7 @@ from jaxpipe.distributed.log import log, only_log
 from jaxpipe.distributed.watch import Watch
 from jaxpipe.errors import JaxpipeError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # mpirun hands on the last at once, SIGTERM after a while
 FOLDER = "stop/"
 
 

@@ -20,7 +20,7 @@ from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.communication import of_head_s
 from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
-from jaxpipe.files import local_path
+from jaxpipe.files import local_path, read_whole
 from jaxpipe.models import ModelConfig
 
 FORMAT = 1
@@ -209,7 +209,7 @@ def subject(model: ModelConfig, **others: Any) -> dict[str, Any]:
 
 def _read(path: str | Path) -> Measurement:
     try:
-        measurement = Measurement.from_json(json.loads(local_path(str(path)).read_text()))
+        measurement = Measurement.from_json(json.loads(read_whole(local_path(str(path)), waits=True)))
         measurement.check()
         return measurement
     except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:

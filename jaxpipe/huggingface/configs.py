@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from jaxpipe.config import base_config, model_config
 from jaxpipe.config.checks import check_model
 from jaxpipe.errors import ConfigError, closest, explain, first_of
+from jaxpipe.files import read_whole
 from jaxpipe.huggingface.gpt2 import GPT2
 from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxpipe.huggingface.mapping import Architecture, check_supported, read_fields, write_fields
@@ -51,7 +52,7 @@ def load_config(folder: Path) -> dict[str, Any]:
             )
         )
     try:
-        theirs = json.loads(path.read_text())
+        theirs = json.loads(read_whole(path))
         theirs.keys()
     except (AttributeError, OSError, RecursionError, ValueError) as error:
         raise ConfigError(

@@ -16,9 +16,9 @@ from ml_collections import ConfigDict
 from jaxpipe.config.data import tokenizer_of
 from jaxpipe.data.tokenizer import BYTE, FILE, file_of, identity_of
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.files import local_path
+from jaxpipe.files import local_path, read_whole
 from jaxpipe.huggingface.configs import CONFIG, load_config
-from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles
+from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles, entries
 
 FOLDER = "hf"
 RECORD = "safetensors.json"
@@ -89,9 +89,12 @@ def read_source_model(workdir: Path) -> SourceModel | None:
     if not folder.is_dir():
         return None
     try:
-        record = json.loads((folder / RECORD).read_text())
+        record = json.loads(read_whole(folder / RECORD))
         headers, left_out = dict(record["headers"]), tuple(record["left_out"])
-    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
+        for header in headers.values():
+            entries(header)
+        index = read_whole(folder / INDEX) if (folder / INDEX).is_file() else None
+    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(
                 f"{folder / RECORD} cannot be read: {error}",
@@ -99,8 +102,7 @@ def read_source_model(workdir: Path) -> SourceModel | None:
                 repair=f"copy {FOLDER}/ from the run that jaxpipe.convert made, or remove it to export a new model",
             )
         ) from error
-    index = folder / INDEX
-    return SourceModel(folder, headers, index.read_text() if index.is_file() else None, left_out)
+    return SourceModel(folder, headers, index, left_out)
 
 
 def copy_source_model(source: Path, target: Path) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jaxpipe.errors import ConfigError, explain, first_of
+from jaxpipe.files import read_whole
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -127,7 +128,7 @@ def _read_index(folder: Path) -> str:
             )
         )
     try:
-        text = path.read_text()
+        text = read_whole(path)
         index = json.loads(text)
         if not all(isinstance(name, str) for name in index["weight_map"].values()):
             raise TypeError("a file's name is no text")

@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.files import local_path
+from jaxpipe.files import local_path, read_whole
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, TRANSFER_KINDS, Action, Kind, Schedule, parse_action
 
@@ -91,7 +91,7 @@ def text_of(path: str | Path, *, rule: str) -> str:
         ScheduleError: the file cannot be read.
     """
     try:
-        return local_path(str(path)).read_text(encoding="utf-8-sig")
+        return read_whole(local_path(str(path)), encoding="utf-8-sig", waits=True)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ScheduleError(

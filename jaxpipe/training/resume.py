@@ -16,11 +16,12 @@ from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import differences
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import CheckpointError, ConfigError, explain, first_of
-from jaxpipe.files import write_whole
+from jaxpipe.files import local_path, read_whole, write_whole
+from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import Costs, Schedule, to_json
-from jaxpipe.training.run_folder import CONFIG, METRICS, read_config
+from jaxpipe.training.run_folder import CONFIG, FAMILY, METRICS, SCHEDULE, config_from, kept_family, load
 
-DATA, SCHEDULE = "data.json", "schedule.json"  # in the run's folder
+DATA = "data.json"  # in the run's folder
 
 # Fields of the model that its parameters do not depend on.
 FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
@@ -50,7 +51,7 @@ def keep_costs(path: Path, config: ConfigDict) -> None:
     """
     if are_decided(config.pipeline.costs) or has_times(config.pipeline.options):
         return
-    before = read_config(str(path))
+    before = _before(path, config)
     if not _decide_the_same(before, config):
         return
     config.pipeline.vocab_over_pipe = before.pipeline.vocab_over_pipe
@@ -67,7 +68,7 @@ def keep_schedule(path: Path, config: ConfigDict) -> None:
     """
     if not (path / SCHEDULE).is_file():
         return
-    before = read_config(str(path))
+    before = _before(path, config)
     if _decide_the_same(before, config):
         config.pipeline.update(
             schedule=str(path / SCHEDULE), options="", vocab_over_pipe=before.pipeline.vocab_over_pipe
@@ -88,9 +89,30 @@ def named_as_before(path: Path, config: ConfigDict) -> ConfigDict:
     """`config`, or a copy with the schedule that the run in `path` was told, if `keep_schedule` has replaced it."""
     if config.pipeline.schedule != str(path / SCHEDULE) or not (path / CONFIG).is_file():
         return config
-    before, config = read_config(str(path)).pipeline, config.copy_and_resolve_references()
+    before, config = _before(path, config).pipeline, config.copy_and_resolve_references()
     config.pipeline.update(schedule=before.schedule, options=before.options)
     return config
+
+
+def _before(path: Path, config: ConfigDict) -> ConfigDict:
+    """The config of the run in `path` as it was told; no Python file is run that `config` does not name itself.
+
+    Raises:
+        ConfigError: its family is another Python file, whose fields are not known then.
+    """
+    saved, now = load(str(path)), config.model.family
+    family = saved["model"]["family"]
+    if not is_python_file(family) or now == family:
+        return config_from(str(path), saved, family=family)
+    if now != kept_family(path, family):
+        raise _refused(path, [_change("model.family", family, now)])
+    return config_from(str(path), saved, family=now)
+
+
+def _is_other_family(path: Path, family: str) -> bool:
+    """Whether the run in `path` keeps another file of its family; False for an old run that keeps none."""
+    kept = path / FAMILY
+    return kept.is_file() and kept.read_bytes() != local_path(family.partition(":")[0]).read_bytes()
 
 
 def _of(config: ConfigDict, name: str) -> object:
@@ -106,7 +128,7 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
     Raises:
         ConfigError: a changed field decides the model or the order of the data.
     """
-    before, kept = read_config(str(path)), config.pipeline.schedule == str(path / SCHEDULE)
+    before, kept = _before(path, config), config.pipeline.schedule == str(path / SCHEDULE)
     config = named_as_before(path, config)
     if before.model.family != config.model.family:
         raise _refused(path, [_change("model.family", before.model.family, config.model.family)])
@@ -122,6 +144,8 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
     found = [words for name, words in differ.items() if name not in DECIDED]
     if kept:
         return [*found, f"pipeline.schedule: {before.pipeline.schedule} is not there, {path / SCHEDULE} is"]
+    if is_python_file(config.model.family) and _is_other_family(path, config.model.family):
+        found.append(f"model.family: {config.model.family} is not as it was before")
     if not differ.keys() & DECIDES_SCHEDULE and has_other_schedule(path, build_schedule(config)):
         found.append(f"pipeline.schedule: {config.pipeline.schedule} has other actions than before")
     return found
@@ -133,7 +157,7 @@ def check_no_checkpoint_lost(path: Path) -> None:
     A run writes the row of a step before the step's checkpoint, and starts its second checkpoint only when the first is
     complete; one that could write none, and said so, is refused too.
     """
-    every, rows = read_config(str(path)).checkpoint.save_every, path / METRICS
+    every, rows = load(str(path))["checkpoint"]["save_every"], path / METRICS
     num_rows = sum(1 for _ in rows.open("rb")) if rows.is_file() else 0
     if every and num_rows > 2 * every:
         raise CheckpointError(
@@ -192,7 +216,7 @@ def check_same_data(path: Path, fingerprint: Fingerprint) -> None:
     if not (path / DATA).is_file():
         return
     try:
-        before = Fingerprint.from_json((path / DATA).read_text())
+        before = Fingerprint.from_json(read_whole(path / DATA))
     except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(

@@ -18,10 +18,12 @@ from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import base_config
 from jaxpipe.config.base import unknown_field
 from jaxpipe.errors import ConfigError, explain, first_of
-from jaxpipe.files import local_path, write_whole
+from jaxpipe.files import local_path, read_whole, write_whole
 from jaxpipe.huggingface import copied_path, own_path
+from jaxpipe.python_file import is_python_file
 
 CONFIG, METRICS, TENSORBOARD, SCHEDULE_PICTURE = "config.json", "metrics.jsonl", "tensorboard", "schedule.svg"
+FAMILY, SCHEDULE = "family.py", "schedule.json"  # the run's copy of a family's Python file; its schedule
 LOCK = "lock"  # the first file of a run
 UNUSABLE = ("[", "**", "\\")  # in the path of a run: Orbax does not find what it wrote there, or writes elsewhere
 
@@ -105,18 +107,85 @@ def writing(workdir: str) -> Iterator[None]:
 
 
 def write_config(path: Path, config: ConfigDict) -> None:
-    """Writes `config` as JSON into the run's folder, whole; the path of a file in its hf/ begins there."""
+    """Writes `config` as JSON into the run's folder, whole, and keeps the Python file of its family.
+
+    The path of a file in its hf/ begins there.
+    """
     saved = config.to_dict()
+    if is_python_file(config.model.family):
+        file = local_path(config.model.family.partition(":")[0])
+        if file.resolve() != (path / FAMILY).resolve():
+            write_whole(path / FAMILY, file.read_bytes())
     if "tokenizer" in saved["data"]:
         saved["data"]["tokenizer"] = copied_path(config.data.tokenizer, path, Path())
     write_whole(path / CONFIG, json.dumps(saved, indent=2) + "\n")
 
 
-def read_config(workdir: str) -> ConfigDict:
-    """The config of the run in `workdir`, locked.
+def read_config(workdir: str, *, allow_code: bool | None = None) -> ConfigDict:
+    """The config of the run in `workdir`, locked; a method's Python file in it gives way to the run's schedule.json.
+
+    Args:
+        workdir: folder of the run.
+        allow_code: as of `read_written`; True lets the method's file be.
 
     Raises:
-        ConfigError: the folder holds no run, or its config has other fields than this version.
+        ConfigError: as `read_written`.
+    """
+    config = read_written(workdir, allow_code=allow_code)
+    if is_python_file(config.pipeline.schedule) and not allow_code:
+        config.pipeline.update(schedule=str(path_of(workdir) / SCHEDULE), options="")
+    return config
+
+
+def read_written(workdir: str, *, allow_code: bool | None = None) -> ConfigDict:
+    """The config of the run in `workdir` as it stands there, locked.
+
+    A config.json is data, which people take from others; only its family decides its fields, so it alone is run here.
+
+    Args:
+        workdir: folder of the run.
+        allow_code: whether the family's Python file may be run: True, the one that config.json names; None, the copy
+            that the run keeps; False, neither.
+
+    Raises:
+        ConfigError: the folder holds no run, its config has other fields than this version, or it names a Python file
+            that may not be run.
+    """
+    saved = load(workdir)
+    family = saved["model"]["family"]
+    if is_python_file(family) and not allow_code:
+        kept = kept_family(path_of(workdir), family)
+        if allow_code is False or kept is None:
+            raise refused_code(workdir, f"model.family={family!r}")
+        family = kept
+    return config_from(workdir, saved, family=family)
+
+
+def kept_family(path: Path, family: str) -> str | None:
+    """The name of the copy of the Python file `family` that the run in `path` keeps; None if there is none."""
+    file, colon, name = path / FAMILY, *family.partition(":")[1:]
+    return f"{file}{colon}{name}" if file.is_file() and not file.is_symlink() else None
+
+
+def refused_code(workdir: str, named: str) -> ConfigError:
+    """The error for a Python file that the config.json of a run names, and that nobody has allowed to run."""
+    return ConfigError(
+        explain(
+            f"{path_of(workdir) / CONFIG} names a Python file: {named}",
+            rule=f"run-code: of what a run's {CONFIG} names, only its own copy of its family, {FAMILY}, is run unasked",
+            repair=(
+                f"read that file; then give --allow_code to eval or sample, or copy a family to {workdir}/{FAMILY}, or"
+                " name a method with --method"
+            ),
+        )
+    )
+
+
+def load(workdir: str) -> dict[str, Any]:
+    """The values in config.json of the run in `workdir`: sections of fields, model.family among them; runs nothing.
+
+    Raises:
+        ConfigError: the folder holds no run, or the file is no JSON of this form.
     """
     path = path_of(workdir) / CONFIG
     if not path.is_file():
@@ -128,28 +197,46 @@ def read_config(workdir: str) -> ConfigDict:
                 repair="name the --workdir that was given to jaxpipe.train",
             )
         )
-    repair = "use the version of jaxpipe that wrote it, or correct the file"
     try:
-        saved = json.loads(path.read_text())
+        saved = json.loads(read_whole(path))
         empty = [f"{section}.{name}" for section, values in saved.items() for name in values if values[name] is None]
         if empty:
             raise ValueError(f"{empty[0]} is null")
-        config = base_config(saved["model"]["family"])
+        if not isinstance(saved["model"]["family"], str):
+            raise TypeError("model.family is not a text")
+        return saved
     except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
-        raise ConfigError(
-            explain(
-                f"{path} cannot be read: {str(error).splitlines()[0]}",
-                rule="config-file: JSON with the fields of a config, a known model.family among them",
-                repair=repair,
-            )
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def config_from(workdir: str, saved: dict[str, Any], *, family: str) -> ConfigDict:
+    """The config of the values `saved` of the run in `workdir`, with `family` as its model.family, which is run."""
+    path = path_of(workdir) / CONFIG
+    try:
+        config = base_config(family)
+    except ConfigError as error:
+        raise _unreadable(path, error) from error
     try:
         config.update(saved)
+        config.model.family = family
     except (AttributeError, KeyError, TypeError) as error:
-        raise unknown_field(error, where=str(path), repair=repair) from error
+        raise unknown_field(error, where=str(path), repair=_REPAIR) from error
     if "tokenizer" in config.data:
         config.data.tokenizer = own_path(config.data.tokenizer, path.parent)
     return config
+
+
+_REPAIR = "use the version of jaxpipe that wrote it, or correct the file"
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        explain(
+            f"{path} cannot be read: {str(error).splitlines()[0]}",
+            rule="config-file: JSON with the fields of a config, a known model.family among them",
+            repair=_REPAIR,
+        )
+    )
 
 
 def _not_writable(workdir: str, why: str) -> ConfigError:

@@ -20,7 +20,7 @@ def send(stop, number):
         os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_stops_both_after_the_next_step(both, number):
     first, second = both
     for stop in both:

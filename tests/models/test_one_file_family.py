@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import jax
@@ -67,8 +68,11 @@ def microbatches(config):
 
 @pytest.mark.ci
 def test_it_trains_and_is_sampled_by_the_commands(config_file, tmp_path, capsys):
-    workdir = f"--workdir={tmp_path / 'run'}"
+    workdir, mine = f"--workdir={tmp_path / 'run'}", tmp_path / "mine.py"
+    shutil.copy(FILE, mine)
+    (tmp_path / "config.py").write_text(CONFIG.replace(repr(FILE), repr(str(mine))))
     assert train.main([config_file, workdir, "--config.model.expansion=2"]) == 0
+    mine.unlink()  # the run keeps the family's file
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[0]["loss"] == pytest.approx(math.log(256), abs=0.7)
     assert rows[-1]["loss"] < rows[0]["loss"]

@@ -1,6 +1,7 @@
 """Fields on the command line, in a config file and in a run's config.json are those of the model's family."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ from ml_collections import config_flags
 
 from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run, value_of
+from jaxpipe.config.other_names import HERE, NOT_HERE
+from jaxpipe.models import FAMILIES
 from jaxpipe.training.run_folder import read_config
 
 
@@ -70,6 +73,53 @@ def test_a_field_of_the_other_family_says_so(command):
 def test_a_field_of_no_family_names_the_closest_of_both(command):
     done = command("--config=configs/quickstart.py", "--config.model.num_kv_head=1")
     assert_error(done, "Did you mean 'model.num_kv_heads'?", "gpt: family, ", "llama: family, ")
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("--config.mesh.fsdp=2", "in --config.mesh.fsdp=2: it is not here: parameters are not sharded within a step"),
+        ("--config.mesh.context=2", "it is not here: no sequence is split over devices for attention"),
+        ("--config.optimizer.ema_decay=0.9", "it is not here: no average of the weights is kept"),
+        ("--config.train.gradient_accumulation_steps=4", "here it is pipeline.num_microbatches"),
+        ("--config.tensor_model_parallel_size=4", "here it is mesh.tensor"),
+        ("--config.optimizer.lr=0.1", "here it is optimizer.learning_rate"),
+        ("--config.checkpoint.async=true", "it is not here: files are written in the background always"),
+        ("--micro-batch-size=4", "no flag --micro-batch-size: here it is data.batch_size / (mesh.data x"),
+        ("--global_batch_size", "no flag --global_batch_size: here it is data.batch_size"),
+        ("--config.mesh.contxt=2", "no config field 'mesh.contxt', in --config.mesh.contxt=2.\n"),
+        ("--config.class.lambda=2", "no config field 'class.lambda', in --config.class.lambda=2.\n"),
+    ],
+)
+def test_what_others_call_a_field_is_said_and_nothing_far_is_guessed(command, argument, words):
+    done = command("--config=configs/quickstart.py", argument)
+    assert_error(done, words)
+    assert "Did you mean" not in done[2]
+
+
+@pytest.mark.parametrize(
+    ("field", "words", "is_guessed"),
+    [
+        ("mesh.fsdp", "fsdp: it is not here: parameters are not sharded", False),
+        ("optimizer.ema_deca", 'Key "ema_deca" does not exist', False),
+        ("model.hiden", 'Did you mean "hidden" instead of "hiden"?', True),
+    ],
+)
+def test_so_it_is_in_a_config_file(command, tmp_path, field, words, is_guessed):
+    text = f"def get_config(arg=''):\n    config = base_config()\n    config.{field} = 1\n    return config\n"
+    (tmp_path / "config.py").write_text(f"from jaxpipe.config import base_config\n\n\n{text}")
+    done = command(f"--config={tmp_path / 'config.py'}")
+    assert_error(done, words)
+    assert ("Did you mean" in done[2]) == is_guessed
+
+
+def test_every_other_name_leads_to_a_field_that_there_is():
+    fields = {f"{part}.{field}" for name in FAMILIES for part, found in base_config(name).items() for field in found}
+    names = " ".join([*HERE.values(), *NOT_HERE.values()]).split()
+    assert len(set(names)) == len(names)
+    assert set(names).isdisjoint({field.partition(".")[2] for field in fields})
+    told = re.findall(rf"\b(?:{'|'.join(base_config())})\.\w+", " ".join([*HERE, *NOT_HERE]))
+    assert set(told) <= fields
 
 
 def test_another_family_is_refused(command):

@@ -10,7 +10,7 @@ from running import ROOT, losses, run, train
 from jaxpipe import python_file
 from jaxpipe.config import pipeline
 from jaxpipe.schedules import REGISTRY
-from jaxpipe.training.run_folder import read_config
+from jaxpipe.training.run_folder import read_written
 
 SMALL = ["--config.mesh.data=1", "--config.train.steps=2", "--config.train.eval_every=2"]
 SMALL += ["--config.checkpoint.save_every=2", "--config.pipeline.options=num_ahead=3"]
@@ -69,8 +69,8 @@ def test_an_own_method_from_its_picture_to_a_run_that_outlives_it(tmp_path, forg
         assert done.returncode == 0, done.stderr
         assert f"changed    pipeline.schedule: {file} is not there, {folder}/schedule.json is\n" in done.stdout
         assert "pipeline.options:" not in done.stdout
-        assert read_config(str(folder)).pipeline.schedule == str(file)
-        assert read_config(str(folder)).pipeline.options == "num_ahead=3"
+        assert read_written(str(folder)).pipeline.schedule == str(file)
+        assert read_written(str(folder)).pipeline.options == "num_ahead=3"
     assert len(losses(folder)) == 6
     refused = train(folder, method, *SMALL, "--config.pipeline.num_microbatches=6")
     assert refused.returncode == 2

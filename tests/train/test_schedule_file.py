@@ -13,12 +13,12 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import build, from_json, to_csv, to_json
 from jaxpipe.training import run_folder
 from jaxpipe.training.resume import (
-    SCHEDULE,
     check_same_config,
     check_same_schedule,
     config_changes,
     write_run_schedule,
 )
+from jaxpipe.training.run_folder import SCHEDULE
 
 SIZES = {"num_devices": 2, "num_microbatches": 4}
 TEXT = "the same words again and again, and then some other words. "

@@ -5,15 +5,17 @@ import os
 from pathlib import Path
 
 import pytest
+from hostile_inputs import call
 from running import ROOT, run
 
+from jaxpipe import python_file
 from jaxpipe.config import base_config
 from jaxpipe.errors import CheckpointError, ConfigError
 from jaxpipe.models import FAMILIES
 from jaxpipe.schedules import build
 from jaxpipe.training import run_folder
-from jaxpipe.training.resume import SCHEDULE, check_no_checkpoint_lost, has_other_schedule, write_run_schedule
-from jaxpipe.training.run_folder import LOCK, run_lock
+from jaxpipe.training.resume import check_no_checkpoint_lost, config_changes, has_other_schedule, write_run_schedule
+from jaxpipe.training.run_folder import LOCK, SCHEDULE, run_lock
 
 
 def alone(name):
@@ -237,3 +239,97 @@ def test_a_file_address_is_repaired_by_its_path():
 def test_the_home_of_an_unknown_user_is_no_path():
     with pytest.raises(ConfigError, match="'~nobody_here/run' is not a path"):
         run_folder.check("~nobody_here/run")
+
+
+CODE = "import pathlib\npathlib.Path(__file__ + '.ran').touch()\n"
+
+
+@pytest.fixture
+def run_of_code(tmp_path, monkeypatch):
+    """Makes the folder of a run whose config.json has other fields, beside a file that leaves a trace where it runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text(CODE)
+    (tmp_path / "run").mkdir()
+
+    def make(**fields):
+        config = base_config().to_dict()
+        for name, value in fields.items():
+            section, field = name.split("__")
+            config[section][field] = value
+        (tmp_path / "run" / run_folder.CONFIG).write_text(json.dumps(config))
+
+    yield make
+    python_file._FOUND.clear()
+    python_file._module.cache_clear()
+
+
+FINETUNE = f"train --workdir=tuned --config={ROOT}/configs/finetune.py:run --config.data.files=x"
+CONTINUE = f"train --workdir=run --config={ROOT}/configs/quickstart.py --config.mesh.pipe=1"
+FROM_FILE = {"model__family": "evil.py"}
+METHOD = {"pipeline__schedule": "evil.py:x"}
+
+
+@pytest.mark.parametrize(
+    ("line", "fields", "rule"),
+    [
+        ("sample --workdir=run --prompt=a", FROM_FILE, "rule run-code"),
+        ("eval --workdir=run", FROM_FILE, "rule run-code"),
+        ("eval --workdir=run", METHOD, "rule run-code"),
+        ("eval --workdir=run --config.mesh.pipe=2 --allow_code=false", METHOD, "rule run-code"),
+        ("convert --from=run --to=hf:new", FROM_FILE, "rule run-code"),
+        (FINETUNE, FROM_FILE, "rule run-code"),
+        (FINETUNE, METHOD, "schedule.json' is not a file"),
+        (CONTINUE, FROM_FILE, "model.family: evil.py -> gpt"),
+    ],
+)
+def test_a_python_file_that_only_the_folder_of_a_run_names_is_not_run(
+    run_of_code, tmp_path, capsys, line, fields, rule
+):
+    run_of_code(**fields)
+    assert call(line) == 2
+    assert rule in capsys.readouterr().err
+    assert not (tmp_path / "evil.py.ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        ("sample --allow_code --workdir=run --prompt=a", FROM_FILE),
+        ("eval --workdir=run --allow_code=true", FROM_FILE),
+        ("eval --workdir=run --allow_code", METHOD),
+        ("eval --workdir=run --method=evil.py", {}),
+    ],
+)
+def test_it_is_run_where_that_is_allowed_or_the_user_names_it(run_of_code, tmp_path, capsys, line, fields):
+    run_of_code(**fields)
+    assert call(line) == 2
+    assert "evil.py' defines no" in capsys.readouterr().err
+    assert (tmp_path / "evil.py.ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_link", "is_run"),
+    [("", False, True), (" --allow_code=false", False, False), ("", True, False)],
+)
+def test_the_copy_of_its_family_that_a_run_keeps_is_run(run_of_code, tmp_path, capsys, flags, is_link, is_run):
+    run_of_code(model__family="gone/mine.py:mine")
+    kept = tmp_path / "run" / run_folder.FAMILY
+    kept.symlink_to("../evil.py") if is_link else kept.write_text(CODE)
+    assert call(f"sample --workdir=run --prompt=a{flags}") == 2
+    assert ("defines no family" if is_run else "rule run-code") in capsys.readouterr().err
+    assert (tmp_path / "run" / "family.py.ran").exists() == is_run
+    assert not (tmp_path / "evil.py.ran").exists()
+
+
+def test_a_changed_file_of_the_family_is_told_and_kept(tmp_path):
+    family = ROOT / "tests" / "models" / "a_family.py"
+    mine = tmp_path / "mine.py"
+    mine.write_bytes(family.read_bytes())
+    config = base_config(str(mine))
+    run_folder.write_config(tmp_path, config)
+    assert (tmp_path / run_folder.FAMILY).read_bytes() == family.read_bytes()
+    assert config_changes(tmp_path, config) == []
+    mine.write_bytes(family.read_bytes() + b"# mended\n")
+    assert config_changes(tmp_path, config) == [f"model.family: {mine} is not as it was before"]
+    run_folder.write_config(tmp_path, config)
+    assert config_changes(tmp_path, config) == []

@@ -8,6 +8,7 @@ there is none, between two characters.
 
 from __future__ import annotations
 
+import errno
 import glob
 import gzip
 import re
@@ -25,7 +26,7 @@ COMPRESSED = ".gz"
 JSON_LINES = (".jsonl", ".json")
 FORMATS = ("auto", "text", "jsonl", CHAT)
 
-PART_BYTES = 2**22
+PART_BYTES, MOST_LINE_BYTES = 2**22, 2**28
 BLOCK_BYTES = 2**24  # encoded at a time: some parts for every core, and their tokens fit into memory
 _TAIL_BYTES = 2**16
 _CUTS = (re.compile(rb"[!-~](?=[\r\n])"), re.compile(rb"[!-~](?=[ \t])"), re.compile(rb"[\x80-\xff](?=[ \t\r\n])"))
@@ -161,6 +162,8 @@ def _read_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
         cut = data.rfind(b"\n") + 1
         if not cut:
             begun.append(data)
+            if len(begun) * PART_BYTES > MOST_LINE_BYTES:  # it must fit into memory, as one without an end does not
+                raise OSError(errno.EFBIG, f"line {line} has more than {MOST_LINE_BYTES // 2**20} MiB")
             continue
         whole = b"".join([*begun, data[:cut]])
         begun = [data[cut:]]

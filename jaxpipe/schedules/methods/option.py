@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.units import LEAST, MOST
 
 _MOST_ACTIONS = 1_000_000  # devices x microbatches x stages of a device; two actions of each take half a gigabyte
 
@@ -138,12 +139,12 @@ def check_time(name: str, option: str, value: object) -> None:
         option: name of the option.
         value: value of the option, in any one unit.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not LEAST <= value <= MOST:
         raise ScheduleError(
             explain(
                 f"{option}={value!r} for schedule {name!r}.",
-                rule=f"option-time: {option} is the time of one stage's action, a finite number above 0; only ratios "
-                "of times matter",
+                rule=f"option-time: {option} is the time of one stage's action, a finite number above 0, at least "
+                f"{LEAST:g}, at most {MOST:g}; only ratios of times matter",
                 repair=f"set {option}=1.0, or the measured time",
             )
         )
