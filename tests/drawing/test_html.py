@@ -412,7 +412,7 @@ def test_schedules_of_different_devices_are_refused():
         (["--html=page.html", "--placement", "--topology=h200:1x4"], "--placement=True has no effect"),
         (["--html=page.html", "--compare=gpip"], "Did you mean 'gpipe'?"),
         (["--html=/no/such/folder/page.html"], "cannot write '/no/such/folder/page.html'"),
-        (["--compare=gpipe"], "--compare=gpipe has no effect: it needs --html or --format=memory"),
+        (["--slot_bytes=1e9"], "has no effect: it needs --html or --format=memory"),
     ],
 )
 def test_mistakes_with_the_page_are_told(capsys, arguments, message):
