@@ -34,7 +34,7 @@ from jaxpipe.drawing.comparison import compared, comparison_text
 from jaxpipe.drawing.method_list import method_list
 from jaxpipe.drawing.pictures import FORMS
 from jaxpipe.drawing.placement import show_placement
-from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text
+from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text, unit_of
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.schedules import (
     REGISTRY,
@@ -340,6 +340,7 @@ def _memory(schedule: Schedule, costs: Costs, values: FlagValues) -> bytes:
         bound=_bound(schedule, values),
         slot_bytes=values.slot_bytes,
         form=Path(values.output).suffix[1:],
+        unit=unit_of(costs, schedule.num_devices),
     )
 
 
@@ -351,9 +352,9 @@ _FORMATS: dict[str, Callable[[Schedule, Costs, FlagValues], str | bytes]] = {
     "text": _text,
     "json": lambda schedule, costs, values: summary_json(_summary(schedule, costs, values)),
     "csv": lambda schedule, costs, values: to_csv(schedule),
-    "svg": lambda schedule, costs, values: svg(_timeline(schedule, costs)),
-    "png": lambda schedule, costs, values: png(_timeline(schedule, costs)),
-    "pdf": lambda schedule, costs, values: pdf(_timeline(schedule, costs)),
+    "svg": lambda schedule, costs, values: svg(_timeline(schedule, costs), unit=unit_of(costs, schedule.num_devices)),
+    "png": lambda schedule, costs, values: png(_timeline(schedule, costs), unit=unit_of(costs, schedule.num_devices)),
+    "pdf": lambda schedule, costs, values: pdf(_timeline(schedule, costs), unit=unit_of(costs, schedule.num_devices)),
     "chrome": lambda schedule, costs, values: json.dumps(chrome_trace(_timeline(schedule, costs))) + "\n",
     "memory": _memory,
 }

@@ -92,9 +92,10 @@ def notes(summaries: Sequence[Summary]) -> list[str]:
     costs, schedules = summaries[0].costs, [summary.schedule for summary in summaries]
     num_devices = schedules[0].num_devices
     unit = unit_of(costs, num_devices)
+    unit = f"in {unit}" if unit else "those"
     taken = costs_text(costs, num_devices, kinds_of(*schedules))
     return [
-        f"Times are{' in' * bool(unit)}{unit or ' those'} of a device's share of the model: {taken}.",
+        f"Times are {unit} of a device's share of the model: {taken}.",
         f"{MA}; 1 M_theta the weights of that share.",
         "Messages are those of the busiest device.",
     ]

@@ -201,20 +201,22 @@ def costs_text(costs: Costs, num_devices: int, kinds: frozenset[Kind] = _ALL) ->
 
 
 def unit_of(costs: Costs, num_devices: int) -> str:
-    """The unit of times, behind a number: forwards of a device's share of the model; nothing where it is another."""
-    return " forwards" if math.isclose(mean_share(costs.forward, num_devices), 1.0) else ""
+    """The unit of times: "forwards" of a device's share of the model; empty where it is another."""
+    return "forwards" if math.isclose(mean_share(costs.forward, num_devices), 1.0) else ""
 
 
 def summary_text(summary: Summary) -> str:
     """The grid, then makespan, bubble ratios, peak activations, transfers and the size of the program."""
     schedule, timeline, spmd = summary.schedule, summary.timeline, summary.spmd
     unit, num_chunks = unit_of(summary.costs, schedule.num_devices), schedule.placement.num_chunks
+    unit = unit and f" {unit}"
+    taken = costs_text(summary.costs, schedule.num_devices, kinds_of(schedule))
     return (
         f"{text(timeline)}\n"
         f"schedule          {schedule.name}: num_devices={schedule.num_devices}, "
         f"num_microbatches={schedule.num_microbatches}, num_stages={schedule.num_stages}, "
         f"num_replicas={schedule.num_replicas}\n"
-        f"costs             {costs_text(summary.costs, schedule.num_devices, kinds_of(schedule))}: of a device's share of the model,"
+        f"costs             {taken}: of a device's share of the model,"
         f" {num_chunks} stage{'s' * (num_chunks > 1)}\n"
         f"makespan          {timeline.makespan:g}{unit}\n"
         f"bubble ratio      {timeline.bubble_ratio:.4f}\n"
