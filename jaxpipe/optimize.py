@@ -23,7 +23,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
-from jaxpipe.drawing.summary import SearchReport
+from jaxpipe.drawing.summary import SearchReport, costs_text
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.files import local_path
 from jaxpipe.lowering import spmd_makespan
@@ -147,7 +147,8 @@ def _optimize(values: FlagValues) -> None:
     problem, costs, bound = _problem(values), _costs(values), _bound(values)
     if not (isinstance(problem, Schedule) and problem.has_head_actions):
         check_unused(values, _HEAD_TIMES, "it needs a --schedule with S and T")
-    _log(_problem_text(values, problem))
+    taken = costs_text(costs, problem.num_devices)
+    _log(_problem_text(values, problem), f"costs             {taken}: of a device's share of the model")
     clock = _CLOCKS[values.clock]
     found = search(problem, costs=costs, memory_bound=bound, clock=clock, num_trials=values.num_trials)
     _log(*SearchReport(costs, bound, in_bytes=values.activation_bytes is not None).lines(found))

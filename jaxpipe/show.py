@@ -2,15 +2,17 @@
 
     python -m jaxpipe.show NAME --num_devices=D --num_microbatches=N [--option=KEY=VALUE ...] [--backward=2 ...]
         [--format=text|json|csv|svg|png|pdf|chrome|memory] [--output=FILE]
-    python -m jaxpipe.show NAME ... --html=FILE [--compare=OTHER ...]
+    python -m jaxpipe.show NAME ... --compare=OTHER [--compare=OTHER ...] [--html=FILE]
     python -m jaxpipe.show NAME ... --placement --topology=a100-80g:2x8
     python -m jaxpipe.show --csv=FILE|--json=FILE ...
     python -m jaxpipe.show --config=FILE [--config.FIELD=VALUE ...] [--topology=a100-80g:1x8] ...
     python -m jaxpipe.show --method=my_method.py --num_devices=D ...
     python -m jaxpipe.show --list [--method=my_method.py ...]
 
-Numbers are on both clocks: the asynchronous one (`simulate`) and that of the compiled program (`spmd`, replayed from
-the round table that the program executes). --config shows the schedule that `train` and `compile` would run, at the
+Times are of a device's share of the model, whatever the schedule: each of v stages on a device takes 1/v of them, and a
+message is as long. Numbers are on both clocks: the asynchronous one (`simulate`) and that of the compiled program
+(`spmd`, replayed from the round table that the program executes). --compare prints the numbers of several schedules
+side by side. --config shows the schedule that `train` and `compile` would run, at the
 times that they expect: those of --topology, or by recomputation. JAX is imported for --config alone.
 """
 
@@ -21,19 +23,32 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.command_line import HELP, check_unused, define_number, missing, run, write_output
 from jaxpipe.drawing import Page, chrome_trace, memory, pdf, png, svg, to_html
-from jaxpipe.drawing.html.compare import same_model
+from jaxpipe.drawing.comparison import compared, comparison_text
 from jaxpipe.drawing.method_list import method_list
 from jaxpipe.drawing.pictures import FORMS
 from jaxpipe.drawing.placement import show_placement
-from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text
+from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text, unit_of
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, check, read_csv, read_json, simulate, to_csv
+from jaxpipe.schedules import (
+    REGISTRY,
+    Costs,
+    Schedule,
+    Timeline,
+    build,
+    check,
+    costs_of_stages,
+    read_csv,
+    read_json,
+    simulate,
+    to_csv,
+)
 from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.methods.registry import DELAYED, method_names, register_file
 from jaxpipe.schedules.passes.balance import bound_kept
@@ -85,7 +100,9 @@ def _define_flags(values: FlagValues) -> None:
     flags.DEFINE_multi_string("option", [], "A further option of the schedule, KEY=VALUE.", values)
     _define_costs(values)
     text("html", None, "A file for a page that shows everything on both clocks, with zoom and details.", values)
-    flags.DEFINE_multi_string("compare", [], "With --html, --format=memory: a schedule to draw beside.", values)
+    flags.DEFINE_multi_string(
+        "compare", [], "A schedule to show beside, with --html or --format=memory to draw beside.", values
+    )
     size_help = "With --html, --format=memory: bytes of the residuals of one microbatch and stage."
     define_number(values, "slot_bytes", None, size_help, what="size", is_positive=True)
     flags.DEFINE_bool("placement", False, "Show which GPU of --topology holds which stage instead.", values)
@@ -106,13 +123,18 @@ def _define_integer(
 def _define_costs(values: FlagValues) -> None:
     defaults = Costs()
     for name in _TIMES:
-        what = "one message between two devices" if name == "transfer" else f"one stage's {name.replace('_', ' ')}"
+        kind = name.replace("_", " ")
+        what = (
+            "one message between two devices" if name == "transfer" else f"the {kind} of a device's share of the model"
+        )
         define_number(values, name, getattr(defaults, name), f"Time of {what}.", what="time", is_positive=False)
     layers_help = "Layers, each with residual pages of its own that EVICT and LOAD move"
     _define_integer(values, "layers_per_stage", f"{layers_help}, default {_LAYERS_PER_STAGE}.", least=1, most=10_000)
-    ratios = ("a whole microbatch takes to EVICT or LOAD", "the SYNC of a stage takes")
+    ratios = ("a whole microbatch takes to EVICT or LOAD", "a SYNC takes")
     for name, what in zip(_RATIOS, ratios, strict=True):
-        help_text = f"How many times as long as a message {what}, default {getattr(defaults, name):g} for each layer."
+        help_text = (
+            f"How many times as long as a message {what}, for that share, default {getattr(defaults, name):g} a layer."
+        )
         define_number(values, name, None, help_text, what="size", is_positive=True)
 
 
@@ -160,7 +182,9 @@ def _check_flags(values: FlagValues) -> None:
     if values.format == "memory":
         _check_ending("output", values.output, tuple(f".{form}" for form in FORMS))
     elif not values.html:
-        check_unused(values, ("compare", "slot_bytes"), "it needs --html or --format=memory")
+        check_unused(values, ("slot_bytes",), "it needs --html or --format=memory")
+        if values.format != "text" or values.list or values.placement:
+            check_unused(values, ("compare",), "it needs --format=text, --format=memory or --html")
     if values.format in ("png", "pdf") and not values.output:
         raise ConfigError(
             explain(
@@ -213,7 +237,8 @@ def _show(values: FlagValues) -> None:
     if values.config:
         schedule, costs, values.layers_per_stage, decided = _of_config(values)
     else:
-        schedule, costs, decided = _schedule(values), _costs(values), ""
+        schedule, decided = _schedule(values), ""
+        costs = _costs(values, schedule)
     if values.placement:
         mesh = {"data": values.data or 1, "tensor": values.tensor or 1}
         picture = show_placement(schedule, values.topology, **mesh, as_json=values.format == "json")
@@ -232,7 +257,7 @@ def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
     """A config's schedule, the costs that it is made for, layers of its largest stage, and a line on the costs."""
     from jaxpipe.cluster.topology import parse_topology
     from jaxpipe.config import build_schedule, check, layers_per_stage
-    from jaxpipe.config.costs import costs_of_stages
+    from jaxpipe.config.costs import costs_of_share
     from jaxpipe.estimate import decide_costs
 
     config = values.config
@@ -242,8 +267,7 @@ def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
     decided = decide_costs(config, parse_topology(values.topology) if values.topology else None)
     decided.settle(config)
     schedule, layers = build_schedule(config), layers_per_stage(config)
-    ratios = {name: getattr(Costs(), name) * max(layers) for name in _RATIOS}
-    costs = replace(costs_of_stages(config, schedule, layers), **ratios)
+    costs = replace(costs_of_share(config, schedule, layers), **_ratios(schedule, max(layers)))
     return schedule, costs, max(layers), f"costs     {decided.costs}: {decided.source}"
 
 
@@ -262,12 +286,14 @@ def _options(values: FlagValues) -> dict[str, object]:
     return parse_options([*chunks, *values.option])
 
 
-def _costs(values: FlagValues) -> Costs:
-    given = {name: getattr(values, name) for name in COST_NAMES}
-    for name in _RATIOS:
-        if given[name] is None:
-            given[name] = getattr(Costs(), name) * _num_layers(values)
-    return Costs(**given)
+def _costs(values: FlagValues, schedule: Schedule) -> Costs:
+    given = {name: getattr(values, name) for name in COST_NAMES if getattr(values, name) is not None}
+    return replace(Costs(**_ratios(schedule, _num_layers(values))), **given)
+
+
+def _ratios(schedule: Schedule, num_layers: int) -> dict[str, Any]:
+    """Bytes of a slot and of the gradients over those of a message, for a device's stages of so many layers."""
+    return {name: getattr(Costs(), name) * num_layers * schedule.placement.num_chunks for name in _RATIOS}
 
 
 def _num_layers(values: FlagValues) -> int:
@@ -297,23 +323,39 @@ def _html(schedule: Schedule, costs: Costs, values: FlagValues) -> str:
     )
 
 
+def _text(schedule: Schedule, costs: Costs, values: FlagValues) -> str:
+    if values.compare:
+        schedules = [schedule, *_others(schedule, values)]
+        return comparison_text(compared(schedules, costs, layers_per_stage=_num_layers(values)))
+    return summary_text(_summary(schedule, costs, values))
+
+
+def _summary(schedule: Schedule, costs: Costs, values: FlagValues) -> Summary:
+    return Summary(schedule, costs, _num_layers(values))
+
+
 def _memory(schedule: Schedule, costs: Costs, values: FlagValues) -> bytes:
     return memory(
-        [simulate(each, same_model(costs, schedule, each)) for each in (*_others(schedule, values), schedule)],
+        [_timeline(each, costs) for each in (*_others(schedule, values), schedule)],
         bound=_bound(schedule, values),
         slot_bytes=values.slot_bytes,
         form=Path(values.output).suffix[1:],
+        unit=unit_of(costs, schedule.num_devices),
     )
 
 
+def _timeline(schedule: Schedule, costs: Costs) -> Timeline:
+    return simulate(schedule, costs_of_stages(costs, schedule.placement))
+
+
 _FORMATS: dict[str, Callable[[Schedule, Costs, FlagValues], str | bytes]] = {
-    "text": lambda schedule, costs, values: summary_text(Summary(schedule, costs, _num_layers(values))),
-    "json": lambda schedule, costs, values: summary_json(Summary(schedule, costs, _num_layers(values))),
+    "text": _text,
+    "json": lambda schedule, costs, values: summary_json(_summary(schedule, costs, values)),
     "csv": lambda schedule, costs, values: to_csv(schedule),
-    "svg": lambda schedule, costs, values: svg(simulate(schedule, costs)),
-    "png": lambda schedule, costs, values: png(simulate(schedule, costs)),
-    "pdf": lambda schedule, costs, values: pdf(simulate(schedule, costs)),
-    "chrome": lambda schedule, costs, values: json.dumps(chrome_trace(simulate(schedule, costs))) + "\n",
+    "svg": lambda schedule, costs, values: svg(_timeline(schedule, costs), unit=unit_of(costs, schedule.num_devices)),
+    "png": lambda schedule, costs, values: png(_timeline(schedule, costs), unit=unit_of(costs, schedule.num_devices)),
+    "pdf": lambda schedule, costs, values: pdf(_timeline(schedule, costs), unit=unit_of(costs, schedule.num_devices)),
+    "chrome": lambda schedule, costs, values: json.dumps(chrome_trace(_timeline(schedule, costs))) + "\n",
     "memory": _memory,
 }
 

@@ -23,7 +23,8 @@ PAGE = Path(__file__).parent / "README.md"
 TITLES = {
     "time": f"**Bubble ratio**, D={NUM_DEVICES}, a backward of two forwards, transfers at no cost:",
     "clock": "**Makespan on the SPMD clock / on the asynchronous one**, where a backward b takes one, two or three "
-    "forwards f,\nits halves, where it is in two, half of that each, and messages no time or a tenth of a forward:",
+    "forwards f,\nits halves, where it is in two, half of that each, and messages no time or a tenth of a forward; f, b"
+    " and messages of a\ndevice's share of the model:",
     "memory": "**Weights and activations** of a device; of activations the least and the most of any device, and what "
     "the\ncompiled program has room for, on every one:",
     "bytes": f"**Bytes as compiled**: MB of each device for the training step of a GPT of {NUM_LAYERS} layers of hidden"

@@ -2,8 +2,9 @@
 
 python experiments/008_all_schedules/slowdowns.py    # ten minutes; prints the table of the page, compiles nothing
 
-Goes in: every method with the options that the planner tries. Comes out: of each method the worst ratio, with rounds
-laid out for the costs, and what its program sends over what the schedule asks for.
+Goes in: every method with the options that the planner tries, at costs of a device's share of the model. Comes out: of
+each method the worst ratio, with rounds laid out for the costs, and what its program sends over what the schedule asks
+for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `exper
 
 from experiments.pages import markdown
 from jaxpipe.lowering import lower, replay
-from jaxpipe.schedules import REGISTRY, Costs, Method, Schedule, simulate
+from jaxpipe.schedules import REGISTRY, Costs, Method, Schedule, costs_of_stages, simulate
 
 NUMS_DEVICES = (4, 8)
 WHOLE = tuple(Costs(backward=b, input_gradient=b / 2, weight_gradient=b / 2) for b in (1.0, 2.0, 3.0))
@@ -40,7 +41,9 @@ def schedules(method: Method, costs: Costs) -> Iterator[Schedule]:
 
 def ratios(schedule: Schedule, costs: Costs) -> list[float]:
     """As `HEADS` names them; sent over asked is that of N = 4 D, else 0."""
-    costs = replace(costs, gradient_messages=0.0)  # the exchange of gradients apart
+    costs = replace(
+        costs_of_stages(costs, schedule.placement), gradient_messages=0.0
+    )  # the exchange of gradients apart
 
     def slowdown(of: Costs, *, blocking: bool = False) -> float:
         table = lower(schedule, costs=costs, blocking=True) if blocking else whole

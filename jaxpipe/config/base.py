@@ -70,6 +70,7 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 1e-3  # the peak, after warm-up
     config.optimizer.warmup_fraction = 0.05  # of the steps: linear to the peak
+    config.optimizer.warmup_steps = 0  # the same in steps; above 0 it replaces the fraction
     # Then "cosine" to the last step; "wsd": the peak, and a line down in the last steps; "constant".
     config.optimizer.schedule = "cosine"
     config.optimizer.decay_fraction = 0.2  # of the steps, for wsd's line down
@@ -90,6 +91,8 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.train.steps = 300
     config.train.seed = 0  # of the initial parameters and of dropout
     config.train.eval_every = 100  # steps between held-out losses; there is always one at the end
+    # Steps between rows of metrics; a step with a held-out loss, or whose numbers are not finite, always has one.
+    config.train.log_every = 1
     config.train.eval_batches = 8  # held-out batches of one evaluation, at most
     # Consecutive skipped steps (loss or gradients not finite) before the run ends with an error.
     config.train.max_skipped_in_row = 5

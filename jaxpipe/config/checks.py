@@ -45,6 +45,7 @@ AT_LEAST_ZERO = (
     "pipeline.head_layers",
     "train.seed",
     "optimizer.warmup_fraction",
+    "optimizer.warmup_steps",
     "optimizer.final_learning_rate_fraction",
     "optimizer.weight_decay",
     "optimizer.beta1",
@@ -203,6 +204,7 @@ def _given_relations(config: ConfigDict) -> Checks:
     yield lambda: check_batch(config)
     yield lambda: check_kept_steps(config)
     yield lambda: check_best(config)
+    yield lambda: check_warm_up(config)
 
 
 def check_error_feedback(config: ConfigDict) -> None:
@@ -317,7 +319,20 @@ def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
     return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, config.mesh.tensor * vocab_pipe(config))}"
 
 
-# ---- Checkpoints that are kept must be written, and measured
+# ---- What is counted in steps must fit into them: warm-up, and checkpoints that are kept
+
+
+def check_warm_up(config: ConfigDict) -> None:
+    """Raises ConfigError if the learning rate would not reach its peak."""
+    warmup, steps = config.optimizer.warmup_steps, config.train.steps
+    if warmup and warmup >= steps:
+        raise ConfigError(
+            explain(
+                f"optimizer.warmup_steps={warmup} in train.steps={steps}",
+                rule="warm-up: it ends before the last step",
+                repair=f"set optimizer.warmup_steps={steps // 2}, or train.steps={warmup + 1} or more",
+            )
+        )
 
 
 def check_kept_steps(config: ConfigDict) -> None:

@@ -99,6 +99,14 @@ def costs_of_stages(config: ConfigDict, schedule: Schedule, layers_per_stage: Se
     return with_head(costs, share * schedule.placement.num_chunks)
 
 
+def costs_of_share(config: ConfigDict, schedule: Schedule, layers_per_stage: Sequence[int]) -> Costs:
+    """The same for a device's share of the model, in its forwards: see `schedules.costs_of_stages`."""
+    costs, num_chunks = costs_of_stages(config, schedule, layers_per_stage), schedule.placement.num_chunks
+    of_stages = {name: tuple(np.divide(times, num_chunks)) for name in _TIMES if np.ndim(times := getattr(costs, name))}
+    head = {name: getattr(costs, name) / num_chunks for name in ("head_statistics", "head_gradients")}
+    return replace(costs, **of_stages, **head)
+
+
 def with_head(costs: Costs, forwards: float) -> Costs:
     """`costs` with those of S and T: a third of the head's matrix products is in S, which takes so many forwards."""
     forward = forwards * float(np.mean(costs.forward))

@@ -19,7 +19,6 @@ from jaxpipe.models import Family, ModelConfig, family_named
 from jaxpipe.models.attention import check_cudnn
 
 
-
 def family_of(config: ConfigDict) -> Family:
     """Family of a config's model.
 

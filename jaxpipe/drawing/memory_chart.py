@@ -38,7 +38,12 @@ _INSTANT = 1e-9  # fraction of the makespan; anything shorter is rounding
 
 
 def memory(
-    timelines: Sequence[Timeline], *, bound: float | None = None, slot_bytes: float | None = None, form: str = "png"
+    timelines: Sequence[Timeline],
+    *,
+    bound: float | None = None,
+    slot_bytes: float | None = None,
+    form: str = "png",
+    unit: str = "",
 ) -> bytes:
     """The bytes of a picture of stored slots; a slot holds the activations of one microbatch on one stage.
 
@@ -50,6 +55,7 @@ def memory(
         bound: slots, drawn as a line.
         slot_bytes: bytes of a slot; if given, the picture shows GiB beside slots.
         form: "png", "svg" or "pdf".
+        unit: of the times, in words.
     """
     schedules = [timeline.schedule for timeline in timelines]
     of_last = [schedules[-1].num_stages / schedule.num_stages for schedule in schedules]
@@ -80,7 +86,7 @@ def memory(
     end = max(timeline.makespan for timeline in timelines) or 1.0
     for axes, timeline, column in zip(all_axes, timelines, columns, strict=False):
         axes.set_xlim(0, end)
-        axes.set_xlabel("time", fontsize=8, color="#444444")
+        axes.set_xlabel(f"time, {unit}" if unit else "time", fontsize=8, color="#444444")
         axes.set_title(
             f"{timeline.schedule.name}, makespan {timeline.makespan:g}", loc="left", fontsize=9, parse_math=False
         )

@@ -17,7 +17,7 @@ import numpy as np
 from jaxpipe.schedules import Kind, Schedule
 from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
-HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 2008)
+HUES = {  # distinct in print, on dark pages and to colour-blind readers (after Okabe and Ito, 2008)
     Kind.F: "#1b6ca8",
     Kind.B: "#2a8f6a",
     Kind.I: "#c77d11",
@@ -27,7 +27,7 @@ HUES = {  # distinct in print and to colour-blind readers (after Okabe and Ito, 
     Kind.SYNC: "#555555",
     Kind.S: "#7fb8d6",
     Kind.T: "#c9739f",
-    Kind.UPDATE: "#1a1a1a",
+    Kind.UPDATE: "#8c6239",
 }
 NAMES = {
     Kind.F: "forward",
@@ -49,6 +49,7 @@ STORED = {  # attributes of Stored, from below -> colour and name of what a devi
 # there is a replica 1, light for replica 1, so that the replicas stay apart however many chunks there are.
 _ONE_REPLICA = ((0.0, 0.62),)
 _TWO_REPLICAS = ((0.0, 0.25), (0.55, 0.75))
+_LIGHTEST = 225  # lightness of the lightest shade of any kind
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def styles(schedule: Schedule) -> list[Style]:
                 label += f", replica {replica}" if num_replicas > 1 else ""
                 label += f", chunk {chunk}" if num_chunks > 1 else ""
                 fill = _mix_with_white(hue, _shade(replica, chunk, num_replicas, num_chunks))
-                found.append(Style(label, fill, _ink_on(fill), kind not in COMPUTE_KINDS, actions))
+                found.append(Style(label, fill, ink(fill), kind not in COMPUTE_KINDS, actions))
     return found
 
 
@@ -111,12 +112,22 @@ def _rgb(colour: str) -> list[int]:
 
 
 def _mix_with_white(colour: str, fraction: float) -> str:
-    return "#" + "".join(f"{round(c + (255 - c) * fraction):02x}" for c in _rgb(colour))
+    """`colour` with so much white; less in a light one, whose last shade would be as white as the page."""
+    rgb = _rgb(colour)
+    room = (_LIGHTEST - _lightness(rgb)) / (255 - _lightness(rgb))
+    fraction *= min(1.0, room / _TWO_REPLICAS[1][1])
+    return "#" + "".join(f"{round(c + (255 - c) * fraction):02x}" for c in rgb)
 
 
-def _ink_on(colour: str) -> str:
-    red, green, blue = _rgb(colour)
-    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 150 else "#1a1a1a"
+def ink(colour: str) -> str:
+    """The colour of text that is read on `colour`, which is `#rrggbb`."""
+    return "#ffffff" if _lightness(_rgb(colour)) < 150 else "#1a1a1a"
+
+
+def _lightness(rgb: Sequence[int]) -> float:
+    """0 to 255, by ITU-R BT.601."""
+    red, green, blue = rgb
+    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 if TYPE_CHECKING:

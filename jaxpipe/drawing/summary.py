@@ -7,6 +7,7 @@ a permute are those of all rounds of a type, so that some carry nothing that is 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,6 +31,7 @@ from jaxpipe.schedules import (
     simulate,
     transfers,
 )
+from jaxpipe.schedules.analysis.costs import mean_share
 from jaxpipe.schedules.analysis.simulate import MIDDLE
 from jaxpipe.schedules.files import to_json
 from jaxpipe.schedules.ordering.optimize import Found
@@ -55,7 +57,7 @@ class Summary:
 
     Attributes:
         schedule: a schedule that keeps the rules.
-        costs: costs of actions and transfers.
+        costs: costs of a device's share of the model, see `costs_of_stages`.
         num_layers: layers of each stage; the residuals of each layer are a page.
     """
 
@@ -75,20 +77,25 @@ class Summary:
             )
 
     @cached_property
+    def stage_costs(self) -> Costs:
+        """The costs of actions and transfers of the schedule's stages."""
+        return costs_of_stages(self.costs, self.schedule.placement)
+
+    @cached_property
     def timeline(self) -> Timeline:
         """The timeline on the asynchronous clock."""
-        return simulate(self.schedule, self.costs)
+        return simulate(self.schedule, self.stage_costs)
 
     @cached_property
     def table(self) -> RoundTable:
         """The round table that the compiled program executes."""
-        expected = self.costs if self.costs.forward else None
+        expected = self.stage_costs if self.costs.forward else None
         return lower(self.schedule, layers_per_stage=(self.num_layers,) * self.schedule.num_stages, costs=expected)
 
     @cached_property
     def replayed(self) -> Replay:
         """The compiled program on the SPMD clock."""
-        return replay(self.table, self.costs)
+        return replay(self.table, self.stage_costs)
 
     @cached_property
     def lost(self) -> float:
@@ -176,21 +183,48 @@ def sent_gradients(table: RoundTable) -> np.ndarray:
 # The numbers as text and as JSON
 
 
+_ALL = frozenset(Kind)
+
+
+def kinds_of(*schedules: Schedule) -> frozenset[Kind]:
+    """The kinds of actions that they have."""
+    return frozenset(kind for kind in Kind if any(each.columns.is_kind(kind).any() for each in schedules))
+
+
+def costs_text(costs: Costs, num_devices: int, kinds: frozenset[Kind] = _ALL) -> str:
+    """What a device's share of the model takes: "F 1, B 2, a message 0.1"; an EVICT and a SYNC in messages."""
+    times = {Kind.F: costs.forward, Kind.B: costs.backward, Kind.I: costs.input_gradient, Kind.W: costs.weight_gradient}
+    sizes = {Kind.EVICT: costs.slot_messages, Kind.SYNC: costs.gradient_messages}
+    taken = [f"{kind.name} {mean_share(time, num_devices):.6g}" for kind, time in times.items() if kind in kinds]
+    sent = [f"{kind.name} {size:g} messages" for kind, size in sizes.items() if kind in kinds and costs.transfer]
+    return ", ".join([*taken, f"a message {costs.transfer:g}", *sent])
+
+
+def unit_of(costs: Costs, num_devices: int) -> str:
+    """The unit of times: "forwards" of a device's share of the model; empty where it is another."""
+    return "forwards" if math.isclose(mean_share(costs.forward, num_devices), 1.0) else ""
+
+
 def summary_text(summary: Summary) -> str:
     """The grid, then makespan, bubble ratios, peak activations, transfers and the size of the program."""
     schedule, timeline, spmd = summary.schedule, summary.timeline, summary.spmd
+    unit, num_chunks = unit_of(summary.costs, schedule.num_devices), schedule.placement.num_chunks
+    unit = unit and f" {unit}"
+    taken = costs_text(summary.costs, schedule.num_devices, kinds_of(schedule))
     return (
         f"{text(timeline)}\n"
         f"schedule          {schedule.name}: num_devices={schedule.num_devices}, "
         f"num_microbatches={schedule.num_microbatches}, num_stages={schedule.num_stages}, "
         f"num_replicas={schedule.num_replicas}\n"
-        f"makespan          {timeline.makespan:g}\n"
+        f"costs             {taken}: of a device's share of the model,"
+        f" {num_chunks} stage{'s' * (num_chunks > 1)}\n"
+        f"makespan          {timeline.makespan:g}{unit}\n"
         f"bubble ratio      {timeline.bubble_ratio:.4f}\n"
         f"by device span    {timeline.bubble_ratio_per_device_span:.4f}, each device from its own first action on\n"
         f"peak activations  {_numbers(peak_activations(schedule))} Ma, by device; {MA}\n"
         f"{_replica_lines(summary)}"
         f"{_transfer_lines(summary)}"
-        f"compiled program  makespan {spmd['makespan']:g}: {_lost(summary)}\n"
+        f"compiled program  makespan {spmd['makespan']:g}{unit}: {_lost(summary)}\n"
         f"                  {spmd['num_rounds']} rounds of {spmd['round_types']} types, {spmd['num_slots']:g} slots, "
         f"{spmd['permutes_per_step']} permutes a step\n"
         f"messages          the busiest device sends {spmd['messages_sent']}; the schedule asks for "
@@ -248,6 +282,7 @@ def summary_json(summary: Summary) -> str:
         "num_stages": schedule.num_stages,
         "num_replicas": schedule.num_replicas,
         "layers_per_stage": summary.num_layers,
+        "costs_of": "a device's share of the model",
         "costs": {name: getattr(summary.costs, name) for name in COST_NAMES},
         "makespan": timeline.makespan,
         "bubble_ratio": timeline.bubble_ratio,

@@ -35,23 +35,28 @@ _LEGEND_LETTER, _LEGEND_KEY = 0.08, 0.35  # widths
 _POINTS = 72  # points of an inch
 
 
-def svg(timeline: Timeline) -> str:
-    """The `<svg>` element of a picture of `timeline`, from `simulate(schedule, costs)`; its text can be searched."""
-    text = encode(_figure(timeline), "svg").decode()
+def svg(timeline: Timeline, *, unit: str = "") -> str:
+    """The `<svg>` element of a picture of `timeline`, from `simulate(schedule, costs)`; its text can be searched.
+
+    Args:
+        timeline: of any schedule.
+        unit: of its times, in words.
+    """
+    text = encode(_figure(timeline, unit), "svg").decode()
     return text[text.index("<svg") :]
 
 
-def png(timeline: Timeline) -> bytes:
-    """The bytes of a PNG picture of `timeline`, from `simulate(schedule, costs)`."""
-    return encode(_figure(timeline), "png")
+def png(timeline: Timeline, *, unit: str = "") -> bytes:
+    """The bytes of the same as PNG."""
+    return encode(_figure(timeline, unit), "png")
 
 
-def pdf(timeline: Timeline) -> bytes:
-    """The bytes of a PDF picture of `timeline`, from `simulate(schedule, costs)`."""
-    return encode(_figure(timeline), "pdf")
+def pdf(timeline: Timeline, *, unit: str = "") -> bytes:
+    """The bytes of the same as PDF."""
+    return encode(_figure(timeline, unit), "pdf")
 
 
-def _figure(timeline: Timeline) -> Figure:
+def _figure(timeline: Timeline, unit: str) -> Figure:
     from matplotlib.patches import Patch
 
     schedule = timeline.schedule
@@ -81,17 +86,17 @@ def _figure(timeline: Timeline) -> Figure:
     for style in shown:
         _draw_boxes(axes, style, tracks, boxes, edge_width)
         _write_numbers(axes, style, tracks, boxes)
-    axes.set_title(_title(timeline), loc="left", fontsize=10, fontweight="bold", color=INK, parse_math=False)
+    axes.set_title(_title(timeline, unit), loc="left", fontsize=10, fontweight="bold", color=INK, parse_math=False)
     handles = [Patch(facecolor=style.fill, label=style.label) for style in shown]
     add_legend(figure, handles, left, 0.06, num_columns=num_legend_columns, handle_length=1.2)
     return figure
 
 
-def _title(timeline: Timeline) -> str:
+def _title(timeline: Timeline, unit: str) -> str:
     schedule = timeline.schedule
     return (
         f"{schedule.name}, {schedule.num_devices} devices, {schedule.num_microbatches} microbatches: "
-        f"makespan {timeline.makespan:g}, bubble ratio {timeline.bubble_ratio:.2%}"
+        f"makespan {timeline.makespan:g}{unit and f' {unit}'}, bubble ratio {timeline.bubble_ratio:.2%}"
     )
 
 

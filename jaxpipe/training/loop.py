@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -116,7 +117,9 @@ class Loop:
                         say(f"step {step}: held-out {losses}; {speed.format_spread()}")
                     numbers |= heldout | speed.spread()
                     metrics.draw(step, by_layer)
-                metrics.write(step, numbers, by_layer)
+                is_finite = all(math.isfinite(number) for number in numbers.values() if number is not None)
+                is_due = step % config.train.log_every == 0 or "eval_loss" in numbers or step == num_steps
+                metrics.write(step, numbers, by_layer, has_row=is_due or not is_finite)
                 if skipped := skipped_steps.check(step, numbers, state.params):
                     say(skipped.text)
                 if self.on_step is not None:

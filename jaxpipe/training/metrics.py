@@ -59,26 +59,35 @@ class MetricsWriter:
         if num_damaged:
             self.say(f"{METRICS}: {num_damaged} incomplete lines are dropped")
 
-    def write(self, step: int, numbers: Mapping[str, Number], by_layer: ByLayer = MappingProxyType({})) -> None:
-        """Writes the metrics of `step`, counted from 1; null for a number that is not finite.
+    def write(
+        self,
+        step: int,
+        numbers: Mapping[str, Number],
+        by_layer: ByLayer = MappingProxyType({}),
+        *,
+        has_row: bool = True,
+    ) -> None:
+        """Shows the metrics of `step`, counted from 1, and writes them; null for a number that is not finite.
 
         Args:
             step: the step.
             numbers: the metrics.
             by_layer: arrays, of which a row has the most and the least of each layer.
+            has_row: whether they are written, not only shown.
 
         Raises:
             TrainingError: the disk is full, or the files have been removed.
         """
         finite = {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
-        row = {"step": step, **{name: finite.get(name) for name in numbers}}
-        for name, array in by_layer.items():
-            layers = array.reshape(len(array), -1).astype(float).round(4)
-            for which, of_layers in (("most", layers.max(axis=1)), ("least", layers.min(axis=1))):
-                row[f"{name}_{which}"] = [each if math.isfinite(each) else None for each in of_layers.tolist()]
-        with self._writing():
-            self._lines.write(json.dumps(row, allow_nan=False) + "\n")
-            self._tensorboard.write(step, finite)
+        if has_row:
+            row = {"step": step, **{name: finite.get(name) for name in numbers}}
+            for name, array in by_layer.items():
+                layers = array.reshape(len(array), -1).astype(float).round(4)
+                for which, of_layers in (("most", layers.max(axis=1)), ("least", layers.min(axis=1))):
+                    row[f"{name}_{which}"] = [each if math.isfinite(each) else None for each in of_layers.tolist()]
+            with self._writing():
+                self._lines.write(json.dumps(row, allow_nan=False) + "\n")
+                self._tensorboard.write(step, finite)
         loss, unit = f"{finite.get('loss', math.nan):.3f}", "tokens" if "tokens_per_s" in numbers else "samples"
         speed = f"{numbers[f'{unit}_per_s']:.0f} {unit}/s"
         self._bar.set_postfix_str(f"loss {loss}, {speed}", refresh=False)

@@ -245,7 +245,7 @@ def error_feedback() -> optax.GradientTransformation:
 def learning_rate(config: ConfigDict) -> optax.Schedule:
     """The learning rate by step: linear warm-up to the peak, then as `optimizer.schedule` says."""
     one, steps = config.optimizer, config.train.steps
-    num_warmup = round(one.warmup_fraction * steps)
+    num_warmup = one.warmup_steps or round(one.warmup_fraction * steps)
     warmup = optax.linear_schedule(one.learning_rate / (num_warmup + 1), one.learning_rate, max(num_warmup, 1))
     return optax.join_schedules([warmup, RATES[one.schedule](config, steps - num_warmup)], [num_warmup])
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,6 +22,23 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr", "--dump-dom",
     "--disable-background-networking", "--no-first-run", "--virtual-time-budget=8000",
 )  # fmt: skip
+FONTS = Path(matplotlib.get_data_path(), "fonts", "ttf")  # the same on every machine
+FONTCONFIG = "<fontconfig><dir>{folder}</dir><cachedir>{folder}/cache</cachedir></fontconfig>"
+# A page's timelines are drawn when data-state says so. Its frames do not pass while virtual time does.
+SCRIPT = """
+<script>
+window.requestAnimationFrame = (act) => setTimeout(act, 5);
+const wait = () => new Promise((done) => setTimeout(done, 50));
+const results = {};
+const acts = async () => {
+  while (document.documentElement.dataset.state !== "drawn") await wait();
+  %s
+  document.body.append(element("pre", { id: "results" }, JSON.stringify(results)));
+};
+acts().catch((error) => console.error(error));
+</script>
+</body>
+"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +60,11 @@ class Seen:
         (found,) = self.every(name, **attributes)
         return found
 
+    @property
+    def results(self) -> dict:
+        """What the script of `see` wrote into `results`."""
+        return json.loads(unescape(self.only("pre", id="results").text[0]))
+
     def every(self, name: str, **attributes: str) -> list[Element]:
         """All elements of this name and these attributes."""
         wanted = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
@@ -55,21 +80,38 @@ class Element:
     text: list[str]
 
 
-def see(page: Path, *, address: str = "", size: tuple[int, int] = (1200, 900), is_dark: bool = False) -> Seen:
-    """`page` drawn in a window of `size`.
+def see(
+    page: Path,
+    *,
+    address: str = "",
+    size: tuple[int, int] = (1200, 1900),
+    is_dark: bool = False,
+    font: str = "DejaVuSans",
+    script: str = "",
+) -> Seen:
+    """`page` drawn in a window of `size`, in one font: what else the machine has makes no difference.
 
     Args:
         page: file.
         address: what stands behind the `#`.
         size: width and height, pixels.
         is_dark: whether the reader prefers a dark page.
+        font: one of those that matplotlib brings.
+        script: JavaScript to run once the page is drawn; it writes into `results`.
     """
+    folder = page.parent / font
+    folder.mkdir(exist_ok=True)
+    shutil.copy(FONTS / f"{font}.ttf", folder)
+    (folder / "fonts.conf").write_text(FONTCONFIG.format(folder=folder))
+    if script:
+        page.write_text(page.read_text().replace("</body>", SCRIPT % script))
     picture = page.with_suffix(".png")
     picture.unlink(missing_ok=True)
     scheme = [f"--blink-settings=preferredColorScheme={0 if is_dark else 1}"]
-    place = [f"--screenshot={picture}", f"--window-size={size[0]},{size[1]}", f"--user-data-dir={page.parent}/profile"]
+    place = [f"--screenshot={picture}", f"--window-size={size[0]},{size[1]}", f"--user-data-dir={folder}/profile"]
     command = [CHROMIUM, *FLAGS, *scheme, *place, f"{page.as_uri()}#{address}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    environment = os.environ | {"FONTCONFIG_FILE": str(folder / "fonts.conf")}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
     parser = _Parser()
     parser.feed(done.stdout)
     pixels = np.rint(255 * matplotlib.image.imread(io.BytesIO(picture.read_bytes()))[..., :3]).astype(int)

@@ -2,14 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 from html import unescape
+from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Seen, see
 
-from jaxpipe.drawing.pictures import HUES
+from jaxpipe.drawing.pictures import HUES, ink, styles
 from jaxpipe.schedules import Costs, Kind, build
 from jaxpipe.show import Page, main, to_html
 
@@ -38,7 +40,7 @@ def written(folder: Path, *arguments: str) -> Path:
 
 def canvases(seen: Seen, clock: str = "asynchronous") -> list[dict[str, str]]:
     """The attributes of the canvases on `clock`, one for each schedule."""
-    canvas = seen.every("canvas", class_="tracks")
+    canvas = seen.every("canvas", data_layer="tracks")
     sections = seen.every("section", class_="panel")
     assert len(canvas) == len(sections)
     return [
@@ -91,9 +93,12 @@ def test_actions_stand_at_their_times_in_their_colours(tmp_path):
 
 
 @needs_chromium
-def test_the_address_zooms_selects_and_shows_the_program(tmp_path):
+@pytest.mark.parametrize("font", ["DejaVuSans", "STIXGeneral"])  # wide and narrow
+def test_the_address_zooms_selects_and_shows_the_program(tmp_path, font):
     address = "from=4&to=8&clock=program&path=1&select=0:2B0"
-    seen = see(written(tmp_path, *ONE_F_ONE_B), address=address, is_dark=True)
+    # What is told stands over the tracks, wherever there is room for it.
+    aside = 'document.getElementById("detail").style.visibility = "hidden";'
+    seen = see(written(tmp_path, *ONE_F_ONE_B), address=address, is_dark=True, font=font, script=aside)
     assert is_sound(seen)
     (canvas,) = canvases(seen, "program")
     assert (float(canvas["data-from"]), float(canvas["data-to"])) == (4, 8)
@@ -112,7 +117,7 @@ def test_the_address_zooms_selects_and_shows_the_program(tmp_path):
 @needs_chromium
 def test_memory_stands_below_with_what_is_parked_and_the_bound(tmp_path):
     arguments = ["bpipe", "--num_devices=8", "--num_microbatches=16", "--transfer=0.005", "--compare=1f1b"]
-    seen = see(written(tmp_path, *arguments), address="select=0:0EVICT4", size=(1200, 1900))
+    seen = see(written(tmp_path, *arguments), address="select=0:0EVICT4")
     assert is_sound(seen)
     balanced, plain = canvases(seen)
     own, parked = (0x66, 0x75, 0x8C), (0x9C, 0xCB, 0xEA)
@@ -129,65 +134,53 @@ def test_memory_stands_below_with_what_is_parked_and_the_bound(tmp_path):
 
 
 ACTS = """
-<script>
-window.requestAnimationFrame = (act) => setTimeout(act, 5); // no frames pass while virtual time does
-const wait = () => new Promise((done) => setTimeout(done, 50));
-const results = {};
-const acts = async () => {
-  while (document.documentElement.dataset.state !== "drawn") await wait();
-  const section = document.querySelector("section.panel"), stack = section.querySelector(".stack");
-  const canvas = stack.querySelector("canvas"), box = canvas.getBoundingClientRect();
-  const [left, width] = JSON.parse(canvas.dataset.plot), tracks = JSON.parse(canvas.dataset.tracks);
-  const at = (time, device) => ({
-    clientX: box.left + left + ((time - view.from) / (view.to - view.from)) * width,
-    clientY: box.top + tracks[device].top + 4, bubbles: true, cancelable: true, pointerId: 1,
-  });
-  stack.setPointerCapture = () => {};
-  const keep = async (name) => {
-    await wait();
-    results[name] = [Number(canvas.dataset.from), Number(canvas.dataset.to)];
-  };
-  const key = (name) => section.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true }));
-  const told = () => [...document.getElementById("detail").children].map((line) => line.textContent);
-  stack.dispatchEvent(new PointerEvent("pointermove", at(5, 3)));
-  results.hover = told();
-  stack.dispatchEvent(new PointerEvent("pointermove", at(5, 2)));
-  results.idle = told();
-  stack.dispatchEvent(new WheelEvent("wheel", { ...at(11, 0), deltaY: -100 }));
-  await keep("wheel");
-  stack.dispatchEvent(new PointerEvent("pointerdown", at(11, 0)));
-  stack.dispatchEvent(new PointerEvent("pointermove", at(9, 0)));
-  stack.dispatchEvent(new PointerEvent("pointerup", at(9, 0)));
-  await keep("drag");
-  document.getElementById("fit").click();
-  await keep("fit");
-  document.getElementById("zoom-in").click();
-  await keep("button");
-  for (let press = 0; press < 40; press++) key("+");
-  await keep("deep");
-  for (let press = 0; press < 80; press++) key("-");
-  await keep("out");
-  for (const name of ["n", "n", "ArrowDown"]) key(name);
+const section = document.querySelector("section.panel"), stack = section.querySelector(".stack");
+const canvas = stack.querySelector("canvas"), box = canvas.getBoundingClientRect();
+const [left, width] = JSON.parse(canvas.dataset.plot), tracks = JSON.parse(canvas.dataset.tracks);
+const at = (time, device) => ({
+  clientX: box.left + left + ((time - view.from) / (view.to - view.from)) * width,
+  clientY: box.top + tracks[device].top + 4, bubbles: true, cancelable: true, pointerId: 1,
+});
+stack.setPointerCapture = () => {};
+const keep = async (name) => {
   await wait();
-  results.walked = told()[0];
-  results.address = location.hash;
-  key("Escape");
-  await wait();
-  results.hidden = document.getElementById("detail").hidden;
-  document.body.append(element("pre", { id: "results" }, JSON.stringify(results)));
+  results[name] = [Number(canvas.dataset.from), Number(canvas.dataset.to)];
 };
-acts().catch((error) => console.error(error));
-</script>
+const key = (name) => section.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true }));
+const told = () => [...document.getElementById("detail").children].map((line) => line.textContent);
+stack.dispatchEvent(new PointerEvent("pointermove", at(5, 3)));
+results.hover = told();
+stack.dispatchEvent(new PointerEvent("pointermove", at(5, 2)));
+results.idle = told();
+stack.dispatchEvent(new WheelEvent("wheel", { ...at(11, 0), deltaY: -100 }));
+await keep("wheel");
+stack.dispatchEvent(new PointerEvent("pointerdown", at(11, 0)));
+stack.dispatchEvent(new PointerEvent("pointermove", at(9, 0)));
+stack.dispatchEvent(new PointerEvent("pointerup", at(9, 0)));
+await keep("drag");
+document.getElementById("fit").click();
+await keep("fit");
+document.getElementById("zoom-in").click();
+await keep("button");
+for (let press = 0; press < 40; press++) key("+");
+await keep("deep");
+for (let press = 0; press < 80; press++) key("-");
+await keep("out");
+for (const name of ["n", "n", "ArrowDown"]) key(name);
+await wait();
+results.walked = told()[0];
+results.address = location.hash;
+key("Escape");
+await wait();
+results.hidden = document.getElementById("detail").hidden;
 """
 
 
 @needs_chromium
 def test_mouse_keys_and_buttons(tmp_path):
-    path = written(tmp_path, *ONE_F_ONE_B)
-    path.write_text(path.read_text().replace("</body>", f"{ACTS}</body>"))
-    seen = see(path)
+    seen = see(written(tmp_path, *ONE_F_ONE_B), script=ACTS)
     assert is_sound(seen)
-    results = json.loads(unescape(seen.only("pre", id="results").text[0]))
+    results = seen.results
     assert results["hover"][0] == "3B0"
     assert "did not wait: 3F0 ended" in results["hover"]
     assert results["hover"][-1].startswith("device 3 stores 1 Ma at ")
@@ -206,6 +199,75 @@ def test_mouse_keys_and_buttons(tmp_path):
     assert results["walked"] == "1F0"
     assert "select=0:1F0" in results["address"]
     assert results["hidden"]
+
+
+# Relative luminance and contrast by WCAG 2.2. Of a pattern the colour that is nearest counts.
+CONTRASTS = """
+const light = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+const luminance = ([red, green, blue]) =>
+  0.2126 * light(red / 255) + 0.7152 * light(green / 255) + 0.0722 * light(blue / 255);
+const contrast = (one, other) => {
+  const [low, high] = [luminance(one), luminance(other)].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+};
+const coloursIn = (text) => [...text.matchAll(/rgba?\\(([^)]*)\\)/g)].map((found) => found[1].split(",").map(Number));
+const groundOf = (element) => {
+  for (let at = element; at; at = at.parentElement) {
+    const { backgroundColor, backgroundImage } = getComputedStyle(at);
+    const seen = coloursIn(`${backgroundColor} ${backgroundImage}`).filter((parts) => parts[3] !== 0);
+    if (seen.length) return seen;
+  }
+  return [[255, 255, 255]];
+};
+const least = (pairs) => Math.min(...pairs.map(([one, other]) => contrast(one, other)));
+const textOf = (element) => [...element.childNodes].filter((child) => child.nodeType === 3 && child.data.trim());
+const inks = [...document.body.querySelectorAll("*")]
+  .filter((element) => textOf(element).length && element.checkVisibility() && element.tagName !== "OPTION");
+results.texts = inks.map((element) => {
+  const ink = coloursIn(getComputedStyle(element).color)[0];
+  return [`${textOf(element)[0].data.trim()}`, least(groundOf(element).map((ground) => [ink, ground]))];
+});
+const boxes = [...document.querySelectorAll(".bar > span, .keys i:not(.line)")];
+results.boxes = boxes.map((element) => {
+  const [own, ground] = [groundOf(element), groundOf(element.parentElement)];
+  const { left, top, width, height } = element.getBoundingClientRect();
+  return {
+    name: element.dataset.part ?? element.parentElement.textContent, value: Number(element.dataset.value ?? 0),
+    contrast: Math.max(...own.map((colour) => least(ground.map((other) => [colour, other])))),
+    place: [left + scrollX, top + scrollY, width, height],
+  };
+});
+"""
+PAPER = {False: (0xFF, 0xFF, 0xFF), True: (0x19, 0x19, 0x18)}
+
+
+@needs_chromium
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_what_the_page_shows_differs_from_its_ground(tmp_path, is_dark):
+    path = written(tmp_path, "bpipe", *ONE_F_ONE_B[1:], "--transfer=0.1", "--compare=bitpipe", "--compare=zb_v")
+    seen = see(path, address="clock=both&select=0:1F0", is_dark=is_dark, script=CONTRASTS)
+    assert is_sound(seen)
+    texts, boxes = seen.results["texts"], seen.results["boxes"]
+    assert {"bpipe", "waits in between", "fit", "1F0"} <= {text for text, _ in texts}
+    assert [text for text, contrast in texts if contrast < 3] == []  # of large text, and of what is no text, by WCAG
+    assert [box["name"] for box in boxes if box["contrast"] < 1.15] == []
+    parts = {box["name"]: box["place"] for box in boxes if box["value"]}
+    assert parts.keys() == {"F", "B", "I", "W", "warm_up", "internal", "cool_down"}
+    for name, (left, top, width, height) in parts.items():  # as the style sheet says, so it is drawn
+        inside = seen.pixels[round(top) + 1 : round(top + height) - 1, round(left) + 1 : round(left + width) - 1]
+        assert (inside != PAPER[is_dark]).any(axis=2).mean() > 0.9, name
+
+
+@needs_chromium
+def test_text_as_light_as_its_ground_would_be_seen(tmp_path):
+    path = written(tmp_path, *ONE_F_ONE_B)
+    path.write_text(re.sub(r"\.(warm_up|cool_down) \{.*?\}", "", path.read_text()).replace("--soft-ink: #", "--no: #"))
+    path.write_text(path.read_text().replace("</style>", ":root { --soft-ink: #fefefe; }</style>"))
+    results = see(path, script=CONTRASTS).results
+    assert {"waits in between", "schedule"} <= {text for text, contrast in results["texts"] if contrast < 3}
+    assert {"warm_up", "cool_down", "is done, others are not"} <= {
+        box["name"] for box in results["boxes"] if box["contrast"] < 1.15
+    }
 
 
 @needs_chromium
@@ -228,6 +290,72 @@ def test_a_page_that_breaks_would_be_seen(tmp_path):
     path = written(tmp_path, *ONE_F_ONE_B)
     path.write_text(path.read_text().replace("function paintAxis(", "function paintAxes("))
     assert not is_sound(see(path))
+
+
+def asset(name: str) -> str:
+    return (files("jaxpipe.drawing.html") / "assets" / name).read_text()
+
+
+class Names(HTMLParser):
+    """Classes and ids of a page as it is written, before its scripts run."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.classes: set[str] = set()
+        self.ids: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.classes |= set((given.get("class") or "").split())
+        self.ids |= {given["id"] or ""} if "id" in given else set()
+
+
+def test_the_style_sheet_and_the_page_name_the_same_things():
+    """Each class has a rule and each rule a class; ids and colours that are named are there."""
+    style = asset("page.css")
+    scripts = "\n".join(
+        asset(path.name) for path in (files("jaxpipe.drawing.html") / "assets").iterdir() if path.name.endswith(".js")
+    )
+    page = Names(to_html(build("bitpipe", num_devices=4, num_microbatches=8), costs=Costs(transfer=0.1)))
+    selectors = " ".join(re.findall(r"(?m)^\s*([^{}@:\n][^{}\n]*?)\s*\{", style))
+    ruled, ruled_ids = (set(re.findall(rf"{mark}([a-zA-Z][\w-]*)", selectors)) for mark in (r"\.", "#"))
+    made = page.classes | {name for names in re.findall(r'\bclass: "([^"]*)"', scripts) for name in names.split()}
+    assert made == ruled
+    ids = page.ids | set(re.findall(r'\bid: "([^"]*)"', scripts))
+    assert ruled_ids <= ids
+    assert set(re.findall(r'getElementById\("([^"]*)"\)', scripts)) <= ids
+    assert set(re.findall(r'querySelector\w*\("[^"]*\.([\w-]+)"\)', scripts)) <= made
+    light, dark = (set(re.findall(r"(--[\w-]+):", block)) for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL))
+    used = set(re.findall(r"var\((--[\w-]+)\)", style)) | {
+        f"--{name}" for name in re.findall(r'colour\("([^"]*)"\)', scripts)
+    }
+    assert light == dark == used
+
+
+def luminance(colour: tuple[int, int, int]) -> float:
+    parts = [part / 255 for part in colour]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+GROUNDS = [*PAPER.values(), TRACK_LIGHT, TRACK_DARK]
+
+
+@pytest.mark.parametrize("kind", HUES)
+def test_actions_of_every_kind_and_shade_are_seen_on_light_and_dark_pages(kind):
+    """Two replicas of two chunks have the lightest shades."""
+    schedule = build("bitpipe", num_devices=2, num_microbatches=2)
+    rows = tuple(tuple(action._replace(kind=kind) for action in row) for row in schedule.rows)
+    fills = {rgb(style.fill) for style in styles(replace(schedule, rows=rows))}
+    assert len(fills) == 4
+    assert min(contrast(fill, ground) for fill in fills for ground in GROUNDS) > 1.13
+    assert min(contrast(fill, rgb(ink(f"#{bytes(fill).hex()}"))) for fill in fills) > 2.5
 
 
 @pytest.mark.parametrize("name", ["1f1b", "bitpipe", "bpipe", "zb_v"])
@@ -284,7 +412,7 @@ def test_schedules_of_different_devices_are_refused():
         (["--html=page.html", "--placement", "--topology=h200:1x4"], "--placement=True has no effect"),
         (["--html=page.html", "--compare=gpip"], "Did you mean 'gpipe'?"),
         (["--html=/no/such/folder/page.html"], "cannot write '/no/such/folder/page.html'"),
-        (["--compare=gpipe"], "--compare=gpipe has no effect: it needs --html or --format=memory"),
+        (["--slot_bytes=1e9"], "has no effect: it needs --html or --format=memory"),
     ],
 )
 def test_mistakes_with_the_page_are_told(capsys, arguments, message):

@@ -13,7 +13,17 @@ from showing import refused, shown
 
 from jaxpipe.drawing.summary import sent_slots
 from jaxpipe.lowering import lower
-from jaxpipe.schedules import REGISTRY, build, from_csv, read_schedule, to_csv, to_json
+from jaxpipe.schedules import (
+    REGISTRY,
+    Costs,
+    build,
+    costs_of_stages,
+    from_csv,
+    read_schedule,
+    simulate,
+    to_csv,
+    to_json,
+)
 from jaxpipe.schedules.methods.registry import DELAYED
 from jaxpipe.show import main
 
@@ -26,12 +36,13 @@ def test_json_content(capsys):
     whole = json.loads(shown(capsys, *SMALL, "--backward=3", "--format=json"))
     values = whole["numbers"]
     assert set(values) == {
-        "num_stages", "num_replicas", "costs", "makespan",
+        "num_stages", "num_replicas", "costs_of", "costs", "makespan",
         "bubble_ratio", "bubble_ratio_per_device_span", "peak_activations", "actions", "spmd", "layers_per_stage",
         "transfers", "weights", "gradients",
     }  # fmt: skip
     assert (whole["name"], whole["num_devices"], whole["num_microbatches"]) == ("1f1b", 4, 6)
     assert (values["num_stages"], values["num_replicas"]) == (4, 1)
+    assert values["costs_of"] == "a device's share of the model"
     assert values["costs"] == {
         "forward": 1, "backward": 3, "input_gradient": 1, "weight_gradient": 1, "transfer": 0, "slot_messages": 4 * 17,
         "gradient_messages": 4 * 15,
@@ -80,6 +91,78 @@ def test_json_tells_transfers_asked_for_and_sent(capsys, options, asked):
         assert all(sent >= asked for sent, asked in zip(moved["sent"], moved["asked"], strict=True))
 
 
+# ---- Times are of a device's share of the model, whatever the schedule
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_device_works_as_long_under_every_schedule(capsys, name):
+    """The busiest works for N (F + B) forwards of its share, cut into however many stages."""
+    values = json.loads(shown(capsys, name, "--num_devices=4", "--num_microbatches=8", "--format=json"))["numbers"]
+    assert values["makespan"] * (1 - values["bubble_ratio"]) == pytest.approx(8 * 3)
+
+
+@pytest.mark.parametrize(("name", "percent"), [("1f1b", 5.8), ("bitpipe", 10.3), ("zb_h1", 2.7), ("v_half", 4.8)])
+def test_messages_are_as_long_under_every_schedule(capsys, name, percent):
+    """What a message of a tenth of a forward costs, D=8, N=32, of the same model: BitPipe loses most."""
+    sizes = [name, "--num_devices=8", "--num_microbatches=32", "--format=json", "--gradient_messages=1e-9"]
+    free, slow = (json.loads(shown(capsys, *sizes, f"--transfer={time}"))["numbers"]["makespan"] for time in (0, 0.1))
+    assert round(100 * (slow / free - 1), 1) == percent
+
+
+@pytest.mark.parametrize("form", ["json", "text", "svg", "chrome", "html"])
+@pytest.mark.parametrize("name", ["zb_v", "bitpipe"])
+def test_every_form_tells_the_same_makespan(capsys, tmp_path, name, form):
+    sizes = ["--num_devices=8", "--num_microbatches=32", "--transfer=0.2"]
+    schedule = build(name, num_devices=8, num_microbatches=32)
+    share = Costs(transfer=0.2, slot_messages=2 * 4 * 17, gradient_messages=2 * 4 * 15)
+    timeline = simulate(schedule, costs_of_stages(share, schedule.placement))
+    if form == "html":  # beside 1F1B, a stage of which is twice as long
+        shown(capsys, "1f1b", *sizes, "--layers_per_stage=8", f"--compare={name}", f"--html={tmp_path / 'page.html'}")
+        row = (tmp_path / "page.html").read_text().split(f'<tr data-schedule="{name}">')[1]
+        assert f'<td data-summary="makespan">{timeline.makespan:g}</td>' in row
+        return
+    text = shown(capsys, name, *sizes, f"--format={form}")
+    if form == "chrome":
+        events = [event for event in json.loads(text) if event["ph"] == "X"]
+        assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(1000 * timeline.makespan)
+    else:
+        told = {"json": f'"makespan": {timeline.makespan}', "text": f"makespan          {timeline.makespan:g} forwards"}
+        assert told.get(form, f"makespan {timeline.makespan:g} forwards") in text
+    if (name, form) == ("zb_v", "text"):
+        assert "bubble ratio      0.0952" in text
+
+
+def test_schedules_are_compared_as_text(capsys):
+    """ZB-V is cut into twice as many stages as 1F1B; two batches of PipeDream-2BW are two steps, not a longer one."""
+    sizes = ["--num_devices=8", "--num_microbatches=32"]
+    lines = shown(capsys, "1f1b", *sizes, "--compare=zb_v", "--compare=pipedream_2bw").splitlines()
+    table = {re.split(r"  +", line)[0]: re.split(r"  +", line)[1:] for line in lines[: lines.index("")]}
+    assert table[""] == ["1f1b", "zb_v", "pipedream_2bw"]
+    assert table["stages"] == ["8", "16", "8"]
+    assert table["microbatches"] == ["32", "32", "96 in 3 steps"]
+    assert table["makespan"][:2] == [f"{(32 + 7) * 3}", f"{(6 * 32 + 7) / 2:g}"]
+    assert table["bubble ratio"][:2] == [f"{7 / 39:.4f}", f"{7 / (6 * 32 + 7):.4f}"]
+    step = [(32 + 7) * 3, (6 * 32 + 7) / 2, 32 * 3]  # without flush, from one update to the next
+    assert table["step / shortest"] == [f"{time / step[2]:.3f}" for time in step]
+    assert table["peak activations, Ma"] == ["1 to 8", "8", "1 to 8"]
+    assert table["messages asked / sent"][0].startswith("64 / ")
+    notes = "\n".join(lines)
+    assert "Times are in forwards of a device's share of the model: F 1, B 2, I 1, W 1, a message 0." in notes
+    assert "1 Ma is what one microbatch leaves on a device's share of the model" in notes
+    seconds = shown(capsys, "1f1b", *sizes, "--forward=0.02", "--backward=0.04", "--compare=gpipe")
+    assert "Times are those of a device's share of the model: F 0.02, B 0.04, a message 0." in seconds
+
+
+def test_a_config_s_times_are_of_a_device_s_share_too(capsys):
+    """Uneven stages add up to it: N (F + B) of work on the mean device."""
+    config = ["--config=configs/quickstart.py", "--config.mesh.pipe=4", "--config.pipeline.num_microbatches=8"]
+    for uneven in ([], ["--config.model.num_layers=9", "--config.pipeline.layers_per_stage=1,1,1,1,1,2,1,1"]):
+        arguments = [*config, *uneven, "--config.pipeline.schedule=interleaved_1f1b", "--format=json"]
+        actions = json.loads(shown(capsys, *arguments))["numbers"]["actions"]
+        spent = [sum(action["end"] - action["start"] for action in row) for row in actions]
+        assert sum(spent) / 4 == pytest.approx(8 * 3)
+
+
 @pytest.mark.parametrize("num_layers", [1, 4, 10])
 def test_sent_is_what_the_permutes_of_each_round_carry(num_layers):
     schedule = build("bpipe", num_devices=8, num_microbatches=20)
@@ -114,11 +197,12 @@ def test_text_is_grid_and_figures(capsys):
         "0  0F0 0F1 ... ... ... 0B0 0B0 0B1 0B1",
         "1  ... 1F0 1F1 1B0 1B0 1B1 1B1 ... ...",
     ]
-    assert "makespan          9" in lines
+    assert "costs             F 1, B 2, a message 0: of a device's share of the model, 1 stage" in lines
+    assert "makespan          9 forwards" in lines
     assert "bubble ratio      0.3333" in lines
     assert "by device span    0.3333, each device from its own first action on" in lines
     assert any(line.startswith("peak activations  2 2 Ma, by device; 1 Ma is what one microbatch") for line in lines)
-    assert "compiled program  makespan 9: devices wait only where the schedule says so" in lines
+    assert "compiled program  makespan 9 forwards: devices wait only where the schedule says so" in lines
 
 
 def test_text_has_lines_on_transfers(capsys):
@@ -227,7 +311,8 @@ def test_output_file_holds_what_is_printed(capsys, tmp_path, form):
         ([*SMALL, "--format=memory"], "the name ends in .png or .svg or .pdf"),
         ([*SMALL, "--format=memory", "--output=memory.txt"], "the name ends in .png or .svg or .pdf"),
         ([*SMALL, "--format=memory", "--output=no.svg", "--compare=gpip"], "Did you mean 'gpipe'?"),
-        ([*SMALL, "--compare=gpipe"], "--compare=gpipe has no effect: it needs --html or --format=memory"),
+        ([*SMALL, "--compare=gpipe", "--format=json"], "--compare=gpipe has no effect: it needs --format=text, "),
+        ([*SMALL, "--compare=gpip"], "Did you mean 'gpipe'?"),
         ([*SMALL, "--slot_bytes=1e9"], "--slot_bytes=1000000000.0 has no effect: it needs --html or --format=memory"),
         ([*SMALL, "--slot_bytes=0"], "'0' is not a size"),
         ([*SMALL, "--layers_per_stage=0"], "--layers_per_stage=0: 0 is not an integer in the range [1, 10000]"),
@@ -306,7 +391,11 @@ def test_help_names_each_flag(capsys):
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Shows a pipeline schedule")
-    for words in ("--num_chunks: ", "--forward: Time of one stage's forward. (default: 1.0)", "<text|json|csv|svg|"):
+    for words in (
+        "--num_chunks: ",
+        "--forward: Time of the forward of a device's share of the model.",
+        "<text|json|csv|svg|",
+    ):
         assert words in printed
 
 

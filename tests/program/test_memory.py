@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -17,7 +18,7 @@ from tiny_models import config_of, pipeline_of, random_batch
 from jaxpipe.compile.hlo import num_instructions
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
-from jaxpipe.program import Pipeline
+from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.carry import table_operands
 from jaxpipe.program.shapes import held_bytes
 from jaxpipe.program.storage import SavedResiduals, make_storage
@@ -226,3 +227,35 @@ def test_held_bytes_of_split_backwards_are_slots_and_the_deferred_gradient():
 def held(itemsize: int, *numbers: int, transit: int = 0, left: int = 0) -> dict[str, int]:
     kinds = ("pages", "weights", "gradients", "messages", "transit", "left")
     return {kind: itemsize * number for kind, number in zip(kinds, (*numbers, transit, left), strict=True)}
+
+
+@pytest.mark.ci
+def test_a_layer_of_one_s_own_is_recomputed_by_jax_checkpoint():
+    """It keeps its input, not five times its width, for the same gradients: docs/own_model.md."""
+
+    def layer(params, x, batch, random):
+        del batch, random
+        return x + jax.nn.gelu(x @ params["up"]) @ params["down"]
+
+    def head(shared, x, batch):
+        return ((x * shared["scale"] - batch["x"]) ** 2).sum()
+
+    shapes = {"up": (4, 64, 256), "down": (4, 256, 64)}
+    kernels = {name: 0.1 * jax.random.normal(jax.random.key(0), shape) for name, shape in shapes.items()}
+    params = {"shared": {"scale": jnp.ones(64)}, "layers": kernels}
+    batch = {"x": jax.random.normal(jax.random.key(1), (8, 4, 64, 64))}
+    temp_bytes, grads = [], []
+    for function in (layer, jax.checkpoint(layer)):
+        functions = StageFunctions(lambda shared, batch, random: batch["x"], function, head)
+        pipeline = Pipeline(
+            build("1f1b", num_devices=2, num_microbatches=8), make_mesh(pipe=2), functions, num_layers=4
+        )
+        staged = pipeline.to_stages(params)
+        step = jax.jit(pipeline.loss_and_grads).lower(staged, batch, 1.0).compile()
+        temp_bytes.append(step.memory_analysis().temp_size_in_bytes)
+        grads.append(pipeline.from_stages(step(staged, batch, 1.0)[1]))
+    kept, recomputed = temp_bytes
+    # Of two microbatches on the first device, two layers each keep x and two results of four times its width, at least.
+    assert kept - recomputed > 2 * 2 * 2 * 4 * (4 * 64 * 64) * 4
+    for one, other in zip(*map(jax.tree.leaves, grads), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

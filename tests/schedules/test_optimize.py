@@ -188,6 +188,7 @@ def test_costs_of_unequal_parts_are_summed_over_stages():
     assert costs_of_stages(parts, linear(2)).backward == 2.0
     assert costs_of_stages(parts, zig_zag(2, 2)).forward == parts.forward
     assert costs_of_stages(parts, zig_zag(2, 2)).backward == 1.0
+    assert costs_of_stages(Costs(update=0.5), zig_zag(2, 2)).update == 0.25
     with pytest.raises(ScheduleError, match=r"4 costs for num_stages=8[\s\S]*repair: give one number or 8"):
         optimize(Problem(2, 2, (zig_zag(2, 4),)), costs=parts, memory_bound=2)
 

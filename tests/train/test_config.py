@@ -129,6 +129,9 @@ def test_a_mistyped_field_names_the_closest():
         ({"model__vocab_size": 255}, ["vocabulary", "model.vocab_size=256"]),
         ({"model__dtype": "float16"}, ["model.dtype", "bfloat16"]),
         ({"train__steps": 0}, ["train.steps=0", "1 or more"]),
+        ({"train__log_every": 0}, ["train.log_every=0", "1 or more"]),
+        ({"optimizer__warmup_steps": -1}, ["optimizer.warmup_steps=-1", "0 or more"]),
+        ({"optimizer__warmup_steps": 300}, ["optimizer.warmup_steps=300 in train.steps=300", "warmup_steps=150, or"]),
         ({"optimizer__learning_rate": 0.0}, ["more than 0"]),
         ({"data__heldout_fraction": 0.6}, ["at most 0.5"]),
         ({"optimizer__beta1": 1.0}, ["optimizer.beta1=1.0", "less than 1.0"]),
@@ -156,6 +159,7 @@ def test_one_broken_rule_is_reported_alone_with_its_repair(values, words):
     "values",
     [
         {"optimizer__beta1": 0.0},
+        {"optimizer__warmup_steps": 299},
         {"optimizer__final_learning_rate_fraction": 0.0},
         {"data__seed": 2**32 - 1, "train__seed": 2**32 - 1},
         {"mesh__tensor": 2, "model__hidden_dropout": 0.999},

@@ -41,6 +41,17 @@ def test_a_line_down_ends_with_the_run(config, warmup, decay):
     assert max(float(learning_rate(config)(step)) for step in range(100)) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
+def test_warm_up_in_steps_replaces_the_fraction(config, schedule):
+    """A line from 1 / (n + 1) of the peak to the peak after n steps, then what n / steps as a fraction gives."""
+    config.optimizer.update(schedule=schedule, warmup_steps=4)
+    in_steps = learning_rate(config)
+    assert [float(in_steps(step)) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    config.optimizer.update(warmup_fraction=0.04, warmup_steps=0)
+    by_fraction = learning_rate(config)
+    assert [float(in_steps(step)) for step in range(101)] == [float(by_fraction(step)) for step in range(101)]
+
+
 def test_learning_rate_needs_no_warm_up(config):
     config.optimizer.warmup_fraction = 0.0
     assert float(learning_rate(config)(0)) == pytest.approx(1.0)

@@ -157,6 +157,21 @@ def test_a_process_of_its_own_ends_with_the_status_of_its_command(tmp_path):
 
 
 @pytest.mark.ci
+def test_rows_of_metrics_are_as_far_apart_as_asked_for(tmp_path):
+    one_device = ["--config.mesh.data=1", "--config.mesh.pipe=1"]
+    done = train(tmp_path / "run", *one_device, "--config.train.log_every=5")
+    assert done.returncode == 0, done.stderr
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [5, 6, 10, 12]  # 6 and 12 have a held-out loss
+    bad = [
+        "--config.optimizer.learning_rate=1e37",
+        "--config.train.max_skipped_in_row=2",
+        "--config.train.log_every=100",
+    ]
+    assert train(tmp_path / "bad", *one_device, *bad).returncode == 2
+    assert [row["skipped"] for row in metrics(tmp_path / "bad")] == [1, 1]
+
+
+@pytest.mark.ci
 def test_steps_that_are_not_finite_are_skipped_said_and_end_the_run(tmp_path):
     workdir = tmp_path / "run"
     bad = ["--config.optimizer.learning_rate=1e37", "--config.checkpoint.save_every=1"]

@@ -14,17 +14,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxpipe.drawing.html.panels import Panel
-from jaxpipe.drawing.pictures import HUES, NAMES, STORED, styles
+from jaxpipe.drawing.pictures import HUES, NAMES, STORED, ink, styles
 from jaxpipe.schedules import Kind
 from jaxpipe.schedules.analysis.bubbles import ROUNDING, Bubbles, bubbles
 from jaxpipe.units import GIB
 
 _SCRIPTS = ("view", "paint", "overlay", "panel", "controls", "main")
-_IDLE = {"warm_up": "waits for its first action", "internal": "waits in between", "cool_down": "is done"}
+# How a device waits: attribute of Bubbles, which is the class in page.css too, -> words of its key.
+_WAITS = {
+    "warm_up": "waits for its first action",
+    "internal": "waits in between",
+    "cool_down": "is done, others are not",
+}
 # The colours differ from the memory chart's: here memory stands below actions, and forwards have that colour.
 _STORED_FILLS = {"own": "#66758c"}
 _LABELLED = 0.03  # fraction of the longest makespan from which a part of a bar is wide enough for its number
@@ -61,7 +67,8 @@ def page_text(entries: Sequence[Entry], *, note: str = "") -> str:
         "#STYLE#": _asset("page.css"),
         "#SUMMARY#": _summary_table(entries),
         "#NOTE#": escape(note),
-        "#IDLE#": _idle_bars(entries),
+        "#BARS#": _bars(entries),
+        "#WAITS#": "\n".join(f'<span><i class="{name}"></i>{words}</span>' for name, words in _WAITS.items()),
         "#DATA#": _packed(entries),
         "#SCRIPT#": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
     }
@@ -84,31 +91,45 @@ def _summary_table(entries: Sequence[Entry]) -> str:
     return "\n".join(lines)
 
 
-def _idle_bars(entries: Sequence[Entry]) -> str:
+def _bars(entries: Sequence[Entry]) -> str:
     """A bar for each schedule with the mean breakdown of a device's time; all bars share one scale."""
     timelines = [entry.panels[0].timeline for entry in entries]
     longest = max(timeline.makespan for timeline in timelines) or 1.0
     lines = []
     for timeline in timelines:
         parts = "".join(
-            f'<span class="{style}" style="width:{100 * value / longest:.3f}%{colour}" '
-            f'title="{escape(words)}: {value:.6g}" data-part="{style}" data-value="{value:.9g}">'
-            f"{f'{value:.4g}' if value > _LABELLED * longest else ''}</span>"
-            for style, words, colour, value in _parts(bubbles(timeline))
-            if value > 0
+            f'<span style="width:{100 * part.time / longest:.3f}%{part.colours}"{part.attributes} '
+            f'title="{escape(part.words)}: {part.time:.6g}" data-part="{part.name}" data-value="{part.time:.9g}">'
+            f"{f'{part.time:.4g}' if part.time > _LABELLED * longest else ''}</span>"
+            for part in _parts(bubbles(timeline))
+            if part.time > 0
         )
         name = escape(timeline.schedule.name)
         lines.append(f'<div class="bar-row"><b>{name}</b><div class="bar" data-schedule="{name}">{parts}</div></div>')
     return "\n".join(lines)
 
 
-def _parts(spent: Bubbles) -> list[tuple[str, str, str, float]]:
-    """The parts of a device's time: (CSS class, words, colour, mean over devices)."""
+class _Part(NamedTuple):
+    """A part of the time of a device, mean over devices; colours are those of the style sheet's class, or given."""
+
+    name: str
+    words: str
+    time: float
+    attributes: str = ""
+    colours: str = ""
+
+
+def _parts(spent: Bubbles) -> list[_Part]:
+    """The parts of a device's time, in the order of a bar."""
     work = [
-        (kind.name, NAMES[kind], f";background:{HUES[kind]}", float(times.mean())) for kind, times in spent.work.items()
+        _Part(kind.name, NAMES[kind], float(times.mean()), colours=f";background:{HUES[kind]};color:{ink(HUES[kind])}")
+        for kind, times in spent.work.items()
     ]
-    waits = [(name, f"a device {words}", "", float(getattr(spent, name).mean())) for name, words in _IDLE.items()]
-    return [waits[0], *work, *waits[1:]]
+    first, *later = (
+        _Part(name, f"a device {words}", float(getattr(spent, name).mean()), attributes=f' class="{name}"')
+        for name, words in _WAITS.items()
+    )
+    return [first, *work, *later]
 
 
 class _Arrays:

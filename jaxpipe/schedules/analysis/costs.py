@@ -23,6 +23,10 @@ LONGEST = 8  # forwards: longer actions are laid out in as many rounds, so that 
 class Costs:
     """Times of actions and transfers, in any one unit.
 
+    `simulate` and `lower` take those of a stage. Schedules that cut a model into one, two or more stages a device are
+    compared at `costs_of_stages(share, schedule.placement)`, with costs of a device's share of the model: these are
+    what commands and pages take.
+
     Attributes:
         forward, backward, input_gradient, weight_gradient: times of one stage's F, B, I, W; one number, or
             one for each stage.
@@ -167,8 +171,8 @@ def costs_of_stages(costs: Costs, placement: Placement) -> Costs:
     Every device does the same share of the work on a microbatch, in one stage or in num_chunks stages. A number
     is the time of that whole share, of which a stage takes 1/num_chunks. Several numbers are costs of equal parts of
     the model, in order; a stage takes the sum of its parts. A stage has 1/num_chunks of the share's activations and
-    gradients too: `slot_messages` and `gradient_messages` shrink by the same factor. The size of a message does not
-    depend on the cut.
+    gradients and its update too: `slot_messages`, `gradient_messages` and `update` shrink by the same factor. The size
+    of a message does not depend on the cut.
 
     Args:
         costs: costs of a device's share.
@@ -190,6 +194,7 @@ def costs_of_stages(costs: Costs, placement: Placement) -> Costs:
         backward=_of_stages(costs.backward, placement),
         input_gradient=_of_stages(costs.input_gradient, placement),
         weight_gradient=_of_stages(costs.weight_gradient, placement),
+        update=costs.update / placement.num_chunks,
         slot_messages=costs.slot_messages / placement.num_chunks,
         gradient_messages=costs.gradient_messages / placement.num_chunks,
     )

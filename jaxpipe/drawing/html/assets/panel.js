@@ -21,7 +21,7 @@ function addPanel(panel) {
   panel.styles.forEach((style) => (style.rgb = rgbOf(style.fill)));
   panel.busy = busyOf(panel);
   panel.peaks = peaksOf(panel);
-  panel.canvas = element("canvas", { class: "tracks", "aria-hidden": "true" });
+  panel.canvas = element("canvas", { "data-layer": "tracks", "aria-hidden": "true" });
   panel.overlay = element("canvas", { class: "overlay", "aria-hidden": "true" });
   const ratio = (100 * panel.bubbleRatio).toFixed(2);
   const peak = number(Math.max(...panel.peaks));
