@@ -236,7 +236,7 @@ class DelayedPipeline(Pipeline):
         def start(params: PyTree, older: PyTree, turn: jax.Array) -> Flight:
             trees = [{**tree, "layers": jax.tree.map(lambda leaf: leaf[0], tree["layers"])} for tree in (params, older)]
             # Both in one loop: two, which nothing would order, could meet on CPUs.
-            both, num_done = compute_copies(*(_joined(pair) for pair in (trees, [shapes.parts] * 2)), self.dtype)
+            both, num_done = compute_copies(_joined(trees), _joined([shapes.parts] * 2), self.dtype)
             newest, previous = ({part: both[part][which] for part in both} for which in range(2))
             carry, table = initial_carry(shapes, newest, num_done), self.run_table
             losses = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_LAPS), carry.state.loss)

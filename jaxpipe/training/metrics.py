@@ -156,7 +156,14 @@ class MetricsWriter:
 class SilentMetrics:
     """The stand-in for `MetricsWriter` in processes that do not write."""
 
-    def write(self, step: int, numbers: Mapping[str, Number], by_layer: ByLayer = MappingProxyType({})) -> None:
+    def write(
+        self,
+        step: int,
+        numbers: Mapping[str, Number],
+        by_layer: ByLayer = MappingProxyType({}),
+        *,
+        has_row: bool = True,
+    ) -> None:
         """Does nothing."""
 
     def draw(self, step: int, by_layer: ByLayer) -> None:

@@ -173,8 +173,9 @@ def optimizer_and_step(
         optimizer = by_layer(with_load_bias(optimizer, config), staged, has_flush=not pipeline.run_schedule.delays)
     else:
         optimizer = make_optimizer(config)
-    # Optax is written for JAX's own rules of promotion.
-    optimizer = optax.GradientTransformation(*map(default_promotion(), (optimizer.init, optimizer.update)))
+    assert optimizer is not None
+    promoting = default_promotion()  # for which optax is written
+    optimizer = optax.GradientTransformation(promoting(optimizer.init), promoting(optimizer.update))
     fields = {"max_grad_norm": config.optimizer.max_grad_norm, "dropout_seed": dropout_seed(config, model)}
     if isinstance(pipeline, DelayedPipeline):
         more = {"num_steps": config.train.steps, "reads_matrices": reads_matrices}
