@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.mesh import BATCH_AXES, permutes_block
+from jaxpipe.mesh import BATCH_AXES, on_devices, permutes_block
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Row, initial_carry, table_operands
 from jaxpipe.program.contract import StageFunctions, check_actions, check_mesh, check_numbers, scale_of_each
@@ -230,12 +230,11 @@ class Pipeline:
             )
 
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
-        return jax.shard_map(
+        return on_devices(
             step,
             mesh=self.mesh,
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
-            check_vma=False,
         )(params, batch, scale_of_each(shapes.losses.joined, scale), _key_data(key), rows)
 
 
