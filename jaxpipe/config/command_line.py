@@ -21,7 +21,6 @@ from jaxpipe.config.base import base_config, unknown_field
 from jaxpipe.config.model import model_section
 from jaxpipe.errors import ConfigError, closest, explain
 from jaxpipe.files import local_path
-from jaxpipe.mesh.devices import skip_absent_gpus
 from jaxpipe.models import FAMILIES
 from jaxpipe.python_file import errors_of_file, place_in, run_file
 
@@ -129,7 +128,6 @@ def run(
         with _override_errors(given):
             define_flags(values, given)
             parse(values, given, usage=usage, required=required, more_help=lambda: _fields_help(values, given))
-        skip_absent_gpus()
         return command(values)
 
     return exit_status(parse_and_run)

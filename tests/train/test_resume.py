@@ -46,31 +46,21 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(w
 
 
 @pytest.mark.ci
-def test_a_file_cut_short_under_a_run_ends_it_by_name_and_once_it_is_back_the_run_goes_on(
-    tmp_path, monkeypatch
-):
+def test_a_file_cut_short_under_a_run_ends_it_by_name_and_leaves_its_checkpoints(tmp_path, monkeypatch):
     with write_indexed(str(tmp_path / "text"), vocab_size=256) as writer:
         writer.add(np.arange(20_000) % 251)
     file, write = tmp_path / "text.bin", MetricsWriter.write
-    whole = file.read_bytes()
 
     def write_and_cut(self, number, *found):
         write(self, number, *found)
         if number == 4:
             os.truncate(file, 100)
 
-    data = f"--config.data.files=indexed:{tmp_path / 'text'}"
-    with monkeypatch.context() as patched:
-        patched.setattr(MetricsWriter, "write", write_and_cut)
-        ended = train(tmp_path / "run", data)
+    monkeypatch.setattr(MetricsWriter, "write", write_and_cut)
+    ended = train(tmp_path / "run", f"--config.data.files=indexed:{tmp_path / 'text'}")
     assert ended.returncode == DataError.exit_status
     assert f"DataError: {file} has become shorter since the run began\n  rule data-stays: " in ended.stderr
     assert complete_steps(tmp_path / "run" / CHECKPOINTS)[0] == 3
-    file.write_bytes(whole)
-    done = train(tmp_path / "run", data)
-    assert done.returncode == 0, done.stderr
-    assert "resumes    from the checkpoint of step " in done.stdout
-    assert [row["step"] for row in metrics(tmp_path / "run")] == list(range(1, 13))
 
 
 @pytest.mark.slow
