@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.checkpoints.state import has_tree_of
-from jaxpipe.mesh import Randomness
+from jaxpipe.mesh import Randomness, on_devices
 from jaxpipe.program import Pipeline
 from jaxpipe.program.ends import embed_backward, head_backward
 from jaxpipe.program.shapes import bytes_per_device, held_bytes, meeting_bytes
@@ -188,9 +188,9 @@ def _temp_bytes(pipeline: Pipeline, function: Callable, sums_of: PyTree | None, 
     """
     sums = jax.tree.map(lambda leaf: _like(leaf.shape, np.float32), sums_of)
     arguments = arguments if sums_of is None else (sums, *arguments)
-    on_devices = jax.shard_map(function, mesh=pipeline.mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    mapped = on_devices(function, mesh=pipeline.mesh, in_specs=P(), out_specs=P())
     donated = () if sums_of is None else (0,)
-    memory: Any = jax.jit(on_devices, donate_argnums=donated).lower(*arguments).compile().memory_analysis()
+    memory: Any = jax.jit(mapped, donate_argnums=donated).lower(*arguments).compile().memory_analysis()
     return memory.temp_size_in_bytes
 
 

@@ -24,7 +24,6 @@ from jaxpipe.config.model import model_section
 from jaxpipe.config.other_names import closest_field, elsewhere
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.files import local_path
-from jaxpipe.mesh.devices import skip_absent_gpus
 from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.models import FAMILIES
 from jaxpipe.python_file import errors_of_file, place_in, run_file
@@ -134,7 +133,6 @@ def run(
             define_flags(values, given)
             _check_others_flags(values, given)
             parse(values, given, usage=usage, required=required, more_help=lambda: _fields_help(values, given))
-        skip_absent_gpus()
         with default_rules():
             return command(values)
 

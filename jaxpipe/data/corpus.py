@@ -1,8 +1,9 @@
 """The tokens that `data.files` names, split into those to train on and those held out.
 
-Goes in: text files, which are read and become one source, or prepared files, which are mapped to memory and are one
-source each. Comes out: the sources and weights of both parts. Left to others: what a token is (`tokenizer`), how files
-are found (`files`) and mapped (`indexed`), and cutting tokens into sequences (`packing`, `masked`).
+Goes in: text files, which are read and become one source, or prepared files, which are read where a batch needs them
+and are one source each. Comes out: the sources and weights of both parts. Left to others: what a token is
+(`tokenizer`), how files are found (`files`) and read (`indexed`), and cutting tokens into sequences (`packing`,
+`masked`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-r"""Megatron-LM's indexed format of tokens on the disk: checked, and then read without copying them to memory.
+r"""Megatron-LM's indexed format of tokens on the disk: checked, and then read where a batch needs them.
 
-Goes in: the prefix of files that `jaxpipe.prepare` or Megatron-LM wrote. Comes out: all tokens as one array, mapped to
-memory. Left to others: writing the format (`indexed_writer`), cutting tokens into sequences.
+Goes in: the prefix of files that `jaxpipe.prepare` or Megatron-LM wrote. Comes out: all tokens as one array in a
+file (`stored`). Left to others: writing the format (`indexed_writer`), cutting tokens into sequences.
 
 PREFIX.bin contains only the tokens of all sequences, concatenated. PREFIX.idx is little-endian:
 
@@ -32,6 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxpipe.data.stored import StoredArray
 from jaxpipe.errors import DataError, explain
 from jaxpipe.files import local_path
 
@@ -83,15 +84,15 @@ class IndexedTokens:
 
     Attributes:
         prefix: path of both files without their endings.
-        tokens: "tokens", mapped to memory: all documents, concatenated.
+        tokens: "tokens", in the file: all documents, concatenated.
         lengths: "sequence", int32, tokens of each sequence; a document of Megatron-LM has one or more.
         documents: "document + 1", int64: 0 and the end of each document, counted in sequences.
     """
 
     prefix: str
-    tokens: np.ndarray
-    lengths: np.ndarray
-    documents: np.ndarray
+    tokens: StoredArray
+    lengths: StoredArray
+    documents: StoredArray
 
     @classmethod
     def open(cls, prefix: str) -> IndexedTokens:
@@ -104,20 +105,20 @@ class IndexedTokens:
         """
         tokens_file, index_file = tokens_path(prefix), index_path(prefix)
         check_files(prefix, tokens_file, index_file)
-        with index_file.open("rb") as file:
-            header = read_header(file.read(HEADER.size), index_file)
-        code, num_sequences, num_ends = header
+        index = index_file.open("rb", buffering=0)
+        code, num_sequences, num_ends = read_header(index.read(HEADER.size), index_file)
         dtype = DTYPES[code]
         first_pointer = HEADER.size + LENGTH.itemsize * num_sequences
         first_end = first_pointer + POINTER.itemsize * num_sequences
         check_index_size(index_file, first_end + END.itemsize * num_ends, num_sequences)
-        lengths = _mapped(index_file, LENGTH, HEADER.size, num_sequences)
-        pointers = _mapped(index_file, POINTER, first_pointer, num_sequences)
-        documents = _mapped(index_file, END, first_end, num_ends)
+        lengths = StoredArray(index_file, index, LENGTH, HEADER.size, num_sequences)
+        pointers = StoredArray(index_file, index, POINTER, first_pointer, num_sequences)
+        documents = StoredArray(index_file, index, END, first_end, num_ends)
         num_tokens = check_sequences(index_file, lengths, pointers, dtype)
         check_documents(index_file, documents, num_sequences)
         check_tokens_size(tokens_file, num_tokens, dtype)
-        return cls(prefix, _mapped(tokens_file, dtype, 0, num_tokens), lengths, documents)
+        tokens = StoredArray(tokens_file, tokens_file.open("rb", buffering=0), dtype, 0, num_tokens)
+        return cls(prefix, tokens, lengths, documents)
 
     @property
     def num_tokens(self) -> int:
@@ -131,7 +132,7 @@ class IndexedTokens:
 
     def ends(self) -> np.ndarray:
         """Returns where each document ends, "document", int64, counted in tokens; reads the whole index."""
-        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])[self.documents[1:]]
+        return np.concatenate([[0], np.cumsum(self.lengths[:], dtype=np.int64)])[self.documents[1:]]
 
     @property
     def dtype(self) -> np.dtype:
@@ -139,11 +140,11 @@ class IndexedTokens:
         return self.tokens.dtype
 
     def __reduce__(self) -> tuple:
-        """Pickles the prefix, not the tokens: another process maps the files again."""
+        """Pickles the prefix, not the tokens: another process opens the files again."""
         return IndexedTokens.open, (self.prefix,)
 
 
-def read_learned(text: IndexedTokens) -> np.ndarray | None:
+def read_learned(text: IndexedTokens) -> StoredArray | None:
     """Returns which tokens of `text` are to be learned, "tokens", from PREFIX.loss.bin and .idx; None without them.
 
     Raises:
@@ -162,10 +163,6 @@ def read_learned(text: IndexedTokens) -> np.ndarray | None:
             repair="write all files again with python -m jaxpipe.prepare, or remove those of the loss to learn all",
         )
     return learned.tokens
-
-
-def _mapped(path: Path, dtype: np.dtype, first_byte: int, num: int) -> np.ndarray:
-    return np.memmap(path, dtype, mode="r", offset=first_byte, shape=(num,))
 
 
 # Every rule about the two files has an error of its own, and all of them hold before a token is read.
@@ -250,7 +247,7 @@ def check_index_size(path: Path, needed_bytes: int, num_sequences: int) -> None:
         )
 
 
-def check_sequences(path: Path, lengths: np.ndarray, pointers: np.ndarray, dtype: np.dtype) -> int:
+def check_sequences(path: Path, lengths: StoredArray, pointers: StoredArray, dtype: np.dtype) -> int:
     """Returns the number of tokens of all sequences, which follow each other without gaps.
 
     Args:
@@ -264,16 +261,16 @@ def check_sequences(path: Path, lengths: np.ndarray, pointers: np.ndarray, dtype
     """
     num_tokens = 0
     for start in range(0, len(lengths), BLOCK_SEQUENCES):
-        block = lengths[start : start + BLOCK_SEQUENCES].astype(np.int64)
+        block, begins = (array[start : start + BLOCK_SEQUENCES].astype(np.int64) for array in (lengths, pointers))
         ends = num_tokens + np.cumsum(block)
-        is_wrong = (block < 0) | (pointers[start : start + BLOCK_SEQUENCES] != (ends - block) * dtype.itemsize)
+        is_wrong = (block < 0) | (begins != (ends - block) * dtype.itemsize)
         if is_wrong.any():
             first = int(np.argmax(is_wrong))
             raise _damaged(
                 f"{path}: sequence {start + first} is not where the one before it ends",
                 rule="indexed-contiguous: sequences follow each other in the .bin, without gaps",
                 picture=f"needed byte {int(ends[first] - block[first]) * dtype.itemsize}, length 0 or more\n"
-                f"found  byte {int(pointers[start + first])}, length {int(block[first])}",
+                f"found  byte {int(begins[first])}, length {int(block[first])}",
             )
         num_tokens = int(ends[-1])
     if not num_tokens:
@@ -285,9 +282,9 @@ def check_sequences(path: Path, lengths: np.ndarray, pointers: np.ndarray, dtype
     return num_tokens
 
 
-def check_documents(path: Path, documents: np.ndarray, num_sequences: int) -> None:
+def check_documents(path: Path, documents: StoredArray, num_sequences: int) -> None:
     """Raises DataError if the ends of documents do not ascend from 0 to the number of sequences."""
-    is_whole = len(documents) > 1 and documents[0] == 0 and documents[-1] == num_sequences
+    is_whole = len(documents) > 1 and documents[:1] == 0 and documents[-1:] == num_sequences
     # Neighbouring blocks share an end, so that every pair of ends is compared.
     blocks = (documents[start : start + BLOCK_SEQUENCES + 1] for start in range(0, len(documents), BLOCK_SEQUENCES))
     if not is_whole or any((block[1:] < block[:-1]).any() for block in blocks):

@@ -5,7 +5,6 @@ Join before JAX starts its backends. A process alone joins nothing. Only this fi
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import sys
@@ -19,6 +18,10 @@ from jaxpipe.errors import ConfigError, LostProcess, explain
 
 _COUNT_IN_ENVIRONMENT = ("slurm", "ompi")  # launchers whose number of processes needs no request
 REACHED_WITHIN_S = 2.0
+# JAX measures the silence of a process by the wall clock, and aborts all processes when that is set forward by more
+# than its limit, or back to before they joined. So its limit is the largest that it takes, 68 years, and `Watch`
+# notices lost processes, by a clock that nobody sets.
+_NEVER_S = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,6 @@ def join(
     coordinator_address: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
-    *,
-    lost_after_s: float,
 ) -> Rank:
     """Joins the other processes of a run; returns when all have joined.
 
@@ -82,8 +83,6 @@ def join(
         coordinator_address: HOST:PORT of process 0; with None for all three jax looks for a cluster.
         num_processes: number of processes.
         process_id: number of this process.
-        lost_after_s: the bound that `Watch` keeps. JAX's own heartbeat gets twice the time, since it ends processes
-            earlier than that and names no cause.
 
     Raises:
         ConfigError: the flags do not belong together.
@@ -93,9 +92,7 @@ def join(
     if coordinator_address is None and not has_others():
         return Rank(0, 1)
     try:
-        jax.distributed.initialize(
-            coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=math.ceil(2 * lost_after_s)
-        )
+        jax.distributed.initialize(coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=_NEVER_S)
     except (RuntimeError, ValueError) as error:
         raise LostProcess(
             explain(

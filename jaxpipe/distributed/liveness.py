@@ -58,6 +58,9 @@ def parse(line: str) -> Heartbeat:
     return Heartbeat(**json.loads(line))
 
 
+_UNHEARD = Heartbeat(position=0, doing="", where="")
+
+
 @dataclass(frozen=True)
 class Failure:
     """A process that the others cannot wait for.
@@ -76,19 +79,21 @@ class Failure:
 class Liveness:
     """The knowledge of one process about all processes; safe to use from several threads."""
 
-    def __init__(self, own: Heartbeat, *, index: int, limit_s: float, now: float):
+    def __init__(self, own: Heartbeat, *, index: int, count: int, limit_s: float, now: float):
         """Starts without heartbeats of the others.
 
         Args:
             own: the first heartbeat of this process.
             index: number of this process.
+            count: number of processes.
             limit_s: seconds of silence or delay after which a process is lost.
             now: the time.
         """
         self.own = own
         self._index, self._limit_s = index, limit_s
         self._known: dict[int, Heartbeat] = {}
-        self._changed_s: dict[int, float] = {}
+        # Silence counts from the start: a process may be lost before its first heartbeat.
+        self._changed_s = {process: now for process in range(count) if process != index}
         self._answered_s = self._began_s = now
         self._longest_s: float | None = None  # the longest of the steps done so far
         self._lock = Lock()
@@ -106,7 +111,7 @@ class Liveness:
         with self._lock:
             self._answered_s = now
             for process, heartbeat in heartbeats.items():
-                if heartbeat != self._known.get(process):
+                if process != self._index and heartbeat != self._known.get(process):
                     self._known[process], self._changed_s[process] = heartbeat, now
 
     def start_anew(self, now: float) -> None:
@@ -134,17 +139,18 @@ class Liveness:
             return self._ended_or_silent(limit_s) or self._stuck(now, limit_s)
 
     def _ended_or_silent(self, limit_s: float) -> Failure | None:
-        for process, heartbeat in self._others().items():
+        for process, changed_s in self._changed_s.items():
+            heartbeat = self._known.get(process, _UNHEARD)
             if heartbeat.end:
                 return Failure(process, f"it ended: {heartbeat.end}", heartbeat.status)
-            silent_s = self._answered_s - self._changed_s[process]  # while the store did answer
+            silent_s = self._answered_s - changed_s  # while the store did answer
             if heartbeat.end is None and silent_s > limit_s:
                 return Failure(process, f"nothing heard of it for {silent_s:.0f} s")
         return None
 
     def _stuck(self, now: float, limit_s: float) -> Failure | None:
         waited_s = now - self._began_s
-        others = {process: heartbeat for process, heartbeat in self._others().items() if heartbeat.end is None}
+        others = {process: heartbeat for process, heartbeat in self._known.items() if heartbeat.end is None}
         slowest = min([self.own, *others.values()], key=lambda heartbeat: heartbeat.position)
         limit_s = limit_s if slowest.is_step else LONG_TIMES * limit_s
         if waited_s <= limit_s:
@@ -164,6 +170,3 @@ class Liveness:
         if all_speak and waited_s > LONG_TIMES * longest_s:
             return Failure(None, f"every process has been in {self.own.doing} for {waited_s:.0f} s")
         return None
-
-    def _others(self) -> dict[int, Heartbeat]:
-        return {process: heartbeat for process, heartbeat in self._known.items() if process != self._index}

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FOLDER = "logs"
@@ -25,7 +25,7 @@ def file_of(path: Path, process: int) -> Path:
 
 def has_terminal() -> bool:
     """Whether somebody watches the standard error, so that a progress bar may overwrite itself."""
-    return sys.stderr.isatty() or TERMINAL in os.environ
+    return sys.stderr is not None and (sys.stderr.isatty() or TERMINAL in os.environ)
 
 
 @contextmanager
@@ -73,10 +73,21 @@ def only_log() -> None:
 
 
 def say(text: str) -> None:
-    """Prints `text` in process 0 alone, and logs it in every process."""
+    """Prints `text` in process 0 alone, and logs it in every process.
+
+    A run outlives what reads its output: once that is closed, or its disk is full, the log alone has the text.
+    """
     log(text)
-    _print[0](text)
-    sys.stdout.flush()
+    if sys.stdout is None or _print[0] is _nothing:  # None: closed before Python started
+        return
+    try:
+        _print[0](text)
+        sys.stdout.flush()
+    except OSError as error:
+        log(f"the standard output takes no more text: {error.strerror}")
+        only_log()
+        with suppress(OSError, ValueError):  # else Python fails at its end, when it writes what was left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def log(text: str) -> None:

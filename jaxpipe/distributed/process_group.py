@@ -105,7 +105,7 @@ class ProcessGroup:
             ConfigError: the flags do not belong together.
             LostProcess: not all processes have joined in time.
         """
-        processes = join(coordinator_address, num_processes, process_id, lost_after_s=lost_after_s)
+        processes = join(coordinator_address, num_processes, process_id)
         self.index, self.count = processes.index, processes.count
         self._store = Store()
         self.stop = Stop(self._store, process=self.index)

@@ -45,7 +45,9 @@ class Watch:
         self._store, self._processes, self._lost_after_s = store, processes, lost_after_s
         self._period_s = min(1.0, lost_after_s / 20)
         own = Heartbeat(position=0, doing="its start", where=f"host {socket.gethostname()}, pid {os.getpid()}")
-        self._liveness = Liveness(own, index=processes.index, limit_s=DECIDED_AT * lost_after_s, now=time.monotonic())
+        self._liveness = Liveness(
+            own, index=processes.index, count=processes.count, limit_s=DECIDED_AT * lost_after_s, now=time.monotonic()
+        )
         self._ended, self._telling = threading.Event(), threading.Lock()
 
     def begin(self, doing: str, *, is_step: bool, waits_for_files: bool) -> None:

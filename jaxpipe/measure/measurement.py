@@ -29,7 +29,7 @@ from jaxpipe.estimate import Link
 from jaxpipe.estimate.measured import Measurement, subject
 from jaxpipe.measure.actions import Stages, compile_runs, make_stages, solve, times_of
 from jaxpipe.measure.timing import median, spread_ratio, time_by_turns
-from jaxpipe.mesh import choose_devices
+from jaxpipe.mesh import choose_devices, on_devices
 from jaxpipe.mesh.xla_flags import add_flags
 from jaxpipe.training.setup import optimizer_and_step
 from jaxpipe.training.step import init_state
@@ -91,7 +91,7 @@ def _messages(mesh: Mesh, num_bytes: int) -> Callable[[], jax.Array]:
     def send(x: jax.Array) -> jax.Array:
         return lax.fori_loop(0, _NUM_MESSAGES // 2, both_ways, x) if num_bytes else x + 1
 
-    over_both = jax.shard_map(send, mesh=mesh, in_specs=P("pipe"), out_specs=P("pipe"), check_vma=False)
+    over_both = on_devices(send, mesh=mesh, in_specs=P("pipe"), out_specs=P("pipe"))
     sharding = NamedSharding(mesh, P("pipe"))
     x = jax.jit(partial(jnp.zeros, (2 * max(num_bytes // 4, 1),), jnp.float32), out_shardings=sharding)()
     return partial(jax.jit(over_both).lower(x).compile(), x)

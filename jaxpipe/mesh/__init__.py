@@ -13,6 +13,7 @@ from jaxpipe.mesh.devices import (
     order_devices,
     permutes_block,
 )
+from jaxpipe.mesh.on_devices import on_devices
 from jaxpipe.mesh.randomness import Randomness, key_of
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "make_mesh",
     "node_by_node",
     "num_batch_parts",
+    "on_devices",
     "order_devices",
     "permutes_block",
     "with_losses",

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,6 @@ class Devices:
     reason: str
 
 
-def skip_absent_gpus() -> None:
-    """Lets JAX start on CPUs alone where this machine has no GPU and the user names no platform.
-
-    JAX's CUDA plugin, once asked on a machine without a GPU, prints a traceback about the CUDA libraries that the
-    extra gpu-aot leaves out. Must come before JAX starts its backends; later it changes nothing.
-    """
-    if sys.platform == "linux" and not jax.config.values["jax_platforms"] and not has_gpu():
-        jax.config.update("jax_platforms", "cpu")
-
-
 def has_gpu(dev: str = "/dev") -> bool:
     """Whether the system has a device file of NVIDIA (also under WSL or on a Jetson) or of AMD."""
     return any(any(Path(dev).glob(pattern)) for pattern in _GPU_FILES)
@@ -82,7 +73,6 @@ def choose_devices(
                 repair="set mesh.platform='auto'",
             )
         )
-    skip_absent_gpus()
     if platform != "cpu":
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", GPU_MEMORY_FRACTION)
         add_flags(GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
@@ -160,6 +150,13 @@ def _check_count(found: list[Any], num_needed: int, kind: str, *, repair: str) -
                 repair=f"set a smaller mesh, or {repair}",
             )
         )
+
+
+# JAX's CUDA plugin, once asked on a machine without a GPU, prints a traceback about the CUDA libraries that the extra
+# gpu-aot leaves out. Where it is installed and the user names no platform, JAX starts on CPUs alone. This stands here,
+# and not in a function, since it must come before JAX starts its backends, and a script may start them itself.
+if sys.platform == "linux" and find_spec("jax_plugins") and not jax.config.values["jax_platforms"] and not has_gpu():
+    jax.config.update("jax_platforms", "cpu")
 
 
 BATCH_AXES = ("data", "expert")  # over which the sequences of a microbatch are split

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
-from jaxpipe.mesh import AXES, MEASURED, Randomness, num_batch_parts, with_losses
+from jaxpipe.mesh import AXES, MEASURED, Randomness, num_batch_parts, on_devices, with_losses
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.split_ends import SplitEnds
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -266,7 +266,7 @@ def _refuse_derivative(primals: Any, tangents: Any) -> NoReturn:
 
 def shapes_on_a_device(mesh: jax.sharding.Mesh, function: Callable, *arguments: PyTree) -> Any:
     """The shapes that `function` returns on one device, given those of its arguments; it may use the mesh's axes."""
-    return jax.eval_shape(jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False), *arguments)
+    return jax.eval_shape(on_devices(function, mesh=mesh, in_specs=P(), out_specs=P()), *arguments)
 
 
 def check_functions(

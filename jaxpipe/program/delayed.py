@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain, first_of
 from jaxpipe.lowering.run_table import FILL, Meeting, RunTable, lower_run
-from jaxpipe.mesh import AXES, BATCH_AXES, Randomness, collectives_in_turn
+from jaxpipe.mesh import AXES, BATCH_AXES, Randomness, collectives_in_turn, on_devices
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Carry, Row, initial_carry, table_operands
 from jaxpipe.program.contract import StageFunctions, scale_of_each, shapes_on_a_device
@@ -258,9 +258,9 @@ class DelayedPipeline(Pipeline):
             flight = Flight(carry, units, {"shared": shared, "layers": layers}, waiting, given)
             return jax.tree.map(lambda leaf: leaf[None], flight)
 
-        return jax.shard_map(
-            start, mesh=self.mesh, in_specs=(specs, specs, P()), out_specs=_OF_DEVICES, check_vma=False
-        )(params, older, turn)
+        return on_devices(start, mesh=self.mesh, in_specs=(specs, specs, P()), out_specs=_OF_DEVICES)(
+            params, older, turn
+        )
 
     def older(self, flight: Flight, params: PyTree, turn: jax.Array) -> PyTree:
         """W(t-1) in the dtype of compute copies, staged and sharded like `params`, after call t; traceable.
@@ -280,9 +280,7 @@ class DelayedPipeline(Pipeline):
             return {"shared": shared, "layers": layers}
 
         specs = jax.tree.map(lambda part: part.spec(), parts)
-        return jax.shard_map(own, mesh=self.mesh, in_specs=(_OF_DEVICES, P()), out_specs=specs, check_vma=False)(
-            flight, turn
-        )
+        return on_devices(own, mesh=self.mesh, in_specs=(_OF_DEVICES, P()), out_specs=specs)(flight, turn)
 
     def call(
         self,
@@ -361,12 +359,11 @@ class DelayedPipeline(Pipeline):
         units = Units(jnp.asarray(table.pages.renumbered), jnp.asarray(np.concatenate([entries, nobody], axis=1)))
         specs = jax.tree.map(lambda part: part.spec(), parts)
         held = specs, optimizer.specs, _OF_DEVICES
-        return jax.shard_map(
+        return on_devices(
             step,
             mesh=self.mesh,
             in_specs=(*held, _BATCHES, P(), P(), P("pipe"), P(), P(), P("pipe")),
             out_specs=(*held, P()),
-            check_vma=False,
         )(
             params,
             moments,

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
-from jaxpipe.mesh import BATCH_AXES
+from jaxpipe.mesh import BATCH_AXES, on_devices
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.in_place import after
@@ -465,4 +465,4 @@ def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool
         return sum_of_parts(squares, jax.tree.leaves(parts), deterministic=deterministic)
 
     specs = jax.tree.map(lambda part: part.spec(), parts)
-    return jax.shard_map(sums, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False)(grads)
+    return on_devices(sums, mesh=mesh, in_specs=(specs,), out_specs=P())(grads)

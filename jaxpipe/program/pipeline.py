@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.mesh import BATCH_AXES, collectives_in_turn, permutes_block
+from jaxpipe.mesh import BATCH_AXES, collectives_in_turn, on_devices, permutes_block
 from jaxpipe.program.actions import Actions
 from jaxpipe.program.carry import Row, initial_carry, table_operands
 from jaxpipe.program.contract import (
@@ -244,12 +244,11 @@ class Pipeline:
             )
 
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
-        return jax.shard_map(
+        return on_devices(
             step,
             mesh=self.mesh,
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
-            check_vma=False,
         )(params, batch, scale_of_each(shapes.losses.joined, scale), _key_data(key), rows)
 
 

@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain
+from jaxpipe.mesh import on_devices
 from jaxpipe.program.partition import STACKED, Part
 from jaxpipe.schedules.placement import Placement
 
@@ -266,7 +267,7 @@ def _program(form: Canonical, parts: tuple[Part, ...], *, staged: bool) -> Calla
     def all_leaves(leaves: list[jax.Array]) -> list[jax.Array]:
         return [convert(leaf, part) if part.stacked else leaf for leaf, part in zip(leaves, parts, strict=True)]
 
-    return jax.jit(jax.shard_map(all_leaves, mesh=form.mesh, in_specs=(into,), out_specs=out, check_vma=False))
+    return jax.jit(on_devices(all_leaves, mesh=form.mesh, in_specs=(into,), out_specs=out))
 
 
 def _axes(split: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def documents_of(folder):
     indexed = IndexedTokens.open(str(folder / "out"))
     learned = read_learned(indexed)
     ends = indexed.ends()
-    return list(zip(np.split(indexed.tokens, ends[:-1]), np.split(learned, ends[:-1]), strict=True))
+    return list(zip(np.split(indexed.tokens[:], ends[:-1]), np.split(learned[:], ends[:-1]), strict=True))
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, MARKED, SPACED], ids=["plain", "marked", "spaced"])

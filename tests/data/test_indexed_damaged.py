@@ -1,7 +1,10 @@
 """Damaged .bin and .idx: each a clear error before a token is read, and whole ones pass."""
 
+import errno
+import os
 import struct
 
+import numpy as np
 import pytest
 from test_indexed import BIN, IDX, write
 
@@ -94,3 +97,47 @@ def test_damage_in_a_later_block_is_seen(tmp_path, monkeypatch):
     for place in (POINTERS + 16, DOCUMENTS + 8):
         with pytest.raises(DataError, match=r"rule indexed-(contiguous|documents)"):
             IndexedTokens.open(write(tmp_path, index=changed(place, "<q", 5)))
+
+
+@pytest.mark.parametrize(("name", "field"), [("data.bin", "tokens"), ("data.idx", "documents")])
+def test_a_file_that_is_cut_short_after_it_was_opened_is_named(tmp_path, name, field):
+    found = IndexedTokens.open(write(tmp_path))
+    size = (tmp_path / name).stat().st_size
+    os.truncate(tmp_path / name, size - 1)
+    with pytest.raises(DataError) as error:
+        getattr(found, field)[:]
+    first, second, *rest = str(error.value).splitlines()
+    assert first == f"{tmp_path / name} has become shorter since the run began"
+    assert second.startswith("  rule data-stays: ")
+    assert [line.split() for line in rest[:2]] == [["needed", str(size), "bytes"], ["found", str(size - 1), "bytes"]]
+    assert rest[2].startswith("  repair: bring the file back")
+
+
+def test_a_disk_that_fails_is_named(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    found = IndexedTokens.open(write(tmp_path))
+    monkeypatch.setattr(os, "preadv", fails)
+    with pytest.raises(DataError, match=r"data\.bin cannot be read: Input/output error\n  rule data-stays"):
+        found.tokens[np.array([0])]
+
+
+def test_a_file_that_is_replaced_or_deleted_is_read_as_it_was(tmp_path):
+    found = IndexedTokens.open(write(tmp_path))
+    (tmp_path / "other").write_bytes(b"")
+    (tmp_path / "other").rename(tmp_path / "data.bin")
+    (tmp_path / "data.idx").unlink()
+    assert (found.tokens[:].tolist(), found.ends().tolist()) == ([7, 8, 9, 10, 11, 65000], [3, 6])
+
+
+@pytest.mark.parametrize("positions", [[[1, 2, 3], [2, 3, 4]], [[5, 0, 0]], [[]], [[3], [1]]])
+def test_positions_of_any_kind_are_those_of_an_array(tmp_path, monkeypatch, positions):
+    whole, read = np.array([7, 8, 9, 10, 11, 65000]), os.preadv
+    found, positions = IndexedTokens.open(write(tmp_path)).tokens, np.array(positions, np.int64)
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, offset: read(file, [buffers[0][:3]], offset))  # in pieces
+    np.testing.assert_array_equal(found[positions], whole[positions])
+    for beyond in (positions - 6, positions + 6):
+        if positions.size:
+            with pytest.raises(IndexError):
+                found[beyond]

@@ -28,7 +28,7 @@ ASTRAL = "Où est 東京? 😀 \u00a0 ½ don't\r\n\tx = 10**3  # _a_\nthe dog\n 
 def documents_of(prefix: str) -> list[list[int]]:
     """The tokens of each document."""
     found = IndexedTokens.open(prefix)
-    ends = np.concatenate([[0], np.cumsum(found.lengths)])[found.documents]
+    ends = np.concatenate([[0], np.cumsum(found.lengths[:])])[found.documents[:]]
     return [found.tokens[start:end].tolist() for start, end in pairwise(ends)]
 
 

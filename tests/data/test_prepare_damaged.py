@@ -19,7 +19,7 @@ GOOD = '{"text": "good"}\n'
 
 def prepared_bytes(folder: Path, *, tokenizer: str = "byte", **options):
     prepared = prepare([str(folder / "in*")], tokenizer=tokenizer, output=str(folder / "data"), **options)
-    return prepared, IndexedTokens.open(str(folder / "data")).tokens
+    return prepared, IndexedTokens.open(str(folder / "data")).tokens[:]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def beat(position=0, number=0, end=None, doing="its start", status=0):
 
 @pytest.fixture
 def liveness():
-    known = Liveness(beat(), index=1, limit_s=LIMIT_S, now=0.0)
+    known = Liveness(beat(), index=1, count=3, limit_s=LIMIT_S, now=0.0)
     known.heard({0: beat(), 1: beat(), 2: beat()}, 0.0)
     return known
 
@@ -43,6 +43,15 @@ def test_who_is_silent_for_longer_than_the_limit_is_lost_and_named(liveness):
     hear(liveness, 31.0, silent=[2])
     assert liveness.failure(31.0).process == 2
     assert "nothing heard of it for 31 s" in liveness.failure(31.0).why
+
+
+def test_who_never_speaks_is_lost_too():
+    known = Liveness(beat(), index=1, count=3, limit_s=LIMIT_S, now=0.0)
+    for now in (0.0, 30.0):
+        hear(known, now, silent=[2])
+        assert known.failure(now) is None
+    hear(known, 31.0, silent=[2])
+    assert known.failure(31.0).process == 2
 
 
 def test_a_line_that_stays_the_same_is_silence(liveness):

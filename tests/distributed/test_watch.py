@@ -1,6 +1,7 @@
 """Processes that are killed, stopped, stuck or that fail: all others end in time, and say which one it was."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -8,8 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
+from jaxpipe.distributed.join import join
+from jaxpipe.distributed.supervisor import STOPPED
 from jaxpipe.errors import LostProcess
 
 COUNT, BOUND_S = 4, 8.0
@@ -31,14 +35,18 @@ def free_port() -> int:
 class Loops:
     """The processes, started; killed when the test ends, however it does."""
 
-    def __init__(self, folder: Path, *fault: str):
+    def __init__(self, folder: Path, *fault: str, environment: dict[str, str] | None = None):
         port = free_port()
         self.outputs = [folder / f"process_{index}" for index in range(COUNT)]
         self.processes = []
         for index, output in enumerate(self.outputs):
             command = [sys.executable, str(LOOP), str(port), str(COUNT), str(index), str(BOUND_S), *fault]
             with output.open("w") as file:
-                self.processes.append(subprocess.Popen(command, env=ENVIRONMENT, stdout=file, stderr=subprocess.STDOUT))
+                self.processes.append(
+                    subprocess.Popen(
+                        command, env=ENVIRONMENT | (environment or {}), stdout=file, stderr=subprocess.STDOUT
+                    )
+                )
 
     def wait_until_all_run(self) -> None:
         while not all("runs" in self.text(index) for index in range(COUNT)):
@@ -111,3 +119,27 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
         assert len(stops) == COUNT
         assert len(set(stops)) == 1
         assert stops[0].endswith(": process 2 got SIGTERM")
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, for a clock that jumps")
+@pytest.mark.parametrize("jump_s", [3600, slow(10**9)])
+def test_nothing_happens_when_the_clock_of_the_system_is_set_forward(tmp_path, jump_s):
+    library, file = tmp_path / "clock.so", tmp_path / "jumped"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, Path(__file__).parent / "clock.c"], check=True)
+    clock = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(file), "CLOCK_JUMP_S": str(jump_s)}
+    with Loops(tmp_path, environment=clock) as loops:
+        loops.wait_until_all_run()
+        file.touch()
+        time.sleep(3.0)  # JAX looks once a second
+        assert [process.poll() for process in loops.processes] == [None] * COUNT, loops.text(0)
+        for process in loops.processes:
+            process.terminate()
+        assert loops.codes(but=None, within_s=60.0) == [STOPPED] * COUNT
+
+
+def test_the_heartbeat_of_jax_which_follows_the_clock_of_the_system_never_decides(monkeypatch):
+    given = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **options: given.update(options))
+    join("localhost:1", 2, 0)
+    assert given["heartbeat_timeout_seconds"] > 10**9

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
 
+from jaxpipe import mesh
 from jaxpipe.mesh import AXES, TensorAxis, make_mesh
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 
@@ -63,6 +65,37 @@ def test_scatter_sum_over(axes, deterministic):
 def test_gather_over_puts_together_what_scatter_sum_over_has_split(axes):
     found = on_devices(lambda x: gather_over(scatter_sum_over(x, axes, 0), axes, 0), TERMS)
     np.testing.assert_array_equal(found, total(axes))
+
+
+def operands_of_shard_map(jaxpr):
+    """The shapes of the arguments of every shard_map in a jaxpr."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "shard_map":
+            yield from (variable.aval.shape for variable in equation.invars)
+        for inner in jaxprs_in_params(equation.params):
+            yield from operands_of_shard_map(inner)
+
+
+def test_arrays_without_elements_are_made_on_the_devices_and_not_passed_to_them():
+    """Passed, they crash the compiler of jax 0.11.2."""
+    empty = {"split": np.zeros((2, 0), np.int32), "whole": np.zeros((0, 3), np.float32)}
+
+    def own(x, empty, nothing):
+        shapes = jnp.array([*empty["split"].shape, *empty["whole"].shape])
+        return x + empty["whole"].sum(), {"shapes": shapes, "types": [empty["split"], empty["whole"]]}, nothing
+
+    mapped = mesh.on_devices(
+        own,
+        mesh=make_mesh(pipe=2),
+        in_specs=(P("pipe"), {"split": P("pipe"), "whole": P()}, P()),
+        out_specs=(P("pipe"), P(), P()),
+    )
+    x = np.arange(4.0, dtype=np.float32)
+    assert set(operands_of_shard_map(jax.make_jaxpr(mapped)(x, empty, None).jaxpr)) == {x.shape}
+    found, told, nothing = jax.jit(mapped)(x, empty, None)
+    np.testing.assert_array_equal(found, x)
+    assert (told["shapes"].tolist(), nothing) == ([1, 0, 0, 3], None)
+    assert [leaf.dtype for leaf in told["types"]] == [np.int32, np.float32]
 
 
 def test_no_axes_sum_nothing():

@@ -134,6 +134,17 @@ def test_data_orders_every_collective_in_a_loop_against_all_others(spec):
     assert unordered_collectives(program(spec).text) == []
 
 
+@every_program
+def test_no_array_without_elements_is_passed_to_the_devices(spec):
+    """Passed and used, they crash the compiler of jax 0.11.2."""
+    arguments = re.findall(
+        r"sdy\.manual_computation.*manual_axes=\{.*?\} \((.*)\) \{$", traced(spec)[2].as_text(), re.M
+    )
+    shapes = re.findall(r"tensor<([^>]*)>", " ".join(arguments))
+    assert len(shapes) > 20
+    assert [shape for shape in shapes if "0" in shape.split("x")] == []
+
+
 ITEM_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s8": 1}
 
 

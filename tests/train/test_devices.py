@@ -55,11 +55,24 @@ def test_a_count_that_the_user_set_is_kept_and_checked():
     assert "the mesh needs 8 devices and there are 4 CPU devices" in refused.stderr
 
 
-def test_where_there_is_no_gpu_nothing_is_said_of_cuda():
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        (
+            "from jaxpipe.mesh import choose_devices; print(choose_devices(2).reason)",
+            "2 virtual CPU devices, because there are 0 GPUs\n",
+        ),
+        ("import jax; from jaxpipe.program import Pipeline; print(jax.devices('cpu')[0].platform)", "cpu\n"),
+        pytest.param(
+            "import jax; from jaxpipe.training import fit; print(jax.device_count())", "1\n", marks=pytest.mark.ci
+        ),
+    ],
+    ids=["choose_devices", "Pipeline", "fit"],
+)
+def test_where_there_is_no_gpu_nothing_is_said_of_cuda(program, printed):
     if has_gpu():
         pytest.skip("this machine has a GPU")
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    program = "from jaxpipe.mesh import choose_devices\nprint(choose_devices(2).reason)"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**environment, "XLA_FLAGS": ""},
@@ -67,7 +80,7 @@ def test_where_there_is_no_gpu_nothing_is_said_of_cuda():
         text=True,
         check=False,
     )
-    assert (done.stdout, done.stderr) == ("2 virtual CPU devices, because there are 0 GPUs\n", "")
+    assert (done.stdout, done.stderr) == (printed, "")
 
 
 @pytest.mark.parametrize("name", ["nvidia0", "nvidiactl", "dxg", "nvhost-gpu", "kfd"])

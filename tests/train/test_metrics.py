@@ -3,11 +3,15 @@
 import json
 import os
 import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
+from jaxpipe.distributed.log import file_of
 from jaxpipe.errors import TrainingError
 from jaxpipe.training import metrics as of_metrics
 from jaxpipe.training.metrics import MetricsWriter, SilentMetrics, keep_rows, open_metrics
@@ -174,3 +178,36 @@ def test_one_process_writes(tmp_path, monkeypatch):
     with open_metrics(tmp_path, num_steps=1, first_step=0) as metrics:
         metrics.write(1, NUMBERS)
     assert [row["step"] for row in rows(tmp_path)] == [1]
+
+
+OUTLIVES = """
+from pathlib import Path
+from tqdm import tqdm
+from jaxpipe.distributed.log import has_terminal, logging_to, printing_with, say
+with logging_to(Path.cwd(), process=0), tqdm(total=1, disable=not has_terminal()) as bar:
+    with printing_with(bar.write):
+        say("first " + 100_000 * "x")
+        say("second")
+    say("third")
+"""
+
+
+@pytest.mark.parametrize(
+    "output", [">&-", "| true", *(pytest.param(which, marks=pytest.mark.ci) for which in ("2>&-", ">/dev/full"))]
+)
+def test_a_run_outlives_what_reads_its_output(tmp_path, output):
+    program = tmp_path / "program.py"
+    program.write_text(OUTLIVES)
+    command = f"set -o pipefail; {sys.executable} {program} {output}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    logged = file_of(tmp_path, 0).read_text()
+    assert all(f" {text}" in logged for text in ("first", "second", "third"))
+    assert ("the standard output takes no more text" in logged) == (output in (">/dev/full", "| true"))

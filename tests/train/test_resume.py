@@ -1,17 +1,22 @@
 """A run that ended early is resumed where it was, bit for bit, or says why not."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from resuming import assert_same_arrays, numbers, stop_after
 from running import ROOT, SMALL, environment, in_child, metrics, run, train
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.files import complete_steps
+from jaxpipe.data.indexed_writer import write_indexed
+from jaxpipe.errors import DataError
+from jaxpipe.training.metrics import MetricsWriter
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +43,24 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(w
     assert f"resumes    from the checkpoint of step {num_done}\n" in done.stdout
     assert numbers(tmp_path / "run") == numbers(whole)
     assert_same_arrays(tmp_path / "run", whole, step=12)
+
+
+@pytest.mark.ci
+def test_a_file_cut_short_under_a_run_ends_it_by_name_and_leaves_its_checkpoints(tmp_path, monkeypatch):
+    with write_indexed(str(tmp_path / "text"), vocab_size=256) as writer:
+        writer.add(np.arange(20_000) % 251)
+    file, write = tmp_path / "text.bin", MetricsWriter.write
+
+    def write_and_cut(self, number, *found):
+        write(self, number, *found)
+        if number == 4:
+            os.truncate(file, 100)
+
+    monkeypatch.setattr(MetricsWriter, "write", write_and_cut)
+    ended = train(tmp_path / "run", f"--config.data.files=indexed:{tmp_path / 'text'}")
+    assert ended.returncode == DataError.exit_status
+    assert f"DataError: {file} has become shorter since the run began\n  rule data-stays: " in ended.stderr
+    assert complete_steps(tmp_path / "run" / CHECKPOINTS)[0] == 3
 
 
 @pytest.mark.slow
