@@ -170,12 +170,12 @@ def optimizer_and_step(
     reads_matrices = optimizer is None and config.optimizer.name in READS_MATRICES
     if optimizer:
         staged = jax.eval_shape(lambda: _in_float32(pipeline, model.init(key_of(0))))
-        optimizer = by_layer(with_load_bias(optimizer, config), staged, has_flush=not pipeline.run_schedule.delays)
+        made = by_layer(with_load_bias(optimizer, config), staged, has_flush=not pipeline.run_schedule.delays)
     else:
-        optimizer = make_optimizer(config)
-    assert optimizer is not None
-    promoting = default_promotion()  # for which optax is written
-    optimizer = optax.GradientTransformation(promoting(optimizer.init), promoting(optimizer.update))
+        made = make_optimizer(config)
+    # Optax is written for JAX's own rules of promotion.
+    promoted = default_promotion()
+    optimizer = optax.GradientTransformation(promoted(made.init), promoted(made.update))
     fields = {"max_grad_norm": config.optimizer.max_grad_norm, "dropout_seed": dropout_seed(config, model)}
     if isinstance(pipeline, DelayedPipeline):
         more = {"num_steps": config.train.steps, "reads_matrices": reads_matrices}
