@@ -141,7 +141,7 @@ def test_no_array_without_elements_is_passed_to_the_devices(spec):
         r"sdy\.manual_computation.*manual_axes=\{.*?\} \((.*)\) \{$", traced(spec)[2].as_text(), re.M
     )
     shapes = re.findall(r"tensor<([^>]*)>", " ".join(arguments))
-    assert len(shapes) > 20
+    assert len(shapes) > 10  # that the pattern matches
     assert [shape for shape in shapes if "0" in shape.split("x")] == []
 
 
