@@ -75,10 +75,8 @@ HERE: dict[str, str] = {
     ),
     "optimizer.learning_rate": "lr max_lr peak_lr base_lr",
     "optimizer.final_learning_rate_fraction, of the peak": "min_lr min_lr_factor cosine_learning_rate_final_fraction",
-    "optimizer.warmup_fraction, of the steps": (
-        "warmup warmup_steps lr_warmup_iters lr_warmup_steps num_warmup_steps warmup_ratio warmup_steps_fraction"
-        " lr_warmup_fraction warmup_iters"
-    ),
+    "optimizer.warmup_fraction, of the steps": "warmup warmup_ratio warmup_steps_fraction lr_warmup_fraction",
+    "optimizer.warmup_steps": "lr_warmup_iters lr_warmup_steps num_warmup_steps warmup_iters",
     "optimizer.schedule": "lr_decay_style lr_scheduler_type decay_type lr_schedule learning_rate_schedule lr_scheduler",
     "optimizer.decay_fraction": "decay_ratio lr_wsd_decay_iters lr_decay_iters",
     "optimizer.beta1": "adam_beta1 adam_b1 b1 momentum",
@@ -92,6 +90,7 @@ HERE: dict[str, str] = {
     "train.steps": "train_iters max_steps num_train_steps training_steps total_steps num_steps iterations max_iters",
     "train.eval_every": "eval_interval eval_steps eval_freq eval_frequency val_interval",
     "train.eval_batches": "eval_iters max_eval_steps num_eval_batches",
+    "train.log_every": "log_interval logging_steps log_freq log_period log_every_n_steps print_every",
     "train.seed": "init_weights_seed random_seed",
     "checkpoint.save_every": "save_interval save_steps checkpoint_period checkpoint_interval save_freq interval",
     "checkpoint.keep_last": "save_total_limit keep_latest_k max_num_checkpoints_to_keep",
@@ -121,9 +120,6 @@ NOT_HERE: dict[str, str] = {
     ),
     "no average of the weights is kept; `on_step` of jaxpipe.training.fit sees them": (
         "ema ema_decay use_ema exponential_moving_average"
-    ),
-    "metrics.jsonl has a row of every step": (
-        "log_every log_interval logging_steps log_freq log_period log_every_n_steps print_every"
     ),
     "products are in float32 or bfloat16; there is no loss scale, which bfloat16 does not need": (
         "fp8 fp8_format quantization float8 fp16 loss_scale initial_loss_scale"

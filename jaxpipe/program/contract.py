@@ -368,15 +368,20 @@ def _check_backward(name: str, found: PyTree, expected: PyTree, what: str) -> No
         )
 
 
-def scale_of_each(losses: PyTree, scale: PyTree) -> PyTree:
+def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ()) -> PyTree:
     """A float32 factor for each of `losses`: `scale` has one for each, or is one factor for all.
+
+    Args:
+        losses: their shapes.
+        scale: the factors.
+        shape: of each factor; [lap] where a call has several batches.
 
     Raises:
         CompileError: `scale` has another structure, or a factor is no real number.
     """
     structure, found = jax.tree.structure(losses), jax.tree.structure(scale)
     for path, factor in jax.tree_util.tree_leaves_with_path(scale):
-        if jnp.shape(factor) or jnp.iscomplexobj(factor):
+        if jnp.shape(factor) != shape or jnp.iscomplexobj(factor):
             raise CompileError(
                 explain(
                     f"scale{jax.tree_util.keystr(path)} is {jnp.result_type(factor)}{list(jnp.shape(factor))}.",

@@ -369,7 +369,7 @@ class DelayedPipeline(Pipeline):
             moments,
             flight,
             batches,
-            scale_of_each(shapes.losses.joined, scale),
+            scale_of_each(shapes.losses.joined, scale, shape=(NUM_LAPS,)),
             None if keys is None else jax.random.key_data(keys),
             self._rows_of_call(shapes, form, turn),
             form,

@@ -144,7 +144,7 @@ def _documents_of(folder, lines):
     prepare([str(folder / "chats.jsonl")], tokenizer=str(folder), output=str(folder / "out"), **sizes)
     indexed = IndexedTokens.open(str(folder / "out"))
     ends = indexed.ends()[:-1]
-    return list(zip(np.split(indexed.tokens, ends), np.split(read_learned(indexed), ends), strict=True))
+    return list(zip(np.split(indexed.tokens[:], ends), np.split(read_learned(indexed)[:], ends), strict=True))
 
 
 PAIRS = [

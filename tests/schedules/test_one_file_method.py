@@ -89,7 +89,7 @@ def test_one_method_of_a_file_is_registered(tmp_path):
 @pytest.mark.parametrize("file", [True, False])
 def test_a_plan_tries_the_method_of_its_config(monkeypatch, file):
     asked = []
-    monkeypatch.setattr(plan, "search", lambda *_, **__: asked.append(NAME in REGISTRY) or exit(0))
+    monkeypatch.setattr(plan, "search_with_fewer", lambda *_, **__: asked.append(NAME in REGISTRY) or exit(0))
     arguments = ["--config=configs/gpt3_125m.py", "--topology=a100-80g:1x2"]
     with pytest.raises(SystemExit):
         plan.main([*arguments, *([f"--config.pipeline.schedule={FILE}"] if file else [])])
