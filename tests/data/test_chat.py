@@ -11,6 +11,7 @@ from small_tokenizers import write_bpe
 from jaxpipe.data import load_corpus, load_tokenizer
 from jaxpipe.data.indexed import IndexedTokens, read_learned
 from jaxpipe.data.prepare.preparation import prepare
+from jaxpipe.data.prepare.templates import ChatTemplate, RefusedError
 from jaxpipe.errors import ConfigError, DataError
 from jaxpipe.prepare import main
 
@@ -290,6 +291,17 @@ def test_what_a_template_reads_is_followed(folder, key):
     texts = [tokenizer.decode(tokens) for tokens, _ in documents_of(folder)]
     said = 'Où est le chat?fr|a a {\n "a": 1,\n "b": "é"\n}|'
     assert texts == [f"True04{said}", f"False2!4{said}"]
+
+
+def test_a_line_that_is_nested_too_deep_is_refused():
+    """Python reads lines that it cannot write again, some calls further down."""
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    template = ChatTemplate("{{ tools|length }}", {}, "a file")
+    assert template.render(CHAT, {"tools": deep[:0]})[0] == "0"
+    with pytest.raises(RefusedError, match="nested too deep"):
+        template.render(CHAT, {"tools": deep})
 
 
 def test_a_key_to_ignore_is_left_out(folder):

@@ -57,7 +57,11 @@ class Sandbox:
         assert pipe is not None
         assert answers is not None
         try:
-            pipe.write(json.dumps(request).encode() + b"\n")
+            asked = json.dumps(request).encode()
+        except RecursionError as error:
+            raise RefusedError("the line is nested too deep") from error
+        try:
+            pipe.write(asked + b"\n")
             pipe.flush()
             line = answers.readline()
         except BrokenPipeError:
