@@ -25,7 +25,8 @@ from jaxpipe.checkpoints import open_canonical, save_canonical
 from jaxpipe.config import model_config
 from jaxpipe.config.command_line import run
 from jaxpipe.config.data import tokenizer_of
-from jaxpipe.data.tokenizer import FILE
+from jaxpipe.data.prepare.endings import ends_of_text
+from jaxpipe.data.special_tokens import FILE
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.huggingface import configs, source_model
 from jaxpipe.huggingface.tensor_files import CODES, TensorFiles, entries
@@ -165,12 +166,16 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(saved.read)))
         if original:
             copied = source_model.copy_companions(original.folder, work)
-            if source_model.is_other_tokenizer(config, original.folder):
+            is_other = source_model.is_other_tokenizer(config, original.folder)
+            if is_other:
                 copied += source_model.write_tokenizer(config, work)
+            if is_other or (saved.step and source_model.has_tokenizer(config)):
+                copied += source_model.write_ends(config, work, is_new=is_other)
         else:
             copied = source_model.write_tokenizer(config, work)
             if copied and (tokenizer := tokenizer_of(config)).masked is None:
-                theirs["eos_token_id"] = tokenizer.separator
+                ends = ends_of_text(config.data.tokenizer, tokenizer)
+                theirs["eos_token_id"] = ends[0] if len(ends) == 1 else list(ends)
         if configs.change_dtype(theirs, dtype) or original is None:
             configs.save_config(work, theirs)
     names = ", ".join([*sorted(files.headers), *files.texts, *dict.fromkeys([configs.CONFIG, *copied])])

@@ -2,8 +2,10 @@
 
     python -m jaxpipe.sample --workdir=DIR --prompt=TEXT [--num_tokens=200] [--temperature=0.8] [--top_k=K] [--seed=0]
 
-Runs on one device without a pipeline, with the keys and values of earlier tokens kept. A continuation ends early if the
-model ends the document, or where a string of --stop would begin; --num_samples draws several at a time.
+Runs on one device without a pipeline, with the keys and values of earlier tokens kept. A continuation ends early where
+the model ends the text, as the tokenizer's files say (eos_token, generation_config.json, the end of an answer in the
+chat template), or where a string of --stop would begin; --num_samples draws several at a time. Names of special tokens
+in --prompt are these tokens; with --chat it is a question, written by the chat template.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from jaxpipe.config.command_line import run
 from jaxpipe.config.data import tokenizer_of
 from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer
+from jaxpipe.data.prepare.endings import ends_of_text, rendered
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh import key_of
 from jaxpipe.models import FAMILIES
@@ -53,6 +56,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     del arguments
     flags.DEFINE_string("workdir", None, "Folder of a run, or of a converted model.", values)
     flags.DEFINE_string("prompt", None, "The text that is continued.", values)
+    flags.DEFINE_boolean("chat", False, "The prompt is a question to the assistant: its answer follows.", values)
     flags.DEFINE_integer("num_tokens", 200, "Tokens that follow it, at most.", lower_bound=1, flag_values=values)
     help_text = "Logits are divided by it; 0 takes the likeliest token."
     define_number(values, "temperature", 0.8, help_text, what="temperature", is_positive=False)
@@ -93,12 +97,13 @@ def execute(values: FlagValues) -> None:
     # On the device once, not for each token.
     params = jax.device_put(jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params))
 
-    prompt = [int(token) for token in tokenizer.encode(values.prompt)]
-    texts = [Continuation(prompt, tokenizer, values.stop) for _ in range(values.num_samples)]
+    prompt = _prompt(values, config.data.tokenizer, tokenizer)
+    ends = ends_of_text(config.data.tokenizer, tokenizer)
+    texts = [Continuation(prompt, tokenizer, values.stop, ends) for _ in range(values.num_samples)]
     for tokens in generate(
         model,
         params,
-        [*tokenizer.beginning, *prompt],
+        prompt if values.chat else [*tokenizer.beginning, *prompt],
         num_tokens=values.num_tokens,
         window=config.data.seq_len,
         temperature=values.temperature,
@@ -117,16 +122,35 @@ def execute(values: FlagValues) -> None:
         print(text.shown())
 
 
-class Continuation:
-    """A prompt and what follows it, up to the end of the document or the first of the stop strings."""
+def _prompt(values: FlagValues, name: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of --prompt, in which names of special tokens are these tokens, as in transformers."""
+    text = values.prompt
+    if values.chat:
+        text = rendered(name, [{"role": "user", "content": text}], is_asked=True)
+        if text is None:
+            raise ConfigError(
+                explain(
+                    f"--chat with data.tokenizer={name!r}, which has no chat template",
+                    rule="chat-template: messages become text by the template of the tokenizer",
+                    repair="leave --chat out, and write the prompt as the model was trained to read it",
+                )
+            )
+    return tokenizer.encode_places([text])[0][0].tolist()
 
-    def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer, stops: Sequence[str]):
+
+class Continuation:
+    """A prompt and what follows it, up to a token of `ends` or the first of the stop strings."""
+
+    def __init__(
+        self, prompt: Sequence[int], tokenizer: Tokenizer, stops: Sequence[str], ends: Sequence[int] | None = None
+    ):
+        self._ends = tokenizer.ends if ends is None else ends
         self._tokens, self._num_prompt, self._tokenizer, self._stops = list(prompt), len(prompt), tokenizer, stops
         self.is_done = False
 
     def add(self, token: int) -> None:
         """Adds a token, unless the text is done."""
-        if self.is_done or token == self._tokenizer.separator:
+        if self.is_done or token in self._ends:
             self.is_done = True
             return
         self._tokens.append(token)

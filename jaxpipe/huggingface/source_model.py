@@ -14,7 +14,9 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxpipe.config.data import tokenizer_of
-from jaxpipe.data.tokenizer import BYTE, FILE, file_of, identity_of
+from jaxpipe.data.prepare.endings import ends_of_text
+from jaxpipe.data.special_tokens import END, END_ID, FILE, TOKENIZER_CONFIG
+from jaxpipe.data.tokenizer import BYTE, file_of, identity_of
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.files import local_path
 from jaxpipe.huggingface.configs import CONFIG, load_config
@@ -22,12 +24,14 @@ from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles
 
 FOLDER = "hf"
 RECORD = "safetensors.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
+
+GENERATION = "generation_config.json"
+_TOKEN_IDS = ("bos_token_id", END_ID, "pad_token_id")
 
 # Files beside the tensors that are copied with a model, if it has them.
 COMPANIONS = (
     CONFIG,
-    "generation_config.json",
+    GENERATION,
     FILE,
     TOKENIZER_CONFIG,
     "tokenizer.model",
@@ -128,10 +132,13 @@ def own_path(name: str, workdir: Path) -> str:
 
 
 def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
-    """Writes the tokenizer that `data.tokenizer` names to `target`, if it is a file; returns the names of its files.
+    """Writes the tokenizer that `data.tokenizer` names, with its special tokens and chat template, if it is a file.
 
     tokenizer_config.json says that tokenizer.json is all there is: by the type of the model transformers would take
     another class for some, and with it another way to cut text into words.
+
+    Returns:
+        The names of the files.
     """
     path = _file_of(config)
     if path is None:
@@ -140,7 +147,7 @@ def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
     about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     tokenizer = tokenizer_of(config)
     if tokenizer.masked is None:
-        about["eos_token"] = tokenizer.decode([tokenizer.separator])
+        about |= tokenizer.about | {END: tokenizer.decode([tokenizer.separator])}
     (target / TOKENIZER_CONFIG).write_text(json.dumps(about, indent=2) + "\n")
     return [FILE, TOKENIZER_CONFIG]
 
@@ -154,10 +161,40 @@ def is_other_tokenizer(config: ConfigDict, source: Path) -> bool:
     return not is_same
 
 
+def has_tokenizer(config: ConfigDict) -> bool:
+    """Whether `data.tokenizer` names a file that is there."""
+    return _file_of(config) is not None
+
+
 def _file_of(config: ConfigDict) -> Path | None:
     """The file of `data.tokenizer`; None for bytes, and for one that is not there."""
     path = file_of(config.data.tokenizer)
     return path if config.data.tokenizer != BYTE and path.is_file() else None
+
+
+def write_ends(config: ConfigDict, target: Path, *, is_new: bool) -> list[str]:
+    """Has transformers end a generated text where `jaxpipe.sample` does; returns the names of the files written.
+
+    generation_config.json keeps what it has; its eos_token_id gets the tokens that it lacks, as the end of an answer
+    after tuning on chats.
+
+    Args:
+        config: config of the run, whose tokenizer is a file.
+        target: the folder of the model.
+        is_new: whether the tokenizer is another than the model came with, so that the old numbers mean other tokens.
+    """
+    tokenizer = tokenizer_of(config)
+    path = target / GENERATION
+    of_config = load_config(target)
+    theirs = json.loads(path.read_text()) if path.is_file() else {key: of_config.get(key) for key in _TOKEN_IDS}
+    before = theirs.get(END_ID)
+    before = before if isinstance(before, list) else [] if before is None else [before]
+    ends = [*dict.fromkeys([*([] if is_new else before), *ends_of_text(config.data.tokenizer, tokenizer)])]
+    if ends == before or tokenizer.masked is not None:
+        return []
+    theirs = {key: value for key, value in theirs.items() if not (is_new and key in _TOKEN_IDS)}
+    path.write_text(json.dumps(theirs | {END_ID: ends[0] if len(ends) == 1 else ends}, indent=2) + "\n")
+    return [GENERATION]
 
 
 def copy_companions(source: Path, target: Path) -> list[str]:

@@ -111,8 +111,8 @@ def test_an_answer_is_learned_to_its_end_and_the_prompt_is_only_read(folder):
     tokenizer = load_tokenizer(str(folder), is_masked=False)
     (tokens, learned), (other, _) = documents_of(folder)
     # As a prompt is given to the model: with the token that this file puts before every text.
-    assert tokenizer.decode(tokens) == "<|endoftext|>The cat sat on the mat.<|endoftext|>"
-    assert tokenizer.decode(tokens[learned == 1]) == "on the mat.<|endoftext|>"
+    assert tokenizer.decode(tokens) == "<|endoftext|>The cat sat on the mat.<|im_end|>"
+    assert tokenizer.decode(tokens[learned == 1]) == "on the mat.<|im_end|>"
     assert tokenizer.separator == tokens[-1]
     assert len(other) > 5  # the name of a special token is ordinary text
 

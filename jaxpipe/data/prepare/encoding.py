@@ -7,6 +7,7 @@ JSON lines are parsed, and invalid UTF-8 is replaced by U+FFFD and counted. The 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,6 +51,8 @@ class EncodedBlock:
         num_text_bytes: bytes of the text in UTF-8.
         replaced: places of invalid UTF-8.
         empty: documents without text, which are left out.
+        unknown: tokens that stand for what the vocabulary lacks.
+        dropped: characters that the vocabulary lacks, if the tokenizer leaves them out.
         learned: for each token 1 if it is learned, 0 if it is only read; None: all are.
     """
 
@@ -59,6 +62,8 @@ class EncodedBlock:
     num_text_bytes: int
     replaced: Tally
     empty: Tally
+    unknown: Tally
+    dropped: Counter[str]
     learned: np.ndarray | None = None
 
 
@@ -116,6 +121,8 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
         num_text_bytes=sum(len(text.text.encode()) for text in texts),
         replaced=sum((Tally(line.num_replaced, line.place) for line in lines if line.num_replaced), Tally(0)),
         empty=Tally(0),
+        unknown=_unknown(tokenizer, [one for one, _ in documents[1:]], [line.place for line in lines]),
+        dropped=tokenizer.lacking([text.text for text in texts]),
         learned=learned,
     )
 
@@ -178,7 +185,17 @@ def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -
         num_text_bytes=sum(len(_as_bytes(text.text)) for text in full),
         replaced=sum((Tally(text.num_replaced, text.place) for text in texts if text.num_replaced), Tally(0)),
         empty=sum((Tally(1, text.place) for text in texts if not text.text), Tally(0)),
+        unknown=_unknown(tokenizer, rows, [text.place for text in full]),
+        dropped=tokenizer.lacking([text.text for text in full]),
     )
+
+
+def _unknown(tokenizer: Tokenizer, rows: Sequence[np.ndarray], places: Sequence[str]) -> Tally:
+    """The number of unknown tokens of `rows`, which come from `places`."""
+    if tokenizer.unknown is None:
+        return Tally(0)
+    counts = (int(np.count_nonzero(row == tokenizer.unknown)) for row in rows)
+    return sum((Tally(num, place) for num, place in zip(counts, places, strict=True) if num), Tally(0))
 
 
 def _document_lengths(lengths: np.ndarray, is_end: np.ndarray) -> np.ndarray:
