@@ -107,11 +107,7 @@ def format_prepared(prepared: Prepared) -> str:
         *_format_tally("unknown", one.unknown, "tokens stand for what the vocabulary lacks; the first"),
         f"documents  {one.num_documents:,}",
         f"vocabulary {one.vocab_size:,} tokens",
-        *(
-            [f"separator  {one.separator}; a model that generates stops at {' '.join(one.ends)}"]
-            if one.separator
-            else []
-        ),
+        *([f"separator  {one.separator}; a generated text ends at {' or '.join(one.ends)}"] if one.separator else []),
         f"tokens     {one.num_tokens:,}, {one.dtype.name}; {one.num_text_bytes / one.num_tokens:.2f} bytes a token",
         *([f"learned    {learned:,} tokens, {learned / one.num_tokens:.1%}: the answers"] if has_loss else []),
         f"speed      {one.num_text_bytes / 1e6 / one.encode_s:.1f} MB/s: {one.encode_s:.1f} s{trained}",

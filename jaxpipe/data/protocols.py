@@ -137,8 +137,13 @@ class Tokenizer(Protocol):
         """The token of all that has no other; None if there is none."""
         ...
 
-    def lacking(self, texts: Sequence[str | bytes]) -> Counter[str]:
-        """Returns the characters of `texts` that become no token at all, and how often each does."""
+    def lacking(self, texts: Sequence[str | bytes], *, has_special: bool = False) -> Counter[str]:
+        """Returns the characters of `texts` that become no token at all, and how often each does.
+
+        Args:
+            texts: the texts.
+            has_special: whether names of special tokens in them are these tokens.
+        """
         ...
 
     @property

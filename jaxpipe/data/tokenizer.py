@@ -94,25 +94,29 @@ class HuggingFaceTokenizer:
         yield "a"
         yield from islice(self.library.get_vocab(with_added_tokens=False), 1000)
 
-    def lacking(self, texts: Sequence[str | bytes]) -> Counter[str]:
+    def lacking(self, texts: Sequence[str | bytes], *, has_special: bool = False) -> Counter[str]:
         """Returns the characters of `texts` that become no token at all, and how often each does.
 
         What a normalizer or pre-tokenizer leaves out, as spaces, is not lacking.
+
+        Args:
+            texts: the texts.
+            has_special: whether names of special tokens in them are these tokens.
         """
+        library = self._reading_special if has_special else self.library
         strings = [_text(text) for text in texts]
+        counts: Counter[str] = Counter()
         with self._telling():
             new = set().union(*strings) - self._is_lacking.keys()
             self._is_lacking.update((letter, _becomes_nothing(self.library, letter)) for letter in new)
-        some = {letter for letter, is_lacking in self._is_lacking.items() if is_lacking}
-        counts: Counter[str] = Counter()
-        for text in strings if some else ():
-            if some.isdisjoint(text):
-                continue
-            # It may stand in a token of several letters, though there is none of it alone.
-            with self._telling():
-                encoding = self._reading_special.encode(text, add_special_tokens=False)
-            covered = _covered(encoding)
-            counts.update(letter for place, letter in enumerate(text) if letter in some and place not in covered)
+            some = {letter for letter, is_lacking in self._is_lacking.items() if is_lacking}
+            for text in strings if some else ():
+                lost = Counter(letter for letter in text if letter in some)
+                if lost:
+                    # A token of several letters may have it, though there is none of it alone.
+                    tokens = library.encode(text, add_special_tokens=False).tokens
+                    lost.subtract(letter for token in tokens for letter in token if letter in some)
+                counts += lost
         return counts
 
     @cached_property
@@ -127,13 +131,13 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Returns the tokens of `text`; invalid UTF-8 decodes to U+FFFD."""
-        self._check_lacking([text])
+        self._check_lacking([text], has_special=False)
         with self._telling():
             return self._ids(self.library.encode(_text(text), add_special_tokens=False))
 
     def encode_batch(self, texts: Sequence[str | bytes]) -> list[np.ndarray]:
         """Returns the tokens of each of `texts`, encoded by the threads of the library, one text in each."""
-        self._check_lacking(texts)
+        self._check_lacking(texts, has_special=False)
         with self._telling():
             encodings = self.library.encode_batch_fast([_text(text) for text in texts], add_special_tokens=False)
         return [self._ids(encoding) for encoding in encodings]
@@ -160,7 +164,7 @@ class HuggingFaceTokenizer:
 
         Names of special tokens in a text are these tokens.
         """
-        self._check_lacking(texts)
+        self._check_lacking(texts, has_special=True)
         with self._telling():
             encodings = self._reading_special.encode_batch(list(texts), add_special_tokens=False)
         places = [np.array(one.offsets, np.int64).reshape(-1, 2) for one in encodings]
@@ -200,8 +204,8 @@ class HuggingFaceTokenizer:
                 )
             ) from error
 
-    def _check_lacking(self, texts: Sequence[str | bytes]) -> None:
-        counts = Counter() if self.drops else self.lacking(texts)
+    def _check_lacking(self, texts: Sequence[str | bytes], *, has_special: bool) -> None:
+        counts = Counter() if self.drops else self.lacking(texts, has_special=has_special)
         if counts:
             raise ConfigError(
                 explain(
@@ -342,21 +346,22 @@ def _end_of_document(
     ids: dict[str, int], library: tokenizers.Tokenizer, special: SpecialTokens, path: Path
 ) -> tuple[int, str]:
     """The token that ends a document, and where it comes from."""
-    names, marked = special.named.get(END, ""), _marked_special(library)
-    if names in ids:
-        return ids[names], f"{END} of {TOKENIZER_CONFIG}"
+    name, marked = special.named.get(END, ""), _marked_special(library)
+    if name in ids:
+        return ids[name], f"{END} of its files"
+    unknown = f", since {END} {name!r} is not in the vocabulary" if name else ""
     by_id = [token for token in special.end_ids if token in marked]
     if by_id:
-        return by_id[0], f"{END_ID} of {special.end_ids_from}"
+        return by_id[0], f"{END_ID} of {special.end_ids_from}{unknown}"
     usual = [ids[name] for name in ENDS_DOCUMENT if ids.get(name) in marked]
     if usual:
-        return usual[0], "its usual name"
+        return usual[0], f"its usual name{unknown}"
     raise ConfigError(
         explain(
             "data.tokenizer names a vocabulary without a token that ends a document",
             rule=f"document-end: one of {', '.join(ENDS_DOCUMENT)} that is special, or {END} of the {TOKENIZER_CONFIG}"
             " beside it, separates documents",
-            picture=_picture(library, path) + (f"; {END} is {names!r}, which it lacks" if names else ""),
+            picture=f"{_picture(library, path)}{unknown}",
             repair=f"name one in {TOKENIZER_CONFIG}, or add one with tokenizers.Tokenizer.add_special_tokens",
         )
     )
@@ -367,15 +372,12 @@ def _becomes_nothing(library: tokenizers.Tokenizer, letter: str) -> bool:
     text = letter * 3
     encoding = library.encode(text, add_special_tokens=False)
     # Offsets of byte pairs leave out spaces, which are there all the same.
-    is_whole = bool(encoding.ids) if letter.isspace() else len(_covered(encoding)) == len(text)
+    covered = {place for first, stop in encoding.offsets for place in range(first, stop)}
+    is_whole = bool(encoding.ids) if letter.isspace() else len(covered) == len(text)
     if is_whole:
         return False
     left = library.normalizer.normalize_str(text) if library.normalizer else text
     return bool(library.pre_tokenizer.pre_tokenize_str(left) if library.pre_tokenizer else left)
-
-
-def _covered(encoding: tokenizers.Encoding) -> set[int]:
-    return {place for first, stop in encoding.offsets for place in range(first, stop)}
 
 
 def _masked_vocabulary(
@@ -498,9 +500,9 @@ class ByteTokenizer:
         """None: every text is bytes."""
         return None
 
-    def lacking(self, texts: Sequence[str | bytes]) -> Counter[str]:
+    def lacking(self, texts: Sequence[str | bytes], *, has_special: bool = False) -> Counter[str]:
         """Returns an empty counter: every text is bytes."""
-        del texts
+        del texts, has_special
         return Counter()
 
     @property

@@ -1,5 +1,6 @@
 """Tokenizers of a few hundred words, trained and written by Hugging Face's own library."""
 
+import json
 from pathlib import Path
 
 import tokenizers
@@ -49,3 +50,23 @@ def _save(tokenizer: tokenizers.Tokenizer, folder: Path) -> Path:
     path = folder / "tokenizer.json"
     tokenizer.save(str(path))
     return path
+
+
+def write_letters(
+    folder: Path, *, special: tuple[str, ...] = (), added: tuple[str, ...] = (), words: tuple[str, ...] = ()
+) -> Path:
+    """All bytes without pairs, after special tokens, tokens that are added and not special, and words of the model."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*special, *added, *words, *alphabet])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in added])
+    return _save(tokenizer, folder)
+
+
+def write_beside(folder: Path, **files: dict) -> None:
+    """The files beside a tokenizer.json, by their names without .json."""
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))

@@ -122,7 +122,7 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
         replaced=sum((Tally(line.num_replaced, line.place) for line in lines if line.num_replaced), Tally(0)),
         empty=Tally(0),
         unknown=_unknown(tokenizer, [one for one, _ in documents[1:]], [line.place for line in lines]),
-        dropped=tokenizer.lacking([text.text for text in texts]),
+        dropped=sum((tokenizer.lacking([text.text], has_special=text.has_special) for text in texts), Counter[str]()),
         learned=learned,
     )
 
