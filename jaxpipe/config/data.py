@@ -40,9 +40,19 @@ def check_vocabulary(config: ConfigDict) -> None:
                 f"model.vocab_size={config.model.vocab_size} is less than the number of tokens",
                 rule="vocabulary: the model has a row for every token",
                 picture=f"data.tokenizer={config.data.tokenizer!r}, {config.model.family}: tokens 0 .. {needed - 1}",
-                repair=f"set model.vocab_size={needed}",
+                repair=grow_or("name another data.tokenizer", num_tokens=needed)
+                if config.get("checkpoint", {}).get("init_from")
+                else f"set model.vocab_size={needed}",
             )
         )
+
+
+def grow_or(other: str, *, num_tokens: int) -> str:
+    """A repair for a run that starts from parameters whose tables have fewer rows than `num_tokens`."""
+    return (
+        f"{other}, or let the tables grow: jaxpipe.convert --from=hf:DIR --to=WORKDIR --vocab_size={num_tokens} of the"
+        " model, and start from that WORKDIR (a run of jaxpipe.train goes to hf:DIR first)"
+    )
 
 
 def check_blend(config: ConfigDict) -> None:

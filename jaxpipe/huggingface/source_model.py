@@ -10,17 +10,18 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.data import tokenizer_of
+from jaxpipe.config.data import grow_or, tokenizer_of
 from jaxpipe.data.prepare.endings import ends_of_text
 from jaxpipe.data.special_tokens import END, END_ID, FILE, TOKENIZER_CONFIG
 from jaxpipe.data.tokenizer import BYTE, file_of, identity_of
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.files import local_path
-from jaxpipe.huggingface.configs import CONFIG, load_config
-from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles
+from jaxpipe.huggingface.configs import CONFIG, load_config, save_config
+from jaxpipe.huggingface.tensor_files import INDEX, GrownFiles, TensorFiles
 
 FOLDER = "hf"
 RECORD = "safetensors.json"
@@ -71,13 +72,25 @@ def dtype_of_source(workdir: str) -> str | None:
     return theirs.get("dtype", theirs.get("torch_dtype"))
 
 
-def save_source_model(source: Path, workdir: Path, files: TensorFiles, *, left_out: list[str]) -> list[str]:
-    """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied."""
+def save_source_model(
+    source: Path, workdir: Path, files: TensorFiles | GrownFiles, theirs: dict[str, Any], *, left_out: list[str]
+) -> list[str]:
+    """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied.
+
+    Args:
+        source: folder of the model.
+        workdir: folder of the run.
+        files: its tensors.
+        theirs: its config.json, or what is in force instead.
+        left_out: names of the tensors that are no parameters.
+    """
     folder = workdir / FOLDER
     folder.mkdir()
     copied = copy_companions(source, folder)
+    if theirs != load_config(source):
+        save_config(folder, theirs)
     if files.index is not None:
-        shutil.copyfile(source / INDEX, folder / INDEX)
+        (folder / INDEX).write_text(files.index)
     record = {"left_out": left_out, "headers": files.headers}
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     return copied
@@ -105,6 +118,26 @@ def read_source_model(workdir: Path) -> SourceModel | None:
         ) from error
     index = folder / INDEX
     return SourceModel(folder, headers, index.read_text() if index.is_file() else None, left_out)
+
+
+def check_vocabulary(config: ConfigDict) -> None:
+    """Raises ConfigError if a new run starts from a converted model and has another vocabulary size than that.
+
+    It would train in rows of padding, and could not be exported as that model.
+    """
+    path = local_path(config.checkpoint.init_from) / FOLDER / CONFIG
+    if not config.checkpoint.init_from or not path.is_file():
+        return
+    num_tokens = load_config(path.parent).get("vocab_size", config.model.vocab_size)
+    if num_tokens != config.model.vocab_size:
+        raise ConfigError(
+            explain(
+                f"model.vocab_size={config.model.vocab_size} with a checkpoint.init_from of {num_tokens} tokens",
+                rule="huggingface-origin: a run that starts from a converted model is that model, with as many tokens",
+                picture=f"{path}: vocab_size={num_tokens}",
+                repair=grow_or(f"leave model.vocab_size={num_tokens}", num_tokens=config.model.vocab_size),
+            )
+        )
 
 
 def copy_source_model(source: Path, target: Path) -> None:

@@ -51,6 +51,7 @@ def test_logits_are_those_of_transformers_in_every_shape(transformers, saved, na
     assert_same_logits(transformers, saved(name), name, batch=batch, seq=seq)
 
 
+@pytest.mark.ci
 def test_an_original_length_at_the_top_of_the_config_is_read_as_in_transformers(transformers, saved, tmp_path):
     """As Phi-3 and some conversions write it; the length inside, if there is one, then says nothing."""
     folder = shutil.copytree(saved("llama3"), tmp_path / "model")
