@@ -130,9 +130,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_once_and_the_repair_works(
     with pytest.raises(ConfigError, match=r"model.vocab_size=270 is less than the number(.|\n)*--vocab_size=277 of"):
         check(config, name="config")
     config.model.vocab_size = 277
-    with pytest.raises(
-        ConfigError, match=r"checkpoint.init_from of 270(.|\n)*--vocab_size=277 of"
-    ):
+    with pytest.raises(ConfigError, match=r"checkpoint.init_from of 270(.|\n)*--vocab_size=277 of"):
         fit(config, tmp_path / "run", dry_run=True)
     config = config_of(tmp_path / "second", vocab_size=277)
     check(config, name="config")
