@@ -35,11 +35,12 @@ from jaxpipe.files import local_path
 
 # Names that common vocabularies give their special tokens; the first special one is used where no file names one.
 ENDS_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+# Of each special token of a masked model, what the files beside the tokenizer call it, and its usual names.
 MASKED_NAMES = {
-    "padding": ("[PAD]", "<pad>"),
-    "classification": ("[CLS]", "<s>", "<cls>"),
-    "separator": ("[SEP]", "</s>", "<sep>"),
-    "mask": ("[MASK]", "<mask>"),
+    "padding": ("pad_token", ("[PAD]", "<pad>")),
+    "classification": ("cls_token", ("[CLS]", "<s>", "<cls>")),
+    "separator": ("sep_token", ("[SEP]", "</s>", "<sep>")),
+    "mask": ("mask_token", ("[MASK]", "<mask>")),
 }
 
 MOST_TOKENS = 2**31  # they are int32 in a batch
@@ -296,7 +297,7 @@ def _read(path: Path, changed_ns: tuple[int, ...], is_masked: bool) -> HuggingFa
         )
     unknown = _unknown(library)
     if is_masked:
-        masked = _masked_vocabulary(ids, vocab_size, library, path)
+        masked = _masked_vocabulary(ids, vocab_size, library, special, path)
         return HuggingFaceTokenizer(library, vocab_size, special, masked.separator, "its usual name", unknown, masked)
     separator, separator_from = _end_of_document(ids, library, special, path)
     return HuggingFaceTokenizer(library, vocab_size, special, separator, separator_from, unknown, masked=None)
@@ -381,10 +382,15 @@ def _becomes_nothing(library: tokenizers.Tokenizer, letter: str) -> bool:
 
 
 def _masked_vocabulary(
-    ids: dict[str, int], vocab_size: int, library: tokenizers.Tokenizer, path: Path
+    ids: dict[str, int], vocab_size: int, library: tokenizers.Tokenizer, files: SpecialTokens, path: Path
 ) -> MaskedVocabulary:
-    found = {kind: [ids[name] for name in names if name in ids] for kind, names in MASKED_NAMES.items()}
-    missing = [f"{kind} ({' or '.join(MASKED_NAMES[kind])})" for kind, of_kind in found.items() if not of_kind]
+    """What the files beside the tokenizer name, else the usual names that are special."""
+    marked = _marked_special(library)
+    found = {
+        kind: [ids[name] for name in (files.named.get(in_files, ""), *usual) if ids.get(name) in marked]
+        for kind, (in_files, usual) in MASKED_NAMES.items()
+    }
+    missing = [f"{kind} ({' or '.join(MASKED_NAMES[kind][1])})" for kind, of_kind in found.items() if not of_kind]
     if missing:
         raise ConfigError(
             explain(
@@ -398,7 +404,7 @@ def _masked_vocabulary(
     special = {kind: of_kind[0] for kind, of_kind in found.items()}
     is_maskable = np.zeros(vocab_size, bool)
     is_maskable[list(ids.values())] = True
-    is_maskable[[*special.values(), *_marked_special(library)]] = False
+    is_maskable[[*special.values(), *marked]] = False
     return MaskedVocabulary(**special, is_maskable=is_maskable)
 
 

@@ -291,6 +291,24 @@ def test_the_token_that_ends_a_document_has_one_of_its_usual_names(tmp_path, spe
     assert tokenizer.decode([tokenizer.separator]) == special
 
 
+def test_the_special_tokens_of_a_masked_model_are_those_that_its_files_name(tmp_path):
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<pad>", "<mask>")
+    path = write_word_pieces(tmp_path, special)
+    assert special_of(masked_of(load_tokenizer(str(path), is_masked=True))) == [0, 2, 3, 4]
+    named = {"pad_token": "<pad>", "cls_token": "<s>", "sep_token": {"content": "</s>"}, "mask_token": "<mask>"}
+    write_beside(tmp_path, tokenizer_config=named)
+    assert special_of(masked_of(load_tokenizer(str(path), is_masked=True))) == [7, 5, 6, 8]
+    write_beside(tmp_path, tokenizer_config=named | {"sep_token": "<none>", "cls_token": None})
+    assert special_of(masked_of(load_tokenizer(str(path), is_masked=True))) == [7, 2, 3, 8]
+
+
+def test_a_word_that_is_called_like_a_special_token_is_none(tmp_path):
+    path = write_letters(tmp_path, special=("<pad>", "<s>", "</s>", "<mask>"), words=("[MASK]", "[SEP]", "[PAD]"))
+    masked = masked_of(load_tokenizer(str(path), is_masked=True))
+    assert special_of(masked) == [0, 1, 2, 3]
+    assert masked.is_maskable[4:].all()
+
+
 def test_a_vocabulary_without_an_end_of_document_is_refused(tmp_path):
     path = write_bpe(tmp_path, ())
     with pytest.raises(ConfigError, match=r"rule document-end: one of <\|endoftext\|>.*\n.*special tokens are none"):
