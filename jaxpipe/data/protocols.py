@@ -137,6 +137,11 @@ class Tokenizer(Protocol):
         """The token of all that has no other; None if there is none."""
         ...
 
+    @property
+    def drops(self) -> bool:
+        """Whether characters for which there is no token are left out; else they are an error."""
+        ...
+
     def lacking(self, texts: Sequence[str | bytes], *, has_special: bool = False) -> Counter[str]:
         """Returns the characters of `texts` that become no token at all, and how often each does.
 

@@ -497,6 +497,11 @@ class ByteTokenizer:
         return {}
 
     @property
+    def drops(self) -> bool:
+        """False: there is nothing to leave out."""
+        return False
+
+    @property
     def separator_from(self) -> str:
         """Text that says what bytes end a document."""
         return "a NUL byte"

@@ -122,7 +122,7 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
         replaced=sum((Tally(line.num_replaced, line.place) for line in lines if line.num_replaced), Tally(0)),
         empty=Tally(0),
         unknown=_unknown(tokenizer, [one for one, _ in documents[1:]], [line.place for line in lines]),
-        dropped=sum((tokenizer.lacking([text.text], has_special=text.has_special) for text in texts), Counter[str]()),
+        dropped=sum((_dropped(tokenizer, [text.text], has_special=text.has_special) for text in texts), Counter()),
         learned=learned,
     )
 
@@ -186,8 +186,13 @@ def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -
         replaced=sum((Tally(text.num_replaced, text.place) for text in texts if text.num_replaced), Tally(0)),
         empty=sum((Tally(1, text.place) for text in texts if not text.text), Tally(0)),
         unknown=_unknown(tokenizer, rows, [text.place for text in full]),
-        dropped=tokenizer.lacking([text.text for text in full]),
+        dropped=_dropped(tokenizer, [text.text for text in full]),
     )
+
+
+def _dropped(tokenizer: Tokenizer, texts: Sequence[str | bytes], *, has_special: bool = False) -> Counter[str]:
+    """The characters of `texts` that the tokenizer has left out; if it leaves none out, they were an error before."""
+    return tokenizer.lacking(texts, has_special=has_special) if tokenizer.drops else Counter()
 
 
 def _unknown(tokenizer: Tokenizer, rows: Sequence[np.ndarray], places: Sequence[str]) -> Tally:
