@@ -209,8 +209,8 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     ):
         files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(saved.read)))
         if original:
-            copied = source_model.copy_companions(original.folder, work)
             is_other = source_model.is_other_tokenizer(config, original.folder)
+            copied = source_model.copy_companions(original.folder, work, has_tokenizer=not is_other)
             if is_other:
                 copied += source_model.write_tokenizer(config, work)
             if is_other or (saved.step and source_model.has_tokenizer(config)):

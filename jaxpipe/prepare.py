@@ -22,7 +22,7 @@ from jaxpipe.data.indexed import LOSS, TOKENIZER
 from jaxpipe.data.prepare.encoding import Tally
 from jaxpipe.data.prepare.preparation import Prepared, prepare
 from jaxpipe.data.prepare.reading import FORMATS
-from jaxpipe.data.special_tokens import TOKENIZER_CONFIG
+from jaxpipe.data.special_tokens import FILE, TOKENIZER_CONFIG
 from jaxpipe.data.tokenizer import BYTE, format_characters
 
 
@@ -108,6 +108,11 @@ def format_prepared(prepared: Prepared) -> str:
         f"documents  {one.num_documents:,}",
         f"vocabulary {one.vocab_size:,} tokens",
         *([f"separator  {one.separator}; a generated text ends at {' or '.join(one.ends)}"] if one.separator else []),
+        *(
+            [f"missing    {', '.join(one.missing)}: its files name them, {FILE} has no such tokens"]
+            if one.missing
+            else []
+        ),
         f"tokens     {one.num_tokens:,}, {one.dtype.name}; {one.num_text_bytes / one.num_tokens:.2f} bytes a token",
         *([f"learned    {learned:,} tokens, {learned / one.num_tokens:.1%}: the answers"] if has_loss else []),
         f"speed      {one.num_text_bytes / 1e6 / one.encode_s:.1f} MB/s: {one.encode_s:.1f} s{trained}",

@@ -154,10 +154,14 @@ class HuggingFaceTokenizer:
         return tuple(_marked_special(self.library))
 
     @property
+    def missing(self) -> tuple[str, ...]:
+        """The special tokens that the files beside the tokenizer name and its vocabulary lacks."""
+        return tuple(name for name in self.special.names if self.library.token_to_id(name) is None)
+
+    @property
     def about(self) -> dict[str, Any]:
         """What the files beside the tokenizer's own say, as one tokenizer_config.json; empty if they say nothing."""
-        known = frozenset(name for name in self.special.names if self.library.token_to_id(name) is not None)
-        said = self.special.to_json(known)
+        said = self.special.to_json(frozenset(self.special.names) - {*self.missing})
         return said | {END: self.decode([self.separator])} if said or self.special.end_ids else {}
 
     def encode_places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -490,6 +494,11 @@ class ByteTokenizer:
     def ends(self) -> tuple[int, ...]:
         """The separator alone."""
         return (END_BYTE,)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The empty tuple."""
+        return ()
 
     @property
     def about(self) -> dict[str, Any]:

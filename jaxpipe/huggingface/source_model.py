@@ -29,10 +29,8 @@ RECORD = "safetensors.json"
 GENERATION = "generation_config.json"
 _TOKEN_IDS = ("bos_token_id", END_ID, "pad_token_id")
 
-# Files beside the tensors that are copied with a model, if it has them.
-COMPANIONS = (
-    CONFIG,
-    GENERATION,
+# Files beside the tensors that are copied with a model, if it has them; those of its tokenizer only with that one.
+OF_TOKENIZER = (
     FILE,
     TOKENIZER_CONFIG,
     "tokenizer.model",
@@ -43,9 +41,8 @@ COMPANIONS = (
     "vocab.json",
     "merges.txt",
     "vocab.txt",
-    "LICENSE",
-    "LICENSE.txt",
 )
+COMPANIONS = (CONFIG, GENERATION, *OF_TOKENIZER, "LICENSE", "LICENSE.txt")
 
 
 @dataclass(frozen=True)
@@ -230,9 +227,10 @@ def write_ends(config: ConfigDict, target: Path, *, is_new: bool) -> list[str]:
     return [GENERATION]
 
 
-def copy_companions(source: Path, target: Path) -> list[str]:
-    """Copies the companion files in `source` to `target`; returns their names."""
-    found = [name for name in COMPANIONS if (source / name).is_file()]
+def copy_companions(source: Path, target: Path, *, has_tokenizer: bool = True) -> list[str]:
+    """Copies the companion files in `source` to `target`, the tokenizer's only if asked; returns their names."""
+    names = [name for name in COMPANIONS if has_tokenizer or name not in OF_TOKENIZER]
+    found = [name for name in names if (source / name).is_file()]
     for name in found:
         shutil.copyfile(source / name, target / name)
     return found

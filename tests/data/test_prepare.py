@@ -298,7 +298,10 @@ def test_prepared_files_end_texts_as_the_folder_of_their_tokenizer(tmp_path, cap
     prefix = f"{tmp_path}/out/data"
     arguments = [f"--input={tmp_path}/a.txt", f"--output={prefix}", f"--tokenizer={tmp_path}/q"]
     assert main(arguments) == 0
-    assert f"separator  {separator}" in capsys.readouterr().out.splitlines()
+    said = capsys.readouterr().out.splitlines()
+    assert f"separator  {separator}" in said
+    missing = "missing    <none>: its files name them, tokenizer.json has no such tokens"
+    assert (missing in said) == ("<none>" in str(files))
     written = load_tokenizer(f"{prefix}.tokenizer.json", is_masked=False)
     assert tuple(written.decode([token]) for token in written.ends) == ends
     assert written.identity == load_tokenizer(f"{tmp_path}/q", is_masked=False).identity

@@ -117,3 +117,12 @@ def test_a_continuation_ends_before_a_stop_string_and_with_the_document(stops, s
         text.add(token)
     assert text.shown() == shown
     assert added == num_added + (not stops or stops == ("the",))
+
+
+def test_a_continuation_ends_at_the_first_of_several_tokens():
+    bytes_of = load_tokenizer("byte", is_masked=False)
+    for end in b"\x01\x02":
+        text = Continuation([*b"the"], bytes_of, (), ends=(1, 2))
+        for token in [*b" cat\0", end, *b"more"]:
+            text.add(token)
+        assert text.shown() == "the cat\0"

@@ -50,6 +50,7 @@ class Prepared:
         dropped: characters that the vocabulary lacks and that were left out, and how often.
         separator: the token that ends a document, and where it comes from; "" for bytes.
         ends: the tokens at which a generated text ends, by name; none for bytes.
+        missing: special tokens that the files beside the tokenizer name and its vocabulary lacks.
         has_about: whether PREFIX.tokenizer_config.json says what the files beside the tokenizer say.
         num_learned: tokens that are learned; None: all are.
         seq_len: for conversations, the most tokens that one may predict, as `data.seq_len`.
@@ -73,6 +74,7 @@ class Prepared:
     dropped: Counter[str]
     separator: str
     ends: tuple[str, ...]
+    missing: tuple[str, ...]
     has_about: bool
     num_learned: int | None = None
     seq_len: int | None = None
@@ -170,6 +172,7 @@ def prepare(
         dropped=dropped,
         separator=f"{loaded.decode([loaded.separator])}, by {loaded.separator_from}" if written else "",
         ends=tuple(loaded.decode([token]) for token in ends) if written else (),
+        missing=loaded.missing,
         has_about=bool(loaded.about),
         num_learned=writer.num_learned,
         seq_len=form.seq_len if form else None,
