@@ -7,7 +7,16 @@ import re
 import numpy as np
 import pytest
 import tokenizers
-from small_tokenizers import BERT_TOKENS, TEXT, write_beside, write_bpe, write_letters, write_word_pieces
+from small_tokenizers import (
+    BERT_TOKENS,
+    PUBLISHED,
+    TEXT,
+    write_beside,
+    write_bpe,
+    write_letters,
+    write_published,
+    write_word_pieces,
+)
 from tokenizers import models, processors
 from tokenizers.normalizers import NFD, Replace, Sequence, StripAccents
 from tokenizers.pre_tokenizers import ByteLevel, WhitespaceSplit
@@ -265,6 +274,28 @@ def test_what_the_files_call_special_is_so_as_in_transformers(tmp_path, case):
     text = "Où</h1> 3" + " a".join(names)
     assert tokenizer.encode_places([text])[0][0].tolist() == theirs.encode(text, add_special_tokens=False)
     assert tokenizer.encode(text).tolist() == theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_tokenizers_of_published_kinds_give_the_tokens_of_transformers(tmp_path, name):
+    from transformers import PreTrainedTokenizerFast
+
+    write_published(tmp_path, name, special=QWEN)
+    write_beside(tmp_path, tokenizer_config={"eos_token": "<|im_end|>"})
+    tokenizer = load_tokenizer(str(tmp_path), is_masked=False)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert tokenizer.separator == theirs.eos_token_id
+    whole = "The cats' chat 12345\n\n\t sat  on\u00a0it. Où e\u0301tait 東京の猫? \U0001f600 <|im_end|>\r\n</s> "
+    for text in (whole, "", " ", "\n", " la", "la ", *whole.split()):
+        wanted = theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
+        assert tokenizer.encode(text).tolist() == wanted
+        assert tokenizer.encode_batch([text])[0].tolist() == wanted
+        assert tokenizer.encode_places([text])[0][0].tolist() == theirs.encode(text, add_special_tokens=False)
+    documents = [*tokenizer.encode_documents([whole.encode()])]
+    assert documents[0].tolist() == [
+        *theirs.encode(whole, add_special_tokens=False, split_special_tokens=True),
+        theirs.eos_token_id,
+    ]
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config", "special_tokens_map", "generation_config"])
