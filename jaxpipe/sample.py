@@ -103,7 +103,7 @@ def execute(values: FlagValues) -> None:
     for tokens in generate(
         model,
         params,
-        prompt if values.chat else [*tokenizer.beginning, *prompt],
+        prompt if values.chat else with_beginning(prompt, tokenizer),
         num_tokens=values.num_tokens,
         window=config.data.seq_len,
         temperature=values.temperature,
@@ -136,6 +136,12 @@ def _prompt(values: FlagValues, name: str, tokenizer: Tokenizer) -> list[int]:
                 )
             )
     return tokenizer.encode_places([text])[0][0].tolist()
+
+
+def with_beginning(prompt: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a prompt behind what the tokenizer puts before a text, unless the prompt itself begins with it."""
+    beginning = [*tokenizer.beginning]
+    return [*prompt] if [*prompt[: len(beginning)]] == beginning else [*beginning, *prompt]
 
 
 class Continuation:

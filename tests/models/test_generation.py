@@ -1,14 +1,17 @@
 """Tokens are drawn from the logits of what came before them, as far as the model sees."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_models import in_tiers
 
-from jaxpipe.data import load_tokenizer
+from jaxpipe.data import Tokenizer, load_tokenizer
 from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
-from jaxpipe.sample import Continuation, generate
+from jaxpipe.sample import Continuation, generate, with_beginning
 
 WINDOW, NUM_TOKENS, PROMPT = 6, 9, [3, 1, 4]
 MODEL = LanguageModel(GPTConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=11, num_positions=WINDOW))
@@ -126,3 +129,17 @@ def test_a_continuation_ends_at_the_first_of_several_tokens():
         for token in [*b" cat\0", end, *b"more"]:
             text.add(token)
         assert text.shown() == "the cat\0"
+
+
+@pytest.mark.parametrize(
+    ("beginning", "prompt", "given"),
+    [
+        ((7,), [1, 2], [7, 1, 2]),
+        ((7,), [7, 1], [7, 1]),
+        ((7, 8), [7, 1], [7, 8, 7, 1]),
+        ((), [1], [1]),
+        ((7,), [], [7]),
+    ],
+)
+def test_a_prompt_has_one_beginning(beginning, prompt, given):
+    assert with_beginning(prompt, cast(Tokenizer, SimpleNamespace(beginning=beginning))) == given

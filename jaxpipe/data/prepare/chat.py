@@ -19,7 +19,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from jaxpipe.data.special_tokens import FILE
+from jaxpipe.data.tokenizer import FILE
 from jaxpipe.errors import ConfigError, DataError, explain
 from jaxpipe.files import local_path
 
