@@ -304,6 +304,18 @@ def test_a_line_that_is_nested_too_deep_is_refused():
         template.render(CHAT, {"tools": deep})
 
 
+def test_marks_of_answers_are_left_out_of_a_text():
+    """Also one inside of another, as templates of transformers may have them."""
+    template = ChatTemplate(
+        "{% for message in messages %}{% generation %}a{% generation %}b{% endgeneration %}c{% endgeneration %}"
+        "{% endfor %}{% if add_generation_prompt %}{% generation %}d{% endgeneration %}{% endif %}",
+        {},
+        "a file",
+    )
+    assert template.render(CHAT[:2], {}) == ("abcabc", [(1, 2), (0, 3), (4, 5), (3, 6)])
+    assert template.render(CHAT[:1], {}, is_asked=True) == ("abcd", [(1, 2), (0, 3), (3, 4)])
+
+
 def test_a_key_to_ignore_is_left_out(folder):
     line = {"id": 1, "prompt": "a", "messages": [CHAT[1], {**CHAT[2], "score": 1}]}
     file = write_lines(folder, line)

@@ -287,6 +287,21 @@ TEMPLATE = (
             "<|endoftext|>, by eos_token of its files; a generated text ends at <|endoftext|> or <|im_end|>",
             (QWEN[0], QWEN[2]),
         ),
+        (
+            {
+                "tokenizer_config": {
+                    "eos_token": "<|endoftext|>",
+                    "chat_template": TEMPLATE.replace("\n", "<|im_start|>"),
+                }
+            },
+            "<|endoftext|>, by eos_token of its files; a generated text ends at <|endoftext|> or <|im_end|>",
+            (QWEN[0], QWEN[2]),
+        ),
+        (
+            {"tokenizer_config": {"eos_token": "<|endoftext|>", "chat_template": "{% for"}},
+            "<|endoftext|>, by eos_token of its files; a generated text ends at <|endoftext|>",
+            QWEN[:1],
+        ),
     ],
 )
 def test_prepared_files_end_texts_as_the_folder_of_their_tokenizer(tmp_path, capsys, files, separator, ends):

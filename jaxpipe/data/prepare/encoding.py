@@ -163,7 +163,7 @@ def _answered(
                 )
             )
         before = with_beginning(prompt.tolist(), tokenizer, reads_special=reads_markup)
-        is_ended = reads_markup and answer[-1] in form.ends
+        is_ended = answer[-1] in form.ends
         tokens = np.array([*before, *answer.tolist(), *([] if is_ended else [tokenizer.separator])], prompt.dtype)
         yield tokens, (np.arange(len(tokens)) >= len(before)).astype(np.uint8)
 

@@ -26,7 +26,7 @@ from jaxpipe.data.prepare.encoding import Tally, encode_block, encode_chat, text
 from jaxpipe.data.prepare.endings import ends_of_text
 from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, place_to_cut, read_blocks, read_file
 from jaxpipe.data.prepare.templates import read_templates
-from jaxpipe.data.special_tokens import DEFAULT, END_ID, FILE, TOKENIZER_CONFIG, beside
+from jaxpipe.data.special_tokens import END_ID, FILE, TOKENIZER_CONFIG, beside
 from jaxpipe.data.tokenizer import BYTE, file_of, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
 from jaxpipe.files import local_path
@@ -145,8 +145,6 @@ def prepare(
         unknown, dropped = Tally(0), Counter[str]()
         form = None
         if file_format == CHAT and seq_len:
-            if DEFAULT in templates:
-                templates[DEFAULT].check()  # a wrong one is told before any line is read
             form = ChatForm(templates, tokenizer, seq_len, loaded.special_names, ends, reads_markup, ignored_keys)
         with (
             write_indexed(output, vocab_size=loaded.vocab_size, beside=written, has_loss=form is not None) as writer,

@@ -119,10 +119,6 @@ class ChatTemplate:
         """All names of attributes and all texts in its code: a key of a message that it reads is among them."""
         return self._compiled[1]["names"]
 
-    def check(self) -> None:
-        """Raises ConfigError if the template is no Jinja."""
-        _ = self._compiled
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -145,6 +141,7 @@ class ChatTemplate:
 
         Raises:
             RefusedError: the template refuses the messages, is wrong, or takes too long or too much memory.
+            ConfigError: the template is no Jinja.
         """
         variables = {"tools": None, "documents": None, **self.special, **variables}
         asked = {"messages": messages, "variables": variables, "is_asked": is_asked}
