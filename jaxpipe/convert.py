@@ -1,21 +1,22 @@
 """Converts a Hugging Face model to a run, or a run to a Hugging Face model.
 
-    python -m jaxpipe.convert --from=hf:DIR --to=WORKDIR
+    python -m jaxpipe.convert --from=hf:DIR --to=WORKDIR [--vocab_size=N]
     python -m jaxpipe.convert --from=WORKDIR --to=hf:DIR [--dtype=float32|bfloat16|float16] [--step=N]
 
 WORKDIR gets config.json, a checkpoint at step 0, and `hf/` with everything that exporting the model in the form that it
 came in needs; without training the export is equal byte for byte. A run that was started from a converted one has `hf/`
 too and is exported the same way. Dtypes are those of the original tensors, and float32 for a model that jaxpipe made;
---dtype sets that of all tensors. Importing needs 8 bytes a parameter, since Orbax copies what it saves, and one tensor;
-exporting needs one parameter with all its layers, 4 bytes each. Nothing is half-written: the target is written under
-another name, then renamed.
+--dtype sets that of all tensors. With --vocab_size the tables of tokens get more rows, for a tokenizer with more tokens
+than the model: each new row is the mean of the others. Importing needs 8 bytes a parameter, since Orbax copies what it
+saves, and one tensor; exporting needs one parameter with all its layers, 4 bytes each. Nothing is half-written: the
+target is written under another name, then renamed.
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 from absl import flags
@@ -26,16 +27,20 @@ from jaxpipe.config import model_config
 from jaxpipe.config.checks import check_model
 from jaxpipe.config.command_line import run
 from jaxpipe.config.data import tokenizer_of
-from jaxpipe.data.tokenizer import FILE, identity_of
+from jaxpipe.data.prepare.endings import ends_of_text
+from jaxpipe.data.prepare.templates import read_templates
+from jaxpipe.data.special_tokens import FILE
+from jaxpipe.data.tokenizer import identity_of
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.huggingface import configs, source_model
-from jaxpipe.huggingface.tensor_files import CODES, TensorFiles, entries
+from jaxpipe.huggingface.tensor_files import CODES, GrownFiles, TensorFiles, entries
 from jaxpipe.huggingface.tensors import TensorMap
 from jaxpipe.huggingface.writing import check_target, files_of_source, new_files, whole_folder
 from jaxpipe.models import LanguageModel
 from jaxpipe.training import run_folder
 
 HF = "hf:"
+MOST_TOKENS = 10_000_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,11 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
-    """Defines --from, --to, --dtype and --step."""
+    """Defines --from, --to, --dtype, --step and --vocab_size."""
     del arguments
     flags.DEFINE_string("from", None, "hf:DIR, a model of transformers, or the folder of a run.", values)
     flags.DEFINE_string("to", None, "The folder of a run, or hf:DIR.", values)
     flags.DEFINE_enum("dtype", None, list(CODES), "Dtype of the tensors that are written to hf:DIR.", values)
+    flags.DEFINE_integer(
+        "vocab_size",
+        None,
+        "Tokens of the run's model, more than the model of hf:DIR has.",
+        lower_bound=1,
+        upper_bound=MOST_TOKENS,
+        flag_values=values,
+    )
     flags.DEFINE_integer("step", None, "Step of the run's checkpoint; the last one by default.", flag_values=values)
 
 
@@ -62,10 +75,12 @@ def execute(values: FlagValues) -> None:
     """Runs one conversion."""
     jax.config.update("jax_platforms", "cpu")  # the conversion only moves numbers
     source, target = str(values["from"].value), str(values["to"].value)
-    print(convert(source, target, dtype=values.dtype, step=values.step))
+    print(convert(source, target, dtype=values.dtype, step=values.step, vocab_size=values.vocab_size))
 
 
-def convert(source: str, target: str, *, dtype: str | None = None, step: int | None = None) -> str:
+def convert(
+    source: str, target: str, *, dtype: str | None = None, step: int | None = None, vocab_size: int | None = None
+) -> str:
     """Imports or exports a model, as `source` and `target` ask for; returns the report.
 
     Raises:
@@ -81,24 +96,39 @@ def convert(source: str, target: str, *, dtype: str | None = None, step: int | N
             )
         )
     if target.startswith(HF):
+        _check_unused(
+            {"vocab_size": vocab_size}, f"is for --from={HF}DIR; a run has the tables that it trained", source
+        )
         return export_model(source, target.removeprefix(HF), dtype=dtype or "", step=step)
-    for name, value in {"dtype": dtype, "step": step}.items():
+    why = f"is for --to={HF}DIR; a run starts at step 0 and has float32 parameters"
+    _check_unused({"dtype": dtype, "step": step}, why, source)
+    return import_model(source.removeprefix(HF), target, vocab_size=vocab_size)
+
+
+def _check_unused(options: Mapping[str, object], why: str, source: str) -> None:
+    """Raises ConfigError for an option that has no effect."""
+    for name, value in options.items():
         if value is not None:
             raise ConfigError(
                 explain(
                     f"--{name}={value} with --from={source}",
-                    rule=f"flags: --{name} is for --to={HF}DIR; a run starts at step 0 and has float32 parameters",
+                    rule=f"flags: --{name} {why}",
                     repair=f"leave --{name} out",
                 )
             )
-    return import_model(source.removeprefix(HF), target)
 
 
-def import_model(source: str, target: str) -> str:
+def import_model(source: str, target: str, *, vocab_size: int | None = None) -> str:
     """Makes the run `target` from the Hugging Face model in `source`; returns the report.
 
+    Args:
+        source: folder of the model.
+        target: folder of the run.
+        vocab_size: tokens of the run's model, more than those of the source; None: as many.
+
     Raises:
-        ConfigError: jaxpipe does not have the model, its tensors do not fit it, or the target exists.
+        ConfigError: jaxpipe does not have the model, its tensors do not fit it, the target exists, or `vocab_size` is
+            none that its tables can grow to.
     """
     folder, path = run_folder.path_of(source), run_folder.path_of(target)
     check_target(path, flag=f"--to={target}")
@@ -110,6 +140,12 @@ def import_model(source: str, target: str) -> str:
     files = TensorFiles(folder)
     tensors = TensorMap.of_names(architecture, model_config(config), files.entries)
     left_out = tensors.check(files.entries, where=source)
+    if vocab_size is not None:
+        _check_grows(vocab_size, config.model.vocab_size, source=source)
+        theirs = theirs | {"vocab_size": vocab_size}
+        config = configs.read_config(theirs, where=where)
+        files = GrownFiles(files, tensors.token_tables, num_rows=vocab_size)
+        tensors = TensorMap.of_names(architecture, model_config(config), files.entries)
     has_tokenizer = (folder / FILE).is_file()
     if has_tokenizer:
         identity_of(folder / FILE)  # a damaged one is refused here, not by the next command
@@ -117,7 +153,7 @@ def import_model(source: str, target: str) -> str:
     with whole_folder(path, flag=f"--to={target}") as work:
         save_canonical(work, step=0, params=tensors.read(files, where=source))
         run_folder.write_config(work, config)
-        copied = source_model.save_source_model(folder, work, files, left_out=left_out)
+        copied = source_model.save_source_model(folder, work, files, theirs, left_out=left_out)
     without_tokenizer = "" if has_tokenizer else f" (there is no {FILE})"
     without = f", without {len(left_out)} that are no parameters" if left_out else ""
     return (
@@ -128,6 +164,17 @@ def import_model(source: str, target: str) -> str:
         f"next       python -m jaxpipe.train --config={shlex.quote(f'configs/finetune.py:{target}')}"
         " --workdir=runs/finetuned --config.data.files='texts/*.txt'"
     )
+
+
+def _check_grows(vocab_size: int, num_tokens: int, *, source: str) -> None:
+    if vocab_size <= num_tokens:
+        raise ConfigError(
+            explain(
+                f"--vocab_size={vocab_size}, and the model of --from={HF}{source} has {num_tokens} tokens",
+                rule="vocabulary-grows: the tables of tokens get more rows; none is taken away",
+                repair=f"leave --vocab_size out, or set it to more than {num_tokens}",
+            )
+        )
 
 
 def export_model(source: str, target: str, *, dtype: str = "", step: int | None = None) -> str:
@@ -167,13 +214,17 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     ):
         files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(saved.read)))
         if original:
-            copied = source_model.copy_companions(original.folder, work)
-            if source_model.is_other_tokenizer(config, original.folder):
+            is_other = source_model.is_other_tokenizer(config, original.folder)
+            copied = source_model.copy_companions(original.folder, work, has_tokenizer=not is_other)
+            if is_other:
                 copied += source_model.write_tokenizer(config, work)
+            if is_other or (saved.step and source_model.has_tokenizer(config)):
+                copied += source_model.write_ends(config, work, is_new=is_other)
         else:
             copied = source_model.write_tokenizer(config, work)
             if copied and (tokenizer := tokenizer_of(config)).masked is None:
-                theirs["eos_token_id"] = tokenizer.separator
+                ends = ends_of_text(tokenizer, read_templates(config.data.tokenizer))
+                theirs["eos_token_id"] = ends[0] if len(ends) == 1 else list(ends)
         if configs.change_dtype(theirs, dtype) or original is None:
             configs.save_config(work, theirs)
     names = ", ".join([*sorted(files.headers), *files.texts, *dict.fromkeys([configs.CONFIG, *copied])])

@@ -22,7 +22,8 @@ from jaxpipe.data.indexed import LOSS, TOKENIZER
 from jaxpipe.data.prepare.encoding import Tally
 from jaxpipe.data.prepare.preparation import Prepared, prepare
 from jaxpipe.data.prepare.reading import FORMATS
-from jaxpipe.data.tokenizer import BYTE
+from jaxpipe.data.special_tokens import FILE, TOKENIZER_CONFIG
+from jaxpipe.data.tokenizer import BYTE, format_characters
 
 _MOST_WORKERS = 1024  # the tokenizer's library starts all of them, however few texts there are
 
@@ -76,6 +77,9 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
         upper_bound=_MOST_WORKERS,
         flag_values=values,
     )
+    flags.DEFINE_boolean(
+        "drop_characters", False, "Leaves out characters that the vocabulary lacks; else they are an error.", values
+    )
     flags.DEFINE_boolean("overwrite", False, "Replaces existing files.", values)
 
 
@@ -94,6 +98,7 @@ def execute(values: FlagValues) -> None:
         reads_markup=values.markup,
         ignored_keys=values.ignore_key,
         is_masked=values.masked,
+        drop_characters=values.drop_characters,
         overwrite=values.overwrite,
         log=lambda line: print(line, flush=True),
     )
@@ -105,7 +110,8 @@ def format_prepared(prepared: Prepared) -> str:
     one = prepared
     has_loss, learned = one.num_learned is not None, one.num_learned or 0
     loss = [f"{LOSS}.bin", f"{LOSS}.idx"] if has_loss else []
-    written = [".bin", ".idx", *loss, *([TOKENIZER] if one.tokenizer != BYTE else [])]
+    about = [f".{TOKENIZER_CONFIG}"] if one.has_about else []
+    written = [".bin", ".idx", *loss, *([TOKENIZER] if one.tokenizer != BYTE else []), *about]
     trained = f", after {one.train_s:.1f} s of training the vocabulary" if one.train_s else ""
     size = f"data.seq_len={one.seq_len}" if one.seq_len else f"model.vocab_size={one.vocab_size}"
     lines = [
@@ -114,8 +120,16 @@ def format_prepared(prepared: Prepared) -> str:
         *_format_tally("left out", one.empty, "empty documents; the first in"),
         *_format_tally("markup", one.markup, "lines with the name of a special token, read as text; the first is"),
         *(["           --markup reads such names as these tokens"] if one.markup.num else []),
+        *([f"dropped    {one.dropped.total():,} characters: {format_characters(one.dropped)}"] if one.dropped else []),
+        *_format_tally("unknown", one.unknown, "tokens stand for what the vocabulary lacks; the first in"),
         f"documents  {one.num_documents:,}",
         f"vocabulary {one.vocab_size:,} tokens",
+        *([f"separator  {one.separator}; a generated text ends at {' or '.join(one.ends)}"] if one.separator else []),
+        *(
+            [f"missing    {', '.join(one.missing)}: its files name them, {FILE} has no such tokens"]
+            if one.missing
+            else []
+        ),
         f"tokens     {one.num_tokens:,}, {one.dtype.name}; {one.num_text_bytes / one.num_tokens:.2f} bytes a token",
         *([f"learned    {learned:,} tokens, {learned / one.num_tokens:.1%}: the answers"] if has_loss else []),
         f"speed      {one.num_text_bytes / 1e6 / one.encode_s:.1f} MB/s: {one.encode_s:.1f} s{trained}",

@@ -2,14 +2,16 @@
 
     python -m jaxpipe.sample --workdir=DIR --prompt=TEXT [--num_tokens=200] [--temperature=0.8] [--top_k=K] [--seed=0]
 
-Runs on one device without a pipeline, with the keys and values of earlier tokens kept. A continuation ends early if the
-model ends the document, or where a string of --stop would begin; --num_samples draws several at a time.
+Runs on one device without a pipeline, with the keys and values of earlier tokens kept. A continuation ends early where
+the model ends the text, as the tokenizer's files say (eos_token, generation_config.json, the end of an answer in the
+chat template), or where a string of --stop would begin; --num_samples draws several at a time. Names of special tokens
+in --prompt are these tokens, or text with --nomarkup; with --chat it is a question, written by the chat template.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +29,10 @@ from jaxpipe.config.command_line import define_allow_code, run
 from jaxpipe.config.data import tokenizer_of
 from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer
+from jaxpipe.data.prepare.endings import ends_of_text
+from jaxpipe.data.prepare.templates import ChatTemplate, RefusedError, read_templates
+from jaxpipe.data.special_tokens import DEFAULT
+from jaxpipe.data.tokenizer import with_beginning
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh import key_of
 from jaxpipe.models import FAMILIES
@@ -55,6 +61,10 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     flags.DEFINE_string("workdir", None, "Folder of a run, or of a converted model.", values)
     define_allow_code(values)
     flags.DEFINE_string("prompt", None, "The text that is continued.", values)
+    flags.DEFINE_boolean("chat", False, "The prompt is a question to the assistant: its answer follows.", values)
+    flags.DEFINE_boolean(
+        "markup", True, "Names of special tokens in the prompt, as <|im_end|>, are the tokens; else text.", values
+    )
     flags.DEFINE_integer("num_tokens", 200, "Tokens that follow it, at most.", lower_bound=1, flag_values=values)
     help_text = "Logits are divided by it; 0 takes the likeliest token."
     define_number(values, "temperature", 0.8, help_text, what="temperature", is_positive=False)
@@ -83,6 +93,14 @@ def execute(values: FlagValues) -> None:
                 repair="leave --stop out, or give a text",
             )
         )
+    if values.chat and not values.markup:
+        raise ConfigError(
+            explain(
+                "--nomarkup with --chat",
+                rule="sample-markup: a question is text that the chat template writes with names of special tokens",
+                repair="leave out one of them",
+            )
+        )
     if family_of(config).masked:
         causal = " or ".join(name for name, family in FAMILIES.items() if not family.masked)
         raise ConfigError(
@@ -97,12 +115,15 @@ def execute(values: FlagValues) -> None:
     # On the device once, not for each token.
     params = jax.device_put(jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params))
 
-    prompt = [int(token) for token in tokenizer.encode(values.prompt)]
-    texts = [Continuation(prompt, tokenizer, values.stop) for _ in range(values.num_samples)]
+    templates = read_templates(config.data.tokenizer)
+    text = _question(values.prompt, config.data.tokenizer, templates) if values.chat else values.prompt
+    prompt = tokenizer.encode_places([text], values.markup)[0][0].tolist()
+    ends = ends_of_text(tokenizer, templates)
+    texts = [Continuation(prompt, tokenizer, values.stop, ends) for _ in range(values.num_samples)]
     for tokens in generate(
         model,
         params,
-        [*tokenizer.beginning, *prompt],
+        prompt if values.chat else with_beginning(prompt, tokenizer, reads_special=values.markup),
         num_tokens=values.num_tokens,
         window=config.data.seq_len,
         temperature=values.temperature,
@@ -138,16 +159,36 @@ def _check_texts(**flags: Sequence[str]) -> None:
                 ) from error
 
 
-class Continuation:
-    """A prompt and what follows it, up to the end of the document or the first of the stop strings."""
+def _question(text: str, name: str, templates: Mapping[str, ChatTemplate]) -> str:
+    """The text of a conversation that asks the assistant `text`, by the default template of the tokenizer `name`."""
+    why = "which has no chat template"
+    if DEFAULT in templates:
+        try:
+            return templates[DEFAULT].render([{"role": "user", "content": text}], {}, is_asked=True)[0]
+        except RefusedError as error:
+            why = f"whose chat template refuses a question alone: {error}"
+    raise ConfigError(
+        explain(
+            f"--chat with data.tokenizer={name!r}, {why}",
+            rule="chat-template: messages become text by the template of the tokenizer",
+            repair="leave --chat out, and write the prompt as the model was trained to read it",
+        )
+    )
 
-    def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer, stops: Sequence[str]):
+
+class Continuation:
+    """A prompt and what follows it, up to a token of `ends` or the first of the stop strings."""
+
+    def __init__(
+        self, prompt: Sequence[int], tokenizer: Tokenizer, stops: Sequence[str], ends: Sequence[int] | None = None
+    ):
+        self._ends = tokenizer.ends if ends is None else ends
         self._tokens, self._num_prompt, self._tokenizer, self._stops = list(prompt), len(prompt), tokenizer, stops
         self.is_done = False
 
     def add(self, token: int) -> None:
         """Adds a token, unless the text is done."""
-        if self.is_done or token == self._tokenizer.separator:
+        if self.is_done or token in self._ends:
             self.is_done = True
             return
         self._tokens.append(token)

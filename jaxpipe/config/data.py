@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from ml_collections import ConfigDict
 
 from jaxpipe.config.model import family_of
@@ -9,6 +12,7 @@ from jaxpipe.data import Tokenizer, load_tokenizer
 from jaxpipe.data.files import INDEXED, parse_blend
 from jaxpipe.data.indexed import tokenizer_path, tokens_path
 from jaxpipe.data.masked import MIN_SEQ_LEN, NUM_SPECIAL, num_predicted
+from jaxpipe.data.special_tokens import TOKENIZER_CONFIG, beside
 from jaxpipe.data.tokenizer import identity_of
 from jaxpipe.errors import ConfigError, explain
 
@@ -40,9 +44,19 @@ def check_vocabulary(config: ConfigDict) -> None:
                 f"model.vocab_size={config.model.vocab_size} is less than the number of tokens",
                 rule="vocabulary: the model has a row for every token",
                 picture=f"data.tokenizer={config.data.tokenizer!r}, {config.model.family}: tokens 0 .. {needed - 1}",
-                repair=f"set model.vocab_size={needed}",
+                repair=grow_or("name another data.tokenizer", num_tokens=needed)
+                if config.get("checkpoint", {}).get("init_from")
+                else f"set model.vocab_size={needed}",
             )
         )
+
+
+def grow_or(other: str, *, num_tokens: int) -> str:
+    """A repair for a run that starts from parameters whose tables have fewer rows than `num_tokens`."""
+    return (
+        f"{other}, or let the tables grow: jaxpipe.convert --from=hf:DIR --to=WORKDIR --vocab_size={num_tokens} of the"
+        " model, and start from that WORKDIR (a run of jaxpipe.train goes to hf:DIR first)"
+    )
 
 
 def check_blend(config: ConfigDict) -> None:
@@ -85,6 +99,25 @@ def check_prepared_tokenizer(config: ConfigDict) -> None:
                 repair="set data.tokenizer to the one of the files, and prepare all files of a blend with one",
             )
         )
+    _check_prepared_ends(config, paths)
+
+
+def _check_prepared_ends(config: ConfigDict, paths: Mapping[str, Path]) -> None:
+    """Raises ConfigError for files whose documents end otherwise than `data.tokenizer` says: a text would not stop."""
+    tokenizer = tokenizer_of(config)
+    for prefix, path in paths.items():
+        if tokenizer.masked is None and beside(path, TOKENIZER_CONFIG).is_file():
+            there = load_tokenizer(str(path), is_masked=False)
+            if there.separator != tokenizer.separator:
+                ends = [one.decode([one.separator]) for one in (tokenizer, there)]
+                raise ConfigError(
+                    explain(
+                        f"data.files: documents of {prefix!r} end with another token than data.tokenizer names",
+                        rule="prepared-end: what ends a document in the data ends the text that the model generates",
+                        picture=f"data.tokenizer={config.data.tokenizer!r}: {ends[0]}\n{path}: {ends[1]}",
+                        repair=f"set data.tokenizer={str(path)!r}, or prepare the data with data.tokenizer",
+                    )
+                )
 
 
 def check_masked_sequence(config: ConfigDict) -> None:

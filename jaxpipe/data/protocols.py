@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -122,6 +123,35 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens at which a generated text ends: the separator, and others that the tokenizer's files name."""
+        ...
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What files beside the tokenizer's own say, as one tokenizer_config.json; empty if they say nothing."""
+        ...
+
+    @property
+    def unknown(self) -> int | None:
+        """The token of all that has no other; None if there is none."""
+        ...
+
+    @property
+    def drops(self) -> bool:
+        """Whether characters for which there is no token are left out; else they are an error."""
+        ...
+
+    def lacking(self, texts: Sequence[str | bytes], *, reads_special: bool = False) -> Counter[str]:
+        """Returns the characters of `texts` that become no token at all, and how often each does.
+
+        Args:
+            texts: the texts.
+            reads_special: whether names of special tokens in them are these tokens.
+        """
+        ...
+
+    @property
     def masked(self) -> MaskedVocabulary | None:
         """The special tokens of a masked model; None if the tokenizer is not for one."""
         ...
@@ -147,6 +177,11 @@ class Tokenizer(Protocol):
     @property
     def special_names(self) -> tuple[str, ...]:
         """The special tokens as they are written in a text."""
+        ...
+
+    @property
+    def special_tokens(self) -> tuple[int, ...]:
+        """The special tokens by their numbers, in the same order."""
         ...
 
     def encode_places(

@@ -5,8 +5,16 @@ to others: checkpoints and the command (`jaxpipe.convert`).
 """
 
 from jaxpipe.huggingface.configs import ARCHITECTURES
-from jaxpipe.huggingface.source_model import copied_path, copy_source_model, own_path
+from jaxpipe.huggingface.source_model import check_vocabulary, copied_path, copy_source_model, own_path
 from jaxpipe.huggingface.tensor_files import TensorFiles
 from jaxpipe.huggingface.tensors import TensorMap
 
-__all__ = ["ARCHITECTURES", "TensorFiles", "TensorMap", "copied_path", "copy_source_model", "own_path"]
+__all__ = [
+    "ARCHITECTURES",
+    "TensorFiles",
+    "TensorMap",
+    "check_vocabulary",
+    "copied_path",
+    "copy_source_model",
+    "own_path",
+]

@@ -29,11 +29,12 @@ from jaxpipe.models.rotary import RotaryScaling
 
 LAYER = "model.layers.{layer}"
 
+ORIGINAL = "original_max_position_embeddings"
 # Fields that each kind of scaling needs, in the order of RotaryScaling's fields.
 ROPE_FIELDS = {
     "default": (),
     "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
 }
 DEFAULT_THETA = 10000.0  # PreTrainedConfig.default_theta, and the default of the configs in version 4
 
@@ -163,11 +164,16 @@ def _write_qwen3(config: LlamaConfig) -> dict[str, Any]:
     return {"attention_bias": config.query_key_value_bias, **_write_qwen2(config)}
 
 
-def read_rope(theirs: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+def read_rope(theirs: Mapping[str, Any], *, where: str, default_theta: float = DEFAULT_THETA) -> dict[str, Any]:
     """Returns our rope_theta and rope_scaling, from a config.json of transformers 4 or 5.
 
     Version 4 has `rope_theta` and `rope_scaling`, with the kind under "type" or "rope_type"; version 5 has all of it in
-    `rope_parameters`.
+    `rope_parameters`. An original length at the top comes before the one inside, as in transformers.
+
+    Args:
+        theirs: the config.json.
+        where: the file, for messages.
+        default_theta: the class's own `default_theta`.
 
     Raises:
         ConfigError: a kind of scaling that jaxpipe does not support, or rotary positions for a part of each head.
@@ -183,9 +189,12 @@ def read_rope(theirs: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ROPE_FIELDS:
         raise not_supported(where, f"{name}.rope_type", kind, tuple(ROPE_FIELDS))
-    theta = rope.get("rope_theta", theirs.get("rope_theta", DEFAULT_THETA))
+    theta = rope.get("rope_theta", theirs.get("rope_theta", default_theta))
     # transformers 5 uses the longest sequence if the original one is missing.
-    rope = {"original_max_position_embeddings": theirs.get("max_position_embeddings"), **rope}
+    rope = {ORIGINAL: theirs.get("max_position_embeddings"), **rope}
+    original = theirs.get(ORIGINAL)
+    if original is not None:
+        rope[ORIGINAL] = original
     missing = [key for key in ROPE_FIELDS[kind] if rope.get(key) is None]
     if missing:
         raise ConfigError(

@@ -47,7 +47,7 @@ def _read_mixtral(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
         "num_experts": theirs.get("num_local_experts", theirs.get("num_experts", 8)),
         "normalize_weights": True,
         "sliding_window": theirs.get("sliding_window"),
-        **read_rope({"rope_theta": 1e6, **theirs}, where=where),
+        **read_rope(theirs, where=where, default_theta=1e6),
     }
 
 

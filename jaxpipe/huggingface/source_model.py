@@ -10,24 +10,28 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxpipe.config.data import tokenizer_of
-from jaxpipe.data.tokenizer import BYTE, FILE, file_of, identity_of
+from jaxpipe.config.data import grow_or, tokenizer_of
+from jaxpipe.data.prepare.endings import ends_of_text
+from jaxpipe.data.prepare.templates import read_templates
+from jaxpipe.data.special_tokens import END, END_ID, FILE, TOKENIZER_CONFIG
+from jaxpipe.data.tokenizer import BYTE, file_of, identity_of
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.files import local_path, read_whole
-from jaxpipe.huggingface.configs import CONFIG, load_config
-from jaxpipe.huggingface.tensor_files import INDEX, TensorFiles, entries
+from jaxpipe.huggingface.configs import CONFIG, load_config, save_config
+from jaxpipe.huggingface.tensor_files import INDEX, GrownFiles, TensorFiles, entries
 
 FOLDER = "hf"
 RECORD = "safetensors.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 
-# Files beside the tensors that are copied with a model, if it has them.
-COMPANIONS = (
-    CONFIG,
-    "generation_config.json",
+GENERATION = "generation_config.json"
+_TOKEN_IDS = ("bos_token_id", END_ID, "pad_token_id")
+
+# Files beside the tensors that are copied with a model, if it has them; those of its tokenizer only with that one.
+OF_TOKENIZER = (
     FILE,
     TOKENIZER_CONFIG,
     "tokenizer.model",
@@ -38,9 +42,8 @@ COMPANIONS = (
     "vocab.json",
     "merges.txt",
     "vocab.txt",
-    "LICENSE",
-    "LICENSE.txt",
 )
+COMPANIONS = (CONFIG, GENERATION, *OF_TOKENIZER, "LICENSE", "LICENSE.txt")
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,25 @@ def dtype_of_source(workdir: str) -> str | None:
     return theirs.get("dtype", theirs.get("torch_dtype"))
 
 
-def save_source_model(source: Path, workdir: Path, files: TensorFiles, *, left_out: list[str]) -> list[str]:
-    """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied."""
+def save_source_model(
+    source: Path, workdir: Path, files: TensorFiles | GrownFiles, theirs: dict[str, Any], *, left_out: list[str]
+) -> list[str]:
+    """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied.
+
+    Args:
+        source: folder of the model.
+        workdir: folder of the run.
+        files: its tensors.
+        theirs: its config.json, or what is in force instead.
+        left_out: names of the tensors that are no parameters.
+    """
     folder = workdir / FOLDER
     folder.mkdir()
     copied = copy_companions(source, folder)
+    if theirs != load_config(source):
+        save_config(folder, theirs)
     if files.index is not None:
-        shutil.copyfile(source / INDEX, folder / INDEX)
+        (folder / INDEX).write_text(files.index)
     record = {"left_out": left_out, "headers": files.headers}
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     return copied
@@ -105,6 +120,26 @@ def read_source_model(workdir: Path) -> SourceModel | None:
     return SourceModel(folder, headers, index, left_out)
 
 
+def check_vocabulary(config: ConfigDict) -> None:
+    """Raises ConfigError if a new run starts from a converted model and has another vocabulary size than that.
+
+    It would train in rows of padding, and could not be exported as that model.
+    """
+    path = local_path(config.checkpoint.init_from) / FOLDER / CONFIG
+    if not config.checkpoint.init_from or not path.is_file():
+        return
+    num_tokens = load_config(path.parent).get("vocab_size", config.model.vocab_size)
+    if num_tokens != config.model.vocab_size:
+        raise ConfigError(
+            explain(
+                f"model.vocab_size={config.model.vocab_size} with a checkpoint.init_from of {num_tokens} tokens",
+                rule="huggingface-origin: a run that starts from a converted model is that model, with as many tokens",
+                picture=f"{path}: vocab_size={num_tokens}",
+                repair=grow_or(f"leave model.vocab_size={num_tokens}", num_tokens=config.model.vocab_size),
+            )
+        )
+
+
 def copy_source_model(source: Path, target: Path) -> None:
     """Copies the folder `hf/` of the run in `source`, if there is one, to the run in `target`, whole or not at all."""
     if (source / FOLDER).is_dir() and not (target / FOLDER).exists():
@@ -130,10 +165,13 @@ def own_path(name: str, workdir: Path) -> str:
 
 
 def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
-    """Writes the tokenizer that `data.tokenizer` names to `target`, if it is a file; returns the names of its files.
+    """Writes the tokenizer that `data.tokenizer` names, with its special tokens and chat template, if it is a file.
 
     tokenizer_config.json says that tokenizer.json is all there is: by the type of the model transformers would take
     another class for some, and with it another way to cut text into words.
+
+    Returns:
+        The names of the files.
     """
     path = _file_of(config)
     if path is None:
@@ -142,7 +180,7 @@ def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
     about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     tokenizer = tokenizer_of(config)
     if tokenizer.masked is None:
-        about["eos_token"] = tokenizer.decode([tokenizer.separator])
+        about |= tokenizer.about | {END: tokenizer.decode([tokenizer.separator])}
     (target / TOKENIZER_CONFIG).write_text(json.dumps(about, indent=2) + "\n")
     return [FILE, TOKENIZER_CONFIG]
 
@@ -156,15 +194,47 @@ def is_other_tokenizer(config: ConfigDict, source: Path) -> bool:
     return not is_same
 
 
+def has_tokenizer(config: ConfigDict) -> bool:
+    """Whether `data.tokenizer` names a file that is there."""
+    return _file_of(config) is not None
+
+
 def _file_of(config: ConfigDict) -> Path | None:
     """The file of `data.tokenizer`; None for bytes, and for one that is not there."""
     path = file_of(config.data.tokenizer)
     return path if config.data.tokenizer != BYTE and path.is_file() else None
 
 
-def copy_companions(source: Path, target: Path) -> list[str]:
-    """Copies the companion files in `source` to `target`; returns their names."""
-    found = [name for name in COMPANIONS if (source / name).is_file()]
+def write_ends(config: ConfigDict, target: Path, *, is_new: bool) -> list[str]:
+    """Has transformers end a generated text where `jaxpipe.sample` does; returns the names of the files written.
+
+    generation_config.json keeps what it has; its eos_token_id gets the tokens that it lacks, as the end of an answer
+    after tuning on chats.
+
+    Args:
+        config: config of the run, whose tokenizer is a file.
+        target: the folder of the model.
+        is_new: whether the tokenizer is another than the model came with, so that the old numbers mean other tokens.
+    """
+    tokenizer = tokenizer_of(config)
+    path = target / GENERATION
+    of_config = load_config(target)
+    theirs = json.loads(path.read_text()) if path.is_file() else {key: of_config.get(key) for key in _TOKEN_IDS}
+    before = theirs.get(END_ID)
+    before = before if isinstance(before, list) else [] if before is None else [before]
+    after = ends_of_text(tokenizer, read_templates(config.data.tokenizer))
+    ends = [*dict.fromkeys([*([] if is_new else before), *after])]
+    if ends == before or tokenizer.masked is not None:
+        return []
+    theirs = {key: value for key, value in theirs.items() if not (is_new and key in _TOKEN_IDS)}
+    path.write_text(json.dumps(theirs | {END_ID: ends[0] if len(ends) == 1 else ends}, indent=2) + "\n")
+    return [GENERATION]
+
+
+def copy_companions(source: Path, target: Path, *, has_tokenizer: bool = True) -> list[str]:
+    """Copies the companion files in `source` to `target`, the tokenizer's only if asked; returns their names."""
+    names = [name for name in COMPANIONS if has_tokenizer or name not in OF_TOKENIZER]
+    found = [name for name in names if (source / name).is_file()]
     for name in found:
         shutil.copyfile(source / name, target / name)
     return found

@@ -115,6 +115,52 @@ class TensorFiles:
             )
 
 
+class GrownFiles:
+    """The tensors of files, some of which have further rows: each new one is the mean of those that are there.
+
+    Source: for the mean, Hewitt 2021, "Initializing new word embeddings for pretrained language models"; transformers'
+    `resize_token_embeddings` draws around it.
+
+    Attributes:
+        headers: the header that each file would have, by its name.
+        entries: the entry of each tensor, by its name.
+        index: text of the index, with the new size; None for a single file.
+    """
+
+    def __init__(self, files: TensorFiles, names: frozenset[str], *, num_rows: int):
+        """Adds rows.
+
+        Args:
+            files: the files.
+            names: the tensors that grow.
+            num_rows: rows of each of these.
+        """
+        self._files, self._names, self._num_rows = files, names, num_rows
+        self.headers = {file: self._grown(header) for file, header in files.headers.items()}
+        self.entries = {name: entry for header in self.headers.values() for name, entry in entries(header).items()}
+        self.index = files.index
+        if files.index is not None:
+            index = json.loads(files.index)
+            size = sum(entry.end - entry.start for entry in self.entries.values())
+            index["metadata"] = (index.get("metadata") or {}) | {"total_size": size}
+            self.index = json.dumps(index, indent=2, sort_keys=True) + "\n"
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns the tensor `name`, float32; `TensorFiles.read` has the errors."""
+        numbers = self._files.read(name)
+        if name not in self._names:
+            return numbers
+        mean = numbers.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
+        return np.concatenate([numbers, np.repeat(mean, self._num_rows - len(numbers), axis=0)])
+
+    def _grown(self, header: str) -> str:
+        tensors = {
+            name: (entry.code, (self._num_rows, *entry.shape[1:]) if name in self._names else entry.shape)
+            for name, entry in entries(header).items()
+        }
+        return new_header(tensors, metadata(header))
+
+
 def _read_index(folder: Path) -> str:
     path = folder / INDEX
     if not path.is_file():

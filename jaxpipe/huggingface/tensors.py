@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from jaxpipe.errors import ConfigError, explain, first_of
-from jaxpipe.huggingface.mapping import Architecture, Parameter
-from jaxpipe.huggingface.tensor_files import Entry, TensorFiles
+from jaxpipe.huggingface.mapping import TOKEN_ROWS, Architecture, Parameter
+from jaxpipe.huggingface.tensor_files import Entry, GrownFiles, TensorFiles
 from jaxpipe.models import LanguageModel
 
 _LAYERS = "layers."
@@ -91,6 +91,12 @@ class TensorMap:
         return {name: tensor.shape for tensor in tensors for name in tensor.new_names}
 
     @cached_property
+    def token_tables(self) -> frozenset[str]:
+        """The names of the tensors that have a row for each token."""
+        tables = [group for group in self.groups if group.parameter.transform is TOKEN_ROWS]
+        return frozenset(name for group in tables for tensor in group.tensors for name in tensor.names)
+
+    @cached_property
     def num_params(self) -> int:
         """Number of parameters of the transformers model; a tensor with several names counts once."""
         return sum(int(np.prod(tensor.shape)) for group in self.groups for tensor in group.tensors)
@@ -125,7 +131,7 @@ class TensorMap:
             )
         return buffers
 
-    def read(self, files: TensorFiles, *, where: str) -> Any:
+    def read(self, files: TensorFiles | GrownFiles, *, where: str) -> Any:
         """Returns the canonical parameters, float32, of files that `check` accepts.
 
         Raises:
@@ -181,7 +187,7 @@ class TensorMap:
         return any(re.fullmatch(pattern, name) for pattern in self.architecture.buffers)
 
 
-def _read(files: TensorFiles, tensor: Tensor, *, where: str) -> np.ndarray:
+def _read(files: TensorFiles | GrownFiles, tensor: Tensor, *, where: str) -> np.ndarray:
     first, *others = (name for name in tensor.names if name in files.entries)
     numbers = files.read(first)
     for other in others:

@@ -26,7 +26,7 @@ from jaxpipe.distributed.log import logging_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.huggingface import copied_path, copy_source_model
+from jaxpipe.huggingface import check_vocabulary, copied_path, copy_source_model
 from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.program import Pipeline
 from jaxpipe.program.contract import check_jax
@@ -198,6 +198,8 @@ def _run(
         # ---- Model, data, devices, pipeline
         if is_resumed:
             _check_resumable(path, config)
+        elif task is None:
+            check_vocabulary(config)
         setup = set_up(config, task or task_of(config), num_processes=processes.count)
         task, pipeline = setup.task, setup.pipeline
         resume.check_same_schedule(processes, pipeline.run_schedule, config.pipeline.costs)

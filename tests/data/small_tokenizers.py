@@ -53,6 +53,96 @@ def _save(tokenizer: tokenizers.Tokenizer, folder: Path) -> Path:
     return path
 
 
+def write_letters(
+    folder: Path, *, special: tuple[str, ...] = (), added: tuple[str, ...] = (), words: tuple[str, ...] = ()
+) -> Path:
+    """All bytes without pairs, after special tokens, tokens that are added and not special, and words of the model."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*special, *added, *words, *alphabet])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in added])
+    return _save(tokenizer, folder)
+
+
+def write_beside(folder: Path, **files: dict) -> None:
+    """The files beside a tokenizer.json, by their names without .json."""
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
+_O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+) + _SPACES
+_DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+) + _SPACES
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def _cut(*patterns: str, **options: object) -> pre_tokenizers.PreTokenizer:
+    splits = [
+        pre_tokenizers.Split(tokenizers.Regex(pattern), **({"behavior": "isolated"} | options)) for pattern in patterns
+    ]
+    return pre_tokenizers.Sequence([*splits, _BYTES])
+
+
+# How published tokenizers treat a text before they look up its tokens, and what they are besides.
+PUBLISHED = {
+    "llama 3": {"pre_tokenizer": _cut(_WORDS.replace("%s", "{1,3}")), "ignore_merges": True},
+    "qwen 3": {"normalizer": normalizers.NFC(), "pre_tokenizer": _cut(_WORDS.replace("%s", ""))},
+    "gpt 4o": {"pre_tokenizer": _cut(_O200K, behavior="removed", invert=True)},
+    "deepseek v3": {"pre_tokenizer": _cut(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK)},
+    "gemma 3": {
+        "normalizer": normalizers.Replace(" ", "\u2581"),
+        "pre_tokenizer": pre_tokenizers.Split(" ", "merged_with_previous"),
+        "byte_fallback": True,
+        "unk_token": "<unk>",
+        "fuse_unk": True,
+    },
+    "llama 2": {
+        "normalizer": normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]),
+        "byte_fallback": True,
+        "unk_token": "<unk>",
+        "fuse_unk": True,
+    },
+}
+
+
+def write_published(folder: Path, name: str, *, special: tuple[str, ...]) -> Path:
+    """The kind of tokenizer that a published one is, with a few hundred tokens of `TEXT`."""
+    parts = dict(PUBLISHED[name])
+    normalizer, pre_tokenizer = parts.pop("normalizer", None), parts.pop("pre_tokenizer", None)
+    has_bytes = bool(parts.get("byte_fallback"))
+    first = [*special, *(["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))] if has_bytes else [])]
+
+    def new(model: models.BPE) -> tokenizers.Tokenizer:
+        tokenizer = tokenizers.Tokenizer(model)
+        if normalizer is not None:
+            tokenizer.normalizer = normalizer
+        if pre_tokenizer is not None:
+            tokenizer.pre_tokenizer = pre_tokenizer
+        return tokenizer
+
+    alphabet = [] if has_bytes else sorted(pre_tokenizers.ByteLevel.alphabet())
+    trained = new(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(first) + 300, special_tokens=first, initial_alphabet=alphabet, show_progress=False
+    )
+    trained.train_from_iterator(TEXT, trainer)
+    model = json.loads(trained.to_str())["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    tokenizer = new(models.BPE(vocab=model["vocab"], merges=merges, **parts))
+    tokenizer.add_special_tokens(list(special))
+    return _save(tokenizer, folder)
+
+
 # ---- Kinds of tokenizers: how each treats the beginning of a text and of a word
 
 KIND_SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")

@@ -11,6 +11,7 @@ from small_tokenizers import write_bpe
 from jaxpipe.data import load_corpus, load_tokenizer
 from jaxpipe.data.indexed import IndexedTokens, read_learned
 from jaxpipe.data.prepare.preparation import prepare
+from jaxpipe.data.prepare.templates import ChatTemplate, RefusedError
 from jaxpipe.errors import ConfigError, DataError
 from jaxpipe.prepare import main
 
@@ -111,8 +112,8 @@ def test_an_answer_is_learned_to_its_end_and_the_prompt_is_only_read(folder):
     tokenizer = load_tokenizer(str(folder), is_masked=False)
     (tokens, learned), (other, _) = documents_of(folder)
     # As a prompt is given to the model: with the token that this file puts before every text.
-    assert tokenizer.decode(tokens) == "<|endoftext|>The cat sat on the mat.<|endoftext|>"
-    assert tokenizer.decode(tokens[learned == 1]) == "on the mat.<|endoftext|>"
+    assert tokenizer.decode(tokens) == "<|endoftext|>The cat sat on the mat.<|im_end|>"
+    assert tokenizer.decode(tokens[learned == 1]) == "on the mat.<|im_end|>"
     assert tokenizer.separator == tokens[-1]
     assert len(other) > 5  # the name of a special token is ordinary text
 
@@ -292,6 +293,29 @@ def test_what_a_template_reads_is_followed(folder, key):
     assert texts == [f"True04{said}", f"False2!4{said}"]
 
 
+def test_a_line_that_is_nested_too_deep_is_refused():
+    """Python reads lines that it cannot write again, some calls further down."""
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    template = ChatTemplate("{{ tools|length }}", {}, "a file")
+    assert template.render(CHAT, {"tools": deep[:0]})[0] == "0"
+    with pytest.raises(RefusedError, match="nested too deep"):
+        template.render(CHAT, {"tools": deep})
+
+
+def test_marks_of_answers_are_left_out_of_a_text():
+    """Also one inside of another, as templates of transformers may have them."""
+    template = ChatTemplate(
+        "{% for message in messages %}{% generation %}a{% generation %}b{% endgeneration %}c{% endgeneration %}"
+        "{% endfor %}{% if add_generation_prompt %}{% generation %}d{% endgeneration %}{% endif %}",
+        {},
+        "a file",
+    )
+    assert template.render(CHAT[:2], {}) == ("abcabc", [(1, 2), (0, 3), (4, 5), (3, 6)])
+    assert template.render(CHAT[:1], {}, is_asked=True) == ("abcd", [(1, 2), (0, 3), (3, 4)])
+
+
 def test_a_key_to_ignore_is_left_out(folder):
     line = {"id": 1, "prompt": "a", "messages": [CHAT[1], {**CHAT[2], "score": 1}]}
     file = write_lines(folder, line)
@@ -316,12 +340,20 @@ def test_the_template_for_tools_is_used_where_there_are_tools(folder):
     (folder / "tokenizer_config.json").unlink()
     prepared(folder, *lines)
     assert [tokens.tolist() for tokens, _ in documents_of(folder)] == first
+    # The files of the data say as much.
+    prepared(folder, *lines, tokenizer=str(folder / "out.tokenizer.json"))
+    assert [tokens.tolist() for tokens, _ in documents_of(folder)] == first
 
 
-def test_markup_in_a_prompt_is_said_and_taken_if_asked_for(folder, capsys):
-    """A prompt that was rendered before, with the beginning that the file puts before texts, and an end of its own."""
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|endoftext|>"])
+def test_markup_in_a_prompt_is_said_and_taken_if_asked_for(folder, capsys, end):
+    """A prompt that was rendered before, with the beginning that the file puts before texts, and an end of its own.
+
+    That is the end of a document, or the one that the template writes after an answer.
+    """
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": end}))
     prompt = "<|endoftext|><|im_start|>user\nOù?<|im_end|>\n<|im_start|>assistant\n"
-    answer = "Sur le café.<|endoftext|>"
+    answer = "Sur le café.<|im_end|>"
     file = write_lines(folder, {"prompt": prompt, "answer": answer}, {"prompt": "a", "answer": "b"})
     flags = [f"--input={file}", "--format=chat", "--seq_len=200", f"--tokenizer={folder}", f"--output={folder}/out"]
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -336,7 +368,7 @@ def test_markup_in_a_prompt_is_said_and_taken_if_asked_for(folder, capsys):
     assert "--markup" in said
     tokenizer = load_tokenizer(str(folder), is_masked=False)
     tokens, learned = documents_of(folder)[0]
-    assert tokenizer.decode(tokens) == f"<|endoftext|>{whole}<|endoftext|>"
+    assert tokenizer.decode(tokens) == f"<|endoftext|>{whole}{end}"
     assert len(tokens) > len(ids) + 30
     assert main([*flags, "--markup", "--overwrite"]) == 0
     assert "\nmarkup " not in capsys.readouterr().out

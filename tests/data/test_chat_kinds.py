@@ -13,7 +13,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from jaxpipe.data import load_tokenizer
 from jaxpipe.data.indexed import IndexedTokens, read_learned
 from jaxpipe.data.prepare.preparation import prepare
-from jaxpipe.errors import DataError
+from jaxpipe.errors import ConfigError, DataError
 
 # Templates in the forms of well-known ones, each with the pattern of its answers, written down by hand.
 CHATML = (
@@ -79,34 +79,36 @@ CHATS = {
     "tools": {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}], "tools": [TOOL]},
 }
 MARKED_ONLY = ("reasoning", "thinking", "tools")  # the others would leave these out, so they are refused
-CROSS_SECTION = list(zip(KINDS, cycle(TEMPLATES), strict=False))
+ENDS = ("<|im_end|>", "</s>")  # eos_token of the folder: another than the usual name in its vocabulary, and that one
+CROSS_SECTION = list(zip(KINDS, cycle(TEMPLATES), cycle(ENDS), strict=False))
 
 
-@pytest.mark.parametrize(("kind", "name"), [("metaspace, space before", "chatml")])
-def test_tokens_and_what_is_learned_are_those_of_transformers(tmp_path, kind, name):
-    _compare(tmp_path, kind, name)
+@pytest.mark.parametrize(("kind", "name", "end"), [("metaspace, space before", "chatml", "<|im_end|>")])
+def test_tokens_and_what_is_learned_are_those_of_transformers(tmp_path, kind, name, end):
+    _compare(tmp_path, kind, name, end)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("kind", "name"), CROSS_SECTION)
-def test_a_kind_under_a_template(tmp_path, kind, name):
-    _compare(tmp_path, kind, name)
+@pytest.mark.parametrize(("kind", "name", "end"), CROSS_SECTION)
+def test_a_kind_under_a_template(tmp_path, kind, name, end):
+    _compare(tmp_path, kind, name, end)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_every_kind_under_every_template(tmp_path, kind, name):
-    _compare(tmp_path, kind, name)
+@pytest.mark.parametrize("end", ENDS)
+def test_every_kind_under_every_template(tmp_path, kind, name, end):
+    _compare(tmp_path, kind, name, end)
 
 
-def _compare(folder, kind, name):
-    """Compares all of `CHATS`, 7 kinds x 5 templates x 8 or 11 chats in all."""
+def _compare(folder, kind, name, end):
+    """Compares all of `CHATS`, 7 kinds x 5 templates x 2 ends x 8 or 11 chats in all."""
     from transformers import PreTrainedTokenizerFast
 
     template, pattern = TEMPLATES[name]
     file = write_kind(folder, kind)
-    told = {"chat_template": template, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    told = {"chat_template": template, "bos_token": "<s>", "eos_token": end, "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(file), **told)
     chats = {key: chat for key, chat in CHATS.items() if name == "marked" or key not in MARKED_ONLY}
@@ -117,7 +119,7 @@ def _compare(folder, kind, name):
         found = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
         assert tokens.tolist() == found["input_ids"], key
         answers = [message for message in chat["messages"] if message["role"] == "assistant"]
-        matches = list(re.finditer(pattern, text, re.DOTALL))
+        matches = list(re.finditer(pattern.replace("</s>", re.escape(end)), text, re.DOTALL))
         assert len(matches) == len(answers)
         mask, all_of_them = np.zeros(len(tokens), np.uint8), np.zeros(len(tokens), np.uint8)
         first, stop = np.array(found["offset_mapping"]).T
@@ -138,10 +140,14 @@ def _compare(folder, kind, name):
     assert (tokens[-1], learned[-1]) == (theirs.eos_token_id, 1)
 
 
-def _documents_of(folder, lines):
+def _sizes(folder):
+    names = {"tokenizer": str(folder), "output": str(folder / "out")}
+    return {**names, "file_format": "chat", "seq_len": 500, "overwrite": True}
+
+
+def _documents_of(folder, lines, **flags):
     (folder / "chats.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
-    sizes = {"file_format": "chat", "seq_len": 500, "overwrite": True}
-    prepare([str(folder / "chats.jsonl")], tokenizer=str(folder), output=str(folder / "out"), **sizes)
+    prepare([str(folder / "chats.jsonl")], **_sizes(folder), **flags)
     indexed = IndexedTokens.open(str(folder / "out"))
     ends = indexed.ends()[:-1]
     return list(zip(np.split(indexed.tokens[:], ends), np.split(read_learned(indexed)[:], ends), strict=True))
@@ -196,9 +202,21 @@ def _fused():
     return library
 
 
+def _few_letters():
+    """Pairs as `_merging`, and no colon that could stand before an answer; nothing stands for what is unknown."""
+    vocab = {token: index for index, token in enumerate(["</s>", "Q", "_", "y", "_y", "a"])}
+    library = tokenizers.Tokenizer(models.BPE(vocab, [("_", "y")]))
+    library.normalizer = normalizers.Replace(" ", "_")
+    return library
+
+
 @pytest.mark.parametrize(
     ("make", "prompt", "answer", "expected"),
-    [(_merging, "Q: ", "y", ["Q", ":_", "y", "</s>"]), (_fused, "ab", "cd y", ["?", "?", "y", "</s>"])],
+    [
+        (_merging, "Q: ", "y", ["Q", ":_", "y", "</s>"]),
+        (_fused, "ab", "cd y", ["?", "?", "y", "</s>"]),
+        (_few_letters, "Q ", "y", ["Q", "_", "y", "</s>"]),
+    ],
 )
 def test_nothing_between_prompt_and_answer_is_doubled_or_lost(tmp_path, make, prompt, answer, expected):
     library = make()
@@ -213,6 +231,42 @@ def test_an_answer_of_no_token_is_refused(tmp_path):
     write_kind(tmp_path, "words")
     with pytest.raises(DataError, match=r"chats.jsonl:1 has an answer that the tokenizer does not tell"):
         _documents_of(tmp_path, [{"prompt": "Is it", "answer": "\n"}])
+
+
+MESSAGES = [{"role": "user", "content": "Q東"}, {"role": "assistant", "content": "y東京"}]
+
+
+@pytest.mark.parametrize("line", [{"prompt": "Q東", "answer": "y東京<|im_end|>"}, {"messages": MESSAGES}])
+def test_characters_of_chats_that_a_vocabulary_lacks_are_refused_or_dropped(tmp_path, line):
+    """Letters of the names of special tokens are not lacking, where these names are the tokens."""
+    library = _few_letters()
+    library.add_special_tokens(["</s>", "<|im_end|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    template = (
+        "{% for message in messages %}{{ message.content }}"
+        "{% if message.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(ConfigError, match=r"lacks 1 characters.*\n.*\n.*U\+6771 1 times"):
+        _documents_of(tmp_path, [{"prompt": "Q東", "answer": "y"}])
+    with pytest.raises(ConfigError, match=r"U\+6771"):
+        _documents_of(tmp_path, [line], reads_markup=True)
+    ((tokens, _),) = _documents_of(tmp_path, [line], reads_markup=True, drop_characters=True)
+    assert [library.id_to_token(int(token)) for token in tokens] == ["Q", "y", "<|im_end|>"]
+    dropped = prepare([str(tmp_path / "chats.jsonl")], **_sizes(tmp_path), reads_markup=True, drop_characters=True)
+    assert dropped.dropped == {"東": 2, "京": 1}
+
+
+def test_unknown_words_of_chats_are_counted(tmp_path):
+    library = _fused()
+    library.add_special_tokens(["</s>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": PLAIN, "eos_token": "</s>"}))
+    chats = [{"prompt": "y", "answer": "ab y"}, {"messages": [USER, ANSWER]}]
+    documents = _documents_of(tmp_path, chats)
+    unknown = prepare([str(tmp_path / "chats.jsonl")], **_sizes(tmp_path)).unknown
+    assert unknown.num == sum(int((tokens == 1).sum()) for tokens, _ in documents) > 2
+    assert unknown.first == f"{tmp_path / 'chats.jsonl'}:1"
 
 
 @pytest.mark.parametrize("key", MARKED_ONLY)

@@ -2,12 +2,13 @@
 
 import pytest
 from ml_collections import ConfigDict
-from small_tokenizers import write_bpe
+from small_tokenizers import write_beside, write_bpe, write_letters
 
 from jaxpipe.config import base_config, check
-from jaxpipe.config.data import check_masked_sequence, check_vocabulary
+from jaxpipe.config.data import check_masked_sequence, check_prepared_tokenizer, check_vocabulary
 from jaxpipe.data import load_tokenizer
 from jaxpipe.data.masked import MIN_SEQ_LEN
+from jaxpipe.data.prepare import prepare
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import FAMILIES
 
@@ -34,6 +35,27 @@ def test_a_vocabulary_holds_all_words_of_the_tokenizer(tmp_path):
         check_vocabulary(config_of(vocab_size=needed - 1, tokenizer=path))
     with pytest.raises(ConfigError, match="rule tokenizer-file"):
         check_vocabulary(config_of(tokenizer=f"{path}.nowhere"))
+
+
+def test_prepared_documents_end_as_the_tokenizer_says(tmp_path):
+    """Both have the same vocabulary; the files beside one of them name another end."""
+    for name, files in {"named": {"tokenizer_config": {"eos_token": "<|im_end|>"}}, "plain": {}}.items():
+        (tmp_path / name).mkdir()
+        write_letters(tmp_path / name, special=("<|endoftext|>", "<|im_end|>"))
+        write_beside(tmp_path / name, **files)
+    (tmp_path / "a.txt").write_text("one")
+    prefix = f"{tmp_path}/data"
+    prepare([f"{tmp_path}/a.txt"], tokenizer=f"{tmp_path}/named", output=prefix)
+
+    def config_with(tokenizer):
+        config = base_config("gpt")
+        config.data.update({"files": f"indexed:{prefix}", "tokenizer": tokenizer})
+        return config
+
+    for tokenizer in (f"{tmp_path}/named", f"{prefix}.tokenizer.json"):
+        check_prepared_tokenizer(config_with(tokenizer))
+    with pytest.raises(ConfigError, match=r"rule prepared-end(.|\n)*plain': <\|endoftext\|>\n.*json: <\|im_end\|>"):
+        check_prepared_tokenizer(config_with(f"{tmp_path}/plain"))
 
 
 def test_a_masked_sequence_holds_two_segments():

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_tokenizers import TEXT, write_bpe, write_word_pieces
+import tokenizers
+from small_tokenizers import TEXT, write_beside, write_bpe, write_letters, write_word_pieces
+from tokenizers import models
 
 from jaxpipe.data import load_tokenizer
 from jaxpipe.data.indexed import IndexedTokens
@@ -250,3 +252,107 @@ def test_one_long_line_and_one_compressed_file_are_sampled_as_evenly(tmp_path, m
     found = [int(word) for text in texts for word in text[:words] if len(word) >= 5]
     assert len(set(found)) == len(found)
     assert np.histogram(found, 5, range=(0, most))[0].min() >= 5
+
+
+QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "separator", "ends"),
+    [
+        ({}, "<|endoftext|>, by its usual name; a generated text ends at <|endoftext|>", QWEN[:1]),
+        (
+            {"tokenizer_config": {"eos_token": "<|im_end|>", "pad_token": "<none>"}},
+            "<|im_end|>, by eos_token of its files; a generated text ends at <|im_end|>",
+            QWEN[2:],
+        ),
+        (
+            {"generation_config": {"eos_token_id": [1, 0]}},
+            "<|im_start|>, by eos_token_id of generation_config.json; a generated text ends at <|im_start|> or"
+            " <|endoftext|>",
+            (QWEN[1], QWEN[0]),
+        ),
+        (
+            {"tokenizer_config": {"eos_token": "<none>"}},
+            "<|endoftext|>, by its usual name, since eos_token '<none>' is not in the vocabulary; a generated text ends"
+            " at <|endoftext|>",
+            QWEN[:1],
+        ),
+        (
+            {"tokenizer_config": {"eos_token": "<|endoftext|>", "chat_template": TEMPLATE}},
+            "<|endoftext|>, by eos_token of its files; a generated text ends at <|endoftext|> or <|im_end|>",
+            (QWEN[0], QWEN[2]),
+        ),
+        (
+            {
+                "tokenizer_config": {
+                    "eos_token": "<|endoftext|>",
+                    "chat_template": TEMPLATE.replace("\n", "<|im_start|>"),
+                }
+            },
+            "<|endoftext|>, by eos_token of its files; a generated text ends at <|endoftext|> or <|im_end|>",
+            (QWEN[0], QWEN[2]),
+        ),
+        (
+            {"tokenizer_config": {"eos_token": "<|endoftext|>", "chat_template": "{% for"}},
+            "<|endoftext|>, by eos_token of its files; a generated text ends at <|endoftext|>",
+            QWEN[:1],
+        ),
+    ],
+)
+def test_prepared_files_end_texts_as_the_folder_of_their_tokenizer(tmp_path, capsys, files, separator, ends):
+    """Their own copy of the tokenizer stands in another folder."""
+    (tmp_path / "q").mkdir()
+    write_letters(tmp_path / "q", special=QWEN, words=("a word",))
+    write_beside(tmp_path / "q", **files)
+    (tmp_path / "a.txt").write_text("one")
+    prefix = f"{tmp_path}/out/data"
+    arguments = [f"--input={tmp_path}/a.txt", f"--output={prefix}", f"--tokenizer={tmp_path}/q"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert f"separator  {separator}" in said
+    missing = "missing    <none>: its files name them, tokenizer.json has no such tokens"
+    assert (missing in said) == ("<none>" in str(files))
+    written = load_tokenizer(f"{prefix}.tokenizer.json", is_masked=False)
+    assert tuple(written.decode([token]) for token in written.ends) == ends
+    assert written.identity == load_tokenizer(f"{tmp_path}/q", is_masked=False).identity
+    assert documents_of(prefix)[0][-1] == written.separator
+    # Of another tokenizer nothing stays.
+    (tmp_path / "plain").mkdir()
+    write_letters(tmp_path / "plain", special=QWEN)
+    assert main([*arguments[:2], f"--tokenizer={tmp_path}/plain", "--overwrite"]) == 0
+    assert load_tokenizer(f"{prefix}.tokenizer.json", is_masked=False).ends == (0,)
+
+
+def write_without_pairs(folder: Path, *, unknown: str | None) -> Path:
+    model = models.BPE(vocab={"a": 0, "b": 1, "?": 2, "</s>": 3}, merges=[], unk_token=unknown)
+    library = tokenizers.Tokenizer(model)
+    library.add_special_tokens(["</s>"])
+    library.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def test_characters_that_the_vocabulary_lacks_are_refused_dropped_or_unknown(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("ab" * 400 + "é" * 300 + "東" * 200)
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "aéb"}))
+    arguments = [f"--input={tmp_path}/a.txt", f"--input={tmp_path}/b.jsonl", f"--output={tmp_path}/out/data"]
+    file = write_without_pairs(tmp_path, unknown=None)
+    assert main([*arguments, f"--tokenizer={file}"]) == 2
+    said = capsys.readouterr().err
+    assert "lacks 2 characters of the text\n  rule tokenizer-characters: " in said
+    assert "      'é' U+00E9 301 times, '東' U+6771 200 times\n  repair: name another" in said
+    assert not list((tmp_path / "out").glob("data*"))
+    assert main([*arguments, f"--tokenizer={file}", "--drop_characters"]) == 0
+    assert "dropped    501 characters: 'é' U+00E9 301 times, '東' U+6771 200 times" in capsys.readouterr().out
+    assert documents_of(f"{tmp_path}/out/data") == [[0, 1] * 400 + [3], [0, 1, 3]]
+    file = write_without_pairs(tmp_path, unknown="?")
+    os.utime(file, ns=(7, 7))
+    assert main([*arguments, f"--tokenizer={file}", "--overwrite"]) == 0
+    said = capsys.readouterr().out
+    assert f"unknown    501 tokens stand for what the vocabulary lacks; the first in {tmp_path}/a.txt\n" in said
+    assert "dropped" not in said
+    assert documents_of(f"{tmp_path}/out/data")[1] == [0, 2, 1, 3]

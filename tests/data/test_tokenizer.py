@@ -1,11 +1,25 @@
 """Text to tokens and back: bytes, and vocabularies in a tokenizer.json; clear errors."""
 
+import json
 import os
 import re
 
 import numpy as np
 import pytest
-from small_tokenizers import BERT_TOKENS, TEXT, write_bpe, write_word_pieces
+import tokenizers
+from small_tokenizers import (
+    BERT_TOKENS,
+    PUBLISHED,
+    TEXT,
+    write_beside,
+    write_bpe,
+    write_letters,
+    write_published,
+    write_word_pieces,
+)
+from tokenizers import models, processors
+from tokenizers.normalizers import NFD, Replace, Sequence, StripAccents
+from tokenizers.pre_tokenizers import ByteLevel, WhitespaceSplit
 
 from jaxpipe.data import MaskedSequences, MaskedVocabulary, Tokenizer, load_corpus, load_tokenizer
 from jaxpipe.errors import ConfigError
@@ -144,16 +158,295 @@ def test_the_names_of_other_masked_models_are_known(tmp_path):
     assert special_of(masked_of(tokenizer)) == [1, 0, 2, 4]
 
 
+DEEPSEEK = ("<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
+ADDED_TOKEN = {"__type": "AddedToken", "content": DEEPSEEK[1], "lstrip": False, "normalized": True}
+GEMMA = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
+LLAMA3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# What the vocabulary has, the files beside it, and the tokens that end a text, the end of a document first.
+ENDS = {
+    "several special": (
+        {"special": ("<|endoftext|>", "<s>", "</s>")},
+        {"tokenizer_config": {"eos_token": "</s>"}},
+        ["</s>"],
+    ),
+    "gemma": (  # </s> is a tag of HTML there
+        {"special": GEMMA, "added": ("</s>", "<h1>")},
+        {
+            "tokenizer_config": {"eos_token": "<eos>", "bos_token": "<bos>"},
+            "generation_config": {"eos_token_id": [1, 5]},
+        },
+        ["<eos>", "<end_of_turn>"],
+    ),
+    "gemma without a config": ({"special": GEMMA, "added": ("</s>", "<h1>")}, {}, ["<eos>"]),
+    "deepseek": ({"special": DEEPSEEK}, {"tokenizer_config": {"eos_token": ADDED_TOKEN}}, [DEEPSEEK[1]]),
+    "llama 3": (
+        {"special": LLAMA3},
+        {"tokenizer_config": {"eos_token": "<|eot_id|>"}, "generation_config": {"eos_token_id": [1, 2, 3]}},
+        ["<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"],
+    ),
+    "qwen": (
+        {"special": QWEN},
+        {"tokenizer_config": {"eos_token": "<|im_end|>"}, "generation_config": {"eos_token_id": [2, 0]}},
+        ["<|im_end|>", "<|endoftext|>"],
+    ),
+    "a word of the model": (
+        {"special": QWEN[:1], "words": ("</s>", "<|im_start|>")},
+        {"tokenizer_config": {"eos_token": "</s>", "additional_special_tokens": ["<|im_start|>"]}},
+        ["</s>"],
+    ),
+    "a token that was added": (
+        {"special": QWEN, "added": ("<end>", "<turn>")},
+        {"tokenizer_config": {"eos_token": "<end>", "extra_special_tokens": {"turn_token": "<turn>"}}},
+        ["<end>"],
+    ),
+    "special by the list of added ones": (
+        {"special": QWEN, "words": ("<a>", "<b>")},
+        {
+            "tokenizer_config": {
+                "eos_token": "<|im_end|>",
+                "added_tokens_decoder": {"3": {"content": "<a>", "special": True}},
+            }
+        },
+        ["<|im_end|>"],
+    ),
+    "the map alone": (
+        {"special": QWEN},
+        {"special_tokens_map": {"eos_token": {"content": "<|im_end|>"}}},
+        ["<|im_end|>"],
+    ),
+    "the map before an old config": (
+        {"special": QWEN},
+        {"special_tokens_map": {"eos_token": "<|im_end|>"}, "tokenizer_config": {"eos_token": "<|endoftext|>"}},
+        ["<|im_end|>"],
+    ),
+    "a new config before the map": (
+        {"special": QWEN},
+        {
+            "special_tokens_map": {"eos_token": "<|im_end|>"},
+            "tokenizer_config": {"eos_token": "<|endoftext|>", "added_tokens_decoder": {}},
+        },
+        ["<|endoftext|>"],
+    ),
+    "generation_config alone": (
+        {"special": QWEN},
+        {"generation_config": {"eos_token_id": 2}, "config": {"eos_token_id": 1}},
+        ["<|im_end|>"],
+    ),
+    "config alone": ({"special": QWEN}, {"config": {"eos_token_id": 2}}, ["<|im_end|>"]),
+    "numbers that are no special tokens": (
+        {"special": QWEN},
+        {"generation_config": {"eos_token_id": [77, 100_000, -1, True]}},
+        ["<|endoftext|>"],
+    ),
+    "a name that is not in the vocabulary": (
+        {"special": QWEN},
+        {"tokenizer_config": {"eos_token": "<none>", "pad_token": None}},
+        ["<|endoftext|>"],
+    ),
+    "a usual name that is not special": ({"special": ("<eos>",), "words": ("</s>",)}, {}, ["<eos>"]),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_texts_end_as_the_files_beside_the_tokenizer_say(tmp_path, case):
+    vocabulary, files, ends = ENDS[case]
+    path = write_letters(tmp_path, **vocabulary)
+    write_beside(tmp_path, **files)
+    tokenizer = load_tokenizer(str(path), is_masked=False)
+    assert [tokenizer.decode([token]) for token in tokenizer.ends] == ends
+    assert tokenizer.separator == tokenizer.ends[0]
+
+
+@pytest.mark.parametrize("case", [name for name, (_, files, _) in ENDS.items() if "tokenizer_config" in files])
+def test_what_the_files_call_special_is_so_as_in_transformers(tmp_path, case):
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary, files, ends = ENDS[case]
+    write_letters(tmp_path, **vocabulary)
+    write_beside(tmp_path, **files)
+    tokenizer = load_tokenizer(str(tmp_path), is_masked=False)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    names = [name for kind in vocabulary.values() for name in kind]
+    if case != "a name that is not in the vocabulary":
+        assert theirs.eos_token == ends[0]
+        assert {*theirs.all_special_tokens} <= {*tokenizer.special_names}
+    text = "Où</h1> 3" + " a".join(names)
+    assert tokenizer.encode_places([text])[0][0].tolist() == theirs.encode(text, add_special_tokens=False)
+    assert tokenizer.encode(text).tolist() == theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_tokenizers_of_published_kinds_give_the_tokens_of_transformers(tmp_path, name):
+    from transformers import PreTrainedTokenizerFast
+
+    write_published(tmp_path, name, special=QWEN)
+    write_beside(tmp_path, tokenizer_config={"eos_token": "<|im_end|>"})
+    tokenizer = load_tokenizer(str(tmp_path), is_masked=False)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert tokenizer.separator == theirs.eos_token_id
+    whole = "The cats' chat 12345\n\n\t sat  on\u00a0it. Où e\u0301tait 東京の猫? \U0001f600 <|im_end|>\r\n</s> "
+    for text in (whole, "", " ", "\n", " la", "la ", *whole.split()):
+        wanted = theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
+        assert tokenizer.encode(text).tolist() == wanted
+        assert tokenizer.encode_batch([text])[0].tolist() == wanted
+        assert tokenizer.encode_places([text])[0][0].tolist() == theirs.encode(text, add_special_tokens=False)
+    documents = [*tokenizer.encode_documents([whole.encode()])]
+    assert documents[0].tolist() == [
+        *theirs.encode(whole, add_special_tokens=False, split_special_tokens=True),
+        theirs.eos_token_id,
+    ]
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config", "special_tokens_map", "generation_config"])
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "\xff"])
+def test_a_damaged_file_beside_the_tokenizer_is_named(tmp_path, name, text):
+    path = write_bpe(tmp_path)
+    (tmp_path / f"{name}.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=rf"{name}.json cannot be read\n *rule tokenizer-config"):
+        load_tokenizer(str(path), is_masked=False)
+
+
+def test_a_file_beside_the_tokenizer_that_has_changed_is_read_again(tmp_path):
+    path = write_letters(tmp_path, special=QWEN)
+    for number, end in enumerate(["<|im_end|>", "<|im_start|>"]):
+        write_beside(tmp_path, tokenizer_config={"eos_token": end})
+        os.utime(tmp_path / "tokenizer_config.json", ns=(number, number))
+        tokenizer = load_tokenizer(str(path), is_masked=False)
+        assert tokenizer.decode([tokenizer.separator]) == end
+
+
 @pytest.mark.parametrize("special", ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"])
 def test_the_token_that_ends_a_document_has_one_of_its_usual_names(tmp_path, special):
     tokenizer = load_tokenizer(str(write_bpe(tmp_path, (special,))), is_masked=False)
     assert tokenizer.decode([tokenizer.separator]) == special
 
 
+def test_the_special_tokens_of_a_masked_model_are_those_that_its_files_name(tmp_path):
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<pad>", "<mask>")
+    path = write_word_pieces(tmp_path, special)
+    assert special_of(masked_of(load_tokenizer(str(path), is_masked=True))) == [0, 2, 3, 4]
+    named = {"pad_token": "<pad>", "cls_token": "<s>", "sep_token": {"content": "</s>"}, "mask_token": "<mask>"}
+    write_beside(tmp_path, tokenizer_config=named)
+    assert special_of(masked_of(load_tokenizer(str(path), is_masked=True))) == [7, 5, 6, 8]
+    write_beside(tmp_path, tokenizer_config=named | {"sep_token": "<none>", "cls_token": None})
+    assert special_of(masked_of(load_tokenizer(str(path), is_masked=True))) == [7, 2, 3, 8]
+
+
+def test_a_word_that_is_called_like_a_special_token_is_none(tmp_path):
+    path = write_letters(tmp_path, special=("<pad>", "<s>", "</s>", "<mask>"), words=("[MASK]", "[SEP]", "[PAD]"))
+    masked = masked_of(load_tokenizer(str(path), is_masked=True))
+    assert special_of(masked) == [0, 1, 2, 3]
+    assert masked.is_maskable[4:].all()
+
+
 def test_a_vocabulary_without_an_end_of_document_is_refused(tmp_path):
     path = write_bpe(tmp_path, ())
     with pytest.raises(ConfigError, match=r"rule document-end: one of <\|endoftext\|>.*\n.*special tokens are none"):
         load_tokenizer(str(path), is_masked=False)
+
+
+def write_model(folder, model, *, normalizer=None, pre_tokenizer=None, special=("</s>",), added=()):
+    library = tokenizers.Tokenizer(model)
+    if normalizer is not None:
+        library.normalizer = normalizer
+    if pre_tokenizer is not None:
+        library.pre_tokenizer = pre_tokenizer
+    library.add_special_tokens(list(special))
+    library.add_tokens(list(added))
+    library.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(str(folder), is_masked=False)
+
+
+def pairs(*tokens, **options):
+    return models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[], **options)
+
+
+SPACES = WhitespaceSplit()
+# A vocabulary, a text, and what becomes no token.
+LACKING = {
+    "a letter": (pairs("a", "b"), {}, "ab éé東a", {" ": 1, "é": 2, "東": 1}),
+    "spaces that are cut off": (pairs("a", "b"), {"pre_tokenizer": SPACES}, " ab é\n", {"é": 1}),
+    "what a normalizer takes away": (pairs("a"), {"normalizer": Replace("é", "")}, "aéb", {"b": 1}),
+    "what a normalizer makes of it": (
+        pairs("e"),
+        {"normalizer": Sequence([NFD(), StripAccents()])},
+        "éa",
+        {"a": 1},
+    ),
+    "a letter inside a word": (
+        pairs("a", "b</w>", end_of_word_suffix="</w>"),
+        {"pre_tokenizer": SPACES},
+        "ab ba",
+        {"b": 1, "a": 1},
+    ),
+    "an unknown token": (pairs("a", "?", unk_token="?"), {}, "aé", {}),
+    "bytes": (pairs(*(f"<0x{byte:02X}>" for byte in range(256)), byte_fallback=True), {}, "a東", {}),
+    "some bytes": (pairs("a", "<0xC3>", "<0xA9>", byte_fallback=True), {}, "aé東", {"東": 1}),
+    "the name of a special token": (pairs("a", "s"), {}, "a</s>s", {"<": 1, "/": 1, ">": 1}),
+    "spaces of byte pairs": (pairs("a", "Ġ"), {"pre_tokenizer": ByteLevel(add_prefix_space=False)}, "a  a", {}),
+    "whole words": (pairs("東京", ignore_merges=True), {"pre_tokenizer": SPACES}, "東京 東", {"東": 1}),
+}
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_characters_that_a_vocabulary_lacks_are_refused_and_counted(tmp_path, case):
+    model, parts, text, lacking = LACKING[case]
+    tokenizer = write_model(tmp_path, model, **parts)
+    assert tokenizer.lacking([text, "", text]) == {letter: 2 * num for letter, num in lacking.items()}
+    if not lacking:
+        assert len(tokenizer.encode(text))
+        return
+    documents = [text.encode()]
+    for use in (
+        tokenizer.encode,
+        lambda text: tokenizer.encode_batch([text]),
+        lambda _: list(tokenizer.encode_documents(documents)),
+    ):
+        with pytest.raises(ConfigError, match=r"lacks \d characters of the text\n *rule tokenizer-characters") as error:
+            use(text)
+        for letter, num in lacking.items():
+            assert f"{letter!r} U+{ord(letter):04X} {num} times" in str(error.value)
+    dropping = load_tokenizer(str(tmp_path), is_masked=False, drops=True)
+    assert dropping.encode(text).tolist() == tokenizer.library.encode(text).ids
+
+
+def test_a_name_that_is_a_token_is_not_lacking(tmp_path):
+    """Its letters are no tokens: one name is special, one is added and not."""
+    tokenizer = write_model(tmp_path, pairs("a"), added=("東京",))
+    assert tokenizer.lacking(["a東京a京</s>"], reads_special=True) == {"京": 1}
+    assert tokenizer.encode_places(["a東京</s>"])[0][0].tolist() == [0, 2, 1]
+    with pytest.raises(ConfigError, match=r"lacks 1 characters of the text\n.*\n *'京' U\+4EAC 1 times"):
+        tokenizer.encode_places(["a東京a京</s>"])
+
+
+@pytest.mark.parametrize("normalizer", [Replace("", "x"), Replace(tokenizers.Regex("(?=a)"), "zz")])
+def test_a_panic_of_the_library_is_told(tmp_path, normalizer):
+    parts = {"normalizer": normalizer, "pre_tokenizer": ByteLevel()}
+    tokenizer = write_model(tmp_path, pairs("a", "Ġ"), **parts)
+    for use in (tokenizer.encode, lambda text: tokenizer.encode_batch([text]), lambda _: tokenizer.beginning):
+        with pytest.raises(ConfigError, match="rule tokenizer-words"):
+            use("a a")
+
+
+@pytest.mark.parametrize("largest", [2**31, 2**32 - 1])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_tokens_that_no_table_has_are_refused(tmp_path, largest, is_masked):
+    path = write_letters(tmp_path, special=("</s>",))
+    file = json.loads(path.read_text())
+    file["model"]["vocab"]["far"] = largest
+    path.write_text(json.dumps(file))
+    with pytest.raises(ConfigError, match=rf"whose largest token is {largest}\n *rule tokenizer-size"):
+        load_tokenizer(str(path), is_masked=is_masked)
+
+
+def test_what_stands_before_a_text_does_not_depend_on_the_letters_of_a_vocabulary(tmp_path):
+    write_model(tmp_path, pairs("b", "c"), special=("</s>", "<s>"))
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    library.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    os.utime(tmp_path / "tokenizer.json", ns=(7, 7))
+    assert load_tokenizer(str(tmp_path), is_masked=False).beginning == (3,)
 
 
 def test_a_file_that_has_changed_is_read_again(tmp_path):

@@ -12,6 +12,7 @@ from jaxpipe.config import model_config
 from jaxpipe.convert import convert
 from jaxpipe.models import LanguageModel
 from jaxpipe.prepare import main as prepare
+from jaxpipe.sample import main as sample
 from jaxpipe.train import main as train
 from jaxpipe.training.batches import batches_of, read_corpus
 from jaxpipe.training.run_folder import read_config
@@ -22,6 +23,7 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SIZES = LLAMA | {"vocab_size": 300, "num_hidden_layers": 4, "num_attention_heads": 4, "tie_word_embeddings": False}
+SIZES |= {"bos_token_id": None, "eos_token_id": 0}
 MODELS = {
     "llama": ("LlamaForCausalLM", SIZES, "1f1b"),
     "qwen3": ("Qwen3ForCausalLM", SIZES | {"head_dim": 16}, "zb_v"),
@@ -57,12 +59,14 @@ def write_tokenizer(path) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.ci if name == "qwen3" else pytest.mark.slow) for name in MODELS]
 )
-def test_a_model_learns_the_answers_and_goes_back(transformers, tmp_path, name):
+def test_a_model_learns_the_answers_stops_and_goes_back(transformers, tmp_path, capsys, monkeypatch, name):
     kind, sizes, schedule = MODELS[name]
     theirs = tmp_path / "theirs"
     new_model(transformers, kind, sizes).save_pretrained(theirs)
     write_tokenizer(theirs / "tokenizer.json")
-    (theirs / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    # As a base model's: its files name the end of a document, and the template ends a turn otherwise.
+    beside = {"chat_template": TEMPLATE, "eos_token": SPECIAL[0], "tokenizer_class": "PreTrainedTokenizerFast"}
+    (theirs / "tokenizer_config.json").write_text(json.dumps(beside))
     (tmp_path / "chats.jsonl").write_text(chats())
     convert(f"hf:{theirs}", str(tmp_path / "ours"))
     flags = ["--format=chat", "--seq_len=128", f"--tokenizer={theirs}", f"--output={tmp_path / 'data'}"]
@@ -95,3 +99,33 @@ def test_a_model_learns_the_answers_and_goes_back(transformers, tmp_path, name):
     tokens = {"tokens": batch["tokens"][:1, : int((batch["positions"][0][1:] == 0).argmax()) + 1]}  # one document
     ours, wanted = our_logits(run, tokens)["masked_lm"], their_logits(back, tokens)["masked_lm"]
     assert np.abs(ours - wanted).max() < 1e-4
+
+    # It stops where a turn ends, here and in transformers.
+    assert json.loads((tmp_path / "back" / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    for animal, sound in zip(ANIMALS, SOUNDS, strict=True):
+        question = f"What does the {animal} say, {ANIMALS.index(animal)}?"
+        asked = [{"role": "user", "content": question}]
+        prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+        tokens = back.generate(**prompt, do_sample=False, max_new_tokens=60)[0, prompt["input_ids"].shape[1] :].tolist()
+        assert tokens.index(2) == len(tokens) - 1
+        assert sound in tokenizer.decode(tokens)
+        capsys.readouterr()
+        assert sample([f"--workdir={run}", f"--prompt={question}", "--chat", "--temperature=0", "--num_tokens=60"]) == 0
+        text = capsys.readouterr().out.partition("\n")[2]
+        assert text == tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False) + (
+            tokenizer.decode(tokens[:-1]) + "\n"
+        )
+        # The same prompt as it is written for the model, names of special tokens and all.
+        written = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+        assert sample([f"--workdir={run}", f"--prompt={written}", "--temperature=0", "--num_tokens=60"]) == 0
+        assert capsys.readouterr().out.partition("\n")[2] == text
+
+    # Names of special tokens are text if one asks for it, but not in a question.
+    given = []
+    monkeypatch.setattr("jaxpipe.sample.generate", lambda model, params, prompt, **_: given.append(prompt) or iter(()))
+    flags = [f"--workdir={run}", f"--prompt={written}"]
+    assert [sample(flags), sample([*flags, "--nomarkup"]), sample([*flags, "--nomarkup", "--chat"])] == [0, 0, 2]
+    assert given[0] == tokenizer(written, add_special_tokens=False)["input_ids"]
+    assert not {1, 2} & set(given[1])
+    assert tokenizer.decode(given[1]) == written

@@ -1,9 +1,12 @@
 """A config.json says the same in the words of transformers 4 and 5; what we cannot follow is refused by name."""
 
+import dataclasses
 import json
 from contextlib import suppress
 
+import numpy as np
 import pytest
+import their_models
 from their_models import BERT, GPT2, LLAMA, LLAMA3, QWEN3_MOE
 
 from jaxpipe.config import base_config, model_config
@@ -110,6 +113,109 @@ def test_llama_31_of_meta():
 def test_rotary_positions_of_transformers_4_and_5_are_the_same(old, new):
     assert read("LlamaForCausalLM", **old) == read("LlamaForCausalLM", **new)
     assert read("LlamaForCausalLM", **old) != read("LlamaForCausalLM", rope_theta=51.0)
+
+
+def test_an_original_length_at_the_top_comes_before_the_one_inside():
+    inside = {"rope_parameters": LLAMA3}
+    without = {"rope_parameters": {key: value for key, value in LLAMA3.items() if key[:8] != "original"}}
+    top = {"original_max_position_embeddings": 16}
+    assert read("LlamaForCausalLM", **without, **top) == read("LlamaForCausalLM", **inside)
+    assert (
+        read("LlamaForCausalLM", **inside, **top | {"original_max_position_embeddings": 32}).model[
+            "rope_original_positions"
+        ]
+        == 32
+    )
+    assert read("LlamaForCausalLM", **without).model["rope_original_positions"] == LLAMA["max_position_embeddings"]
+
+
+# Every class's config, and fields of it, or of all configs, on which no number of the model depends.
+CONFIG_CLASSES = {
+    "GPT2LMHeadModel": "GPT2Config",
+    "LlamaForCausalLM": "LlamaConfig",
+    "MistralForCausalLM": "MistralConfig",
+    "Qwen2ForCausalLM": "Qwen2Config",
+    "Qwen3ForCausalLM": "Qwen3Config",
+    "MixtralForCausalLM": "MixtralConfig",
+    "Qwen3MoeForCausalLM": "Qwen3MoeConfig",
+    "MegatronBertForPreTraining": "MegatronBertConfig",
+    "MegatronBertForMaskedLM": "MegatronBertConfig",
+}
+HARMLESS = {
+    # What is returned, kept or reported.
+    "output_attentions": True,
+    "output_hidden_states": True,
+    "output_router_logits": True,
+    "use_cache": False,
+    "return_dict": True,
+    "transformers_version": "4.0",
+    "_name_or_path": "x",
+    "dtype": "float32",
+    # Numbers of tokens, which generation and the tokenizer read.
+    "bos_token_id": 5,
+    "eos_token_id": 6,
+    "pad_token_id": 7,
+    # Of initial parameters, of other heads, and of how the same numbers are computed.
+    "initializer_range": 0.5,
+    "problem_type": "regression",
+    "id2label": {0: "x"},
+    "label2id": {"x": 0},
+    "summary_activation": "tanh",
+    "summary_type": "first",
+    "summary_first_dropout": 0.5,
+    "summary_proj_to_labels": False,
+    "summary_use_proj": False,
+    "chunk_size_feed_forward": 2,
+    "pretraining_tp": 2,
+}
+OLD = ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")  # of version 4
+
+
+class Recording(dict):
+    """A config.json that notes which of its fields are read."""
+
+    def __init__(self, fields):
+        super().__init__(fields)
+        self.was_read = set()
+
+    def get(self, key, default=None):
+        self.was_read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key):
+        self.was_read.add(key)
+        return super().__getitem__(key)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", CONFIG_CLASSES)
+def test_every_field_of_a_class_is_read_or_harmless(transformers, kind):
+    their_class = getattr(transformers, CONFIG_CLASSES[kind])
+    fields = their_class().to_dict().keys() | {field.name for field in dataclasses.fields(their_class)}
+    fields |= their_class.attribute_map.keys() | (OLD if "rope_parameters" in fields else set())
+    window = {"use_sliding_window": True, "max_window_layers": 0}  # without it Qwen's others are not read
+    theirs = Recording({"architectures": [kind], **BASE.get(kind, BERT), **window})
+    configs.read_config(theirs, where="config.json")
+    known = theirs.was_read | HARMLESS.keys() | {"architectures", "model_type"}
+    # The width of dense layers, of which jaxpipe's Qwen3-MoE has none.
+    known |= {"intermediate_size"} if kind == "Qwen3MoeForCausalLM" else set()
+    assert fields - known == set()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", CONFIG_CLASSES)
+def test_harmless_fields_change_no_logit_of_transformers(transformers, kind):
+    model_class, sizes = getattr(transformers, kind), BASE.get(kind, BERT)
+    microbatch = their_models.microbatch("bert" if kind.startswith("Megatron") else "llama")
+    model = their_models.new_model(transformers, kind, sizes)
+    logits = their_models.their_logits(model, microbatch)
+    known = model.config.to_dict()
+    for field, value in HARMLESS.items():
+        if field in known and field not in ("transformers_version", "return_dict"):
+            changed = model_class(model_class.config_class(**sizes | {field: value})).eval()
+            changed.load_state_dict(model.state_dict())
+            for name, numbers in their_models.their_logits(changed, microbatch).items():
+                assert np.array_equal(numbers, logits[name]), field
 
 
 @pytest.mark.ci

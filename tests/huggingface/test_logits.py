@@ -1,5 +1,8 @@
 """Our logits are those of transformers, for random weights in every parameter."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from their_models import MODELS, family_of, load, logits_of, microbatch, read_model, their_logits
@@ -46,3 +49,16 @@ def test_logits_of_padded_texts_are_those_of_transformers(transformers, saved, n
 @pytest.mark.parametrize(("batch", "seq"), [(1, 1), *SHAPES])
 def test_logits_are_those_of_transformers_in_every_shape(transformers, saved, name, batch, seq):
     assert_same_logits(transformers, saved(name), name, batch=batch, seq=seq)
+
+
+@pytest.mark.ci
+def test_an_original_length_at_the_top_of_the_config_is_read_as_in_transformers(transformers, saved, tmp_path):
+    """As Phi-3 and some conversions write it; the length inside, if there is one, then says nothing."""
+    folder = shutil.copytree(saved("llama3"), tmp_path / "model")
+    theirs = json.loads((folder / "config.json").read_text())
+    top = theirs["rope_parameters"]["original_max_position_embeddings"]
+    for inside in ({"original_max_position_embeddings": 4 * top}, {}):
+        rope = {key: value for key, value in theirs["rope_parameters"].items() if key[:8] != "original"} | inside
+        changed = theirs | {"rope_parameters": rope, "original_max_position_embeddings": top}
+        (folder / "config.json").write_text(json.dumps(changed))
+        assert_same_logits(transformers, folder, "llama3", batch=2, seq=18)

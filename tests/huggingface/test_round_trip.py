@@ -1,6 +1,8 @@
 """A model that came from Hugging Face goes back byte for byte; one that did not loads in transformers."""
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -188,13 +190,12 @@ def test_a_model_of_ours_loads_in_transformers(transformers, tmp_path, name):
         assert np.abs(logits - theirs[head]).max() < 1e-4
 
 
-def write_words(path: Path, text: str) -> tokenizers.Tokenizer:
+def write_words(path: Path, text: str, special: Sequence[str] = ("<|endoftext|>",)) -> tokenizers.Tokenizer:
     """Byte-level pairs, of which numbers have long ones: Qwen's own cut numbers into digits."""
     library = tokenizers.Tokenizer(tokenizers.models.BPE())
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    special = ["<|endoftext|>"]
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=list(special), initial_alphabet=alphabet)
     library.train_from_iterator([text] * 3, trainer)
     library.save(str(path))
     return library
@@ -221,6 +222,41 @@ def test_the_tokenizer_of_a_model_of_ours_goes_with_it_and_comes_back(tmp_path):
     write_config(tmp_path / "back", config)
     export_model(str(tmp_path / "back"), str(tmp_path / "again"))
     assert (tmp_path / "again" / "tokenizer.json").read_text() == (tmp_path / "tokenizer.json").read_text()
+
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_the_special_tokens_of_the_tokenizer_go_with_it(transformers, saved, tmp_path, is_imported):
+    """In place of those of the tokenizer that an imported model came with."""
+    if is_imported:
+        old = shutil.copytree(saved("qwen2"), tmp_path / "old")
+        write_words(old / "tokenizer.json", "The year", special=["</s>", "<s>"])
+        for name, content in {
+            "special_tokens_map": {"eos_token": "</s>"},
+            "generation_config": {"eos_token_id": 0},
+        }.items():
+            (old / f"{name}.json").write_text(json.dumps(content))
+        (old / "chat_template.jinja").write_text("</s>")
+        run = imported(old, tmp_path / "run")
+    else:
+        run = new_run(tmp_path / "run", "llama")
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    write_words(folder / "tokenizer.json", "The year 1999", special=SPECIAL)
+    beside = {"eos_token": "<|endoftext|>", "additional_special_tokens": ["<none>"], "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(beside | {"pad_token": {"content": "<|im_end|>"}}))
+    config = read_config(str(run))
+    config.data.tokenizer = str(folder)
+    write_config(run, config)
+    export_model(str(run), str(tmp_path / "model"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert (theirs.eos_token, theirs.pad_token, theirs.chat_template) == ("<|endoftext|>", "<|im_end|>", TEMPLATE)
+    assert "<none>" not in theirs.get_vocab()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.generation_config.eos_token_id == [0, 2]
 
 
 @pytest.mark.ci

@@ -1,12 +1,16 @@
 """Tokens are drawn from the logits of what came before them, as far as the model sees."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_models import in_tiers
 
-from jaxpipe.data import load_tokenizer
+from jaxpipe.data import Tokenizer, load_tokenizer
+from jaxpipe.data.tokenizer import with_beginning
 from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
 from jaxpipe.sample import Continuation, generate
 
@@ -117,3 +121,26 @@ def test_a_continuation_ends_before_a_stop_string_and_with_the_document(stops, s
         text.add(token)
     assert text.shown() == shown
     assert added == num_added + (not stops or stops == ("the",))
+
+
+def test_a_continuation_ends_at_the_first_of_several_tokens():
+    bytes_of = load_tokenizer("byte", is_masked=False)
+    for end in b"\x01\x02":
+        text = Continuation([*b"the"], bytes_of, (), ends=(1, 2))
+        for token in [*b" cat\0", end, *b"more"]:
+            text.add(token)
+        assert text.shown() == "the cat\0"
+
+
+@pytest.mark.parametrize(
+    ("beginning", "prompt", "given"),
+    [
+        ((7,), [1, 2], [7, 1, 2]),
+        ((7,), [7, 1], [7, 1]),
+        ((7, 8), [7, 1], [7, 8, 7, 1]),
+        ((), [1], [1]),
+        ((7,), [], [7]),
+    ],
+)
+def test_a_prompt_has_one_beginning(beginning, prompt, given):
+    assert with_beginning(prompt, cast(Tokenizer, SimpleNamespace(beginning=beginning))) == given

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpipe.data.prepare.sandbox import BEGIN, END
-from jaxpipe.data.prepare.templates import DEFAULT, TOOL_USE, ChatTemplate, RefusedError, Span
-from jaxpipe.data.tokenizer import FILE
+from jaxpipe.data.prepare.templates import ChatTemplate, RefusedError, Span
+from jaxpipe.data.special_tokens import DEFAULT, FILE
 from jaxpipe.errors import DataError, explain
 
 CHAT = "chat"  # value of --format
+TOOL_USE = "tool_use"  # the template for lines with tools, where a tokenizer has several
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = ("answer", "completion", "response")  # keys of the text after "prompt"
 _RULE = 'chat: a line is {"prompt": TEXT, "answer": TEXT} or {"messages": [{"role": ROLE, "content": TEXT}, ...]}'
@@ -68,6 +69,7 @@ class ChatForm:
         tokenizer: its name, for messages.
         seq_len: the most tokens that a conversation may predict, as `data.seq_len`.
         special: names of the tokenizer's special tokens.
+        ends: the tokens at which a generated text ends.
         reads_markup: whether names of special tokens in prompts, answers and messages are these tokens.
         ignored_keys: keys of lines and messages that are left out.
     """
@@ -76,6 +78,7 @@ class ChatForm:
     tokenizer: str
     seq_len: int
     special: Sequence[str]
+    ends: Sequence[int]
     reads_markup: bool = False
     ignored_keys: Sequence[str] = ()
 
@@ -153,11 +156,9 @@ def _rendered(document: dict[str, Any], form: ChatForm, place: str) -> MarkedTex
     if not learned:
         raise _wrong(place, "has no answer", "no message has the role 'assistant' and is learned; answers alone are")
     try:
+        text, spans = template.render(messages, variables, answers=learned)
         if template.marks_answers:
-            text, spans = _unmarked(template.render(messages, variables)[0])
             spans = _without_unlearned(spans, messages, learned, template, variables, place)
-        else:
-            text, spans = template.render(messages, variables, answers=learned)
     except RefusedError as error:
         raise _wrong(place, "is refused by the chat template", f"{template.path}: {error}") from error
     told = tuple(span for span in spans if span is not None)
@@ -265,13 +266,13 @@ def _is_learned(message: Mapping[str, Any], number: int, place: str) -> bool:
 
 
 def _without_unlearned(
-    spans: list[Span],
+    spans: list[Span | None],
     messages: list[dict[str, Any]],
     learned: Sequence[int],
     template: ChatTemplate,
     variables: Mapping[str, Any],
     place: str,
-) -> list[Span]:
+) -> list[Span | None]:
     """The `spans` that the template marks without those of answers that are not learned.
 
     A second text, in which the texts of each answer end with its number, shows whose they are.
@@ -286,8 +287,9 @@ def _without_unlearned(
         return {**message, **{key: f"{message.get(key, '')}{_MARK}{i}{_MARK}" for key in texts}}
 
     shown = [numbered(i, message) if i in answers else message for i, message in enumerate(messages)]
-    text, shown_spans = _unmarked(template.render(shown, variables)[0])
-    of_spans = [set(map(int, re.findall(f"{_MARK}([0-9]+){_MARK}", text[first:end]))) for first, end in shown_spans]
+    text, shown_spans = template.render(shown, variables)
+    parts = [text[slice(*span)] for span in shown_spans if span]
+    of_spans = [set(map(int, re.findall(f"{_MARK}([0-9]+){_MARK}", part))) for part in parts]
     are_told = all(len(numbers) > 0 and (numbers <= others or not numbers & others) for numbers in of_spans)
     if len(of_spans) != len(spans) or not are_told or not others <= set().union(*of_spans):
         raise _wrong(
@@ -297,23 +299,6 @@ def _without_unlearned(
             repair="give each answer a line of its own, with the messages before it",
         )
     return [span for span, numbers in zip(spans, of_spans, strict=True) if not numbers & others]
-
-
-def _unmarked(marked: str) -> tuple[str, list[Span]]:
-    """Returns a text without its marks, and the spans between them.
-
-    Example:
-        >>> _unmarked(f"ab{BEGIN}cd{END}e")
-        ('abcde', [(2, 4)])
-    """
-    text, spans = "", []
-    before, *parts = marked.split(BEGIN)
-    text = before
-    for part in parts:
-        answer, after = part.split(END)
-        spans.append((len(text), len(text) + len(answer)))
-        text += answer + after
-    return text, spans
 
 
 def _wrong(place: str, what: str, picture: str, repair: str = "correct or remove the line") -> DataError:

@@ -7,6 +7,7 @@ JSON lines are parsed, and invalid UTF-8 is replaced by U+FFFD and counted. The 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from jaxpipe.data.prepare.chat import ChatForm, MarkedText, marked_text
 from jaxpipe.data.prepare.reading import FilePart
 from jaxpipe.data.protocols import Tokenizer
-from jaxpipe.data.tokenizer import ByteTokenizer
+from jaxpipe.data.tokenizer import ByteTokenizer, with_beginning
 from jaxpipe.errors import DataError, explain
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -50,6 +51,8 @@ class EncodedBlock:
         num_text_bytes: bytes of the text in UTF-8.
         replaced: places of invalid UTF-8.
         empty: documents without text, which are left out.
+        unknown: tokens that stand for what the vocabulary lacks.
+        dropped: characters that the vocabulary lacks, if the tokenizer leaves them out.
         learned: for each token 1 if it is learned, 0 if it is only read; None: all are.
         markup: prompts and answers with the name of a special token, which was read as text.
     """
@@ -60,6 +63,8 @@ class EncodedBlock:
     num_text_bytes: int
     replaced: Tally
     empty: Tally
+    unknown: Tally
+    dropped: Counter[str]
     learned: np.ndarray | None = None
     markup: Tally = Tally(0)
 
@@ -78,7 +83,7 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
     texts = [replace(text, text=_replace_surrogates(text.text)[0]) for text in found]
     rendered = iter(_rendered([text for text in texts if text.is_rendered], tokenizer))
     answered = [(text, line.place) for text, line in zip(texts, lines, strict=True) if not text.is_rendered]
-    following = iter(_answered(answered, tokenizer, form.reads_markup))
+    following = iter(_answered(answered, tokenizer, form))
     documents: list[tuple[np.ndarray, np.ndarray]] = [(tokenizer.encode(""), np.zeros(0, np.uint8))]
     for line, text in zip(lines, texts, strict=True):
         tokens, learned = next(rendered if text.is_rendered else following)
@@ -95,6 +100,7 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
             )
         documents.append((tokens, learned))
     tokens, learned = (np.concatenate(some) for some in zip(*documents, strict=True))
+    dropped = (_dropped(tokenizer, [text.text], text.is_rendered or form.reads_markup) for text in texts)
     is_text = [(line, text.markup) for line, text in zip(lines, texts, strict=True) if text.markup]
     return EncodedBlock(
         tokens,
@@ -103,6 +109,8 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
         num_text_bytes=sum(len(text.text.encode()) for text in texts),
         replaced=sum((Tally(line.num_replaced, line.place) for line in lines if line.num_replaced), Tally(0)),
         empty=Tally(0),
+        unknown=_unknown(tokenizer, [one for one, _ in documents[1:]], [line.place for line in lines]),
+        dropped=sum(dropped, Counter()),
         learned=learned,
         markup=sum((Tally(1, f"{name!r} in {line.place}") for line, name in is_text), Tally(0)),
     )
@@ -126,23 +134,24 @@ _BEFORE = (":", "a", "0", ")", "\n", " ")
 
 
 def _answered(
-    texts: Sequence[tuple[MarkedText, str]], tokenizer: Tokenizer, reads_markup: bool
+    texts: Sequence[tuple[MarkedText, str]], tokenizer: Tokenizer, form: ChatForm
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Tokens of prompts, each with its answer and a separator, as if the model went on from the prompt.
 
     A prompt has the tokens that `jaxpipe.sample` gives the model, with no second beginning if it writes one itself. An
     answer has those that it has behind its prompt: many tokenizers put a space before a text, not before its rest.
-    Where a token has letters of both, as " on" of "sat " and "on", the answer follows another letter.
+    Where a token has letters of both, as " on" of "sat " and "on", the answer follows another letter. It ends with the
+    separator, unless it writes a token itself at which a generated text ends.
 
     Args:
         texts: prompts with their answers, and file and line of each.
         tokenizer: encodes them.
-        reads_markup: whether names of special tokens are these tokens.
+        form: whether names of special tokens are these tokens, and which of them end a text.
     """
+    reads_markup = form.reads_markup
     pairs = [(text.text[: text.spans[0][0]], text.text[text.spans[0][0] :]) for text, _ in texts]
     prompts = [tokens for tokens, _, _ in tokenizer.encode_places([prompt for prompt, _ in pairs], reads_markup)]
     answers = _following(pairs, prompts, tokenizer, reads_markup)
-    beginning = np.array(tokenizer.beginning, tokenizer.encode("").dtype)
     for (_, place), prompt, answer in zip(texts, prompts, answers, strict=True):
         if answer is None:
             raise DataError(
@@ -153,11 +162,10 @@ def _answered(
                     repair="correct or remove the line",
                 )
             )
-        begins = reads_markup and len(beginning) and np.array_equal(prompt[: len(beginning)], beginning)
-        ends = reads_markup and answer[-1] == tokenizer.separator
-        prompt = prompt if begins else np.concatenate([beginning, prompt])
-        tokens = np.concatenate([prompt, answer, [tokenizer.separator] * (not ends)]).astype(beginning.dtype)
-        yield tokens, (np.arange(len(tokens)) >= len(prompt)).astype(np.uint8)
+        before = with_beginning(prompt.tolist(), tokenizer, reads_special=reads_markup)
+        is_ended = answer[-1] in form.ends
+        tokens = np.array([*before, *answer.tolist(), *([] if is_ended else [tokenizer.separator])], prompt.dtype)
+        yield tokens, (np.arange(len(tokens)) >= len(before)).astype(np.uint8)
 
 
 def _following(
@@ -171,6 +179,8 @@ def _following(
         if not left:
             break
         if letter is not None:
+            if tokenizer.lacking([letter]):
+                continue
             ((of_letter, _, _),) = tokenizer.encode_places([letter], reads_markup)
             befores, of_befores = [letter] * len(pairs), [of_letter] * len(pairs)
         both = tokenizer.encode_places([befores[i] + pairs[i][1] for i in left], reads_markup)
@@ -220,7 +230,22 @@ def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -
         num_text_bytes=sum(len(_as_bytes(text.text)) for text in full),
         replaced=sum((Tally(text.num_replaced, text.place) for text in texts if text.num_replaced), Tally(0)),
         empty=sum((Tally(1, text.place) for text in texts if not text.text), Tally(0)),
+        unknown=_unknown(tokenizer, rows, [text.place for text in full]),
+        dropped=_dropped(tokenizer, [text.text for text in full]),
     )
+
+
+def _dropped(tokenizer: Tokenizer, texts: Sequence[str | bytes], reads_special: bool = False) -> Counter[str]:
+    """The characters of `texts` that the tokenizer has left out; if it leaves none out, they were an error before."""
+    return tokenizer.lacking(texts, reads_special=reads_special) if tokenizer.drops else Counter()
+
+
+def _unknown(tokenizer: Tokenizer, rows: Sequence[np.ndarray], places: Sequence[str]) -> Tally:
+    """The number of unknown tokens of `rows`, which come from `places`."""
+    if tokenizer.unknown is None:
+        return Tally(0)
+    counts = (int(np.count_nonzero(row == tokenizer.unknown)) for row in rows)
+    return sum((Tally(num, place) for num, place in zip(counts, places, strict=True) if num), Tally(0))
 
 
 def _document_lengths(lengths: np.ndarray, is_end: np.ndarray) -> np.ndarray:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +23,11 @@ from jaxpipe.data.indexed import LOSS, TOKENIZER, index_path, tokenizer_path, to
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.data.prepare.chat import CHAT, ChatForm
 from jaxpipe.data.prepare.encoding import Tally, encode_block, encode_chat, texts_of
+from jaxpipe.data.prepare.endings import ends_of_text
 from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, place_to_cut, read_blocks, read_file
 from jaxpipe.data.prepare.templates import read_templates
-from jaxpipe.data.tokenizer import BYTE, FILE, file_of, load_tokenizer
+from jaxpipe.data.special_tokens import END_ID, FILE, TOKENIZER_CONFIG, beside
+from jaxpipe.data.tokenizer import BYTE, file_of, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
 from jaxpipe.files import local_path
 
@@ -43,6 +47,12 @@ class Prepared:
         num_text_bytes: bytes of the text in UTF-8.
         replaced: places of invalid UTF-8.
         empty: documents without text, which were left out.
+        unknown: tokens that stand for what the vocabulary lacks.
+        dropped: characters that the vocabulary lacks and that were left out, and how often.
+        separator: the token that ends a document, and where it comes from; "" for bytes.
+        ends: the tokens at which a generated text ends, by name; none for bytes.
+        missing: special tokens that the files beside the tokenizer name and its vocabulary lacks.
+        has_about: whether PREFIX.tokenizer_config.json says what the files beside the tokenizer say.
         num_learned: tokens that are learned; None: all are.
         seq_len: for conversations, the most tokens that one may predict, as `data.seq_len`.
         markup: prompts and answers with the name of a special token, which was read as text.
@@ -63,6 +73,12 @@ class Prepared:
     markup: Tally
     train_s: float
     encode_s: float
+    unknown: Tally
+    dropped: Counter[str]
+    separator: str
+    ends: tuple[str, ...]
+    missing: tuple[str, ...]
+    has_about: bool
     num_learned: int | None = None
     seq_len: int | None = None
 
@@ -78,6 +94,7 @@ def prepare(
     reads_markup: bool = False,
     ignored_keys: Sequence[str] = (),
     is_masked: bool = False,
+    drop_characters: bool = False,
     overwrite: bool = False,
     log: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
@@ -93,11 +110,13 @@ def prepare(
         reads_markup: for "chat", whether names of special tokens in prompts, answers and messages are these tokens.
         ignored_keys: for "chat", keys of lines and messages that are left out.
         is_masked: whether a masked model will use it, so that the tokenizer has [CLS], [SEP], [MASK] and [PAD].
+        drop_characters: whether characters that the vocabulary lacks are left out and counted; else they are an error.
         overwrite: whether existing files are replaced.
         log: takes a line about the progress.
 
     Raises:
-        ConfigError: a file or tokenizer does not exist, `output` already exists, or "chat" lacks what it needs.
+        ConfigError: a file or tokenizer does not exist, `output` already exists, "chat" lacks what it needs, or the
+            vocabulary lacks characters of the text.
         DataError: a file is damaged, none has text, or `output` cannot be written.
     """
     vocab_size = vocab_size_of(tokenizer, is_masked=is_masked)
@@ -114,15 +133,21 @@ def prepare(
             library.save(str(Path(folder) / FILE))
             tokenizer = folder
         trained = time.perf_counter()
-        loaded = load_tokenizer(tokenizer, is_masked=is_masked)
-        beside = {} if tokenizer == BYTE else {TOKENIZER: file_of(tokenizer).read_bytes()}
+        loaded = load_tokenizer(tokenizer, is_masked=is_masked, drops=drop_characters)
+        templates = read_templates(tokenizer)
+        ends = ends_of_text(loaded, templates)
+        written = {} if tokenizer == BYTE else {TOKENIZER: file_of(tokenizer).read_bytes()}
+        if loaded.about:
+            # So that PREFIX.tokenizer.json says as much as the folder that it comes from.
+            about = json.dumps(loaded.about | {END_ID: ends}, indent=2, ensure_ascii=False) + "\n"
+            written[f".{TOKENIZER_CONFIG}"] = about.encode()
         num_text_bytes, replaced, empty, markup = 0, Tally(0), Tally(0), Tally(0)
+        unknown, dropped = Tally(0), Counter[str]()
         form = None
         if file_format == CHAT and seq_len:
-            templates, special = read_templates(tokenizer), loaded.special_names
-            form = ChatForm(templates, tokenizer, seq_len, special, reads_markup, ignored_keys)
+            form = ChatForm(templates, tokenizer, seq_len, loaded.special_names, ends, reads_markup, ignored_keys)
         with (
-            write_indexed(output, vocab_size=loaded.vocab_size, beside=beside, has_loss=form is not None) as writer,
+            write_indexed(output, vocab_size=loaded.vocab_size, beside=written, has_loss=form is not None) as writer,
             _progress(files) as shown,
         ):
             for parts in shown(read_blocks(files)):
@@ -132,16 +157,19 @@ def prepare(
                 replaced += block.replaced
                 empty += block.empty
                 markup += block.markup
+                unknown += block.unknown
+                dropped += block.dropped
             if not writer.num_tokens:
                 raise _no_text(files)
-        if not beside:
-            tokenizer_path(output).unlink(missing_ok=True)  # of an older preparation
+        for path in (tokenizer_path(output), _config_path(output)):
+            if path.name.removeprefix(local_path(output).name) not in written:
+                path.unlink(missing_ok=True)  # of an older preparation
         if not form:
             tokens_path(f"{output}{LOSS}").unlink(missing_ok=True)
             index_path(f"{output}{LOSS}").unlink(missing_ok=True)
     return Prepared(
         prefix=output,
-        tokenizer=f"{output}{TOKENIZER}" if beside else BYTE,
+        tokenizer=f"{output}{TOKENIZER}" if written else BYTE,
         vocab_size=loaded.vocab_size,
         num_files=len(files),
         num_documents=writer.num_documents,
@@ -153,6 +181,12 @@ def prepare(
         markup=markup,
         train_s=trained - start if vocab_size else 0.0,
         encode_s=time.perf_counter() - trained,
+        unknown=unknown,
+        dropped=dropped,
+        separator=f"{loaded.decode([loaded.separator])}, by {loaded.separator_from}" if written else "",
+        ends=tuple(loaded.decode([token]) for token in ends) if written else (),
+        missing=loaded.missing,
+        has_about=bool(loaded.about),
         num_learned=writer.num_learned,
         seq_len=form.seq_len if form else None,
     )
@@ -182,6 +216,11 @@ def _check_chat_flags(file_format: str, given: Mapping[str, object]) -> None:
             )
 
 
+def _config_path(output: str) -> Path:
+    """The path PREFIX.tokenizer_config.json, which says what the files beside the tokenizer say."""
+    return beside(tokenizer_path(output), TOKENIZER_CONFIG)
+
+
 def _check_output(output: str, *, overwrite: bool) -> None:
     if output.endswith(os.sep) or local_path(output).is_dir():
         raise ConfigError(
@@ -200,7 +239,7 @@ def _check_output(output: str, *, overwrite: bool) -> None:
             )
         )
     prefixes = output, f"{output}{LOSS}"
-    targets = [*map(tokens_path, prefixes), *map(index_path, prefixes), tokenizer_path(output)]
+    targets = [*map(tokens_path, prefixes), *map(index_path, prefixes), tokenizer_path(output), _config_path(output)]
     existing = [str(path) for path in targets if path.exists()]
     if existing and not overwrite:
         raise ConfigError(

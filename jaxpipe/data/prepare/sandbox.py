@@ -87,13 +87,14 @@ class Renderer:
         """The text of a conversation, and where in it each of some messages begins and ends.
 
         Args:
-            request: "messages"; "variables", the others; "answers", indices of messages.
+            request: "messages"; "variables", the others; "answers", indices of messages; "is_asked", whether the
+                beginning of the next answer follows.
 
         Returns:
             "text"; and "spans", for each answer its [first, end] in characters, null where they cannot be told.
         """
         messages, self._variables = request["messages"], request["variables"]
-        text = self._render(messages)
+        text = self._render(messages, is_asked=request["is_asked"])
         return {"text": text, "spans": [self._span(messages, i, text) for i in request["answers"]]}
 
     def _span(self, messages: list[Any], i: int, text: str) -> tuple[int, int] | None:

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from jaxpipe.data.prepare import sandbox
+from jaxpipe.data.prepare.sandbox import BEGIN, END
+from jaxpipe.data.special_tokens import read_special_tokens
+from jaxpipe.data.tokenizer import BYTE, file_of
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.files import local_path
-
-DEFAULT, TOOL_USE = "default", "tool_use"  # names of templates, where a tokenizer has several
 
 Span = tuple[int, int]
 
@@ -57,7 +57,11 @@ class Sandbox:
         assert pipe is not None
         assert answers is not None
         try:
-            pipe.write(json.dumps(request).encode() + b"\n")
+            asked = json.dumps(request).encode()
+        except RecursionError as error:
+            raise RefusedError("the line is nested too deep") from error
+        try:
+            pipe.write(asked + b"\n")
             pipe.flush()
             line = answers.readline()
         except BrokenPipeError:
@@ -116,24 +120,35 @@ class ChatTemplate:
         return self._compiled[1]["names"]
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, answers: Sequence[int] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        answers: Sequence[int] = (),
+        is_asked: bool = False,
     ) -> tuple[str, list[Span | None]]:
-        """Returns the text of `messages`, and where in it each of `answers` begins and ends.
+        """Returns the text of `messages`, and where in it answers begin and end.
 
         Args:
             messages: with "role" and "content" each.
             variables: what else the template reads: "tools", "documents", those of the line.
-            answers: indices of messages; what the template writes for each is looked for.
+            answers: indices of messages; what the template writes for each is looked for, unless it `marks_answers`.
+            is_asked: whether the beginning of the next answer follows.
 
         Returns:
-            The text with the marks of `sandbox`, and (first, end) of each answer in characters, None if it cannot be
-            told.
+            The text, and (first, end) in characters of each answer that the template marks, or of each of `answers`,
+            None if it cannot be told.
 
         Raises:
             RefusedError: the template refuses the messages, is wrong, or takes too long or too much memory.
+            ConfigError: the template is no Jinja.
         """
         variables = {"tools": None, "documents": None, **self.special, **variables}
-        found = self._compiled[0].ask({"messages": messages, "variables": variables, "answers": answers})
+        asked = {"messages": messages, "variables": variables, "is_asked": is_asked}
+        found = self._compiled[0].ask(asked | {"answers": () if self.marks_answers else answers})
+        if self.marks_answers:
+            text, spans = _unmarked(found["text"])
+            return text, [*spans]
         return found["text"], [span and (span[0], span[1]) for span in found["spans"]]
 
     @cached_property
@@ -153,77 +168,38 @@ class ChatTemplate:
 
 
 def read_templates(tokenizer: str) -> dict[str, ChatTemplate]:
-    """Returns the templates beside a tokenizer.json, by name: of a single one, "default".
+    """Returns the templates beside a tokenizer.json, by name: of a single one, "default"; none for "byte".
 
-    That is chat_template.jinja with additional_chat_templates/NAME.jinja, or "chat_template" of tokenizer_config.json.
-    They see the special tokens of tokenizer_config.json, and those of special_tokens_map.json that this lacks.
+    They see the special tokens that the files beside it name.
 
     Args:
-        tokenizer: the path of a tokenizer.json, or of its folder.
+        tokenizer: as `data.tokenizer`.
 
     Raises:
-        ConfigError: a file is damaged, or the default template is no Jinja.
+        ConfigError: a file is damaged.
     """
-    path = local_path(tokenizer)
-    folder = path if path.is_dir() else path.parent
-    config_path, map_path = folder / "tokenizer_config.json", folder / "special_tokens_map.json"
-    config = _read_json(config_path) if config_path.is_file() else {}
-    of_map = _read_json(map_path) if map_path.is_file() else {}
-    special = {
-        name: _text_of(value)
-        for source in (of_map, config)
-        for name, value in source.items()
-        if name.endswith("_token") and value
+    if tokenizer == BYTE:
+        return {}
+    files = read_special_tokens(file_of(tokenizer))
+    return {
+        name: ChatTemplate(source, files.named, str(files.template_files[name]))
+        for name, source in files.templates.items()
     }
-    by_name = {name: (source, config_path) for name, source in _of_config(config.get("chat_template"), config_path)}
-    own_path = folder / "chat_template.jinja"
-    if own_path.is_file():
-        others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-        files = {**{file.stem: file for file in others}, DEFAULT: own_path}
-        by_name = {name: (_read(file), file) for name, file in files.items()}
-    templates = {name: ChatTemplate(source, special, str(file)) for name, (source, file) in by_name.items()}
-    if DEFAULT in templates:
-        _ = templates[DEFAULT].variables  # a wrong one is told before any line is read
-    return templates
 
 
-def _of_config(found: Any, path: Path) -> list[tuple[str, str]]:
-    """The name and text of each template in a tokenizer_config.json."""
-    if not found:
-        return []
-    several = found if isinstance(found, list) else [{"name": DEFAULT, "template": found}]
-    named: list[Any] = [(one.get("name"), one.get("template")) for one in several if isinstance(one, dict)]
-    if len(named) < len(several) or not all(isinstance(text, str) for pair in named for text in pair):
-        raise ConfigError(
-            explain(
-                f"{path} has a chat template that cannot be read",
-                rule="chat-template: the template is a text, or several have names",
-                picture=f"found {type(found).__name__}",
-                repair="take the file from where the tokenizer comes from",
-            )
-        )
-    return named
+def _unmarked(marked: str) -> tuple[str, list[Span]]:
+    """Returns a text without its marks, and the spans between them.
 
-
-def _read_json(path: Path) -> dict[str, Any]:
-    found = _read(path, json.loads)
-    return found if isinstance(found, dict) else {}
-
-
-def _read(path: Path, parse: Callable[[str], Any] = str) -> Any:
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            explain(
-                f"{path} cannot be read",
-                rule="tokenizer-config: the files beside a tokenizer.json are JSON or Jinja, in UTF-8",
-                picture=str(error),
-                repair="take the file from where the tokenizer comes from",
-            )
-        ) from error
-
-
-def _text_of(token: Any) -> str:
-    """The text of a special token, which tokenizer_config.json writes as a text or as an object."""
-    return token if isinstance(token, str) else str(token.get("content", "")) if isinstance(token, dict) else ""
+    Example:
+        >>> _unmarked(f"ab{BEGIN}cd{END}e")
+        ('abcde', [(2, 4)])
+    """
+    text, spans, begins = "", [], []
+    for piece in re.split(f"([{BEGIN}{END}])", marked):
+        if piece == BEGIN:
+            begins.append(len(text))
+        elif piece != END:
+            text += piece
+        elif begins:
+            spans.append((begins.pop(), len(text)))
+    return text, spans
