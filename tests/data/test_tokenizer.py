@@ -314,6 +314,16 @@ def test_a_file_beside_the_tokenizer_that_has_changed_is_read_again(tmp_path):
         os.utime(tmp_path / "tokenizer_config.json", ns=(number, number))
         tokenizer = load_tokenizer(str(path), is_masked=False)
         assert tokenizer.decode([tokenizer.separator]) == end
+    (tmp_path / "additional_chat_templates").mkdir()
+    for text in ("a", "b"):
+        for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja"):
+            (tmp_path / name).write_text(text if "/" in name else "c")
+            os.utime(tmp_path / name, ns=(ord(text if "/" in name else "c"),) * 2)
+        about = load_tokenizer(str(path), is_masked=False).about
+        assert about["chat_template"] == [
+            {"name": "default", "template": "c"},
+            {"name": "tool_use", "template": text},
+        ]
 
 
 @pytest.mark.parametrize("special", ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"])
