@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.files import read_whole
 
 FILE, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
@@ -155,7 +156,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read(path: Path, parse: Callable[[str], Any] = str) -> Any:
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(read_whole(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             explain(

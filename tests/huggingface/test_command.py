@@ -23,6 +23,8 @@ from jaxpipe.training.run_folder import read_config
 
 ROOT = Path(__file__).parents[2]
 
+TOKENIZER = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "</s>": 1}, unk_token="a")).to_str()
+
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
     """The command in a process of its own."""
@@ -39,7 +41,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("in_process", [True, pytest.param(False, marks=pytest.mark.ci)])
 def test_there_and_back(tmp_path, capsys, in_process):
     folder = write(tmp_path / "hf", tensors())
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(TOKENIZER)
     (folder / "notes.txt").write_text("stays behind")
     run = tmp_path / "the run"
     arguments = [f"--from=hf:{folder}", f"--to={run}"]
@@ -58,7 +60,7 @@ def test_there_and_back(tmp_path, capsys, in_process):
     config = read_config(str(run))
     assert config.data.seq_len == 64
     assert config.data.tokenizer == f"{run}/hf/tokenizer.json"
-    assert (run / "hf" / "tokenizer.json").read_text() == "{}"
+    assert (run / "hf" / "tokenizer.json").read_text() == TOKENIZER
 
     said = convert(str(run), f"hf:{tmp_path / 'back'}", step=0)
     assert f"{num_params:,} parameters; model.safetensors, config.json, tokenizer.json" in said

@@ -31,7 +31,7 @@ from jaxpipe.training.run_folder import read_config, write_config
 
 ONE_OF_A_FAMILY = ["gpt2", "qwen2", "bert"]
 COMPANIONS = {
-    "tokenizer.json": '{"model": {"type": "BPE"}}',
+    "tokenizer.json": '{"model": {"type": "BPE", "vocab": {"</s>": 0}, "merges": []}}',
     "tokenizer_config.json": "{ }\n",
     "merges.txt": "#version: 0.2\nĠ t\n",
 }
