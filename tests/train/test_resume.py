@@ -51,8 +51,8 @@ def test_a_file_cut_short_under_a_run_ends_it_by_name_and_leaves_its_checkpoints
         writer.add(np.arange(20_000) % 251)
     file, write = tmp_path / "text.bin", MetricsWriter.write
 
-    def write_and_cut(self, number, *found):
-        write(self, number, *found)
+    def write_and_cut(self, number, *given, **more):
+        write(self, number, *given, **more)
         if number == 4:
             os.truncate(file, 100)
 
