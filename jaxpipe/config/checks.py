@@ -82,7 +82,7 @@ def check(config: ConfigDict, *, name: str = "the config") -> None:
 
 def check_model(config: ConfigDict, *, name: str) -> None:
     """Raises ConfigError with every rule that the model of `config` breaks by itself, whatever it is trained on."""
-    _check(config, (_types, _ranges, _model), name=name)
+    _check(config, (_family, _types, _ranges, _model), name=name)
 
 
 def check_given(config: ConfigDict) -> None:

@@ -17,8 +17,8 @@ def stop_after(step, monkeypatch):
     """A signal comes while the row of `step` is written."""
     write = MetricsWriter.write
 
-    def write_and_stop(self, number, *found):
-        write(self, number, *found)
+    def write_and_stop(self, number, *given, **more):
+        write(self, number, *given, **more)
         if number == step:
             signal.raise_signal(signal.SIGTERM)
 
