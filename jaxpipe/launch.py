@@ -1,13 +1,17 @@
 """Starts several local processes of one program and ends them together.
 
-    python -m jaxpipe.launch --num_processes=P [--module=jaxpipe.train] [--grace_s=10] -- ARGUMENTS OF THE MODULE
+    python -m jaxpipe.launch --num_processes=P [--processes_per_device=1] [--module=jaxpipe.train] -- ARGUMENTS
 
 Each process is `python -m MODULE ARGUMENTS --coordinator_address=localhost:PORT --num_processes=P --process_id=i`, and
-takes the i-th GPU where there are GPUs. The launcher prints their output with the number of the process before every
-line: `[2] ...`. It hands SIGTERM, SIGINT and SIGHUP (a terminal that closes; as SIGTERM) on to all processes, once; a
-SIGINT after that kills them. When one process fails, the others get SIGTERM and, --grace_s later, SIGKILL. The exit
-code is that of the first process that failed (128 + n where signal n ended it), 75 where all have stopped on request,
-else 0. No process outlives the launcher.
+takes the i-th GPU where there are GPUs. With --processes_per_device=N it takes GPU i // N and a part of its memory, to
+try several processes on one GPU. The launcher then sets what NCCL and JAX need for that, and prints it; an environment
+variable that is set already stays as it is.
+
+The launcher prints their output with the number of the process before every line: `[2] ...`. It hands SIGTERM, SIGINT
+and SIGHUP (a terminal that closes; as SIGTERM) on to all processes, once; a SIGINT after that kills them. When one
+process fails, the others get SIGTERM and, --grace_s later, SIGKILL. The exit code is that of the first process that
+failed (128 + n where signal n ended it), 75 where all have stopped on request, else 0. No process outlives the
+launcher.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.command_line import define_number, exit_status, parse
+from jaxpipe.distributed import shared_device
 from jaxpipe.distributed.log import TERMINAL
 from jaxpipe.distributed.supervisor import JOIN_FLAGS, Group, commands_of
 from jaxpipe.errors import ConfigError, explain
@@ -47,10 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def define_flags(values: FlagValues) -> None:
     """Defines the launcher's own flags."""
-    help_text = "Processes to start on this machine; with GPUs as many as there are GPUs."
+    help_text = "Processes to start on this machine; with GPUs as many as there are GPUs, times --processes_per_device."
     flags.DEFINE_integer(
         "num_processes", None, help_text, lower_bound=1, upper_bound=_MOST_PROCESSES, flag_values=values
     )
+    help_text = "Processes that share a GPU and its memory, to see that they work together; it says nothing of speed."
+    most = shared_device.MOST_PROCESSES_PER_DEVICE
+    flags.DEFINE_integer("processes_per_device", 1, help_text, lower_bound=1, upper_bound=most, flag_values=values)
     flags.DEFINE_string("module", "jaxpipe.train", "What `python -m` runs in each.", values)
     help_text = "Seconds from SIGTERM to SIGKILL, once a process has failed."
     define_number(values, "grace_s", 10.0, help_text, what="time", is_positive=False)
@@ -60,11 +68,32 @@ def launch(values: FlagValues, arguments: Sequence[str]) -> int:
     """Starts the processes with `arguments` and waits for them; returns the exit code."""
     count = values.num_processes
     commands = commands_of(("-m", values.module), arguments, count)
-    # With address, count, number and devices all given, jax looks for no cluster, not even in a SLURM job.
-    own = [{"PYTHONUNBUFFERED": "1", "JAX_LOCAL_DEVICE_IDS": str(process)} for process in range(count)]
-    environments = [os.environ | _terminal() | each for each in own]
+    per_device = values.processes_per_device
+    devices = _shared_devices(count, per_device) if per_device > 1 else _devices(count)
+    environments = [os.environ | _terminal() | {"PYTHONUNBUFFERED": "1"} | each for each in devices]
     with Group(commands, environments, grace_s=values.grace_s) as group:
         return group.wait()
+
+
+def _devices(count: int) -> list[dict[str, str]]:
+    """For each process the variable that gives it a device of its own."""
+    # With address, count, number and devices all given, jax looks for no cluster, not even in a SLURM job.
+    return [{"JAX_LOCAL_DEVICE_IDS": str(process)} for process in range(count)]
+
+
+def _shared_devices(count: int, per_device: int) -> list[dict[str, str]]:
+    """For each process the variables that let it share its device, without those that are set; prints all."""
+    nccl = shared_device.installed_nccl()
+    wanted = [shared_device.variables(process, processes_per_device=per_device, nccl=nccl) for process in range(count)]
+    given = shared_device.given(os.environ)
+    found = f"NCCL {shared_device.in_words(nccl)}" if nccl else "no NCCL found: sockets, which every version takes"
+    lines = [f"{per_device} processes on each device; {found}"]
+    for name in wanted[0]:
+        values = [each[name] for each in wanted]
+        new = f"{name}={' '.join(values if len(set(values)) > 1 else values[:1])}"
+        lines.append(f"{name} stays {given[name]}" if name in given else new)
+    print("\n".join(f"jaxpipe.launch: {line}" for line in lines), file=sys.stderr, flush=True)
+    return [{name: value for name, value in each.items() if name not in given} for each in wanted]
 
 
 def check(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -76,6 +105,16 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
                 rule="launch-module: --module is what `python -m` runs, as jaxpipe.train",
                 picture=f"looked from {os.getcwd()}",
                 repair="give the module's name with dots, without .py",
+            )
+        )
+    count, per_device = values.num_processes, values.processes_per_device
+    if count % per_device:
+        raise ConfigError(
+            explain(
+                f"--num_processes={count} with --processes_per_device={per_device}",
+                rule="launch-devices: every device has equally many processes",
+                picture=f"{count} = {count // per_device} x {per_device} + {count % per_device}",
+                repair=f"set --num_processes={-(-count // per_device) * per_device}",
             )
         )
     for argument in arguments:

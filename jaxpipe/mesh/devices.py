@@ -1,7 +1,7 @@
 """The devices of a run, GPUs if the mesh fits on them, else virtual CPU devices; and the mesh of them, in its order.
 
 Virtual CPU devices must be requested before JAX starts its backends, so call `choose_devices` before any other use of
-JAX. What the user set in XLA_FLAGS and XLA_PYTHON_CLIENT_MEM_FRACTION is kept.
+JAX. What the user set in XLA_FLAGS and XLA_PYTHON_CLIENT_MEM_FRACTION, or XLA_CLIENT_MEM_FRACTION, is kept.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxpipe.cluster.assignment import AXES, assign
+from jaxpipe.distributed.shared_device import MEMORY_VARIABLES, memory_fraction
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh.xla_flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags
 
 PLATFORMS = ("auto", "cpu", "gpu")
 
-# Fraction of a GPU's memory for programs; JAX's default is 0.75. The rest, 3 GiB of 80, is for CUDA and NCCL.
-GPU_MEMORY_FRACTION = "0.96"
 _GPU_FILES = ("nvidia[0-9]*", "nvidiactl", "dxg", "nvgpu*", "nvhost-gpu*", "kfd")  # in /dev
 _COUNT_FLAG = "xla_force_host_platform_device_count"
 
@@ -74,7 +73,8 @@ def choose_devices(
             )
         )
     if platform != "cpu":
-        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", GPU_MEMORY_FRACTION)
+        if not set(MEMORY_VARIABLES) & set(os.environ):
+            os.environ[MEMORY_VARIABLES[0]] = memory_fraction()  # JAX's default is 0.75
         add_flags(GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
     _check_shared(num_devices, num_processes)
     if platform != "gpu":

@@ -2,15 +2,18 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from jaxpipe.distributed import shared_device
 from jaxpipe.distributed.supervisor import Lines
 from jaxpipe.launch import main
 
@@ -170,6 +173,9 @@ def test_each_process_gets_arguments_number_and_device(launch):
         (["--num_processes=2", "--module=jaxpipe.trian"], ["no module 'jaxpipe.trian'"]),
         (["--num_processes=2", "--module=no.such"], ["no module 'no.such'"]),
         (["--num_processes=2", "--", "--process_id=1"], ["'--process_id=1'", "the launcher itself"]),
+        (["--num_processes=5", "--processes_per_device=2"], ["5 = 2 x 2 + 1", "--num_processes=6"]),
+        (["--num_processes=2", "--processes_per_device=4"], ["2 = 0 x 4 + 2", "--num_processes=4"]),
+        (["--num_processes=17", "--processes_per_device=17"], ["processes_per_device=17", "[1, 16]"]),
     ],
 )
 def test_errors_of_the_command_line(arguments, words, capsys):
@@ -178,6 +184,113 @@ def test_errors_of_the_command_line(arguments, words, capsys):
     assert error.startswith("ConfigError: ")
     assert "repair: " in error
     assert all(word in error for word in words), error
+
+
+# ---- Several processes on one device. What NCCL needs is typed in from its user guide.
+
+SOCKETS = {
+    "NCCL_NET": "Socket",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_IB_DISABLE": "1",
+}
+FEW_BLOCKS = {"NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
+
+
+@pytest.fixture
+def install_nccl(tmp_path, monkeypatch):
+    """Puts an NCCL that says its version where pip puts it, in the folder of the launcher."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler, for a library that says its version")
+
+    def install(code):
+        for name in os.environ:
+            if re.match("NCCL_|XLA_|JAX_LOCAL", name):
+                monkeypatch.delenv(name)
+        folder = tmp_path / "nvidia" / "nccl" / "lib"
+        folder.mkdir(parents=True)
+        (tmp_path / "nvidia" / "__init__.py").touch()
+        source = f"int ncclGetVersion(int *version) {{ *version = {code}; return 0; }}"
+        command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", folder / "libnccl.so.2"]
+        subprocess.run(command, input=source, text=True, check=True)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("code", "version", "nccl"),
+    [
+        (22809, "2.28.9", lambda me: SOCKETS | {"NCCL_HOSTID": str(me)}),
+        (23007, "2.30.7", lambda me: {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
+    ],
+)
+def test_processes_on_one_device_get_a_share_of_it_and_what_their_nccl_needs(install_nccl, launch, code, version, nccl):
+    install_nccl(code)
+    program = "print(*(f'{k}={v}' for k, v in os.environ.items() if k.startswith(('NCCL_', 'XLA_', 'JAX_LOCAL'))))"
+    status, out, err = launch(program, "--num_processes=4", "--processes_per_device=2")
+    assert status == 0
+    for line in out:
+        me = int(line[1])
+        device = {"JAX_LOCAL_DEVICE_IDS": "0011"[me], "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.46"}
+        assert dict(pair.split("=") for pair in line.split()[1:]) == device | nccl(me) | FEW_BLOCKS
+    assert len(out) == 4
+    assert err[0] == f"jaxpipe.launch: 2 processes on each device; NCCL {version}"
+    assert err[1] == "jaxpipe.launch: JAX_LOCAL_DEVICE_IDS=0 0 1 1"
+    assert err[-1] == "jaxpipe.launch: NCCL_NVLS_ENABLE=0"
+    assert len(err) == 1 + 2 + len(nccl(0)) + 2
+
+
+def test_a_variable_that_is_set_stays(install_nccl, launch, monkeypatch):
+    install_nccl(22809)
+    given = {"NCCL_MAX_CTAS": "1", "NCCL_NET": "", "XLA_CLIENT_MEM_FRACTION": "0.3", "JAX_LOCAL_DEVICE_IDS": "5"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    program = f"print({{name: os.environ.get(name) for name in {[*given, 'XLA_PYTHON_CLIENT_MEM_FRACTION']}}})"
+    _, out, err = launch(program, "--num_processes=2", "--processes_per_device=2")
+    assert sorted(out) == [f"[{me}] {given | {'XLA_PYTHON_CLIENT_MEM_FRACTION': None}}" for me in range(2)]
+    assert "jaxpipe.launch: XLA_PYTHON_CLIENT_MEM_FRACTION stays 0.3" in err
+    assert "jaxpipe.launch: NCCL_MAX_CTAS stays 1" in err
+    assert "jaxpipe.launch: NCCL_HOSTID=0 1" in err
+
+
+@pytest.mark.parametrize(
+    ("nccl", "plugin", "words"),
+    [
+        (
+            (2, 27, 5),
+            {"jax-cuda13-plugin": "2.27.7"},
+            ["NCCL 2.27.5 is too old", "jax-cuda13-plugin needs NCCL 2.27.7"],
+        ),
+        ((2, 16, 5), {"jax-cuda12-plugin": "2.9"}, ["NCCL 2.16.5 is too old", "needs NCCL 2.17"]),
+        ((2, 16, 5), {}, ["a share of a GPU needs NCCL 2.17"]),
+        ((2, 27, 5), {"jax-cuda12-plugin": "2.18.1"}, []),
+        (None, {"jax-cuda13-plugin": "2.27.7"}, []),
+    ],
+)
+def test_an_nccl_that_is_too_old_is_named(nccl, plugin, words, monkeypatch, capsys):
+    def requires(name):
+        if name not in plugin:
+            raise PackageNotFoundError
+        cuda = name.removeprefix("jax-cuda").removesuffix("-plugin")
+        return ["numpy>=3", f'nvidia-nccl-cu{cuda}>={plugin[name]}; sys_platform == "linux" and extra == "with-cuda"']
+
+    monkeypatch.setattr(shared_device, "installed_nccl", lambda: nccl)
+    monkeypatch.setattr(shared_device, "requires", requires)
+    status = main(["--num_processes=2", "--processes_per_device=2", "--module=this"])
+    error = capsys.readouterr().err
+    assert (status == 2) == bool(words)
+    assert all(word in error for word in [*words, "repair: pip install"] if words), error
+    assert nccl is not None or "no NCCL found: sockets" in error
+
+
+@pytest.mark.parametrize(("code", "version"), [(2708, (2, 7, 8)), (22707, (2, 27, 7)), (23203, (2, 32, 3))])
+def test_the_library_that_jax_loads_says_its_version(install_nccl, tmp_path, monkeypatch, code, version):
+    install_nccl(code)
+    program = "from jaxpipe.distributed.shared_device import installed_nccl; print(installed_nccl())"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{version}\n"
 
 
 # ---- Ends

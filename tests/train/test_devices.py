@@ -17,20 +17,30 @@ print(mesh.axis_names, mesh.devices.shape, devices.reason)
 """
 
 
+OLD, NEW = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"  # jaxlib refuses both at once
+
+
 @pytest.mark.parametrize(
-    ("platform", "given", "expected"), [("auto", None, "0.96"), ("auto", "0.5", "0.5"), ("cpu", None, None)]
+    ("platform", "given", "expected"),
+    [
+        ("auto", {}, {OLD: "0.96"}),
+        ("auto", {OLD: "0.5"}, {OLD: "0.5"}),
+        ("auto", {NEW: "0.5"}, {NEW: "0.5"}),
+        ("cpu", {}, {}),
+    ],
 )
 def test_programs_get_nearly_all_of_a_gpu(platform, given, expected, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])  # put back afterwards, with what is added
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", given or "")
-    if given is None:
-        monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION")
+    for name in (OLD, NEW):
+        monkeypatch.setenv(name, given.get(name, ""))
+        if name not in given:
+            monkeypatch.delenv(name)
     default = jax.config.values["jax_default_device"]
     try:
         choose_devices(2, platform=platform)
     finally:
         jax.config.update("jax_default_device", default)
-    assert os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") == expected
+    assert {name: os.environ[name] for name in (OLD, NEW) if name in os.environ} == expected
 
 
 def _run(num_devices: int, **environment: str) -> subprocess.CompletedProcess:
